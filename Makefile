@@ -1,0 +1,36 @@
+# The two commands are `make demo` and `make test`; each does all of its own set-up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check format docs components clean
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("gangwatch needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## a real straggler on this machine: found, moved away from, backfilled behind
+	$(BIN)/gangwatch demo $(DEMO)
+
+test: $(STAMP)  ## everything that can run here; what is absent is named
+	$(BIN)/pytest -n 2 --dist loadgroup -m 'not serial'
+	$(BIN)/pytest -m serial
+
+check: $(STAMP)  ## style, types, import rules, generated pages
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+components:  ## the real components that some tests run against (as root, on Debian)
+	./components.sh
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,0 +1,64 @@
+"""The error tree.
+
+::
+
+    GangwatchError                 everything of ours; its text names what is wrong and where
+    ├── ConfigError                a configuration file or a command-line value
+    ├── FrameError                 bytes that are no frame, layout or record of ours
+    │   └── VersionError           a wire version that this build does not speak
+    ├── SourceError                the machine did not give what was asked (a file, a driver call)
+    │   └── UnsupportedError       ... and never will on this machine: do not ask again
+    ├── ReporterError              what a training process sent over the step socket or wrote in its ring
+    ├── SubmissionError            a job that cannot be accepted as it stands
+    ├── StoreError                 the journal could not be written or read
+    ├── StateFolderBusyError       another controller or supervisor holds the state folder
+    └── BackendError               the execution backend could not do or tell something
+
+What the outside does wrong becomes one of these or a failure metric. Bugs are not wrapped: they propagate.
+"""
+
+from __future__ import annotations
+
+
+class GangwatchError(Exception):
+    """Root of the tree. The message is written for the operator who reads it."""
+
+
+class ConfigError(GangwatchError):
+    """A configuration value is unknown, missing or wrong; names file, key and reason."""
+
+
+class FrameError(GangwatchError):
+    """A message is no frame, layout or record of ours; names the field."""
+
+
+class VersionError(FrameError):
+    """A message is of a wire version that is not this build's or its neighbour."""
+
+
+class SourceError(GangwatchError):
+    """The machine did not give what was asked; names the file or call."""
+
+
+class UnsupportedError(SourceError):
+    """This machine never gives what was asked (no such file, no such hardware): asking again is pointless."""
+
+
+class ReporterError(GangwatchError):
+    """A training process registered or wrote something that is not a step record."""
+
+
+class SubmissionError(GangwatchError):
+    """A job cannot be accepted; says what would be."""
+
+
+class StoreError(GangwatchError):
+    """The journal could not be written or read; what was to be recorded has not happened."""
+
+
+class StateFolderBusyError(GangwatchError):
+    """Another process holds this state folder; names it."""
+
+
+class BackendError(GangwatchError):
+    """The backend could not carry out or observe something; names the action or job."""

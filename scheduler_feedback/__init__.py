@@ -1,0 +1,1 @@
+"""Turn telemetry into verdicts, and verdicts into what runs where."""

@@ -1,0 +1,55 @@
+"""Actions: all that the cycle can ask of a backend; and Entries: the sentences it leaves for explain and story."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler_feedback.core.job import JobSpec, Slot, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class StartGang:
+    """Start every rank of the attempt at its slot, or none.
+
+    Carrying it out twice starts it once: (job_id, attempt) is the identity. `placement` is by rank.
+    """
+
+    action_id: str
+    job_id: str
+    attempt: int
+    spec: JobSpec
+    placement: tuple[Slot, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopGang:
+    """Signal the attempt so that it saves, wait `grace_seconds`, then kill all that it ever started."""
+
+    action_id: str
+    job_id: str
+    attempt: int
+    signal: str
+    grace_seconds: float
+    why: StopReason
+    reason: str = ""
+
+
+Action = StartGang | StopGang
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One sentence of a story: what was done or not done, to whom, and why.
+
+    subject: job id, or 'node:NAME'. kind: a short word (submitted, waits, started, running, suspect, migrate, stay,
+    quarantine, probation, released, ended, ...). applied: False where the mode or a freeze kept it from being done.
+    detail: numbers behind it (the cost test's terms, evidence), as printable pairs.
+    """
+
+    wall_ns: int
+    subject: str
+    kind: str
+    text: str
+    applied: bool = True
+    detail: tuple[tuple[str, str], ...] = ()

@@ -1,0 +1,178 @@
+"""Events: everything that the cycle is told. Frozen; journalled before anything is acted on; replayable.
+
+An event says what happened outside: a user's or operator's wish, what the backend observed, what a detector found. The
+time at which the cycle takes it in is the cycle's own ``now``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
+
+# --- wishes of users and operators -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A job was submitted. The id is given by the shell, so that the answer can name it before the cycle runs."""
+
+    job_id: str
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    job_id: str
+    by: str = ""
+
+
+class NodeCommand(StrEnum):
+    RELEASE = "release"  # back to healthy, whatever it was
+    QUARANTINE = "quarantine"
+    MAINTENANCE = "maintenance"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCommanded:
+    node: str
+    command: NodeCommand
+    by: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictJudged:
+    """An operator confirmed or rejected a verdict. Rejected: its node is released and its backoff forgotten."""
+
+    verdict_id: str
+    confirmed: bool
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeSet:
+    """All actions are frozen or allowed again."""
+
+    frozen: bool
+    by: str = ""
+
+
+# --- what the backend observed ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """A node exists with these slots; sent at start and whenever it changes. present False: it is gone."""
+
+    node: str
+    slots: int
+    devices: tuple[str, ...] = ()
+    machine: str = ""
+    present: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeen:
+    rank: int
+    node: str
+    slot: int
+    pid: int
+    start_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRunning:
+    """Every rank of the attempt has been started."""
+
+    job_id: str
+    attempt: int
+    ranks: tuple[RankSeen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankExit:
+    """How a rank ended: exit code as a shell counts it (128 + n for signal n), None where it could not be learnt."""
+
+    rank: int
+    exit_code: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """No process of the attempt is left.
+
+    started: whether the gang ever ran; False where a rank could not be started, with `reason` saying which and why.
+    ended_wall_ns: when the last process ended, by the shim's clock (the controller may have been away).
+    """
+
+    job_id: str
+    attempt: int
+    exits: tuple[RankExit, ...]
+    started: bool = True
+    reason: str = ""
+    ended_wall_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """One rank exited with an error while others still run: the gang cannot go on."""
+
+    job_id: str
+    attempt: int
+    rank: int
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptUnknown:
+    """The backend holds nothing of an attempt that the cycle believes to exist: the start was never carried out."""
+
+    job_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """The attempt has made its first training step (for restart times)."""
+
+    job_id: str
+    attempt: int
+    step: int
+    wall_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActionFailed:
+    """The backend could not carry out an action; it will be decided again."""
+
+    action_id: str
+    job_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; nothing else happened."""
+
+
+Event = (
+    Submitted
+    | CancelRequested
+    | NodeCommanded
+    | VerdictJudged
+    | FreezeSet
+    | NodeSeen
+    | AttemptRunning
+    | AttemptEnded
+    | RankFailed
+    | AttemptUnknown
+    | FirstStep
+    | ActionFailed
+    | Verdict
+    | Cleared
+    | Abstention
+    | Tick
+)
