@@ -1,0 +1,36 @@
+"""What a test needs beyond Python: skipped with the package's name where it is absent, failed where CI demands all.
+
+``make components`` installs these; ``.ci/run`` sets GANGWATCH_REQUIRE=all, under which a missing one is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+def _absent(what: str) -> None:
+    if os.environ.get("GANGWATCH_REQUIRE") == "all":
+        pytest.fail(f"GANGWATCH_REQUIRE=all, and {what}")
+    pytest.skip(what)
+
+
+def component(program: str, package: str) -> str:
+    """Path of a program; where it is absent the test skips and says which Debian package brings it."""
+    found = shutil.which(program)
+    if found is None:
+        _absent(f"{program} is absent: apt-get install {package}")
+    assert found is not None
+    return found
+
+
+def data(*parts: str) -> Path:
+    """Path in the folder of public traces (GANGWATCH_DATA, default ../shared/data beside the checkout)."""
+    root = Path(os.environ.get("GANGWATCH_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    path = root.joinpath(*parts)
+    if not path.exists():
+        _absent(f"{path} is absent: set GANGWATCH_DATA to the folder of public traces")
+    return path
