@@ -1,0 +1,26 @@
+#!/bin/sh
+# Installs the real components that some tests run against. As root, on Debian 12 or newer.
+#   prometheus    promtool and a server that really scrapes
+#   python3-torch PyTorch with gloo, for the DistributedDataParallel tests
+#   gcc           compiles the fake NVML at its real ABI
+set -eu
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    echo "make components: needs root on Debian (apt-get); install these yourself: prometheus python3-torch gcc" >&2
+    exit 1
+fi
+missing=""
+for package in prometheus python3-torch gcc libc6-dev; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $package"
+done
+[ -z "$missing" ] && exit 0
+# Debian starts a service as it installs it; these are for the tests to start themselves.
+policy=/usr/sbin/policy-rc.d
+created=""
+if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy"
+    created=yes
+fi
+trap '[ -z "$created" ] || rm -f "$policy"' EXIT
+apt-get update -q
+# shellcheck disable=SC2086
+DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing
