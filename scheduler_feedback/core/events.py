@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 
 # --- wishes of users and operators -----------------------------------------------------------------------------------
@@ -57,6 +58,14 @@ class FreezeSet:
     """All actions are frozen or allowed again."""
 
     frozen: bool
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySet:
+    """The settings from here on: the configuration's at a start or a reload. Journalled, so that a replay is exact."""
+
+    policy: Policy
     by: str = ""
 
 
@@ -164,6 +173,7 @@ Event = (
     | NodeCommanded
     | VerdictJudged
     | FreezeSet
+    | PolicySet
     | NodeSeen
     | AttemptRunning
     | AttemptEnded
