@@ -1,0 +1,205 @@
+"""Which process is which rank: from the folder in which the local backend's shims write it, and from control groups.
+
+``ranks/NODE`` holds one file a rank, ``JOB.ATTEMPT.RANK.json``, written by the shim that started the rank. Only a
+process whose pid *and* start time stand there is that rank; a descendant belongs to its nearest such ancestor. What
+another node's folder names belongs to that node: this node's agent must not take its word for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from agent.schema.clock import Clock, SystemClock
+from agent.sources.files import read_file
+from agent.sources.proc import ProcessStat, read_process_stat
+
+RELIST_NS = 1_000_000_000
+"""The folder is listed anew at least this often: its modification time alone has the grain of a kernel tick."""
+
+MAX_ANCESTORS = 256
+"""A walk to the root ends here: deeper than process trees are, and a bound while parents change under the walk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose a process is, as the machine attests it.
+
+    attempt: None where the source does not tell it. rank: None where the process is known to belong to the gang but
+    not to which rank. source: 'local' (a shim's rank file), 'slurm' or 'kubernetes' (a control group's path).
+    """
+
+    gang: str
+    attempt: int | None
+    rank: int | None
+    source: Literal["local", "slurm", "kubernetes"]
+
+
+class RankFile(msgspec.Struct, frozen=True):
+    """The content of one file in ``ranks/NODE``. Start times are field 22 of /proc/PID/stat."""
+
+    gang: str
+    attempt: int
+    rank: int
+    pid: int
+    start_time: int
+    slot: str | int | None = None
+    shim_pid: int | None = None
+    shim_start_time: int | None = None
+
+
+_decoder = msgspec.json.Decoder(RankFile)
+
+
+# --- control groups --------------------------------------------------------------------------------------------------
+
+_SLURM = re.compile(r"/job_(\d+)(?:/step_([0-9A-Za-z_]+))?")
+"""cgroup v1 ``/slurm/uid_U/job_N/step_S/task_T``, v2 ``.../[NODE_]slurmstepd.scope/job_N/step_S/user/task_T``. The
+task is the number on this node, not the rank."""
+
+_POD = re.compile(
+    r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"
+)
+"""Pod uid in every kubelet layout: cgroupfs with dashes, systemd slices with underscores, static pods as one hash."""
+
+
+def identity_of_cgroup(cgroup: str) -> Identity | None:
+    """What the text of /proc/PID/cgroup attests: a Slurm job step or a Kubernetes pod, None for neither.
+
+    The gang is ``slurm-JOB.STEP`` (``slurm-JOB`` outside a step) or ``pod-UID``. Neither names attempt or rank.
+    """
+    for line in cgroup.splitlines():
+        path = line.rpartition(":")[2]
+        if "slurm" in path and (match := _SLURM.search(path)):
+            job, step = match.groups()
+            return Identity(f"slurm-{job}.{step}" if step else f"slurm-{job}", None, None, "slurm")
+        if match := _POD.search(path):
+            return Identity(f"pod-{match.group(1).replace('_', '-')}", None, None, "kubernetes")
+    return None
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """One listing of a folder: whom each (pid, start time) is."""
+
+    ranks: tuple[RankFile, ...]
+    by_process: dict[tuple[int, int], Identity]
+
+
+def _list(folder: str) -> _Index:
+    """Read every rank file; one that is unreadable or not of that form is none. A missing folder has no ranks."""
+    ranks: list[RankFile] = []
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        names = []
+    for name in names:
+        if not name.endswith(".json") or name.startswith("."):
+            continue
+        try:
+            ranks.append(_decoder.decode(read_file(f"{folder}/{name}")))
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            continue
+    by_process: dict[tuple[int, int], Identity] = {}
+    for rank in ranks:
+        if rank.shim_pid is not None and rank.shim_start_time is not None:
+            by_process[rank.shim_pid, rank.shim_start_time] = Identity(rank.gang, rank.attempt, None, "local")
+    for rank in ranks:
+        by_process[rank.pid, rank.start_time] = Identity(rank.gang, rank.attempt, rank.rank, "local")
+    return _Index(tuple(ranks), by_process)
+
+
+class Attribution:
+    """Says of processes which rank they are. May be asked from several threads.
+
+    ranks_folder: this node's ``ranks/NODE``, None where no local backend writes one; its siblings are other nodes'.
+    """
+
+    def __init__(self, ranks_folder: str | None, proc_root: str = "/proc", clock: Clock | None = None) -> None:
+        self._folder = ranks_folder
+        self._proc_root = proc_root
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._index = _Index((), {})
+        self._listed_ns: int | None = None
+        self._modified_ns = -1
+
+    def ranks(self) -> list[RankFile]:
+        """The ranks of this node whose processes are alive, sorted by gang, attempt and rank."""
+        alive: list[RankFile] = []
+        for rank in self._own().ranks:
+            stat = read_process_stat(self._proc_root, rank.pid)
+            if stat is not None and stat.start_time == rank.start_time and stat.state not in "ZX":
+                alive.append(rank)
+        alive.sort(key=lambda rank: (rank.gang, rank.attempt, rank.rank))
+        return alive
+
+    def of_pid(self, pid: int) -> Identity | None:
+        """Whose the process is: its nearest ancestor (itself included) in this node's folder, else its control group.
+
+        None where nothing attests it, and where there is no such process.
+        """
+        index = self._own()
+        for stat in self._ancestors(pid):
+            if (identity := index.by_process.get((stat.pid, stat.start_time))) is not None:
+                return identity
+        try:
+            cgroup = read_file(f"{self._proc_root}/{pid}/cgroup")
+        except OSError:
+            return None
+        return identity_of_cgroup(cgroup.decode("utf-8", "replace"))
+
+    def elsewhere(self, pid: int) -> str | None:
+        """The other node whose folder attests the process; None where this node's does first, or none.
+
+        Lists the siblings each time: it is asked once a registration, not once a tick.
+        """
+        if self._folder is None:
+            return None
+        own = self._own().by_process
+        parent, _, mine = self._folder.rstrip("/").rpartition("/")
+        try:
+            nodes = [entry.name for entry in os.scandir(parent or "/") if entry.is_dir() and entry.name != mine]
+        except OSError:
+            return None
+        others = {process: node for node in nodes for process in _list(f"{parent}/{node}").by_process}
+        for stat in self._ancestors(pid):
+            process = (stat.pid, stat.start_time)
+            if process in own:
+                return None
+            if process in others:
+                return others[process]
+        return None
+
+    def _ancestors(self, pid: int) -> Iterator[ProcessStat]:
+        """The process and its ancestors, nearest first, as far as they can be read."""
+        for _ in range(MAX_ANCESTORS):
+            if pid <= 0 or (stat := read_process_stat(self._proc_root, pid)) is None:
+                return
+            yield stat
+            pid = stat.parent
+
+    def _own(self) -> _Index:
+        """This node's index, listed anew where the folder changed or the listing is a second old."""
+        if self._folder is None:
+            return self._index
+        with self._lock:
+            now_ns = self._clock.monotonic_ns()
+            try:
+                modified_ns = os.stat(self._folder).st_mtime_ns
+            except OSError:
+                modified_ns = -1
+            if self._listed_ns is None or modified_ns != self._modified_ns or now_ns - self._listed_ns >= RELIST_NS:
+                self._index = _list(self._folder)
+                self._listed_ns = now_ns
+                self._modified_ns = modified_ns
+            return self._index

@@ -1,0 +1,296 @@
+"""/proc of the machine and of its processes: pure parsers of each file, and the few readers that processes need.
+
+Formats: proc(5) and Documentation/filesystems/proc.rst, Documentation/admin-guide/iostats.rst and
+Documentation/accounting/psi.rst of the kernel. Parsers take the file's bytes and raise SourceError, naming the file,
+for bytes that are not of its form.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from agent.schema.errors import SourceError
+from agent.sources.files import read_file
+
+CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+"""USER_HZ, the unit of ticks in /proc (100 on every Linux that people run)."""
+
+TICK_NS = 1_000_000_000 // CLOCK_TICKS_PER_SECOND
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+SECTOR_BYTES = 512
+"""Unit of /proc/diskstats, whatever the device's own sector is (Documentation/admin-guide/iostats.rst)."""
+
+CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+"""Modes of /proc/stat in its order. Guest time is already contained in user and nice, so that these add up."""
+
+
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+
+class CpuTimes(NamedTuple):
+    """/proc/stat: ticks of all processors together by CPU_MODES (fewer on old kernels), and processors online."""
+
+    ticks: tuple[int, ...]
+    processors: int
+
+
+def parse_stat(data: bytes) -> CpuTimes:
+    """/proc/stat."""
+    lines = data.split(b"\n")
+    if not lines[0].startswith(b"cpu "):
+        raise SourceError(f"/proc/stat: begins with {lines[0][:20]!r}, expected 'cpu '")
+    processors = 0
+    for line in lines[1:]:
+        if not line.startswith(b"cpu"):
+            break
+        processors += 1
+    try:
+        ticks = tuple(map(int, lines[0].split()[1 : 1 + len(CPU_MODES)]))
+    except ValueError:
+        raise SourceError(f"/proc/stat: {lines[0][:80]!r}") from None
+    return CpuTimes(ticks, processors)
+
+
+def parse_loadavg(data: bytes) -> float:
+    """/proc/loadavg: the load average over one minute."""
+    try:
+        return float(data.split(b" ", 1)[0])
+    except ValueError:
+        raise SourceError(f"/proc/loadavg: {data[:40]!r}") from None
+
+
+class Memory(NamedTuple):
+    """/proc/meminfo in bytes; available is None on kernels before 3.14."""
+
+    total_bytes: int
+    available_bytes: int | None
+
+
+def parse_meminfo(data: bytes) -> Memory:
+    """/proc/meminfo (its kB are 1024 bytes)."""
+    total = _meminfo_bytes(data, b"MemTotal:")
+    if total is None:
+        raise SourceError("/proc/meminfo: no MemTotal")
+    return Memory(total, _meminfo_bytes(data, b"MemAvailable:"))
+
+
+def _meminfo_bytes(data: bytes, key: bytes) -> int | None:
+    start = data.find(b"\n" + key)
+    if start >= 0:
+        start += 1
+    elif data.startswith(key):
+        start = 0
+    else:
+        return None
+    words = data[start : start + 80].split(None, 2)
+    try:
+        return int(words[1]) * 1024
+    except (IndexError, ValueError):
+        raise SourceError(f"/proc/meminfo: {data[start : start + 40]!r}") from None
+
+
+class Pressure(NamedTuple):
+    """/proc/pressure/*: totals in microseconds; full is None where the kernel does not tell it (cpu before 5.13)."""
+
+    some_us: int
+    full_us: int | None
+
+
+def parse_pressure(data: bytes) -> Pressure:
+    """/proc/pressure/{cpu,memory,io}."""
+    some: int | None = None
+    full: int | None = None
+    for line in data.splitlines():
+        kind, _, rest = line.partition(b" ")
+        try:
+            total = int(rest.rpartition(b"total=")[2])
+        except ValueError:
+            raise SourceError(f"/proc/pressure: {line[:80]!r}") from None
+        if kind == b"some":
+            some = total
+        elif kind == b"full":
+            full = total
+    if some is None:
+        raise SourceError(f"/proc/pressure: no 'some' in {data[:40]!r}")
+    return Pressure(some, full)
+
+
+class Disk(NamedTuple):
+    """One line of /proc/diskstats. io_ms is the kernel's unsigned int: it wraps at 2^32."""
+
+    name: str
+    read_bytes: int
+    written_bytes: int
+    io_ms: int
+
+
+def parse_diskstats(data: bytes) -> list[Disk]:
+    """/proc/diskstats: every block device and partition, in the file's order."""
+    disks: list[Disk] = []
+    for line in data.splitlines():
+        words = line.split()
+        if len(words) < 14:
+            # Partitions had four fields before kernel 2.6.25; they are not asked for.
+            continue
+        try:
+            disks.append(
+                Disk(words[2].decode(), int(words[5]) * SECTOR_BYTES, int(words[9]) * SECTOR_BYTES, int(words[12]))
+            )
+        except ValueError:
+            raise SourceError(f"/proc/diskstats: {line[:80]!r}") from None
+    return disks
+
+
+class Interface(NamedTuple):
+    """One line of /proc/net/dev."""
+
+    name: str
+    receive_bytes: int
+    receive_errors: int
+    transmit_bytes: int
+    transmit_errors: int
+
+
+def parse_net_dev(data: bytes) -> list[Interface]:
+    """/proc/net/dev: every interface of the network namespace, in the file's order."""
+    interfaces: list[Interface] = []
+    for line in data.splitlines()[2:]:
+        # Aliases hold a colon of their own, and old kernels put no space after the name's: split at the last.
+        name, _, rest = line.rpartition(b":")
+        words = rest.split()
+        try:
+            interfaces.append(
+                Interface(name.strip().decode(), int(words[0]), int(words[2]), int(words[8]), int(words[10]))
+            )
+        except (ValueError, IndexError):
+            raise SourceError(f"/proc/net/dev: {line[:80]!r}") from None
+    return interfaces
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+class ProcessStat(NamedTuple):
+    """What we use of /proc/PID/stat. pid and start_time (ticks since boot) together identify a process."""
+
+    pid: int
+    state: str
+    parent: int
+    threads: int
+    start_time: int
+    resident_bytes: int
+    block_io_ticks: int
+
+
+def parse_process_stat(data: bytes) -> ProcessStat:
+    """/proc/PID/stat. The name in parentheses may hold anything, parentheses and line ends too."""
+    close = data.rfind(b")")
+    words = data[close + 2 :].split()
+    try:
+        # words[0] is field 3 of proc(5).
+        return ProcessStat(
+            pid=int(data[: data.index(b" ")]),
+            state=words[0].decode("ascii"),
+            parent=int(words[1]),
+            threads=int(words[17]),
+            start_time=int(words[19]),
+            resident_bytes=int(words[21]) * PAGE_BYTES,
+            block_io_ticks=int(words[39]),
+        )
+    except (ValueError, IndexError):
+        raise SourceError(f"/proc/PID/stat: {data[:80]!r}") from None
+
+
+class SchedStat(NamedTuple):
+    """/proc/PID/task/TID/schedstat: time on a processor, time runnable and waiting for one."""
+
+    run_ns: int
+    wait_ns: int
+
+
+def parse_schedstat(data: bytes) -> SchedStat:
+    """/proc/PID/task/TID/schedstat (Documentation/scheduler/sched-stats.rst)."""
+    words = data.split()
+    try:
+        return SchedStat(int(words[0]), int(words[1]))
+    except (ValueError, IndexError):
+        raise SourceError(f"schedstat: {data[:40]!r}") from None
+
+
+class ProcessIO(NamedTuple):
+    """/proc/PID/io: bytes that went to or came from storage, for all threads ever and all children waited for."""
+
+    read_bytes: int
+    written_bytes: int
+
+
+def parse_process_io(data: bytes) -> ProcessIO:
+    """/proc/PID/io."""
+    read = written = None
+    for line in data.splitlines():
+        key, _, value = line.partition(b": ")
+        try:
+            if key == b"read_bytes":
+                read = int(value)
+            elif key == b"write_bytes":
+                written = int(value)
+        except ValueError:
+            raise SourceError(f"/proc/PID/io: {line[:40]!r}") from None
+    if read is None or written is None:
+        raise SourceError(f"/proc/PID/io: no read_bytes and write_bytes in {data[:40]!r}")
+    return ProcessIO(read, written)
+
+
+def read_process_stat(proc_root: str, pid: int) -> ProcessStat | None:
+    """The process's stat, None where there is no such process (any more)."""
+    try:
+        return parse_process_stat(read_file(f"{proc_root}/{pid}/stat"))
+    except OSError:
+        return None
+
+
+def threads_of(proc_root: str, pid: int) -> list[str]:
+    """Names of the process's entries in /proc/PID/task; empty where it is gone."""
+    try:
+        return os.listdir(f"{proc_root}/{pid}/task")
+    except OSError:
+        return []
+
+
+def children_of(proc_root: str, pid: int, threads: list[str]) -> list[int] | None:
+    """Children of the process's threads; None where this kernel has no ``children`` file (CONFIG_PROC_CHILDREN).
+
+    Each thread lists the children that it forked itself. A thread that ends between the listing and this read has
+    handed its children to another.
+    """
+    found: list[int] = []
+    for thread in threads:
+        try:
+            found.extend(map(int, read_file(f"{proc_root}/{pid}/task/{thread}/children").split()))
+        except FileNotFoundError:
+            if os.path.exists(f"{proc_root}/{pid}/task/{thread}"):
+                return None
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def children_by_parent(proc_root: str) -> dict[int, list[int]]:
+    """Every process's children, by reading every process's stat: what to do where ``children`` files are missing."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir(proc_root):
+        if name.isdecimal() and (stat := read_process_stat(proc_root, int(name))) is not None:
+            children.setdefault(stat.parent, []).append(stat.pid)
+    return children
+
+
+def read_boot_id(proc_root: str) -> str:
+    """The boot's random id (/proc/sys/kernel/random/boot_id). Raises SourceError where it cannot be read."""
+    path = f"{proc_root}/sys/kernel/random/boot_id"
+    try:
+        return read_file(path).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{path}: {error}") from None
