@@ -1,0 +1,312 @@
+"""Configuration: one TOML file, checked key by key, with the command line's values over it.
+
+A wrong file is refused whole, with file, key and reason; nothing is guessed. Durations are numbers of seconds or
+strings such as "90s", "10m", "2h".
+
+::
+
+    [cluster]     nodes = 1, slots, gpus = true, names
+    [agent]       interval_seconds = 1
+    [controller]  port = 9420, mode = "act"
+    [policy]      every field of scheduler_feedback.core.state.Policy but the mode
+    [store]       snapshot_seconds = 60
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields as dataclass_fields
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from agent.schema.errors import ConfigError
+from gangwatch.state_folder import NodePlan
+from scheduler_feedback.core.state import Mode, Policy
+
+DEFAULT_PORT = 9420
+"""The controller's port: in the range that exporters use by custom (9100 and up), our own choice."""
+
+NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+"""A node's name becomes a file name, a label and a host name: the letters of RFC 1123, and '_'."""
+
+RELOADABLE = frozenset({"controller.mode", "policy"})
+"""Keys, and sections, that a running controller takes over; every other needs new processes."""
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
+
+
+class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """nodes: virtual nodes on this machine. slots: per node; None: a slot a GPU, or a slot a processor, shared out.
+
+    gpus: whether slots are GPUs where this machine has some. names: of the nodes, None: made from the host's name.
+    """
+
+    nodes: Annotated[int, Meta(ge=1, le=1024)] = 1
+    slots: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    gpus: bool = True
+    names: tuple[str, ...] | None = None
+
+
+class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """interval_seconds: time between two frames."""
+
+    interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
+
+
+class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """port: on loopback; 0 takes any free one. mode: whether feedback's decisions are carried out."""
+
+    port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
+    mode: Literal["observe", "act"] = "act"
+
+
+class StoreSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """snapshot_seconds: time between two snapshots of the state; a restart replays the journal from the newest."""
+
+    snapshot_seconds: Annotated[float, Meta(ge=1, le=86400)] = 60.0
+
+
+_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "cluster": ClusterSection,
+    "agent": AgentSection,
+    "controller": ControllerSection,
+    "store": StoreSection,
+}
+
+_POLICY_KEYS = tuple(field.name for field in dataclass_fields(Policy) if field.name != "mode")
+
+
+class Config(msgspec.Struct, frozen=True):
+    """The effective configuration. source: the file it came from, '' for the defaults alone."""
+
+    cluster: ClusterSection = ClusterSection()
+    agent: AgentSection = AgentSection()
+    controller: ControllerSection = ControllerSection()
+    policy: Policy = Policy()
+    store: StoreSection = StoreSection()
+    source: str = ""
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in "90", "90s", "1.5h", "10m", "250ms" or "2d". Raises ValueError saying what is expected."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is no duration: expected seconds, or a number with ms, s, m, h or d (90, 90s, 10m)")
+    return float(found[1]) * _DURATION_UNITS[found[2] or ""]
+
+
+def default_file() -> Path | None:
+    """$GANGWATCH_CONFIG, else ~/.config/gangwatch/gangwatch.toml where that exists, else None."""
+    if named := os.environ.get("GANGWATCH_CONFIG"):
+        return Path(named)
+    usual = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gangwatch" / "gangwatch.toml"
+    return usual if usual.is_file() else None
+
+
+def load(file: Path | None, overrides: Mapping[str, object] | None = None) -> Config:
+    """The configuration in `file` (None: `default_file`), with `overrides` ("cluster.nodes": 4; None is left out).
+
+    Raises ConfigError naming file, key and reason.
+    """
+    file = file if file is not None else default_file()
+    tree: dict[str, Any] = {}
+    if file is not None:
+        file = file.absolute()
+        try:
+            tree = tomllib.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{file}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file}: not TOML: {error}") from None
+    config = _convert(tree, str(file) if file is not None else "")
+    given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    if given:
+        for key, value in given.items():
+            section, _, name = key.partition(".")
+            tree.setdefault(section, {})[name] = value
+        config = _convert(tree, config.source, "command line")
+    return config
+
+
+def _convert(tree: dict[str, Any], source: str, blamed: str = "") -> Config:
+    where = blamed or source
+    for name, section in tree.items():
+        if name not in (*_SECTIONS, "policy"):
+            raise ConfigError(f"{where}: {name}: unknown section{_nearest(name, (*_SECTIONS, 'policy'))}")
+        if not isinstance(section, dict):
+            raise ConfigError(f"{where}: {name}: {section!r} is not a section: write [{name}]")
+    parts: dict[str, Any] = {
+        name: _section(kind, tree.get(name, {}), name, where) for name, kind in _SECTIONS.items() if name in tree
+    }
+    config = Config(**parts, policy=_policy(tree.get("policy", {}), where), source=source)
+    _check_names(config.cluster, where)
+    return msgspec.structs.replace(config, policy=replace(config.policy, mode=Mode(config.controller.mode)))
+
+
+def _section(kind: type[msgspec.Struct], values: dict[str, Any], name: str, where: str) -> msgspec.Struct:
+    known = kind.__struct_fields__
+    prepared = {key: _prepared(key, value, known, f"{where}: {name}.{key}") for key, value in values.items()}
+    try:
+        return msgspec.convert(prepared, kind, strict=True)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$.")
+        key = re.split(r"[\[.`]", path)[0]
+        raise ConfigError(f"{where}: {name}.{key}: {reason[:1].lower()}{reason[1:]}, not {values.get(key)!r}") from None
+
+
+def _policy(values: dict[str, Any], where: str) -> Policy:
+    if "mode" in values:
+        raise ConfigError(f"{where}: policy.mode: unknown key (the mode is controller.mode)")
+    prepared: dict[str, Any] = {}
+    for key, value in values.items():
+        number = _prepared(key, value, _POLICY_KEYS, f"{where}: policy.{key}")
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ConfigError(f"{where}: policy.{key}: expected a number, not {value!r}")
+        least, most = _policy_range(key)
+        if not least <= number <= most:
+            reach = f">= {least:g}" if math.isinf(most) else f"between {least:g} and {most:g}"
+            raise ConfigError(f"{where}: policy.{key}: expected a number {reach}, not {value!r}")
+        prepared[key] = float(number)
+    policy = Policy(**prepared)
+    if policy.quarantine_max_seconds < policy.quarantine_seconds:
+        raise ConfigError(
+            f"{where}: policy.quarantine_max_seconds: {policy.quarantine_max_seconds:g} s is less than "
+            f"policy.quarantine_seconds, {policy.quarantine_seconds:g} s"
+        )
+    return policy
+
+
+def _policy_range(key: str) -> tuple[float, float]:
+    """Least and greatest value of a policy's field, by what its name says it is."""
+    if key.endswith(("_fraction", "_confidence")):
+        return 0.0, 1.0
+    # A limit of zero seconds would end or plan away every job at once.
+    return (1.0 if key in ("default_time_limit_seconds", "start_timeout_seconds") else 0.0), math.inf
+
+
+def _prepared(key: str, value: object, known: tuple[str, ...], name: str) -> object:
+    """The value with a duration's text made a number. Raises ConfigError for an unknown key or an endless number."""
+    if key not in known:
+        raise ConfigError(f"{name}: unknown key{_nearest(key, known)}")
+    if isinstance(value, str) and key.endswith("_seconds"):
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error}") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name}: expected a finite number, not {value!r}")
+    return value
+
+
+def _nearest(word: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else f" (known are {', '.join(known)})"
+
+
+def _check_names(cluster: ClusterSection, where: str) -> None:
+    if cluster.names is None:
+        return
+    for name in cluster.names:
+        if NODE_NAME.fullmatch(name) is None:
+            raise ConfigError(
+                f"{where}: cluster.names: {name!r} is no node name: letters, digits, '.', '_' and '-', at most 63, "
+                "a letter or digit at both ends"
+            )
+    if len(set(cluster.names)) != len(cluster.names):
+        raise ConfigError(f"{where}: cluster.names: a name stands twice in {list(cluster.names)}")
+    if len(cluster.names) != cluster.nodes:
+        raise ConfigError(f"{where}: cluster.names: {len(cluster.names)} names for cluster.nodes = {cluster.nodes}")
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def plan_nodes(cluster: ClusterSection, host: str, processors: int, gpus: tuple[str, ...]) -> tuple[NodePlan, ...]:
+    """The nodes to run on this machine. host: its name; processors: usable ones; gpus: UUIDs of its GPUs.
+
+    With GPUs, a slot is a GPU and each belongs to one node; without, slots are shares of CPU. Raises ConfigError where
+    there are fewer GPUs than slots were asked for.
+    """
+    if cluster.names is not None:
+        names = cluster.names
+    elif cluster.nodes == 1:
+        names = (_as_node_name(host),)
+    else:
+        names = tuple(f"node-{index}" for index in range(cluster.nodes))
+    if not (cluster.gpus and gpus):
+        slots = cluster.slots if cluster.slots is not None else max(1, processors // cluster.nodes)
+        return tuple(NodePlan(name, slots) for name in names)
+    slots = cluster.slots if cluster.slots is not None else len(gpus) // cluster.nodes
+    if slots == 0 or slots * cluster.nodes > len(gpus):
+        raise ConfigError(
+            f"cluster.slots: {cluster.nodes} nodes of {max(slots, 1)} slots need {cluster.nodes * max(slots, 1)} GPUs, "
+            f"this machine has {len(gpus)}; for slots of CPU set cluster.gpus = false (--no-gpus)"
+        )
+    return tuple(NodePlan(name, slots, gpus[index * slots : (index + 1) * slots]) for index, name in enumerate(names))
+
+
+def _as_node_name(host: str) -> str:
+    """The host's first label, with what a node's name can't hold left out."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "", host.split(".")[0])[:63].strip("._-")
+    return name or "node-0"
+
+
+# --- showing ---------------------------------------------------------------------------------------------------------
+
+
+def flatten(config: Config) -> dict[str, object]:
+    """Every key with its value, as "section.key"; what is None is left out."""
+    tree = msgspec.to_builtins(config)
+    tree["policy"].pop("mode")
+    return {
+        f"{section}.{key}": value
+        for section in ("cluster", "agent", "controller", "policy", "store")
+        for key, value in tree[section].items()
+        if value is not None
+    }
+
+
+def as_toml(config: Config) -> str:
+    """The effective configuration as a file that `load` reads back to the same."""
+    lines: list[str] = []
+    newest = ""
+    for key, value in flatten(config).items():
+        section, _, name = key.partition(".")
+        if section != newest:
+            lines += ([""] if lines else []) + [f"[{section}]"]
+            newest = section
+        # A JSON string, number, boolean or list of strings is a TOML one too.
+        lines.append(f"{name} = {msgspec.json.encode(value).decode()}")
+    return "\n".join(lines) + "\n"
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One key that differs. restart: whether it takes new processes rather than a reload."""
+
+    key: str
+    before: object
+    after: object
+    restart: bool
+
+
+def changes(before: Config, after: Config) -> list[Change]:
+    """What would be different, key by key."""
+    old, new = flatten(before), flatten(after)
+    return [
+        Change(key, old.get(key), new.get(key), not ({key, key.partition(".")[0]} & RELOADABLE))
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]

@@ -1,0 +1,273 @@
+"""The state folder: where everything of one gangwatch on this machine stands, and who of it is alive.
+
+::
+
+    token               the API's token, 0600         controller.json   pid, start time and URL of the controller
+    lock                held by the controller        supervisor.lock   held by `gangwatch up`
+    supervisor.json     what `up` was asked to run    config.json       the configuration in force
+    agents/NODE.json    each agent that listens       run/NODE.sock     each node's step socket
+    log/NAME.log        log of each daemon            log/NAME.err      what its newest start wrote on stderr
+    jobs/, ranks/       the local backend's           store.sqlite      the journal
+
+A process is identified by pid and start time (field 22 of /proc/PID/stat, clock ticks since boot); a pid alone is
+reused and never proof of anything.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from agent.schema.errors import GangwatchError, StateFolderBusyError
+
+MAX_SOCKET_PATH_BYTES = 107
+"""Longest path of a unix socket: sun_path is 108 bytes with its terminator (unix(7))."""
+
+
+class NotRunningError(GangwatchError):
+    """Nothing runs for this state folder that could answer."""
+
+
+class ProcessRecord(msgspec.Struct, frozen=True):
+    """A process that announced itself in the state folder."""
+
+    pid: int
+    start_time: int
+
+    def alive(self) -> bool:
+        """Whether this very process still runs; a zombie does not."""
+        return start_time_of(self.pid) == self.start_time
+
+
+class ControllerRecord(ProcessRecord, frozen=True):
+    """controller.json: written when the controller listens."""
+
+    url: str
+
+
+class AgentRecord(ProcessRecord, frozen=True):
+    """agents/NODE.json: written when the node's agent listens. devices: GPU UUIDs by slot; machine: boot_id."""
+
+    node: str
+    url: str
+    socket: str
+    slots: int
+    devices: tuple[str, ...] = ()
+    machine: str = ""
+
+
+class NodePlan(msgspec.Struct, frozen=True):
+    """A node that `gangwatch up` runs an agent for. devices: GPU UUIDs by slot, empty where slots are of CPU."""
+
+    name: str
+    slots: int
+    devices: tuple[str, ...] = ()
+
+
+class SupervisorRecord(ProcessRecord, frozen=True):
+    """supervisor.json: the supervisor and what it runs. Left behind by a killed one: the next `up` compares."""
+
+    nodes: tuple[NodePlan, ...]
+    port: int
+
+
+Record = TypeVar("Record")
+
+
+def start_time_of(pid: int) -> int | None:
+    """Start of a live process in clock ticks since boot; None where it is gone, or dead and not reaped."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            # The command name, in parentheses, may hold anything: fields are counted from its end.
+            fields = stat.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def this_process() -> ProcessRecord:
+    """The record of the running process."""
+    start_time = start_time_of(os.getpid())
+    assert start_time is not None, "a running process has a start time"
+    return ProcessRecord(os.getpid(), start_time)
+
+
+def default_state_folder() -> Path:
+    """$GANGWATCH_STATE, else gangwatch in $XDG_STATE_HOME or ~/.local/state."""
+    if named := os.environ.get("GANGWATCH_STATE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gangwatch"
+
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replace the file in one step: a reader sees the old content or the new, never a part."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(descriptor, mode)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+class StateFolder:
+    """Paths and records of one state folder."""
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self.path = (Path(path) if path is not None else default_state_folder()).resolve()
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    # --- paths -------------------------------------------------------------------------------------------------------
+
+    @property
+    def token_file(self) -> Path:
+        return self.path / "token"
+
+    @property
+    def controller_file(self) -> Path:
+        return self.path / "controller.json"
+
+    @property
+    def supervisor_file(self) -> Path:
+        return self.path / "supervisor.json"
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.json"
+
+    def agent_file(self, node: str) -> Path:
+        return self.path / "agents" / f"{node}.json"
+
+    def log_file(self, name: str) -> Path:
+        return self.path / "log" / f"{name}.log"
+
+    def error_file(self, name: str) -> Path:
+        """What the daemon's newest start wrote on stderr: the one line why it could not start, or a traceback."""
+        return self.path / "log" / f"{name}.err"
+
+    def rank_log(self, job: str, attempt: int, rank: int) -> Path:
+        return self.path / "jobs" / job / "logs" / str(attempt) / f"rank-{rank}.log"
+
+    def socket_path(self, node: str) -> Path:
+        """Where the node's step socket lies: in the state folder, or under /tmp where that path is too long."""
+        path = self.path / "run" / f"{node}.sock"
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+            return path
+        digest = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:8]
+        return Path("/tmp") / f"gangwatch-{os.getuid()}-{digest}" / f"{node}.sock"
+
+    # --- making it ready ---------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Create the folder (0700), its parts and the token. Raises GangwatchError where that can't be done."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            found = self.path.stat()
+            if found.st_uid != os.geteuid():
+                raise GangwatchError(f"state folder {self}: belongs to uid {found.st_uid}, not to uid {os.geteuid()}")
+            if found.st_mode & 0o077:
+                self.path.chmod(0o700)
+            for part in ("agents", "log", "run", "ranks", "jobs"):
+                (self.path / part).mkdir(exist_ok=True, mode=0o700)
+            self._make_token()
+        except OSError as error:
+            raise GangwatchError(f"state folder {self}: {error.strerror} ({error.filename or self})") from None
+
+    def _make_token(self) -> None:
+        if self.token_file.exists():
+            return
+        # A link of a finished file: two that start at once agree on one token, and none reads half of it.
+        temporary = self.path / f".token.{os.getpid()}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.write(descriptor, secrets.token_urlsafe(32).encode())
+        finally:
+            os.close(descriptor)
+        try:
+            os.link(temporary, self.token_file)
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+
+    def token(self) -> str:
+        """The API's token. Raises NotRunningError where there is none yet, GangwatchError where it can't be read."""
+        try:
+            return self.token_file.read_text().strip()
+        except FileNotFoundError:
+            raise NotRunningError(f"no gangwatch has ever run for {self}: start one with `gangwatch up`") from None
+        except OSError as error:
+            raise GangwatchError(f"{self.token_file}: {error.strerror}") from None
+
+    # --- who is there ------------------------------------------------------------------------------------------------
+
+    def controller(self) -> ControllerRecord | None:
+        """The controller that is alive and listening, if there is one."""
+        return _alive(_read(self.controller_file, ControllerRecord))
+
+    def agent(self, node: str) -> AgentRecord | None:
+        """The node's agent that is alive and listening, if there is one."""
+        return _alive(_read(self.agent_file(node), AgentRecord))
+
+    def agents(self) -> dict[str, AgentRecord]:
+        """Every agent that is alive and listening, by node."""
+        return {
+            path.stem: record
+            for path in sorted((self.path / "agents").glob("*.json"))
+            if (record := self.agent(path.stem)) is not None
+        }
+
+    def supervisor(self) -> SupervisorRecord | None:
+        """The supervisor that is alive, if there is one."""
+        return _alive(self.supervisor_left())
+
+    def supervisor_left(self) -> SupervisorRecord | None:
+        """What the newest supervisor wrote, alive or not."""
+        return _read(self.supervisor_file, SupervisorRecord)
+
+    @contextmanager
+    def hold(self, name: str, what: str) -> Iterator[None]:
+        """Hold the lock file `name`, with this pid written in it. Raises StateFolderBusyError naming the holder."""
+        descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+                raise StateFolderBusyError(f"{what} (pid {holder}) already runs for {self}") from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _read(path: Path, kind: type[Record]) -> Record | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise GangwatchError(f"{path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise GangwatchError(f"{path}: not a record of ours: {error}") from None
+
+
+AliveRecord = TypeVar("AliveRecord", bound=ProcessRecord)
+
+
+def _alive(record: AliveRecord | None) -> AliveRecord | None:
+    return record if record is not None and record.alive() else None
