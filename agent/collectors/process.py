@@ -1,0 +1,439 @@
+"""The ranks' processes: processor time, run-queue wait, storage, memory, and whether something stopped them.
+
+A rank is its main process, as attribution names it, and every descendant. The kernel forgets what a thread or a child
+did when it ends (schedstat) or gives it to whoever waited for it (io), so differences are added up here, in counters
+that never fall while the collector lives.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from typing import Protocol
+
+from agent.attribution import RankFile
+from agent.collectors.block import Block
+from agent.schema.frame import Column
+from agent.sources.files import read_file
+from agent.sources.proc import (
+    TICK_NS,
+    ProcessStat,
+    children_by_parent,
+    children_of,
+    parse_process_io,
+    parse_process_stat,
+    parse_schedstat,
+    threads_of,
+)
+
+COUNTERS = (
+    "gangwatch_rank_cpu_seconds_total",
+    "gangwatch_rank_runqueue_wait_seconds_total",
+    "gangwatch_rank_block_io_seconds_total",
+    "gangwatch_rank_stopped_samples_total",
+    "gangwatch_rank_samples_total",
+    "gangwatch_rank_read_bytes_total",
+    "gangwatch_rank_written_bytes_total",
+)
+GAUGES = ("gangwatch_rank_memory_resident_bytes", "gangwatch_rank_threads")
+
+DISCOVERY_SECONDS = 2.0
+"""How often a rank's threads are asked for children. It costs as much as all the rest (one more file a thread); a
+child's whole past is counted when it is first seen, so only one that lives shorter than this is missed."""
+
+STOPPED_STATES = "Tt"
+"""proc(5): T stopped by a signal, t stopped by a tracer."""
+
+ZOMBIE = "Z"
+"""proc(5): ended, and not yet waited for: it does nothing any more, and its bytes are still its own."""
+
+HAND_OVER_SAMPLES = 2
+"""An ended child's bytes show in its parent in this sample, or, where the parent was read first, in the next."""
+
+
+class Ranks(Protocol):
+    """Where the collector learns which processes are ranks."""
+
+    def ranks(self) -> list[RankFile]:
+        """The ranks of this node whose processes are alive, sorted."""
+        ...
+
+
+class _Descriptors:
+    """How many descriptors may be kept: threads beyond that are read by opening their file each time."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+
+class _Thread:
+    """One thread's schedstat: a kept descriptor (or none, beyond the budget) and the newest values."""
+
+    __slots__ = ("_budget", "_descriptor", "_path", "run_ns", "wait_ns")
+
+    def __init__(self, path: str, budget: _Descriptors) -> None:
+        self._path = path
+        self._budget = budget
+        self._descriptor = -1
+        self.run_ns = 0
+        self.wait_ns = 0
+        if budget.left > 0:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            budget.left -= 1
+
+    def advance(self) -> tuple[int, int]:
+        """Nanoseconds run and waited since the last call. Raises OSError where the thread has ended."""
+        data = os.pread(self._descriptor, 128, 0) if self._descriptor >= 0 else read_file(self._path)
+        run_ns, wait_ns = parse_schedstat(data)
+        if run_ns < self.run_ns or wait_ns < self.wait_ns:
+            # Without a kept descriptor another thread may have got the number: all of its time is new.
+            self.run_ns = self.wait_ns = 0
+        ran, waited = run_ns - self.run_ns, wait_ns - self.wait_ns
+        self.run_ns, self.wait_ns = run_ns, wait_ns
+        return ran, waited
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._budget.left += 1
+
+
+class _Process:
+    """One process of a rank. Its kept descriptors name this very process, whoever gets its number afterwards."""
+
+    __slots__ = (
+        "_budget",
+        "_folder",
+        "_io",
+        "_stat",
+        "block_io_ticks",
+        "pid",
+        "proc_root",
+        "read_bytes",
+        "threads",
+        "written_bytes",
+    )
+
+    def __init__(self, proc_root: str, pid: int, budget: _Descriptors) -> None:
+        """Raises OSError where the process is gone."""
+        self.proc_root = proc_root
+        self.pid = pid
+        self.block_io_ticks = 0
+        self.read_bytes = 0
+        self.written_bytes = 0
+        self.threads: dict[str, _Thread] = {}
+        self._budget = budget
+        self._folder = f"{proc_root}/{pid}"
+        self._io = -1
+        self._stat = os.open(f"{self._folder}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._io = os.open(f"{self._folder}/io", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            # Another user's process without the privilege to trace it: everything else of it can be read.
+            pass
+
+    def stat(self) -> ProcessStat | None:
+        """The newest stat; None once the process has ended and was waited for."""
+        try:
+            return parse_process_stat(os.pread(self._stat, 4096, 0))
+        except OSError:
+            return None
+
+    def advance_threads(self, count: int) -> tuple[int, int, bool]:
+        """Nanoseconds all threads ran and waited since the last call, and whether any of them could be read.
+
+        `count` is the number of threads that stat tells: they are listed anew only where it differs from those known,
+        or where one of those has ended.
+        """
+        ran = waited = 0
+        ended: list[str] = []
+        for name, thread in self.threads.items():
+            try:
+                more_ran, more_waited = thread.advance()
+            except OSError:
+                ended.append(name)
+                continue
+            ran += more_ran
+            waited += more_waited
+        for name in ended:
+            self.threads.pop(name).close()
+        if ended or count != len(self.threads):
+            for name in threads_of(self.proc_root, self.pid):
+                if name in self.threads:
+                    continue
+                try:
+                    thread = _Thread(f"{self._folder}/task/{name}/schedstat", self._budget)
+                except OSError:
+                    continue
+                try:
+                    more_ran, more_waited = thread.advance()
+                except OSError:
+                    thread.close()
+                    continue
+                self.threads[name] = thread
+                ran += more_ran
+                waited += more_waited
+        return ran, waited, bool(self.threads)
+
+    def advance_io(self) -> tuple[int, int] | None:
+        """Bytes read and written since the last call; None where they may not be read."""
+        if self._io < 0:
+            return None
+        try:
+            newest = parse_process_io(os.pread(self._io, 4096, 0))
+        except OSError as error:
+            # ESRCH: it ended since its stat was read, and what it did last goes to the process that waits for it.
+            return (0, 0) if error.errno == errno.ESRCH else None
+        read = newest.read_bytes - self.read_bytes
+        written = newest.written_bytes - self.written_bytes
+        self.read_bytes, self.written_bytes = newest
+        return read, written
+
+    def close(self) -> None:
+        for thread in self.threads.values():
+            thread.close()
+        self.threads.clear()
+        os.close(self._stat)
+        if self._io >= 0:
+            os.close(self._io)
+        self._stat = self._io = -1
+
+
+class _Bytes:
+    """A rank's bytes to or from storage, each counted once.
+
+    The kernel adds a child's bytes to the parent that waits for it (wait_task_zombie in kernel/exit.c), so that what was
+    counted for the child shows a second time, in the parent's difference; where nobody waits it does not. So an ended
+    process's bytes are taken off what appears in the next samples, as far as something appears.
+    """
+
+    __slots__ = ("_handed_over", "_samples_left", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._handed_over = 0
+        self._samples_left = 0
+
+    def add(self, appeared: int, ended: int) -> None:
+        """One sample: bytes that appeared in living processes, bytes once counted for those that ended since."""
+        if ended:
+            self._handed_over += ended
+            self._samples_left = HAND_OVER_SAMPLES
+        known = min(appeared, self._handed_over)
+        self.total += appeared - known
+        self._handed_over -= known
+        self._samples_left -= 1
+        if self._samples_left <= 0:
+            self._handed_over = 0
+
+
+class _Rank:
+    """The processes of one rank and its totals since the collector first saw it."""
+
+    __slots__ = (
+        "block_io_ns",
+        "io_readable",
+        "main",
+        "processes",
+        "read",
+        "resident_bytes",
+        "run_ns",
+        "samples",
+        "schedstat_readable",
+        "stopped_samples",
+        "threads",
+        "wait_ns",
+        "written",
+    )
+
+    def __init__(self, main: RankFile) -> None:
+        self.main = main
+        self.processes: dict[tuple[int, int], _Process] = {}
+        self.run_ns = self.wait_ns = self.block_io_ns = 0
+        self.read = _Bytes()
+        self.written = _Bytes()
+        self.samples = self.stopped_samples = 0
+        self.resident_bytes = self.threads = 0
+        self.schedstat_readable = self.io_readable = False
+
+    def sample(self) -> None:
+        """Read every process once; those that have ended are let go."""
+        self.resident_bytes = self.threads = 0
+        self.schedstat_readable = False
+        self.io_readable = True
+        stopped = living = False
+        read = written = ended_read = ended_written = 0
+        for key, process in list(self.processes.items()):
+            stat = process.stat()
+            if stat is None:
+                ended_read += process.read_bytes
+                ended_written += process.written_bytes
+                process.close()
+                del self.processes[key]
+                continue
+            moved = process.advance_io()
+            if moved is not None:
+                read += moved[0]
+                written += moved[1]
+            if stat.state == ZOMBIE:
+                continue
+            living = True
+            self.io_readable = self.io_readable and moved is not None
+            stopped = stopped or stat.state in STOPPED_STATES
+            self.resident_bytes += stat.resident_bytes
+            self.threads += stat.threads
+            self.block_io_ns += max(0, stat.block_io_ticks - process.block_io_ticks) * TICK_NS
+            process.block_io_ticks = stat.block_io_ticks
+            ran, waited, readable = process.advance_threads(stat.threads)
+            self.run_ns += ran
+            self.wait_ns += waited
+            self.schedstat_readable = self.schedstat_readable or readable
+        self.read.add(read, ended_read)
+        self.written.add(written, ended_written)
+        self.samples += living
+        self.stopped_samples += stopped
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.close()
+        self.processes.clear()
+
+
+class ProcessCollector:
+    """Samples every rank's process tree. Half a second by default, so that short stops are seen as samples.
+
+    most_descriptors: how many may be kept for threads; by default half of what the process may open.
+    """
+
+    name = "process"
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        proc_root: str = "/proc",
+        interval_seconds: float = 0.5,
+        most_descriptors: int | None = None,
+    ) -> None:
+        self.interval_seconds = interval_seconds
+        self._source = ranks
+        self._proc_root = proc_root
+        if most_descriptors is None:
+            most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self._budget = _Descriptors(most_descriptors)
+        self._ranks: dict[tuple[int, int], _Rank] = {}
+        self._block = Block()
+        self._ticks_a_discovery = max(1, round(DISCOVERY_SECONDS / interval_seconds))
+        self._tick = 0
+        self._children_files = True
+        self._block_io_counted = self._kernel_counts_block_io()
+
+    def _kernel_counts_block_io(self) -> bool:
+        """Delay accounting is off by default since 5.14 (kernel.task_delayacct) and then tells 0: absent, not zero."""
+        try:
+            return read_file(f"{self._proc_root}/sys/kernel/task_delayacct").strip() != b"0"
+        except OSError:
+            return True
+
+    def collect(self) -> Block:
+        changed = self._follow_ranks()
+        if changed or self._tick % self._ticks_a_discovery == 0:
+            self._discover()
+        self._tick += 1
+        for rank in self._ranks.values():
+            rank.sample()
+        if changed:
+            self._block = self._make_block()
+        self._fill()
+        return self._block
+
+    def close(self) -> None:
+        for rank in self._ranks.values():
+            rank.close()
+        self._ranks.clear()
+
+    def _follow_ranks(self) -> bool:
+        """Take up ranks that came and let go of those that ended; whether there were any."""
+        alive = {(main.pid, main.start_time): main for main in self._source.ranks()}
+        if alive.keys() == self._ranks.keys():
+            return False
+        for key in self._ranks.keys() - alive.keys():
+            self._ranks.pop(key).close()
+        self._ranks = {key: self._ranks.get(key) or _Rank(main) for key, main in alive.items()}
+        return True
+
+    def _discover(self) -> None:
+        """Find the descendants of every rank. What was once found stays the rank's, whoever adopts it."""
+        by_parent: dict[int, list[int]] | None = None
+        mains = {pid for pid, _ in self._ranks}
+        for (main_pid, _), rank in self._ranks.items():
+            self._take(rank, main_pid, None)
+            queue = [process.pid for process in rank.processes.values() if process.stat() is not None]
+            seen = set(queue)
+            while queue:
+                pid = queue.pop()
+                children: list[int] | None = None
+                if self._children_files:
+                    children = children_of(self._proc_root, pid, threads_of(self._proc_root, pid))
+                    self._children_files = children is not None
+                if children is None:
+                    if by_parent is None:
+                        by_parent = children_by_parent(self._proc_root)
+                    children = by_parent.get(pid, [])
+                for child in children:
+                    # A rank that another rank started is counted for itself.
+                    if child not in seen and child not in mains:
+                        seen.add(child)
+                        self._take(rank, child, pid)
+                        queue.append(child)
+
+    def _take(self, rank: _Rank, pid: int, parent: int | None) -> None:
+        """Make the process one of the rank's, unless it has ended or its number has passed to another process."""
+        try:
+            process = _Process(self._proc_root, pid, self._budget)
+        except OSError:
+            return
+        stat = process.stat()
+        if stat is not None and (pid, stat.start_time) not in rank.processes:
+            is_main = parent is None and stat.start_time == rank.main.start_time
+            if is_main or stat.parent == parent:
+                rank.processes[pid, stat.start_time] = process
+                return
+        process.close()
+
+    def _make_block(self) -> Block:
+        gauges: list[Column] = []
+        counters: list[Column] = []
+        for rank in self._ranks.values():
+            labels = (
+                ("attempt", str(rank.main.attempt)),
+                ("gang", rank.main.gang),
+                ("rank", str(rank.main.rank)),
+            )
+            gauges.extend(Column(metric, labels) for metric in GAUGES)
+            counters.extend(Column(metric, labels) for metric in COUNTERS)
+        return Block(gauges, counters)
+
+    def _fill(self) -> None:
+        block = self._block
+        block.clear()
+        for position, rank in enumerate(self._ranks.values()):
+            if not rank.processes:
+                continue
+            at = position * len(GAUGES)
+            block.set_gauge(at, rank.resident_bytes)
+            block.set_gauge(at + 1, rank.threads)
+            at = position * len(COUNTERS)
+            if rank.schedstat_readable:
+                block.set_counter(at, rank.run_ns)
+                block.set_counter(at + 1, rank.wait_ns)
+            if self._block_io_counted:
+                block.set_counter(at + 2, rank.block_io_ns)
+            block.set_counter(at + 3, rank.stopped_samples)
+            block.set_counter(at + 4, rank.samples)
+            if rank.io_readable:
+                block.set_counter(at + 5, rank.read.total)
+                block.set_counter(at + 6, rank.written.total)
