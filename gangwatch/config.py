@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -40,6 +40,14 @@ NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 RELOADABLE = frozenset({"controller.mode", "policy"})
 """Keys, and sections, that a running controller takes over; every other needs new processes."""
+
+_TYPE_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a string",
+    "array": "a list",
+}
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
@@ -164,7 +172,12 @@ def _section(kind: type[msgspec.Struct], values: dict[str, Any], name: str, wher
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$.")
         key = re.split(r"[\[.`]", path)[0]
-        raise ConfigError(f"{where}: {name}.{key}: {reason[:1].lower()}{reason[1:]}, not {values.get(key)!r}") from None
+        # msgspec says "Expected `int | null`, got `str`" or "Invalid enum value 'x'"; the value itself is ours to add.
+        if choices := getattr(get_type_hints(kind).get(key), "__args__", ()) if "enum" in reason else ():
+            reason = f"expected {' or '.join(map(repr, choices))}"
+        elif found := re.match(r"Expected `(\w+)[^`]*`( [<>=]+ [\d.]+)?", reason):
+            reason = f"expected {_TYPE_WORDS.get(found[1], found[1])}{found[2] or ''}"
+        raise ConfigError(f"{where}: {name}.{key}: {reason}, not {values.get(key)!r}") from None
 
 
 def _policy(values: dict[str, Any], where: str) -> Policy:

@@ -74,10 +74,14 @@ class NodePlan(msgspec.Struct, frozen=True):
 
 
 class SupervisorRecord(ProcessRecord, frozen=True):
-    """supervisor.json: the supervisor and what it runs. Left behind by a killed one: the next `up` compares."""
+    """supervisor.json: the supervisor and what it runs. Left behind by a killed one, for the next `up` and `down`.
+
+    daemons: the newest process of each, also while it does not listen yet.
+    """
 
     nodes: tuple[NodePlan, ...]
     port: int
+    daemons: dict[str, ProcessRecord] = {}
 
 
 Record = TypeVar("Record")

@@ -1,0 +1,361 @@
+"""The supervisor behind `gangwatch up`: one process an agent, one for the controller, each restarted when it dies.
+
+It holds nothing that matters: killed with -9 it takes no daemon and no job with it, and the next `up` on the same
+folder adopts what lives (pid and start time from the state folder's records) and starts what is missing.
+
+Daemons are waited for by pidfd, which tells of the end of any process, child or adopted (pidfd_open(2), Linux 5.3).
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from agent.schema.errors import GangwatchError
+from gangwatch.state_folder import (
+    AgentRecord,
+    ControllerRecord,
+    NodePlan,
+    ProcessRecord,
+    StateFolder,
+    SupervisorRecord,
+    start_time_of,
+    this_process,
+    write_atomically,
+)
+
+CONTROLLER = "controller"
+
+READY_SECONDS = 60.0
+"""Longest wait for all daemons at a start: interpreters start in a second, a loaded machine takes many."""
+
+STOP_SECONDS = 10.0
+"""How long a daemon may take over its clean stop before it is killed: five times what it promises."""
+
+BACKOFF_FIRST_SECONDS = 0.2
+BACKOFF_MOST_SECONDS = 10.0
+"""A daemon that dies at once is tried again after 0.2, 0.4, ... 10 s; one that lived longer than the last of these
+starts over. The first is short: while the controller is away, nobody is moved or started."""
+
+_log = logging.getLogger("gangwatch.supervisor")
+
+
+@dataclass(slots=True)
+class Daemon:
+    """A process that is to be kept running. record: the live one's, None between two."""
+
+    name: str
+    arguments: tuple[str, ...]
+    record: ProcessRecord | None = None
+    pidfd: int | None = None
+    ours: bool = False
+    started_s: float = 0.0
+    backoff_seconds: float = BACKOFF_FIRST_SECONDS
+    again_at_s: float = 0.0
+
+
+def daemon_commands(
+    state: StateFolder, nodes: Sequence[NodePlan], port: int, config: Path | None, overrides: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """The command line of every daemon, by name. overrides: options of `up` that the controller is given again."""
+    # -P: a file in the current folder never stands in for a module of ours.
+    program = (sys.executable, "-P", "-m", "gangwatch")
+    common = ("--state", str(state), *(("--config", str(config)) if config is not None else ()))
+    commands = {
+        node.name: (
+            *program,
+            "agent",
+            *common,
+            *("--node", node.name, "--slots", str(node.slots)),
+            *(part for device in node.devices for part in ("--device", device)),
+        )
+        for node in nodes
+    }
+    return {
+        **{agent_name(name): command for name, command in commands.items()},
+        CONTROLLER: (*program, "controller", *common, *overrides, "--port", str(port)),
+    }
+
+
+def agent_name(node: str) -> str:
+    """The name of a node's agent among the daemons, and of its log."""
+    return f"agent-{node}"
+
+
+def answers(url: str, path: str = "/readyz", timeout_seconds: float = 2.0) -> bool:
+    """Whether the daemon at `url` answers `path` with 200."""
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_seconds)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def not_ready(state: StateFolder, nodes: Sequence[NodePlan]) -> list[str]:
+    """Names of the daemons that don't answer yet; empty where all do."""
+    agents = {node.name: state.agent(node.name) for node in nodes}
+    records: dict[str, AgentRecord | ControllerRecord | None] = {
+        **{agent_name(name): record for name, record in agents.items()},
+        CONTROLLER: state.controller(),
+    }
+    return [name for name, record in records.items() if record is None or not answers(record.url)]
+
+
+class StartError(GangwatchError):
+    """A daemon could not be started; carries the daemon's own words."""
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Keeps the daemons of one state folder running until told to stop.
+
+    report: told in words what happens while starting.
+    """
+
+    state: StateFolder
+    nodes: tuple[NodePlan, ...]
+    port: int
+    commands: dict[str, tuple[str, ...]]
+    report: Callable[[str], None]
+    _daemons: dict[str, Daemon] = field(default_factory=dict)
+    _signals: set[int] = field(default_factory=set)
+    _statuses: dict[int, int] = field(default_factory=dict)
+
+    def run(self, on_ready: Callable[[], None]) -> None:
+        """Start or adopt every daemon, call `on_ready`, and keep them running until SIGTERM or SIGINT.
+
+        Raises StateFolderBusyError where another supervisor lives, StartError where a daemon can't be started; what
+        was started by then is stopped again.
+        """
+        with self.state.hold("supervisor.lock", "a supervisor"):
+            self._daemons = {name: Daemon(name, command) for name, command in self.commands.items()}
+            wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+            earlier = {number: signal.signal(number, self._on_signal) for number in handled}
+            signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+            try:
+                self._supervise(wake_read, on_ready)
+            finally:
+                signal.set_wakeup_fd(-1)
+                for number, handler in earlier.items():
+                    signal.signal(number, handler)
+                os.close(wake_read)
+                os.close(wake_write)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._signals.add(number)
+
+    def _supervise(self, wake: int, on_ready: Callable[[], None]) -> None:
+        self._adopt()
+        self._write_record()
+        try:
+            for daemon in self._daemons.values():
+                if daemon.record is None:
+                    self._start(daemon)
+            self._wait_until_ready(wake)
+        except BaseException:
+            self._stop([daemon for daemon in self._daemons.values() if daemon.ours])
+            if not any(daemon.record for daemon in self._daemons.values()):
+                self.state.supervisor_file.unlink(missing_ok=True)
+            raise
+        if not self._told_to_stop():
+            on_ready()
+        while not self._told_to_stop():
+            self._wait(wake, self._seconds_to_next_start())
+            self._restart_due()
+        _log.info("stopping")
+        # The controller first: it would take agents that stop before it for lost ones.
+        self._stop([self._daemons[CONTROLLER]])
+        self._stop(list(self._daemons.values()))
+        self.state.supervisor_file.unlink(missing_ok=True)
+
+    def _told_to_stop(self) -> bool:
+        return bool(self._signals & {signal.SIGTERM, signal.SIGINT})
+
+    # --- starting ----------------------------------------------------------------------------------------------------
+
+    def _adopt(self) -> None:
+        left = self.state.supervisor_left()
+        spawned = left.daemons if left is not None else {}
+        announced: dict[str, ProcessRecord | None] = {
+            agent_name(node.name): self.state.agent(node.name) for node in self.nodes
+        }
+        announced[CONTROLLER] = self.state.controller()
+        for name, daemon in self._daemons.items():
+            record = announced[name] or spawned.get(name)
+            if record is not None and record.alive():
+                self._watch(daemon, ProcessRecord(record.pid, record.start_time))
+                self.report(f"{name} already runs (pid {record.pid})")
+
+    def _watch(self, daemon: Daemon, record: ProcessRecord) -> None:
+        """Take the process as the daemon's; one that ended meanwhile is seen to have ended at the next wait."""
+        try:
+            descriptor = os.pidfd_open(record.pid)
+        except ProcessLookupError:
+            return
+        # Opened by pid: only the start time, read after it, proves that it is this process's.
+        if not record.alive() and not daemon.ours:
+            os.close(descriptor)
+            return
+        daemon.record, daemon.pidfd = record, descriptor
+
+    def _start(self, daemon: Daemon) -> None:
+        log = self.state.error_file(daemon.name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+        pid = os.posix_spawn(
+            daemon.arguments[0],
+            daemon.arguments,
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            # Its own session: a Ctrl-C meant for `up --foreground` stops the daemons in their order, not all at once.
+            setsid=True,
+            setsigmask=[],
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )
+        start_time = _child_start_time(pid)
+        daemon.ours = True
+        daemon.started_s = time.monotonic()
+        self._watch(daemon, ProcessRecord(pid, start_time))
+        self._write_record()
+        _log.info("started %s (pid %d)", daemon.name, pid)
+
+    def _write_record(self) -> None:
+        this = this_process()
+        record = SupervisorRecord(
+            this.pid,
+            this.start_time,
+            self.nodes,
+            self.port,
+            {daemon.name: daemon.record for daemon in self._daemons.values() if daemon.record is not None},
+        )
+        write_atomically(self.state.supervisor_file, msgspec.json.encode(record))
+
+    def _wait_until_ready(self, wake: int) -> None:
+        deadline_s = time.monotonic() + READY_SECONDS
+        waiting = list(self._daemons)
+        while waiting and not self._told_to_stop():
+            self._wait(wake, 0.05)
+            for daemon in self._daemons.values():
+                if daemon.record is None and daemon.ours:
+                    raise StartError(self._last_words(daemon.name))
+            self._restart_due()
+            still = not_ready(self.state, self.nodes)
+            for name in waiting:
+                record = self._daemons[name].record
+                if name not in still and record is not None:
+                    self.report(f"{name} is ready (pid {record.pid})")
+            waiting = still
+            if waiting and time.monotonic() > deadline_s:
+                raise StartError(f"not ready after {READY_SECONDS:.0f} s: {', '.join(waiting)}; see {self.state}/log")
+
+    def _last_words(self, name: str) -> str:
+        """The last line that the daemon wrote on stderr before it ended."""
+        file = self.state.error_file(name)
+        try:
+            lines = file.read_text(errors="replace").split("\n")
+        except OSError:
+            lines = []
+        words = next((line for line in reversed(lines) if line.strip()), "it ended and said nothing")
+        return f"{name}: {words.removeprefix('Error: ')}"
+
+    # --- keeping -----------------------------------------------------------------------------------------------------
+
+    def _wait(self, wake: int, seconds: float | None) -> None:
+        """Wait for a signal, a daemon's end or the time, and take note of what ended."""
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        by_descriptor = {daemon.pidfd: daemon for daemon in self._daemons.values() if daemon.pidfd is not None}
+        for descriptor in by_descriptor:
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(None if seconds is None else max(0.0, seconds) * 1000)
+        self._reap()
+        for descriptor, _ in ready:
+            if descriptor == wake:
+                os.read(wake, 512)
+            else:
+                self._ended(by_descriptor[descriptor])
+        if signal.SIGHUP in self._signals:
+            self._signals.discard(signal.SIGHUP)
+            self._signal(self._daemons[CONTROLLER], signal.SIGHUP)
+
+    def _reap(self) -> None:
+        """Collect every child that ended: also orphans of others, where we are a container's first process."""
+        ours = {daemon.record.pid for daemon in self._daemons.values() if daemon.record is not None}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in ours:
+                self._statuses[pid] = status
+
+    def _ended(self, daemon: Daemon) -> None:
+        assert daemon.record is not None and daemon.pidfd is not None
+        status = self._statuses.pop(daemon.record.pid, None)
+        how = "ended" if status is None else f"ended with {os.waitstatus_to_exitcode(status)}"
+        os.close(daemon.pidfd)
+        lived_seconds = time.monotonic() - daemon.started_s
+        if lived_seconds > BACKOFF_MOST_SECONDS:
+            daemon.backoff_seconds = BACKOFF_FIRST_SECONDS
+        _log.warning("%s (pid %d) %s: %s", daemon.name, daemon.record.pid, how, self._last_words(daemon.name))
+        daemon.record = daemon.pidfd = None
+        daemon.again_at_s = time.monotonic() + daemon.backoff_seconds
+        daemon.backoff_seconds = min(BACKOFF_MOST_SECONDS, 2 * daemon.backoff_seconds)
+
+    def _seconds_to_next_start(self) -> float | None:
+        due = [daemon.again_at_s for daemon in self._daemons.values() if daemon.record is None]
+        return min(due) - time.monotonic() if due else None
+
+    def _restart_due(self) -> None:
+        for daemon in self._daemons.values():
+            if daemon.record is None and daemon.again_at_s <= time.monotonic() and not self._told_to_stop():
+                self._start(daemon)
+
+    # --- stopping ----------------------------------------------------------------------------------------------------
+
+    def _signal(self, daemon: Daemon, number: signal.Signals) -> None:
+        if daemon.pidfd is not None:
+            try:
+                signal.pidfd_send_signal(daemon.pidfd, number)
+            except ProcessLookupError:
+                pass
+
+    def _stop(self, daemons: Sequence[Daemon]) -> None:
+        """SIGTERM, then SIGKILL for those that are still there; returns when all have ended."""
+        wake, end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+                for daemon in daemons:
+                    self._signal(daemon, number)
+                deadline_s = time.monotonic() + seconds
+                while any(daemon.record for daemon in daemons) and time.monotonic() < deadline_s:
+                    self._wait(wake, deadline_s - time.monotonic())
+        finally:
+            os.close(wake)
+            os.close(end)
+
+
+def _child_start_time(pid: int) -> int:
+    """Start time of our own child: it can't be reused before we wait for it, though it may be a zombie already."""
+    return start_time_of(pid) or 0
