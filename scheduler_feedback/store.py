@@ -1,0 +1,282 @@
+"""Store: the journal, the actions with their outcomes, the entries, and snapshots, in one SQLite file.
+
+A cycle is one transaction: what it was told, what it decided, and the sentences it left become durable together
+(write-ahead log, ``synchronous=FULL``: the commit returns after fsync) before anything is acted on. A decision that
+can't be written has not been taken. What came of an action is written afterwards; an action without an outcome is
+carried out again at the next start, which backends bear (once for each job and attempt).
+
+Writing belongs to one thread, the one that owns the state. Reading opens a connection of its own for each call, so it
+may be done from any thread, and sees whole cycles only.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from agent.schema.errors import StoreError
+from scheduler_feedback.core.actions import Action, Entry
+from scheduler_feedback.core.codec import encode_action, encode_event, encode_state
+from scheduler_feedback.core.events import Event, Submitted
+from scheduler_feedback.core.state import State
+from scheduler_feedback.store_reading import WHEN_DAMAGED, NumberedEntry, Reader
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x47574A4E  # "GWJN"; https://sqlite.org/pragma.html#pragma_application_id
+KEPT_SNAPSHOTS = 3
+"""Snapshots kept: where the newest can't be read, an older one and the journal after it give the same state."""
+
+_SCHEMA = """
+CREATE TABLE journal (cycle INTEGER PRIMARY KEY, now_ns INTEGER NOT NULL, events BLOB NOT NULL);
+CREATE TABLE actions (
+    action_id TEXT PRIMARY KEY, cycle INTEGER NOT NULL, job_id TEXT NOT NULL, body BLOB NOT NULL,
+    outcome TEXT, outcome_ns INTEGER);
+CREATE INDEX actions_by_cycle ON actions (cycle);
+CREATE INDEX actions_by_job ON actions (job_id, cycle);
+CREATE INDEX actions_open ON actions (cycle) WHERE outcome IS NULL;
+CREATE TABLE entries (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, cycle INTEGER NOT NULL, wall_ns INTEGER NOT NULL, subject TEXT NOT NULL,
+    kind TEXT NOT NULL, text TEXT NOT NULL, applied INTEGER NOT NULL, detail TEXT NOT NULL);
+CREATE INDEX entries_by_subject ON entries (subject, id);
+CREATE INDEX entries_by_time ON entries (wall_ns);
+CREATE TABLE snapshots (
+    cycle INTEGER PRIMARY KEY, now_ns INTEGER NOT NULL, state BLOB NOT NULL, detectors BLOB NOT NULL);
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much of the past is kept. What a restart needs is kept regardless.
+
+    days: age at which journal rows, outcomes, and entries of ended jobs are forgotten.
+    journal_bytes: size of the file above which the oldest journal rows go before their time.
+    """
+
+    days: float = 30.0
+    journal_bytes: int = 512 * 1024 * 1024
+
+
+class CycleRecord:
+    """A cycle that is being written: its inputs stand; ``decided`` adds the rest, ``discard`` keeps nothing of it."""
+
+    __slots__ = ("_connection", "_cycle", "discarded", "entries")
+
+    def __init__(self, connection: sqlite3.Connection, cycle: int) -> None:
+        self._connection = connection
+        self._cycle = cycle
+        self.discarded = False
+        self.entries: list[NumberedEntry] = []
+
+    def discard(self) -> None:
+        """Leave no trace: nothing changed."""
+        self.discarded = True
+
+    def decided(self, actions: Sequence[Action], entries: Sequence[Entry]) -> None:
+        """Add what the cycle decided."""
+        self._connection.executemany(
+            "INSERT INTO actions (action_id, cycle, job_id, body) VALUES (?, ?, ?, ?)",
+            [(action.action_id, self._cycle, action.job_id, encode_action(action)) for action in actions],
+        )
+        for entry in entries:
+            written = self._connection.execute(
+                "INSERT INTO entries (cycle, wall_ns, subject, kind, text, applied, detail) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    self._cycle,
+                    entry.wall_ns,
+                    entry.subject,
+                    entry.kind,
+                    entry.text,
+                    entry.applied,
+                    msgspec.json.encode(entry.detail).decode(),
+                ),
+            ).lastrowid
+            assert written is not None, "an INSERT gives a row id"
+            self.entries.append(NumberedEntry(written, self._cycle, entry))
+
+
+class Store(Reader):
+    """The store of one controller.
+
+    Raises StoreError, naming the file and what to do, where the file can't be opened, is damaged, is not ours, or was
+    written by a newer build.
+    """
+
+    def __init__(self, path: Path, retention: Retention = Retention()) -> None:
+        super().__init__(path)
+        self.retention = retention
+        with self._named("open it"):
+            try:
+                # SQLite gives its side files the mode of the main file, so this one is made first, for its owner only.
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            except OSError as error:
+                raise StoreError(f"{path}: {error.strerror}") from error
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+        try:
+            with self._named("open it"):
+                self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _prepare(self) -> None:
+        database = self._connection
+        application, version = self._pragma("application_id"), self._pragma("user_version")
+        if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            database.execute("PRAGMA journal_mode=WAL")
+            with self._transaction():
+                # executescript would commit first; one statement at a time stays inside the transaction.
+                for statement in filter(str.strip, _SCHEMA.split(";")):
+                    database.execute(statement)
+                database.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        elif application != APPLICATION_ID:
+            raise StoreError(f"{self.path}: an SQLite file, but no journal of gangwatch; move it out of the way")
+        elif version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.path}: written by a newer gangwatch (schema {version}, this build knows {SCHEMA_VERSION}); "
+                "start that build again, or move the file aside to begin with an empty journal"
+            )
+        else:
+            problems = "; ".join(row[0] for row in database.execute("PRAGMA quick_check(3)"))
+            if problems != "ok":
+                raise StoreError(f"{self.path}: damaged ({' '.join(problems.split())}). {WHEN_DAMAGED}")
+        database.execute("PRAGMA synchronous=FULL")
+        self.job_number = int(self.meta("job_number") or 0)
+
+    def close(self) -> None:
+        """Close the file. Everything that was committed is in it."""
+        self._connection.close()
+
+    # --- writing: the owner's thread only -----------------------------------------------------------------------------
+
+    @contextmanager
+    def cycle(self, cycle: int, now_ns: int, events: Sequence[Event]) -> Iterator[CycleRecord]:
+        """One cycle's transaction: the inputs are written on entry, all of it is durable when the block is left.
+
+        Whatever is raised inside leaves nothing written. Raises StoreError where the store itself fails.
+        """
+        with self._named(f"write cycle {cycle}"), self._transaction() as database:
+            database.execute(
+                "INSERT INTO journal (cycle, now_ns, events) VALUES (?, ?, ?)",
+                (cycle, now_ns, _encode([encode_event(event) for event in events])),
+            )
+            numbers = [_job_number(event.job_id) for event in events if isinstance(event, Submitted)]
+            highest = max(numbers, default=0)
+            if highest > self.job_number:
+                self._set_meta("job_number", str(highest))
+            record = CycleRecord(database, cycle)
+            yield record
+            if record.discarded:
+                database.execute("ROLLBACK")
+                return
+        self.job_number = max(self.job_number, highest)
+
+    def append(
+        self, cycle: int, now_ns: int, events: Sequence[Event], actions: Sequence[Action], entries: Sequence[Entry]
+    ) -> list[NumberedEntry]:
+        """Write a cycle whose outcome is known already. Raises StoreError; nothing is written then."""
+        with self.cycle(cycle, now_ns, events) as record:
+            record.decided(actions, entries)
+        return record.entries
+
+    def outcomes(self, outcomes: Iterable[tuple[str, str]], now_ns: int) -> None:
+        """Record what came of actions: (action id, words)."""
+        with self._named("write outcomes"), self._transaction() as database:
+            database.executemany(
+                "UPDATE actions SET outcome = ?, outcome_ns = ? WHERE action_id = ?",
+                [(text, now_ns, action_id) for action_id, text in outcomes],
+            )
+
+    def outcome(self, action_id: str, text: str, now_ns: int) -> None:
+        """Record what came of one action."""
+        self.outcomes([(action_id, text)], now_ns)
+
+    def probe(self, now_ns: int) -> None:
+        """Write one small value durably: whether the store can be written again. Raises StoreError where it can't."""
+        with self._named("write it"), self._transaction():
+            self._set_meta("probed_ns", str(now_ns))
+
+    def snapshot(
+        self, cycle: int, now_ns: int, state: State, detectors: Mapping[str, bytes], living: Collection[str] = ()
+    ) -> None:
+        """Write the state after `cycle` with the detectors' snapshots, and forget what is past its retention.
+
+        living: subjects whose entries and actions are kept whatever their age (jobs that have not ended).
+        """
+        with self._named(f"write the snapshot of cycle {cycle}"), self._transaction() as database:
+            database.execute(
+                "INSERT OR REPLACE INTO snapshots (cycle, now_ns, state, detectors) VALUES (?, ?, ?, ?)",
+                (cycle, now_ns, encode_state(state), _encode(dict(detectors))),
+            )
+            database.execute(
+                "DELETE FROM snapshots WHERE cycle NOT IN (SELECT cycle FROM snapshots ORDER BY cycle DESC LIMIT ?)",
+                (KEPT_SNAPSHOTS,),
+            )
+            self._forget(now_ns, living)
+
+    def _forget(self, now_ns: int, living: Collection[str]) -> None:
+        database = self._connection
+        # The journal after the oldest kept snapshot is what a restart may need.
+        needed_after: int = database.execute("SELECT min(cycle) FROM snapshots").fetchone()[0]
+        before_ns = now_ns - round(self.retention.days * 86400e9)
+        last: int | None = database.execute(
+            "SELECT max(cycle) FROM journal WHERE cycle <= ? AND now_ns < ?", (needed_after, before_ns)
+        ).fetchone()[0]
+        used_bytes = (self._pragma("page_count") - self._pragma("freelist_count")) * self._pragma("page_size")
+        if used_bytes > self.retention.journal_bytes:
+            # A tenth a snapshot, once a minute, keeps up with any growth and never stops the cycle for long.
+            first, newest = database.execute("SELECT min(cycle), max(cycle) FROM journal").fetchone()
+            if first is not None:
+                last = max(last or 0, min(needed_after, first + (newest - first) // 10))
+        if last is not None and database.execute("DELETE FROM journal WHERE cycle <= ?", (last,)).rowcount:
+            self._set_meta("forgotten_to", str(last))
+        keep = msgspec.json.encode(sorted(living)).decode()
+        database.execute(
+            "DELETE FROM entries WHERE wall_ns < ? AND subject NOT IN (SELECT value FROM json_each(?))",
+            (before_ns, keep),
+        )
+        database.execute(
+            "DELETE FROM actions WHERE outcome_ns < ? AND cycle <= ? "
+            "AND job_id NOT IN (SELECT value FROM json_each(?))",
+            (before_ns, needed_after, keep),
+        )
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Keep a value under a name."""
+        with self._named(f"write {key}"), self._transaction():
+            self._set_meta(key, value)
+
+    def _set_meta(self, key: str, value: str) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        database = self._connection
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            yield database
+            if database.in_transaction:
+                database.execute("COMMIT")
+        finally:
+            # SQLite has already gone back where the disk was full (https://sqlite.org/lang_transaction.html, 3.1).
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+
+    def _pragma(self, name: str) -> int:
+        return int(self._connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+def _job_number(job_id: str) -> int:
+    """The number in a job id of ours ('j-000012' is 12); 0 for another."""
+    head, _, number = job_id.partition("-")
+    return int(number) if head == "j" and number.isdecimal() else 0

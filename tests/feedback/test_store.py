@@ -1,0 +1,344 @@
+"""The store: whole cycles or none, on full disks, under kill -9, after damage."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.schema.errors import StoreError
+from scheduler_feedback.core.actions import Action, Entry, StartGang, StopGang
+from scheduler_feedback.core.events import CancelRequested, Event, PolicySet, Submitted
+from scheduler_feedback.core.job import JobSpec, Slot, StopReason
+from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.store import SCHEMA_VERSION, Retention, Store
+
+SPEC = JobSpec("train", ("python", "train.py"), 2)
+DAY_NS = 86400 * 10**9
+
+
+def start(number: int, job: str = "j-000001") -> StartGang:
+    return StartGang(f"a-{number}", job, number, SPEC, (Slot("n0", 0), Slot("n0", 1)), "fits")
+
+
+def write(store: Store, cycle: int, now_ns: int = 0, text: str = "") -> None:
+    """A cycle with one event, one action and one entry that all name its number."""
+    store.append(
+        cycle, now_ns, [Submitted(f"j-{cycle:06d}", SPEC)], [start(cycle)], [Entry(now_ns, "j-000001", "started", text)]
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.sqlite"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    opened = Store(path)
+    yield opened
+    opened.close()
+
+
+def fill(store: Store, cycle: int = 1) -> tuple[int, StoreError]:
+    """Write cycles until the store refuses; the number of the one that it refused, and what it said."""
+    while True:
+        try:
+            write(store, cycle, text="x" * 4000)
+        except StoreError as error:
+            return cycle, error
+        cycle += 1
+
+
+def assert_whole(store: Store, cycles: int) -> None:
+    """Exactly the cycles 1..cycles stand, each with its event, its action and its entry."""
+    rows = store.load().journal
+    assert [row.cycle for row in rows] == list(range(1, cycles + 1))
+    assert [row.actions for row in rows] == [(start(number),) for number in range(1, cycles + 1)]
+    assert [entry.cycle for entry in store.entries_of("j-000001")] == list(range(1, cycles + 1))
+
+
+def test_what_is_written_comes_back_after_a_restart(path: Path) -> None:
+    events: list[Event] = [Submitted("j-000001", SPEC), PolicySet(Policy(migration_margin=0.5), "test")]
+    actions: list[Action] = [start(1), StopGang("a-2", "j-000001", 1, "SIGTERM", 3.0, StopReason.CANCEL, "asked")]
+    entry = Entry(7, "node:n0", "quarantine", "n0 is slow", False, (("slowdown", "1.4"),))
+    store = Store(path)
+    store.append(1, 5, events, actions, [entry])
+    store.outcome("a-1", "applied", 9)
+    store.close()
+
+    again = Store(path)
+    loaded = again.load()
+    assert loaded.state is None
+    [row] = loaded.journal
+    assert (row.cycle, row.now_ns, row.events, row.actions) == (1, 5, tuple(events), tuple(actions))
+    assert [numbered.entry for numbered in again.entries_of("node:n0")] == [entry]
+    assert again.open_actions() == [actions[1]]
+    assert [(recorded.now_ns, recorded.outcome) for recorded in again.actions_of("j-000001")] == [
+        (5, "applied"),
+        (5, None),
+    ]
+    again.close()
+
+
+def test_durable_before_acted_on(store: Store) -> None:
+    connection = store._connection
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    assert store.path.stat().st_mode & 0o777 == 0o600
+    write(store, 1)
+    assert Path(f"{store.path}-wal").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_cycle_that_raises_leaves_nothing(store: Store) -> None:
+    with pytest.raises(ZeroDivisionError), store.cycle(1, 0, [CancelRequested("j-000001")]) as record:
+        record.decided([start(1)], [Entry(0, "j-000001", "started", "")])
+        raise ZeroDivisionError
+    assert_whole(store, 0)
+    write(store, 1)
+    assert_whole(store, 1)
+
+
+def test_a_discarded_cycle_leaves_nothing(store: Store) -> None:
+    with store.cycle(1, 0, [CancelRequested("j-000001")]) as record:
+        record.discard()
+    assert_whole(store, 0)
+
+
+def test_job_numbers_rise_across_restarts_and_refused_cycles(path: Path) -> None:
+    store = Store(path)
+    store.append(1, 0, [Submitted("j-000041", SPEC)], [], [])
+    with pytest.raises(ZeroDivisionError), store.cycle(2, 0, [Submitted("j-000042", SPEC)]):
+        raise ZeroDivisionError
+    assert store.job_number == 41
+    store.close()
+    again = Store(path)
+    assert again.job_number == 41
+    again.close()
+
+
+def test_load_begins_at_the_newest_snapshot(store: Store) -> None:
+    for cycle in range(1, 11):
+        write(store, cycle, cycle)
+        if cycle % 2 == 0:
+            store.snapshot(cycle, cycle, State(cycle=cycle), {"straggler": b"%d" % cycle})
+    write(store, 11)
+    loaded = store.load()
+    assert loaded.state is not None
+    assert (loaded.state.cycle, loaded.detectors, [row.cycle for row in loaded.journal]) == (
+        10,
+        {"straggler": b"10"},
+        [11],
+    )
+    assert [row.cycle for row in store.journal_all().journal] == list(range(1, 12))
+    assert store._connection.execute("SELECT cycle FROM snapshots ORDER BY cycle").fetchall() == [(6,), (8,), (10,)]
+
+
+def test_a_damaged_snapshot_is_passed_over(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    for cycle in (1, 2, 3):
+        write(store, cycle)
+        store.snapshot(cycle, cycle, State(cycle=cycle), {})
+    store._connection.execute("UPDATE snapshots SET state = x'00' WHERE cycle = 3")
+    loaded = store.load()
+    assert loaded.state is not None
+    assert (loaded.state.cycle, [row.cycle for row in loaded.journal]) == (2, [3])
+    assert "snapshot of cycle 3 passed over" in caplog.text
+    store._connection.execute("UPDATE snapshots SET state = x'00'")
+    assert [row.cycle for row in store.load().journal] == [1, 2, 3]
+    assert store.load().state is None
+
+
+def test_the_past_is_forgotten_but_never_what_a_restart_needs(path: Path) -> None:
+    store = Store(path, Retention(days=1))
+    write(store, 1, 0)
+    store.append(2, 0, [], [start(2, "j-000002")], [Entry(0, "j-000002", "started", "")])
+    store.outcomes([("a-1", "applied"), ("a-2", "applied")], 0)
+    for cycle in (3, 4, 5):
+        store.append(cycle, 3 * DAY_NS, [], [], [])
+        store.snapshot(cycle, 3 * DAY_NS, State(cycle=cycle), {}, living=["j-000002"])
+    assert store.entries_of("j-000001") == []
+    assert store.actions_of("j-000001") == []
+    assert len(store.entries_of("j-000002")) == 1
+    assert len(store.actions_of("j-000002")) == 1
+    replay = store.journal_all()
+    assert replay.state is not None
+    assert (replay.state.cycle, [row.cycle for row in replay.journal]) == (3, [4, 5])
+    store._connection.execute("UPDATE snapshots SET state = x'00'")
+    with pytest.raises(StoreError, match="no snapshot can be read, and the journal begins after cycle 2"):
+        store.load()
+    store.close()
+
+
+def test_a_large_journal_is_shortened_before_its_time(path: Path) -> None:
+    store = Store(path, Retention(days=1000, journal_bytes=400_000))
+    for cycle in range(1, 400):
+        store.append(cycle, 0, [Submitted("j-000001", JobSpec("a", ("x" * 4000,), 1))], [], [])
+        if cycle % 20 == 0:
+            store.snapshot(cycle, 0, State(cycle=cycle), {})
+    pages, free = (
+        store._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count")
+    )
+    assert (pages - free) * 4096 < 1_000_000 < 400 * 4000
+    assert store.load().state is not None
+    store.close()
+
+
+# --- full disks ------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_database_refuses_whole_cycles(store: Store) -> None:
+    write(store, 1)
+    pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+    store._connection.execute(f"PRAGMA max_page_count={pages + 8}")
+    refused, error = fill(store, 2)
+    assert str(store.path) in str(error)
+    assert "SQLITE_FULL" in str(error)
+    assert "Make room" in str(error)
+    assert_whole(store, refused - 1)
+    store._connection.execute("PRAGMA max_page_count=100000")
+    store.probe(1)
+    write(store, refused)
+    assert_whole(store, refused)
+
+
+def test_a_full_disk_refuses_whole_cycles(tmp_path: Path) -> None:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", tmp_path], capture_output=True
+        ).returncode
+    ):
+        pytest.skip("mounting a small tmpfs needs root's capabilities")
+    try:
+        store = Store(tmp_path / "store.sqlite")
+        refused, error = fill(store)
+        assert str(store.path) in str(error)
+        assert "SQLITE_FULL" in str(error) or "SQLITE_IOERR" in str(error)
+        with pytest.raises(StoreError):
+            for _ in range(100):  # small writes may find room in the last page
+                store.probe(1)
+                write(store, refused, text="x" * 4000)
+        assert_whole(store, refused - 1)
+        store.close()
+        subprocess.run(["mount", "-o", "remount,size=4m", tmp_path], check=True)
+        again = Store(tmp_path / "store.sqlite")
+        assert_whole(again, refused - 1)
+        again.probe(1)
+        write(again, refused)
+        assert_whole(again, refused)
+        again.close()
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    Store(folder / "store.sqlite").close()
+    mounted = os.geteuid() == 0
+    if mounted and subprocess.run(["mount", "--bind", "-o", "ro", folder, folder], capture_output=True).returncode:
+        pytest.skip("a read-only folder for root needs a mount")
+    if not mounted:
+        folder.chmod(0o500)
+        (folder / "store.sqlite").chmod(0o400)
+    try:
+        with pytest.raises(StoreError, match=r"store\.sqlite: (Read-only file system|Permission denied)"):
+            Store(folder / "store.sqlite")
+    finally:
+        if mounted:
+            subprocess.run(["umount", folder], check=True)
+        else:
+            folder.chmod(0o700)
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_garbage_is_named(path: Path) -> None:
+    path.write_bytes(random.Random(1).randbytes(8192))
+    with pytest.raises(StoreError, match=r"store\.sqlite: could not open it: .*NOTADB.* move it aside"):
+        Store(path)
+
+
+def test_damaged_pages_are_found_at_the_start(path: Path) -> None:
+    store = Store(path)
+    for cycle in range(1, 200):
+        write(store, cycle, text="x" * 500)
+    store.close()
+    content = bytearray(path.read_bytes())
+    for page in range(4, len(content) // 4096):
+        content[page * 4096 : page * 4096 + 64] = b"\xff" * 64
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"store\.sqlite: .*(damaged|malformed).*move it aside"):
+        Store(path)
+
+
+def test_another_programs_database_is_left_alone(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE bookmarks (url TEXT)")
+    database.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="no journal of gangwatch"):
+        Store(path)
+    assert path.read_bytes() == before
+
+
+def test_a_newer_schema_is_refused(path: Path) -> None:
+    store = Store(path)
+    store._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
+    store.close()
+    with pytest.raises(StoreError, match=rf"newer gangwatch \(schema {SCHEMA_VERSION + 1}.*start that build again"):
+        Store(path)
+
+
+def test_damaged_rows_are_named(store: Store) -> None:
+    write(store, 1)
+    store._connection.execute("UPDATE journal SET events = x'c1'")
+    with pytest.raises(StoreError, match=r"store\.sqlite: could not read the newest snapshot"):
+        store.load()
+
+
+# --- kill -9 ---------------------------------------------------------------------------------------------------------
+
+_WRITER = """
+import sys
+from pathlib import Path
+from scheduler_feedback.store import Store
+from tests.feedback.test_store import write
+store = Store(Path(sys.argv[1]))
+cycle = len(store.load().journal)
+while True:
+    cycle += 1
+    write(store, cycle, text="x" * 2000)
+    print(cycle, flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kill_between_writes_loses_nothing_that_was_acknowledged(path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    acknowledged = 0
+    for _ in range(2):
+        with subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True, bufsize=1
+        ) as writer:
+            assert writer.stdout is not None
+            acknowledged = int(writer.stdout.readline())
+            time.sleep(chance.uniform(0, 0.2))
+            writer.send_signal(signal.SIGKILL)
+            for line in writer.stdout:
+                if line.endswith("\n"):
+                    acknowledged = int(line)
+        store = Store(path)
+        written = len(store.load().journal)
+        assert acknowledged <= written <= acknowledged + 1
+        assert_whole(store, written)
+        store.close()
