@@ -1,0 +1,231 @@
+"""The conductor: brings the stage up, submits, disturbs, waits for what must happen, and brings the stage down."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gangwatch.client import Client
+from gangwatch.demo.listener import Listener
+from gangwatch.demo.play import NODES, SLOTS, DemoError, Play, Schedule, plain_environment, training_command
+
+Say = Callable[[str], None]
+
+CONFIGURATION = """\
+# Written by `gangwatch demo`: minutes of production shortened to seconds, nothing else changed.
+[cluster]
+nodes = {nodes}
+slots = {slots}
+
+[controller]
+port = 0
+
+[policy]
+quarantine_seconds = {quarantine}
+probation_seconds = 5
+suspect_seconds = 10
+"""
+
+
+class Conductor:
+    """One performance. ``perform`` returns the Play; whatever happens, nothing is left running."""
+
+    def __init__(self, folder: Path, seed: int, schedule: Schedule, say: Say) -> None:
+        self.folder = folder
+        self.schedule = schedule
+        self.say = say
+        self.play = Play(folder / "state", seed)
+        self.listener = Listener()
+        self.client = Client(self.play.state_folder)
+        self.audience = Client(self.play.state_folder)  # the screen's own: a client serves one thread
+        self._disturber: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    # --- the stage ---
+
+    def up(self) -> None:
+        """Four agents and a controller, as processes of their own, through the command that a user has."""
+        configuration = self.folder / "gangwatch.toml"
+        configuration.write_text(CONFIGURATION.format(nodes=NODES, slots=SLOTS, quarantine=self.schedule.after + 2))
+        self._gangwatch("up", "--state", str(self.play.state_folder), "--config", str(configuration))
+        for path in sorted((self.play.state_folder / "agents").glob("*.json")):
+            self.listener.listen(json.loads(path.read_text())["url"])
+
+    def down(self) -> None:
+        """End the disturbance, every job, the agents and the controller."""
+        self.end_disturbance()
+        self.listener.close()
+        self._gangwatch("down", "--state", str(self.play.state_folder))
+
+    def _gangwatch(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "gangwatch", *arguments]
+        done = subprocess.run(command, env=plain_environment(), capture_output=True, text=True, timeout=120)
+        if done.returncode != 0:
+            raise DemoError(f"gangwatch {arguments[0]} exited with {done.returncode}: {done.stderr.strip()[-800:]}")
+
+    # --- jobs ---
+
+    def submit(self, name: str, ranks: int, steps: int, time_limit: float, **more: Any) -> str:
+        """Submit a training job under this name; its id is kept in the play."""
+        work = self.folder / name
+        work.mkdir(parents=True, exist_ok=True)
+        specification = {
+            "name": name,
+            "command": training_command(steps, self.play.seed, self.play.pace_seconds, work),
+            "ranks": ranks,
+            "time_limit_seconds": time_limit,
+            "working_directory": str(work),
+            "environment": plain_environment(),
+        } | more
+        job_id: str = self.client.post("/api/jobs", specification)["job"]
+        self.play.job_ids[name] = job_id
+        return job_id
+
+    def cancel(self, name: str) -> None:
+        self.client.post(f"/api/jobs/{self.play.job_ids[name]}/cancel", {})
+
+    def job(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.client.get(f"/api/jobs/{self.play.job_ids[name]}")
+        return found
+
+    def state_of(self, name: str) -> str:
+        return str(self.job(name)["state"])
+
+    def node_state(self, node: str) -> str:
+        for row in self.client.get("/api/nodes"):
+            if row["node"] == node:
+                return str(row["state"])
+        raise DemoError(f"node {node} has gone")
+
+    def wait_until(self, what: str, condition: Callable[[], bool], seconds: float) -> None:
+        """Poll until the condition holds. Raises DemoError, naming what was waited for, after `seconds`."""
+        if not self.happened(condition, seconds):
+            raise DemoError(f"waited {seconds:.0f} s for this: {what}")
+
+    def happened(self, condition: Callable[[], bool], seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.2)
+        return True
+
+    def steps_done(self, name: str, attempt: int | None = None) -> int:
+        """Distinct steps of the job that the agents have told of."""
+        gang = self.play.job_ids[name]
+        return len({s.step for s in self.listener.steps() if s.gang == gang and attempt in (None, s.attempt)})
+
+    # --- the fault ---
+
+    def begin_disturbance(self) -> None:
+        """Start the process that takes run time from one rank of the training; which one is drawn from the seed."""
+        training = self.job("training")
+        rank = training["ranks"][self.play.seed % len(training["ranks"])]
+        self.play.target = {"job": training["job"], "rank": rank["rank"], "node": rank["node"], "slot": rank["slot"]}
+        command = [sys.executable, "-m", "gangwatch.demo.disturbance"]
+        command += ["--ranks-folder", str(self.play.state_folder / "ranks" / rank["node"])]
+        command += ["--slot", str(rank["slot"]), "--seed", str(self.play.seed)]
+        self._disturber = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=plain_environment())
+        self._reader = threading.Thread(target=self._read_disturbance, args=(self._disturber,), daemon=True)
+        self._reader.start()
+        self.wait_until("the disturbance begins", lambda: bool(self.play.disturbance_lines), 10)
+
+    def _read_disturbance(self, disturber: subprocess.Popen[str]) -> None:
+        assert disturber.stdout is not None
+        for line in disturber.stdout:
+            self.play.disturbance_lines.append(json.loads(line))
+
+    def end_disturbance(self) -> None:
+        """End it if it runs; what it held is let go by itself."""
+        if self._disturber is None:
+            return
+        self._disturber.send_signal(signal.SIGTERM)
+        self._disturber.wait(timeout=10)
+        if self._reader is not None:
+            self._reader.join(timeout=10)
+        if self._disturber.stdout is not None:
+            self._disturber.stdout.close()
+        self._disturber = None
+
+    # --- the acts ---
+
+    def perform(self, disturbed: bool) -> Play:
+        """The whole performance; the stage is down again when it returns or raises."""
+        try:
+            self.up()
+            self._open()
+            if disturbed:
+                self._fault()
+            else:
+                self.say("nothing is disturbed: gangwatch must stay silent")
+                time.sleep(self.schedule.after)
+            self._close()
+        finally:
+            self.down()
+        return self.play
+
+    def _open(self) -> None:
+        """Training and a filler run; a gang of six must wait; step times settle and are taken for comparison."""
+        schedule, play = self.schedule, self.play
+        limit = 2 * play.steps * play.step_seconds
+        self.submit("training", 4, play.steps, limit, restartable=True, restart_cost_seconds=3.0, grace_seconds=20.0)
+        self.wait_until("the training runs", lambda: self.state_of("training") == "running", 30)
+        self.submit("filler", 2, 1_000_000, limit)
+        self.wait_until("the filler runs", lambda: self.state_of("filler") == "running", 30)
+        self.submit("head", 6, 20, 60.0)
+        self.say("training (4 ranks) and filler (2) run; head (6 ranks) waits for its turn")
+        self.wait_until("the training makes steps", lambda: self.steps_done("training") > 3, 30)
+        time.sleep(schedule.warm_up)
+        play.steady_from_ns = time.time_ns()
+        time.sleep(schedule.steady)
+
+    def _fault(self) -> None:
+        """One rank loses run time; verdict, move, backfill; the fault ends, the node comes back."""
+        schedule, play = self.schedule, self.play
+        self.begin_disturbance()
+        assert play.target is not None
+        self.say(f"a process unknown to gangwatch now takes run time from rank {play.target['rank']}")
+        moved = self.happened(lambda: self.job("training")["attempt"] > 1, schedule.detect_at_most)
+        if not moved:
+            self.say("no decision came; the play ends without one")
+            self.end_disturbance()
+            return
+        self.say("the verdict stands, the training moves; short (2 ranks) is submitted into the hole")
+        self.cancel("filler")
+        self.submit("short", 2, self.steps_in(schedule.after + 6), schedule.after * 3)
+        self.wait_until("the training steps again", lambda: self.steps_done("training", 2) > 0, 40)
+        self.wait_until("short runs in the hole", lambda: self.state_of("short") in ("running", "completed"), 30)
+        time.sleep(2.0)
+        play.after_from_ns = time.time_ns()
+        time.sleep(schedule.after / 2)
+        self.say("the disturbance ends")
+        self.end_disturbance()
+        time.sleep(schedule.after / 2)
+        play.after_until_ns = time.time_ns()
+        node = play.target["node"]
+        if self.happened(lambda: self.node_state(node) == "healthy", 60):
+            self.say(f"{node} passed its probe and its probation")
+
+    def steps_in(self, seconds: float) -> int:
+        """How many steps of the training fit in so many seconds, by the calibration."""
+        return max(10, round(seconds / self.play.step_seconds))
+
+    def _close(self) -> None:
+        """The training runs to its end, and the head of the queue gets its turn."""
+        if self.state_of("filler") == "running":
+            self.cancel("filler")
+        self.wait_until("the training ends", lambda: self.state_of("training") in ENDED, 180)
+        self.wait_until("the head of the queue has run", lambda: self.state_of("head") in ENDED, 60)
+        failed = [name for name in ("training", "head") if self.state_of(name) != "completed"]
+        if failed:
+            raise DemoError(f"{failed[0]} ended as {self.state_of(failed[0])}: {self.job(failed[0]).get('reason', '')}")
+
+
+ENDED = ("completed", "failed", "cancelled")

@@ -1,0 +1,103 @@
+"""What the audience sees: the agents' own frame streams, read by the demonstration beside the controller.
+
+The report's step times come from here, not from the controller: what it says of its own success is checked against the
+telemetry that anyone can subscribe to.
+"""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import urllib.parse
+from dataclasses import dataclass
+
+from agent.schema.errors import FrameError
+from agent.schema.frame import Frame, Layout, MessageSplitter, StepRecord, decode
+
+
+@dataclass(frozen=True, slots=True)
+class SeenStep:
+    """One finished step of one rank; ended_wall_ns by the host's clock, duration and wait in seconds."""
+
+    gang: str
+    attempt: int
+    rank: int
+    step: int
+    ended_wall_ns: int
+    duration_seconds: float
+    wait_seconds: float | None
+
+
+class Listener:
+    """Reads the frame streams of several agents, a thread each, until closed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps: list[SeenStep] = []
+        self._connections: list[http.client.HTTPConnection] = []
+        self._threads: list[threading.Thread] = []
+        self._closed = threading.Event()
+
+    def listen(self, url: str) -> None:
+        """Subscribe to the agent at `url` (http://127.0.0.1:PORT), for records only."""
+        thread = threading.Thread(target=self._read, args=(url,), name=f"listener {url}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _read(self, url: str) -> None:
+        netloc = urllib.parse.urlsplit(url).netloc
+        while not self._closed.wait(0.2):
+            connection = http.client.HTTPConnection(netloc, timeout=10)
+            with self._lock:
+                self._connections.append(connection)
+            try:
+                connection.request("GET", "/frames?metrics=gangwatch_rank_step")
+                response = connection.getresponse()
+                splitter = MessageSplitter()
+                while data := response.read1(65536):
+                    for message in splitter.feed(data):
+                        self._take(decode(message))
+            except (OSError, http.client.HTTPException, FrameError, AttributeError, ValueError):
+                # The agent restarted or the stream broke; AttributeError and ValueError are what http.client raises
+                # when close() below takes the socket away under a read.
+                continue
+            finally:
+                connection.close()
+
+    def _take(self, message: Layout | Frame) -> None:
+        if isinstance(message, Layout):
+            return
+        offset_ns = message.wall_ns - message.monotonic_ns
+        seen = [
+            SeenStep(
+                record.member.gang,
+                record.member.attempt,
+                record.member.rank,
+                record.step,
+                record.start_ns + record.duration_ns + offset_ns,
+                record.duration_ns / 1e9,
+                None if record.wait_ns is None else record.wait_ns / 1e9,
+            )
+            for record in message.records
+            if isinstance(record, StepRecord)
+        ]
+        with self._lock:
+            self._steps += seen
+
+    def steps(self) -> list[SeenStep]:
+        """Everything seen so far."""
+        with self._lock:
+            return list(self._steps)
+
+    def close(self) -> None:
+        self._closed.set()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            if connection.sock is not None:
+                try:
+                    connection.sock.shutdown(2)
+                except OSError:
+                    pass
+        for thread in self._threads:
+            thread.join(timeout=2)
