@@ -7,8 +7,6 @@ that never fall while the collector lives.
 
 from __future__ import annotations
 
-import errno
-import os
 import resource
 from typing import Protocol
 
@@ -16,16 +14,8 @@ from agent.attribution import RankFile
 from agent.collectors.block import Block
 from agent.schema.frame import Column
 from agent.sources.files import read_file
-from agent.sources.proc import (
-    TICK_NS,
-    ProcessStat,
-    children_by_parent,
-    children_of,
-    parse_process_io,
-    parse_process_stat,
-    parse_schedstat,
-    threads_of,
-)
+from agent.sources.proc import TICK_NS, children_by_parent, children_of, threads_of
+from agent.sources.process import DescriptorBudget, KeptProcess
 
 COUNTERS = (
     "gangwatch_rank_cpu_seconds_total",
@@ -60,155 +50,12 @@ class Ranks(Protocol):
         ...
 
 
-class _Descriptors:
-    """How many descriptors may be kept: threads beyond that are read by opening their file each time."""
-
-    __slots__ = ("left",)
-
-    def __init__(self, most: int) -> None:
-        self.left = most
-
-
-class _Thread:
-    """One thread's schedstat: a kept descriptor (or none, beyond the budget) and the newest values."""
-
-    __slots__ = ("_budget", "_descriptor", "_path", "run_ns", "wait_ns")
-
-    def __init__(self, path: str, budget: _Descriptors) -> None:
-        self._path = path
-        self._budget = budget
-        self._descriptor = -1
-        self.run_ns = 0
-        self.wait_ns = 0
-        if budget.left > 0:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            budget.left -= 1
-
-    def advance(self) -> tuple[int, int]:
-        """Nanoseconds run and waited since the last call. Raises OSError where the thread has ended."""
-        data = os.pread(self._descriptor, 128, 0) if self._descriptor >= 0 else read_file(self._path)
-        run_ns, wait_ns = parse_schedstat(data)
-        if run_ns < self.run_ns or wait_ns < self.wait_ns:
-            # Without a kept descriptor another thread may have got the number: all of its time is new.
-            self.run_ns = self.wait_ns = 0
-        ran, waited = run_ns - self.run_ns, wait_ns - self.wait_ns
-        self.run_ns, self.wait_ns = run_ns, wait_ns
-        return ran, waited
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-            self._budget.left += 1
-
-
-class _Process:
-    """One process of a rank. Its kept descriptors name this very process, whoever gets its number afterwards."""
-
-    __slots__ = (
-        "_budget",
-        "_folder",
-        "_io",
-        "_stat",
-        "block_io_ticks",
-        "pid",
-        "proc_root",
-        "read_bytes",
-        "threads",
-        "written_bytes",
-    )
-
-    def __init__(self, proc_root: str, pid: int, budget: _Descriptors) -> None:
-        """Raises OSError where the process is gone."""
-        self.proc_root = proc_root
-        self.pid = pid
-        self.block_io_ticks = 0
-        self.read_bytes = 0
-        self.written_bytes = 0
-        self.threads: dict[str, _Thread] = {}
-        self._budget = budget
-        self._folder = f"{proc_root}/{pid}"
-        self._io = -1
-        self._stat = os.open(f"{self._folder}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._io = os.open(f"{self._folder}/io", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            # Another user's process without the privilege to trace it: everything else of it can be read.
-            pass
-
-    def stat(self) -> ProcessStat | None:
-        """The newest stat; None once the process has ended and was waited for."""
-        try:
-            return parse_process_stat(os.pread(self._stat, 4096, 0))
-        except OSError:
-            return None
-
-    def advance_threads(self, count: int) -> tuple[int, int, bool]:
-        """Nanoseconds all threads ran and waited since the last call, and whether any of them could be read.
-
-        `count` is the number of threads that stat tells: they are listed anew only where it differs from those known,
-        or where one of those has ended.
-        """
-        ran = waited = 0
-        ended: list[str] = []
-        for name, thread in self.threads.items():
-            try:
-                more_ran, more_waited = thread.advance()
-            except OSError:
-                ended.append(name)
-                continue
-            ran += more_ran
-            waited += more_waited
-        for name in ended:
-            self.threads.pop(name).close()
-        if ended or count != len(self.threads):
-            for name in threads_of(self.proc_root, self.pid):
-                if name in self.threads:
-                    continue
-                try:
-                    thread = _Thread(f"{self._folder}/task/{name}/schedstat", self._budget)
-                except OSError:
-                    continue
-                try:
-                    more_ran, more_waited = thread.advance()
-                except OSError:
-                    thread.close()
-                    continue
-                self.threads[name] = thread
-                ran += more_ran
-                waited += more_waited
-        return ran, waited, bool(self.threads)
-
-    def advance_io(self) -> tuple[int, int] | None:
-        """Bytes read and written since the last call; None where they may not be read."""
-        if self._io < 0:
-            return None
-        try:
-            newest = parse_process_io(os.pread(self._io, 4096, 0))
-        except OSError as error:
-            # ESRCH: it ended since its stat was read, and what it did last goes to the process that waits for it.
-            return (0, 0) if error.errno == errno.ESRCH else None
-        read = newest.read_bytes - self.read_bytes
-        written = newest.written_bytes - self.written_bytes
-        self.read_bytes, self.written_bytes = newest
-        return read, written
-
-    def close(self) -> None:
-        for thread in self.threads.values():
-            thread.close()
-        self.threads.clear()
-        os.close(self._stat)
-        if self._io >= 0:
-            os.close(self._io)
-        self._stat = self._io = -1
-
-
 class _Bytes:
     """A rank's bytes to or from storage, each counted once.
 
-    The kernel adds a child's bytes to the parent that waits for it (wait_task_zombie in kernel/exit.c), so that what was
-    counted for the child shows a second time, in the parent's difference; where nobody waits it does not. So an ended
-    process's bytes are taken off what appears in the next samples, as far as something appears.
+    The kernel adds a child's bytes to the parent that waits for it (wait_task_zombie in kernel/exit.c): what was
+    counted for the child shows a second time, in the parent's difference. Where nobody waits, it does not. So an
+    ended process's bytes are taken off what appears in the next samples, as far as something appears.
     """
 
     __slots__ = ("_handed_over", "_samples_left", "total")
@@ -252,7 +99,7 @@ class _Rank:
 
     def __init__(self, main: RankFile) -> None:
         self.main = main
-        self.processes: dict[tuple[int, int], _Process] = {}
+        self.processes: dict[tuple[int, int], KeptProcess] = {}
         self.run_ns = self.wait_ns = self.block_io_ns = 0
         self.read = _Bytes()
         self.written = _Bytes()
@@ -323,7 +170,7 @@ class ProcessCollector:
         self._proc_root = proc_root
         if most_descriptors is None:
             most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        self._budget = _Descriptors(most_descriptors)
+        self._budget = DescriptorBudget(most_descriptors)
         self._ranks: dict[tuple[int, int], _Rank] = {}
         self._block = Block()
         self._ticks_a_discovery = max(1, round(DISCOVERY_SECONDS / interval_seconds))
@@ -393,7 +240,7 @@ class ProcessCollector:
     def _take(self, rank: _Rank, pid: int, parent: int | None) -> None:
         """Make the process one of the rank's, unless it has ended or its number has passed to another process."""
         try:
-            process = _Process(self._proc_root, pid, self._budget)
+            process = KeptProcess(self._proc_root, pid, self._budget)
         except OSError:
             return
         stat = process.stat()
