@@ -1,0 +1,103 @@
+"""Counters are differenced exactly, or not at all."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.schema.rates import Change, difference, exact, rates
+
+SECOND = 1_000_000_000
+
+
+def one(
+    before: int,
+    after: int,
+    *,
+    width: int = 64,
+    elapsed_ns: int = SECOND,
+    same_source: bool = True,
+    valid: tuple[bool, bool] = (True, True),
+) -> tuple[int, Change]:
+    advance, change = difference(
+        np.array([before], np.uint64),
+        np.array([valid[0]]),
+        np.array([after], np.uint64),
+        np.array([valid[1]]),
+        np.array([width], np.uint8),
+        np.array([elapsed_ns], np.int64),
+        same_source=same_source,
+        gap_ns=10 * SECOND,
+    )
+    return int(advance[0]), Change(change[0])
+
+
+def test_a_rise_is_its_difference() -> None:
+    assert one(5, 12) == (7, Change.STEADY)
+
+
+def test_bytes_stay_exact_above_two_to_the_53() -> None:
+    assert one(2**60 + 1, 2**60 + 4) == (3, Change.STEADY)
+
+
+def test_a_narrow_counter_turns() -> None:
+    assert one(2**32 - 10, 5, width=32) == (15, Change.WRAPPED)
+
+
+def test_a_wide_counter_that_fell_was_reset() -> None:
+    assert one(2**64 - 10, 5) == (0, Change.RESET)
+
+
+def test_a_narrow_counter_that_fell_from_the_middle_was_reset() -> None:
+    assert one(2**20, 5, width=32) == (0, Change.RESET)
+
+
+def test_another_agent_or_boot_is_never_differenced() -> None:
+    assert one(5, 12, same_source=False) == (0, Change.RESET)
+    assert one(2**32 - 10, 5, width=32, same_source=False) == (0, Change.RESET)
+
+
+def test_the_same_sample_twice_is_no_zero() -> None:
+    assert one(5, 5, elapsed_ns=0) == (0, Change.UNCHANGED)
+
+
+def test_absent_is_not_zero() -> None:
+    assert one(5, 0, valid=(True, False)) == (0, Change.ABSENT)
+    assert one(0, 5, valid=(False, True)) == (0, Change.ABSENT)
+
+
+def test_turns_of_a_narrow_counter_cannot_be_counted_over_a_long_silence() -> None:
+    assert one(5, 12, width=32, elapsed_ns=11 * SECOND) == (0, Change.GAP)
+    assert one(5, 12, width=64, elapsed_ns=11 * SECOND) == (7, Change.STEADY)
+
+
+def test_rates_are_in_the_base_unit_and_absent_where_unknown() -> None:
+    advance = np.array([3_000_000_000, 4], np.uint64)
+    change = np.array([Change.STEADY, Change.RESET], np.uint8)
+    result = rates(advance, change, np.array([2 * SECOND, SECOND], np.int64), scale=1e-9)
+    assert result[0] == 1.5
+    assert np.isnan(result[1])
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 1), st.sampled_from([32, 64]))
+def test_what_was_added_is_what_is_found(start: int, added: int, width: int) -> None:
+    modulus = 2**width
+    before = start % modulus
+    found, change = one(before, (before + added) % modulus, width=width)
+    if exact(np.array([change], np.uint8))[0]:
+        assert found == added
+    else:
+        assert width == 64
+        assert before + added >= modulus
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.sampled_from([32, 64]), st.integers(-5, 2**62))
+def test_no_input_gives_a_negative_or_absurd_advance(before: int, after: int, width: int, elapsed_ns: int) -> None:
+    found, change = one(before, after, width=width, elapsed_ns=elapsed_ns)
+    if change == Change.STEADY:
+        assert found == after - before
+    elif change == Change.WRAPPED:
+        assert 0 < found < 2**31
+    else:
+        assert found == 0
