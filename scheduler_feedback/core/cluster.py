@@ -26,6 +26,8 @@ class Node:
     backoff: quarantines since the last full recovery; each doubles the next one's length.
     reason: in words. verdict_id: of the verdict behind it, '' where an operator did it.
     present: whether the backend reports it; an absent node takes nothing.
+    accusers: jobs whose verdicts named it since it was last healthy. probe_job: the probe that is under way.
+    probes: how many probes it has had; numbers them.
     """
 
     name: str
@@ -40,3 +42,5 @@ class Node:
     verdict_id: str = ""
     present: bool = True
     probe_job: str | None = None
+    accusers: tuple[str, ...] = ()
+    probes: int = 0

@@ -97,6 +97,10 @@ class Job:
     started_ns, submitted_ns, ended_ns, attempt_started_ns: the cycle's wall time. run_ns: time run in earlier attempts.
     excluded_nodes: where the next attempt must not go. retries: failures so far that were retried.
     first_step_ns: when the newest attempt was first seen making a step (observation), for restart time.
+    not_before_ns: nothing is asked of the backend for this job before then. action_id: of the newest action about it.
+    stop_reason: why the newest attempt is to stop; set before the stop is asked for, so that a freeze can delay it.
+    stopping_ns, attempt_ended_ns: when the stop was asked for, when the newest attempt was gone. failure: what went
+    wrong last. claim: the slots, by rank, that are kept for the restart of a gang on the move.
     """
 
     job_id: str
@@ -117,3 +121,9 @@ class Job:
     waiting_because: str = ""
     expected_start_ns: int | None = None
     last_migration_ns: int | None = None
+    first_step_ns: int | None = None
+    stopping_ns: int | None = None
+    attempt_ended_ns: int | None = None
+    action_id: str = ""
+    failure: str = ""
+    claim: list[Slot] = field(default_factory=list)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.job import Job
+from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.verdict import Verdict
 
 
@@ -25,6 +25,11 @@ class Policy:
     expected_persistence_seconds: D, how long a fault is expected to last if nothing is done.
     quarantine_seconds: first quarantine; doubles with each repetition up to quarantine_max_seconds.
     quarantine_max_fraction: most nodes in quarantine, as a share of all, at least one.
+    start_timeout_seconds: an attempt whose ranks are not all seen by then is given up.
+    retry_backoff_seconds: pause after the backend refused an action.
+    probe_command: measures a node whose quarantine has ended, one rank a slot; exit 0 of all is a pass. Empty: no
+    probe, straight to probation. probe_timeout_seconds: a probe that takes longer has failed.
+    ended_jobs_kept: most ended jobs kept in the state; the journal's story of older ones stays.
     """
 
     mode: Mode = Mode.ACT
@@ -39,6 +44,10 @@ class Policy:
     quarantine_max_fraction: float = 0.25
     probation_seconds: float = 600.0
     start_timeout_seconds: float = 60.0
+    retry_backoff_seconds: float = 5.0
+    probe_command: tuple[str, ...] = ("gangwatch-probe",)
+    probe_timeout_seconds: float = 120.0
+    ended_jobs_kept: int = 10_000
 
 
 @dataclass(slots=True)
@@ -46,7 +55,8 @@ class Decision:
     """A migration that was decided, or that observe mode would have made: kept to be scored against what followed.
 
     predicted_gain_seconds: benefit minus cost at the decision. outcome_seconds: what the fault really cost afterwards
-    (observe) or the restart really took (act); None while open.
+    (observe) or the restart really took, from the decision to the first step after it (act); None while open.
+    attempt: the one that was to be left. fault_cost_seconds: what the fault had cost before the decision.
     """
 
     decision_id: str
@@ -58,6 +68,21 @@ class Decision:
     slowdown: float
     cost_seconds: float
     outcome_seconds: float | None = None
+    attempt: int = 0
+    fault_cost_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Case:
+    """What a standing verdict has led to so far.
+
+    marked: its node has been made suspect for it (or, in observe mode, would have been).
+    ruling: '' while nothing was decided about the gang, else 'migrate', 'frozen', or the reason code of a stay.
+    """
+
+    marked: bool = False
+    ruling: str = ""
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -65,7 +90,10 @@ class State:
     """jobs, nodes: by id and name. verdicts: those that stand, by id. now_ns: the newest cycle's time; never falls.
 
     cycle: number of the newest cycle. action_count: actions ever decided; gives their ids.
-    reservation: slots and time held for the head of the queue, None where nothing waits.
+    cases: what each standing verdict has led to, by verdict id. judged: operators' rulings on verdicts, by id.
+    decision_count: gives the decisions' ids. frozen_by: who froze the actions.
+    reserved_for, reserved_from_ns, reserved_nodes, reserved_slots: what is held for the head of the queue and from when,
+    None and empty where nothing waits. counts: of verdicts, abstentions and decisions, for the metrics.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -82,3 +110,7 @@ class State:
     reserved_from_ns: int | None = None
     reserved_nodes: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    cases: dict[str, Case] = field(default_factory=dict)
+    decision_count: int = 0
+    frozen_by: str = ""
+    reserved_slots: list[Slot] = field(default_factory=list)
