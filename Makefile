@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO ?= --report demo-report.json
 
 .PHONY: demo test check format docs components clean
 
@@ -24,10 +25,14 @@ check: $(STAMP)  ## style, types, import rules, generated pages
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/generate.py --check
 
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(STAMP)  ## the reference pages, from the catalogue and --help
+	$(BIN)/python docs/generate.py
 
 components:  ## the real components that some tests run against (as root, on Debian)
 	./packaging/components.sh

@@ -1,0 +1,115 @@
+"""The report's arithmetic, and that it breaks where a promise is broken."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from gangwatch.demo.listener import SeenStep
+from gangwatch.demo.report import (
+    Truth,
+    failures,
+    false_verdicts,
+    is_true,
+    per_step,
+    steps_repeated,
+    summary,
+    typical,
+)
+
+SECOND = 1_000_000_000
+
+
+def step(rank: int, number: int, ended: float, duration: float, attempt: int = 1, gang: str = "j-1") -> SeenStep:
+    return SeenStep(gang, attempt, rank, number, round(ended * SECOND), duration, 0.0)
+
+
+def verdict(**changes: Any) -> dict[str, Any]:
+    return {"job": "j-1", "rank": 2, "node": "n1", "cause": "suspended", "confidence": 0.99, "wall_ns": 20} | changes
+
+
+TRUTH = Truth("j-1", 2, "n1", 10, 30)
+
+KEPT: dict[str, Any] = {
+    "disturbed": {"job": "j-1", "rank": 2, "node": "n1"},
+    "verdict": verdict(correct=True),
+    "false_verdicts": 0,
+    "abstentions": [],
+    "seconds_to_detect": 6.0,
+    "seconds_to_running_again": 3.0,
+    "step_seconds": {"before": 0.10, "during": 0.2, "after": 0.105},
+    "backfilled": {"job": "j-4", "head_delay_seconds": 0.0},
+    "training": {"steps": 500, "steps_repeated": 0, "weights_match_uninterrupted": True},
+    "reprobation_seconds": 9.0,
+}
+
+
+def test_a_step_lasts_as_long_as_its_slowest_rank_and_only_in_the_window() -> None:
+    steps = [step(0, 1, 5.0, 0.1), step(1, 1, 5.0, 0.3), step(0, 2, 6.0, 0.2), step(0, 9, 50.0, 9.0)]
+    steps.append(step(0, 1, 5.0, 7.0, gang="another"))
+    assert per_step(steps, "j-1", 0, 10 * SECOND) == [0.3, 0.2]
+
+
+def test_typical_is_not_moved_by_one_hiccup_in_forty() -> None:
+    assert typical([0.1] * 39 + [4.0]) == pytest.approx(0.1)
+    assert typical([]) is None
+
+
+def test_a_step_done_in_two_attempts_counts_as_repeated_once() -> None:
+    steps = [step(0, 1, 1, 0.1), step(0, 2, 2, 0.1), step(0, 2, 3, 0.1, attempt=2), step(1, 2, 3, 0.1, attempt=2)]
+    assert steps_repeated(steps, "j-1") == 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rank": 1}, {"node": "n2"}, {"job": "j-2"}, {"wall_ns": 9}], ids=["rank", "node", "job", "too early"]
+)
+def test_a_verdict_that_misses_in_any_respect_is_false(changes: dict[str, Any]) -> None:
+    assert is_true(verdict(), TRUTH)
+    assert not is_true(verdict(**changes), TRUTH)
+    assert false_verdicts([verdict(), verdict(**changes)], TRUTH) == [verdict(**changes)]
+
+
+def test_every_verdict_is_false_where_nothing_was_disturbed() -> None:
+    assert false_verdicts([verdict()], None) == [verdict()]
+
+
+def test_a_report_that_keeps_every_promise_breaks_none() -> None:
+    assert failures(KEPT) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("verdict",), None),
+        (("verdict", "correct"), False),
+        (("false_verdicts",), 1),
+        (("seconds_to_detect",), 15.1),
+        (("seconds_to_running_again",), 10.1),
+        (("seconds_to_running_again",), None),
+        (("step_seconds", "after"), 0.1101),
+        (("step_seconds", "after"), 0.0899),
+        (("step_seconds", "before"), None),
+        (("backfilled",), None),
+        (("backfilled", "head_delay_seconds"), 0.6),
+        (("backfilled", "head_delay_seconds"), None),
+        (("training", "weights_match_uninterrupted"), False),
+        (("training", "weights_match_uninterrupted"), None),
+        (("reprobation_seconds",), None),
+    ],
+)
+def test_each_promise_is_looked_at(path: tuple[str, ...], value: Any) -> None:
+    report = copy.deepcopy(KEPT)
+    inside = report
+    for key in path[:-1]:
+        inside = inside[key]
+    inside[path[-1]] = value
+    assert failures(report) != []
+
+
+def test_the_summary_says_when_a_verdict_was_wrong_or_missing() -> None:
+    assert any("which is right" in line for line in summary(KEPT))
+    assert any("WRONG" in line for line in summary(KEPT | {"verdict": verdict(correct=False)}))
+    unknown = summary(KEPT | {"verdict": None, "abstentions": ["processors are shared"]})
+    assert any("processors are shared" in line for line in unknown)
