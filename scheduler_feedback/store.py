@@ -25,7 +25,16 @@ from scheduler_feedback.core.actions import Action, Entry
 from scheduler_feedback.core.codec import encode_action, encode_event, encode_state
 from scheduler_feedback.core.events import Event, Submitted
 from scheduler_feedback.core.state import State
-from scheduler_feedback.store_reading import WHEN_DAMAGED, NumberedEntry, Reader
+from scheduler_feedback.store_reading import (
+    WHEN_DAMAGED,
+    JournalRow,
+    Loaded,
+    NumberedEntry,
+    Reader,
+    RecordedAction,
+)
+
+__all__ = ["Store", "Retention", "CycleRecord", "Reader", "Loaded", "JournalRow", "NumberedEntry", "RecordedAction"]
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x47574A4E  # "GWJN"; https://sqlite.org/pragma.html#pragma_application_id
