@@ -1,0 +1,482 @@
+"""What a training process imports to tell which step it is in, how long steps take, and how long it waits for others.
+
+::
+
+    from gangwatch import steps
+
+    reporter = steps.reporter()
+    for batch in batches:
+        with reporter.step(tokens=len(batch)):
+            gradients = compute(batch)
+            with reporter.wait():            # around what blocks until every rank has come
+                all_reduce(gradients)
+            update(gradients)
+
+Standard library only, one file, Python 3.8 or newer, Linux. Nothing in here ever raises into the training or blocks
+it: a record is one write into memory that is shared with the node's agent (about a microsecond, no system call, no
+wake-up), and what goes wrong is counted in ``Reporter.dropped`` or told in ``Reporter.status``. The beginning of a step
+and the entry into a collective are marked as they happen, so that a rank that never arrives is seen while it hangs.
+
+Without GANGWATCH_SOCKET in the environment a reporter does nothing: it has no memory file and no thread.
+
+**How the agent is reached.** A daemon thread connects to the unix stream socket GANGWATCH_SOCKET and sends one message,
+four bytes of length (big-endian) and JSON ``{"v": 1, "gang", "rank", "attempt", "world_size", "pid"}``, with a memory
+file attached (SCM_RIGHTS, unix(7)). The agent answers ``{"ok": true}`` or ``{"ok": false, "error": "..."}`` in the same
+form, and the connection stays open for as long as the process lives. When it ends the thread connects again: an agent
+that restarts finds what was written meanwhile, even while the training hangs. What the message claims is only believed
+where the kernel does not know better.
+
+**The memory file** (memfd_create(2), sealed against every change of size) is little-endian: a header of 64 bytes, that
+is magic ``GWRING01``, u32 slot size, u32 slots, u64 records ever written; then slots of 64 bytes, each u64 sequence
+(counted from 1), u8 kind, u8 flags, 6 unused, i64 number, i64 time (CLOCK_MONOTONIC, ns), i64 duration (ns), i64 wait
+(ns), i64 tokens, u64 sequence again. A record stands in slot (sequence - 1) mod slots; the header's count follows it.
+
+**Threads.** There is no lock: a signal handler or a second thread may report at any moment, and a lock would let one
+block the other. Every record takes its own slot (``itertools.count`` gives each number once). Two threads that wait at
+the same time inside one step may lose one of the two times; each entry and exit still stands on its own.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import itertools
+import json
+import mmap
+import os
+import socket
+import struct
+import sys
+import threading
+import weakref
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple  # noqa: UP035 (Python 3.8)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["Reporter", "Step", "Wait", "reporter"]
+
+STEP_BEGUN, STEP_ENDED, COLLECTIVE_ENTERED, COLLECTIVE_LEFT = 1, 2, 3, 4
+"""Kinds of record."""
+
+WAIT_KNOWN, TOKENS_KNOWN, ABANDONED = 1, 2, 4
+"""Flags of STEP_ENDED: whether wait and tokens were measured; whether an exception left the step unfinished."""
+
+MAGIC = b"GWRING01"
+HEADER_BYTES = 64
+SLOT_BYTES = 64
+
+DEFAULT_SLOTS = 4096
+"""256 KiB, and 8,192 records a second for an agent that looks twice a second."""
+
+MAX_NUMBER = 2**53
+"""Greatest step number and token count: integers up to here pass through JSON and doubles unharmed."""
+
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, LAST_REFUSED_SECONDS = 0.2, 5.0, 60.0
+"""Pauses between attempts to register: doubled from the first to the last; longer where the agent said no."""
+
+ANSWER_SECONDS = 30.0
+"""An agent that accepts and does not answer for so long is asked anew; only the daemon thread waits."""
+
+MAX_ANSWER_BYTES = 4096
+
+_HEADER = struct.Struct("<8sII")
+_SLOT = struct.Struct("@QBB6xqqqqqQ")
+_pack_into = _SLOT.pack_into
+
+# Values of fcntl(2), for builds of Python that were compiled against older headers.
+_F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
+_SEAL_SIZE = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
+
+_RANK = ("RANK", "SLURM_PROCID", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+_WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+_ATTEMPT = ("GANGWATCH_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+_GANG = ("GANGWATCH_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+
+
+def _word(environment: Mapping[str, str], names: Tuple[str, ...]) -> Optional[str]:  # noqa: UP006, UP045
+    """The first of the variables that is set and not empty."""
+    for name in names:
+        value = environment.get(name)
+        if value:
+            return value
+    return None
+
+
+def _count(environment: Mapping[str, str], names: Tuple[str, ...]) -> Optional[int]:  # noqa: UP006, UP045
+    """The first of the variables that is set, where it is a number that can be a rank or a count."""
+    value = _word(environment, names)
+    try:
+        number = int(value) if value is not None else -1
+    except ValueError:
+        return None
+    return number if 0 <= number < 2**31 else None
+
+
+class Step:
+    """One training step, as a context: begun on entry, finished on exit, abandoned where an exception leaves it.
+
+    number: the step's number. tokens: set it inside the block where it is known only there (a plain integer; a tensor
+    on a GPU would have to be waited for).
+    """
+
+    __slots__ = ("_begun_ns", "_reporter", "number", "tokens")
+
+    def __init__(self, reporter: Reporter, number: int, tokens: int | None) -> None:
+        self._reporter = reporter
+        self.number = number
+        self.tokens = tokens
+
+    def __enter__(self) -> Step:
+        reporter = self._reporter
+        reporter._wait_ns = None
+        self._begun_ns = now_ns = monotonic_ns()
+        reporter._write(STEP_BEGUN, 0, self.number, now_ns, 0, 0, 0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        now_ns = monotonic_ns()
+        reporter = self._reporter
+        if kind is None:
+            reporter._finish(self.number, now_ns, now_ns - self._begun_ns, reporter._wait_ns, self.tokens)
+        else:
+            reporter._write(STEP_ENDED, ABANDONED, self.number, now_ns, now_ns - self._begun_ns, 0, 0)
+
+
+class Wait:
+    """One blocking collective, as a context. Its duration counts as wait of the step around it."""
+
+    __slots__ = ("_entered_ns", "_number", "_reporter")
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def __enter__(self) -> Wait:
+        self._entered_ns = now_ns = monotonic_ns()
+        reporter = self._reporter
+        self._number = number = next(reporter._collectives)
+        reporter._write(COLLECTIVE_ENTERED, 0, number, now_ns, 0, 0, 0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        now_ns = monotonic_ns()
+        reporter = self._reporter
+        duration_ns = now_ns - self._entered_ns
+        reporter._wait_ns = (reporter._wait_ns or 0) + duration_ns
+        reporter._write(COLLECTIVE_LEFT, 0, self._number, now_ns, duration_ns, 0, 0)
+
+
+class Reporter:
+    """Tells the node's agent of this process's steps. One a process: ``reporter()`` gives it.
+
+    environment: where the socket, the gang and the rank are looked up, os.environ by default.
+    slots: length of the ring in records, a power of two from 256 to 65536.
+
+    status: in words, whether the agent is reached, and why not. dropped: records that could not be written as asked.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None, slots: int = DEFAULT_SLOTS) -> None:
+        self.dropped = 0
+        self._wait_ns: int | None = None
+        self._next_step = 0
+        self._collectives = itertools.count()
+        self._indices = itertools.count()
+        self._ring: mmap.mmap | None = None
+        self._mask = slots - 1
+        self._registration: _Registration | None = None
+        self._off = ""
+        try:
+            self._open(os.environ if environment is None else environment, slots)
+        except Exception as error:  # whatever it is, the training goes on without us
+            self.close()
+            self._off = f"off: {error}"
+
+    def _open(self, environment: Mapping[str, str], slots: int) -> None:
+        path = environment.get("GANGWATCH_SOCKET")
+        if not path:
+            self._off = "off: GANGWATCH_SOCKET is not set"
+            return
+        if not hasattr(os, "memfd_create"):
+            self._off = "off: this Python has no memfd_create (Linux 3.17 and glibc 2.27 are needed)"
+            return
+        if sys.byteorder != "little":
+            self._off = "off: the ring is little-endian, this machine is not"
+            return
+        if slots & (slots - 1) or not 256 <= slots <= 65536:
+            raise ValueError(f"{slots} slots: a power of two from 256 to 65536 is needed")
+        memory = os.memfd_create("gangwatch-steps", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(memory, HEADER_BYTES + slots * SLOT_BYTES)
+            ring = mmap.mmap(memory, HEADER_BYTES + slots * SLOT_BYTES)
+            fcntl.fcntl(memory, _F_ADD_SEALS, _SEAL_SIZE)
+            _HEADER.pack_into(ring, 0, MAGIC, SLOT_BYTES, slots)
+            claim = {
+                "v": 1,
+                "gang": _word(environment, _GANG),
+                "rank": _count(environment, _RANK),
+                "attempt": _count(environment, _ATTEMPT),
+                "world_size": _count(environment, _WORLD_SIZE),
+                "pid": os.getpid(),
+            }
+            registration = _Registration(path, json.dumps(claim).encode(), memory)
+        except BaseException:
+            os.close(memory)
+            raise
+        registration.start()
+        self._registration = registration
+        # The eight bytes of the count, as one aligned store: the agent sees the old count or the new one.
+        self._written = memoryview(ring)[16:24].cast("Q")
+        self._ring = ring
+        _living.add(self)
+
+    @property
+    def status(self) -> str:
+        """'registered', or in words why not (yet)."""
+        registration = self._registration
+        return self._off or (registration.status if registration is not None else "closed")
+
+    # --- what a training loop calls ---
+
+    def step(self, tokens: int | None = None, number: int | None = None) -> Step:
+        """The next training step, as a context. `number` where a resumed training does not begin at 0."""
+        return Step(self, self._number(number), tokens)
+
+    def wait(self) -> Wait:
+        """A context around what blocks until the other ranks have come (an all-reduce, a barrier)."""
+        return Wait(self)
+
+    def report(
+        self,
+        step: int,
+        seconds: float,
+        wait_seconds: float | None = None,
+        tokens: int | None = None,
+        ended_ns: int | None = None,
+    ) -> None:
+        """Report a step that has ended: now, or at `ended_ns` of ``time.monotonic_ns()``.
+
+        wait_seconds: None where it is unknown; 0 says that it was measured and there was none.
+        """
+        try:
+            duration_ns = round(seconds * 1e9)
+            wait_ns = None if wait_seconds is None else round(wait_seconds * 1e9)
+            if duration_ns < 0 or (wait_ns is not None and wait_ns < 0):
+                raise ValueError("time is not negative")
+            self._next_step = max(self._next_step, step + 1)
+            self._finish(step, monotonic_ns() if ended_ns is None else ended_ns, duration_ns, wait_ns, tokens)
+        except Exception:
+            self.dropped += 1
+
+    def begin(self, number: int | None = None) -> int:
+        """Mark the beginning of a step whose end ``report`` will tell, and give its number.
+
+        For loops that no ``with`` can stand around: hooks of a framework.
+        """
+        number = self._number(number)
+        self._write(STEP_BEGUN, 0, number, monotonic_ns(), 0, 0, 0)
+        return number
+
+    def enter(self) -> int:
+        """Mark the entry into a collective that ``leave`` will end, perhaps from another thread; gives its number."""
+        number = next(self._collectives)
+        self._write(COLLECTIVE_ENTERED, 0, number, monotonic_ns(), 0, 0, 0)
+        return number
+
+    def leave(self, number: int, duration_ns: int) -> None:
+        """Mark that the collective `number` is over, after this long. Adds nothing to a step's wait."""
+        self._write(COLLECTIVE_LEFT, 0, number, monotonic_ns(), duration_ns, 0, 0)
+
+    def close(self) -> None:
+        """Report nothing more. The agent reads what is written already; the end of the process does the same."""
+        self._ring = None
+        registration, self._registration = self._registration, None
+        if registration is not None:
+            registration.stop()
+
+    # --- below ---
+
+    def _number(self, asked: int | None) -> int:
+        """The number of a step that begins: what was asked for, else one more than the last."""
+        number = self._next_step
+        if asked is not None:
+            try:
+                number = int(asked)
+            except Exception:
+                self.dropped += 1
+        self._next_step = number + 1
+        return number
+
+    def _finish(self, number: int, ended_ns: int, duration_ns: int, wait_ns: int | None, tokens: int | None) -> None:
+        flags = 0
+        if wait_ns is None:
+            wait_ns = 0
+        else:
+            flags = WAIT_KNOWN
+            if wait_ns > duration_ns:
+                # Collectives that overlap (two threads), or began before the step: no more than the step was waited.
+                wait_ns = duration_ns
+        if tokens is None:
+            tokens = 0
+        else:
+            try:
+                tokens = int(tokens)
+                if 0 <= tokens <= MAX_NUMBER:
+                    flags |= TOKENS_KNOWN
+                else:
+                    raise ValueError
+            except Exception:
+                # A step without its tokens is worth more than no step.
+                tokens = 0
+                self.dropped += 1
+        self._write(STEP_ENDED, flags, number, ended_ns, duration_ns, wait_ns, tokens)
+
+    def _write(
+        self, kind: int, flags: int, number: int, time_ns: int, duration_ns: int, wait_ns: int, tokens: int
+    ) -> None:
+        ring = self._ring
+        if ring is None:
+            return
+        try:
+            index = next(self._indices)
+            sequence = index + 1
+            offset = HEADER_BYTES + (index & self._mask) * SLOT_BYTES
+            _pack_into(ring, offset, sequence, kind, flags, number, time_ns, duration_ns, wait_ns, tokens, sequence)
+            written = self._written
+            # Another thread may have written a later record meanwhile; the count must not fall back behind it.
+            if written[0] < sequence:
+                written[0] = sequence
+        except Exception:
+            self.dropped += 1
+
+    def _disable_after_fork(self) -> None:
+        """In a forked child: it is not the rank. Its copy of the connection must not outlive the rank's own."""
+        self._ring = None
+        self._off = "off: this process was forked from the one that reports"
+        registration, self._registration = self._registration, None
+        if registration is not None:
+            registration.close_descriptors()
+
+
+class _Registration:
+    """The connection to the agent: made, kept and made again by a daemon thread."""
+
+    def __init__(self, path: str, message: bytes, memory: int) -> None:
+        self.status = "connecting"
+        self._path = path
+        self._message = len(message).to_bytes(4, "big") + message
+        self._memory = memory
+        self._connection: socket.socket | None = None
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread. Raises RuntimeError where there can be no more threads; nothing is held then."""
+        try:
+            threading.Thread(target=self._run, name="gangwatch-steps", daemon=True).start()
+        except BaseException:
+            os.close(self._memory)
+            raise
+
+    def stop(self) -> None:
+        """Make the thread end, which then closes what it holds."""
+        self.status = "closed"
+        self._stopped.set()
+        connection = self._connection
+        if connection is not None:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def close_descriptors(self) -> None:
+        """Close this process's copies. For a forked child, which has no thread that would."""
+        try:
+            connection = self._connection
+            if connection is not None:
+                connection.close()
+            os.close(self._memory)
+        except OSError:
+            pass
+
+    def _run(self) -> None:
+        pause_seconds = FIRST_RETRY_SECONDS
+        while not self._stopped.is_set():
+            longest = LAST_RETRY_SECONDS
+            try:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                    self._connection = connection
+                    refusal = self._register(connection)
+                    if refusal is None:
+                        pause_seconds = FIRST_RETRY_SECONDS
+                        self._tell("registered")
+                        connection.settimeout(None)
+                        while not self._stopped.is_set() and connection.recv(4096):
+                            pass
+                        self._tell("waiting: the agent has gone")
+                    else:
+                        longest = LAST_REFUSED_SECONDS
+                        self._tell(f"refused: {refusal}")
+            except Exception as error:  # no agent yet, an agent that went away, an answer that is none
+                self._tell(f"waiting: {self._path}: {error}")
+            self._connection = None
+            self._stopped.wait(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, longest)
+        os.close(self._memory)
+
+    def _tell(self, status: str) -> None:
+        if not self._stopped.is_set():
+            self.status = status
+
+    def _register(self, connection: socket.socket) -> str | None:
+        """Send message and memory; None where the agent accepted, else what it said."""
+        connection.settimeout(ANSWER_SECONDS)
+        connection.connect(self._path)
+        descriptors = array.array("i", [self._memory])
+        sent = connection.sendmsg([self._message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+        connection.sendall(self._message[sent:])
+        length = int.from_bytes(_receive(connection, 4), "big")
+        if length > MAX_ANSWER_BYTES:
+            raise ValueError(f"an answer of {length} bytes")
+        answer: Any = json.loads(_receive(connection, length))
+        return None if answer["ok"] is True else str(answer.get("error"))
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """Exactly `size` bytes. Raises EOFError where the connection ends before."""
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        if not more:
+            raise EOFError("the agent closed the connection")
+        data += more
+    return data
+
+
+_living: weakref.WeakSet[Reporter] = weakref.WeakSet()
+_of_process: Dict[str, Reporter] = {}  # noqa: UP006
+_creating = threading.Lock()
+
+
+def reporter() -> Reporter:
+    """The process's reporter, made at the first call."""
+    found = _of_process.get("")
+    if found is None:
+        with _creating:
+            found = _of_process.get("")
+            if found is None:
+                found = _of_process[""] = Reporter()
+    return found
+
+
+def _after_fork_in_child() -> None:
+    global _creating
+    _creating = threading.Lock()  # another thread of the parent may have held it
+    for each in list(_living):
+        each._disable_after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
