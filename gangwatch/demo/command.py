@@ -32,9 +32,9 @@ def demo(
 ) -> None:
     """Four virtual nodes, three jobs and a fault, on this machine.
 
-    Training runs; a process that gangwatch knows nothing of takes run time away from one of its ranks. The rank, the node
-    and the cause must be found from telemetry, the training moved, the hole backfilled without delaying the head of
-    the queue, and the node trusted again once the fault is over. Exits with 0 if every promise was kept, 1 if not.
+    Training runs; a process that gangwatch knows nothing of takes run time away from one of its ranks. The rank, the
+    node and the cause must be found from telemetry, the training moved, the hole backfilled without delaying the head
+    of the queue, and the node trusted again once the fault is over. Exits with 0 if every promise was kept, 1 if not.
 
     \b
     Example:
