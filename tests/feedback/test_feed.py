@@ -1,0 +1,273 @@
+"""The feed against real HTTP servers: streams cut anywhere, garbage, silence, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp.web
+import msgspec
+import numpy as np
+import pytest
+
+from agent.schema.clock import SystemClock
+from agent.schema.frame import (
+    WIRE_VERSION,
+    Column,
+    Frame,
+    Layout,
+    Tier,
+    encode_frame,
+    encode_layout,
+    make_layout,
+    with_length,
+)
+from scheduler_feedback import feed as feed_module
+from scheduler_feedback.feed import Feed, Stream
+
+Send = Callable[[bytes], Awaitable[None]]
+Speak = Callable[[Send], Awaitable[None]]
+
+
+def layout_of(node: str) -> Layout:
+    return make_layout(
+        node, [Tier("host", 1.0)], [Column("gangwatch_rank_step")], [Column("gangwatch_rank_steps_total")]
+    )
+
+
+def frame_of(layout: Layout, seq: int) -> Frame:
+    return Frame(
+        layout.node, "boot", "agent", seq, layout.layout_id, 1, 1,
+        np.array([1], np.int64), np.array([float(seq)]), np.array([seq], np.uint64), np.array([True]),
+    )  # fmt: skip
+
+
+def said(node: str, *numbers: int) -> bytes:
+    """A layout and frames as they stand on a stream."""
+    layout = layout_of(node)
+    return with_length(encode_layout(layout)) + b"".join(
+        with_length(encode_frame(frame_of(layout, n))) for n in numbers
+    )
+
+
+class Agent:
+    """An agent's front door whose stream says what `speak` says, then stays open until it is closed."""
+
+    def __init__(self, speak: Speak, stays: bool = True) -> None:
+        self.speak = speak
+        self.stays = stays
+        self.asked: list[str] = []
+        self.closing = asyncio.Event()
+
+    async def frames(self, request: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
+        self.asked.append(request.query.get("metrics", ""))
+        response = aiohttp.web.StreamResponse()
+        await response.prepare(request)
+        await self.speak(response.write)
+        if self.stays:
+            await self.closing.wait()
+        return response
+
+    @asynccontextmanager
+    async def listening(self, folder: Path, node: str) -> AsyncIterator[str]:
+        app = aiohttp.web.Application()
+        app.router.add_get("/frames", self.frames)
+        runner = aiohttp.web.AppRunner(app, shutdown_timeout=1.0)
+        await runner.setup()
+        site = aiohttp.web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        announce(folder, node, url)
+        try:
+            yield url
+        finally:
+            self.closing.set()
+            await runner.cleanup()
+
+
+def announce(folder: Path, node: str, url: str) -> None:
+    (folder / f"{node}.json").write_text(
+        json.dumps({"pid": 1, "start_time": 2, "node": node, "url": url, "socket": "", "slots": 2})
+    )
+
+
+def speaking(*parts: bytes) -> Speak:
+    async def speak(send: Send) -> None:
+        for part in parts:
+            await send(part)
+            await asyncio.sleep(0)
+
+    return speak
+
+
+@asynccontextmanager
+async def feeding(folder: Path, wanted: tuple[str, ...] = ()) -> AsyncIterator[tuple[Feed, list[tuple[str, int]]]]:
+    got: list[tuple[str, int]] = []
+    feed = Feed(folder, lambda layout, frame, received_ns: got.append((frame.node, frame.seq)), wanted, SystemClock())
+    task = asyncio.create_task(feed.run())
+    try:
+        yield feed, got
+    finally:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "DISCOVERY_SECONDS", 0.02)
+    monkeypatch.setattr(feed_module, "BACKOFF_MOST_SECONDS", 0.2)
+
+
+def test_frames_arrive_in_order_wherever_the_stream_is_cut(tmp_path: Path) -> None:
+    async def scene() -> None:
+        stream = said("n0", *range(1, 8))
+        bytewise = Agent(speaking(*(stream[at : at + 7] for at in range(0, len(stream), 7))))
+        whole = Agent(speaking(said("n1", 1, 2, 3)))
+        async with (
+            bytewise.listening(tmp_path, "n0"),
+            whole.listening(tmp_path, "n1"),
+            feeding(tmp_path, ("gangwatch_rank_*", "gangwatch_host_pressure*")) as (feed, got),
+        ):
+            await until(lambda: len(got) == 10)
+            assert [seq for node, seq in got if node == "n0"] == list(range(1, 8))
+            assert bytewise.asked == ["gangwatch_rank_*,gangwatch_host_pressure*"]
+            samples = {(name, dict(labels)["node"]): value for name, labels, value in feed.measures()}
+            assert samples["gangwatch_feed_connected", "n0"] == 1
+            assert samples["gangwatch_feed_frames_total", "n0"] == 7
+            assert samples["gangwatch_feed_malformed_total", "n1"] == 0
+            assert 0 <= samples["gangwatch_feed_frame_age_seconds", "n1"] < 20
+
+    asyncio.run(scene())
+
+
+WRONG_NODE = said("n9", 1)
+FRAME_FIRST = said("n0", 1)[len(with_length(encode_layout(layout_of("n0")))) :]
+SHORT = with_length(
+    encode_frame(
+        Frame("n0", "b", "a", 1, layout_of("n0").layout_id, 1, 1, np.array([1], np.int64), np.array([]),
+              np.array([1], np.uint64), np.array([True]))
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("garbage", "complaint"),
+    [
+        (with_length(b"\x00garbage"), "not a message of ours"),
+        (b"\xff\xff\xff\xff", "message of 4294967295 bytes"),
+        (b"HTTP/1.1 200 OK\r\n", "bytes, at most"),
+        (with_length(b"\x91" * 100_000), "not a message of ours"),
+        (WRONG_NODE, "'n9' speaks in the stream of 'n0'"),
+        (FRAME_FIRST, "stands before any layout"),
+        (with_length(encode_layout(layout_of("n0"))) + SHORT, "0 gauges, its layout has 1"),
+    ],
+)
+def test_garbage_is_counted_and_the_stream_opened_again(tmp_path: Path, garbage: bytes, complaint: str) -> None:
+    async def scene() -> None:
+        agent = Agent(speaking(garbage))
+        async with agent.listening(tmp_path, "n0"), feeding(tmp_path) as (feed, got):
+            await until(lambda: bool(feed.streams) and feed.streams["n0"].malformed >= 2)
+            assert complaint in feed.streams["n0"].complaint
+            assert got == []
+            agent.speak = speaking(said("n0", 1, 2))
+            await until(lambda: got == [("n0", 1), ("n0", 2)])
+            assert feed.streams["n0"].connected
+            assert feed.streams["n0"].complaint == ""
+
+    asyncio.run(scene())
+
+
+def test_another_version_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        agent = Agent(speaking(with_length(msgspec.msgpack.encode({"v": WIRE_VERSION + 2, "k": "frame"}))))
+        async with agent.listening(tmp_path, "n0"), feeding(tmp_path) as (feed, _):
+            await until(lambda: len(agent.asked) >= 4)
+            assert feed.streams["n0"].malformed >= 3
+
+    asyncio.run(scene())
+    assert len([line for line in caplog.messages if f"wire version {WIRE_VERSION + 2}" in line]) == 1
+
+
+def test_a_restarted_agent_is_heard_at_its_new_address(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with feeding(tmp_path) as (feed, got):
+            async with Agent(speaking(said("n0", 1))).listening(tmp_path, "n0"):
+                await until(lambda: got == [("n0", 1)])
+            await until(lambda: not feed.streams["n0"].connected)
+            async with Agent(speaking(said("n0", 2))).listening(tmp_path, "n0"):
+                await until(lambda: got == [("n0", 1), ("n0", 2)])
+            (tmp_path / "n0.json").unlink()
+            await until(lambda: not feed._tasks)
+
+    asyncio.run(scene())
+
+
+def test_a_silent_agent_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "SILENCE_SECONDS", 0.1)
+
+    async def scene() -> None:
+        agent = Agent(speaking(said("n0", 1)))
+        async with agent.listening(tmp_path, "n0"), feeding(tmp_path):
+            await until(lambda: len(agent.asked) >= 3)
+
+    asyncio.run(scene())
+
+
+def test_pauses_grow_while_nothing_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    real_sleep = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        await real_sleep(0)
+
+    async def scene() -> None:
+        announce(tmp_path, "n0", "http://127.0.0.1:1")  # nothing listens on tcpmux
+        feed = Feed(tmp_path, lambda *_: None, (), SystemClock())
+        feed._discover()
+        monkeypatch.setattr(feed_module.asyncio, "sleep", sleep)
+        async with feed_module.aiohttp.ClientSession() as session:
+            [agent] = feed._agents.values()
+            follower = asyncio.create_task(feed._follow(session, agent, Stream("n0")))
+            while len(pauses) < 12:
+                await real_sleep(0.01)
+            follower.cancel()
+            await asyncio.gather(follower, return_exceptions=True)
+
+    monkeypatch.setattr(feed_module, "BACKOFF_MOST_SECONDS", 5.0)
+    asyncio.run(scene())
+    for number, pause in enumerate(pauses):
+        longest = min(5.0, 0.1 * 2**number)
+        assert longest / 2 <= pause <= longest
+    assert len(set(pauses)) == len(pauses)  # jittered
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"{", "truncated"),
+        (b'{"pid": 1, "start_time": 1, "node": "n1", "url": "http://h:1"}', "it names node 'n1'"),
+        (b'{"pid": 1, "start_time": 1, "node": "n0", "url": "file:///etc/passwd"}', "is no http address"),
+    ],
+)
+def test_a_file_that_is_no_agents_record_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, complaint: str
+) -> None:
+    async def scene() -> None:
+        (tmp_path / "n0.json").write_bytes(content)
+        async with Agent(speaking(said("n2", 1))).listening(tmp_path, "n2"), feeding(tmp_path) as (feed, got):
+            await until(lambda: got == [("n2", 1)])
+            assert set(feed.streams) == {"n2"}
+
+    asyncio.run(scene())
+    assert len([line for line in caplog.messages if complaint in line and "n0.json" in line]) == 1
