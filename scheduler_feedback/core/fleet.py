@@ -1,0 +1,344 @@
+"""Fleet: what all frames of all nodes say by now. Folds frames; decides nothing.
+
+One frame is folded in once, in order: (boot_id, agent_id, seq) is its identity, a repeat or a straggling older one is
+dropped and counted, a hole in the sequence is counted. Memory is bounded: by gang (gangs.py), and by forgetting gangs
+that nothing was heard of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.schema.errors import FrameError
+from agent.schema.frame import Column, EventRecord, Frame, Layout, Member, OpenRecord, StepRecord, check_fits
+from agent.schema.rates import Change, difference
+from scheduler_feedback.core.gangs import CONSUMED, Gang
+
+FORGET_NS = 600_000_000_000
+"""A gang unheard of for ten minutes has ended without word: longer than any pause for a checkpoint that we know of."""
+
+MOST_GANGS = 1 << 16
+"""More gangs than 100,000 GPUs hold; what comes beyond is refused and counted, so that no sender fills memory."""
+
+MOST_RANKS = 1 << 17
+"""Highest rank number taken for one."""
+
+LARGEST = 1 << 62
+"""No step number, attempt or time in nanoseconds reaches this (146 years); sums of two still fit 64 bits."""
+
+CLOCK_SLACK_NS = 1_000_000_000
+"""A record may end after its frame's own time by a reader's delay, not by more."""
+
+OLDEST_RECORD_NS = 3_600_000_000_000
+"""A record from longer ago than an hour is none of this agent's ring."""
+
+GAP_NS = 60_000_000_000
+"""Silence over which a 32-bit counter of a rank's processes is not trusted (none is that narrow today)."""
+
+Sample = tuple[str, tuple[tuple[str, str], ...], float]
+"""Name of the catalogue, labels, value: what the exposition takes."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """The ranks of one gang attempt whose processes' counters stand in a layout: index int64 [m, 5], -1 for none."""
+
+    name: str
+    attempt: int
+    ranks: tuple[int, ...]
+    index: npt.NDArray[np.intp]
+    tier: int
+    gang: Gang | None = None
+    columns: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    before: npt.NDArray[np.uint64] | None = None
+    before_valid: npt.NDArray[np.bool_] | None = None
+    before_ns: int = 0
+
+
+@dataclass(slots=True)
+class NodeView:
+    """What is known of a node from its newest frame.
+
+    machine: its boot_id: nodes with one machine share processors and clock. seq, wall_ns, monotonic_ns: of the newest
+    frame; received_ns: when it came, on the receiver's clock. pressure: share of time (0..1) between the two newest
+    samples in which some task waited for the resource ('cpu', 'memory', 'io').
+    frames_missed, records_missed: holes in the sequences. frames_refused: repeats and frames out of order.
+    """
+
+    name: str
+    machine: str = ""
+    agent_id: str = ""
+    seq: int = 0
+    wall_ns: int = 0
+    monotonic_ns: int = 0
+    received_ns: int = 0
+    pressure: dict[str, float] = field(default_factory=dict)
+    frames_missed: int = 0
+    frames_refused: int = 0
+    records_missed: int = 0
+    _record_seq: int | None = None
+    _layout_id: str = ""
+    _groups: list[_Group] = field(default_factory=list)
+    _pressure_index: list[tuple[str, int, int]] = field(default_factory=list)
+    _pressure_before: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def wall_of(self, monotonic_ns: int) -> int:
+        """Wall time of an instant on this node's monotonic clock, by its newest frame."""
+        return monotonic_ns + self.wall_ns - self.monotonic_ns
+
+
+class Fleet:
+    """Nodes and gangs as the frames received so far show them. Owned by one thread; not locked."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, NodeView] = {}
+        self._gangs: dict[str, Gang] = {}
+        self._first_steps: list[tuple[str, int, int, int]] = []
+        self._stepped: dict[str, int] = {}
+        self._ended: dict[str, int] = {}
+        self.events: list[tuple[str, EventRecord]] = []
+        self.records_refused = 0
+        self.records_of_ended_attempts = 0
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> Mapping[str, NodeView]:
+        """Nodes by name."""
+        return self._nodes
+
+    @property
+    def gangs(self) -> Mapping[str, Gang]:
+        """The newest attempt of each gang, by name."""
+        return self._gangs
+
+    def first_steps(self) -> list[tuple[str, int, int, int]]:
+        """(gang, attempt, step, wall time of its end) of the first finished step of each attempt seen since the last
+        call."""
+        found, self._first_steps = self._first_steps, []
+        return found
+
+    def gang_step_seconds(self, gang: str) -> float | None:
+        """Mean time of the gang's newest steps; None where it is not known or has made none."""
+        known = self._gangs.get(gang)
+        return None if known is None else known.step_seconds()
+
+    def machines_of(self, gang: Gang) -> frozenset[str]:
+        """The machines (boot ids) that the gang's nodes are on."""
+        return frozenset(self._nodes[node].machine for node in set(gang.nodes) if node in self._nodes)
+
+    def frames_of(self, gang: Gang) -> tuple[tuple[str, int], ...]:
+        """Newest frame of each of the gang's nodes: what a person looks up to check a verdict."""
+        return tuple((node, self._nodes[node].seq) for node in sorted(set(gang.nodes)) if node in self._nodes)
+
+    def measures(self) -> Iterator[Sample]:
+        """Samples of the catalogue that follow from the fleet."""
+        for name, gang in self._gangs.items():
+            seconds = gang.step_seconds()
+            if seconds is not None:
+                yield "gangwatch_gang_step_seconds", (("gang", name),), seconds
+
+    # --- folding ------------------------------------------------------------------------------------------------------
+
+    def observe(self, layout: Layout, frame: Frame, received_ns: int) -> bool:
+        """Fold in one frame; `received_ns` is the receiver's monotonic clock. True where it was new.
+
+        Raises FrameError where the frame does not fit its layout or names another node; nothing is changed then.
+        Records that no reporter could have made are refused one by one and counted.
+        """
+        check_fits(layout, frame)
+        if frame.node != layout.node:
+            raise FrameError(f"frame {frame.seq} of {frame.node}: its layout is of node {layout.node}")
+        for name in ("seq", "wall_ns", "monotonic_ns", "record_seq"):
+            if not 0 <= getattr(frame, name) < LARGEST:
+                raise FrameError(f"frame {frame.seq} of {frame.node}: {name} {getattr(frame, name)}")
+        node = self._nodes.setdefault(frame.node, NodeView(frame.node))
+        continues = (node.machine, node.agent_id) == (frame.boot_id, frame.agent_id)
+        older = node.machine == frame.boot_id and frame.monotonic_ns < node.monotonic_ns
+        if older or (continues and frame.seq <= node.seq):
+            node.frames_refused += 1
+            return False
+        if continues:
+            node.frames_missed += frame.seq - node.seq - 1
+        elif node.machine != frame.boot_id:
+            node._pressure_before.clear()
+        node.machine, node.agent_id, node.seq = frame.boot_id, frame.agent_id, frame.seq
+        node.wall_ns, node.monotonic_ns, node.received_ns = frame.wall_ns, frame.monotonic_ns, received_ns
+        if node._layout_id != layout.layout_id:
+            self._read_layout(node, layout)
+        for group in node._groups:
+            self._consume(node, group, frame, continues, received_ns)
+        _take_pressure(node, frame)
+        self._records(node, frame, continues, received_ns)
+        return True
+
+    def forget(self, gang: str) -> None:
+        """The gang's newest attempt has ended: drop what is kept of it, and take in nothing more of that attempt."""
+        known = self._gangs.pop(gang, None)
+        if known is not None:
+            self._ended[gang] = known.attempt
+            if len(self._ended) > MOST_GANGS:
+                del self._ended[next(iter(self._ended))]
+        self._stepped.pop(gang, None)
+
+    def forget_silent(self, received_ns: int) -> list[str]:
+        """Drop gangs unheard of for FORGET_NS (one that is heard again begins anew); returns their names."""
+        silent = [name for name, gang in self._gangs.items() if received_ns - gang.received_ns > FORGET_NS]
+        for name in silent:
+            del self._gangs[name]
+        return silent
+
+    def _gang(self, name: str, attempt: int, received_ns: int) -> Gang | None:
+        gang = self._gangs.get(name)
+        if gang is None or gang.attempt < attempt:
+            if attempt <= self._ended.get(name, -1):
+                self.records_of_ended_attempts += 1
+                return None
+            if gang is None and len(self._gangs) >= MOST_GANGS:
+                self.records_refused += 1
+                return None
+            gang = self._gangs[name] = Gang(name, attempt)
+            gang.received_ns = received_ns
+        elif gang.attempt > attempt:
+            self.records_of_ended_attempts += 1
+            return None
+        return gang
+
+    # --- counters -----------------------------------------------------------------------------------------------------
+
+    def _read_layout(self, node: NodeView, layout: Layout) -> None:
+        known = {(group.name, group.attempt, group.ranks): group for group in node._groups}
+        places: dict[tuple[str, int], dict[int, dict[int, int]]] = {}
+        for index, column in enumerate(layout.counters):
+            member = _member(column) if column.metric in CONSUMED else None
+            if member is not None:
+                of_gang = places.setdefault((member.gang, member.attempt), {})
+                of_gang.setdefault(member.rank, {})[CONSUMED.index(column.metric)] = index
+        groups = []
+        for (name, attempt), of_ranks in places.items():
+            ranks = tuple(sorted(of_ranks))
+            table = np.array([[of_ranks[rank].get(f, -1) for f in range(len(CONSUMED))] for rank in ranks], np.intp)
+            group = _Group(name, attempt, ranks, table, layout.counters[int(table.max())].tier)
+            old = known.get((name, attempt, ranks))
+            if old is not None and np.array_equal(old.index >= 0, table >= 0):
+                group.before, group.before_valid, group.before_ns = old.before, old.before_valid, old.before_ns
+            groups.append(group)
+        node._groups = groups
+        node._layout_id = layout.layout_id
+        node._pressure_index = [
+            (dict(column.labels).get("resource", ""), index, column.tier)
+            for index, column in enumerate(layout.counters)
+            if column.metric == "gangwatch_host_pressure_waiting_seconds_total"
+        ]
+
+    def _consume(self, node: NodeView, group: _Group, frame: Frame, continues: bool, received_ns: int) -> None:
+        at_ns = int(frame.tier_ns[group.tier])
+        gang = self._gang(group.name, group.attempt, received_ns)
+        if gang is None or at_ns <= 0:
+            return
+        if gang is not group.gang:
+            group.gang = gang
+            group.columns = np.array([gang.column(rank, node.name) for rank in group.ranks], np.intp)
+        gang.received_ns = received_ns
+        now = frame.counters[group.index]
+        valid = frame.counters_valid[group.index] & (group.index >= 0)
+        before, before_valid = group.before, group.before_valid
+        if before is None or before_valid is None:
+            start = np.ones(len(group.ranks), np.bool_)
+            advance = np.zeros(now.shape)
+        else:
+            elapsed = np.full(now.shape, at_ns - group.before_ns, np.int64)
+            if at_ns == group.before_ns and continues:
+                return
+            widths = np.full(now.shape, 64, np.uint8)
+            counts, change = difference(
+                before, before_valid, now, valid, widths, elapsed, same_source=continues, gap_ns=GAP_NS
+            )
+            start = ((change == Change.RESET) | (change == Change.UNCHANGED) | (before_valid != valid)).any(axis=1)
+            advance = counts.astype(np.float64)
+        group.before, group.before_valid, group.before_ns = now, valid, at_ns
+        if start.any():
+            gang.forget_consumed(group.columns[start])
+            advance[start] = 0.0
+        gang.consume(group.columns, np.where(valid, advance, np.nan), np.full(len(group.ranks), at_ns, np.int64))
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    def _records(self, node: NodeView, frame: Frame, continues: bool, received_ns: int) -> None:
+        records = frame.records
+        expected = node._record_seq if continues else None
+        if expected is not None and records:
+            if frame.record_seq > expected:
+                node.records_missed += frame.record_seq - expected
+            elif frame.record_seq < expected:
+                records = records[expected - frame.record_seq :]
+        if records or not continues:
+            node._record_seq = frame.record_seq + len(frame.records)
+        newest_end, oldest_end = frame.monotonic_ns + CLOCK_SLACK_NS, frame.monotonic_ns - OLDEST_RECORD_NS
+        for record in records:
+            if isinstance(record, StepRecord):
+                member, wait_ns, duration_ns = record.member, record.wait_ns, record.duration_ns
+                end_ns = record.start_ns + duration_ns
+                if not (
+                    duration_ns > 0
+                    and record.start_ns >= 0
+                    and oldest_end <= end_ns <= newest_end
+                    and 0 <= record.step < LARGEST
+                    and (wait_ns is None or 0 <= wait_ns <= duration_ns)
+                    and _possible(member)
+                ):
+                    self.records_refused += 1
+                    continue
+                gang = self._gang(member.gang, member.attempt, received_ns)
+                if gang is None:
+                    continue
+                column = gang.column(member.rank, node.name)
+                gang.finish(column, record.step, record.start_ns, duration_ns, wait_ns, received_ns)
+                if self._stepped.get(member.gang) != member.attempt:
+                    self._stepped[member.gang] = member.attempt
+                    self._first_steps.append((member.gang, member.attempt, record.step, node.wall_of(end_ns)))
+            elif isinstance(record, OpenRecord):
+                self._open(node, record, frame, received_ns)
+            else:
+                self.events.append((node.name, record))
+        del self.events[: max(0, len(self.events) - 1024)]
+
+    def _open(self, node: NodeView, record: OpenRecord, frame: Frame, received_ns: int) -> None:
+        member = record.member
+        if not (_possible(member) and 0 <= record.number < LARGEST and 0 <= record.since_ns < LARGEST):
+            self.records_refused += 1
+            return
+        gang = self._gang(member.gang, member.attempt, received_ns)
+        if gang is not None:
+            gang.received_ns = received_ns
+            column = gang.column(member.rank, node.name)
+            gang.opened(column, record.what, record.number, record.since_ns, frame.monotonic_ns)
+
+
+def _possible(member: Member) -> bool:
+    return 0 <= member.rank < MOST_RANKS and 0 <= member.attempt < LARGEST and len(member.gang) <= 256
+
+
+def _member(column: Column) -> Member | None:
+    labels = dict(column.labels)
+    try:
+        member = Member(labels["gang"], int(labels["attempt"]), int(labels["rank"]))
+    except (KeyError, ValueError):
+        return None
+    return member if _possible(member) else None
+
+
+def _take_pressure(node: NodeView, frame: Frame) -> None:
+    for resource, index, tier in node._pressure_index:
+        if not frame.counters_valid[index]:
+            node.pressure.pop(resource, None)
+            continue
+        value, at_ns = int(frame.counters[index]), int(frame.tier_ns[tier])
+        before = node._pressure_before.get(resource)
+        if before is not None and at_ns > before[1] and value >= before[0]:
+            node.pressure[resource] = min(1.0, (value - before[0]) / (at_ns - before[1]))
+        node._pressure_before[resource] = (value, at_ns)

@@ -1,0 +1,312 @@
+"""One attempt of a gang as telemetry shows it: finished steps by number, what is open, and what each rank consumed.
+
+Steps of all ranks are aligned by STEP NUMBER, never by time: a ring of rows, one row a step, one column a rank. In
+synchronous training only the aligned row tells who was waited for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+T = TypeVar("T", np.float64, np.int64)
+
+CONSUMED = (
+    "gangwatch_rank_cpu_seconds_total",
+    "gangwatch_rank_runqueue_wait_seconds_total",
+    "gangwatch_rank_block_io_seconds_total",
+    "gangwatch_rank_stopped_samples_total",
+    "gangwatch_rank_samples_total",
+)
+"""What is kept of each rank's processes, in the order of the last axis; the first three in nanoseconds, then counts."""
+
+CPU, RUNQUEUE, BLOCK_IO, STOPPED, SAMPLES = range(len(CONSUMED))
+
+FIRST_ROWS = 64
+"""Rows of a new ring; it doubles while steps younger than RETAIN_NS would be overwritten."""
+
+RETAIN_NS = 16_000_000_000
+"""A detector that ticks each second is served as long as it lags by less than this."""
+
+MOST_CELLS = 1 << 20
+"""A ring of more cells (rows x ranks; 25 MB) never doubles again: history shortens, memory does not grow."""
+
+MOST_ROWS = 1 << 14
+"""16 s of steps of 1 ms, the shortest that a ring of 65,536 records survives being read once a second."""
+
+STALE_NS = 60_000_000_000
+"""A row untouched for so long yields to a lower step number: the ranks fell back to a checkpoint within the attempt."""
+
+TRAIL = 16
+"""Samples of the consumed counters kept a rank: with TRAIL_SPACING_NS at least eight seconds."""
+
+TRAIL_SPACING_NS = 500_000_000
+"""Samples closer than this replace the newest instead of pushing out the oldest."""
+
+CYCLE_SLACK = 0.99
+"""End-to-end time of a step may fall short of its reported duration by rounding, not by more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps that every known rank has finished, in the order of their completion; k steps, n ranks by rising rank.
+
+    seconds: float64 [k, n], from the end of the rank's previous step to the end of this one: what lies between steps
+    (loading data, saving) is the rank's time too; the reported duration where the previous step is not known.
+    wait_seconds: float64 [k, n], NaN where unknown. end_ns: int64 [k, n], each on its own host's monotonic clock.
+    number, sequence: int64 [k]; sequence rises with completion and is never reused.
+    """
+
+    number: IntArray
+    sequence: IntArray
+    end_ns: IntArray
+    seconds: FloatArray
+    wait_seconds: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """Cumulative counters of the ranks at asked times.
+
+    values: float64 [n, 5] in the order of CONSUMED, NaN where unknown; at_ns: int64 [n], the time they really stand
+    for: the asked one, or the nearest sample where it lies outside what is kept.
+    """
+
+    values: FloatArray
+    at_ns: IntArray
+
+
+class Gang:
+    """One attempt of a gang. Columns are in order of first sight inside; everything handed out is by rising rank."""
+
+    def __init__(self, name: str, attempt: int) -> None:
+        self.name = name
+        self.attempt = attempt
+        self.received_ns = 0
+        self.late = 0
+        self.repeated = 0
+        self._column: dict[int, int] = {}
+        self._ranks: tuple[int, ...] = ()
+        self._order = np.zeros(0, np.intp)
+        self._nodes: list[str] = []
+        self._sequence = 0
+        self._shape(FIRST_ROWS, 4)
+
+    def _shape(self, rows: int, columns: int) -> None:
+        self._number = np.full(rows, -1, np.int64)
+        self._done = np.zeros(rows, np.int64)
+        self._filled = np.zeros(rows, np.int64)
+        self._touched = np.zeros(rows, np.int64)
+        self._end = np.zeros((rows, columns), np.int64)
+        self._duration = np.full((rows, columns), np.nan)
+        self._wait = np.full((rows, columns), np.nan)
+        self._last_step = np.full(columns, -1, np.int64)
+        self._open_step = np.full((columns, 3), -1, np.int64)
+        self._open_collective = np.full((columns, 3), -1, np.int64)
+        self._total = np.zeros((columns, len(CONSUMED)))
+        self._trail_ns = np.full((columns, TRAIL), -1, np.int64)
+        self._trail = np.full((columns, TRAIL, len(CONSUMED)), np.nan)
+        self._trail_head = np.full(columns, -1, np.int64)
+
+    # --- who ----------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Known ranks, rising."""
+        self._by_rank()
+        return self._ranks
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Node of each known rank, in the order of `ranks`."""
+        return tuple(self._nodes[column] for column in self._by_rank())
+
+    def _by_rank(self) -> npt.NDArray[np.intp]:
+        if len(self._ranks) != len(self._column):
+            self._ranks = tuple(sorted(self._column))
+            self._order = np.array([self._column[rank] for rank in self._ranks], np.intp)
+        return self._order
+
+    def column(self, rank: int, node: str) -> int:
+        """The rank's column, made at first sight; the node that told of it last is taken for its node."""
+        column = self._column.get(rank)
+        if column is None:
+            column = len(self._column)
+            if column == len(self._last_step):
+                self._widen(2 * column)
+            self._column[rank] = column
+            self._nodes.append(node)
+            self._done[:] = 0  # no row is complete any more: it lacks the newcomer
+        elif self._nodes[column] != node:
+            self._nodes[column] = node
+        return column
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def finish(
+        self, column: int, step: int, start_ns: int, duration_ns: int, wait_ns: int | None, received_ns: int
+    ) -> None:
+        """Take in a finished step of the rank in `column`. Repeats are ignored; what comes too late is counted."""
+        row = step % len(self._number)
+        end_ns = start_ns + duration_ns
+        number = int(self._number[row])
+        if number != step:
+            if number >= 0:
+                fell_back = step < int(self._last_step[column])
+                if step < number and not fell_back and received_ns - int(self._touched[row]) < STALE_NS:
+                    self.late += 1
+                    return
+                if step > number and received_ns - int(self._touched[row]) < RETAIN_NS and self._lengthen():
+                    self.finish(column, step, start_ns, duration_ns, wait_ns, received_ns)
+                    return
+            self._clear(row, step)
+        elif self._duration[row, column] == self._duration[row, column]:  # not NaN: the cell is filled
+            self.repeated += 1
+            if int(self._end[row, column]) == end_ns:
+                return
+            self._clear(row, step)  # the same step again, later: it is being repeated after a fall back
+        self._end[row, column] = end_ns
+        self._duration[row, column] = duration_ns * 1e-9
+        if wait_ns is not None:
+            self._wait[row, column] = wait_ns * 1e-9
+        self._last_step[column] = step
+        self._touched[row] = self.received_ns = received_ns
+        filled = int(self._filled[row]) + 1
+        self._filled[row] = filled
+        if filled == len(self._column):
+            self._sequence += 1
+            self._done[row] = self._sequence
+
+    def _clear(self, row: int, step: int) -> None:
+        self._number[row] = step
+        self._done[row] = 0
+        self._filled[row] = 0
+        self._duration[row] = np.nan
+        self._wait[row] = np.nan
+
+    def completed(self, after: int = 0) -> Steps | None:
+        """Steps completed by every known rank since the one of sequence `after`; None where there is none."""
+        rows = np.flatnonzero(self._done > after)
+        if not len(rows):
+            return None
+        rows = rows[np.argsort(self._done[rows])]
+        columns = self._by_rank()
+        cells = np.ix_(rows, columns)
+        number, end, duration = self._number[rows], self._end[cells], self._duration[cells]
+        previous = (number - 1) % len(self._number)
+        known = (self._number[previous] == number - 1) & (self._done[previous] > 0)
+        between = (end - self._end[np.ix_(previous, columns)]) * 1e-9
+        seconds = np.where(known[:, None] & (between >= CYCLE_SLACK * duration), between, duration)
+        return Steps(number, self._done[rows], end, seconds, self._wait[cells])
+
+    @property
+    def newest_sequence(self) -> int:
+        """Sequence of the newest completed step; 0 before the first."""
+        return self._sequence
+
+    def step_seconds(self, newest: int = 16) -> float | None:
+        """Mean time of the newest completed steps, over all ranks; None before the first."""
+        steps = self.completed(max(0, self._sequence - newest))
+        return None if steps is None else float(steps.seconds.mean())
+
+    # --- what is open -------------------------------------------------------------------------------------------------
+
+    def opened(self, column: int, what: str, number: int, since_ns: int, seen_ns: int) -> None:
+        """The rank was inside of a step or collective when its agent put a frame together (`seen_ns`, host clock)."""
+        target = self._open_step if what == "step" else self._open_collective
+        target[column] = (number, since_ns, seen_ns)
+
+    def open_steps(self) -> IntArray:
+        """int64 [n, 3] by rising rank: step begun and not ended, since, last seen so (host clock); -1 for never."""
+        return self._open_step[self._by_rank()]
+
+    def open_collectives(self) -> IntArray:
+        """int64 [n, 3] by rising rank: collective entered and not left, since, last seen so; -1 for never."""
+        return self._open_collective[self._by_rank()]
+
+    # --- what was consumed --------------------------------------------------------------------------------------------
+
+    def consume(self, columns: npt.NDArray[np.intp], advance: FloatArray, at_ns: IntArray) -> None:
+        """Add what the ranks in `columns` consumed up to `at_ns` [m]; advance is [m, 5], NaN where not known."""
+        self._total[columns] += advance
+        newest = self._trail_head[columns]
+        spacing = self._trail_ns[columns, newest] - self._trail_ns[columns, newest - 1]
+        keep = (newest < 0) | (self._trail_ns[columns, newest - 1] < 0) | (spacing >= TRAIL_SPACING_NS)
+        head = np.where(keep, (newest + 1) % TRAIL, newest)
+        self._trail_ns[columns, head] = at_ns
+        self._trail[columns, head] = self._total[columns]
+        self._trail_head[columns] = head
+
+    def forget_consumed(self, columns: npt.NDArray[np.intp]) -> None:
+        """The counters began anew: nothing before can be compared with what follows."""
+        self._total[columns] = 0.0
+        self._trail_ns[columns] = -1
+        self._trail[columns] = np.nan
+        self._trail_head[columns] = -1
+
+    def consumed(self, at_ns: IntArray) -> Consumed:
+        """Cumulative counters at `at_ns` [n] (each rank's host clock, by rising rank), linear between samples."""
+        columns = self._by_rank()
+        times, values = self._trail_ns[columns], self._trail[columns]
+        here = np.arange(len(columns))
+        kept = times >= 0
+        before = np.where(kept & (times <= at_ns[:, None]), times, -1)
+        after = np.where(kept & (times >= at_ns[:, None]), times, np.iinfo(np.int64).max)
+        low, high = before.argmax(axis=1), after.argmin(axis=1)
+        has_low, has_high = before[here, low] >= 0, after[here, high] < np.iinfo(np.int64).max
+        low, high = np.where(has_low, low, high), np.where(has_high, high, low)
+        low_ns, high_ns = times[here, low], times[here, high]
+        stands_for = np.clip(at_ns, low_ns, high_ns)
+        share = (stands_for - low_ns) / np.maximum(high_ns - low_ns, 1)
+        between = values[here, low] + share[:, None] * (values[here, high] - values[here, low])
+        return Consumed(np.where((has_low | has_high)[:, None], between, np.nan), stands_for)
+
+    # --- room ---------------------------------------------------------------------------------------------------------
+
+    def _lengthen(self) -> bool:
+        rows, columns = self._end.shape
+        if 2 * rows > MOST_ROWS or 2 * rows * columns > MOST_CELLS:
+            return False
+        kept = np.flatnonzero(self._number >= 0)
+        place = self._number[kept] % (2 * rows)  # numbers that differ modulo `rows` differ modulo twice as many
+
+        def longer(array: npt.NDArray[T], empty: float) -> npt.NDArray[T]:
+            result = np.full((2 * rows, *array.shape[1:]), empty, array.dtype)
+            result[place] = array[kept]
+            return result
+
+        self._done = longer(self._done, 0)
+        self._filled = longer(self._filled, 0)
+        self._touched = longer(self._touched, 0)
+        self._end = longer(self._end, 0)
+        self._duration = longer(self._duration, np.nan)
+        self._wait = longer(self._wait, np.nan)
+        self._number = longer(self._number, -1)
+        return True
+
+    def _widen(self, columns: int) -> None:
+        add = columns - len(self._last_step)
+
+        def wider(array: npt.NDArray[T], axis: int, empty: float) -> npt.NDArray[T]:
+            padding = [(0, 0)] * array.ndim
+            padding[axis] = (0, add)
+            return np.pad(array, padding, constant_values=empty)
+
+        self._end = wider(self._end, 1, 0)
+        self._duration = wider(self._duration, 1, np.nan)
+        self._wait = wider(self._wait, 1, np.nan)
+        self._last_step = wider(self._last_step, 0, -1)
+        self._open_step = wider(self._open_step, 0, -1)
+        self._open_collective = wider(self._open_collective, 0, -1)
+        self._total = wider(self._total, 0, 0)
+        self._trail_ns = wider(self._trail_ns, 0, -1)
+        self._trail = wider(self._trail, 0, np.nan)
+        self._trail_head = wider(self._trail_head, 0, -1)
