@@ -1,0 +1,1 @@
+"""Publish: Prometheus text, frames as JSON and on the wire, and the server that carries them."""
