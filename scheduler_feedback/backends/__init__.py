@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from scheduler_feedback.backends.local import LocalBackend
 from scheduler_feedback.core.actions import Action
 from scheduler_feedback.core.events import Event, NodeSeen
 
@@ -30,3 +31,6 @@ class Backend(Protocol):
         restart. Processes of attempts that are not in `holding` are ended: nothing runs that the journal does not know.
         """
         ...
+
+
+BACKENDS: tuple[type[Backend], ...] = (LocalBackend,)

@@ -1,0 +1,263 @@
+"""One attempt as the controller sees it: its folder read into events, its start decided, its dead shims buried."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from scheduler_feedback.backends import launch, processes, records, shim
+from scheduler_feedback.core.events import (
+    AttemptEnded,
+    AttemptRunning,
+    AttemptUnknown,
+    Event,
+    RankExit,
+    RankFailed,
+    RankSeen,
+)
+
+
+class FollowedAttempt:
+    """Follows one attempt folder, from one process of the controller: what it has reported is kept here, not on disk.
+
+    Everything that matters is on disk: another process that follows the same folder comes to the same end.
+    """
+
+    def __init__(
+        self, folder: Path, job_id: str, attempt: int, now_seconds: float, start_shim: Callable[[Path, str], None]
+    ) -> None:
+        """now_seconds: monotonic. start_shim: sets a shim going for an attempt folder and a node."""
+        self.folder = folder
+        self.job_id = job_id
+        self.attempt = attempt
+        self.done = False
+        self._start_shim = start_shim
+        self._first_seen_seconds = now_seconds
+        self._plan = records.read(f"{folder}/{records.ATTEMPT}")
+        self._nodes = [] if self._plan is None else launch.nodes_of(self._plan)
+        self._shims_started: set[str] = set()
+        self._stop_requested = False
+        self._running_reported = False
+        self._failure_reported = False
+        self._ended: dict[str, dict[str, Any]] = {}  # by node
+
+    # --- what the backend asks for -----------------------------------------------------------------------------------
+
+    def start_missing_shims(self) -> None:
+        """Set a shim going on every node that has none, once. One too many does nothing: the node's folder is taken."""
+        for node in self._nodes:
+            if node not in self._shims_started and not (self.folder / node).exists():
+                self._shims_started.add(node)
+                self._start_shim(self.folder, node)
+
+    def stop(self, signal_name: str, grace_seconds: float, why: str, reason: str) -> None:
+        """Ask for the end: of a start that is not decided, by deciding it; of a running gang, through its shims.
+
+        The first request stands; another one does nothing. Raises OSError where it could not be written.
+        """
+        if self._stop_requested:
+            return
+        if records.decide(str(self.folder), records.ABORT, reason) or self._aborted() is not None:
+            shim.poke(str(self.folder), self._nodes)
+        elif not all((self.folder / node / records.ENDED).exists() for node in self._nodes):
+            self._request_stop(signal_name, grace_seconds, why, reason)
+        self._stop_requested = True
+
+    def poll(self, now_seconds: float, timeout_seconds: float) -> list[Event]:
+        """What happened since the last call, after doing what is the controller's to do.
+
+        timeout_seconds: how long a shim may take to say whether its node is ready.
+        """
+        if self.done:
+            return []
+        if records.decision(str(self.folder)) is None:
+            self._decide(now_seconds, timeout_seconds)
+        decided = records.decision(str(self.folder))
+        if decided is None:
+            return []
+        if decided[0] == records.GO and self._plan is not None:
+            return self._follow(self._plan)
+        self.done = True
+        if self._plan is None:
+            return [AttemptUnknown(self.job_id, self.attempt)]
+        wall_ns = (self.folder / records.DECISION).stat().st_mtime_ns
+        return [AttemptEnded(self.job_id, self.attempt, (), False, decided[1], wall_ns)]
+
+    # --- before the start --------------------------------------------------------------------------------------------
+
+    def _aborted(self) -> str | None:
+        decided = records.decision(str(self.folder))
+        return decided[1] if decided is not None and decided[0] == records.ABORT else None
+
+    def _decide(self, now_seconds: float, timeout_seconds: float) -> None:
+        """Go once every node is ready; abort as soon as one cannot be, or the time is up."""
+        if self._plan is None:
+            records.decide(str(self.folder), records.ABORT, "the start was never carried out")
+            return
+        self.start_missing_shims()
+        waiting = []
+        for node in self._nodes:
+            own = f"{self.folder}/{node}"
+            refused = records.read(f"{own}/{records.REFUSED}")
+            if refused is not None:
+                ranks = ", ".join(map(str, launch.ranks_on(self._plan, node)))
+                self._abort(f"node {node} cannot start rank {ranks}: {refused['reason']}")
+                return
+            about = records.read(f"{own}/{records.SHIM}")
+            if about is not None and not _is_alive(about):
+                self._abort(f"the shim of node {node} died before the start{self._last_words(node)}")
+                return
+            if records.read(f"{own}/{records.READY}") is None:
+                waiting.append(node)
+        if not waiting:
+            records.decide(str(self.folder), records.GO, "")
+            shim.poke(str(self.folder), self._nodes)
+        elif now_seconds - self._first_seen_seconds > timeout_seconds:
+            self._abort(f"no answer within {timeout_seconds:g} s from node {', '.join(waiting)}")
+
+    def _abort(self, reason: str) -> None:
+        records.decide(str(self.folder), records.ABORT, reason)
+        shim.poke(str(self.folder), self._nodes)
+
+    def _last_words(self, node: str) -> str:
+        """The last line that the node's shim wrote to its log, if any."""
+        try:
+            lines = Path(records.shim_log(str(self.folder), node)).read_text(errors="replace").split("\n")
+        except OSError:
+            return ""
+        said = [line.strip() for line in lines if line.strip()]
+        return f": {said[-1]}" if said else ""
+
+    # --- after the start ---------------------------------------------------------------------------------------------
+
+    def _follow(self, plan: launch.Plan) -> list[Event]:
+        for node in self._nodes:
+            if node not in self._ended:
+                self._look_at(plan, node)
+        all_ended = len(self._ended) == len(self._nodes)
+        # Read after the ends, so that a gang that ran and ended between two calls is reported as both; and before
+        # anything is noted as reported, so that a read that fails costs no event.
+        starts = {} if self._running_reported else self._rank_records(plan, records.start_record)
+        request = records.read(f"{self.folder}/{records.STOP}")
+        ended = self._account(plan, request) if all_ended else None
+        events: list[Event] = []
+        if starts and all(starts.values()):
+            self._running_reported = True
+            events.append(AttemptRunning(self.job_id, self.attempt, _ranks_seen(plan, starts)))
+        if ended is not None:
+            self.done = True
+            events.append(ended)
+        elif request is not None and request["why"] == "rank-failed" and not self._failure_reported:
+            self._failure_reported = True
+            events.append(RankFailed(self.job_id, self.attempt, request["rank"], request["exit_code"]))
+        return events
+
+    def _look_at(self, plan: launch.Plan, node: str) -> None:
+        """Note the node's end; bring it about where the shim that should have is dead."""
+        about = records.read(f"{self.folder}/{node}/{records.SHIM}")
+        # Life first, the record second: a shim that ended in between has written it by then.
+        alive = about is not None and _is_alive(about)
+        ended = records.read(f"{self.folder}/{node}/{records.ENDED}")
+        if ended is not None:
+            self._ended[node] = ended
+        elif not alive:
+            self._bury(plan, node, about or {})
+
+    def _account(self, plan: launch.Plan, request: dict[str, Any] | None) -> AttemptEnded:
+        exits = self._rank_records(plan, records.exit_record)
+        codes = {rank: None if record is None else record["exit_code"] for rank, record in exits.items()}
+        reasons = [ended["reason"] for ended in self._ended.values() if ended["reason"]]
+        if not reasons and request is not None:
+            reasons = [request["reason"] or request["why"]]
+        return AttemptEnded(
+            self.job_id,
+            self.attempt,
+            tuple(RankExit(rank, codes[rank]) for rank in sorted(codes)),
+            started=all(ended["started"] for ended in self._ended.values()),
+            reason="; ".join(reasons),
+            ended_wall_ns=max(ended["wall_ns"] for ended in self._ended.values()),
+        )
+
+    def _rank_records(self, plan: launch.Plan, name: Callable[[int], str]) -> dict[int, dict[str, Any] | None]:
+        return {
+            rank: records.read(f"{self.folder}/{slot['node']}/{name(rank)}")
+            for rank, slot in enumerate(plan["placement"])
+        }
+
+    def _request_stop(self, signal_name: str, grace_seconds: float, why: str, reason: str) -> None:
+        request = {"signal": signal_name, "grace_seconds": grace_seconds, "why": why, "reason": reason}
+        records.claim(f"{self.folder}/{records.STOP}", records.encode(request))
+        shim.poke(str(self.folder), self._nodes)
+
+    # --- after a shim's death ----------------------------------------------------------------------------------------
+
+    def _bury(self, plan: launch.Plan, node: str, about: dict[str, Any]) -> None:
+        """End what a dead shim has left on its node and write its last records; needs several calls where that lasts.
+
+        Its ranks died with it (the kernel's parent-death signal). What they had started is found by the cgroup, by
+        descent from a rank, and by the environment that every process of the attempt was given. (Without a cgroup, one
+        that has left its parents and wiped its environment is not found.)
+        """
+        same_boot = about.get("boot_id") == processes.boot_id()
+        reason = f"the shim of node {node} died{self._last_words(node)}" if same_boot else "the machine was restarted"
+        spec = plan["spec"]
+        if not self._stop_requested:
+            self._request_stop(spec["checkpoint_signal"], spec["grace_seconds"], "shim-died", reason)
+            self._stop_requested = True
+        ranks = launch.ranks_on(plan, node)
+        if same_boot and self._kill_leftovers(plan, node, ranks, about["cgroup"]):
+            return
+        if same_boot and about["cgroup"] is not None:
+            processes.remove_cgroup(about["cgroup"])
+        wall_ns = time.time_ns() if same_boot else _last_change_ns(self.folder / node)
+        for rank in ranks:
+            path = f"{self.folder}/{node}/{records.exit_record(rank)}"
+            if records.read(path) is None:
+                records.write(path, {"rank": rank, "exit_code": None, "wall_ns": wall_ns}, durable=True)
+            rank_file = records.rank_file(plan["state_folder"], node, self.job_id, self.attempt, rank)
+            Path(rank_file).unlink(missing_ok=True)
+        ended = {"wall_ns": wall_ns, "started": True, "reason": reason}
+        records.write(f"{self.folder}/{node}/{records.ENDED}", ended, durable=True)
+        self._ended[node] = ended
+
+    def _kill_leftovers(self, plan: launch.Plan, node: str, ranks: list[int], cgroup: str | None) -> bool:
+        """Kill whatever is left of the attempt on the node; whether there was anything."""
+        left = {stat.pid: stat for stat in processes.with_environment(tuple(_assignments(launch.marks(plan, node))))}
+        for rank in ranks:
+            path = records.rank_file(plan["state_folder"], node, self.job_id, self.attempt, rank)
+            record = records.read(path)
+            stat = None if record is None else processes.read_stat(record["pid"])
+            if record is not None and stat is not None and stat.start_time == record["start_time"] and not stat.gone:
+                left[stat.pid] = stat
+        left |= {stat.pid: stat for stat in processes.descendants(set(left)) if not stat.gone}
+        for stat in left.values():
+            processes.send_signal(stat.pid, stat.start_time, signal.SIGKILL)
+        if cgroup is not None and processes.cgroup_occupied(cgroup):
+            processes.kill_cgroup(cgroup)
+            return True
+        return bool(left)
+
+
+def _is_alive(about: dict[str, Any]) -> bool:
+    """Whether the shim that shim.json tells of still runs."""
+    return about["boot_id"] == processes.boot_id() and processes.is_alive(about["pid"], about["start_time"])
+
+
+def _ranks_seen(plan: launch.Plan, starts: dict[int, dict[str, Any] | None]) -> tuple[RankSeen, ...]:
+    return tuple(
+        RankSeen(rank, slot["node"], slot["slot"], record["pid"], record["start_time"])
+        for rank, slot in enumerate(plan["placement"])
+        if (record := starts[rank]) is not None
+    )
+
+
+def _assignments(variables: dict[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in variables.items()]
+
+
+def _last_change_ns(folder: Path) -> int:
+    """When the folder was last written to: all that is known of the end where the machine itself went down."""
+    return max((entry.stat().st_mtime_ns for entry in folder.iterdir()), default=0)

@@ -1,0 +1,88 @@
+"""What a rank is given: its place in the gang, its environment, its program. Pure, but for looking the program up.
+
+A plan is what attempt.json holds: the fields of StartGang, and ``state_folder``, ``environment`` (the small base under
+the submitter's), ``nodes`` (by name: ``devices``, ``socket``), ``master_address``, ``master_port``, ``use_cgroups``,
+``decision_timeout_seconds``. Standard library only: see processes.py.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    Plan = Mapping[str, Any]
+
+
+def ranks_on(plan: Plan, node: str) -> list[int]:
+    """The attempt's ranks on the node, in the order of LOCAL_RANK."""
+    return [rank for rank, slot in enumerate(plan["placement"]) if slot["node"] == node]
+
+
+def nodes_of(plan: Plan) -> list[str]:
+    """The attempt's nodes, in the order of GROUP_RANK: by their lowest rank."""
+    return list(dict.fromkeys(slot["node"] for slot in plan["placement"]))
+
+
+def marks(plan: Plan, node: str) -> dict[str, str]:
+    """The variables that name the attempt on this node; no process of anything else carries all of them."""
+    return {
+        "GANGWATCH_JOB": plan["job_id"],
+        "GANGWATCH_ATTEMPT": str(plan["attempt"]),
+        "GANGWATCH_NODE": node,
+        "GANGWATCH_SOCKET": plan["nodes"][node]["socket"],
+    }
+
+
+def rank_environment(plan: Plan, node: str, rank: int) -> dict[str, str]:
+    """The environment of a rank: a small base, over it the submitter's, over that what tells the rank its place.
+
+    The names are torchrun's (pytorch.org/docs/stable/elastic/run.html, "Environment Variables"). On a slot of CPU the
+    math libraries are held to one thread unless the submitter says otherwise: each would take the whole machine.
+    """
+    local = ranks_on(plan, node)
+    nodes = nodes_of(plan)
+    devices = plan["nodes"][node]["devices"]
+    environment: dict[str, str] = {**plan["environment"], **plan["spec"]["environment"]}
+    if devices:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices[plan["placement"][each]["slot"]] for each in local)
+    else:
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            environment.setdefault(name, "1")
+    environment.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(len(plan["placement"])),
+        LOCAL_RANK=str(local.index(rank)),
+        LOCAL_WORLD_SIZE=str(len(local)),
+        GROUP_RANK=str(nodes.index(node)),
+        GROUP_WORLD_SIZE=str(len(nodes)),
+        MASTER_ADDR=plan["master_address"],
+        MASTER_PORT=str(plan["master_port"]),
+        **marks(plan, node),
+    )
+    return environment
+
+
+def working_directory(plan: Plan, environment: Mapping[str, str]) -> str:
+    """Where ranks start: as submitted, else at home."""
+    return plan["spec"]["working_directory"] or environment.get("HOME") or "/"
+
+
+def find_program(command: str, environment: Mapping[str, str], directory: str) -> str:
+    """Path of the program, found as execvp(3) finds it from the working directory. Raises OSError saying why not."""
+    if not os.path.isdir(directory):
+        raise FileNotFoundError(f"the working directory {directory} does not exist")
+    named = "/" in command
+    denied = ""
+    for folder in [""] if named else environment.get("PATH", os.defpath).split(":"):
+        path = os.path.join(directory, folder, command)
+        if os.path.isfile(path):
+            if os.access(path, os.X_OK):
+                return path
+            denied = denied or path
+    if denied:
+        raise PermissionError(f"{denied} is not executable")
+    raise FileNotFoundError(f"{command} does not exist" if named else f"{command} is not on the job's PATH")

@@ -1,0 +1,273 @@
+"""Processes of this machine: who they are, who descends from whom, and how to end all of them.
+
+A pid alone never names a process: pid and start time (field 22 of /proc/PID/stat, clock ticks since boot) together do,
+within one boot. Standard library only, and little of it: the shim imports this file by its folder, in a bare
+interpreter, and its start-up time is part of a gang's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+PROC = "/proc"
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Stat:
+    """What /proc/PID/stat says of a process, as far as it matters here. start_time: clock ticks since boot."""
+
+    __slots__ = ("parent", "pid", "start_time", "state")
+
+    def __init__(self, pid: int, state: str, parent: int, start_time: int) -> None:
+        self.pid = pid
+        self.state = state
+        self.parent = parent
+        self.start_time = start_time
+
+    @property
+    def gone(self) -> bool:
+        """Whether it runs no more: a zombie that waits for its parent (Z), or dead (X, x)."""
+        return self.state in ("Z", "X", "x")
+
+
+def parse_stat(text: bytes) -> Stat:
+    """One line of /proc/PID/stat (proc_pid_stat(5)). The name may hold spaces, brackets and line ends: it is skipped.
+
+    Raises ValueError where the text is no such line.
+    """
+    pid, opened, _ = text.partition(b" (")
+    _, closed, rest = text.rpartition(b")")
+    fields = rest.split()
+    if not opened or not closed or len(fields) < 20:
+        raise ValueError(f"not a line of /proc/PID/stat: {text[:80]!r}")
+    # Fields are counted from 1 in the manual: state is 3, ppid 4, starttime 22; `fields` begins with the third.
+    return Stat(int(pid), fields[0].decode(), int(fields[1]), int(fields[19]))
+
+
+def read_stat(pid: int) -> Stat | None:
+    """The process now; None where there is none."""
+    try:
+        descriptor = os.open(f"{PROC}/{pid}/stat", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return parse_stat(os.read(descriptor, 4096))
+    except OSError:  # ESRCH: it went between open and read
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def start_time(pid: int) -> int | None:
+    """Start time of the process, in clock ticks since boot; None where there is none."""
+    stat = read_stat(pid)
+    return None if stat is None else stat.start_time
+
+
+def is_alive(pid: int, start_time: int) -> bool:
+    """Whether exactly this process still runs; a zombie does not."""
+    stat = read_stat(pid)
+    return stat is not None and stat.start_time == start_time and not stat.gone
+
+
+def boot_id() -> str:
+    """The kernel's name for this boot: pids and start times of another one mean nothing."""
+    with open(f"{PROC}/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def send_signal(pid: int, start_time: int, number: int) -> bool:
+    """Signal exactly this process; False where it is gone (or not ours to signal).
+
+    The descriptor pins the process before its start time is compared, so that a recycled pid is never hit.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not is_alive(pid, start_time):
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def all_pids() -> list[int]:
+    """Every process that this one can see, by pid."""
+    return sorted(int(name) for name in os.listdir(PROC) if name.isdigit())
+
+
+def descendants(ancestors: set[int]) -> list[Stat]:
+    """Everything that descends from these pids now (they themselves not included), parents before children."""
+    children: dict[int, list[Stat]] = {}
+    for pid in all_pids():
+        stat = read_stat(pid)
+        if stat is not None:
+            children.setdefault(stat.parent, []).append(stat)
+    found: list[Stat] = []
+    seen = set(ancestors)
+    waiting = list(ancestors)
+    while waiting:
+        for stat in children.get(waiting.pop(), ()):
+            if stat.pid not in seen:
+                seen.add(stat.pid)
+                found.append(stat)
+                waiting.append(stat.pid)
+    return found
+
+
+def kill_descendants(number: int = signal.SIGKILL) -> None:
+    """Signal every descendant of the caller, each the moment it is found.
+
+    One pass misses what is forked behind its back: a subreaper calls it until wait(2) says that no child is left. A
+    process that only forks and exits is its parent's orphan by then, so a direct child of the caller, and is hit within
+    microseconds of being read. (A pid is not recycled so soon: the kernel goes round all of them first.)
+    """
+    family = {os.getpid()}
+    for pid in all_pids():
+        stat = read_stat(pid)
+        if stat is None or stat.parent not in family:
+            continue
+        family.add(pid)
+        if not stat.gone:
+            try:
+                os.kill(pid, number)
+            except OSError:  # it went by itself, or became another user's (set-user-ID); the caller goes on asking
+                pass
+
+
+def with_environment(markers: tuple[str, ...]) -> list[Stat]:
+    """Live processes that were started with all of these NAME=VALUE in their environment, as far as one may read it."""
+    wanted = {marker.encode(errors="surrogateescape") for marker in markers}
+    found = []
+    for pid in all_pids():
+        stat = read_stat(pid)
+        if stat is None or stat.gone:
+            continue
+        try:
+            with open(f"{PROC}/{pid}/environ", "rb") as file:
+                environment = set(file.read().split(b"\0"))
+        except OSError:
+            continue
+        if wanted <= environment:
+            found.append(stat)
+    return found
+
+
+def become_subreaper() -> None:
+    """From now on, orphaned descendants become children of the caller and not of init (prctl(2), Linux 3.4)."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"PR_SET_CHILD_SUBREAPER: {os.strerror(number)}")
+
+
+def die_with_parent(parent: int) -> bool:
+    """Let the kernel kill the caller when its parent's thread ends; False where the parent has gone already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    return os.getppid() == parent
+
+
+# --- control groups, version 2 ---------------------------------------------------------------------------------------
+
+
+def parse_own_cgroup(mountinfo: str, membership: str) -> str | None:
+    """Folder of the caller's own cgroup (v2): from /proc/self/mountinfo (proc_pid_mountinfo(5)) and /proc/self/cgroup.
+
+    None where no v2 hierarchy is mounted, or the mount does not show the caller's place in it.
+    """
+    own = next((line[3:] for line in membership.splitlines() if line.startswith("0::")), None)
+    if own is None or own.startswith("/.."):
+        return None
+    for line in mountinfo.splitlines():
+        before, separator, after = line.partition(" - ")
+        if not separator or after.split(" ", 1)[0] != "cgroup2":
+            continue
+        root, mount_point = (_unescape(field) for field in before.split(" ")[3:5])
+        if root == "/":
+            return (mount_point + own).rstrip("/")
+        if own == root or own.startswith(root + "/"):
+            return (mount_point + own[len(root) :]).rstrip("/")
+    return None
+
+
+def _unescape(field: str) -> str:
+    """Space, tab, line end and backslash stand as octal in mountinfo."""
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(code, character)
+    return field
+
+
+def own_cgroup() -> str | None:
+    """Folder of the caller's own cgroup (v2), or None."""
+    try:
+        with open(f"{PROC}/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            mountinfo = file.read()
+        with open(f"{PROC}/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+            membership = file.read()
+    except OSError:
+        return None
+    return parse_own_cgroup(mountinfo, membership)
+
+
+def create_cgroup(folder: str) -> bool:
+    """Make a cgroup that can be killed as a whole (cgroup.kill, Linux 5.14); False where that is not allowed here."""
+    try:
+        os.mkdir(folder)
+    except OSError:
+        return False
+    if os.access(f"{folder}/cgroup.kill", os.W_OK) and os.access(f"{folder}/cgroup.procs", os.W_OK):
+        return True
+    remove_cgroup(folder)
+    return False
+
+
+def join_cgroup(folder: str) -> None:
+    """Move the calling process into the cgroup; what it forks later is born there."""
+    descriptor = os.open(f"{folder}/cgroup.procs", os.O_WRONLY)
+    try:
+        os.write(descriptor, b"0")
+    finally:
+        os.close(descriptor)
+
+
+def kill_cgroup(folder: str) -> None:
+    """SIGKILL everything in the cgroup and below, forks in flight included."""
+    try:
+        descriptor = os.open(f"{folder}/cgroup.kill", os.O_WRONLY)
+    except OSError:
+        return
+    try:
+        os.write(descriptor, b"1")
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def cgroup_occupied(folder: str) -> bool:
+    """Whether a process is left in the cgroup or below (cgroup.events, 'populated')."""
+    try:
+        with open(f"{folder}/cgroup.events", encoding="ascii") as file:
+            return "populated 1" in file.read()
+    except OSError:
+        return False
+
+
+def remove_cgroup(folder: str) -> None:
+    """Remove the cgroup and those that the job made in it; what is still occupied stays."""
+    for path, _, _ in os.walk(folder, topdown=False):
+        try:
+            os.rmdir(path)
+        except OSError:
+            pass

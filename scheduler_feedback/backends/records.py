@@ -1,0 +1,183 @@
+"""The files of an attempt, which the controller and the shims both read and write; nothing else passes between them.
+
+::
+
+    STATE/jobs/JOB/ATTEMPT/          appears whole (renamed into place) with attempt.json in it
+        attempt.json                 what the shims need
+        decision                     'go' or 'abort', the reason on the next line; whoever links it first decides
+        stop.json                    {signal, grace_seconds, why, reason}; whoever links it first decides
+        shim-NODE.log                what the shim itself had to say: empty unless something is wrong
+        NODE/                        appears whole with shim.json in it: this shim, and no other, serves the node
+            shim.json                {pid, start_time, boot_id, cgroup}
+            ready.json | refused.json    it can start its ranks | {reason}
+            start-RANK.json          {rank, pid, start_time, slot, wall_ns}
+            exit-RANK.json           {rank, exit_code, wall_ns}; exit_code null where nobody could learn it
+            ended.json               {wall_ns, started, reason}; nothing of the attempt is left here; written last
+    STATE/jobs/JOB/logs/ATTEMPT/rank-RANK.log
+    STATE/ranks/NODE/JOB.ATTEMPT.RANK.json   which process is which rank, for the node's agent; while the attempt lives
+
+Every file appears whole, once, and is never changed. Standard library only: see processes.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+ATTEMPT = "attempt.json"
+DECISION = "decision"
+STOP = "stop.json"
+SHIM = "shim.json"
+READY = "ready.json"
+REFUSED = "refused.json"
+ENDED = "ended.json"
+
+GO = "go"
+ABORT = "abort"
+_MODE = 0o600  # an attempt's environment may hold the submitter's secrets
+
+
+def _temporary(folder: str) -> str:
+    """A path in the folder that nobody else uses or, having crashed, has left there."""
+    return f"{folder}/.{os.urandom(8).hex()}.new"
+
+
+def _write(path: str, content: bytes, durable: bool) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def encode(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=True).encode()
+
+
+def write(path: str, value: dict[str, Any], durable: bool = False) -> None:
+    """Put the record in place, whole. durable: it survives a power cut once this returns. Raises OSError."""
+    folder = os.path.dirname(path)
+    temporary = _temporary(folder)
+    try:
+        _write(temporary, encode(value), durable)
+        os.rename(temporary, path)
+    except OSError:
+        _discard(temporary)
+        raise
+    if durable:
+        _sync_folder(folder)
+
+
+def claim(path: str, content: bytes) -> bool:
+    """Create the file with this content if it does not exist; of many at once exactly one gets True. Raises OSError."""
+    folder = os.path.dirname(path)
+    temporary = _temporary(folder)
+    try:
+        _write(temporary, content, durable=True)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+    finally:
+        _discard(temporary)
+    _sync_folder(folder)
+    return True
+
+
+def create_folder(path: str, files: dict[str, bytes], durable: bool = False) -> bool:
+    """Let a folder with these files (at least one) appear whole; False where it exists. Raises OSError.
+
+    rename(2) replaces an empty folder and refuses a full one, and these are never empty.
+    """
+    parent = os.path.dirname(path)
+    temporary = _temporary(parent)
+    os.mkdir(temporary, 0o700)
+    try:
+        for name, content in files.items():
+            _write(f"{temporary}/{name}", content, durable)
+        if durable:
+            _sync_folder(temporary)
+        os.rename(temporary, path)
+    except OSError as error:
+        for name in files:
+            _discard(f"{temporary}/{name}")
+        os.rmdir(temporary)
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # rename(2) may say either
+            return False
+        raise
+    if durable:
+        _sync_folder(parent)
+    return True
+
+
+def _discard(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def read(path: str) -> dict[str, Any] | None:
+    """The record; None where there is none, or where a crash of the machine left one that was never durable."""
+    try:
+        with open(path, "rb") as file:
+            value = json.loads(file.read())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def decide(folder: str, decision: str, reason: str) -> bool:
+    """Decide whether the attempt starts, unless that has been decided. Raises OSError."""
+    return claim(f"{folder}/{DECISION}", decision_text(decision, reason))
+
+
+def decision_text(decision: str, reason: str) -> bytes:
+    return f"{decision}\n{reason}\n".encode(errors="replace")
+
+
+def decision(folder: str) -> tuple[str, str] | None:
+    """('go' or 'abort', reason), None while undecided. Anything unreadable is no permission to start: 'abort'."""
+    try:
+        with open(f"{folder}/{DECISION}", encoding="utf-8", errors="replace") as file:
+            word, _, reason = file.read().partition("\n")
+    except FileNotFoundError:
+        return None
+    return (GO if word == GO else ABORT), reason.strip()
+
+
+def start_record(rank: int) -> str:
+    return f"start-{rank}.json"
+
+
+def exit_record(rank: int) -> str:
+    return f"exit-{rank}.json"
+
+
+def shim_log(folder: str, node: str) -> str:
+    return f"{folder}/shim-{node}.log"
+
+
+def rank_file(state_folder: str, node: str, job_id: str, attempt: int, rank: int) -> str:
+    return f"{state_folder}/ranks/{node}/{job_id}.{attempt}.{rank}.json"
+
+
+def log_file(state_folder: str, job_id: str, attempt: int, rank: int) -> str:
+    return f"{state_folder}/jobs/{job_id}/logs/{attempt}/rank-{rank}.log"
