@@ -1,0 +1,137 @@
+"""The probe: measures whether a slot really gives run time, before a quarantined node is trusted again.
+
+It runs as a job of ours on the node (``python -I -S probe.py --seconds 2``), does fixed work in a loop, prints one JSON
+document, and exits with 0 where the slot is sound, 1 where it is not or where that cannot be told, 2 for bad arguments.
+
+Its wall time falls into what it ran (CLOCK_PROCESS_CPUTIME_ID), what it waited for a processor (run-queue wait, second
+field of /proc/self/schedstat), what the hypervisor took from its processor meanwhile (steal, /proc/stat), and the rest.
+It never sleeps and reads no disk, so the rest is time in which it was kept from running without waiting to run: stopped
+by a signal, a tracer or a freezer. That share is what is judged, over the whole run: a busy machine and a bandwidth
+limit show as run-queue wait, a busy host as steal, and none of them fails a node. Steal is known by processor only; the most stolen processor that
+the probe may use is taken, which errs on the side of the node.
+
+It judges nothing of devices, nor how fast the processor is: `iterations_per_cpu_second` is printed for comparison.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+MAX_SUSPENDED_SHARE = 0.1
+"""Above this a node fails: a rank stopped for a tenth of its time makes its whole gang 1 / (1 - 0.1) - 1 = 11 % slower.
+What is left unaccounted otherwise is small beside it: below 0.0002 of 2 s on an idle machine, with six busy processes on
+two processors, and with half the processor taken by a bandwidth limit (measured on Linux 6.18)."""
+
+_CHUNK_ITERATIONS = 20_000  # about a millisecond: far below the length of the run, far above a clock's reading
+
+
+class Unmeasurable(Exception):  # noqa: N818  (an answer, not a failure of the program)
+    """The kernel does not tell what is needed."""
+
+
+def parse_schedstat(text: str) -> int:
+    """Run-queue wait of /proc/PID/schedstat, in nanoseconds (Documentation/scheduler/sched-stats.rst).
+
+    Raises Unmeasurable where the kernel keeps no such count (all zero for a process that has run).
+    """
+    fields = text.split()
+    if len(fields) != 3 or fields[0] == fields[2] == "0":
+        raise Unmeasurable(f"/proc/self/schedstat says {text.strip()!r}")
+    return int(fields[1])
+
+
+def parse_steal(text: str, processors: set[int]) -> dict[int, int]:
+    """Stolen clock ticks of each of these processors, from /proc/stat (field 8 of a cpu line, proc_stat(5))."""
+    steal = {}
+    for line in text.splitlines():
+        fields = line.split()
+        if fields and fields[0].startswith("cpu") and fields[0][3:].isdigit() and len(fields) > 8:
+            processor = int(fields[0][3:])
+            if processor in processors:
+                steal[processor] = int(fields[8])
+    return steal
+
+
+def suspended_share(wall_seconds: float, cpu_seconds: float, waited_seconds: float, stolen_seconds: float) -> float:
+    """Share of the wall time that is none of the others, in 0..1."""
+    return min(1.0, max(0.0, (wall_seconds - cpu_seconds - waited_seconds - stolen_seconds) / wall_seconds))
+
+
+def measure(seconds: float) -> dict[str, float]:
+    """Work for so long and account for the time. Raises Unmeasurable."""
+    processors = os.sched_getaffinity(0)
+    tick_seconds = 1 / os.sysconf("SC_CLK_TCK")
+    _work(_CHUNK_ITERATIONS)  # first touches of memory are not the slot's doing
+    steal_before, waited_before = _steal(processors), _waited_ns()
+    cpu_before, wall_before = time.process_time_ns(), time.monotonic_ns()
+    iterations = 0
+    while (wall_ns := time.monotonic_ns() - wall_before) < seconds * 1e9:
+        _work(_CHUNK_ITERATIONS)
+        iterations += _CHUNK_ITERATIONS
+    cpu_ns = time.process_time_ns() - cpu_before
+    waited_ns = _waited_ns() - waited_before
+    steal_after = _steal(processors)
+    stolen_ticks = max((steal_after[each] - steal_before.get(each, 0) for each in steal_after), default=0)
+    wall_seconds, cpu_seconds, waited_seconds = wall_ns / 1e9, cpu_ns / 1e9, waited_ns / 1e9
+    stolen_seconds = stolen_ticks * tick_seconds
+    return {
+        "wall_seconds": wall_seconds,
+        "cpu_seconds": cpu_seconds,
+        "runqueue_wait_seconds": waited_seconds,
+        "stolen_seconds": stolen_seconds,
+        "suspended_share": suspended_share(wall_seconds, cpu_seconds, waited_seconds, stolen_seconds),
+        "iterations_per_cpu_second": iterations / cpu_seconds if cpu_ns else 0.0,
+    }
+
+
+def _work(iterations: int) -> int:
+    value = 1
+    for _ in range(iterations):
+        value = value * 1103515245 + 12345 & 0x7FFFFFFF
+    return value
+
+
+def _waited_ns() -> int:
+    with open("/proc/self/schedstat", encoding="ascii") as file:
+        return parse_schedstat(file.read())
+
+
+def _steal(processors: set[int]) -> dict[int, int]:
+    with open("/proc/stat", encoding="ascii") as file:
+        return parse_steal(file.read(), processors)
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    try:
+        if len(arguments) != 2 or arguments[0] != "--seconds":
+            raise ValueError
+        seconds = float(arguments[1])
+        if not 0 < seconds < float("inf"):
+            raise ValueError
+    except ValueError:
+        sys.stderr.write("usage: probe.py --seconds SECONDS\n")
+        return 2
+    try:
+        measured = measure(seconds)
+    except (Unmeasurable, OSError) as error:
+        document: dict[str, object] = {"passed": False, "reason": f"cannot be told: {error}"}
+    else:
+        share = measured["suspended_share"]
+        passed = share < MAX_SUSPENDED_SHARE
+        verdict = "below" if passed else "not below"
+        document = {
+            "passed": passed,
+            "reason": f"suspended for {share:.1%} of the time, {verdict} {MAX_SUSPENDED_SHARE:.0%}",
+            **measured,
+        }
+    import json  # after the measurement, so that its start-up is no part of it
+
+    sys.stdout.write(json.dumps(document) + "\n")
+    return 0 if document["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
