@@ -1,0 +1,50 @@
+"""Collectors: one family of metrics a file. One more is a file, and a line in COLLECTORS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agent.attribution import Attribution
+from agent.collectors.block import Block, Collector, RecordSource
+from agent.collectors.gpu import GpuCollector
+from agent.collectors.host import HostCollector
+from agent.collectors.process import ProcessCollector
+from agent.schema.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where this agent's collectors read; every root is a parameter.
+
+    nvml_library: a path instead of the system's libnvidia-ml.so.1. process_interval_seconds: how often ranks' processes
+    are sampled.
+    """
+
+    attribution: Attribution
+    proc_root: str = "/proc"
+    sys_root: str = "/sys"
+    nvml_library: str | None = None
+    process_interval_seconds: float = 0.5
+
+
+COLLECTORS: tuple[Callable[[Machine], Collector], ...] = (
+    lambda machine: HostCollector(machine.proc_root, machine.sys_root),
+    lambda machine: ProcessCollector(machine.attribution, machine.proc_root, machine.process_interval_seconds),
+    lambda machine: GpuCollector(machine.nvml_library),
+)
+
+
+def make_collectors(machine: Machine) -> tuple[list[Collector], list[str]]:
+    """The collectors that this machine has something for, and for each of the others why it is left out."""
+    made: list[Collector] = []
+    left_out: list[str] = []
+    for make in COLLECTORS:
+        try:
+            made.append(make(machine))
+        except UnsupportedError as error:
+            left_out.append(str(error))
+    return made, left_out
+
+
+__all__ = ["COLLECTORS", "Block", "Collector", "Machine", "RecordSource", "make_collectors"]
