@@ -35,8 +35,8 @@ from scheduler_feedback.core.state import Mode, Policy
 DEFAULT_PORT = 9420
 """The controller's port: in the range that exporters use by custom (9100 and up), our own choice."""
 
-NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-"""A node's name becomes a file name, a label and a host name: the letters of RFC 1123, and '_'."""
+NODE_NAME = re.compile(r"(?=.{1,63}\Z)[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
+"""A node's name becomes a file name, a label and a host name: RFC 1123's letters, and '_', with single dots."""
 
 RELOADABLE = frozenset({"controller.mode", "policy"})
 """Keys, and sections, that a running controller takes over; every other needs new processes."""
@@ -235,8 +235,8 @@ def _check_names(cluster: ClusterSection, where: str) -> None:
     for name in cluster.names:
         if NODE_NAME.fullmatch(name) is None:
             raise ConfigError(
-                f"{where}: cluster.names: {name!r} is no node name: letters, digits, '.', '_' and '-', at most 63, "
-                "a letter or digit at both ends"
+                f"{where}: cluster.names: {name!r} is no node name: letters, digits, '-', '_' and single "
+                "dots, a letter or digit first, at most 63"
             )
     if len(set(cluster.names)) != len(cluster.names):
         raise ConfigError(f"{where}: cluster.names: a name stands twice in {list(cluster.names)}")

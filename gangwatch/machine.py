@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from agent.schema.errors import GangwatchError
-from gangwatch.state_folder import MAX_SOCKET_PATH_BYTES, StateFolder
+from gangwatch.state_folder import StateFolder
 
 _F_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -222,8 +222,9 @@ def state_folder(state: StateFolder) -> Finding:
     if not os.access(existing, os.W_OK | os.X_OK):
         return Finding("state folder", "missing", f"{existing} is not writable", "--state DIR, or $GANGWATCH_STATE")
     free_bytes = shutil.disk_usage(existing).free
-    short = len(os.fsencode(state.path / "run" / ("n" * 24 + ".sock"))) <= MAX_SOCKET_PATH_BYTES
-    detail = f"{state.path}, {free_bytes / 1e9:.1f} GB free" + ("" if short else ", step sockets under /tmp")
+    sockets = state.socket_path(host_name()[:63]).parent
+    beside = "" if sockets.is_relative_to(state.path) else f", step sockets in {sockets}"
+    detail = f"{state.path}, {free_bytes / 1e9:.1f} GB free{beside}"
     if free_bytes < 256e6:
         # The journal of a busy day is tens of megabytes; logs of jobs come on top.
         return Finding("state folder", "limited", detail, "room for the journal and the jobs' logs")

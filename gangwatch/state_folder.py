@@ -16,9 +16,9 @@ reused and never proof of anything.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import secrets
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,9 +28,6 @@ from typing import TypeVar
 import msgspec
 
 from agent.schema.errors import GangwatchError, StateFolderBusyError
-
-MAX_SOCKET_PATH_BYTES = 107
-"""Longest path of a unix socket: sun_path is 108 bytes with its terminator (unix(7))."""
 
 
 class NotRunningError(GangwatchError):
@@ -46,6 +43,25 @@ class ProcessRecord(msgspec.Struct, frozen=True):
     def alive(self) -> bool:
         """Whether this very process still runs; a zombie does not."""
         return start_time_of(self.pid) == self.start_time
+
+    def signal(self, number: int) -> bool:
+        """Signal this very process; False where it is gone. Raises GangwatchError where it is not ours to signal."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            # The descriptor pins the process before its start time is compared: a reused pid is never hit.
+            if not self.alive():
+                return False
+            signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            raise GangwatchError(f"process {self.pid} belongs to somebody else: it can't be signalled") from None
+        finally:
+            os.close(descriptor)
+        return True
 
 
 class ControllerRecord(ProcessRecord, frozen=True):
@@ -162,16 +178,11 @@ class StateFolder:
         """What the daemon's newest start wrote on stderr: the one line why it could not start, or a traceback."""
         return self.path / "log" / f"{name}.err"
 
-    def rank_log(self, job: str, attempt: int, rank: int) -> Path:
-        return self.path / "jobs" / job / "logs" / str(attempt) / f"rank-{rank}.log"
-
     def socket_path(self, node: str) -> Path:
         """Where the node's step socket lies: in the state folder, or under /tmp where that path is too long."""
-        path = self.path / "run" / f"{node}.sock"
-        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
-            return path
-        digest = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:8]
-        return Path("/tmp") / f"gangwatch-{os.getuid()}-{digest}" / f"{node}.sock"
+        from scheduler_feedback.backends.local import step_socket
+
+        return Path(step_socket(self.path, node))
 
     # --- making it ready ---------------------------------------------------------------------------------------------
 

@@ -66,26 +66,20 @@ class Daemon:
 
 
 def daemon_commands(
-    state: StateFolder, nodes: Sequence[NodePlan], port: int, config: Path | None, overrides: Sequence[str]
+    state: StateFolder, nodes: Sequence[NodePlan], config: Path | None, options: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """The command line of every daemon, by name. overrides: options of `up` that the controller is given again."""
+    """The command line of every daemon, by name. options: of `up`, which the controller is given again."""
     # -P: a file in the current folder never stands in for a module of ours.
     program = (sys.executable, "-P", "-m", "gangwatch")
     common = ("--state", str(state), *(("--config", str(config)) if config is not None else ()))
     commands = {
-        node.name: (
-            *program,
-            "agent",
-            *common,
-            *("--node", node.name, "--slots", str(node.slots)),
+        agent_name(node.name): (
+            *(*program, "agent", *common, "--node", node.name, "--slots", str(node.slots)),
             *(part for device in node.devices for part in ("--device", device)),
         )
         for node in nodes
     }
-    return {
-        **{agent_name(name): command for name, command in commands.items()},
-        CONTROLLER: (*program, "controller", *common, *overrides, "--port", str(port)),
-    }
+    return {**commands, CONTROLLER: (*program, "controller", *common, *options)}
 
 
 def agent_name(node: str) -> str:

@@ -1,0 +1,117 @@
+"""`gangwatch`: the command line.
+
+Exit codes: 0 done, 1 failed or refused, 2 wrong usage, 3 nothing runs that could answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from agent.schema.errors import GangwatchError
+from gangwatch.state_folder import NotRunningError
+
+DONE, FAILED, USAGE, NOTHING_THERE = 0, 1, 2, 3
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("gangwatch.commands.lifecycle:up", "Start the agents and the controller."),
+    "down": ("gangwatch.commands.lifecycle:down", "Stop everything, running jobs included."),
+    "submit": ("gangwatch.commands.jobs:submit", "Submit a gang of processes."),
+    "jobs": ("gangwatch.commands.jobs:jobs", "List jobs, their ranks and verdicts."),
+    "logs": ("gangwatch.commands.jobs:logs", "Show what a job's ranks wrote."),
+    "cancel": ("gangwatch.commands.jobs:cancel", "Stop jobs for good."),
+    "explain": ("gangwatch.commands.reasons:explain", "Say why a job waits, and for what."),
+    "story": ("gangwatch.commands.reasons:story", "Tell what happened to a job or node, and why."),
+    "verdict": ("gangwatch.commands.reasons:verdict", "List, confirm or reject verdicts."),
+    "nodes": ("gangwatch.commands.cluster:nodes", "List nodes, their slots and states."),
+    "node": ("gangwatch.commands.cluster:node", "Release a node, quarantine it, or take it out for maintenance."),
+    "freeze": ("gangwatch.commands.cluster:freeze", "Stop all actions at once; running jobs go on."),
+    "thaw": ("gangwatch.commands.cluster:thaw", "Allow actions again."),
+    "check": ("gangwatch.commands.machine:check", "Say what this machine offers and what is missing."),
+    "demo": ("gangwatch.demo:command", "Show a real straggler found and moved away from, on this machine."),
+    "config": ("gangwatch.commands.configuration:config", "Show the effective configuration, or what is wrong in it."),
+    "reload": ("gangwatch.commands.configuration:reload", "Let the controller take over a changed configuration."),
+    "agent": ("gangwatch.commands.lifecycle:agent", "Run one node's agent in the foreground."),
+    "controller": ("gangwatch.commands.lifecycle:controller", "Run the controller in the foreground."),
+}
+"""Every command: where it is, and its line in the overview. A command's module is imported when it is called."""
+
+
+class CommandTable(click.Group):
+    """A group over COMMANDS that imports only the command that was asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            ctx.fail(f"no such command: {args[0]}" + (f" (did you mean {near[0]}?)" if near else ""))
+        return super().resolve_command(ctx, args)
+
+
+def _print_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        click.echo(f"gangwatch {version('gangwatch')}")
+        context.exit()
+
+
+@click.group(cls=CommandTable, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print it.")
+def cli() -> None:
+    """Telemetry for GPU training clusters that schedules.
+
+    \b
+    Example:
+      gangwatch up
+      gangwatch submit --ranks 2 --restartable -- python train.py
+      gangwatch jobs
+      gangwatch down
+
+    Exit codes: 0 done; 1 failed or refused; 2 wrong usage; 3 nothing runs that could answer.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; its exit code. What is wrong outside is one line on standard error; bugs propagate."""
+    try:
+        code = cli.main(arguments, "gangwatch", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        return 128 + 2  # as a shell counts SIGINT
+    except NotRunningError as error:
+        click.echo(f"Error: {error}", err=True)
+        return NOTHING_THERE
+    except GangwatchError as error:
+        click.echo(f"Error: {error}", err=True)
+        return FAILED
+    return code if isinstance(code, int) else DONE

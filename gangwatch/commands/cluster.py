@@ -1,0 +1,76 @@
+"""Commands for the cluster: nodes, node, freeze, thaw."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import click
+
+from gangwatch.client import Client
+from gangwatch.commands.options import json_option, print_json, say, state_option
+from gangwatch.state_folder import StateFolder
+
+
+@click.command()
+@state_option
+@json_option
+def nodes(state: StateFolder, as_json: bool) -> None:
+    """List nodes: slots, who is on them, state and why.
+
+    \b
+    Example:
+      gangwatch nodes --json
+    """
+    listed = Client(state).get("/api/nodes")
+    if as_json:
+        print_json(listed)
+        return
+    from gangwatch import rendering
+
+    rendering.nodes(listed)
+
+
+@click.command()
+@state_option
+@click.argument("action", type=click.Choice(["release", "quarantine", "maintenance"]))
+@click.argument("node")
+@click.option("--reason", default="", help="Kept in the node's story.")
+def node(state: StateFolder, action: str, node: str, reason: str) -> None:
+    """Release NODE, put it in quarantine, or take it out for maintenance.
+
+    Quarantine takes nothing new and ends by a probe; maintenance ends only by `release`. Running jobs are left alone.
+
+    \b
+    Example:
+      gangwatch node maintenance node-2 --reason "new NIC"
+    """
+    Client(state).post(f"/api/nodes/{quote(node, safe='')}/{action}", {"reason": reason})
+    say(f"{node}: {action}")
+
+
+@click.command()
+@state_option
+def freeze(state: StateFolder) -> None:
+    """Stop all actions within a second: nothing is started, moved or stopped until `thaw`. Survives restarts.
+
+    Running jobs go on; verdicts are still found and decisions still logged.
+
+    \b
+    Example:
+      gangwatch freeze
+    """
+    Client(state).post("/api/freeze")
+    say("frozen: running jobs go on, nothing is started, moved or stopped")
+
+
+@click.command()
+@state_option
+def thaw(state: StateFolder) -> None:
+    """Allow actions again.
+
+    \b
+    Example:
+      gangwatch thaw
+    """
+    Client(state).post("/api/thaw")
+    say("thawed")

@@ -1,0 +1,119 @@
+"""Commands for the configuration: config and reload."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from agent.schema.errors import GangwatchError
+from gangwatch.commands.options import config_option, json_option, print_json, say, state_option
+from gangwatch.state_folder import NotRunningError, StateFolder
+
+if TYPE_CHECKING:
+    from gangwatch.config import Change, Config
+
+RELOAD_SECONDS = 10.0
+"""Longest wait for the controller to say that it took the new configuration over: it looks between two cycles."""
+
+
+@click.command()
+@state_option
+@config_option
+@json_option
+def config(state: StateFolder, config_file: Path | None, as_json: bool) -> None:
+    """Show the effective configuration as TOML, and what it would change in the controller that runs.
+
+    A wrong file is refused with file, key and reason. Nothing is changed.
+
+    \b
+    Example:
+      gangwatch config --config gangwatch.toml
+    """
+    from gangwatch.config import load
+
+    show(state, load(config_file), as_json)
+
+
+def show(state: StateFolder, effective: Config, as_json: bool) -> None:
+    """Print the configuration, and on standard error what it would change; nothing is done."""
+    from gangwatch.config import as_toml, changes, flatten
+    from gangwatch.in_force import read_in_force
+
+    in_force = read_in_force(state)
+    running = in_force is not None and state.controller() is not None
+    different = changes(in_force.config, effective) if in_force is not None and running else []
+    if as_json:
+        print_json(
+            {
+                "source": effective.source or None,
+                "effective": flatten(effective),
+                "running": running,
+                "changes": [
+                    {"key": one.key, "before": one.before, "after": one.after, "restart": one.restart}
+                    for one in different
+                ],
+            }
+        )
+        return
+    click.echo(as_toml(effective), nl=False)
+    say(f"# from {effective.source or 'the defaults alone'}")
+    say_changes(different, "would change") if running else say("# no controller is running")
+
+
+def say_changes(different: list[Change], word: str) -> None:
+    """Each key on a line of standard error, with what it takes to apply it."""
+    if not different:
+        say(f"# nothing {word}")
+    for one in different:
+        note = "needs `gangwatch down --keep-jobs` and `gangwatch up`" if one.restart else "applied by a reload"
+        say(f"# {word}: {one.key}: {one.before!r} -> {one.after!r} ({note})")
+
+
+@click.command()
+@state_option
+@config_option
+@click.option("--check-config", is_flag=True, help="Only say what would change.")
+@json_option
+def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_json: bool) -> int:
+    """Let the running controller read its configuration again (the same as SIGHUP to it).
+
+    A wrong file is refused and the old configuration stays in force. The mode and the policy are taken over at once;
+    what needs new processes is said.
+
+    \b
+    Example:
+      gangwatch reload --check-config
+    """
+    from gangwatch.config import changes, load
+    from gangwatch.in_force import read_in_force
+
+    record = state.controller()
+    in_force = read_in_force(state)
+    if record is None or in_force is None:
+        raise NotRunningError(f"no controller is running for {state}: start one with `gangwatch up`")
+    file = Path(in_force.file) if in_force.file else None
+    if config_file is not None and config_file != file:
+        raise GangwatchError(f"the controller was started with {file or 'no file'}: it can't change to {config_file}")
+    wanted = load(file, in_force.overrides)
+    different = changes(in_force.config, wanted)
+    if check_config:
+        show(state, wanted, as_json)
+        return 0
+    record.signal(signal.SIGHUP)
+    deadline_s = time.monotonic() + RELOAD_SECONDS
+    while (now := read_in_force(state)) is None or now.generation == in_force.generation:
+        if time.monotonic() > deadline_s:
+            raise GangwatchError(
+                f"the controller (pid {record.pid}) has not taken it over in {RELOAD_SECONDS:.0f} s: "
+                f"see {state.log_file('controller')}"
+            )
+        time.sleep(0.05)
+    if as_json:
+        print_json({"changes": [{"key": one.key, "after": one.after, "restart": one.restart} for one in different]})
+    else:
+        say_changes(different, "changed")
+    return 0

@@ -1,0 +1,263 @@
+"""Commands for jobs: submit, jobs, logs, cancel."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gangwatch.client import Client, RefusedError
+from gangwatch.commands.options import duration, environment, json_option, print_json, say, state_option
+from gangwatch.state_folder import NotRunningError, StateFolder
+
+JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+ENDED = frozenset({"completed", "failed", "cancelled"})
+
+POLL_SECONDS = 0.25
+"""Between two looks at a job that is followed: a person sees no delay, the controller no load."""
+
+_NEVER_PASSED_ON = re.compile(
+    r"GANGWATCH_.*|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
+)
+"""Ours, and what the backend sets itself: a job submitted from within a job must not take its parent's place."""
+
+
+def submitters_environment() -> dict[str, str]:
+    """This process's environment, as far as a job is given it."""
+    return {name: value for name, value in os.environ.items() if _NEVER_PASSED_ON.fullmatch(name) is None}
+
+
+def _signal_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    name = value.upper() if value.upper().startswith("SIG") else f"SIG{value.upper()}"
+    if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
+        raise click.BadParameter(f"{value!r} is no signal that a program can answer")
+    return name
+
+
+# Options end at the command: `submit python -c ...` needs no `--`, though it reads better with it.
+@click.command(context_settings={"allow_interspersed_args": False})
+@state_option
+@click.option("--name", help="What the job is called. Default: the command's file name.")
+@click.option(
+    "--ranks", type=click.IntRange(1), default=1, show_default=True, help="Processes, one a slot: all or none."
+)
+@click.option("--time-limit", callback=duration, metavar="DURATION", help="Your estimate of the whole run (10m, 2h).")
+@click.option("--restartable", is_flag=True, help="The job resumes from its own checkpoint: it may be moved.")
+@click.option(
+    "--checkpoint-signal", default="SIGTERM", show_default=True, callback=_signal_name, help="Makes it save and exit."
+)
+@click.option(
+    "--grace",
+    default="30s",
+    show_default=True,
+    callback=duration,
+    metavar="DURATION",
+    help="Between that signal and SIGKILL.",
+)
+@click.option(
+    "--restart-cost",
+    default="10s",
+    show_default=True,
+    callback=duration,
+    metavar="DURATION",
+    help="Your estimate of load and warm-up after a restart.",
+)
+@click.option(
+    "--max-retries", type=click.IntRange(0), default=0, show_default=True, help="New attempts after failures."
+)
+@click.option(
+    "--env",
+    "given_environment",
+    multiple=True,
+    callback=environment,
+    metavar="NAME=VALUE",
+    help="Set for the job; may be repeated.",
+)
+@click.option(
+    "--chdir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True),
+    metavar="DIR",
+    help="Where the job runs. Default: here.",
+)
+@click.option("--queue", default="default", show_default=True, help="The queue that it waits in.")
+@click.option("--wait", is_flag=True, help="Follow the job to its end; exit with 0 only if it completed.")
+@json_option
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def submit(
+    state: StateFolder,
+    name: str | None,
+    ranks: int,
+    time_limit: float | None,
+    restartable: bool,
+    checkpoint_signal: str,
+    grace: float,
+    restart_cost: float,
+    max_retries: int,
+    given_environment: dict[str, str],
+    chdir: Path | None,
+    queue: str,
+    wait: bool,
+    as_json: bool,
+    command: tuple[str, ...],
+) -> int:
+    """Submit COMMAND as a gang: all its ranks start together, or none. Prints the job's id.
+
+    The job runs with your environment (PATH and the rest), from the current folder, without a shell. Each rank finds
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun gives them.
+
+    \b
+    Example:
+      gangwatch submit --ranks 4 --restartable --time-limit 2h -- python train.py --steps 1000
+    """
+    specification = {
+        "name": name or Path(command[0]).name,
+        "command": list(command),
+        "ranks": ranks,
+        "user": _user(),
+        "queue": queue,
+        "time_limit_seconds": time_limit,
+        "restartable": restartable,
+        "checkpoint_signal": checkpoint_signal,
+        "grace_seconds": grace,
+        "restart_cost_seconds": restart_cost,
+        "max_retries": max_retries,
+        "working_directory": str(chdir or Path.cwd()),
+        "environment": submitters_environment() | given_environment,
+    }
+    client = Client(state)
+    answer: dict[str, Any] = client.post("/api/jobs", specification)
+    if not wait:
+        if as_json:
+            print_json(answer)
+        else:
+            click.echo(answer["job"])
+        return 0
+    if not as_json:
+        click.echo(answer["job"])
+    job = _follow(client, answer["job"])
+    if as_json:
+        print_json(job)
+    return 0 if job["state"] == "completed" else 1
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's uid without a name: KeyError before Python 3.13, OSError since
+        return str(os.getuid())
+
+
+def _follow(client: Client, job_id: str) -> dict[str, Any]:
+    """Say each change of the job's state until it has ended; a controller that restarts meanwhile is waited for."""
+    seen = None
+    while True:
+        try:
+            job: dict[str, Any] = client.get(f"/api/jobs/{job_id}")
+        except NotRunningError:
+            if client.state.supervisor() is None:
+                raise
+            time.sleep(POLL_SECONDS)
+            continue
+        now = (job["state"], job["attempt"])
+        if now != seen:
+            say(f"{job_id} {job['state']}" + (f", attempt {job['attempt']}" if job["attempt"] else ""))
+            seen = now
+        if job["state"] in ENDED:
+            return job
+        time.sleep(POLL_SECONDS)
+
+
+@click.command()
+@state_option
+@click.option("--all", "everything", is_flag=True, help="Also jobs that ended.")
+@json_option
+def jobs(state: StateFolder, everything: bool, as_json: bool) -> None:
+    """List jobs, with their ranks and the verdicts that stand against them.
+
+    With --json: a list of {job, name, state, attempt, ranks, verdicts}; a rank is {rank, node, slot, pid, start_time,
+    exit_code}, start_time in clock ticks since boot, null where not known.
+
+    \b
+    Example:
+      gangwatch jobs --json
+    """
+    listed: list[dict[str, Any]] = Client(state).get("/api/jobs" + ("?all=1" if everything else ""))
+    if as_json:
+        print_json(
+            [{key: job[key] for key in ("job", "name", "state", "attempt", "ranks", "verdicts")} for job in listed]
+        )
+        return
+    from gangwatch import rendering
+
+    rendering.jobs(listed, everything)
+
+
+@click.command()
+@state_option
+@click.argument("job")
+@click.option("--rank", type=click.IntRange(0), help="Only this rank. Default: every rank, each line with its number.")
+@click.option("--attempt", type=click.IntRange(1), help="Default: the newest.")
+@click.option("--tail", "tail_lines", type=click.IntRange(0), metavar="N", help="Only the last N lines of each rank.")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
+def logs(
+    state: StateFolder, job: str, rank: int | None, attempt: int | None, tail_lines: int | None, follow: bool
+) -> None:
+    """Show what the ranks of JOB wrote on standard output and standard error.
+
+    Reads the files in the state folder: needs no controller.
+
+    \b
+    Example:
+      gangwatch logs j-000001 --rank 0 --tail 20 --follow
+    """
+    from gangwatch.rank_logs import RankLogs
+
+    if JOB_ID.fullmatch(job) is None:
+        raise click.BadParameter(f"{job!r} is no job id", param_hint="JOB")
+    reader = RankLogs(state, job, attempt, rank)
+    if not follow:
+        reader.require_any()
+    for line in reader.newest(tail_lines, final=not follow):
+        click.echo(line, nl=False)
+    while follow:
+        ended = _has_ended(state, job)
+        for line in reader.more(ended):
+            click.echo(line, nl=False)
+        if ended:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _has_ended(state: StateFolder, job: str) -> bool:
+    return Client(state).get(f"/api/jobs/{job}")["state"] in ENDED
+
+
+@click.command()
+@state_option
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+def cancel(state: StateFolder, jobs: tuple[str, ...]) -> int:
+    """Stop each JOB for good: its checkpoint signal, its grace, then everything that it started is killed.
+
+    \b
+    Example:
+      gangwatch cancel j-000001 j-000002
+    """
+    client = Client(state)
+    refused = 0
+    for job in jobs:
+        if JOB_ID.fullmatch(job) is None:
+            raise click.BadParameter(f"{job!r} is no job id", param_hint="JOB")
+        try:
+            client.post(f"/api/jobs/{job}/cancel")
+        except RefusedError as error:
+            say(f"Error: {error}")
+            refused += 1
+        else:
+            say(f"{job}: cancelling")
+    return 1 if refused else 0

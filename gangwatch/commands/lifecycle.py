@@ -1,0 +1,199 @@
+"""Commands that start and stop: up, down, agent, controller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from agent.schema.errors import GangwatchError
+from gangwatch.commands.options import (
+    cluster_options,
+    config_option,
+    json_option,
+    overrides,
+    print_json,
+    say,
+    state_option,
+)
+from gangwatch.state_folder import StateFolder
+
+
+def _options_again(nodes: int | None, slots: int | None, port: int | None, no_gpus: bool) -> tuple[str, ...]:
+    """The same options, for the supervisor and the controller to be started with."""
+    pairs = (("--nodes", nodes), ("--slots", slots), ("--port", port))
+    given = tuple(part for name, value in pairs if value is not None for part in (name, str(value)))
+    return (*given, "--no-gpus") if no_gpus else given
+
+
+@click.command()
+@state_option
+@config_option
+@cluster_options
+@click.option("--foreground", is_flag=True, help="Stay, as the supervisor itself (systemd, containers).")
+@click.option("--check-config", is_flag=True, help="Only show the effective configuration and what it would change.")
+@click.option("--report-to", type=int, hidden=True, help="Descriptor that progress is written to.")
+@json_option
+def up(
+    state: StateFolder,
+    config_file: Path | None,
+    nodes: int | None,
+    slots: int | None,
+    port: int | None,
+    no_gpus: bool,
+    foreground: bool,
+    check_config: bool,
+    report_to: int | None,
+    as_json: bool,
+) -> None:
+    """Start an agent for every node, the controller, and a supervisor that restarts any of them.
+
+    Returns once all are ready. What already runs for the state folder is left running and taken over, so `up` after a
+    crash starts just what is missing. Everything listens on loopback only.
+
+    \b
+    Example:
+      gangwatch up --nodes 4 --slots 2
+    """
+    from gangwatch.config import load
+
+    effective = load(config_file, overrides(nodes, slots, port, no_gpus))
+    if check_config:
+        from gangwatch.commands.configuration import show
+
+        show(state, effective, as_json)
+        return
+    from gangwatch import launcher
+
+    order = launcher.Order(state, effective, _options_again(nodes, slots, port, no_gpus))
+    if foreground:
+        _stay(order, report_to)
+        return
+    launcher.start_detached(order, say)
+    running = state.supervisor()
+    controller = state.controller()
+    if running is None or controller is None:
+        raise GangwatchError(f"it was ready and has ended since: see {state}/log")
+    if as_json:
+        print_json(
+            {
+                "state": str(state),
+                "url": controller.url,
+                "supervisor": running.pid,
+                "controller": controller.pid,
+                "nodes": [{"node": node.name, "slots": node.slots} for node in running.nodes],
+            }
+        )
+        return
+    places = ", ".join(f"{node.name} ({node.slots} slots)" for node in running.nodes)
+    click.echo(f"gangwatch runs at {controller.url}: {places}")
+    say(f"state folder {state}")
+
+
+def _stay(order: object, report_to: int | None) -> None:
+    from gangwatch import launcher
+
+    assert isinstance(order, launcher.Order)
+    reporter = launcher.Reporter(report_to) if report_to is not None else None
+    try:
+        launcher.run_in_foreground(
+            order,
+            reporter.progress if reporter else say,
+            reporter.ready if reporter else lambda: say("all ready"),
+        )
+    except GangwatchError as error:
+        if reporter is not None:
+            reporter.failed(str(error))
+        raise
+
+
+@click.command()
+@state_option
+@click.option("--keep-jobs", is_flag=True, help="Only the daemons: jobs go on, and the next `up` finds them.")
+@json_option
+def down(state: StateFolder, keep_jobs: bool, as_json: bool) -> None:
+    """Stop everything: running jobs (each with its grace for a checkpoint), controller, agents, supervisor.
+
+    Also where some of these were killed before; afterwards no process of the state folder is left. Doing it again does
+    nothing.
+
+    \b
+    Example:
+      gangwatch down
+    """
+    from gangwatch.teardown import stop_everything
+
+    stopped = stop_everything(state, keep_jobs, say)
+    if as_json:
+        print_json({"state": str(state), **stopped})
+    elif not any(stopped.values()):
+        say(f"nothing was running for {state}")
+    else:
+        click.echo(f"stopped {stopped['jobs']} job(s) and {stopped['daemons']} daemon(s)")
+
+
+@click.command()
+@state_option
+@config_option
+@click.option("--node", help="The node's name. Default: this host's.")
+@click.option("--slots", type=click.IntRange(1), help="Default: one a GPU, else one a processor.")
+@click.option("--device", "devices", multiple=True, metavar="UUID", help="GPU of the next slot; may be repeated.")
+def agent(
+    state: StateFolder, config_file: Path | None, node: str | None, slots: int | None, devices: tuple[str, ...]
+) -> None:
+    """Run one node's agent in the foreground, until SIGTERM. `gangwatch up` does this for every node.
+
+    \b
+    Example:
+      gangwatch agent --node node-0 --slots 2
+    """
+    from gangwatch.config import load
+    from gangwatch.daemons import run_agent
+
+    configuration = load(config_file)
+    if node is None or slots is None:
+        from gangwatch.launcher import plan
+
+        (planned,) = plan(load(config_file, {"cluster.nodes": 1, "cluster.slots": slots}))
+        node, slots, devices = node or planned.name, planned.slots, devices or planned.devices
+    if devices and len(devices) != slots:
+        raise click.BadParameter(f"{len(devices)} devices for {slots} slots", param_hint="--device")
+    run_agent(state, configuration, node, slots, devices)
+
+
+@click.command()
+@state_option
+@config_option
+@cluster_options
+@click.option("--check-config", is_flag=True, help="Only show the effective configuration and what it would change.")
+@json_option
+def controller(
+    state: StateFolder,
+    config_file: Path | None,
+    nodes: int | None,
+    slots: int | None,
+    port: int | None,
+    no_gpus: bool,
+    check_config: bool,
+    as_json: bool,
+) -> None:
+    """Run the controller in the foreground, until SIGTERM. `gangwatch up` does this.
+
+    SIGHUP lets it read its configuration again (`gangwatch reload`). A second controller of a state folder is refused.
+
+    \b
+    Example:
+      gangwatch controller --port 9420
+    """
+    from gangwatch.config import load
+
+    given = overrides(nodes, slots, port, no_gpus)
+    effective = load(config_file, given)
+    if check_config:
+        from gangwatch.commands.configuration import show
+
+        show(state, effective, as_json)
+        return
+    from gangwatch.daemons import run_controller
+
+    run_controller(state, effective, {key: value for key, value in given.items() if isinstance(value, int)})

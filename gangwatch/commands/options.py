@@ -1,0 +1,98 @@
+"""What several commands share: options, kinds of values, and how a document leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from gangwatch.state_folder import StateFolder
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    """Callback of an option whose value is 90, 90s, 10m or 2h: seconds."""
+    from gangwatch.config import parse_duration
+
+    try:
+        return None if value is None else parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def environment(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Callback of an option whose values are NAME=VALUE."""
+    pairs = {}
+    for value in values:
+        name, separator, content = value.partition("=")
+        if not separator or not name:
+            raise click.BadParameter(f"{value!r} is not NAME=VALUE")
+        pairs[name] = content
+    return pairs
+
+
+def _as_state_folder(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> StateFolder:
+    return StateFolder(value)
+
+
+def state_option(command: Command) -> Command:
+    """--state DIR, given to the command as a StateFolder."""
+    return click.option(
+        "--state",
+        type=click.Path(file_okay=False, path_type=Path),
+        callback=_as_state_folder,
+        metavar="DIR",
+        help="State folder. Default: $GANGWATCH_STATE, else ~/.local/state/gangwatch.",
+    )(command)
+
+
+def config_option(command: Command) -> Command:
+    """--config FILE, given to the command as an absolute path or None."""
+    return click.option(
+        "--config",
+        "config_file",
+        type=click.Path(dir_okay=False, path_type=Path, resolve_path=True),
+        metavar="FILE",
+        help="Configuration. Default: $GANGWATCH_CONFIG, else ~/.config/gangwatch/gangwatch.toml if it is there.",
+    )(command)
+
+
+def json_option(command: Command) -> Command:
+    """--json, given to the command as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")(command)
+
+
+def cluster_options(command: Command) -> Command:
+    """--nodes, --slots, --port, --no-gpus: what `up` and `controller` take over the configuration."""
+    for option in (
+        click.option("--no-gpus", is_flag=True, help="Slots of CPU, also where there are GPUs."),
+        click.option("--port", type=int, help="The controller's port on loopback; 0 takes a free one."),
+        click.option("--slots", type=int, help="Slots of each node. Default: one a GPU, else one a processor."),
+        click.option("--nodes", type=int, help="Virtual nodes on this machine, each with its agent."),
+    ):
+        command = option(command)
+    return command
+
+
+def overrides(nodes: int | None, slots: int | None, port: int | None, no_gpus: bool) -> dict[str, object]:
+    """Those options as configuration keys."""
+    return {
+        "cluster.nodes": nodes,
+        "cluster.slots": slots,
+        "controller.port": port,
+        "cluster.gpus": False if no_gpus else None,
+    }
+
+
+def print_json(document: Any) -> None:
+    """One document on standard output, on a line of its own."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def say(text: str) -> None:
+    """To the person, on standard error: standard output is for results."""
+    click.echo(text, err=True)

@@ -1,0 +1,156 @@
+"""How `gangwatch up` comes to be: the supervisor as a process of its own, and what it tells while it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.schema.errors import GangwatchError
+from gangwatch.config import Config, plan_nodes
+from gangwatch.logs import configure_logging
+from gangwatch.machine import find_gpus, host_name, usable_processors
+from gangwatch.state_folder import NodePlan, StateFolder, SupervisorRecord
+from gangwatch.supervisor import READY_SECONDS, StartError, Supervisor, daemon_commands, not_ready
+
+Say = Callable[[str], None]
+
+
+def plan(config: Config) -> tuple[NodePlan, ...]:
+    """The nodes that this configuration means on this machine. Raises ConfigError."""
+    gpus = tuple(gpu.uuid for gpu in find_gpus()) if config.cluster.gpus else ()
+    return plan_nodes(config.cluster, host_name(), usable_processors(), gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What `gangwatch up` was asked for. options: the command line's own, as `up` and `controller` take them."""
+
+    state: StateFolder
+    config: Config
+    options: tuple[str, ...]
+
+    @property
+    def file(self) -> Path | None:
+        return Path(self.config.source) if self.config.source else None
+
+
+def check_fits_what_lives(state: StateFolder, nodes: tuple[NodePlan, ...], port: int) -> None:
+    """Raise GangwatchError where daemons live in this state folder that another configuration was started with."""
+    left = state.supervisor_left()
+    if left is None or not any(record.alive() for record in (left, *left.daemons.values())):
+        return
+    if (left.nodes, left.port) != (nodes, port):
+        has = ", ".join(f"{node.name} ({node.slots})" for node in left.nodes)
+        raise GangwatchError(
+            f"{state} runs with other nodes, slots or port (nodes {has}; port {left.port}): "
+            "`gangwatch down` first, with --keep-jobs where jobs are to go on"
+        )
+
+
+def run_in_foreground(order: Order, say: Say, on_ready: Callable[[], None]) -> None:
+    """Be the supervisor until told to stop. Raises GangwatchError where it can't start: nothing runs then."""
+    nodes = plan(order.config)
+    order.state.prepare()
+    check_fits_what_lives(order.state, nodes, order.config.controller.port)
+    configure_logging(order.state, "supervisor")
+    commands = daemon_commands(order.state, nodes, order.file, order.options)
+    Supervisor(order.state, nodes, order.config.controller.port, commands, say).run(on_ready)
+
+
+def start_detached(order: Order, say: Say) -> None:
+    """Start the supervisor as a process of its own and wait until everything is ready.
+
+    Raises GangwatchError, in the words of whatever could not start; nothing is left running then.
+    """
+    nodes = plan(order.config)
+    order.state.prepare()
+    check_fits_what_lives(order.state, nodes, order.config.controller.port)
+    lives = order.state.supervisor()
+    if lives is not None:
+        _join(order.state, lives, say)
+        return
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-P", "-m", "gangwatch", "up", "--foreground", "--report-to", str(write_end)]
+    command += ["--state", str(order.state), *order.options]
+    if order.file is not None:
+        command += ["--config", str(order.file)]
+    with open(order.state.error_file("supervisor"), "wb") as errors:
+        supervisor = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            pass_fds=(write_end,),
+            start_new_session=True,
+            cwd="/",
+        )
+    os.close(write_end)
+    try:
+        with open(read_end, encoding="utf-8") as lines:
+            _listen(lines, order.state, say)
+    except KeyboardInterrupt:
+        supervisor.terminate()
+        supervisor.wait(timeout=READY_SECONDS)
+        raise
+    except GangwatchError:
+        supervisor.wait(timeout=READY_SECONDS)
+        raise
+    # It outlives us and becomes init's: its end is none of ours to wait for.
+    supervisor.returncode = 0
+
+
+def _listen(lines: Iterable[str], state: StateFolder, say: Say) -> None:
+    """Pass on what the supervisor reports, until it is ready. Raises StartError where it is not to be."""
+    for line in lines:
+        told = json.loads(line)
+        if "failed" in told:
+            raise StartError(told["failed"])
+        if "ready" in told:
+            return
+        say(told["progress"])
+    raise StartError(f"the supervisor ended: see {state.error_file('supervisor')}")
+
+
+def _join(state: StateFolder, lives: SupervisorRecord, say: Say) -> None:
+    """Another supervisor runs: say so, and raise StartError unless all that it runs is ready."""
+    say(f"already running: supervisor {lives.pid}")
+    waiting = not_ready(state, lives.nodes)
+    if waiting:
+        raise StartError(f"supervisor {lives.pid} runs, but not ready: {', '.join(waiting)}; see {state}/log")
+
+
+class Reporter:
+    """The supervisor's end of the pipe to the `up` that started it; one that nobody reads any more is no matter."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        self._descriptor: int | None = descriptor
+
+    def progress(self, text: str) -> None:
+        self._send({"progress": text})
+
+    def ready(self) -> None:
+        self._send({"ready": True})
+        self.close()
+
+    def failed(self, reason: str) -> None:
+        self._send({"failed": reason})
+        self.close()
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _send(self, told: dict[str, object]) -> None:
+        if self._descriptor is None:
+            return
+        try:
+            os.write(self._descriptor, json.dumps(told).encode() + b"\n")
+        except BrokenPipeError:
+            self.close()

@@ -1,0 +1,158 @@
+"""How answers look to a person: tables and sentences on standard output. Programs read --json instead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from gangwatch.machine import Machine
+
+_COLOURS = {
+    **dict.fromkeys(("running", "healthy", "found", "completed"), "green"),
+    **dict.fromkeys(("pending", "starting", "stopping", "probation", "suspect", "limited"), "yellow"),
+    **dict.fromkeys(("failed", "quarantine"), "red"),
+    **dict.fromkeys(("cancelled", "maintenance", "missing"), "dim"),
+}
+
+
+def _console() -> Console:
+    # No markup: names and reasons hold square brackets of their own.
+    return Console(markup=False, highlight=False, emoji=False)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _row(table: Table, *cells: object) -> None:
+    # Text, not str: a table reads markup in a str whatever the console was told.
+    table.add_row(*(cell if isinstance(cell, Text) else Text(_shown(cell)) for cell in cells))
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None or value == "" else str(value)
+
+
+def _state(word: str) -> Text:
+    return Text(word, style=_COLOURS.get(word, ""))
+
+
+def _spans(numbers: Iterable[int]) -> str:
+    """0,1,2,5 as 0-2,5."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and spans[-1][-1] == number - 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    return ",".join("-".join(map(str, span)) for span in spans)
+
+
+def _places(ranks: Sequence[dict[str, Any]]) -> str:
+    """Ranks by node: node-0: 0-1; node-2: 2-3."""
+    by_node: dict[str, list[int]] = {}
+    for rank in ranks:
+        by_node.setdefault(_shown(rank["node"]), []).append(rank["rank"])
+    return "; ".join(f"{node}: {_spans(numbers)}" for node, numbers in by_node.items())
+
+
+def jobs(listed: Sequence[dict[str, Any]], everything: bool) -> None:
+    """The table of `gangwatch jobs`."""
+    console = _console()
+    if not listed:
+        console.print("no jobs" if everything else "no jobs that have not ended (--all shows those too)")
+        return
+    table = _table("JOB", "NAME", "STATE", "ATTEMPT", "RANKS", "VERDICTS")
+    for job in listed:
+        verdicts = "; ".join(_verdict(verdict) for verdict in job["verdicts"])
+        _row(
+            *(table, job["job"], job["name"], _state(job["state"]), job["attempt"] or None),
+            *(_places(job["ranks"]), verdicts),
+        )
+    console.print(table)
+
+
+def _verdict(verdict: dict[str, Any]) -> str:
+    return (
+        f"rank {verdict['rank']} on {verdict['node']}: {verdict['kind']}, {verdict['cause']} "
+        f"({100 * verdict['confidence']:.0f} %)"
+    )
+
+
+def nodes(listed: Sequence[dict[str, Any]]) -> None:
+    """The table of `gangwatch nodes`."""
+    table = _table("NODE", "STATE", "SLOTS", "FREE", "WHY")
+    for node in listed:
+        _row(
+            *(table, node["node"], _state(node["state"]), node["slots"], node.get("free")),
+            node.get("reason") or None,
+        )
+    _console().print(table)
+
+
+def verdicts(listed: Sequence[dict[str, Any]]) -> None:
+    """The table of `gangwatch verdict list`, each with its evidence."""
+    console = _console()
+    if not listed:
+        console.print("no verdict stands")
+    for verdict in listed:
+        console.print(f"{verdict['verdict_id']}  {verdict['gang']}: {_verdict(verdict)}")
+        for evidence in verdict.get("evidence", ()):
+            console.print(
+                f"    {evidence['measure']}: {evidence['value']:.4g} {evidence['unit']}, "
+                f"{evidence['against']} {evidence['reference']:.4g}"
+            )
+
+
+def story(told: Sequence[dict[str, Any]]) -> None:
+    """One line an entry, its numbers under it."""
+    console = _console()
+    if not told:
+        console.print("nothing has happened yet")
+    for entry in told:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["wall_ns"] / 1e9))
+        not_applied = "" if entry.get("applied", True) else " (not applied)"
+        console.print(f"{stamp}  {entry['kind']:<12} {entry['text']}{not_applied}")
+        detail = entry.get("detail") or {}
+        for name, value in detail.items() if isinstance(detail, dict) else detail:
+            console.print(f"{'':21}{name}: {value}")
+
+
+def explanation(explained: dict[str, Any]) -> None:
+    """What `gangwatch explain` says: each field that holds something, in the controller's own words."""
+    console = _console()
+    for name, value in explained.items():
+        if value is None or value == "" or value == []:
+            continue
+        label = name.replace("_", " ")
+        if isinstance(value, list):
+            console.print(f"{label}:")
+            for item in value:
+                console.print(f"    {item if isinstance(item, str) else _pairs(item)}")
+        else:
+            console.print(f"{label}: {_pairs(value) if isinstance(value, dict) else value}")
+
+
+def _pairs(value: Any) -> str:
+    return ", ".join(f"{key}: {_shown(item)}" for key, item in value.items()) if isinstance(value, dict) else str(value)
+
+
+def machine(found: Machine) -> None:
+    """The table of `gangwatch check`."""
+    console = _console()
+    console.print(f"{found.host}: {found.processors} processors, {len(found.gpus)} GPUs")
+    for gpu in found.gpus:
+        console.print(f"    {gpu.uuid}  {gpu.model}")
+    table = _table("WHAT", "", "DETAIL", "WHAT BRINGS IT")
+    for finding in found.findings:
+        _row(table, finding.name, _state(finding.state), finding.detail, finding.remedy)
+    console.print(table)
