@@ -305,6 +305,8 @@ class Reporter:
         number = self._next_step
         if asked is not None:
             try:
+                if not 0 <= int(asked) <= MAX_NUMBER:
+                    raise ValueError
                 number = int(asked)
             except Exception:
                 self.dropped += 1

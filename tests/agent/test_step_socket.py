@@ -1,0 +1,307 @@
+"""The step socket: nobody can hold it up, and only one agent listens."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.schema.errors import ReporterError, SourceError
+from agent.schema.frame import Member
+from agent.sources import step_socket
+from agent.sources.step_socket import Claim, Peer, StepSocket, parse_claim
+from tests.agent.test_rings import WHOLE, memory_file
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def admit_all(peer: Peer, claim: Claim, waited: float) -> Member | None:
+    return Member(claim.gang or "", claim.attempt or 0, claim.rank or 0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "run" / "n.sock")
+
+
+@pytest.fixture
+def listening(path: str) -> Iterator[StepSocket]:
+    made = StepSocket(path, admit_all, message_seconds=0.3)
+    yield made
+    made.close()
+
+
+def connect(path: str) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.settimeout(30)
+    client.connect(path)
+    return client
+
+
+def message(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+def claim(**fields: object) -> bytes:
+    return message(json.dumps({"v": 1, **fields}).encode())
+
+
+def send(client: socket.socket, data: bytes, descriptors: list[int]) -> None:
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    client.sendmsg([data], rights)
+
+
+def answer(client: socket.socket) -> dict[str, object]:
+    data = b""
+    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+        more = client.recv(4096)
+        assert more, "no answer"
+        data += more
+    said = json.loads(data[4:])
+    assert isinstance(said, dict)
+    return said
+
+
+def register(path: str, rank: int = 0) -> socket.socket:
+    client = connect(path)
+    descriptor = memory_file(WHOLE)
+    send(client, claim(gang="g", rank=rank, attempt=1, world_size=2, pid=1), [descriptor])
+    os.close(descriptor)
+    return client
+
+
+def test_a_reporter_is_admitted_and_seen_to_leave(listening: StepSocket, path: str) -> None:
+    with register(path) as client:
+        assert answer(client) == {"ok": True}
+        (found,) = listening.registered()
+        assert (found.peer, found.member) == (Peer(os.getpid(), os.getuid()), Member("g", 1, 0))
+        assert not found.closed
+        client.sendall(b"what registered clients say is not listened to" * 1000)
+    wait_until(lambda: found.closed, "its end goes unnoticed")
+    assert found.ring.read(1) == []
+    listening.forget(found)
+    assert listening.registered() == []
+    assert listening.refused == 0
+
+
+def test_the_socket_is_this_users_alone(listening: StepSocket, path: str) -> None:
+    assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path(path).parent.stat().st_mode) == 0o700
+
+
+def test_a_message_may_come_in_pieces_and_the_descriptor_with_the_first(listening: StepSocket, path: str) -> None:
+    descriptor = memory_file(WHOLE)
+    with connect(path) as client:
+        whole = claim(gang="g", rank=4)
+        send(client, whole[:1], [descriptor])
+        for byte in whole[1:]:
+            client.sendall(bytes([byte]))
+        assert answer(client) == {"ok": True}
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "registration of 1195725856 bytes"),
+        (message(b"not json"), "registration: "),
+        (message(b"[" * 4000), "registration: "),
+        (message(b"\xff\xfe"), "registration: "),
+        (message(b"{}"), "registration: "),
+        (claim(v=2), "version 2"),
+        (claim(rank=-1), "rank"),
+        (claim(rank="one"), "rank"),
+        (claim(gang="x" * 300), "gang"),
+        (claim(gang="a\nb"), "gang"),
+        (claim(gang="a\n"), "gang"),
+        (claim(gang="g"), "without a memory file"),
+        (b"\x00\x00", "no whole registration within 0.3 s"),
+        (message(b"{")[:4], "no whole registration within 0.3 s"),
+    ],
+)
+def test_garbage_is_refused_counted_and_told(sent: bytes, said: str, listening: StepSocket, path: str) -> None:
+    with connect(path) as client:
+        client.sendall(sent)
+        told = answer(client)
+        assert told["ok"] is False and said in str(told["error"])
+        assert client.recv(1) == b""
+    assert listening.refused == 1
+    assert said in listening.refusals[0].reason
+    assert listening.registered() == []
+
+
+def test_a_file_that_is_not_sealed_is_refused(listening: StepSocket, path: str) -> None:
+    descriptor = memory_file(WHOLE, seals=0)
+    with connect(path) as client:
+        send(client, claim(gang="g"), [descriptor])
+        assert "not sealed" in str(answer(client)["error"])
+    os.close(descriptor)
+
+
+def test_the_silent_do_not_keep_others_waiting(listening: StepSocket, path: str) -> None:
+    silent = [connect(path) for _ in range(20)]
+    with register(path) as client:
+        assert answer(client) == {"ok": True}
+    for each in silent:
+        assert "no whole registration" in str(answer(each)["error"])
+        each.close()
+
+
+def test_descriptors_are_never_kept_open(path: str) -> None:
+    before = open_descriptors()
+    listening = StepSocket(path, admit_all)
+    descriptors = [memory_file(WHOLE) for _ in range(10)]
+    listens = open_descriptors() - len(descriptors)
+    with connect(path) as client:
+        send(client, claim(gang="g")[:3], descriptors)
+        send(client, claim(gang="g")[3:], descriptors)
+        assert answer(client) == {"ok": True}
+        send(client, b"more", descriptors)
+        # Both ends of the connection, and the one that mmap keeps for itself.
+        wait_until(lambda: open_descriptors() == listens + len(descriptors) + 3, "extra descriptors stay open")
+    with connect(path) as client:
+        send(client, b"garbage!", descriptors)
+        answer(client)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    listening.close()
+    assert open_descriptors() == before
+
+
+def test_one_rank_has_one_reporter(listening: StepSocket, path: str) -> None:
+    with register(path) as first:
+        assert answer(first) == {"ok": True}
+        with register(path) as second:
+            assert "reported by process" in str(answer(second)["error"])
+        with register(path, rank=1) as other:
+            assert answer(other) == {"ok": True}
+    (found, *_) = listening.registered()
+    wait_until(lambda: found.closed, "its end goes unnoticed")
+    with register(path) as again:
+        assert answer(again) == {"ok": True}
+
+
+def test_one_that_cannot_be_judged_yet_is_asked_about_again(path: str) -> None:
+    asked: list[float] = []
+
+    def admit(peer: Peer, claim: Claim, waited: float) -> Member | None:
+        asked.append(waited)
+        return Member("g", 0, 0) if len(asked) == 3 else None
+
+    listening = StepSocket(path, admit)
+    try:
+        with register(path) as client:
+            assert answer(client) == {"ok": True}
+        assert asked == sorted(asked) and len(asked) == 3
+    finally:
+        listening.close()
+
+
+def test_who_is_not_admitted_is_told_why(path: str) -> None:
+    def refuse(peer: Peer, claim: Claim, waited: float) -> Member | None:
+        raise ReporterError("not of this node")
+
+    listening = StepSocket(path, refuse)
+    try:
+        with register(path) as client:
+            assert answer(client) == {"ok": False, "error": "not of this node"}
+        assert [refusal.reason for refusal in listening.refusals] == ["not of this node"]
+    finally:
+        listening.close()
+
+
+def test_more_than_it_holds_are_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_socket, "MAX_CONNECTIONS", 2)
+    listening = StepSocket(path, admit_all)
+    try:
+        clients = [register(path, rank) for rank in range(2)]
+        for client in clients:
+            assert answer(client) == {"ok": True}
+        with register(path, 2) as client:
+            assert "2 reporters are connected" in str(answer(client)["error"])
+        for client in clients:
+            client.close()
+    finally:
+        listening.close()
+
+
+def test_a_second_agent_is_refused_and_a_dead_ones_socket_replaced(path: str) -> None:
+    Path(path).parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(path)
+    listening = StepSocket(path, admit_all)
+    try:
+        with pytest.raises(SourceError, match="another agent listens"):
+            StepSocket(path, admit_all)
+        with register(path) as client:
+            assert answer(client) == {"ok": True}
+    finally:
+        listening.close()
+    StepSocket(path, admit_all).close()
+    assert not Path(path).exists()
+
+
+def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="too long"):
+        StepSocket(str(tmp_path / ("x" * 120) / "n.sock"), admit_all)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SourceError, match="file"):
+        StepSocket(str(tmp_path / "file" / "n.sock"), admit_all)
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir(mode=0o755)
+    open_to_all.chmod(0o755)
+    with pytest.raises(SourceError, match="closed to others"):
+        StepSocket(str(open_to_all / "n.sock"), admit_all)
+    occupied = tmp_path / "occupied"
+    occupied.mkdir(mode=0o700)
+    (occupied / "n.sock").write_text("a file of somebody's")
+    with pytest.raises(SourceError, match=r"n\.sock"):
+        StepSocket(str(occupied / "n.sock"), admit_all)
+    assert (occupied / "n.sock").read_text() == "a file of somebody's"
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.binary(max_size=300)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner)
+    ).map(lambda value: json.dumps(value).encode())
+    | st.fixed_dictionaries(
+        {
+            "v": st.just(1),
+            "gang": st.text() | st.integers() | st.none(),
+            "rank": st.integers() | st.none() | st.floats(),
+            "attempt": st.integers() | st.text(),
+        }
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_no_bytes_make_an_impossible_claim(body: bytes) -> None:
+    try:
+        said = parse_claim(body)
+    except ReporterError:
+        return
+    assert said.v == 1
+    for count in (said.rank, said.attempt, said.world_size, said.pid):
+        assert count is None or 0 <= count < 2**31
+    if said.gang is not None:
+        assert 1 <= len(said.gang) <= 253
+        said.gang.encode()
+        assert not any(ord(character) < 32 for character in said.gang)

@@ -1,0 +1,428 @@
+"""The reporter: what stands in its ring, and that nothing it meets reaches the training."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.schema.frame import Member
+from agent.sources import rings
+from agent.sources.rings import RingRecord
+from agent.sources.step_socket import Registered, StepSocket
+from gangwatch import steps
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def wait_until(condition: object, what: str, seconds: float = 30.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[StepSocket]:
+    listening = StepSocket(
+        str(tmp_path / "run" / "n.sock"), lambda peer, claim, waited: Member(claim.gang or "", 0, claim.rank or 0)
+    )
+    yield listening
+    listening.close()
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {"GANGWATCH_SOCKET": str(tmp_path / "run" / "n.sock"), "GANGWATCH_JOB": "j-000001", "RANK": "3"}
+
+
+@pytest.fixture
+def reporter(environment: dict[str, str]) -> Iterator[steps.Reporter]:
+    made = steps.Reporter(environment)
+    yield made
+    made.close()
+
+
+def registered(agent: StepSocket) -> Registered:
+    wait_until(agent.registered, "the reporter never registered")
+    return agent.registered()[0]
+
+
+def read(agent: StepSocket) -> list[RingRecord]:
+    return registered(agent).ring.read(time.monotonic_ns())
+
+
+def test_a_step_with_a_collective_stands_in_the_ring(agent: StepSocket, reporter: steps.Reporter) -> None:
+    before_ns = time.monotonic_ns()
+    with reporter.step(tokens=7), reporter.wait():
+        time.sleep(0.002)
+    after_ns = time.monotonic_ns()
+    begun, entered, left, ended = read(agent)
+    assert [record.kind for record in (begun, entered, left, ended)] == [
+        steps.STEP_BEGUN,
+        steps.COLLECTIVE_ENTERED,
+        steps.COLLECTIVE_LEFT,
+        steps.STEP_ENDED,
+    ]
+    assert before_ns <= begun.time_ns <= entered.time_ns <= left.time_ns <= ended.time_ns <= after_ns
+    assert ended.duration_ns == ended.time_ns - begun.time_ns
+    assert ended.wait_ns == left.duration_ns == left.time_ns - entered.time_ns >= 2_000_000
+    assert (ended.tokens, ended.abandoned) == (7, False)
+    assert reporter.dropped == 0
+
+
+def test_the_claim_names_gang_and_rank(agent: StepSocket, reporter: steps.Reporter) -> None:
+    found = registered(agent)
+    assert found.peer == (os.getpid(), os.getuid())
+    assert (found.claim.gang, found.claim.rank, found.claim.pid) == ("j-000001", 3, os.getpid())
+    wait_until(lambda: reporter.status == "registered", reporter.status)
+
+
+def test_a_wait_that_was_not_measured_is_unknown_and_not_zero(agent: StepSocket, reporter: steps.Reporter) -> None:
+    with reporter.step():
+        pass
+    reporter.report(5, 0.25)
+    reporter.report(6, 0.25, wait_seconds=0)
+    ended = [record for record in read(agent) if record.kind == steps.STEP_ENDED]
+    assert [(record.number, record.wait_ns, record.tokens) for record in ended] == [
+        (0, None, None),
+        (5, None, None),
+        (6, 0, None),
+    ]
+    assert ended[1].duration_ns == 250_000_000
+
+
+def test_a_wait_belongs_to_its_own_step_alone(agent: StepSocket, reporter: steps.Reporter) -> None:
+    with reporter.wait():
+        time.sleep(0.001)
+    for _ in range(2):
+        with reporter.step():
+            for _ in range(2):
+                with reporter.wait():
+                    pass
+    records = read(agent)
+    ended = [record for record in records if record.kind == steps.STEP_ENDED]
+    waits = [record.duration_ns for record in records if record.kind == steps.COLLECTIVE_LEFT]
+    assert [record.wait_ns for record in ended] == [waits[1] + waits[2], waits[3] + waits[4]]
+
+
+def test_steps_count_up_from_where_a_resumed_training_begins(agent: StepSocket, reporter: steps.Reporter) -> None:
+    for number in (None, 40, None):
+        with reporter.step(number=number) as step:
+            step.tokens = step.number * 2
+    assert reporter.begin() == 42
+    ended = [record for record in read(agent) if record.kind == steps.STEP_ENDED]
+    assert [(record.number, record.tokens) for record in ended] == [(0, 0), (40, 80), (41, 82)]
+
+
+def test_a_step_left_by_an_exception_is_abandoned(agent: StepSocket, reporter: steps.Reporter) -> None:
+    with pytest.raises(ZeroDivisionError), reporter.step(), reporter.wait():
+        raise ZeroDivisionError
+    assert [record.kind for record in read(agent)][-1] == steps.STEP_ENDED
+    assert [record.abandoned for record in read(agent)] == []
+    with pytest.raises(ZeroDivisionError), reporter.step():
+        raise ZeroDivisionError
+    assert [(record.kind, record.abandoned) for record in read(agent)] == [
+        (steps.STEP_BEGUN, False),
+        (steps.STEP_ENDED, True),
+    ]
+
+
+def test_nonsense_is_counted_and_never_raised(agent: StepSocket, reporter: steps.Reporter) -> None:
+    reporter.report(1, float("nan"))
+    reporter.report(1, -1.0)
+    reporter.report("one", 1.0)  # type: ignore[arg-type]
+    with reporter.step(number="one", tokens="many"):  # type: ignore[arg-type]
+        pass
+    with reporter.step(number=2**80, tokens=-1):
+        pass
+    reporter.leave(0, 2**70)
+    assert reporter.dropped == 8
+    good = [record for record in read(agent) if record.kind == steps.STEP_ENDED]
+    assert [(record.number, record.tokens) for record in good] == [(0, None), (1, None)]
+
+
+def test_without_the_variable_there_is_neither_thread_nor_memory_file() -> None:
+    threads = threading.active_count()
+    descriptors = open_descriptors()
+    reporter = steps.Reporter({})
+    with reporter.step(tokens=1) as step, reporter.wait():
+        pass
+    reporter.report(step.number, 1.0)
+    assert (threading.active_count(), open_descriptors()) == (threads, descriptors)
+    assert reporter.status == "off: GANGWATCH_SOCKET is not set"
+    assert reporter.dropped == 0
+    reporter.close()
+
+
+def test_an_old_kernel_turns_it_off_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    reporter = steps.Reporter({"GANGWATCH_SOCKET": "/nowhere"})
+    assert "memfd_create" in reporter.status
+    with reporter.step():
+        pass
+
+
+@pytest.mark.parametrize("failing", ["ftruncate", "memfd_create"])
+def test_what_fails_while_it_starts_turns_it_off(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    descriptors = open_descriptors()
+    monkeypatch.setattr(os, failing, fail)
+    reporter = steps.Reporter({"GANGWATCH_SOCKET": "/nowhere"})
+    assert reporter.status.startswith("off: ") and "No space left" in reporter.status
+    with reporter.step():
+        pass
+    assert open_descriptors() == descriptors
+
+
+def test_no_more_threads_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    descriptors = open_descriptors()
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    reporter = steps.Reporter({"GANGWATCH_SOCKET": "/nowhere"})
+    assert reporter.status == "off: can't start new thread"
+    gc.collect()
+    assert open_descriptors() == descriptors
+
+
+def test_the_rank_is_found_where_launchers_put_it() -> None:
+    for name in ("RANK", "SLURM_PROCID", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):
+        assert steps._count({name: "5"}, steps._RANK) == 5
+    assert steps._count({"RANK": "", "SLURM_PROCID": "6"}, steps._RANK) == 6
+    for nonsense in ("five", "-1", str(2**31), ""):
+        assert steps._count({"RANK": nonsense}, steps._RANK) is None
+    assert steps._word({"SLURM_JOB_ID": "12", "TORCHELASTIC_RUN_ID": "x"}, steps._GANG) == "12"
+
+
+def test_a_socket_that_appears_later_is_found(environment: dict[str, str], reporter: steps.Reporter) -> None:
+    with reporter.step():
+        pass
+    wait_until(lambda: reporter.status.startswith("waiting"), reporter.status)
+    agent = StepSocket(environment["GANGWATCH_SOCKET"], lambda peer, claim, waited: Member("g", 0, 0))
+    try:
+        assert [record.kind for record in read(agent)] == [steps.STEP_BEGUN, steps.STEP_ENDED]
+    finally:
+        agent.close()
+
+
+def test_it_registers_anew_with_an_agent_that_restarts_while_the_rank_hangs(
+    environment: dict[str, str], reporter: steps.Reporter
+) -> None:
+    def listen() -> StepSocket:
+        return StepSocket(environment["GANGWATCH_SOCKET"], lambda peer, claim, waited: Member("g", 0, 0))
+
+    first = listen()
+    with reporter.step():
+        pass
+    assert len(read(first)) == 2
+    with reporter.step(), reporter.wait():
+        first.close()
+        second = listen()
+        try:
+            # The ring still holds all of it, so the new agent sees what the rank is inside of.
+            assert [record.kind for record in read(second)] == [
+                steps.STEP_BEGUN,
+                steps.STEP_ENDED,
+                steps.STEP_BEGUN,
+                steps.COLLECTIVE_ENTERED,
+            ]
+        finally:
+            second.close()
+
+
+def test_a_refusal_is_told_in_the_status(environment: dict[str, str], tmp_path: Path) -> None:
+    def refuse(*_: object) -> Member:
+        raise rings.ReporterError("not you")
+
+    agent = StepSocket(environment["GANGWATCH_SOCKET"], refuse)
+    reporter = steps.Reporter(environment)
+    try:
+        wait_until(lambda: reporter.status == "refused: not you", reporter.status)
+    finally:
+        reporter.close()
+        agent.close()
+
+
+def test_an_answer_that_is_none_is_survived(environment: dict[str, str]) -> None:
+    path = Path(environment["GANGWATCH_SOCKET"])
+    path.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        listener.settimeout(30)
+        reporter = steps.Reporter(environment)
+        try:
+            for garbage in (b"\xff\xff\xff\xff", b"\0\0\0\x02[]", b"\0\0\0\x05hello", b""):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(garbage)
+                wait_until(lambda: reporter.status.startswith("waiting"), reporter.status)
+                with reporter.step():
+                    pass
+        finally:
+            reporter.close()
+
+
+def test_threads_and_signal_handlers_write_whole_records(agent: StepSocket, environment: dict[str, str]) -> None:
+    reporter = steps.Reporter(environment, slots=65536)
+    interrupted = signal.signal(signal.SIGALRM, lambda *_: reporter.report(10**6, 1.0))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        workers = [
+            threading.Thread(target=lambda at=at: [reporter.report(at, 1.0) for at in range(at, at + 2000)])
+            for at in (0, 10_000, 20_000, 30_000)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, interrupted)
+        sys.setswitchinterval(interval)
+    ring = registered(agent).ring
+    numbers = [record.number for record in ring.read(time.monotonic_ns()) if record.number < 10**6]
+    assert sorted(numbers) == [at + offset for at in (0, 10_000, 20_000, 30_000) for offset in range(2000)]
+    assert (ring.malformed, ring.lost, reporter.dropped) == (0, 0, 0)
+    reporter.close()
+
+
+def test_a_forked_child_reports_nothing_and_does_not_keep_the_connection(
+    agent: StepSocket, environment: dict[str, str], tmp_path: Path
+) -> None:
+    # The parent dies while its child lives on: the agent must see the rank gone.
+    program = textwrap.dedent(
+        """
+        import os, sys, time
+        from gangwatch import steps
+        reporter = steps.reporter()
+        while reporter.status != "registered":
+            time.sleep(0.01)
+        with reporter.step():
+            child = os.fork()
+            if child == 0:
+                with reporter.wait():
+                    reporter.report(1000, 1.0)
+                reporter.close()
+                assert "forked" in reporter.status, reporter.status
+                assert steps.reporter() is reporter
+                open(sys.argv[1], "w").close()
+                time.sleep(60)
+                os._exit(0)
+            while not os.path.exists(sys.argv[1]):
+                time.sleep(0.01)
+        print(child, flush=True)
+        os._exit(0)
+        """
+    )
+    child_ran = tmp_path / "child-ran"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(child_ran)],
+        env={**os.environ, **environment, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            process.wait(30)
+            found = registered(agent)
+            wait_until(lambda: found.closed, "the child keeps its parent's connection open")
+            os.kill(child, 0)
+            numbers = {record.number for record in found.ring.read(time.monotonic_ns())}
+            assert numbers == {0}
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("listening", [True, False])
+def test_the_interpreter_ends_cleanly_and_at_once(
+    listening: bool, environment: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    if listening:
+        request.getfixturevalue("agent")
+    program = textwrap.dedent(
+        """
+        import time
+        from gangwatch import steps
+        reporter = steps.reporter()
+        end = time.monotonic() + 30
+        while reporter.status == "connecting" and time.monotonic() < end:
+            time.sleep(0.01)
+        with reporter.step():
+            pass
+        print(reporter.status)
+        """
+    )
+    ended = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", program],
+        env={**os.environ, **environment, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stderr == ""
+    assert ended.stdout.startswith("registered" if listening else "waiting: ")
+
+
+def test_one_reporter_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GANGWATCH_SOCKET", raising=False)
+    monkeypatch.setattr(steps, "_of_process", {})
+    assert steps.reporter() is steps.reporter()
+
+
+def test_closing_ends_the_thread_and_gives_the_descriptors_back(agent: StepSocket, environment: dict[str, str]) -> None:
+    threads = threading.active_count()
+    reporter = steps.Reporter(environment)
+    found = registered(agent)
+    reporter.close()
+    reporter.close()
+    with reporter.step():
+        pass
+    assert reporter.status == "closed"
+    wait_until(lambda: threading.active_count() == threads, "the thread lives on")
+    wait_until(lambda: found.closed, "the connection stays open")
+
+
+def test_both_ends_mean_the_same_ring() -> None:
+    for name in ("MAGIC", "HEADER_BYTES", "SLOT_BYTES", "MAX_NUMBER", "STEP_BEGUN", "STEP_ENDED", "COLLECTIVE_ENTERED"):
+        assert getattr(steps, name) == getattr(rings, name)
+    for name in ("COLLECTIVE_LEFT", "WAIT_KNOWN", "TOKENS_KNOWN", "ABANDONED"):
+        assert getattr(steps, name) == getattr(rings, name)
+    assert steps._SLOT.size == rings._SLOT.size == steps.SLOT_BYTES
+    assert steps._SLOT.pack(1, 2, 3, 4, 5, 6, 7, 8, 9) == rings._SLOT.pack(1, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+def test_the_file_is_one_that_old_training_images_can_read() -> None:
+    ast.parse(Path(steps.__file__).read_text(), feature_version=(3, 8))
+
+
+def test_the_memory_file_is_sealed(agent: StepSocket, reporter: steps.Reporter) -> None:
+    registration = reporter._registration
+    assert registration is not None
+    with pytest.raises(PermissionError):
+        os.ftruncate(registration._memory, mmap.PAGESIZE)
