@@ -1,0 +1,273 @@
+"""Layouts, frames and records on the wire: what goes out comes back, and what is no message of ours is refused."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.schema.errors import FrameError, VersionError
+from agent.schema.frame import (
+    MAX_MESSAGE_BYTES,
+    MAX_RECORDS,
+    Column,
+    EventRecord,
+    Frame,
+    Layout,
+    Member,
+    MessageSplitter,
+    OpenRecord,
+    Record,
+    StepRecord,
+    Tier,
+    check_fits,
+    decode,
+    encode_frame,
+    encode_layout,
+    make_layout,
+    select,
+    with_length,
+)
+
+words = st.text(max_size=12)
+int64 = st.integers(-(2**63), 2**63 - 1)
+uint64 = st.integers(0, 2**64 - 1)
+members = st.builds(Member, words, st.integers(0, 2**31), st.integers(0, 2**31))
+records: st.SearchStrategy[Record] = st.one_of(
+    st.builds(StepRecord, members, int64, int64, int64, st.none() | int64, st.none() | int64, int64),
+    st.builds(OpenRecord, members, st.sampled_from(["step", "collective"]), int64, int64),
+    st.builds(EventRecord, words, words, int64, st.dictionaries(words, words, max_size=3)),
+)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    tiers = draw(st.lists(st.builds(Tier, words, st.floats(0.001, 1e6)), min_size=1, max_size=4))
+    columns = st.lists(
+        st.builds(
+            Column,
+            words,
+            st.lists(st.tuples(words, words), max_size=3).map(tuple),
+            st.integers(0, len(tiers) - 1),
+            st.sampled_from([32, 64]),
+        ),
+        max_size=12,
+    )
+    return make_layout(draw(words), tiers, draw(columns), draw(columns))
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> Frame:
+    counters = draw(st.lists(uint64, max_size=20))
+    valid = draw(st.lists(st.booleans(), min_size=len(counters), max_size=len(counters)))
+    return Frame(
+        node=draw(words),
+        boot_id=draw(words),
+        agent_id=draw(words),
+        seq=draw(st.integers(0, 2**63)),
+        layout_id=draw(words),
+        wall_ns=draw(int64),
+        monotonic_ns=draw(int64),
+        tier_ns=np.array(draw(st.lists(int64, max_size=5)), np.int64),
+        gauges=np.array(draw(st.lists(st.floats(), max_size=20)), np.float64),
+        counters=np.array(counters, np.uint64),
+        counters_valid=np.array(valid, np.bool_),
+        record_seq=draw(st.integers(0, 2**63)),
+        records=tuple(draw(st.lists(records, max_size=4))),
+    )
+
+
+def assert_same(one: Frame, other: Frame) -> None:
+    for name in ("node", "boot_id", "agent_id", "seq", "layout_id", "wall_ns", "monotonic_ns", "record_seq", "records"):
+        assert getattr(one, name) == getattr(other, name), name
+    for name in ("tier_ns", "counters", "counters_valid"):
+        assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
+        assert getattr(one, name).dtype == getattr(other, name).dtype, name
+    # Bit by bit: NaN differs from itself, and -0.0 equals 0.0.
+    assert one.gauges.tobytes() == other.gauges.tobytes()
+
+
+def a_frame(**changed: object) -> Frame:
+    values: dict[str, object] = {
+        "node": "n0",
+        "boot_id": "b",
+        "agent_id": "a",
+        "seq": 7,
+        "layout_id": "l",
+        "wall_ns": 1,
+        "monotonic_ns": 2,
+        "tier_ns": np.array([3], np.int64),
+        "gauges": np.array([math.nan, 0.5], np.float64),
+        "counters": np.array([2**53 + 1, 2**64 - 1, 0], np.uint64),
+        "counters_valid": np.array([True, True, False], np.bool_),
+        "record_seq": 9,
+        "records": (OpenRecord(Member("j-1", 1, 0), "step", 4, 5),),
+    }
+    return Frame(**(values | changed))  # type: ignore[arg-type]
+
+
+@given(frames())
+def test_a_frame_comes_back_as_it_went(frame: Frame) -> None:
+    back = decode(encode_frame(frame))
+    assert isinstance(back, Frame)
+    assert_same(frame, back)
+
+
+@given(layouts())
+def test_a_layout_comes_back_as_it_went(layout: Layout) -> None:
+    assert decode(encode_layout(layout)) == layout
+
+
+def test_counters_keep_every_bit_above_2_to_the_53_and_absent_stays_absent() -> None:
+    back = decode(encode_frame(a_frame()))
+    assert isinstance(back, Frame)
+    assert back.counters.tolist() == [2**53 + 1, 2**64 - 1, 0]
+    assert back.counters_valid.tolist() == [True, True, False]
+    assert math.isnan(back.gauges[0]) and back.gauges[1] == 0.5
+
+
+def test_what_came_in_can_be_changed_by_its_owner() -> None:
+    back = decode(encode_frame(a_frame()))
+    assert isinstance(back, Frame)
+    back.gauges[0] = 1.0
+    back.counters[0] = 1
+    back.counters_valid[0] = False
+
+
+@given(frames(), st.data())
+def test_a_truncated_message_is_refused(frame: Frame, data: st.DataObject) -> None:
+    message = encode_frame(frame)
+    with pytest.raises(FrameError):
+        decode(message[: data.draw(st.integers(0, len(message) - 1))])
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused(garbage: bytes) -> None:
+    with pytest.raises(FrameError):
+        decode(garbage)
+
+
+@settings(max_examples=300)
+@given(frames() | layouts(), st.data())
+def test_damage_gives_a_message_or_a_refusal_and_nothing_else(whole: Frame | Layout, data: st.DataObject) -> None:
+    message = bytearray(encode_frame(whole) if isinstance(whole, Frame) else encode_layout(whole))
+    for _ in range(data.draw(st.integers(1, 4))):
+        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        back = decode(bytes(message))
+    except FrameError:
+        return
+    assert isinstance(back, (Frame, Layout))
+
+
+def changed(message: bytes, **fields: object) -> bytes:
+    body = msgspec.msgpack.decode(message)
+    return msgspec.msgpack.encode(body | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"gauges": b"\0" * 15}, "gauges"),
+        ({"tier_ns": b"\0" * 9}, "tier_ns"),
+        ({"counters": b"\0" * 7}, "counters"),
+        ({"counters_valid": b"\1\1"}, "counters_valid"),
+        ({"counters_valid": b""}, "counters_valid"),
+        ({"seq": "7"}, "seq"),
+        ({"records": [{"type": "unheard of"}]}, "records"),
+        ({"k": "picture"}, "picture"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, object], named: str) -> None:
+    with pytest.raises(FrameError, match=named):
+        decode(changed(encode_frame(a_frame()), **fields))
+
+
+def test_more_records_than_a_frame_holds_are_refused() -> None:
+    one = OpenRecord(Member("j-1", 1, 0), "step", 4, 5)
+    decode(encode_frame(a_frame(records=(one,) * MAX_RECORDS)))
+    with pytest.raises(FrameError, match="records"):
+        decode(encode_frame(a_frame(records=(one,) * (MAX_RECORDS + 1))))
+
+
+@pytest.mark.parametrize(("version", "understood"), [(-1, False), (0, True), (1, True), (2, True), (3, False)])
+def test_neighbouring_versions_understand_each_other(version: int, understood: bool) -> None:
+    message = changed(encode_frame(a_frame()), v=version, field_of_a_later_version=[1, 2])
+    if understood:
+        assert isinstance(decode(message), Frame)
+    else:
+        with pytest.raises(VersionError, match=f"version {version}.*upgrade"):
+            decode(message)
+
+
+def test_a_layout_that_lies_about_itself_is_refused() -> None:
+    layout = make_layout("n0", [Tier("host", 1.0)], [Column("a")], [Column("b")])
+    body = msgspec.msgpack.decode(encode_layout(layout))
+    for change, named in (
+        ({"layout_id": "0" * 16}, "digest"),
+        ({"gauges": [{"metric": "a", "tier": 1}]}, "tier 1 of 1"),
+        ({"gauges": [{"metric": "a", "tier": -1}]}, "tier -1 of 1"),
+        ({"counters": [{"metric": "b", "width": 48}]}, "width 48"),
+    ):
+        with pytest.raises(FrameError, match=named):
+            decode(msgspec.msgpack.encode(body | {"layout": body["layout"] | change}))
+
+
+def test_equal_content_has_an_equal_id_and_any_change_another() -> None:
+    def made(node: str = "n0", metric: str = "a", tier: int = 0) -> str:
+        tiers = [Tier("host", 1.0), Tier("gpu", 1.0)]
+        return make_layout(node, tiers, [Column(metric, (("x", "y"),), tier)], []).layout_id
+
+    assert made() == made()
+    assert len({made(), made(node="n1"), made(metric="b"), made(tier=1)}) == 4
+
+
+def test_a_frame_that_does_not_fit_its_layout_is_refused() -> None:
+    layout = make_layout("n0", [Tier("host", 1.0)], [Column("a"), Column("b")], [Column("c")] * 3)
+    fits = a_frame(layout_id=layout.layout_id)
+    check_fits(layout, fits)
+    with pytest.raises(FrameError, match="gauges"):
+        check_fits(layout, a_frame(layout_id=layout.layout_id, gauges=np.zeros(3)))
+    with pytest.raises(FrameError, match="layout other"):
+        check_fits(layout, a_frame(layout_id="other"))
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8), st.data())
+def test_messages_are_cut_out_of_the_stream_wherever_it_is_split(messages: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(map(with_length, messages))
+    splitter = MessageSplitter()
+    found: list[bytes] = []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        found += splitter.feed(stream[:size])
+        stream = stream[size:]
+    assert found == messages
+
+
+def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
+    with pytest.raises(FrameError, match=str(MAX_MESSAGE_BYTES)):
+        MessageSplitter().feed((MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"))
+
+
+def test_a_selection_keeps_the_named_columns_and_their_values() -> None:
+    layout = make_layout(
+        "n0",
+        [Tier("host", 1.0)],
+        [Column("host_load"), Column("rank_threads", (("rank", "0"),))],
+        [Column("host_cpu"), Column("rank_cpu"), Column("rank_cpu_more")],
+    )
+    frame = a_frame(layout_id=layout.layout_id)
+    narrowed = select(layout, ["rank_threads", "rank_cpu*"])
+    got = narrowed.apply(frame)
+    check_fits(narrowed.layout, got)
+    assert [column.metric for column in narrowed.layout.gauges] == ["rank_threads"]
+    assert [column.metric for column in narrowed.layout.counters] == ["rank_cpu", "rank_cpu_more"]
+    assert got.gauges.tolist() == [0.5]
+    assert got.counters.tolist() == [2**64 - 1, 0]
+    assert got.counters_valid.tolist() == [True, False]
+    assert got.records == frame.records
+    assert select(layout, []).layout == layout
