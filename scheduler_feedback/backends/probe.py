@@ -7,8 +7,8 @@ Its wall time falls into what it ran (CLOCK_PROCESS_CPUTIME_ID), what it waited 
 field of /proc/self/schedstat), what the hypervisor took from its processor meanwhile (steal, /proc/stat), and the rest.
 It never sleeps and reads no disk, so the rest is time in which it was kept from running without waiting to run: stopped
 by a signal, a tracer or a freezer. That share is what is judged, over the whole run: a busy machine and a bandwidth
-limit show as run-queue wait, a busy host as steal, and none of them fails a node. Steal is known by processor only; the most stolen processor that
-the probe may use is taken, which errs on the side of the node.
+limit show as run-queue wait, a busy host as steal, and none of them fails a node. Steal is known by processor only; the
+most stolen processor that the probe may use is taken, which errs on the side of the node.
 
 It judges nothing of devices, nor how fast the processor is: `iterations_per_cpu_second` is printed for comparison.
 """
@@ -20,9 +20,9 @@ import sys
 import time
 
 MAX_SUSPENDED_SHARE = 0.1
-"""Above this a node fails: a rank stopped for a tenth of its time makes its whole gang 1 / (1 - 0.1) - 1 = 11 % slower.
-What is left unaccounted otherwise is small beside it: below 0.0002 of 2 s on an idle machine, with six busy processes on
-two processors, and with half the processor taken by a bandwidth limit (measured on Linux 6.18)."""
+"""Above this a node fails: a rank stopped for a tenth of its time makes its gang 1 / (1 - 0.1) - 1 = 11 % slower. What
+else is left unaccounted is small beside it: below 0.0002 of 2 s on an idle machine, with six busy processes on two
+processors, and with half the processor taken by a bandwidth limit (measured on Linux 6.18)."""
 
 _CHUNK_ITERATIONS = 20_000  # about a millisecond: far below the length of the run, far above a clock's reading
 
