@@ -1,0 +1,79 @@
+"""Admission: what can be accepted as a job at all, and what the cluster could ever hold."""
+
+from __future__ import annotations
+
+import math
+import signal
+
+from scheduler_feedback.core.job import JobKind, JobSpec
+from scheduler_feedback.core.state import State
+
+# signal(7): these two can be neither caught nor blocked, so no job can save on them.
+_UNCATCHABLE = frozenset({"SIGKILL", "SIGSTOP"})
+_SIGNALS = frozenset(known.name for known in signal.Signals)
+
+
+def admit_check(state: State, spec: JobSpec) -> str | None:
+    """Why the job cannot be accepted on this cluster, in words for its user; None where it can."""
+    if spec.kind is not JobKind.TRAINING:
+        return f"a job of kind {spec.kind.value} is not for users to submit"
+    return malformed(spec) or oversized(state, spec)
+
+
+def malformed(spec: JobSpec) -> str | None:
+    """What is wrong with the specification on any cluster, or None."""
+    if spec.ranks < 1:
+        return f"asks for {spec.ranks} ranks; at least 1 is needed"
+    if not spec.command or not spec.command[0]:
+        return "the command is empty"
+    if spec.checkpoint_signal not in _SIGNALS:
+        return f"{spec.checkpoint_signal!r} is no signal of this system; an example is 'SIGTERM'"
+    if spec.checkpoint_signal in _UNCATCHABLE:
+        return f"{spec.checkpoint_signal} cannot be caught, so no job can save on it"
+    if spec.time_limit_seconds is not None and not (
+        math.isfinite(spec.time_limit_seconds) and spec.time_limit_seconds > 0
+    ):
+        return f"a time limit of {spec.time_limit_seconds:g} s; it must be more than 0"
+    for name, seconds in (("grace", spec.grace_seconds), ("restart cost", spec.restart_cost_seconds)):
+        if not math.isfinite(seconds) or seconds < 0:
+            return f"a {name} of {seconds:g} s; it cannot be less than 0"
+    if spec.max_retries < 0:
+        return f"{spec.max_retries} retries; there cannot be fewer than 0"
+    return _unspeakable(spec)
+
+
+def _unspeakable(spec: JobSpec) -> str | None:
+    """What execve(2) cannot be given, or None: NUL ends a string there, '=' ends the name of a variable."""
+    for what, text in (
+        *((f"argument {index} of the command", argument) for index, argument in enumerate(spec.command)),
+        *((f"the value of the variable {name}", value) for name, value in spec.environment.items()),
+        ("the working directory", spec.working_directory),
+        ("the name", spec.name),
+    ):
+        if "\0" in text:
+            return f"{what} contains a NUL character"
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            return f"{what} is no valid text"
+    for name in spec.environment:
+        if not name or "=" in name or "\0" in name:
+            return f"{name!r} is no name for an environment variable"
+    return None
+
+
+def oversized(state: State, spec: JobSpec) -> str | None:
+    """Why the job would not fit even if every node that is present were free and healthy, or None."""
+    sizes = {node.name: node.slots for node in state.nodes.values() if node.present}
+    ranks = f"asks for {spec.ranks} rank{'' if spec.ranks == 1 else 's'}"
+    if spec.pinned_node is not None:
+        if spec.pinned_node not in sizes:
+            return f"{ranks} on node {spec.pinned_node}, which this cluster does not have"
+        most = sizes[spec.pinned_node]
+        return f"{ranks}; node {spec.pinned_node} can hold at most {most}" if spec.ranks > most else None
+    most = sum(sizes.values())
+    if spec.ranks <= most:
+        return None
+    if not sizes:
+        return f"{ranks}; this cluster has no nodes"
+    per_node = set(sizes.values())
+    shape = f"{len(sizes)} nodes x {per_node.pop()} slots" if len(per_node) == 1 else f"{len(sizes)} nodes"
+    return f"{ranks}; this cluster can hold at most {most} ({shape})"

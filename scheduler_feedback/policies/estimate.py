@@ -1,0 +1,119 @@
+"""Estimates: how long a job will run, when a running one ends, what a slow member costs. Never a promise to kill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from scheduler_feedback.core.job import Job, JobState, Slot
+from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.turn import nanoseconds
+from scheduler_feedback.core.verdict import Verdict
+
+# A job that runs over its estimate is given a tenth of its limit more, at least half a minute, and so on until it ends.
+# (Tsafrir, Etsion, Feitelson, "Backfilling Using System-Generated Predictions", 2007, correct expired predictions
+# upward by growing steps; a step in proportion to the limit keeps the number of corrections small for long jobs.)
+_OVERRUN_SHARE = 0.1
+_OVERRUN_LEAST_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Slots that are expected to become free at an instant, and whose they are."""
+
+    at_ns: int
+    job_id: str
+    slots: tuple[Slot, ...]
+
+
+def limit_seconds(policy: Policy, job: Job) -> float:
+    return policy.default_time_limit_seconds if job.spec.time_limit_seconds is None else job.spec.time_limit_seconds
+
+
+def remaining_ns(policy: Policy, job: Job) -> int:
+    """How long the job's next (or present) attempt is expected to run from its start on.
+
+    A restartable job resumes, so what it ran before counts; where that is its whole limit, an overrun's step is left.
+    """
+    limit = nanoseconds(limit_seconds(policy, job))
+    if not job.spec.restartable or not job.run_ns:
+        return limit
+    return max(limit - job.run_ns, 0) or _overrun_ns(limit)
+
+
+def _overrun_ns(limit_ns: int) -> int:
+    return max(round(limit_ns * _OVERRUN_SHARE), nanoseconds(_OVERRUN_LEAST_SECONDS))
+
+
+def loss_seconds(slowdown: float, remaining_seconds: float, persistence_seconds: float) -> float:
+    """Time that a gang loses if it stays with its slow member.
+
+    slowdown s: step time over step time without the member. The work that is left takes (s - 1) R longer; but in a
+    fault that lasts D seconds no more than D (1 - 1/s) are lost. The smaller of the two is (s - 1) min(R, D/s).
+    """
+    if slowdown <= 1 or remaining_seconds <= 0:
+        return 0.0
+    return min((slowdown - 1) * remaining_seconds, persistence_seconds * (1 - 1 / slowdown))
+
+
+def slowest(verdicts: Iterable[Verdict]) -> dict[str, Verdict]:
+    """Of each gang, the standing verdict with the largest slowdown."""
+    worst: dict[str, Verdict] = {}
+    for verdict in verdicts:
+        if verdict.gang not in worst or verdict.slowdown > worst[verdict.gang].slowdown:
+            worst[verdict.gang] = verdict
+    return worst
+
+
+def healthy_end_ns(policy: Policy, job: Job, now_ns: int) -> int:
+    """When the running attempt would end if nothing slowed it: by its limit, moved on in steps where it has overrun."""
+    assert job.attempt_started_ns is not None
+    return _moved_on(policy, job, job.attempt_started_ns + remaining_ns(policy, job), now_ns)
+
+
+def _moved_on(policy: Policy, job: Job, end_ns: int, now_ns: int) -> int:
+    """The estimate, or the first of its corrections that is still to come."""
+    if end_ns > now_ns:
+        return end_ns
+    step = _overrun_ns(nanoseconds(limit_seconds(policy, job)))
+    return end_ns + step * ((now_ns - end_ns) // step + 1)
+
+
+def end_ns(policy: Policy, job: Job, verdict: Verdict | None, now_ns: int) -> int:
+    """When the attempt that holds slots is expected to free them.
+
+    A standing verdict stretches what was left when the fault began.
+    """
+    assert job.attempt_started_ns is not None
+    if job.state is JobState.STOPPING and job.stopping_ns is not None:
+        return _moved_on(policy, job, job.stopping_ns + nanoseconds(job.spec.grace_seconds), now_ns)
+    end = job.attempt_started_ns + remaining_ns(policy, job)
+    if verdict is not None:
+        left_seconds = max(end - max(verdict.first_wall_ns, job.attempt_started_ns), 0) / 1e9
+        end += nanoseconds(loss_seconds(verdict.slowdown, left_seconds, policy.expected_persistence_seconds))
+    return _moved_on(policy, job, end, now_ns)
+
+
+def releases(state: State, now_ns: int) -> list[Release]:
+    """What the jobs that hold or claim slots are expected to free, in order of time."""
+    found: list[Release] = []
+    worst: Mapping[str, Verdict] = slowest(state.verdicts.values())
+    for job in state.jobs.values():
+        claimed = tuple(job.claim)
+        if claimed:
+            restart = now_ns if job.state is JobState.PENDING else end_ns(state.policy, job, None, now_ns)
+            length = nanoseconds(job.spec.restart_cost_seconds) + _left_after_restart(state.policy, job)
+            found.append(Release(restart + length, job.job_id, claimed))
+        if job.state.holds_slots:
+            at_ns = end_ns(state.policy, job, worst.get(job.job_id), now_ns)
+            kept = frozenset(claimed)
+            found.append(Release(at_ns, job.job_id, tuple(r.slot for r in job.ranks if r.slot not in kept)))
+    found.sort(key=lambda release: (release.at_ns, release.job_id))
+    return found
+
+
+def _left_after_restart(policy: Policy, job: Job) -> int:
+    """What a gang on the move will still have to run once it has been restarted."""
+    if job.state is JobState.PENDING or job.attempt_started_ns is None or job.stopping_ns is None:
+        return remaining_ns(policy, job)
+    return max(healthy_end_ns(policy, job, job.stopping_ns) - job.stopping_ns, 0)

@@ -1,0 +1,74 @@
+"""Findings: what the detectors say. A verdict stands until it is cleared or rejected, or its attempt has ended."""
+
+from __future__ import annotations
+
+from scheduler_feedback.core.turn import Turn
+from scheduler_feedback.core.verdict import Abstention, Cleared, Evidence, Verdict
+from scheduler_feedback.policies.migration import score_observed
+from scheduler_feedback.policies.quarantine import in_words
+
+
+def verdict_found(turn: Turn, verdict: Verdict) -> None:
+    """A verdict stands, or stands with newer numbers; one about no present attempt of a gang is passed over."""
+    state = turn.state
+    job = state.jobs.get(verdict.gang)
+    if job is None or not job.state.holds_slots or job.attempt != verdict.attempt:
+        return
+    if state.judged.get(verdict.verdict_id) is False:
+        return
+    if verdict.verdict_id not in state.verdicts:
+        turn.count("verdicts", verdict.kind.value, verdict.cause.value)
+        turn.tell(verdict.gang, "verdict", f"{in_words(verdict)} on {verdict.node}", evidence_detail(verdict))
+    state.verdicts[verdict.verdict_id] = verdict
+
+
+def verdict_cleared(turn: Turn, cleared: Cleared) -> None:
+    verdict = turn.state.verdicts.get(cleared.verdict_id)
+    if verdict is not None:
+        turn.tell(verdict.gang, "cleared", f"verdict {verdict.verdict_id} no longer holds: {cleared.reason}")
+        drop_verdict(turn, verdict, "the verdict was cleared")
+
+
+def abstained(turn: Turn, abstention: Abstention) -> None:
+    """The detector could not tell; the reason is kept and nothing is done."""
+    turn.count("abstentions", abstention.detector)
+    who = "the gang" if abstention.rank is None else f"rank {abstention.rank}"
+    turn.tell(
+        abstention.gang,
+        "unknown",
+        f"{who} is slow, and it cannot be told why: {abstention.reason}",
+        tuple(_evidence(item) for item in abstention.evidence),
+    )
+
+
+def drop_verdict(turn: Turn, verdict: Verdict, why: str) -> None:
+    """The verdict stands no more; a decision that observe mode kept from being made is scored."""
+    score_observed(turn, verdict, why)
+    del turn.state.verdicts[verdict.verdict_id]
+    turn.state.cases.pop(verdict.verdict_id, None)
+
+
+def drop_verdicts_of(turn: Turn, job_id: str, why: str) -> None:
+    """A verdict never outlives its attempt."""
+    for verdict in [v for v in turn.state.verdicts.values() if v.gang == job_id]:
+        drop_verdict(turn, verdict, why)
+
+
+def evidence_detail(verdict: Verdict) -> tuple[tuple[str, str], ...]:
+    """What a person can check."""
+    return (
+        ("verdict", verdict.verdict_id),
+        ("step_seconds_before", f"{verdict.step_seconds_before:.4g}"),
+        ("step_seconds_now", f"{verdict.step_seconds_now:.4g}"),
+        ("window_wall_ns", f"{verdict.first_wall_ns}..{verdict.last_wall_ns}"),
+        ("frames", " ".join(f"{node}#{seq}" for node, seq in verdict.frames)),
+        *(_evidence(item) for item in verdict.evidence),
+    )
+
+
+def _evidence(item: Evidence) -> tuple[str, str]:
+    return (
+        f"evidence {item.measure}",
+        f"{item.value:.4g} {item.unit}, against {item.reference:.4g} ({item.against}), "
+        f"log likelihood ratio {item.log_likelihood_ratio:+.2f}",
+    )

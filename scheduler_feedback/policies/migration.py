@@ -1,0 +1,301 @@
+"""Migration: whether a gang with a slow member is better moved than left, by what either would cost.
+
+s = step time now over step time without the suspect; p = probability that the slowness is the node's and lasts;
+R = run time that is left at healthy speed; D = how long the fault is expected to last if nothing is done.
+
+    benefit = p (s - 1) min(R, D/s)        cost = save + restart + queue        move if benefit > (1 + h) cost
+
+D is divided by s because a fault of D seconds of wall time slows only the work that gets done in it: its whole cost is
+D (1 - 1/s). The queue's part is 0: a gang is moved only where all of its new slots are free now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
+from scheduler_feedback.core.plan import Plan
+from scheduler_feedback.core.state import Case, Decision, Mode, Policy, State
+from scheduler_feedback.core.turn import Turn, nanoseconds, span
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+from scheduler_feedback.policies.estimate import healthy_end_ns, loss_seconds
+from scheduler_feedback.policies.placement import place, where
+from scheduler_feedback.policies.quarantine import ACCUSING, in_words, quarantine
+
+
+@dataclass(frozen=True, slots=True)
+class CostTest:
+    """The terms of the decision, in seconds where they are times.
+
+    save_seconds: the grace, an upper bound. restart_seconds: the user's estimate. measured_seconds: what the gang's
+    last move really took, from the decision to its first step; it stands for save and restart where it is known.
+    """
+
+    probability: float
+    slowdown: float
+    remaining_seconds: float
+    persistence_seconds: float
+    save_seconds: float
+    restart_seconds: float
+    queue_seconds: float
+    margin: float
+    measured_seconds: float | None = None
+
+    @property
+    def benefit_seconds(self) -> float:
+        return self.probability * loss_seconds(self.slowdown, self.remaining_seconds, self.persistence_seconds)
+
+    @property
+    def cost_seconds(self) -> float:
+        if self.measured_seconds is not None:
+            return self.measured_seconds + self.queue_seconds
+        return self.save_seconds + self.restart_seconds + self.queue_seconds
+
+    @property
+    def pays(self) -> bool:
+        return self.benefit_seconds > (1 + self.margin) * self.cost_seconds
+
+    def detail(self) -> tuple[tuple[str, str], ...]:
+        """Every term, for the entry."""
+        return (
+            ("probability", f"{self.probability:.3f}"),
+            ("slowdown", f"{self.slowdown:.3f}"),
+            ("remaining_seconds", f"{self.remaining_seconds:.1f}"),
+            ("persistence_seconds", f"{self.persistence_seconds:.1f}"),
+            ("benefit_seconds", f"{self.benefit_seconds:.1f}"),
+            ("save_seconds", f"{self.save_seconds:.1f}"),
+            ("restart_seconds", f"{self.restart_seconds:.1f}"),
+            ("queue_seconds", f"{self.queue_seconds:.1f}"),
+            ("measured_seconds", "none" if self.measured_seconds is None else f"{self.measured_seconds:.1f}"),
+            ("cost_seconds", f"{self.cost_seconds:.1f}"),
+            ("margin", f"{self.margin:.2f}"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What is best for the gang. code: 'migrate', or why it stays, in one word. target: the new slots, by rank."""
+
+    code: str
+    reason: str
+    test: CostTest
+    target: tuple[Slot, ...] = ()
+
+    def detail(self, verdict: Verdict) -> tuple[tuple[str, str], ...]:
+        """The terms, and the alternatives that were weighed with what each is expected to cost."""
+        move = f"{self.test.cost_seconds:.1f} s" + (f", to {where(self.target)}" if self.target else ", nowhere to go")
+        return (
+            ("verdict", verdict.verdict_id),
+            *self.test.detail(),
+            ("alternative stay", f"{self.test.benefit_seconds:.1f} s"),
+            ("alternative migrate", move),
+        )
+
+
+def judge_running_gangs(turn: Turn, plan: Plan) -> None:
+    """Rule on every verdict that stands against a member of a running gang; act on it, or say why not, once."""
+    for verdict in list(turn.state.verdicts.values()):
+        job = turn.state.jobs.get(verdict.gang)
+        case = turn.state.cases.setdefault(verdict.verdict_id, Case())
+        if (
+            job is None
+            or job.state is not JobState.RUNNING
+            or job.stop_reason is not None
+            or verdict.kind not in ACCUSING
+            or case.ruling in ("migrate", "released")
+        ):
+            continue
+        ruling = rule(turn.state, job, verdict, plan, turn.now_ns)
+        if ruling.code == "migrate":
+            _migrate(turn, job, verdict, case, ruling, plan)
+        elif ruling.code != case.ruling:
+            turn.decide(job.job_id, "stay", f"stays where it is: {ruling.reason}", ruling.detail(verdict))
+            case.ruling, case.reason = ruling.code, ruling.reason
+
+
+def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> Ruling:
+    """Whether the gang is better moved. The plan is left as it was."""
+    policy = state.policy
+    confirmed = state.judged.get(verdict.verdict_id) is True
+    test = cost_test(state, job, verdict, now_ns)
+    target = _target(state, job, plan) or ()
+    for code, stays, reason in (
+        ("kind", verdict.kind is not Kind.STRAGGLER, f"a verdict of {verdict.kind.value} is no reason to move"),
+        (
+            "cause",
+            verdict.cause is Cause.UNKNOWN and not confirmed,
+            "the cause is unknown, so it may not be the node's",
+        ),
+        (
+            "confidence",
+            verdict.confidence < policy.minimum_confidence and not confirmed,
+            f"confidence {verdict.confidence:.2f} is below {policy.minimum_confidence:.2f}",
+        ),
+        ("restartable", not job.spec.restartable, "it did not declare that it can be restarted"),
+        ("cooldown", _cooling_ns(policy, job, now_ns) > 0, _cooling(policy)),
+        (
+            "cost",
+            not test.pays,
+            f"staying is expected to cost {span(test.benefit_seconds)}, moving {span(test.cost_seconds)}",
+        ),
+        ("target", not target, f"{job.spec.ranks} slots on healthy nodes other than {verdict.node} are not free"),
+    ):
+        if stays:
+            return Ruling(code, reason, test, target)
+    reason = (
+        f"{in_words(verdict)} on {verdict.node}: staying is expected to cost {span(test.benefit_seconds)}, "
+        f"moving {span(test.cost_seconds)}"
+    )
+    return Ruling("migrate", reason, test, target)
+
+
+def cost_test(state: State, job: Job, verdict: Verdict, now_ns: int) -> CostTest:
+    """The terms for this gang and verdict. p is the verdict's confidence, or 1 where an operator confirmed it."""
+    behind = nanoseconds(lost_seconds(verdict, now_ns))
+    measured = [
+        decision.outcome_seconds
+        for decision in state.decisions
+        if decision.job_id == job.job_id and decision.applied and decision.outcome_seconds is not None
+    ]
+    return CostTest(
+        probability=1.0 if state.judged.get(verdict.verdict_id) is True else verdict.confidence,
+        slowdown=verdict.slowdown,
+        remaining_seconds=(healthy_end_ns(state.policy, job, now_ns - behind) + behind - now_ns) / 1e9,
+        persistence_seconds=state.policy.expected_persistence_seconds,
+        save_seconds=job.spec.grace_seconds,
+        restart_seconds=job.spec.restart_cost_seconds,
+        queue_seconds=0.0,
+        margin=state.policy.migration_margin,
+        measured_seconds=measured[-1] if measured else None,
+    )
+
+
+def lost_seconds(verdict: Verdict, now_ns: int) -> float:
+    """What the fault has cost the gang since it began."""
+    if verdict.slowdown <= 1:
+        return 0.0
+    return max(now_ns - verdict.first_wall_ns, 0) / 1e9 * (1 - 1 / verdict.slowdown)
+
+
+def _cooling_ns(policy: Policy, job: Job, now_ns: int) -> int:
+    if job.last_migration_ns is None:
+        return 0
+    return max(job.last_migration_ns + nanoseconds(policy.migration_cooldown_seconds) - now_ns, 0)
+
+
+def _cooling(policy: Policy) -> str:
+    return f"it was moved less than {span(policy.migration_cooldown_seconds)} ago"
+
+
+def _target(state: State, job: Job, plan: Plan) -> tuple[Slot, ...] | None:
+    """Where the gang could go now: free slots and those of its own that no verdict accuses, on no suspect node."""
+    mark = plan.checkpoint()
+    try:
+        plan.give(rank.slot for rank in job.ranks)
+        return place(plan, job, excluded=accused_nodes(state, job), suspects=False)
+    finally:
+        plan.rollback(mark)
+
+
+def accused_nodes(state: State, job: Job) -> tuple[str, ...]:
+    """The nodes that the gang's own standing verdicts name, by name."""
+    return tuple(sorted({v.node for v in state.verdicts.values() if v.gang == job.job_id and v.kind in ACCUSING}))
+
+
+def _migrate(turn: Turn, job: Job, verdict: Verdict, case: Case, ruling: Ruling, plan: Plan) -> None:
+    state = turn.state
+    case.reason = ruling.reason
+    if state.frozen:
+        if case.ruling != "frozen":
+            case.ruling = "frozen"
+            turn.decide(
+                job.job_id,
+                "migrate",
+                f"would move, but actions are frozen: {ruling.reason}",
+                ruling.detail(verdict),
+                "frozen",
+            )
+        return
+    case.ruling = "migrate"
+    applied = state.policy.mode is Mode.ACT
+    state.decision_count += 1
+    state.decisions.append(
+        Decision(
+            decision_id=f"d-{state.decision_count:06d}",
+            job_id=job.job_id,
+            verdict_id=verdict.verdict_id,
+            wall_ns=turn.now_ns,
+            applied=applied,
+            predicted_gain_seconds=ruling.test.benefit_seconds - ruling.test.cost_seconds,
+            slowdown=verdict.slowdown,
+            cost_seconds=ruling.test.cost_seconds,
+            attempt=job.attempt,
+            fault_cost_seconds=lost_seconds(verdict, turn.now_ns),
+        )
+    )
+    if not applied:
+        turn.decide(job.job_id, "migrate", f"would move: {ruling.reason}", ruling.detail(verdict), "observed")
+        return
+    turn.decide(job.job_id, "migrate", f"moves: {ruling.reason}", ruling.detail(verdict))
+    job.stop_reason = StopReason.MIGRATE
+    job.last_migration_ns = turn.now_ns
+    job.excluded_nodes = accused_nodes(state, job)
+    job.claim = list(ruling.target)
+    plan.hold(ruling.target)
+    node = state.nodes.get(verdict.node)
+    if node is not None and node.state in (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.PROBATION):
+        quarantine(turn, node, f"{job.job_id} moves away: {in_words(verdict)}", verdict.verdict_id)
+
+
+# --- scoring ---------------------------------------------------------------------------------------------------------
+
+
+def score_observed(turn: Turn, verdict: Verdict, why: str) -> None:
+    """A verdict stands no more: what the fault really cost a gang that observe mode left where it was."""
+    for decision in turn.state.decisions:
+        if decision.verdict_id == verdict.verdict_id and not decision.applied and decision.outcome_seconds is None:
+            decision.outcome_seconds = max(
+                lost_seconds(verdict, turn.now_ns) - lost_seconds(verdict, decision.wall_ns), 0.0
+            )
+            turn.tell(
+                decision.job_id,
+                "scored",
+                f"it was not moved, and staying has cost {span(decision.outcome_seconds)} ({why}); "
+                f"moving would have cost {span(decision.cost_seconds)}",
+                _score_detail(decision),
+            )
+
+
+def score_applied(turn: Turn, job: Job, first_step_ns: int) -> None:
+    """The gang made its first step after a move: what the move really took, from the decision on."""
+    for decision in turn.state.decisions:
+        if (
+            decision.job_id == job.job_id
+            and decision.applied
+            and decision.outcome_seconds is None
+            and decision.attempt < job.attempt
+        ):
+            decision.outcome_seconds = max(first_step_ns - decision.wall_ns, 0) / 1e9
+            ended_ns = job.attempt_ended_ns if job.attempt_ended_ns is not None else decision.wall_ns
+            turn.tell(
+                job.job_id,
+                "scored",
+                f"moving took {span(decision.outcome_seconds)}, {span(decision.cost_seconds)} were expected",
+                (
+                    *_score_detail(decision),
+                    ("save_seconds", f"{max(ended_ns - decision.wall_ns, 0) / 1e9:.1f}"),
+                    ("restart_seconds", f"{max(first_step_ns - ended_ns, 0) / 1e9:.1f}"),
+                ),
+            )
+
+
+def _score_detail(decision: Decision) -> tuple[tuple[str, str], ...]:
+    return (
+        ("decision", decision.decision_id),
+        ("verdict", decision.verdict_id),
+        ("expected_cost_seconds", f"{decision.cost_seconds:.1f}"),
+        ("expected_gain_seconds", f"{decision.predicted_gain_seconds:.1f}"),
+        ("outcome_seconds", f"{decision.outcome_seconds:.1f}"),
+        ("fault_cost_before_seconds", f"{decision.fault_cost_seconds:.1f}"),
+    )

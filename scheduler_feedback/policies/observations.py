@@ -1,0 +1,197 @@
+"""Observations: what the backend saw. After a restart it tells everything again, so each is taken in at most once."""
+
+from __future__ import annotations
+
+import signal
+
+from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.events import (
+    ActionFailed,
+    AttemptEnded,
+    AttemptRunning,
+    AttemptUnknown,
+    FirstStep,
+    NodeSeen,
+    RankExit,
+    RankFailed,
+)
+from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot, StopReason
+from scheduler_feedback.core.turn import Turn, span
+from scheduler_feedback.policies.findings import drop_verdicts_of
+from scheduler_feedback.policies.migration import score_applied
+from scheduler_feedback.policies.wishes import end
+
+
+def node_seen(turn: Turn, event: NodeSeen) -> None:
+    node = turn.state.nodes.get(event.node)
+    if node is None:
+        if event.present:
+            turn.state.nodes[event.node] = Node(
+                event.node, event.slots, event.devices, event.machine, since_ns=turn.now_ns
+            )
+            turn.tell(f"node:{event.node}", "seen", f"a node with {event.slots} slots")
+        return
+    if node.present is not event.present:
+        kind, text = ("seen", "is back") if event.present else ("absent", "is gone: it takes nothing until it is back")
+        turn.tell(f"node:{event.node}", kind, text)
+    elif event.present and node.slots != event.slots:
+        turn.tell(f"node:{event.node}", "seen", f"has {event.slots} slots now, {node.slots} before")
+    node.present = event.present
+    if event.present:
+        node.slots, node.devices, node.machine = event.slots, event.devices, event.machine
+
+
+def attempt_running(turn: Turn, event: AttemptRunning) -> None:
+    job = _held(turn, event.job_id, event.attempt, "running")
+    if job is None:
+        return
+    seen = {rank.rank: rank for rank in event.ranks}
+    job.ranks = [
+        RankRecord(old.rank, Slot(new.node, new.slot), new.pid, new.start_time, old.exit_code)
+        if (new := seen.get(old.rank)) is not None
+        else old
+        for old in job.ranks
+    ]
+    if job.state is JobState.STARTING:
+        job.state = JobState.RUNNING
+        job.excluded_nodes = ()
+        began = turn.now_ns - (job.attempt_started_ns or turn.now_ns)
+        turn.tell(job.job_id, "running", f"all ranks of attempt {job.attempt} run, {span(began / 1e9)} after the start")
+
+
+def first_step(turn: Turn, event: FirstStep) -> None:
+    job = _held(turn, event.job_id, event.attempt, "first step")
+    if job is None or job.first_step_ns is not None:
+        return
+    job.first_step_ns = event.wall_ns
+    turn.tell(job.job_id, "first-step", f"attempt {job.attempt} made its first step, number {event.step}")
+    score_applied(turn, job, event.wall_ns)
+
+
+def rank_failed(turn: Turn, event: RankFailed) -> None:
+    """The gang cannot go on without the rank: it is to be stopped."""
+    job = _held(turn, event.job_id, event.attempt, "failure of a rank")
+    if job is None or job.stop_reason is not None:
+        return
+    job.stop_reason = StopReason.RANK_FAILED
+    job.failure = exit_in_words(event.rank, event.exit_code)
+    turn.tell(job.job_id, "rank-failed", f"{job.failure} while others still ran")
+
+
+def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
+    """No process of the attempt is left: what the job becomes depends on why it ended."""
+    job = _held(turn, event.job_id, event.attempt, "end")
+    if job is None:
+        return
+    codes = {item.rank: item.exit_code for item in event.exits}
+    job.ranks = [RankRecord(r.rank, r.slot, r.pid, r.start_time, codes.get(r.rank, r.exit_code)) for r in job.ranks]
+    _leave_attempt(turn, job, event.ended_wall_ns)
+    completed = event.started and all(codes.get(rank) == 0 for rank in range(job.spec.ranks))
+    if job.stop_reason is StopReason.CANCEL:
+        end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
+    elif completed:
+        end(turn, job, JobState.COMPLETED, "all ranks exited with 0")
+    elif job.stop_reason is StopReason.MIGRATE:
+        _wait_again(turn, job, "stopped to be moved")
+    elif job.stop_reason is None and not event.started:
+        end(turn, job, JobState.FAILED, f"it could not be started: {event.reason or 'the backend gave no reason'}")
+    else:
+        _fail(turn, job, job.failure or failure_in_words(job, event.exits))
+
+
+def attempt_unknown(turn: Turn, event: AttemptUnknown) -> None:
+    """The backend holds nothing of the attempt.
+
+    A start that was never carried out is decided anew. An attempt that did run and has left no trace may have done its
+    work: only a job that can be restarted is started again.
+    """
+    job = _held(turn, event.job_id, event.attempt, "loss")
+    if job is None:
+        return
+    ran = any(rank.pid is not None for rank in job.ranks)
+    _leave_attempt(turn, job, 0)
+    if job.stop_reason is StopReason.CANCEL:
+        end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
+    elif ran and not job.spec.restartable:
+        end(turn, job, JobState.FAILED, f"attempt {job.attempt} ran, and the backend has lost every trace of its end")
+    else:
+        _wait_again(turn, job, f"attempt {job.attempt} is void: the backend holds nothing of it")
+
+
+def action_failed(turn: Turn, event: ActionFailed) -> None:
+    """The backend refused: the same is decided again after a pause."""
+    job = turn.state.jobs.get(event.job_id)
+    if job is None or not job.action_id or job.action_id != event.action_id:
+        return
+    job.action_id = ""
+    again_ns = turn.after(turn.state.policy.retry_backoff_seconds)
+    again = f"it is tried again in {span(turn.state.policy.retry_backoff_seconds)}"
+    if job.state is JobState.STARTING:
+        turn.tell(job.job_id, "refused", f"attempt {job.attempt} could not be set going: {event.reason}; {again}")
+        _leave_attempt(turn, job, 0)
+        if job.stop_reason is StopReason.CANCEL:
+            end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
+        else:
+            _wait_again(turn, job, f"the backend refused to start it: {event.reason}")
+            job.not_before_ns = again_ns
+    elif job.state is JobState.STOPPING:
+        job.not_before_ns = again_ns
+        turn.tell(job.job_id, "refused", f"attempt {job.attempt} could not be stopped: {event.reason}; {again}")
+
+
+def _held(turn: Turn, job_id: str, attempt: int, what: str) -> Job | None:
+    """The job, if it is this attempt of it that holds slots. An attempt that nobody asked for is worth a sentence."""
+    job = turn.state.jobs.get(job_id)
+    if job is None:
+        return None
+    if attempt > job.attempt:
+        turn.tell(job_id, "ignored", f"the backend reports the {what} of attempt {attempt}, which was never decided")
+        return None
+    return job if attempt == job.attempt and job.state.holds_slots else None
+
+
+def _leave_attempt(turn: Turn, job: Job, ended_wall_ns: int) -> None:
+    """The attempt holds no slots any more; its verdicts fall with it."""
+    begun_ns = job.attempt_started_ns if job.attempt_started_ns is not None else turn.now_ns
+    job.attempt_ended_ns = min(max(ended_wall_ns, begun_ns), turn.now_ns) if ended_wall_ns else turn.now_ns
+    if any(rank.pid is not None for rank in job.ranks):
+        job.run_ns += job.attempt_ended_ns - begun_ns
+    job.stopping_ns, job.action_id, job.not_before_ns = None, "", 0
+    drop_verdicts_of(turn, job.job_id, "the attempt has ended")
+
+
+def _wait_again(turn: Turn, job: Job, why: str) -> None:
+    job.state, job.stop_reason, job.failure = JobState.PENDING, None, why
+    turn.arrived.append(job.job_id)
+    turn.tell(job.job_id, "pending", f"waits for its next attempt: {why}")
+
+
+def _fail(turn: Turn, job: Job, why: str) -> None:
+    """The attempt failed: another one if the job allows it, else the end."""
+    job.claim = []
+    if job.retries >= job.spec.max_retries:
+        end(turn, job, JobState.FAILED, why)
+        return
+    job.retries += 1
+    _wait_again(turn, job, f"{why}; retry {job.retries} of {job.spec.max_retries}")
+
+
+def failure_in_words(job: Job, exits: tuple[RankExit, ...]) -> str:
+    """Why the attempt counts as failed: its first rank, by number, that did not exit with 0."""
+    codes = {item.rank: item.exit_code for item in exits}
+    for rank in range(job.spec.ranks):
+        if codes.get(rank) != 0:
+            return exit_in_words(rank, codes.get(rank))
+    return "it ended before all of its ranks had been started"
+
+
+def exit_in_words(rank: int, code: int | None) -> str:
+    """'rank 2 exited with 1'; a code of 128 + n is a death by signal n, as a shell counts."""
+    if code is None:
+        return f"how rank {rank} ended could not be learnt"
+    if code > 128:
+        try:
+            return f"rank {rank} was killed by {signal.Signals(code - 128).name}"
+        except ValueError:
+            pass
+    return f"rank {rank} exited with {code}"

@@ -1,0 +1,283 @@
+"""Quarantine: what a node may be used for, from the verdicts about it, the operator's word and the clock.
+
+::
+
+    healthy --verdict--> suspect --second job's verdict, migration, or confirmed--> quarantine --time--> probe
+       ^                    |                                                          ^                  |  |
+       |<---suspicion ends--+                                                          +-----failed-------+  |
+       +<----------------------------- time without a verdict -- probation <--------------passed-------------+
+
+A verdict during probation leads back to quarantine; each quarantine since the last full recovery is twice as long as
+the one before. maintenance is the operator's alone.
+"""
+
+from __future__ import annotations
+
+from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, StopReason
+from scheduler_feedback.core.state import Case, Mode, Policy, State
+from scheduler_feedback.core.turn import Turn, nanoseconds, span
+from scheduler_feedback.core.verdict import Kind, Verdict
+
+# Kinds that speak against the node. Interference speaks against another job, workload against the job itself.
+ACCUSING = frozenset({Kind.STRAGGLER, Kind.HANG, Kind.HEALTH})
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def mark_accused_nodes(turn: Turn) -> None:
+    """Every standing verdict marks its node once: suspect, or quarantine where that is due."""
+    for verdict_id, verdict in turn.state.verdicts.items():
+        case = turn.state.cases.setdefault(verdict_id, Case())
+        node = turn.state.nodes.get(verdict.node)
+        if case.marked or verdict.kind not in ACCUSING or node is None:
+            continue
+        case.marked = True
+        _mark(turn, node, verdict)
+
+
+def _mark(turn: Turn, node: Node, verdict: Verdict) -> None:
+    words = in_words(verdict)
+    if turn.state.policy.mode is Mode.OBSERVE:
+        turn.decide(f"node:{node.name}", "suspect", f"would be suspect: {words}", outcome="observed")
+        return
+    if verdict.gang not in node.accusers:
+        node.accusers = (*node.accusers, verdict.gang)
+    if node.state in (NodeState.QUARANTINE, NodeState.MAINTENANCE):
+        return
+    if turn.state.judged.get(verdict.verdict_id) is True:
+        quarantine(turn, node, f"an operator confirmed: {words}", verdict.verdict_id, capped=False)
+    elif node.state is NodeState.PROBATION:
+        quarantine(turn, node, f"on probation, and again {words}", verdict.verdict_id)
+    elif len(node.accusers) >= 2:
+        quarantine(turn, node, f"verdicts of {' and '.join(node.accusers)}; the newest: {words}", verdict.verdict_id)
+    else:
+        _suspect(turn, node, words, verdict.verdict_id)
+
+
+def _suspect(turn: Turn, node: Node, reason: str, verdict_id: str) -> None:
+    if node.state is NodeState.SUSPECT and node.until_ns is None:
+        return
+    _become(turn, node, NodeState.SUSPECT, None, reason, verdict_id)
+    turn.decide(f"node:{node.name}", "suspect", f"suspect, used last: {reason}")
+
+
+def in_words(verdict: Verdict) -> str:
+    return (
+        f"rank {verdict.rank} of {verdict.gang} is a {verdict.kind.value} ({verdict.cause.value}), "
+        f"slowdown {verdict.slowdown:.2f}, confidence {verdict.confidence:.2f}"
+    )
+
+
+# --- quarantine ------------------------------------------------------------------------------------------------------
+
+
+def quarantine(turn: Turn, node: Node, reason: str, verdict_id: str, capped: bool = True) -> bool:
+    """Take the node out of use for a time that doubles with each repetition; False where the cap forbids it.
+
+    Beyond the cap the node is suspect instead, and an entry says so: losing many nodes at once is seldom the nodes.
+    """
+    state = turn.state
+    if capped and node.state is not NodeState.QUARANTINE and not _below_cap(state):
+        turn.decide(
+            f"node:{node.name}",
+            "quarantine",
+            f"stays in use as suspect, though quarantine is due: {reason}; "
+            f"{_in_quarantine(state)} of {len(state.nodes)} nodes are in quarantine, which is the most allowed",
+            outcome="capped",
+        )
+        _become(turn, node, NodeState.SUSPECT, None, reason, verdict_id)
+        return False
+    node.backoff += 1
+    seconds = quarantine_seconds(state.policy, node.backoff)
+    _become(turn, node, NodeState.QUARANTINE, turn.after(seconds), reason, verdict_id)
+    turn.decide(f"node:{node.name}", "quarantine", f"quarantine for {span(seconds)}: {reason}")
+    return True
+
+
+def quarantine_seconds(policy: Policy, backoff: int) -> float:
+    """Length of the backoff-th quarantine since the last full recovery: each twice the one before, up to the most."""
+    return min(policy.quarantine_seconds * 2.0 ** min(backoff - 1, 64), policy.quarantine_max_seconds)
+
+
+def _in_quarantine(state: State) -> int:
+    return sum(node.state is NodeState.QUARANTINE for node in state.nodes.values())
+
+
+def _below_cap(state: State) -> bool:
+    return _in_quarantine(state) < max(1, int(state.policy.quarantine_max_fraction * len(state.nodes)))
+
+
+def _become(turn: Turn, node: Node, state: NodeState, until_ns: int | None, reason: str, verdict_id: str = "") -> None:
+    node.state, node.since_ns, node.until_ns = state, turn.now_ns, until_ns
+    node.reason, node.verdict_id = reason, verdict_id
+
+
+# --- the clock -------------------------------------------------------------------------------------------------------
+
+
+def let_time_pass(turn: Turn) -> None:
+    """End what has lasted long enough: suspicion, quarantine, probation; and take the results of probes."""
+    accused = {verdict.node for verdict in turn.state.verdicts.values() if verdict.kind in ACCUSING}
+    for node in turn.state.nodes.values():
+        if node.state is NodeState.SUSPECT:
+            _let_suspicion_run_out(turn, node, node.name in accused)
+        elif node.state is NodeState.QUARANTINE:
+            if node.probe_job is not None:
+                _take_probe_result(turn, node, turn.state.jobs.get(node.probe_job))
+            elif node.until_ns is not None and turn.now_ns >= node.until_ns and node.present:
+                _end_quarantine(turn, node)
+        elif node.state is NodeState.PROBATION and node.until_ns is not None and turn.now_ns >= node.until_ns:
+            recover(turn, node, "recovered", "healthy: it passed its probation without a verdict")
+
+
+def _let_suspicion_run_out(turn: Turn, node: Node, accused: bool) -> None:
+    if accused:
+        node.until_ns = None  # as long as a verdict stands, no clock runs
+    elif node.until_ns is None:
+        node.until_ns = turn.after(turn.state.policy.suspect_seconds)
+    elif turn.now_ns >= node.until_ns:
+        backoff = node.backoff
+        recover(turn, node, "recovered", "healthy: no verdict against it stands any more")
+        node.backoff = backoff
+
+
+def _end_quarantine(turn: Turn, node: Node) -> None:
+    policy = turn.state.policy
+    if not policy.probe_command:
+        _begin_probation(turn, node, "its quarantine has ended; no probe is configured")
+        return
+    node.probes += 1
+    job_id = f"probe-{node.name}-{node.probes}"
+    spec = JobSpec(
+        name=job_id,
+        command=policy.probe_command,
+        ranks=node.slots,
+        user="gangwatch",
+        queue="probe",
+        kind=JobKind.PROBE,
+        time_limit_seconds=policy.probe_timeout_seconds,
+        grace_seconds=5.0,
+        pinned_node=node.name,
+    )
+    turn.state.jobs[job_id] = Job(job_id, spec, JobState.PENDING, turn.now_ns)
+    turn.arrived.append(job_id)
+    node.probe_job, node.until_ns = job_id, None
+    turn.decide(f"node:{node.name}", "probe", f"its quarantine has ended; {job_id} measures it")
+
+
+def _take_probe_result(turn: Turn, node: Node, probe: Job | None) -> None:
+    if probe is not None and not probe.state.ended:
+        return
+    node.probe_job = None
+    if probe is not None and probe.state is JobState.COMPLETED:
+        _begin_probation(turn, node, f"{probe.job_id} passed")
+    else:
+        why = f"{probe.job_id} did not pass: {probe.end_reason}" if probe is not None else "its probe is lost"
+        quarantine(turn, node, why, node.verdict_id)
+
+
+def _begin_probation(turn: Turn, node: Node, why: str) -> None:
+    seconds = turn.state.policy.probation_seconds
+    _become(turn, node, NodeState.PROBATION, turn.after(seconds), why, node.verdict_id)
+    turn.decide(f"node:{node.name}", "probation", f"single-node gangs only, for {span(seconds)}: {why}")
+
+
+def recover(turn: Turn, node: Node, kind: str, text: str) -> None:
+    """The node is healthy, and everything that was held against it is forgotten."""
+    _become(turn, node, NodeState.HEALTHY, None, "")
+    node.backoff, node.accusers = 0, ()
+    _drop_probe(turn, node)
+    for job in turn.state.jobs.values():
+        if node.name in job.excluded_nodes:
+            job.excluded_nodes = tuple(name for name in job.excluded_nodes if name != node.name)
+    turn.decide(f"node:{node.name}", kind, text)
+
+
+def _drop_probe(turn: Turn, node: Node) -> None:
+    """A probe that nobody waits for any more is given up."""
+    probe = turn.state.jobs.get(node.probe_job) if node.probe_job is not None else None
+    node.probe_job = None
+    if probe is None or probe.state.ended:
+        return
+    if probe.state is JobState.PENDING:
+        probe.state, probe.ended_ns, probe.end_reason = JobState.CANCELLED, turn.now_ns, "the node needs no probe"
+    else:
+        probe.stop_reason = StopReason.CANCEL
+
+
+# --- operators -------------------------------------------------------------------------------------------------------
+
+
+def release(turn: Turn, node: Node, by: str, reason: str) -> None:
+    """An operator trusts the node again. The verdicts that stand against it lead to nothing more."""
+    for verdict in turn.state.verdicts.values():
+        if verdict.node == node.name:
+            turn.state.cases[verdict.verdict_id] = Case(True, "released", f"{by or 'an operator'} released the node")
+    recover(turn, node, "released", f"healthy: released by {by or 'an operator'}{_because(reason)}")
+
+
+def quarantine_by_operator(turn: Turn, node: Node, by: str, reason: str) -> None:
+    """Out of use until an operator releases it. Running gangs stay."""
+    _drop_probe(turn, node)
+    _become(turn, node, NodeState.QUARANTINE, None, f"by {by or 'an operator'}{_because(reason)}")
+    turn.decide(f"node:{node.name}", "quarantine", f"quarantine until it is released: {node.reason}")
+
+
+def maintain(turn: Turn, node: Node, by: str, reason: str) -> None:
+    """Takes nothing new until it is released. Running gangs stay."""
+    _drop_probe(turn, node)
+    _become(turn, node, NodeState.MAINTENANCE, None, f"by {by or 'an operator'}{_because(reason)}")
+    turn.decide(f"node:{node.name}", "maintenance", f"maintenance until it is released: {node.reason}")
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
+
+
+def accused_by(state: State, verdict_id: str) -> list[Node]:
+    """The nodes that are in their state because of the verdict, whether or not it still stands."""
+    verdict = state.verdicts.get(verdict_id)
+    return [
+        node
+        for node in state.nodes.values()
+        if node.verdict_id == verdict_id or (verdict is not None and verdict.node == node.name)
+    ]
+
+
+def confirm(turn: Turn, verdict_id: str, by: str) -> None:
+    """An operator says that the verdict is right: its node goes to quarantine at once."""
+    verdict = turn.state.verdicts.get(verdict_id)
+    for node in accused_by(turn.state, verdict_id):
+        if node.state in (NodeState.SUSPECT, NodeState.HEALTHY, NodeState.PROBATION) and (
+            verdict is None or verdict.kind in ACCUSING
+        ):
+            quarantine(turn, node, f"verdict {verdict_id} confirmed by {by or 'an operator'}", verdict_id, capped=False)
+
+
+def reject(turn: Turn, verdict_id: str, by: str) -> None:
+    """An operator says that the verdict is wrong: its node is released and its backoff forgotten.
+
+    Other verdicts that stand against the node mark it anew.
+    """
+    for node in accused_by(turn.state, verdict_id):
+        by_operator = node.state is NodeState.MAINTENANCE or (
+            node.state is NodeState.QUARANTINE and not node.verdict_id
+        )
+        if by_operator or node.state is NodeState.HEALTHY:
+            continue
+        recover(turn, node, "released", f"healthy: verdict {verdict_id} was rejected by {by or 'an operator'}")
+        for other in turn.state.verdicts.values():
+            if other.node == node.name and other.verdict_id in turn.state.cases:
+                turn.state.cases[other.verdict_id].marked = False
+
+
+def longest_unavailable_ns(policy: Policy, node: Node) -> int | None:
+    """When the node may be healthy again if all goes well; None where only an event can tell."""
+    if node.until_ns is None:
+        return None
+    if node.state is NodeState.QUARANTINE:
+        probe = policy.probe_timeout_seconds if policy.probe_command else 0.0
+        return node.until_ns + nanoseconds(probe + policy.probation_seconds)
+    return node.until_ns
