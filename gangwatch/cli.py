@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "freeze": ("gangwatch.commands.cluster:freeze", "Stop all actions at once; running jobs go on."),
     "thaw": ("gangwatch.commands.cluster:thaw", "Allow actions again."),
     "check": ("gangwatch.commands.machine:check", "Say what this machine offers and what is missing."),
-    "demo": ("gangwatch.demo:command", "Show a real straggler found and moved away from, on this machine."),
+    "demo": ("gangwatch.demo.command:demo", "Show a real straggler found and moved away from, on this machine."),
     "config": ("gangwatch.commands.configuration:config", "Show the effective configuration, or what is wrong in it."),
     "reload": ("gangwatch.commands.configuration:reload", "Let the controller take over a changed configuration."),
     "agent": ("gangwatch.commands.lifecycle:agent", "Run one node's agent in the foreground."),

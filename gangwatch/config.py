@@ -18,6 +18,7 @@ import difflib
 import math
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields as dataclass_fields
@@ -35,8 +36,8 @@ from scheduler_feedback.core.state import Mode, Policy
 DEFAULT_PORT = 9420
 """The controller's port: in the range that exporters use by custom (9100 and up), our own choice."""
 
-NODE_NAME = re.compile(r"(?=.{1,63}\Z)[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
-"""A node's name becomes a file name, a label and a host name: RFC 1123's letters, and '_', with single dots."""
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+"""A node's name becomes a label, a part of file names and of job ids: a single label of RFC 1123, or with '_'."""
 
 RELOADABLE = frozenset({"controller.mode", "policy"})
 """Keys, and sections, that a running controller takes over; every other needs new processes."""
@@ -91,7 +92,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "store": StoreSection,
 }
 
-_POLICY_KEYS = tuple(field.name for field in dataclass_fields(Policy) if field.name != "mode")
+_POLICY_DEFAULTS = {field.name: field.default for field in dataclass_fields(Policy) if field.name != "mode"}
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -130,23 +131,29 @@ def load(file: Path | None, overrides: Mapping[str, object] | None = None) -> Co
     Raises ConfigError naming file, key and reason.
     """
     file = file if file is not None else default_file()
-    tree: dict[str, Any] = {}
-    if file is not None:
-        file = file.absolute()
-        try:
-            tree = tomllib.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{file}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file}: not TOML: {error}") from None
-    config = _convert(tree, str(file) if file is not None else "")
+    if file is None:
+        return load_defaults(overrides)
+    file = file.absolute()
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not TOML: {error}") from None
+    return _with_overrides(tree, _convert(tree, str(file)), overrides)
+
+
+def load_defaults(overrides: Mapping[str, object] | None = None) -> Config:
+    """The defaults with `overrides`, whatever files there are. Raises ConfigError."""
+    return _with_overrides({}, _convert({}, ""), overrides)
+
+
+def _with_overrides(tree: dict[str, Any], config: Config, overrides: Mapping[str, object] | None) -> Config:
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
-    if given:
-        for key, value in given.items():
-            section, _, name = key.partition(".")
-            tree.setdefault(section, {})[name] = value
-        config = _convert(tree, config.source, "command line")
-    return config
+    for key, value in given.items():
+        section, _, name = key.partition(".")
+        tree.setdefault(section, {})[name] = value
+    return _convert(tree, config.source, "command line") if given else config
 
 
 def _convert(tree: dict[str, Any], source: str, blamed: str = "") -> Config:
@@ -183,16 +190,8 @@ def _section(kind: type[msgspec.Struct], values: dict[str, Any], name: str, wher
 def _policy(values: dict[str, Any], where: str) -> Policy:
     if "mode" in values:
         raise ConfigError(f"{where}: policy.mode: unknown key (the mode is controller.mode)")
-    prepared: dict[str, Any] = {}
-    for key, value in values.items():
-        number = _prepared(key, value, _POLICY_KEYS, f"{where}: policy.{key}")
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise ConfigError(f"{where}: policy.{key}: expected a number, not {value!r}")
-        least, most = _policy_range(key)
-        if not least <= number <= most:
-            reach = f">= {least:g}" if math.isinf(most) else f"between {least:g} and {most:g}"
-            raise ConfigError(f"{where}: policy.{key}: expected a number {reach}, not {value!r}")
-        prepared[key] = float(number)
+    prepared = {key: _policy_value(key, value, f"{where}: policy.{key}") for key, value in values.items()}
+    prepared.setdefault("probe_command", probe_command())
     policy = Policy(**prepared)
     if policy.quarantine_max_seconds < policy.quarantine_seconds:
         raise ConfigError(
@@ -200,6 +199,36 @@ def _policy(values: dict[str, Any], where: str) -> Policy:
             f"policy.quarantine_seconds, {policy.quarantine_seconds:g} s"
         )
     return policy
+
+
+def probe_command() -> tuple[str, ...]:
+    """Our own probe of a node, in a bare interpreter: what is run where the configuration names no other."""
+    from importlib.util import find_spec
+
+    found = find_spec("scheduler_feedback.backends.probe")
+    assert found is not None and found.origin is not None, "the probe is part of the distribution"
+    return (sys.executable, "-I", "-S", found.origin, "--seconds", "2")
+
+
+def _policy_value(key: str, value: object, name: str) -> Any:
+    """The value as the policy holds it: a number, a count or a command, by what the field's own default is."""
+    value = _prepared(key, value, tuple(_POLICY_DEFAULTS), name)
+    default = _POLICY_DEFAULTS[key]
+    if isinstance(default, tuple):
+        if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
+            raise ConfigError(f"{name}: expected a list of strings, not {value!r}")
+        return tuple(value)
+    if isinstance(default, int):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(f"{name}: expected a whole number >= 0, not {value!r}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name}: expected a number, not {value!r}")
+    least, most = _policy_range(key)
+    if not least <= value <= most:
+        reach = f">= {least:g}" if math.isinf(most) else f"between {least:g} and {most:g}"
+        raise ConfigError(f"{name}: expected a number {reach}, not {value!r}")
+    return float(value)
 
 
 def _policy_range(key: str) -> tuple[float, float]:
@@ -235,8 +264,8 @@ def _check_names(cluster: ClusterSection, where: str) -> None:
     for name in cluster.names:
         if NODE_NAME.fullmatch(name) is None:
             raise ConfigError(
-                f"{where}: cluster.names: {name!r} is no node name: letters, digits, '-', '_' and single "
-                "dots, a letter or digit first, at most 63"
+                f"{where}: cluster.names: {name!r} is no node name: letters, digits, '-' and '_', at most "
+                "63, a letter or digit first"
             )
     if len(set(cluster.names)) != len(cluster.names):
         raise ConfigError(f"{where}: cluster.names: a name stands twice in {list(cluster.names)}")
@@ -273,7 +302,7 @@ def plan_nodes(cluster: ClusterSection, host: str, processors: int, gpus: tuple[
 
 def _as_node_name(host: str) -> str:
     """The host's first label, with what a node's name can't hold left out."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "", host.split(".")[0])[:63].strip("._-")
+    name = re.sub(r"[^A-Za-z0-9_-]", "", host.split(".")[0])[:63].strip("_-")
     return name or "node-0"
 
 
@@ -323,3 +352,9 @@ def changes(before: Config, after: Config) -> list[Change]:
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key)
     ]
+
+
+def take_over(running: Config, wanted: Config) -> Config:
+    """`running` with what a reload can change in it."""
+    controller = msgspec.structs.replace(running.controller, mode=wanted.controller.mode)
+    return msgspec.structs.replace(running, controller=controller, policy=wanted.policy)

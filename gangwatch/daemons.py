@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.schema.errors import GangwatchError
+from agent.schema.errors import GangwatchError, StateFolderBusyError
 from gangwatch.config import NODE_NAME, Config
+from gangwatch.in_force import InForce, read_in_force, write_in_force
 from gangwatch.logs import configure_logging
 from gangwatch.state_folder import AgentRecord, StateFolder, this_process, write_atomically
 from gangwatch.supervisor import agent_name
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from agent.attribution import Attribution
     from agent.collectors.block import Collector
+    from exporter.server import App, Receive, Scope, Send
+    from scheduler_feedback.core.state import Policy
 
 LOOPBACK = "127.0.0.1"
 
@@ -108,8 +110,83 @@ def _collectors(socket_path: str, attribution: Attribution, interval_seconds: fl
 
 
 def run_controller(state: StateFolder, config: Config, overrides: dict[str, int]) -> None:
-    """Be the controller until SIGTERM; SIGHUP reads the configuration again."""
-    raise NotImplementedError
+    """Be the controller until SIGTERM; SIGHUP reads the configuration again.
+
+    overrides: the command line's keys, which go over the file at every reading. Raises StateFolderBusyError where the
+    folder has a controller, ConfigError where the port can't be had, StoreError where the journal can't be used, and
+    whatever bug ended one of its threads.
+    """
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Mount, Route
+
+    from exporter.prometheus import CONTENT_TYPE, expose_families
+    from exporter.server import create_server, url_of
+    from gangwatch.launcher import plan
+    from scheduler_feedback.backends.local import LocalBackend, LocalNode
+    from scheduler_feedback.controller import Controller
+
+    nodes = plan(config)
+    state.prepare()
+    configure_logging(state, "controller")
+    # Until the loop takes it, a reload asked for too early must not end us.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if (other := state.controller()) is not None:
+        raise StateFolderBusyError(f"a controller (pid {other.pid}) already runs for {state}")
+    configuration = _Configuration(state, config, overrides)
+    backend = LocalBackend(state.path, [LocalNode(node.name, node.slots, node.devices) for node in nodes])
+    mounted: list[App] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await mounted[0](scope, receive, send)
+
+    # The port first: where it can't be had, no cycle has begun and nothing was started.
+    server, listener = create_server(app, LOOPBACK, config.controller.port, (lambda: controller.end_streams(),))
+    with listener, _stopped_by_signals(server):
+        controller = Controller(
+            state.path,
+            backend,
+            config.policy,
+            reload=configuration.reload,
+            snapshot_seconds=config.store.snapshot_seconds,
+        )
+
+        def failed() -> None:
+            server.should_exit = True
+
+        def metrics(_request: Request) -> Response:
+            return Response(expose_families(controller.measures()), media_type=CONTENT_TYPE)
+
+        with controller:
+            configuration.write()
+            mounted.append(
+                Starlette(
+                    routes=[Route("/metrics", metrics), Mount("/", controller.api())],
+                    lifespan=lambda _: controller.serving(failed),
+                )
+            )
+            controller.announce(url_of(listener))
+            _log.info("the controller listens at %s", url_of(listener))
+            server.run(sockets=[listener])
+        if controller.failure is not None:
+            raise controller.failure
+    _log.info("the controller stopped")
 
 
-_ = os
+class _Configuration:
+    """The configuration in force, and how it is read again."""
+
+    def __init__(self, state: StateFolder, config: Config, overrides: dict[str, int]) -> None:
+        earlier = read_in_force(state)
+        self._state = state
+        self._in_force = InForce(config.source, overrides, earlier.generation + 1 if earlier else 1, config)
+
+    def write(self) -> None:
+        write_in_force(self._state, self._in_force)
+
+    def reload(self) -> Policy:
+        """Read the file again and take over what can be. Raises ConfigError, and all stays as it was."""
+        self._in_force = self._in_force.reloaded()
+        self.write()
+        return self._in_force.config.policy

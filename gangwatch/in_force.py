@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from agent.schema.errors import GangwatchError
-from gangwatch.config import Config, load
+from gangwatch.config import Config, load, load_defaults, take_over
 from gangwatch.state_folder import StateFolder, write_atomically
 
 
@@ -19,10 +19,14 @@ class InForce(msgspec.Struct, frozen=True):
     generation: int
     config: Config
 
+    def read_again(self) -> Config:
+        """What the file and the command line say now. Raises ConfigError where the file is wrong."""
+        # No file means none: one that appears at the usual place later is not what this controller was started with.
+        return load(Path(self.file), self.overrides) if self.file else load_defaults(self.overrides)
+
     def reloaded(self) -> InForce:
-        """The same, read anew. Raises ConfigError where the file is wrong."""
-        config = load(Path(self.file) if self.file else None, self.overrides)
-        return InForce(self.file, self.overrides, self.generation + 1, config)
+        """The same, read anew: what a running controller can take over is new, the rest stays. Raises ConfigError."""
+        return InForce(self.file, self.overrides, self.generation + 1, take_over(self.config, self.read_again()))
 
 
 def read_in_force(state: StateFolder) -> InForce | None:

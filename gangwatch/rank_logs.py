@@ -35,7 +35,7 @@ class RankLogs:
             raise GangwatchError(f"{self._job}: no attempt {self._fixed_attempt}; there are {attempts}")
         newest = self._fixed_attempt if self._fixed_attempt is not None else attempts[-1]
         if self._rank is not None and self._rank not in self._ranks(newest):
-            raise GangwatchError(f"{self._job}: no rank {self._rank}; attempt {newest} has {self._ranks(newest)}")
+            raise GangwatchError(f"{self._job}: no rank {self._rank}; attempt {newest} has {self._all_ranks(newest)}")
 
     def newest(self, lines: int | None, final: bool = True) -> Iterator[str]:
         """The last `lines` lines of each rank as they stand now; None: all of them."""
@@ -81,9 +81,12 @@ class RankLogs:
     def _attempts(self) -> list[int]:
         return sorted(int(path.name) for path in self._folder.glob("*") if path.name.isdigit())
 
-    def _ranks(self, attempt: int | None) -> list[int]:
+    def _all_ranks(self, attempt: int | None) -> list[int]:
         names = (path.stem.removeprefix("rank-") for path in (self._folder / str(attempt)).glob("rank-*.log"))
-        ranks = sorted(int(name) for name in names if name.isdigit())
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def _ranks(self, attempt: int | None) -> list[int]:
+        ranks = self._all_ranks(attempt)
         return ranks if self._rank is None else [rank for rank in ranks if rank == self._rank]
 
     def _path(self, rank: int) -> str:

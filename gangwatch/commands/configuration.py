@@ -88,7 +88,7 @@ def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_
     Example:
       gangwatch reload --check-config
     """
-    from gangwatch.config import changes, load
+    from gangwatch.config import changes
     from gangwatch.in_force import read_in_force
 
     record = state.controller()
@@ -98,7 +98,7 @@ def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_
     file = Path(in_force.file) if in_force.file else None
     if config_file is not None and config_file != file:
         raise GangwatchError(f"the controller was started with {file or 'no file'}: it can't change to {config_file}")
-    wanted = load(file, in_force.overrides)
+    wanted = in_force.read_again()
     different = changes(in_force.config, wanted)
     if check_config:
         show(state, wanted, as_json)

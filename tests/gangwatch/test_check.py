@@ -1,0 +1,92 @@
+"""`gangwatch check`: what was found is true, and what is missing names what brings it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gangwatch import machine
+from gangwatch.cli import cli
+from gangwatch.state_folder import StateFolder
+
+
+def test_this_machine_is_described_in_full(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["check", "--json", "--state", str(tmp_path / "state")])
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    names = {finding["name"] for finding in found["findings"]}
+    assert {"pressure", "schedstat", "children", "cgroup v2", "sealed memory", "nvml", "rdma", "state folder"} <= names
+    assert {"pidfd", "promtool", "prometheus", "port 9420"} <= names
+    for finding in found["findings"]:
+        assert finding["detail"], finding
+        assert finding["state"] == "found" or finding["remedy"] or finding["name"] == "nvml", finding
+    assert found["processors"] == len(os.sched_getaffinity(0))
+    assert not (tmp_path / "state").exists(), "check leaves nothing behind"
+
+
+def test_a_table_for_people(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["check", "--state", str(tmp_path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "sealed memory" in result.stdout
+    assert "WHAT BRINGS IT" in result.stdout
+
+
+def test_an_empty_machine_misses_everything_and_says_what_brings_it(tmp_path: Path) -> None:
+    looks = (
+        machine.pressure(tmp_path),
+        machine.schedstat(tmp_path),
+        machine.children_file(tmp_path),
+        machine.delay_accounting(tmp_path),
+        machine.control_groups(tmp_path, tmp_path / "cgroup"),
+        machine.rdma(tmp_path),
+    )
+    assert [finding.state for finding in looks] == ["missing"] * len(looks)
+    assert all(finding.remedy for finding in looks)
+
+
+def test_schedstat_that_reads_zero_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "schedstat").write_text("0 0 0\n")
+    assert machine.schedstat(tmp_path).state == "missing"
+    (tmp_path / "self" / "schedstat").write_text("12345 67 8\n")
+    assert machine.schedstat(tmp_path).state == "found"
+
+
+def test_control_groups_found_and_not_delegated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text("1:cpu:/x\n0::/user.slice/mine\n")
+    mount = tmp_path / "cgroup"
+    own = mount / "user.slice" / "mine"
+    own.mkdir(parents=True)
+    (mount / "cgroup.controllers").touch()
+    assert machine.control_groups(tmp_path, mount).state == "limited"
+    (own / "cgroup.procs").touch()
+    assert "cgroup.kill" in machine.control_groups(tmp_path, mount).detail
+    (own / "cgroup.kill").touch()
+    assert machine.control_groups(tmp_path, mount).state == "found"
+
+
+def test_rdma_devices_are_named(tmp_path: Path) -> None:
+    for name in ("mlx5_1", "mlx5_0"):
+        (tmp_path / "class" / "infiniband" / name).mkdir(parents=True)
+    assert machine.rdma(tmp_path).detail == "2 device(s): mlx5_0, mlx5_1"
+
+
+def test_a_port_in_use_is_told(tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        number = listener.getsockname()[1]
+        assert machine.port(number, StateFolder(tmp_path)).state == "missing"
+    assert machine.port(number, StateFolder(tmp_path)).state == "found"
+
+
+def test_a_long_state_folder_puts_its_sockets_elsewhere(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    assert "step sockets in /tmp" in machine.state_folder(StateFolder(long)).detail

@@ -1,0 +1,110 @@
+"""The command line itself: every command explains itself with an example, starts quickly, and exits as documented."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gangwatch.cli import COMMANDS, cli, run
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(name: str) -> None:
+    result = CliRunner().invoke(cli, [name, "--help"])
+    assert result.exit_code == 0
+    assert "Example" in result.stdout
+    assert f"gangwatch {name}" in result.stdout.partition("Example")[2]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_parse(name: str) -> None:
+    """Each example's options exist: it is parsed as it stands, without being run."""
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert command.help is not None
+    lines = [line.strip() for line in command.help.partition("Example")[2].splitlines()]
+    examples = [line.split() for line in lines if line.startswith(f"gangwatch {name}")]
+    assert examples
+    for words in examples:
+        quoted = " ".join(words[2:]).replace('"new NIC"', "reason").split()
+        command.make_context(name, [word.replace("gangwatch.toml", "/dev/null") for word in quoted])
+
+
+def test_help_names_every_command() -> None:
+    shown = CliRunner().invoke(cli, ["--help"]).stdout
+    for name, (_, text) in COMMANDS.items():
+        assert name in shown
+        assert text.split()[0] in shown
+
+
+def test_a_wrong_command_is_wrong_usage_and_the_near_one_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["submitt"]) == 2
+    assert "did you mean submit?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["jobs", "--wrong"], ["submit"], ["cancel"], ["node", "fix", "a"], ["verdict", "confirm"]]
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], tmp_path: Path) -> None:
+    assert run([*arguments, *(["--state", str(tmp_path)] if arguments != ["submit"] else [])]) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["jobs"], ["nodes"], ["cancel", "j-000001"], ["explain", "j-000001"], ["story", "j-000001"], ["freeze"], ["thaw"],
+     ["verdict", "list"], ["reload"], ["submit", "true"]],
+)  # fmt: skip
+def test_nothing_running_exits_with_3_and_says_what_to_do(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([arguments[0], "--state", str(tmp_path), *arguments[1:]]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"Error: no controller is running for {tmp_path}: start one with `gangwatch up`\n"
+
+
+def test_down_of_nothing_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["down", "--state", str(tmp_path / "absent"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"state": str(tmp_path / "absent"), "jobs": 0, "daemons": 0}
+    assert not (tmp_path / "absent").exists()
+
+
+@pytest.mark.parametrize("job", ["../../etc/passwd", "", ".", "a/b"])
+def test_logs_of_what_is_no_job_id_are_refused(job: str, tmp_path: Path) -> None:
+    assert run(["logs", "--state", str(tmp_path), job]) == 2
+
+
+def test_the_program_and_the_module_are_the_same(tmp_path: Path) -> None:
+    shown = subprocess.run([sys.executable, "-m", "gangwatch", "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("gangwatch ")
+    failed = subprocess.run(
+        [sys.executable, "-m", "gangwatch", "jobs", "--state", str(tmp_path)], capture_output=True, text=True
+    )
+    assert (failed.returncode, failed.stdout) == (3, "")
+
+
+def test_the_front_page_imports_nothing_heavy() -> None:
+    heavy = ("numpy", "rich", "aiohttp", "starlette", "uvicorn", "sqlite3", "asyncio", "pynvml")
+    program = (
+        "import sys, gangwatch.cli as cli; cli.run(['--help']); "
+        f"print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stderr.strip() == "[]"
+
+
+def test_an_agent_imports_no_more_than_it_needs() -> None:
+    heavy = ("aiohttp", "starlette", "rich", "sqlite3")
+    program = (
+        "import sys; import gangwatch.daemons as daemons; import agent.node, agent.attribution, exporter.server; "
+        "daemons._collectors; import agent.collectors.steps, agent.collectors.process, agent.collectors.host; "
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"

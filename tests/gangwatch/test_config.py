@@ -1,0 +1,177 @@
+"""Configuration: refused with file, key and reason, never guessed; shown so that it can be read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.schema.errors import ConfigError
+from gangwatch import config
+from gangwatch.config import ClusterSection, as_toml, changes, flatten, load, parse_duration, plan_nodes
+from scheduler_feedback.core.state import Mode
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "gangwatch.toml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[policy]\nquarantine_secnds = 1", "policy.quarantine_secnds: unknown key (did you mean quarantine_seconds?)"),
+        ("[polcy]\n", "polcy: unknown section (did you mean policy?)"),
+        ("policy = 3", "policy: 3 is not a section: write [policy]"),
+        ("[cluster]\nnodes = 'four'", "cluster.nodes: expected a whole number, not 'four'"),
+        ("[cluster]\nnodes = 0", "cluster.nodes: expected a whole number >= 1, not 0"),
+        ("[cluster]\nnodes = true", "cluster.nodes: expected a whole number, not True"),
+        ("[cluster]\ngpus = 1", "cluster.gpus: expected true or false, not 1"),
+        ("[cluster]\nnodes = 2\nnames = ['a', 'b c']", "cluster.names: 'b c' is no node name"),
+        ("[cluster]\nnodes = 2\nnames = ['a', 'a']", "cluster.names: a name stands twice"),
+        ("[cluster]\nnodes = 3\nnames = ['a', 'b']", "cluster.names: 2 names for cluster.nodes = 3"),
+        ("[controller]\nmode = 'watch'", "controller.mode: expected 'observe' or 'act', not 'watch'"),
+        ("[controller]\nport = 70000", "controller.port: expected a whole number <= 65535, not 70000"),
+        ("[policy]\nmode = 'act'", "policy.mode: unknown key (the mode is controller.mode)"),
+        ("[policy]\nquarantine_seconds = 'soon'", "policy.quarantine_seconds: 'soon' is no duration"),
+        ("[policy]\nminimum_confidence = 1.5", "policy.minimum_confidence: expected a number between 0 and 1, not 1.5"),
+        ("[policy]\nmigration_margin = -1", "policy.migration_margin: expected a number >= 0, not -1"),
+        ("[policy]\nmigration_margin = nan", "policy.migration_margin: expected a finite number, not nan"),
+        ("[policy]\nmigration_margin = true", "policy.migration_margin: expected a number, not True"),
+        ("[policy]\nquarantine_seconds = '2d'", "policy.quarantine_max_seconds: 86400 s is less than"),
+        ("[agent]\ninterval_seconds = '1ms'", "agent.interval_seconds: expected a number >= 0.05, not '1ms'"),
+        ("[agent", "not TOML"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_file_key_and_reason(tmp_path: Path, text: str, complaint: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(ConfigError) as refusal:
+        load(file)
+    assert str(refusal.value).startswith(f"{file}: ")
+    assert complaint in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "absent.toml")
+
+
+def test_values_and_durations_are_taken(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        "[cluster]\nnodes = 4\nslots = 2\n[controller]\nport = 0\nmode = 'observe'\n"
+        "[policy]\nquarantine_seconds = '10m'\nmigration_margin = 1\n[agent]\ninterval_seconds = '500ms'\n",
+    )
+    loaded = load(file)
+    assert (loaded.cluster.nodes, loaded.cluster.slots, loaded.controller.port) == (4, 2, 0)
+    assert loaded.policy.quarantine_seconds == 600.0
+    assert loaded.policy.migration_margin == 1.0
+    assert loaded.policy.mode is Mode.OBSERVE
+    assert loaded.agent.interval_seconds == 0.5
+    assert loaded.source == str(file)
+
+
+def test_the_command_line_goes_over_the_file_and_is_blamed_for_its_own(tmp_path: Path) -> None:
+    file = write(tmp_path, "[cluster]\nnodes = 4\nslots = 2\n")
+    assert load(file, {"cluster.nodes": 2, "controller.port": None}).cluster == ClusterSection(nodes=2, slots=2)
+    with pytest.raises(ConfigError, match=r"^command line: controller\.port: expected a whole number <= 65535"):
+        load(file, {"controller.port": 70000})
+    with pytest.raises(ConfigError, match=rf"^{write(tmp_path, '[cluster]' + chr(10) + 'slots = -1')}: cluster\.slots"):
+        load(file, {"cluster.nodes": 2})
+
+
+def test_the_file_is_found_by_variable_and_by_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GANGWATCH_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert load(None).source == ""
+    (tmp_path / "gangwatch").mkdir()
+    usual = write(tmp_path / "gangwatch", "[controller]\nport = 1\n")
+    assert load(None).source == str(usual)
+    named = write(tmp_path, "[controller]\nport = 2\n")
+    monkeypatch.setenv("GANGWATCH_CONFIG", str(named))
+    assert load(None).controller.port == 2
+
+
+def test_the_effective_configuration_reads_back_as_itself(tmp_path: Path) -> None:
+    first = load(write(tmp_path, "[cluster]\nnodes = 2\nnames = ['a', 'b']\n[policy]\nsuspect_seconds = '90s'\n"))
+    again = load(write(tmp_path, as_toml(first)))
+    assert flatten(again) == flatten(first)
+    assert flatten(first)["policy.suspect_seconds"] == 90.0
+    assert not changes(first, again)
+
+
+def test_changes_say_what_a_reload_can_do(tmp_path: Path) -> None:
+    before = load(write(tmp_path, ""))
+    after = load(
+        write(tmp_path, "[cluster]\nnodes = 2\n[controller]\nmode = 'observe'\n[policy]\nsuspect_seconds = 1\n")
+    )
+    assert [(one.key, one.restart) for one in changes(before, after)] == [
+        ("cluster.nodes", True),
+        ("controller.mode", False),
+        ("policy.suspect_seconds", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90.0), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0), ("2 d", 172800.0), ("250ms", 0.25)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "1 week", "1h30m", "inf", "1e3"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="is no duration"):
+        parse_duration(text)
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8), st.lists, max_leaves=4)
+)
+def test_no_value_of_any_key_raises_anything_but_config_error(value: object) -> None:
+    for key in flatten(config.Config()):
+        section, _, name = key.partition(".")
+        try:
+            config._convert({section: {name: value}}, "file")
+        except ConfigError as error:
+            assert str(error).startswith("file: ")
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+GPUS = tuple(f"GPU-{index}" for index in range(8))
+
+
+def test_a_machine_without_gpus_is_one_node_of_its_processors() -> None:
+    (node,) = plan_nodes(ClusterSection(), "host.example.org", 6, ())
+    assert (node.name, node.slots, node.devices) == ("host", 6, ())
+
+
+def test_processors_are_shared_out_among_virtual_nodes() -> None:
+    nodes = plan_nodes(ClusterSection(nodes=4), "host", 6, ())
+    assert [(node.name, node.slots) for node in nodes] == [(f"node-{index}", 1) for index in range(4)]
+
+
+def test_a_slot_is_a_gpu_and_each_belongs_to_one_node() -> None:
+    (node,) = plan_nodes(ClusterSection(), "host", 64, GPUS)
+    assert (node.slots, node.devices) == (8, GPUS)
+    nodes = plan_nodes(ClusterSection(nodes=3), "host", 64, GPUS)
+    assert [node.devices for node in nodes] == [GPUS[0:2], GPUS[2:4], GPUS[4:6]]
+    nodes = plan_nodes(ClusterSection(nodes=2, slots=2, gpus=False), "host", 64, GPUS)
+    assert [(node.slots, node.devices) for node in nodes] == [(2, ()), (2, ())]
+
+
+def test_more_slots_than_gpus_are_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"4 nodes of 2 slots need 8 GPUs, this machine has 1.*--no-gpus"):
+        plan_nodes(ClusterSection(nodes=4, slots=2), "host", 64, GPUS[:1])
+
+
+@pytest.mark.parametrize("host", ["", "...", "_x_", "h" * 80, "ä", "a b"])
+def test_any_host_name_gives_a_node_name(host: str) -> None:
+    (node,) = plan_nodes(ClusterSection(), host, 1, ())
+    assert config.NODE_NAME.fullmatch(node.name)
