@@ -1,0 +1,178 @@
+"""Which process is which rank: real processes against written rank files, and recorded control-group paths."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.attribution import Attribution, Identity, identity_of_cgroup
+from agent.schema.clock import ManualClock
+from agent.sources.proc import read_process_stat
+
+PARENT_OF_A_CHILD = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+print(child.pid, flush=True)
+sys.stdin.read()
+child.stdin.close()
+child.wait()
+"""
+
+
+@pytest.fixture
+def family() -> Iterator[tuple[int, int]]:
+    """A process and its child, both alive: (pid, pid)."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT_OF_A_CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        yield parent.pid, int(parent.stdout.readline())
+        parent.communicate()
+
+
+def start_time(pid: int) -> int:
+    stat = read_process_stat("/proc", pid)
+    assert stat is not None
+    return stat.start_time
+
+
+def write_rank(folder: Path, pid: int, rank: int = 0, gang: str = "j-000001", **changed: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"gang": gang, "attempt": 2, "rank": rank, "pid": pid, "start_time": start_time(pid), "slot": "0"}
+    path = folder / f"{gang}.2.{rank}.json"
+    path.write_text(json.dumps(content | changed))
+    return path
+
+
+def test_a_process_and_its_descendants_are_the_rank_that_its_file_names(
+    tmp_path: Path, family: tuple[int, int]
+) -> None:
+    parent, child = family
+    write_rank(tmp_path / "n0", parent, rank=3)
+    attribution = Attribution(str(tmp_path / "n0"))
+    rank = Identity("j-000001", 2, 3, "local")
+    assert attribution.of_pid(parent) == rank
+    assert attribution.of_pid(child) == rank
+    assert [one.pid for one in attribution.ranks()] == [parent]
+
+
+def test_the_nearest_ancestor_counts(tmp_path: Path, family: tuple[int, int]) -> None:
+    parent, child = family
+    write_rank(tmp_path / "n0", parent, rank=0)
+    write_rank(tmp_path / "n0", child, rank=1)
+    found = Attribution(str(tmp_path / "n0")).of_pid(child)
+    assert found is not None and found.rank == 1
+
+
+def test_below_the_shim_alone_the_gang_is_known_and_the_rank_is_not(tmp_path: Path, family: tuple[int, int]) -> None:
+    parent, child = family
+    # The rank's own process has ended (nothing has this start time); its shim, our parent here, is alive.
+    write_rank(tmp_path / "n0", parent, start_time=1, shim_pid=parent, shim_start_time=start_time(parent))
+    attribution = Attribution(str(tmp_path / "n0"))
+    assert attribution.of_pid(child) == Identity("j-000001", 2, None, "local")
+    assert attribution.ranks() == []
+
+
+def test_a_pid_with_another_start_time_is_another_process(tmp_path: Path, family: tuple[int, int]) -> None:
+    parent, child = family
+    write_rank(tmp_path / "n0", parent, start_time=start_time(parent) - 1)
+    attribution = Attribution(str(tmp_path / "n0"))
+    found = attribution.of_pid(child)
+    assert found is None or found.source != "local"
+    assert attribution.ranks() == []
+
+
+def test_what_another_nodes_folder_attests_is_elsewhere(tmp_path: Path, family: tuple[int, int]) -> None:
+    parent, child = family
+    write_rank(tmp_path / "n1", parent)
+    (tmp_path / "n0").mkdir()
+    ours, theirs = Attribution(str(tmp_path / "n0")), Attribution(str(tmp_path / "n1"))
+    assert ours.elsewhere(child) == "n1"
+    assert theirs.elsewhere(child) is None
+    write_rank(tmp_path / "n0", child, rank=1)
+    assert ours.elsewhere(child) is None, "our own folder names a nearer ancestor"
+    assert ours.elsewhere(os.getpid()) is None
+
+
+def test_the_folder_is_followed(tmp_path: Path, family: tuple[int, int]) -> None:
+    parent, _ = family
+    clock = ManualClock()
+    attribution = Attribution(str(tmp_path / "n0"), clock=clock)
+    assert attribution.ranks() == []
+    path = write_rank(tmp_path / "n0", parent)
+    assert len(attribution.ranks()) == 1, "the folder changed: seen at once"
+    path.write_text(path.read_text().replace('"rank": 0', '"rank": 5'))
+    clock.advance(1.0)
+    assert attribution.ranks()[0].rank == 5, "a file rewritten in place is seen within a second"
+    path.unlink()
+    clock.advance(1.0)
+    assert attribution.ranks() == []
+
+
+def test_a_file_that_is_no_rank_file_is_none(tmp_path: Path, family: tuple[int, int]) -> None:
+    parent, _ = family
+    write_rank(tmp_path / "n0", parent)
+    (tmp_path / "n0" / "j-000002.1.0.json").write_text("{")
+    (tmp_path / "n0" / "j-000003.1.0.json").write_bytes(b'{"gang": "\xff"}')
+    (tmp_path / "n0" / "j-000004.1.0.json").write_text('{"gang": 4, "attempt": 1, "rank": 0, "pid": 1}')
+    (tmp_path / "n0" / ".half-written.json").write_text("")
+    assert [one.gang for one in Attribution(str(tmp_path / "n0")).ranks()] == ["j-000001"]
+
+
+def test_without_a_folder_only_control_groups_tell() -> None:
+    attribution = Attribution(None)
+    assert attribution.ranks() == []
+    assert attribution.elsewhere(os.getpid()) is None
+    assert attribution.of_pid(2**22 + 1) is None
+
+
+def test_control_groups_tell_where_no_rank_file_does(tmp_path: Path) -> None:
+    process = tmp_path / "proc" / "77"
+    process.mkdir(parents=True)
+    (process / "stat").write_bytes(b"77 (python) S 0 " + b"0 " * 48)
+    (process / "cgroup").write_bytes(b"0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_3\n")
+    found = Attribution(str(tmp_path / "ranks"), str(tmp_path / "proc")).of_pid(77)
+    assert found == Identity("slurm-12.0", None, None, "slurm")
+
+
+UID = "0123abcd-4567-89ef-0123-456789abcdef"
+CONTAINER = "f0" * 32
+
+
+@pytest.mark.parametrize(
+    ("path", "gang"),
+    [
+        # cgroup v2 and v1, systemd and cgroupfs drivers, guaranteed, burstable and best-effort, static pods.
+        (f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope", f"pod-{UID}"),
+        (
+            f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UID.replace('-', '_')}.slice/"
+            f"cri-containerd-{CONTAINER}.scope",
+            f"pod-{UID}",
+        ),
+        (f"/kubepods/burstable/pod{UID}/{CONTAINER}", f"pod-{UID}"),
+        (f"/kubepods/pod{UID}/{CONTAINER}", f"pod-{UID}"),
+        (f"/../../kubelet/kubepods/burstable/pod{UID}/{CONTAINER}", f"pod-{UID}"),
+        (f"/kubepods/burstable/pod{'0a' * 16}/{CONTAINER}", f"pod-{'0a' * 16}"),
+        ("/system.slice/slurmstepd.scope/job_871/step_0/user/task_3", "slurm-871.0"),
+        ("/system.slice/gpu001_slurmstepd.scope/job_871/step_batch/user/task_0", "slurm-871.batch"),
+        ("/slurm/uid_1000/job_871/step_2/task_0", "slurm-871.2"),
+        ("/slurm/uid_1000/job_871", "slurm-871"),
+        ("/user.slice/user-1000.slice/session-2.scope", None),
+        ("/system.slice/job_871/step_0", None),
+        (f"/docker/{CONTAINER}", None),
+        ("/", None),
+    ],
+)
+def test_control_group_paths(path: str, gang: str | None) -> None:
+    for text in (f"0::{path}\n", f"12:pids:/\n4:memory:{path}\n1:name=systemd:/\n"):
+        found = identity_of_cgroup(text)
+        assert (found.gang if found else None) == gang
+        if found is not None:
+            assert found.rank is None and found.attempt is None
+            assert found.source == ("slurm" if found.gang.startswith("slurm") else "kubernetes")

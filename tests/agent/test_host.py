@@ -1,0 +1,208 @@
+"""The host collector on recorded and written files, and on this machine."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.collectors.host import HostCollector
+from agent.schema.errors import SourceError
+from agent.sources.proc import (
+    TICK_NS,
+    parse_diskstats,
+    parse_loadavg,
+    parse_meminfo,
+    parse_net_dev,
+    parse_pressure,
+    parse_stat,
+)
+from tests import needs
+from tests.agent.catalogued import assert_catalogued, counter, gauge
+
+# Linux 6.1, two processors; written by hand from the documented forms.
+STAT = b"""cpu  301854 612 111922 8979004 3552 2 3944 10 44 36
+cpu0 150000 312 55922 4489502 1776 1 1944 5 22 18
+cpu1 151854 300 56000 4489502 1776 1 2000 5 22 18
+intr 8885917 17 0 0
+ctxt 38014093
+btime 1418183276
+"""
+MEMINFO = b"""MemTotal:       15666184 kB
+MemFree:          440324 kB
+MemAvailable:    9876543 kB
+Buffers:         1020128 kB
+"""
+DISKSTATS = b"""   7       0 loop0 9 0 72 1 0 0 0 0 0 4 1 0 0 0 0 0 0
+ 259       0 nvme0n1 47114 4 4643973 21650 1078320 43950 39451633 1011053 0 222766 1032546 0 0 0 0 0 0
+ 259       1 nvme0n1p1 1140 0 9370 16 1 0 1 0 0 16 16 0 0 0 0 0 0
+   8       0 sda 25354637 34367663 1003346126 18492372 28444756 11134226 505697032 63877960 0 9653880 82621804
+"""
+NET_DEV = b"""Inter-|   Receive                           |  Transmit
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
+    lo: 1664039048 1566805 0 0 0 0 0 0 1664039048 1566805 0 0 0 0 0 0
+  eth0:68210035552 520993275 7 0 0 0 0 0 9315587528 43451486 9 0 0 0 0 0
+vethA1: 1 2 0 0 0 0 0 0 3 4 0 0 0 0 0 0
+"""
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> tuple[Path, Path]:
+    proc, sys = tmp_path / "proc", tmp_path / "sys"
+    (proc / "net").mkdir(parents=True)
+    (proc / "pressure").mkdir()
+    for disk in ("loop0", "nvme0n1", "sda"):
+        (sys / "block" / disk).mkdir(parents=True)
+    (proc / "stat").write_bytes(STAT)
+    (proc / "loadavg").write_bytes(b"0.21 0.37 0.39 1/719 19737\n")
+    (proc / "meminfo").write_bytes(MEMINFO)
+    (proc / "diskstats").write_bytes(DISKSTATS)
+    (proc / "net" / "dev").write_bytes(NET_DEV)
+    (proc / "pressure" / "cpu").write_bytes(b"some avg10=0.10 avg60=2.00 avg300=3.85 total=15\n")
+    (proc / "pressure" / "memory").write_bytes(
+        b"some avg10=0.10 avg60=2.00 avg300=3.85 total=15\nfull avg10=0.20 avg60=3.00 avg300=4.95 total=25\n"
+    )
+    return proc, sys
+
+
+def collector_of(roots: tuple[Path, Path]) -> HostCollector:
+    return HostCollector(str(roots[0]), str(roots[1]))
+
+
+def test_every_value_of_the_files(roots: tuple[Path, Path]) -> None:
+    collector = collector_of(roots)
+    block = collector.collect()
+    assert_catalogued(block)
+    cpu = "gangwatch_host_cpu_seconds_total"
+    modes = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+    ticks = (301854, 612, 111922, 8979004, 3552, 2, 3944, 10)
+    assert [counter(block, cpu, mode=mode) for mode in modes] == [tick * TICK_NS for tick in ticks]
+    assert gauge(block, "gangwatch_host_cpus") == 2
+    assert gauge(block, "gangwatch_host_load1") == 0.21
+    assert gauge(block, "gangwatch_host_memory_total_bytes") == 15666184 * 1024
+    assert gauge(block, "gangwatch_host_memory_available_bytes") == 9876543 * 1024
+    waiting, stalled = (
+        "gangwatch_host_pressure_waiting_seconds_total",
+        "gangwatch_host_pressure_stalled_seconds_total",
+    )
+    assert counter(block, waiting, resource="cpu") == 15_000
+    assert counter(block, stalled, resource="cpu") is None, "a kernel that does not tell it: absent, not zero"
+    assert counter(block, stalled, resource="memory") == 25_000
+    assert counter(block, waiting, resource="io") is None, "there is no such file"
+    assert counter(block, "gangwatch_host_disk_read_bytes_total", device="nvme0n1") == 4643973 * 512
+    assert counter(block, "gangwatch_host_disk_written_bytes_total", device="sda") == 505697032 * 512
+    assert counter(block, "gangwatch_host_disk_io_time_seconds_total", device="sda") == 9653880 * 10**6
+    assert counter(block, "gangwatch_host_network_receive_bytes_total", device="eth0") == 68210035552
+    assert counter(block, "gangwatch_host_network_transmit_bytes_total", device="lo") == 1664039048
+    assert counter(block, "gangwatch_host_network_receive_errors_total", device="eth0") == 7
+    assert counter(block, "gangwatch_host_network_transmit_errors_total", device="eth0") == 9
+    devices = {dict(column.labels).get("device") for column in block.counter_columns}
+    assert devices == {None, "nvme0n1", "sda", "lo", "eth0"}, "no partition, loop device or pod's interface"
+    collector.close()
+
+
+def test_the_block_is_the_same_until_a_device_comes(roots: tuple[Path, Path]) -> None:
+    proc, sys = roots
+    collector = collector_of(roots)
+    first = collector.collect()
+    assert collector.collect() is first
+    (sys / "block" / "nvme1n1").mkdir()
+    (proc / "diskstats").write_bytes(DISKSTATS + b" 259 2 nvme1n1 1 2 3 4 5 6 7 8 9 10 11 12\n")
+    second = collector.collect()
+    assert second is not first
+    assert_catalogued(second)
+    assert counter(second, "gangwatch_host_disk_read_bytes_total", device="nvme1n1") == 3 * 512
+    assert counter(second, "gangwatch_host_disk_read_bytes_total", device="nvme0n1") == 4643973 * 512
+    collector.close()
+
+
+def test_idle_time_that_steps_back_does_not_make_a_counter_fall(roots: tuple[Path, Path]) -> None:
+    collector = collector_of(roots)
+    collector.collect()
+    (roots[0] / "stat").write_bytes(STAT.replace(b"8979004 3552", b"8979001 3550"))
+    block = collector.collect()
+    assert counter(block, "gangwatch_host_cpu_seconds_total", mode="idle") == 8979004 * TICK_NS
+    assert counter(block, "gangwatch_host_cpu_seconds_total", mode="iowait") == 3552 * TICK_NS
+    collector.close()
+
+
+def test_busy_milliseconds_wrap_at_32_bits_and_a_new_disk_begins_anew(roots: tuple[Path, Path]) -> None:
+    def busy(io_ms: int) -> int | None:
+        (roots[0] / "diskstats").write_bytes(b"8 0 sda 0 0 0 0 0 0 0 0 0 %d 0\n" % io_ms)
+        return counter(collector.collect(), "gangwatch_host_disk_io_time_seconds_total", device="sda")
+
+    collector = collector_of(roots)
+    assert busy(2**32 - 10) == (2**32 - 10) * 10**6
+    assert busy(5) == (2**32 + 5) * 10**6
+    assert busy(7) == (2**32 + 7) * 10**6
+    assert busy(3) == 3 * 10**6, "a fall that is no wrap is another disk of that name"
+    collector.close()
+
+
+def test_one_broken_file_takes_only_its_own_columns(roots: tuple[Path, Path]) -> None:
+    collector = collector_of(roots)
+    collector.collect()
+    (roots[0] / "meminfo").write_bytes(b"nonsense")
+    block = collector.collect()
+    assert math.isnan(gauge(block, "gangwatch_host_memory_total_bytes"))
+    assert gauge(block, "gangwatch_host_load1") == 0.21
+    collector.close()
+
+
+def test_a_machine_without_any_of_the_files_is_a_failure_that_names_one(tmp_path: Path) -> None:
+    collector = HostCollector(str(tmp_path), str(tmp_path))
+    with pytest.raises(SourceError, match=str(tmp_path / "stat")):
+        collector.collect()
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_descriptors_are_given_back(roots: tuple[Path, Path]) -> None:
+    before = descriptors()
+    collector = collector_of(roots)
+    collector.collect()
+    assert descriptors() > before, "they are kept between runs"
+    collector.close()
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize(
+    ("parse", "data"),
+    [
+        (parse_stat, b""),
+        (parse_stat, b"cpu  a b c\n"),
+        (parse_loadavg, b"\n"),
+        (parse_meminfo, b"MemFree: 1 kB\n"),
+        (parse_meminfo, b"MemTotal:\n"),
+        (parse_pressure, b"full avg10=0 avg60=0 avg300=0 total=1\n"),
+        (parse_pressure, b"some avg10=0\n"),
+        (parse_diskstats, b"8 0 sda x x x x x x x x x x x\n"),
+        (parse_net_dev, b"\n\neth0: 1 2\n"),
+    ],
+)
+def test_what_is_not_of_the_form_is_refused(parse: object, data: bytes) -> None:
+    assert callable(parse)
+    with pytest.raises(SourceError):
+        parse(data)
+
+
+def test_recorded_pressure_files() -> None:
+    recorded = needs.data("proc-tree", "pressure")
+    assert parse_pressure((recorded / "memory").read_bytes()) == (15, 25)
+    assert parse_pressure((recorded / "io").read_bytes()) == (15, 25)
+    assert parse_pressure((recorded / "cpu").read_bytes()) == (15, None)
+
+
+def test_this_machine() -> None:
+    collector = HostCollector()
+    block = collector.collect()
+    assert_catalogued(block)
+    assert gauge(block, "gangwatch_host_cpus") == os.sysconf("SC_NPROCESSORS_ONLN")
+    first = counter(block, "gangwatch_host_cpu_seconds_total", mode="user")
+    second = counter(collector.collect(), "gangwatch_host_cpu_seconds_total", mode="user")
+    assert first is not None and second is not None and second >= first > 0
+    collector.close()
