@@ -1,0 +1,97 @@
+"""Everything that is journalled reads back as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from agent.schema.errors import StoreError
+from scheduler_feedback.core import codec
+from scheduler_feedback.core.actions import Action, Entry
+from scheduler_feedback.core.events import Event, Submitted, Tick
+from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.core.state import State
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+
+
+def survives(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], value: Any) -> None:
+    """It reads back as it was; compared as text, since NaN is equal to nothing. Integers have 64 bits at most."""
+    try:
+        data = encode(value)
+    except OverflowError:
+        reject()
+    again = decode(data)
+    assert type(again) is type(value)
+    assert repr(again) == repr(value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(*(st.from_type(member) for member in get_args(Event))))
+def test_an_event_reads_back_as_it_was(event: Event) -> None:
+    survives(codec.encode_event, codec.decode_event, event)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.one_of(*(st.from_type(member) for member in get_args(Action))))
+def test_an_action_reads_back_as_it_was(action: Action) -> None:
+    survives(codec.encode_action, codec.decode_action, action)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.from_type(Entry))
+def test_an_entry_reads_back_as_it_was(entry: Entry) -> None:
+    survives(codec.encode_entry, codec.decode_entry, entry)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.from_type(State))
+def test_a_state_reads_back_as_it_was(state: State) -> None:
+    survives(codec.encode_state, codec.decode_state, state)
+
+
+def test_measures_without_end_and_without_value_survive() -> None:
+    verdict = Verdict("v", Kind.HANG, "j", 1, 0, "n", Cause.UNKNOWN, 0.5, math.inf, 0.1, math.nan, 0, 1)
+    again = codec.decode_event(codec.encode_event(verdict))
+    assert isinstance(again, Verdict)
+    assert again.slowdown == math.inf
+    assert math.isnan(again.step_seconds_now)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80", b"\x92\xa7Unknown\x80", b"\x92\xa8RankExit\x80", b"\xff" * 9])
+def test_what_is_no_event_is_refused(data: bytes) -> None:
+    with pytest.raises(StoreError, match="event"):
+        codec.decode_event(data)
+
+
+def test_an_event_with_a_field_of_the_wrong_type_is_refused() -> None:
+    good = codec.encode_event(Submitted("j-1", JobSpec("a", ("x",), 2)))
+    with pytest.raises(StoreError, match="event"):
+        codec.decode_event(good.replace(b"\xa5ranks\x02", b"\xa5ranks\xc2"))
+
+
+def test_a_snapshot_of_another_version_is_refused() -> None:
+    data = codec.encode_state(State())
+    assert data[1] == codec.STATE_VERSION
+    with pytest.raises(StoreError, match="version 99"):
+        codec.decode_state(data[:1] + bytes([99]) + data[2:])
+    with pytest.raises(StoreError, match="no state"):
+        codec.decode_state(data[:-3])
+
+
+def test_what_is_no_event_is_not_encoded() -> None:
+    with pytest.raises(TypeError, match="Entry is no event"):
+        codec.encode_event(Entry(0, "j", "k", "t"))  # type: ignore[arg-type]
+
+
+def test_printed_events_name_themselves() -> None:
+    assert codec.printable(Tick()) == {"type": "Tick"}
+    printed = codec.printable(Submitted("j-1", JobSpec("a", ("x",), 2)))
+    assert printed["type"] == "Submitted"
+    assert printed["spec"]["ranks"] == 2
+    assert set(codec.printable(State())) == {field.name for field in dataclasses.fields(State)}

@@ -1,0 +1,110 @@
+"""The plan: a transaction over free slots, checked against a plain set of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.job import Slot
+from scheduler_feedback.core.plan import Plan, Tier, tier_of
+
+
+def test_rollback_undoes_taking_and_giving_and_commit_keeps() -> None:
+    plan = Plan([Node("n1", 4), Node("n2", 4)], [Slot("n2", 0)])
+    outer = plan.checkpoint()
+    assert plan.take("n1", 3) == (Slot("n1", 0), Slot("n1", 1), Slot("n1", 2))
+    inner = plan.checkpoint()
+    plan.take("n1", 1)
+    plan.give([Slot("n2", 0)])
+    assert (plan.free_on("n1"), plan.free_on("n2"), plan.free(Tier.HEALTHY)) == (0, 4, 4)
+    plan.rollback(inner)
+    assert (plan.free_on("n1"), plan.free_on("n2")) == (1, 3)
+    plan.rollback(outer)
+    assert (plan.free_on("n1"), plan.free_on("n2"), plan.free(Tier.HEALTHY)) == (4, 3, 7)
+    plan.take("n2", 3)
+    plan.commit()
+    plan.rollback(0)
+    assert plan.free_on("n2") == 0
+
+
+def test_more_than_is_free_is_refused_and_takes_nothing() -> None:
+    plan = Plan([Node("n1", 2)])
+    with pytest.raises(ValueError, match="3 slots of n1 wanted, 2 are free"):
+        plan.take("n1", 3)
+    assert plan.free_on("n1") == 2
+
+
+def test_nodes_that_take_nothing_are_in_no_tier() -> None:
+    nodes = [
+        Node("a", 2, state=NodeState.QUARANTINE),
+        Node("b", 2, state=NodeState.MAINTENANCE),
+        Node("c", 2, present=False),
+        Node("d", 2, state=NodeState.SUSPECT),
+        Node("e", 2, state=NodeState.PROBATION),
+    ]
+    assert [tier_of(node) for node in nodes] == [None, None, None, Tier.SUSPECT, Tier.PROBATION]
+    plan = Plan(nodes)
+    assert [plan.free(tier) for tier in Tier] == [0, 2, 2]
+    assert plan.tightest(Tier.HEALTHY, 1) is None
+    assert plan.free_on("a") == 2, "its slots are known all the same, for a probe"
+
+
+def test_slots_that_the_cluster_does_not_have_are_passed_over() -> None:
+    plan = Plan([Node("n1", 2)], [Slot("gone", 0), Slot("n1", 7)])
+    plan.give([Slot("gone", 0), Slot("n1", 7)])
+    plan.hold([Slot("gone", 0), Slot("n1", 7), Slot("n1", 0)])
+    assert plan.free_on("n1") == 1
+    assert not plan.is_free(Slot("n1", 0))
+
+
+_NODES = st.lists(
+    st.tuples(st.integers(0, 5), st.sampled_from(list(NodeState)), st.booleans()), min_size=1, max_size=6
+).map(lambda rows: [Node(f"n{i}", n, state=state, present=here) for i, (n, state, here) in enumerate(rows)])
+_STEPS = st.lists(
+    st.tuples(st.sampled_from(["take", "give", "hold", "mark", "rollback"]), st.integers(0, 5), st.integers(0, 5)),
+    max_size=30,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_NODES, _STEPS)
+def test_the_index_always_agrees_with_a_plain_set(nodes: list[Node], steps: list[tuple[str, int, int]]) -> None:
+    plan = Plan(nodes)
+    free = {Slot(node.name, slot) for node in nodes for slot in range(node.slots)}
+    marks: list[tuple[int, set[Slot]]] = []
+    for what, first, second in steps:
+        node = nodes[first % len(nodes)]
+        slot = Slot(node.name, second)
+        mine = sorted(s for s in free if s.node == node.name)
+        if what == "take" and second <= len(mine):
+            assert list(plan.take(node.name, second)) == mine[:second]
+            free -= set(mine[:second])
+        elif what == "give":
+            plan.give([slot])
+            free |= {slot} if second < node.slots else set()
+        elif what == "hold":
+            plan.hold([slot])
+            free.discard(slot)
+        elif what == "mark":
+            marks.append((plan.checkpoint(), set(free)))
+        elif what == "rollback" and marks:
+            mark, free = marks.pop()
+            plan.rollback(mark)
+        for copy in (plan, plan.copy()):
+            _agrees(copy, nodes, free)
+
+
+def _agrees(plan: Plan, nodes: list[Node], free: set[Slot]) -> None:
+    count = {node.name: sum(slot.node == node.name for slot in free) for node in nodes}
+    for tier in Tier:
+        members = {node.name: count[node.name] for node in nodes if tier_of(node) is tier}
+        for excluded in ((), ("n0",), ("n1", "n2")):
+            left = {name: n for name, n in members.items() if name not in excluded}
+            assert plan.free(tier, excluded) == sum(left.values())
+            fits = sorted((n, name) for name, n in left.items() if n >= 2)
+            assert plan.tightest(tier, 2, excluded) == (fits[0][1] if fits else None)
+            largest = sorted((-n, name) for name, n in left.items() if n)
+            assert plan.emptiest(tier, excluded) == (largest[0][1] if largest else None)
+    assert all(plan.free_on(name) == n for name, n in count.items())

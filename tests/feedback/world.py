@@ -1,0 +1,206 @@
+"""A small simulated cluster for the tests of the cycle: it carries out actions, lets jobs end, and watches the rules.
+
+Time moves only when told to. Attempts run as long as the test says, exit as it says, and are reported as a real backend
+would report them: late, and again after a restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler_feedback import cycle
+from scheduler_feedback.core.actions import Entry, StartGang
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.codec import decode_state, encode_state
+from scheduler_feedback.core.events import (
+    AttemptEnded,
+    AttemptRunning,
+    Event,
+    NodeSeen,
+    RankExit,
+    RankSeen,
+    Submitted,
+    Tick,
+)
+from scheduler_feedback.core.job import JobKind, JobSpec, JobState, Slot, StopReason
+from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+
+SECOND = 1_000_000_000
+START_NS = 1_700_000_000 * SECOND
+
+
+@dataclass
+class Attempt:
+    placement: tuple[Slot, ...]
+    ends_ns: int
+    exit_code: int = 0
+
+
+@dataclass
+class World:
+    """nodes: slots by name. true_seconds: how long a job really runs (default: its limit, or 100 s)."""
+
+    nodes: dict[str, int]
+    policy: Policy = field(default_factory=Policy)
+    now_ns: int = START_NS
+    true_seconds: dict[str, float] = field(default_factory=dict)
+    exit_codes: dict[str, int] = field(default_factory=dict)
+    alive: dict[tuple[str, int], Attempt] = field(default_factory=dict)
+    started: dict[str, int] = field(default_factory=dict)
+    journal: list[tuple[int, list[Event]]] = field(default_factory=list)
+    outcomes: list[cycle.Outcome] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    submitted: int = 0
+    round_trips: bool = True
+
+    def __post_init__(self) -> None:
+        self.state = State(policy=self.policy)
+        self.initial = decode_state(encode_state(self.state))
+        self.cycle(*(NodeSeen(name, slots) for name, slots in self.nodes.items()))
+
+    # --- what the tests do -------------------------------------------------------------------------------------------
+
+    def submit(self, ranks: int, true_seconds: float | None = None, exit_code: int = 0, **spec: object) -> str:
+        """Submit a job in a cycle of its own; its id."""
+        self.submitted += 1
+        job_id = f"j-{self.submitted:06d}"
+        if true_seconds is not None:
+            self.true_seconds[job_id] = true_seconds
+        self.exit_codes[job_id] = exit_code
+        self.cycle(Submitted(job_id, JobSpec(job_id, ("train",), ranks, **spec)))  # type: ignore[arg-type]
+        return job_id
+
+    def cycle(self, *events: Event) -> cycle.Outcome:
+        """One cycle with these events; its actions are carried out."""
+        held_before = self._held()
+        outcome = cycle.run(self.state, events, self.now_ns)
+        self.journal.append((self.now_ns, list(events)))
+        self.outcomes.append(outcome)
+        self.entries.extend(outcome.entries)
+        for action in outcome.actions:
+            if isinstance(action, StartGang):
+                self._check_start(action, held_before)
+                self._start(action)
+            elif (attempt := self.alive.get((action.job_id, action.attempt))) is not None:
+                attempt.ends_ns = min(attempt.ends_ns, self.now_ns + SECOND)
+                attempt.exit_code = 75 if action.why is StopReason.MIGRATE else 143
+        self._check()
+        return outcome
+
+    def running(self) -> cycle.Outcome:
+        """Every attempt that lives is reported as running."""
+        return self.cycle(*(self._seen(*key) for key in self.alive))
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, with a cycle at every instant at which an attempt ends, and one at the end."""
+        until_ns = self.now_ns + round(seconds * SECOND)
+        while (next_ns := min((a.ends_ns for a in self.alive.values()), default=until_ns + 1)) <= until_ns:
+            self.now_ns = max(self.now_ns, next_ns)
+            self.cycle(*self._take_ended())
+            self.running()
+        self.now_ns = until_ns
+        self.cycle(Tick())
+
+    def end(self, job_id: str, *codes: int) -> cycle.Outcome:
+        """The newest attempt ends now with these exit codes (one for all, or one a rank)."""
+        job = self.state.jobs[job_id]
+        self.alive.pop((job_id, job.attempt), None)
+        every = codes * job.spec.ranks if len(codes) == 1 else codes
+        exits = tuple(RankExit(rank, code) for rank, code in enumerate(every))
+        return self.cycle(AttemptEnded(job_id, job.attempt, exits, ended_wall_ns=self.now_ns))
+
+    def verdict(self, job_id: str, rank: int = 0, **changes: object) -> Verdict:
+        """A verdict on a rank of the job's newest attempt, with sound numbers where the test gives none."""
+        job = self.state.jobs[job_id]
+        fields: dict[str, object] = {
+            "verdict_id": f"{job_id}.{job.attempt}.{rank}@{self.now_ns}",
+            "kind": Kind.STRAGGLER,
+            "gang": job_id,
+            "attempt": job.attempt,
+            "rank": rank,
+            "node": job.ranks[rank].slot.node,
+            "cause": Cause.CPU_CONTENTION,
+            "confidence": 0.99,
+            "slowdown": 2.0,
+            "step_seconds_before": 0.1,
+            "step_seconds_now": 0.2,
+            "first_wall_ns": self.now_ns - 5 * SECOND,
+            "last_wall_ns": self.now_ns,
+        }
+        return Verdict(**(fields | changes))  # type: ignore[arg-type]
+
+    def job_state(self, job_id: str) -> JobState:
+        return self.state.jobs[job_id].state
+
+    def nodes_of(self, job_id: str) -> set[str]:
+        return {rank.slot.node for rank in self.state.jobs[job_id].ranks}
+
+    def told(self, subject: str) -> list[str]:
+        """The kinds of the entries about a subject, in order."""
+        return [entry.kind for entry in self.entries if entry.subject == subject]
+
+    # --- what the cluster does ---------------------------------------------------------------------------------------
+
+    def _start(self, action: StartGang) -> None:
+        limit = action.spec.time_limit_seconds or 100.0
+        seconds = self.true_seconds.get(action.job_id, limit)
+        code = self.exit_codes.get(action.job_id, 0)
+        self.alive[(action.job_id, action.attempt)] = Attempt(
+            action.placement, self.now_ns + round(seconds * SECOND), code
+        )
+        self.started.setdefault(action.job_id, self.now_ns)
+
+    def _seen(self, job_id: str, attempt: int) -> AttemptRunning:
+        placement = self.alive[(job_id, attempt)].placement
+        ranks = tuple(RankSeen(rank, s.node, s.slot, 1000 + rank, 77) for rank, s in enumerate(placement))
+        return AttemptRunning(job_id, attempt, ranks)
+
+    def _take_ended(self) -> list[Event]:
+        gone = [key for key, attempt in self.alive.items() if attempt.ends_ns <= self.now_ns]
+        events: list[Event] = []
+        for job_id, number in gone:
+            attempt = self.alive.pop((job_id, number))
+            exits = tuple(RankExit(rank, attempt.exit_code) for rank in range(len(attempt.placement)))
+            events.append(AttemptEnded(job_id, number, exits, ended_wall_ns=attempt.ends_ns))
+        return events
+
+    # --- the rules ---------------------------------------------------------------------------------------------------
+
+    def _held(self) -> set[Slot]:
+        return {slot for attempt in self.alive.values() for slot in attempt.placement}
+
+    def _check_start(self, action: StartGang, held: set[Slot]) -> None:
+        slots = set(action.placement)
+        assert len(action.placement) == len(slots) == action.spec.ranks, "all ranks or none, one slot a rank"
+        assert not slots & held, "a slot that an attempt still holds"
+        assert not slots & self._held(), "a slot that another start of the same cycle took"
+        nodes = {slot.node for slot in slots}
+        for slot in slots:
+            node = self.state.nodes[slot.node]
+            assert node.present and slot.slot < node.slots
+        states = {self.state.nodes[name].state for name in nodes}
+        if action.spec.kind is JobKind.PROBE:
+            assert nodes == {action.spec.pinned_node}
+        else:
+            # A node that a verdict of the same cycle sent to quarantine was taken before: step 7 comes before step 8.
+            assert not states & {NodeState.MAINTENANCE}
+            fresh = {n for n in nodes if self.state.nodes[n].since_ns == self.now_ns}
+            assert not any(self.state.nodes[n].state is NodeState.QUARANTINE for n in nodes - fresh)
+            assert NodeState.PROBATION not in states or len(nodes) == 1
+
+    def _check(self) -> None:
+        owners: dict[Slot, str] = {}
+        for job in self.state.jobs.values():
+            mine = {*job.claim, *(rank.slot for rank in job.ranks if job.state.holds_slots)}
+            for slot in mine:
+                assert slot not in owners, f"{slot} is held by {owners[slot]} and {job.job_id}"
+                owners[slot] = job.job_id
+            if job.state is JobState.PENDING:
+                assert job.waiting_because, f"{job.job_id} waits and no one knows why"
+        for (job_id, attempt), living in self.alive.items():
+            job = self.state.jobs[job_id]
+            if job.attempt == attempt and job.state.holds_slots:
+                assert tuple(rank.slot for rank in job.ranks) == living.placement
+        if self.round_trips:
+            assert decode_state(encode_state(self.state)) == self.state
