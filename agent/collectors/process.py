@@ -50,7 +50,7 @@ class Ranks(Protocol):
         ...
 
 
-class _Bytes:
+class StorageBytes:
     """A rank's bytes to or from storage, each counted once.
 
     The kernel adds a child's bytes to the parent that waits for it (wait_task_zombie in kernel/exit.c): what was
@@ -101,8 +101,8 @@ class _Rank:
         self.main = main
         self.processes: dict[tuple[int, int], KeptProcess] = {}
         self.run_ns = self.wait_ns = self.block_io_ns = 0
-        self.read = _Bytes()
-        self.written = _Bytes()
+        self.read = StorageBytes()
+        self.written = StorageBytes()
         self.samples = self.stopped_samples = 0
         self.resident_bytes = self.threads = 0
         self.schedstat_readable = self.io_readable = False
