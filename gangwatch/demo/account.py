@@ -6,8 +6,6 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from scheduler_feedback.replay import replay
-
 from gangwatch.demo.listener import SeenStep
 from gangwatch.demo.play import Play, run_training, training_command
 from gangwatch.demo.report import Truth, failures, false_verdicts, is_true, per_step, steps_repeated, typical
@@ -15,6 +13,7 @@ from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.events import Event, FirstStep
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.verdict import Abstention, Verdict
+from scheduler_feedback.replay import about, replay, start_times
 from scheduler_feedback.store import Loaded, NumberedEntry, Store
 
 
@@ -79,25 +78,18 @@ class Account:
             if entry.kind == "migrate" and entry.applied
         ]
 
-    def started_ns(self, job_id: str, starts: list[tuple[int, StartGang]] | None = None) -> int | None:
+    def started_ns(self, job_id: str) -> int | None:
         """When the job's first start was decided."""
-        return next((now for now, start in (starts or self.starts) if start.job_id == job_id), None)
+        return next((now for now, start in self.starts if start.job_id == job_id), None)
 
     def head_delay_seconds(self, head: str, backfilled: str) -> float | None:
         """How much later the head started than in a replay of the same journal without the backfilled job."""
-        really = self.started_ns(head)
         _, outcomes = replay(
             self.journal.state or State(),
             ((row.now_ns, row.events) for row in self.journal.journal),
-            lambda event: getattr(event, "job_id", None) == backfilled or getattr(event, "gang", None) == backfilled,
+            about(backfilled),
         )
-        replayed = [
-            (row.now_ns, action)
-            for row, outcome in zip(self.journal.journal, outcomes, strict=True)
-            for action in outcome.actions
-            if isinstance(action, StartGang)
-        ]
-        without = self.started_ns(head, replayed)
+        really, without = self.started_ns(head), start_times(outcomes).get((head, 1))
         return None if really is None or without is None else (really - without) / 1e9
 
     def training(self) -> dict[str, Any]:
@@ -142,7 +134,7 @@ class Account:
             (
                 numbered.entry.wall_ns
                 for numbered in self.entries
-                if numbered.entry.subject == f"node:{truth.node}" and numbered.entry.kind == "healthy"
+                if numbered.entry.subject == f"node:{truth.node}" and numbered.entry.kind == "recovered"
             ),
             None,
         )

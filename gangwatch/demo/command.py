@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -64,7 +65,7 @@ def demo(
     sys.exit(0 if report["passed"] else 1)
 
 
-def perform(work: Path, seed: int, schedule: Schedule, disturbed: bool) -> dict[str, object]:
+def perform(work: Path, seed: int, schedule: Schedule, disturbed: bool) -> dict[str, Any]:
     """Give the whole play in the folder `work` and return its report."""
     began = time.monotonic()
     with Screen() as screen:

@@ -119,9 +119,7 @@ def measure_pace(folder: Path, seed: int) -> tuple[float, float]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     result = run_training(training_command(40, seed, 0.0, folder), ranks=1)
-    compute = float(
-        result["step_seconds"]["median"] if isinstance(result["step_seconds"], dict) else result["step_seconds"]
-    )
+    compute = float(result["step_seconds"])
     processors = len(os.sched_getaffinity(0))
     step = max(compute, 6 * compute / (LOAD * processors))
     return step - compute, step

@@ -1,0 +1,204 @@
+"""The controller is killed with SIGKILL at a hundred random moments; no job is lost, run twice or left behind.
+
+Rounds of five jobs are submitted while the controller is killed and started again; each kill falls at a random
+moment after a start, so that some hit the replay, some the journal, some the starting and stopping of gangs. Every rank
+writes a line when it begins and one when it ends: the file says what really ran.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.schema.errors import GangwatchError
+from gangwatch.client import Client
+
+KILLS = int(os.environ.get("GANGWATCH_TEST_KILLS", "100"))
+SEED = int(os.environ.get("GANGWATCH_TEST_SEED", "20261121"))
+
+RANK = """
+import os, sys, time
+line = "{} {} {} {}\\n"
+def tell(what):
+    descriptor = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, line.format(what, os.environ["GANGWATCH_JOB"], os.environ["RANK"], os.getpid()).encode())
+    os.close(descriptor)
+tell("began")
+time.sleep(float(sys.argv[2]))
+tell("ended")
+sys.exit(int(sys.argv[3]))
+"""
+
+CONFIGURATION = """
+[cluster]
+nodes = 2
+slots = 2
+
+[controller]
+port = 0
+"""
+
+
+class Killed:
+    """A controller that is killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = folder / "state"
+        self.configuration = folder / "gangwatch.toml"
+        self.configuration.write_text(CONFIGURATION)
+        self.log = (folder / "controller.err").open("ab")
+        self.client = Client(self.state)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.kills = 0
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "gangwatch", "controller"]
+        command += ["--state", str(self.state), "--config", str(self.configuration)]
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        assert self.process.poll() is None, f"the controller ended by itself: see {self.log.name}"
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.kills += 1
+
+    def when_ready(self, ask: Callable[[], Any], seconds: float = 60) -> Any:
+        """Ask until there is an answer."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                return ask()
+            except (GangwatchError, OSError, http.client.HTTPException) as error:
+                if time.monotonic() > until:
+                    raise AssertionError(f"no answer in {seconds} s: {error}") from error
+                time.sleep(0.05)
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Iterator[Killed]:
+    controller = Killed(tmp_path)
+    controller.start()
+    yield controller
+    if controller.process is not None and controller.process.poll() is None:
+        controller.process.terminate()
+        controller.process.wait(timeout=30)
+    controller.log.close()
+    down = [sys.executable, "-m", "gangwatch", "down", "--state", str(controller.state)]
+    subprocess.run(down, check=True, capture_output=True, timeout=120)
+
+
+def jobs_of_a_round(number: int, diary: Path, source: random.Random) -> list[dict[str, Any]]:
+    """Five jobs for four slots: some must wait, one fails, one backfills."""
+    shapes = [(2, 0), (4, 0), (1, 0), (3, 7), (1, 0)]
+    return [
+        {
+            "name": f"round{number}-job{index}",
+            "command": [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                RANK,
+                str(diary),
+                f"{source.uniform(0.1, 1.2):.2f}",
+                str(code),
+            ],
+            "ranks": ranks,
+            "time_limit_seconds": 5.0,
+            "working_directory": str(diary.parent),
+            "environment": {"PATH": os.environ["PATH"]},
+        }
+        for index, (ranks, code) in enumerate(shapes)
+    ]
+
+
+def submit_surely(killed: Killed, specification: dict[str, Any]) -> None:
+    """Submit until it is known to be accepted; an answer that was lost is looked up by name, as a user would."""
+
+    def ask() -> None:
+        names = {job["name"] for job in killed.client.get("/api/jobs?all=1")}
+        if specification["name"] not in names:
+            killed.client.post("/api/jobs", specification)
+
+    killed.when_ready(ask)
+
+
+def remaining_processes(job_ids: set[str]) -> list[str]:
+    """Processes that carry one of the jobs' ids in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            variables = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(v.startswith(b"GANGWATCH_JOB=") and v[14:].decode() in job_ids for v in variables):
+            found.append(path.parent.name)
+    return found
+
+
+@pytest.mark.serial
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_job_is_lost_run_twice_or_left_behind(killed: Killed, tmp_path: Path) -> None:
+    source = random.Random(SEED)
+    diary = tmp_path / "diary"
+    round_number = 0
+    names: list[str] = []
+    while killed.kills < KILLS:
+        round_number += 1
+        waiting = jobs_of_a_round(round_number, diary, source)
+        names += [specification["name"] for specification in waiting]
+        kills_before = killed.kills
+        while killed.kills < kills_before + 10 and killed.kills < KILLS:
+            if waiting and source.random() < 0.6:
+                submit_surely(killed, waiting.pop(0))
+            time.sleep(source.uniform(0.05, 1.5))
+            killed.kill()
+            killed.start()
+        for specification in waiting:
+            submit_surely(killed, specification)
+
+    def all_ended() -> list[dict[str, Any]]:
+        jobs: list[dict[str, Any]] = killed.client.get("/api/jobs?all=1")
+        if not all(job["state"] in ("completed", "failed", "cancelled") for job in jobs):
+            raise AssertionError("still running")
+        return jobs
+
+    until = time.monotonic() + 240
+    while True:
+        try:
+            jobs = killed.when_ready(all_ended)
+            break
+        except AssertionError:
+            assert time.monotonic() < until, killed.client.get("/api/jobs?all=1")
+            time.sleep(0.5)
+
+    assert killed.kills == KILLS
+    assert sorted(job["name"] for job in jobs) == sorted(names), "a job was lost, or accepted twice"
+    lines = [line.split() for line in diary.read_text().splitlines()]
+    for job in jobs:
+        fails = job["name"].endswith("job3")
+        assert job["state"] == ("failed" if fails else "completed"), job
+        began = [(rank, pid) for what, gang, rank, pid in lines if gang == job["job"] and what == "began"]
+        assert sorted(rank for rank, _ in began) == [str(rank) for rank in range(len(job["ranks"]))], (job, began)
+        codes = [rank["exit_code"] for rank in job["ranks"]]
+        if fails:
+            assert 7 in codes, job
+        else:
+            assert codes == [0] * len(codes), job
+        kinds = [entry["kind"] for entry in killed.client.get(f"/api/jobs/{job['job']}/story")]
+        for kind in ("submitted", "running", "ended"):
+            assert kinds.count(kind) == 1, (job["name"], kind, kinds)
+        assert kinds.count("started") + kinds.count("backfilled") == 1, (job["name"], kinds)
+    assert remaining_processes({job["job"] for job in jobs}) == []
