@@ -99,7 +99,6 @@ class Fleet:
         self._gangs: dict[str, Gang] = {}
         self._first_steps: list[tuple[str, int, int, int]] = []
         self._stepped: dict[str, int] = {}
-        self._ended: dict[str, int] = {}
         self.events: list[tuple[str, EventRecord]] = []
         self.records_refused = 0
         self.records_of_ended_attempts = 0
@@ -177,13 +176,8 @@ class Fleet:
         return True
 
     def forget(self, gang: str) -> None:
-        """The gang's newest attempt has ended: drop what is kept of it, and take in nothing more of that attempt."""
-        known = self._gangs.pop(gang, None)
-        if known is not None:
-            self._ended[gang] = known.attempt
-            if len(self._ended) > MOST_GANGS:
-                del self._ended[next(iter(self._ended))]
-        self._stepped.pop(gang, None)
+        """The gang's attempt has ended: drop what is kept of it. Were another under way already, it begins anew."""
+        self._gangs.pop(gang, None)
 
     def forget_silent(self, received_ns: int) -> list[str]:
         """Drop gangs unheard of for FORGET_NS (one that is heard again begins anew); returns their names."""
@@ -195,9 +189,6 @@ class Fleet:
     def _gang(self, name: str, attempt: int, received_ns: int) -> Gang | None:
         gang = self._gangs.get(name)
         if gang is None or gang.attempt < attempt:
-            if attempt <= self._ended.get(name, -1):
-                self.records_of_ended_attempts += 1
-                return None
             if gang is None and len(self._gangs) >= MOST_GANGS:
                 self.records_refused += 1
                 return None
@@ -298,9 +289,11 @@ class Fleet:
                     continue
                 column = gang.column(member.rank, node.name)
                 gang.finish(column, record.step, record.start_ns, duration_ns, wait_ns, received_ns)
-                if self._stepped.get(member.gang) != member.attempt:
+                if self._stepped.get(member.gang, -1) < member.attempt:
                     self._stepped[member.gang] = member.attempt
                     self._first_steps.append((member.gang, member.attempt, record.step, node.wall_of(end_ns)))
+                    if len(self._stepped) > MOST_GANGS:
+                        del self._stepped[next(iter(self._stepped))]
             elif isinstance(record, OpenRecord):
                 self._open(node, record, frame, received_ns)
             else:

@@ -129,6 +129,10 @@ class Gang:
         """Node of each known rank, in the order of `ranks`."""
         return tuple(self._nodes[column] for column in self._by_rank())
 
+    def node_of(self, rank: int) -> str:
+        """Node of a known rank. Raises KeyError for another."""
+        return self._nodes[self._column[rank]]
+
     def _by_rank(self) -> npt.NDArray[np.intp]:
         if len(self._ranks) != len(self._column):
             self._ranks = tuple(sorted(self._column))

@@ -1,0 +1,142 @@
+"""What a gang is like when healthy: learned once from its warm-up, then frozen.
+
+A baseline that went on learning would take a lasting fault for the normal state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_feedback.core.gangs import FloatArray
+from scheduler_feedback.detectors.windows import LEAST_COMPUTE, Window, join, median_of_others, spread
+
+SKIPPED_STEPS = 3
+"""The first steps compile, allocate and fill caches."""
+
+WARM_UP_STEPS = 25
+WARM_UP_WINDOWS = 8
+"""Public step traces: the scale of a rank settles within about 25 steps; eight windows let a median stand two odd."""
+
+SPREAD_FLOOR = 0.02
+"""Two per cent: no scale is smaller, or a very regular job would make suspects of trifles."""
+
+FROM_START_PEERS = float(np.log(1.15))
+FROM_START_SELF = float(np.log(1.10))
+FROM_START_SIGMAS = 4.0
+"""A rank so much above its peers (or above its own place among them in an earlier attempt) has been slow from the
+start. Four sigma of the others' own spread: unequal pipeline stages spread a healthy gang (ByteDance trace ST)."""
+
+LEAST_PEERS = 4
+"""In groups below four two peers cannot out-vote a third: only a rank's own past speaks there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Healthy means of n ranks. All times in seconds a step.
+
+    steps: how many it rests on. step_seconds: of the gang. compute, wait: float64 [n].
+    own_spread: float64 [n], standard deviation of the logarithm of a window's computing time against its peers.
+    parts: float64 [n, 3], processor, run-queue and block-I/O time, NaN where unknown; parts_compute: float64 [n], the
+    computing time over exactly the same windows.
+    from_start: bool [n], slow already here; reference: float64 [n], what its computing time should have been then.
+    role_known: whether an earlier attempt of the gang tells the ranks' places among their peers.
+    """
+
+    steps: int
+    step_seconds: float
+    compute: FloatArray
+    wait: FloatArray
+    own_spread: FloatArray
+    parts: FloatArray
+    parts_compute: FloatArray
+    from_start: npt.NDArray[np.bool_]
+    reference: FloatArray
+    role_known: bool
+
+    @property
+    def known(self) -> bool:
+        """Whether waits were known when it was learned."""
+        return bool(np.isfinite(self.compute[0]))
+
+
+def log_compute(compute: FloatArray, step_seconds: float) -> FloatArray:
+    """Logarithm of computing time; what is too short to matter to the step counts as just so long."""
+    result: FloatArray = np.log(np.maximum(compute, LEAST_COMPUTE * step_seconds))
+    return result
+
+
+def per_step(windows: Sequence[Window]) -> FloatArray:
+    """[n, 5] counters' advance a step from the beginning of the first window to that of the last, NaN where unknown.
+
+    The last window only lends its beginning: by the time it is complete, samples from both sides of that instant are
+    there. The counters' own times count, not the windows'.
+    """
+    first, last = windows[0].began, windows[-1].began
+    elapsed = (last.at_ns - first.at_ns) * 1e-9
+    step_seconds = float(join(windows[:-1], "step_seconds"))
+    advance = last.values - first.values
+    rate = np.where(elapsed > 0, 1.0, np.nan)[:, None] * advance / np.maximum(elapsed, 1e-9)[:, None]
+    result: FloatArray = rate * step_seconds
+    result[:, :3] *= 1e-9
+    return result
+
+
+def learn(windows: Sequence[Window], role: FloatArray | None, nodes: npt.NDArray[np.intp]) -> Baseline:
+    """Freeze what the warm-up's windows show. `role`: float64 [n], log computing time against the gang's median in an
+    earlier attempt; None where there is none. `nodes` [n]: index of each rank's node.
+
+    Each rank's own worst window is left out: one stall while starting must not become its norm; two are its nature.
+    """
+    compute = np.array([window.compute for window in windows])
+    wait = join(windows, "wait")
+    seconds = np.sort([window.step_seconds for window in windows])[:-1]
+    count = compute.shape[1]
+    step_seconds = float(seconds.mean())
+    usual = (compute.sum(axis=0) - compute.max(axis=0)) / (len(windows) - 1)
+    logs = log_compute(compute, step_seconds)
+    usual_log = log_compute(usual, step_seconds)
+    from_start, reference = np.zeros(count, np.bool_), usual
+    own = np.full(count, SPREAD_FLOOR)
+    if np.isfinite(usual).all() and count > 1:
+        shifts = logs - usual_log
+        residual = np.array([row - median_of_others(row) for row in shifts])
+        squares = np.sort(residual**2, axis=0)[:-1]
+        own = np.maximum(np.sqrt(squares.mean(axis=0)), max(SPREAD_FLOOR, spread(residual)))
+        from_start, reference = _slow_from_start(usual_log, own, role, nodes)
+    parts = per_step(windows)[:, :3]
+    return Baseline(
+        steps=sum(window.steps for window in windows),
+        step_seconds=step_seconds,
+        compute=usual,
+        wait=wait,
+        own_spread=own,
+        parts=parts,
+        parts_compute=join(windows[:-1], "compute"),
+        from_start=from_start,
+        reference=reference,
+        role_known=role is not None,
+    )
+
+
+def _slow_from_start(
+    usual_log: FloatArray, own: FloatArray, role: FloatArray | None, nodes: npt.NDArray[np.intp]
+) -> tuple[npt.NDArray[np.bool_], FloatArray]:
+    count = len(usual_log)
+    none = np.zeros(count, np.bool_)
+    if role is None and count < LEAST_PEERS:
+        return none, np.exp(usual_log)
+    place = usual_log if role is None else usual_log - role
+    expected = median_of_others(place)
+    residual = place - expected
+    threshold = FROM_START_PEERS if role is None else FROM_START_SELF
+    slow = none.copy()
+    for rank in np.flatnonzero(residual >= threshold):
+        scale = max(spread(np.delete(place, rank)), float(own[rank]), SPREAD_FLOOR)
+        slow[rank] = residual[rank] >= FROM_START_SIGMAS * scale
+    if len(set(nodes[slow].tolist())) > 1:  # a whole stage or role, not one bad place
+        return none, np.exp(usual_log)
+    return slow, np.exp(np.where(slow, expected if role is None else expected + role, usual_log))

@@ -1,0 +1,260 @@
+"""What an alarm must pass to become a verdict: the reasons for and against, as evidence a person can check.
+
+An alarm says that one rank stands out. Whether the job is hurt, whether it is hurt by that rank, whether by that rank
+alone and for its own reason, is asked here, over all windows since the alarm's beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_feedback.core.gangs import STOPPED, FloatArray
+from scheduler_feedback.core.verdict import Cause, Evidence
+from scheduler_feedback.detectors import weighing
+from scheduler_feedback.detectors.attribution import CAUSE_SHARE, Attribution, attribute
+from scheduler_feedback.detectors.baseline import LEAST_PEERS, Baseline, per_step
+from scheduler_feedback.detectors.windows import Places, Window, join, median_of_others
+
+LEAST_SLOWDOWN = 1.05
+"""Below five per cent nothing is worth stopping a job for (EROICA's and Guard's threshold)."""
+
+INVERTED = 0.7
+"""Public traces: a culprit waited 0.144 times its peers' wait, the lowest healthy rank 0.85 times."""
+
+HELD_SHARE = 0.5
+"""Peers must wait longer by at least this share of the suspect's excess, or they did not wait for it."""
+
+ALONE = 3.0
+"""The suspect explains at least this many times what the next rank does; odds below it are no finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A window and what was made of it: float64 [n] excess of each rank in standard deviations."""
+
+    window: Window
+    sigmas: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the gates say of one alarmed rank.
+
+    refusal: why it is no verdict, '' where it is one. harmless: the job is not hurt, so that not even an abstention
+    is due. slowdown: step time over step time without the suspect (or its whole node, where its other ranks stand
+    out as well).
+    """
+
+    rank: int
+    slowdown: float
+    step_seconds: float
+    cause: Cause
+    confidence: float
+    evidence: tuple[Evidence, ...]
+    refusal: str = ""
+    harmless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An alarmed rank (index) and all that is looked at: the interval's windows, the ranks alarmed with it."""
+
+    rank: int
+    ranks: tuple[int, ...]
+    where: Places
+    interval: Sequence[Judged]
+    baseline: Baseline
+    best_step_seconds: float
+    alarmed: frozenset[int]
+    hits: int
+    unrest: float
+    shared_machine: bool
+
+
+def judge(case: Case) -> Judgement:
+    """Pass an alarm through the gates, in order of what they cost; every one that applies adds its evidence."""
+    rank, baseline = case.rank, case.baseline
+    windows = [judged.window for judged in case.interval]
+    from_start = bool(baseline.from_start[rank])
+    compute, wait, gain = join(windows, "compute"), join(windows, "wait"), join(windows, "gain")
+    step_seconds = float(join(windows, "step_seconds"))
+    mates = [r for r in sorted(case.alarmed) if r != rank and case.where.index[r] == case.where.index[rank]]
+    strangers = [r for r in sorted(case.alarmed) if case.where.index[r] != case.where.index[rank]]
+    own_gain = float(join(windows, "node_gain")[case.where.index[rank]] if mates else gain[rank])
+    without = max(step_seconds - own_gain, 1e-9)
+    slowdown = step_seconds / without
+
+    usual = baseline.reference[rank] if from_start else baseline.compute[rank]
+    drift = _drift_of_others(compute, baseline, rank)
+    excess = float(compute[rank] - usual * drift)
+    held = _held(wait, None if from_start else baseline.wait, rank)
+    others_wait = float(median_of_others(wait)[rank])
+    others_gain = np.delete(gain, [rank, *mates])
+    next_gain = float(others_gain.max()) if len(others_gain) else 0.0
+    sigmas = float(np.mean([judged.sigmas[rank] for judged in case.interval]))
+    split = _attribute(case, windows, from_start)
+
+    against_own = f"its own mean over {baseline.steps} steps of warm-up, times {drift:.3g} as its peers drifted"
+    against_peers = "its peers, to which it should be alike from the start"
+    evidence = [
+        Evidence(
+            "compute_seconds_a_step",
+            float(compute[rank]),
+            float(usual * drift),
+            "seconds",
+            against_peers if from_start else against_own,
+            weighing.of_residual(sigmas),
+        ),
+        Evidence(
+            "wait_seconds_a_step",
+            float(wait[rank]),
+            others_wait,
+            "seconds",
+            "median of the other ranks, which wait for the slowest",
+            weighing.of_waits(held, excess),
+        ),
+        Evidence(
+            "step_seconds",
+            step_seconds,
+            without,
+            "seconds",
+            "the same steps without " + ("the node's ranks" if mates else "this rank"),
+            weighing.of_slowdown(slowdown),
+        ),
+        Evidence(
+            "seconds_a_step_explained",
+            own_gain,
+            next_gain,
+            "seconds",
+            "the next best explanation by another rank",
+            weighing.of_margin(own_gain, next_gain),
+        ),
+        Evidence(
+            "slow_windows",
+            float(case.hits),
+            float(len(windows)),
+            "windows",
+            "all windows since the alarm began",
+            weighing.of_persistence(case.hits, len(windows)),
+        ),
+        Evidence(
+            "unrest_of_others",
+            case.unrest,
+            float(baseline.own_spread[rank]),
+            "log seconds",
+            "the spread in warm-up",
+            weighing.of_unrest(case.unrest, float(baseline.own_spread[rank])),
+        ),
+        *_where_it_went(split, case.shared_machine, from_start),
+    ]
+    if from_start and not baseline.role_known:
+        evidence.append(
+            Evidence(
+                "healthy_state_known",
+                0.0,
+                1.0,
+                "",
+                "an own healthy past; its part of the work may be larger",
+                weighing.ROLE_UNKNOWN,
+            )
+        )
+
+    refusal, harmless = "", False
+    slower = step_seconds / min(baseline.step_seconds, case.best_step_seconds)
+    if not from_start and slower < LEAST_SLOWDOWN:
+        refusal, harmless = f"the gang's steps take {slower:.3g} times their best: it is not hurt", True
+    elif len(case.alarmed) > max(1, len(case.ranks) // 2):
+        refusal = f"{len(case.alarmed)} of {len(case.ranks)} ranks stand out: the workload or the machine, not a member"
+    elif slowdown < LEAST_SLOWDOWN:
+        refusal, harmless = f"without the rank the steps would be shorter by {slowdown - 1:.1%} only", not strangers
+        if strangers:
+            numbers = ", ".join(str(case.ranks[r]) for r in sorted([rank, *strangers]))
+            refusal = f"ranks {numbers} are slow alike: no single one explains the steps"
+    elif held < HELD_SHARE * excess:
+        refusal = "its peers do not wait for it: the gang is not held up by it"
+    elif from_start and len(case.ranks) >= LEAST_PEERS and wait[rank] >= INVERTED * others_wait:
+        refusal = (
+            f"it waits {wait[rank] / max(others_wait, 1e-9):.2g} times as long as its peers: they are not its victims"
+        )
+    elif own_gain < ALONE * next_gain:
+        refusal = "another rank explains the slowness nearly as well"
+    elif case.shared_machine and split.may_be_chance_load:
+        refusal = _chance_load(split)
+    return Judgement(
+        rank,
+        slowdown,
+        step_seconds,
+        split.cause,
+        weighing.confidence(evidence),
+        tuple(evidence),
+        refusal,
+        harmless,
+    )
+
+
+def _drift_of_others(compute: FloatArray, baseline: Baseline, rank: int) -> float:
+    """How much slower or faster the others compute than in warm-up: what the whole gang does is no one's fault."""
+    return float(median_of_others(compute / np.maximum(baseline.reference, 1e-9))[rank])
+
+
+def _held(wait: FloatArray, usual: FloatArray | None, rank: int) -> float:
+    """By how much longer the others wait than the rank does, beyond what is usual between them; seconds a step."""
+    now = float(median_of_others(wait)[rank] - wait[rank])
+    return now if usual is None else now - float(median_of_others(usual)[rank] - usual[rank])
+
+
+def _attribute(case: Case, windows: Sequence[Window], from_start: bool) -> Attribution:
+    if len(windows) < 2:
+        return Attribution(Cause.UNKNOWN, False, np.nan)
+    used = per_step(windows)
+    samples = windows[-1].began.values[:, STOPPED:] - windows[0].began.values[:, STOPPED:]
+    compute = join(windows[:-1], "compute")
+    if from_start:
+        return attribute(case.rank, compute, used, samples, None, None)
+    return attribute(case.rank, compute, used, samples, case.baseline.parts_compute, case.baseline.parts)
+
+
+def _where_it_went(split: Attribution, shared_machine: bool, from_start: bool) -> list[Evidence]:
+    ratio = weighing.bounded(weighing.of_cause(split, shared_machine, from_start))
+    if not split.known:
+        return [Evidence("process_counters", 0.0, 1.0, "", "counters of its processes, which are missing", ratio)]
+    parts = (
+        ("off_processor_seconds_a_step", split.rest),
+        ("runqueue_seconds_a_step", split.queue),
+        ("processor_seconds_a_step", split.processor),
+        ("block_io_seconds_a_step", split.storage),
+    )
+    against = "its whole excess over its healthy state, less what its peers' grew by"
+    return [
+        *(Evidence(measure, part, split.excess, "seconds", against) for measure, part in parts),
+        Evidence(
+            "stopped_samples_share",
+            split.stopped_share,
+            0.0,
+            "ratio",
+            "processes that nobody stops",
+        ),
+        Evidence(
+            "largest_part_of_excess",
+            max(split.share(part) for _, part in parts),
+            CAUSE_SHARE,
+            "ratio",
+            f"the share that names a cause: {split.cause}",
+            ratio,
+        ),
+    ]
+
+
+def _chance_load(split: Attribution) -> str:
+    if not split.known:
+        return (
+            "the gang's nodes share one machine and its processes' counters are missing: chance load of the machine "
+            "cannot be told from the node's own fault"
+        )
+    return (
+        f"{split.share(split.queue):.0%} of its excess of {split.excess:.3g} s a step is waiting for a processor, and "
+        "the gang's nodes share one machine: chance load of the machine cannot be told from the node's own fault"
+    )

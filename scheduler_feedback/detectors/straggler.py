@@ -1,0 +1,361 @@
+"""The straggler detector: which rank makes its gang wait, for its own reason.
+
+1. Completed steps are cut into windows (windows.py). 2. The warm-up's windows give a frozen baseline (baseline.py).
+3. Each later window gives each rank a residual against its own past and its peers, in standard deviations; a CUSUM
+adds them up. 4. A rank whose sum alarms passes the gates (gates.py) or is refused, with the reason. 5. A verdict
+stands until its rank has kept pace for a while.
+
+Residuals on logarithms, frozen scale, clipped CUSUM and wait inversion follow trials on public step traces; what the
+constants rest on stands beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from scheduler_feedback.core.fleet import Fleet, Sample
+from scheduler_feedback.core.gangs import STOPPED, FloatArray, Gang
+from scheduler_feedback.core.verdict import Abstention, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.detectors.baseline import (
+    LEAST_PEERS,
+    SKIPPED_STEPS,
+    SPREAD_FLOOR,
+    WARM_UP_STEPS,
+    WARM_UP_WINDOWS,
+    Baseline,
+    learn,
+    log_compute,
+)
+from scheduler_feedback.detectors.gates import LEAST_SLOWDOWN, Case, Judged, Judgement, judge
+from scheduler_feedback.detectors.watched import RECENT_WINDOWS, Standing, Watched, dump, load
+from scheduler_feedback.detectors.windows import (
+    Window,
+    cut,
+    join,
+    median_of_others,
+    places,
+    spread,
+    spread_of_others,
+)
+
+CLIP_SIGMAS = 6.0
+"""One window adds at most this: a single stall, however long, can't alarm; two that are near one another can."""
+
+ALLOWANCE_SIGMAS = 0.75
+ALARM = 8.0
+"""Trials on public traces: an allowance of 0.75, an alarm at 6 to 10: 5 % found in three steps without false ranks."""
+
+HIGHEST_SCORE = 12.0
+"""Bounds how long a sum takes to come down after the fault has gone."""
+
+HIT_SIGMAS = 2.0
+LEAST_HITS = 3
+LEAST_HITS_STOPPED = 2
+"""Persistence: fewer than three slow windows are an accident. Two suffice where the rank was also seen stopped: no
+accident stops a process twice, and stalls of seconds make few windows."""
+
+CLEAR_SCORE = ALARM / 3
+CLEAR_WINDOWS = 5
+"""A verdict holds until the sum has stayed below a third of the alarm for so many windows."""
+
+LEAST_CONFIDENCE = 0.5
+"""Less likely than not is no verdict but an abstention."""
+
+ACTING_CONFIDENCE = 0.9
+"""A verdict told with less is told again when it reaches this: actions on running jobs wait for it (core/state.py)."""
+
+PATIENCE_WINDOWS = 3
+"""An alarm that fails the gates so often in a row is told as an abstention."""
+
+GANG_SLOWDOWN = 1.10
+GANG_WINDOWS = 8
+"""So much slower for so long with nobody standing out: told as an abstention about the gang."""
+
+CALM_WINDOWS = 10
+"""So many quiet windows end an episode; until then a reason is told once."""
+
+LARGE_GANG = 64
+"""From here on the spread of all ranks stands for that of the others: one of so many hardly moves it."""
+
+ABSENT_NS = 600_000_000_000
+"""A gang out of sight for ten minutes is over (as in core/fleet.py); a restarted controller sees gangs again sooner."""
+
+
+class StragglerDetector:
+    """Finds the member that its gang waits for. Owned by one thread."""
+
+    name = "straggler"
+
+    def __init__(self) -> None:
+        self._watched: dict[str, Watched] = {}
+        self._roles: dict[str, tuple[tuple[int, ...], FloatArray]] = {}
+
+    def tick(self, fleet: Fleet, now_wall_ns: int) -> list[Finding]:
+        """Look at what was completed since the last tick; the findings that are new."""
+        findings: list[Finding] = []
+        for name, gang in fleet.gangs.items():
+            watched = self._watch(gang, now_wall_ns)
+            if watched is None:
+                continue
+            steps = gang.completed(watched.cursor)
+            if steps is None:
+                continue
+            node = fleet.nodes.get(gang.node_of(watched.ranks[0]))
+            windows, used = cut(gang, steps, watched.where, 0 if node is None else node.wall_of(0))
+            watched.cursor = max(watched.cursor, used)
+            for window in windows:
+                findings += self._take(name, watched, window, gang, fleet)
+        gone = [n for n, w in self._watched.items() if n not in fleet.gangs and now_wall_ns - w.seen_ns > ABSENT_NS]
+        for name in gone:
+            del self._watched[name]
+            self._roles.pop(name, None)
+        return findings
+
+    def measures(self) -> Iterator[Sample]:
+        """Samples of the catalogue: how much slower each rank makes its gang, over the newest windows."""
+        for name, watched in self._watched.items():
+            newest = [judged.window for judged in list(watched.history)[-RECENT_WINDOWS:] if judged.window.known]
+            if newest:
+                step_seconds, gain = float(join(newest, "step_seconds")), join(newest, "gain")
+                ratios = step_seconds / np.maximum(step_seconds - gain, 1e-9)
+                for rank, ratio in zip(watched.ranks, ratios.tolist(), strict=True):
+                    yield "gangwatch_rank_slowdown_ratio", (("gang", name), ("rank", str(rank))), ratio
+
+    def snapshot(self) -> bytes:
+        """Baselines, sums and standing verdicts: without them a restart during a fault would learn it as healthy."""
+        return dump(self._watched, self._roles)
+
+    def restore(self, data: bytes) -> None:
+        """Take a snapshot's place. Raises ValueError where it is not one of ours."""
+        self._watched, self._roles = load(data)
+
+    # --- one gang -----------------------------------------------------------------------------------------------------
+
+    def _watch(self, gang: Gang, now_wall_ns: int) -> Watched | None:
+        """The memory of this attempt, begun anew for a new one or new ranks; None while there is nothing to compare."""
+        ranks, watched = gang.ranks, self._watched.get(gang.name)
+        if len(ranks) < 2:
+            return None
+        if watched is not None and watched.attempt == gang.attempt:
+            watched.seen_ns = now_wall_ns
+            if watched.ranks == ranks:
+                if gang.newest_sequence < watched.cursor:
+                    watched.cursor = 0  # the fleet began anew
+                return watched
+            if set(ranks) < set(watched.ranks):
+                return None  # after a restart nodes are heard again one by one
+        elif watched is not None and watched.attempt > gang.attempt:
+            return None
+        elif watched is not None and watched.baseline is not None and watched.baseline.known:
+            base = log_compute(watched.baseline.reference, watched.baseline.step_seconds)
+            self._roles[gang.name] = (watched.ranks, base - np.median(base))
+        watched = Watched(gang.attempt, ranks, places(gang.nodes), now_wall_ns)
+        watched.forget_course()
+        self._watched[gang.name] = watched
+        return watched
+
+    def _take(self, name: str, watched: Watched, window: Window, gang: Gang, fleet: Fleet) -> list[Finding]:
+        if watched.baseline is None:
+            return self._warm_up(name, watched, window, gang, fleet)
+        self._judge_window(watched, watched.baseline, window)
+        return self._conclude(name, watched, watched.baseline, gang, fleet)
+
+    def _warm_up(self, name: str, watched: Watched, window: Window, gang: Gang, fleet: Fleet) -> list[Finding]:
+        if watched.skipped < SKIPPED_STEPS:
+            watched.skipped += window.steps
+            return []
+        if watched.warm_up and watched.warm_up[-1].known != window.known:
+            watched.warm_up.clear()  # whether waits are known must not change within a baseline
+        watched.warm_up.append(window)
+        windows = watched.warm_up
+        if len(windows) < WARM_UP_WINDOWS or sum(w.steps for w in windows) < WARM_UP_STEPS:
+            return []
+        role = self._roles.get(name)
+        known_role = role[1] if role is not None and role[0] == watched.ranks else None
+        watched.baseline = learn(windows, known_role, watched.where.index)
+        watched.best_step_seconds = watched.baseline.step_seconds
+        watched.warm_up = []
+        if not watched.baseline.from_start.any():
+            return []
+        for past in windows:  # a rank slow from the start has been slow in these already
+            self._judge_window(watched, watched.baseline, past)
+        return self._conclude(name, watched, watched.baseline, gang, fleet)
+
+    def _judge_window(self, watched: Watched, baseline: Baseline, window: Window) -> None:
+        """One window's residuals into the sums."""
+        watched.counted += 1
+        sigmas = np.zeros(len(watched.ranks))
+        if window.known and baseline.known:
+            sigmas = self._sigmas(watched, baseline, window)
+            step = np.clip(sigmas, -CLIP_SIGMAS, CLIP_SIGMAS) - ALLOWANCE_SIGMAS
+            score = np.clip(watched.score + step, 0.0, HIGHEST_SCORE)
+            watched.since[(score > 0) & (watched.since < 0)] = watched.counted - 1
+            watched.since[score <= 0] = -1
+            watched.score = score
+            watched.quiet = np.where(score < CLEAR_SCORE, watched.quiet + 1, 0)
+        watched.history.append(Judged(window, sigmas))
+        newest = list(watched.history)[-RECENT_WINDOWS:]
+        if len(newest) == RECENT_WINDOWS:
+            recent = float(join([judged.window for judged in newest], "step_seconds"))
+            watched.best_step_seconds = min(watched.best_step_seconds, recent)
+
+    @staticmethod
+    def _sigmas(watched: Watched, baseline: Baseline, window: Window) -> FloatArray:
+        """Excess of each rank over its own past and, in groups that can vote, its peers, in standard deviations."""
+        now = log_compute(window.compute, baseline.step_seconds)
+        shift = now - log_compute(baseline.reference, baseline.step_seconds)
+        watched.shifts.append(shift)
+        residual = shift - median_of_others(shift)
+        if len(now) >= LEAST_PEERS:
+            peers = now - median_of_others(now)
+            residual = np.where(baseline.from_start, residual, np.minimum(residual, peers))
+        scale = np.maximum(baseline.own_spread, SPREAD_FLOOR)
+        recent = np.array(watched.shifts)
+        if len(now) > LARGE_GANG:
+            scale = np.maximum(scale, spread(recent - np.median(recent, axis=1, keepdims=True)))
+        else:
+            for rank in np.flatnonzero(residual > ALLOWANCE_SIGMAS * scale):
+                scale[rank] = max(scale[rank], spread_of_others(recent, int(rank)))
+        sigmas: FloatArray = residual / scale
+        return sigmas
+
+    def _conclude(self, name: str, watched: Watched, baseline: Baseline, gang: Gang, fleet: Fleet) -> list[Finding]:
+        findings: list[Finding] = []
+        window = watched.history[-1].window
+        alarmed = [rank for rank in np.flatnonzero(watched.score >= ALARM).tolist() if _persistent(watched, rank)]
+        watched.refused[[r for r in range(len(watched.ranks)) if r not in alarmed]] = 0
+        for rank in alarmed:
+            judgement = judge(self._case(watched, baseline, rank, alarmed, gang, fleet))
+            if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:
+                judgement = _too_weak(judgement)
+            if not judgement.refusal:
+                watched.refused[rank] = 0
+                findings += self._verdict(name, watched, judgement, gang, fleet)
+            elif not judgement.harmless and rank not in watched.standing:
+                watched.refused[rank] += 1
+                if watched.refused[rank] >= PATIENCE_WINDOWS and rank not in watched.told:
+                    watched.told.add(rank)
+                    findings.append(self._abstention(name, watched, judgement))
+        findings += self._cleared(name, watched, window)
+        findings += self._whole_gang(name, watched, baseline, bool(alarmed))
+        return findings
+
+    def _case(
+        self, watched: Watched, baseline: Baseline, rank: int, alarmed: list[int], gang: Gang, fleet: Fleet
+    ) -> Case:
+        machines = fleet.machines_of(gang)
+        return Case(
+            rank=rank,
+            ranks=watched.ranks,
+            where=watched.where,
+            interval=watched.interval(rank),
+            baseline=baseline,
+            best_step_seconds=watched.best_step_seconds,
+            alarmed=frozenset(alarmed),
+            hits=_hits(watched, rank),
+            unrest=spread_of_others(np.array(watched.shifts), rank),
+            shared_machine=len(machines) < len(watched.where.names),
+        )
+
+    def _verdict(self, name: str, watched: Watched, judgement: Judgement, gang: Gang, fleet: Fleet) -> list[Finding]:
+        rank = judgement.rank
+        standing = watched.standing.get(rank)
+        interval = watched.interval(rank)
+        if standing is None:
+            first_ns = interval[0].window.first_ns
+            verdict_id = f"{name}.{watched.attempt}.{watched.ranks[rank]}.{first_ns}"
+            standing = watched.standing[rank] = Standing(verdict_id, first_ns, judgement.confidence)
+        elif standing.told_confidence < ACTING_CONFIDENCE <= judgement.confidence:
+            standing.told_confidence = judgement.confidence
+        else:
+            return []
+        return [
+            Verdict(
+                verdict_id=standing.verdict_id,
+                kind=Kind.STRAGGLER,
+                gang=name,
+                attempt=watched.attempt,
+                rank=watched.ranks[rank],
+                node=watched.where.names[watched.where.index[rank]],
+                cause=judgement.cause,
+                confidence=judgement.confidence,
+                slowdown=judgement.slowdown,
+                step_seconds_before=_before(watched, len(interval)),
+                step_seconds_now=judgement.step_seconds,
+                first_wall_ns=standing.first_ns,
+                last_wall_ns=interval[-1].window.last_ns,
+                evidence=judgement.evidence,
+                frames=fleet.frames_of(gang),
+                detector=self.name,
+            )
+        ]
+
+    def _abstention(self, name: str, watched: Watched, judgement: Judgement) -> Abstention:
+        return Abstention(
+            name,
+            watched.attempt,
+            watched.ranks[judgement.rank],
+            watched.history[-1].window.last_ns,
+            judgement.refusal,
+            judgement.evidence,
+            self.name,
+        )
+
+    @staticmethod
+    def _cleared(name: str, watched: Watched, window: Window) -> list[Finding]:
+        over = [rank for rank in watched.standing if watched.quiet[rank] >= CLEAR_WINDOWS]
+        reason = f"the rank kept pace with its peers and its past for {CLEAR_WINDOWS} windows"
+        return [Cleared(watched.standing.pop(rank).verdict_id, name, window.last_ns, reason) for rank in over]
+
+    def _whole_gang(self, name: str, watched: Watched, baseline: Baseline, alarmed: bool) -> list[Finding]:
+        """Slow without anybody standing out, or with waits unknown: told once an episode; and the episode's end."""
+        window = watched.history[-1].window
+        slower = window.step_seconds / min(baseline.step_seconds, watched.best_step_seconds)
+        calm = slower < LEAST_SLOWDOWN and not (watched.score >= CLEAR_SCORE).any() and not watched.standing
+        watched.calm_windows = watched.calm_windows + 1 if calm else 0
+        if watched.calm_windows >= CALM_WINDOWS:
+            watched.told.clear()
+        watched.slow_windows = watched.slow_windows + 1 if slower >= GANG_SLOWDOWN else 0
+        if alarmed or watched.standing or -1 in watched.told or watched.slow_windows < GANG_WINDOWS:
+            return []
+        watched.told.add(-1)
+        why = "no rank stands out: the workload or the machine"
+        if not (window.known and baseline.known):
+            why = "waits in collectives are unknown"
+        reason = f"steps take {slower:.3g} times as long as at their best and {why}"
+        return [Abstention(name, watched.attempt, None, window.last_ns, reason, (), self.name)]
+
+
+def _hits(watched: Watched, rank: int) -> int:
+    return sum(bool(judged.sigmas[rank] >= HIT_SIGMAS) for judged in watched.interval(rank))
+
+
+def _persistent(watched: Watched, rank: int) -> bool:
+    """Whether the alarm rests on enough slow windows to be no accident."""
+    hits, interval = _hits(watched, rank), watched.interval(rank)
+    if hits >= LEAST_HITS or hits < LEAST_HITS_STOPPED:
+        return hits >= LEAST_HITS
+    stopped = interval[-1].window.began.values[rank, STOPPED] - interval[0].window.began.values[rank, STOPPED]
+    return bool(stopped > 0)
+
+
+def _before(watched: Watched, interval: int) -> float:
+    """Mean step time of the gang in the windows before the alarm's interval, or in warm-up where there are too few."""
+    past = [judged.window for judged in list(watched.history)[:-interval]][-16:]
+    if len(past) >= 3:
+        return float(join(past, "step_seconds"))
+    return watched.baseline.step_seconds if watched.baseline is not None else float("nan")
+
+
+def _too_weak(judgement: Judgement) -> Judgement:
+    return Judgement(
+        judgement.rank,
+        judgement.slowdown,
+        judgement.step_seconds,
+        judgement.cause,
+        judgement.confidence,
+        judgement.evidence,
+        refusal=f"the evidence is too weak: confidence {judgement.confidence:.2f}",
+    )

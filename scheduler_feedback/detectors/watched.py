@@ -1,0 +1,186 @@
+"""What the straggler detector remembers of a gang, and what of it outlives a restart of the controller.
+
+Kept over a restart: baselines, sums, standing verdicts, and the ranks' places in earlier attempts. Not kept: windows;
+an alarm gathers its evidence anew, which takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from scheduler_feedback.core.gangs import FloatArray, IntArray
+from scheduler_feedback.detectors.baseline import Baseline
+from scheduler_feedback.detectors.gates import Judged
+from scheduler_feedback.detectors.windows import Places, Window, places
+
+RECENT_WINDOWS = 8
+"""Windows over which the present unrest of the others is measured."""
+
+INTERVAL_WINDOWS = 24
+"""Evidence looks back no further than this, even where the sum began to rise earlier."""
+
+HISTORY_WINDOWS = 64
+
+SNAPSHOT_VERSION = 1
+
+
+@dataclass(slots=True)
+class Standing:
+    """A verdict that stands: its id, wall time of the alarm's beginning, the highest confidence it was told with."""
+
+    verdict_id: str
+    first_ns: int
+    told_confidence: float
+
+
+@dataclass(slots=True)
+class Watched:
+    """What the detector remembers of one attempt of a gang. Arrays are float64 or int64 [n], by rising rank.
+
+    score: the CUSUM; since: number of the window in which it left zero, -1 at zero; quiet: windows in a row below the
+    clearing score; refused: windows in a row in which an alarm failed the gates. counted: windows judged so far.
+    """
+
+    attempt: int
+    ranks: tuple[int, ...]
+    where: Places
+    seen_ns: int
+    cursor: int = 0
+    skipped: int = 0
+    warm_up: list[Window] = field(default_factory=list)
+    baseline: Baseline | None = None
+    best_step_seconds: float = np.inf
+    history: deque[Judged] = field(default_factory=lambda: deque(maxlen=HISTORY_WINDOWS))
+    shifts: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_WINDOWS))
+    counted: int = 0
+    score: FloatArray = field(default_factory=lambda: np.zeros(0))
+    since: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    quiet: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    refused: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    standing: dict[int, Standing] = field(default_factory=dict)
+    slow_windows: int = 0
+    calm_windows: int = 0
+    told: set[int] = field(default_factory=set)
+
+    def forget_course(self) -> None:
+        """Sums at zero, as after the warm-up."""
+        count = len(self.ranks)
+        self.score = np.zeros(count)
+        self.since = np.full(count, -1, np.int64)
+        self.quiet = np.zeros(count, np.int64)
+        self.refused = np.zeros(count, np.int64)
+
+    def interval(self, rank: int) -> list[Judged]:
+        """Judged windows since the rank's sum left zero."""
+        length = min(self.counted - int(self.since[rank]), INTERVAL_WINDOWS, len(self.history))
+        return list(self.history)[-length:] if length > 0 and self.since[rank] >= 0 else []
+
+
+# --- over a restart --------------------------------------------------------------------------------------------------
+
+
+class _Kept(msgspec.Struct):
+    """One gang. Arrays by name of their field in Baseline or Watched, as little-endian float64."""
+
+    attempt: int
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    seen_ns: int
+    best_step_seconds: float
+    steps: int
+    step_seconds: float
+    role_known: bool
+    arrays: dict[str, bytes]
+    standing: dict[int, tuple[str, int, float]]
+    told: tuple[int, ...]
+
+
+class _Snapshot(msgspec.Struct):
+    version: int
+    gangs: dict[str, _Kept]
+    roles: dict[str, tuple[tuple[int, ...], bytes]]
+
+
+Roles = dict[str, tuple[tuple[int, ...], FloatArray]]
+"""Gang -> its ranks and their log computing time against the gang's median in an earlier attempt."""
+
+_ARRAYS = ("compute", "wait", "own_spread", "parts", "parts_compute", "from_start", "reference")
+_SUMS = ("score", "quiet")
+
+
+def dump(watched: Mapping[str, Watched], roles: Roles) -> bytes:
+    """Everything that outlives a restart."""
+    kept = {name: _keep(one, one.baseline) for name, one in watched.items() if one.baseline is not None}
+    packed_roles = {name: (ranks, place.astype("<f8").tobytes()) for name, (ranks, place) in roles.items()}
+    return msgspec.msgpack.encode(_Snapshot(SNAPSHOT_VERSION, kept, packed_roles))
+
+
+def _keep(watched: Watched, baseline: Baseline) -> _Kept:
+    arrays = {name: getattr(baseline, name) for name in _ARRAYS} | {name: getattr(watched, name) for name in _SUMS}
+    return _Kept(
+        attempt=watched.attempt,
+        ranks=watched.ranks,
+        nodes=tuple(watched.where.names[i] for i in watched.where.index),
+        seen_ns=watched.seen_ns,
+        best_step_seconds=watched.best_step_seconds,
+        steps=baseline.steps,
+        step_seconds=baseline.step_seconds,
+        role_known=baseline.role_known,
+        arrays={name: array.astype("<f8").tobytes() for name, array in arrays.items()},
+        standing={r: (s.verdict_id, s.first_ns, s.told_confidence) for r, s in watched.standing.items()},
+        told=tuple(sorted(watched.told)),
+    )
+
+
+def load(data: bytes) -> tuple[dict[str, Watched], Roles]:
+    """What `dump` kept. Raises ValueError where the bytes are not a snapshot of this version."""
+    try:
+        snapshot = msgspec.msgpack.decode(data, type=_Snapshot)
+        if snapshot.version != SNAPSHOT_VERSION:
+            raise ValueError(f"version {snapshot.version}, this build reads {SNAPSHOT_VERSION}")
+        watched = {name: _unpack(kept) for name, kept in snapshot.gangs.items()}
+        roles: Roles = {}
+        for name, (ranks, place) in snapshot.roles.items():
+            roles[name] = (ranks, _floats(place, len(ranks)))
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"straggler snapshot of {len(data)} bytes: {error}") from None
+    return watched, roles
+
+
+def _unpack(kept: _Kept) -> Watched:
+    count = len(kept.ranks)
+    if len(kept.nodes) != count or any(rank not in range(count) for rank in kept.standing):
+        raise ValueError(f"{count} ranks, {len(kept.nodes)} nodes, verdicts on {sorted(kept.standing)}")
+    arrays = {name: _floats(kept.arrays[name], count, 3 if name == "parts" else 1) for name in (*_ARRAYS, *_SUMS)}
+    watched = Watched(kept.attempt, kept.ranks, places(kept.nodes), kept.seen_ns)
+    watched.forget_course()
+    watched.baseline = Baseline(
+        steps=kept.steps,
+        step_seconds=kept.step_seconds,
+        compute=arrays["compute"],
+        wait=arrays["wait"],
+        own_spread=arrays["own_spread"],
+        parts=arrays["parts"],
+        parts_compute=arrays["parts_compute"],
+        from_start=arrays["from_start"] > 0,
+        reference=arrays["reference"],
+        role_known=kept.role_known,
+    )
+    watched.best_step_seconds = kept.best_step_seconds
+    watched.score, watched.quiet = arrays["score"], arrays["quiet"].astype(np.int64)
+    watched.since = np.where(watched.score > 0, 0, -1).astype(np.int64)
+    watched.standing = {rank: Standing(*verdict) for rank, verdict in kept.standing.items()}
+    watched.told = set(kept.told)
+    return watched
+
+
+def _floats(content: bytes, count: int, columns: int = 1) -> FloatArray:
+    array = np.frombuffer(content, "<f8").astype(np.float64)
+    if len(array) != count * columns:
+        raise ValueError(f"{len(array)} values, expected {count} x {columns}")
+    return array if columns == 1 else array.reshape(count, columns)
