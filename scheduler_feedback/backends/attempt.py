@@ -108,6 +108,8 @@ class FollowedAttempt:
                 return
             about = records.read(f"{own}/{records.SHIM}")
             if about is not None and not _is_alive(about):
+                if about["cgroup"] is not None:  # nothing was ever in it
+                    processes.remove_cgroup(about["cgroup"])
                 self._abort(f"the shim of node {node} died before the start{self._last_words(node)}")
                 return
             if records.read(f"{own}/{records.READY}") is None:
@@ -207,28 +209,38 @@ class FollowedAttempt:
         if not self._stop_requested:
             self._request_stop(spec["checkpoint_signal"], spec["grace_seconds"], "shim-died", reason)
             self._stop_requested = True
-        ranks = launch.ranks_on(plan, node)
-        if same_boot and self._kill_leftovers(plan, node, ranks, about["cgroup"]):
+        if same_boot and self._kill_leftovers(plan, node, about["cgroup"]):
             return
         if same_boot and about["cgroup"] is not None:
             processes.remove_cgroup(about["cgroup"])
         wall_ns = time.time_ns() if same_boot else _last_change_ns(self.folder / node)
-        for rank in ranks:
-            path = f"{self.folder}/{node}/{records.exit_record(rank)}"
-            if records.read(path) is None:
+        # No rank is let go before all of the node's have their files (which a crash of the machine may take away). They
+        # are removed after what else tells of a start is there, so that a burial that is cut short can be begun again.
+        exits = {rank: f"{self.folder}/{node}/{records.exit_record(rank)}" for rank in launch.ranks_on(plan, node)}
+        started = not same_boot or any(map(Path.exists, map(Path, (*exits.values(), *self._rank_files(plan, node)))))
+        for rank, path in exits.items():
+            if started and records.read(path) is None:
                 records.write(path, {"rank": rank, "exit_code": None, "wall_ns": wall_ns}, durable=True)
-            rank_file = records.rank_file(plan["state_folder"], node, self.job_id, self.attempt, rank)
-            Path(rank_file).unlink(missing_ok=True)
-        ended = {"wall_ns": wall_ns, "started": True, "reason": reason}
+        for rank_file in self._rank_files(plan, node):
+            try:
+                Path(rank_file).unlink()
+            except OSError:  # if it stays it names a dead process, which deceives nobody
+                pass
+        ended = {"wall_ns": wall_ns, "started": started, "reason": reason}
         records.write(f"{self.folder}/{node}/{records.ENDED}", ended, durable=True)
         self._ended[node] = ended
 
-    def _kill_leftovers(self, plan: launch.Plan, node: str, ranks: list[int], cgroup: str | None) -> bool:
+    def _rank_files(self, plan: launch.Plan, node: str) -> list[str]:
+        return [
+            records.rank_file(plan["state_folder"], node, self.job_id, self.attempt, rank)
+            for rank in launch.ranks_on(plan, node)
+        ]
+
+    def _kill_leftovers(self, plan: launch.Plan, node: str, cgroup: str | None) -> bool:
         """Kill whatever is left of the attempt on the node; whether there was anything."""
         left = {stat.pid: stat for stat in processes.with_environment(tuple(_assignments(launch.marks(plan, node))))}
-        for rank in ranks:
-            path = records.rank_file(plan["state_folder"], node, self.job_id, self.attempt, rank)
-            record = records.read(path)
+        for rank_file in self._rank_files(plan, node):
+            record = records.read(rank_file)
             stat = None if record is None else processes.read_stat(record["pid"])
             if record is not None and stat is not None and stat.start_time == record["start_time"] and not stat.gone:
                 left[stat.pid] = stat

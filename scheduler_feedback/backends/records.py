@@ -139,7 +139,7 @@ def read(path: str) -> dict[str, Any] | None:
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         return None
     return value if isinstance(value, dict) else None
 

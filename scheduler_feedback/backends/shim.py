@@ -339,6 +339,8 @@ class Shim:
                 os.unlink(self.paths(rank)[0])
             except FileNotFoundError:
                 pass
+            except OSError as error:  # it names a dead process, which deceives nobody
+                self.complain(_describe(error))
         self.keep(records.ENDED, {"wall_ns": wall_ns, "started": not self.failure, "reason": self.failure})
         self.write_all_records()
 
