@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "story": ("gangwatch.commands.reasons:story", "Tell what happened to a job or node, and why."),
     "verdict": ("gangwatch.commands.reasons:verdict", "List, confirm or reject verdicts."),
     "nodes": ("gangwatch.commands.cluster:nodes", "List nodes, their slots and states."),
+    "queue": ("gangwatch.commands.cluster:queue", "List the jobs that wait, and for what."),
     "node": ("gangwatch.commands.cluster:node", "Release a node, quarantine it, or take it out for maintenance."),
     "freeze": ("gangwatch.commands.cluster:freeze", "Stop all actions at once; running jobs go on."),
     "thaw": ("gangwatch.commands.cluster:thaw", "Allow actions again."),

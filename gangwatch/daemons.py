@@ -12,7 +12,7 @@ import msgspec
 
 from agent.schema.errors import GangwatchError, StateFolderBusyError
 from gangwatch.config import NODE_NAME, Config
-from gangwatch.in_force import InForce, read_in_force, write_in_force
+from gangwatch.in_force import InForce, write_in_force
 from gangwatch.logs import configure_logging
 from gangwatch.state_folder import AgentRecord, StateFolder, this_process, write_atomically
 from gangwatch.supervisor import agent_name
@@ -178,9 +178,8 @@ class _Configuration:
     """The configuration in force, and how it is read again."""
 
     def __init__(self, state: StateFolder, config: Config, overrides: dict[str, int]) -> None:
-        earlier = read_in_force(state)
         self._state = state
-        self._in_force = InForce(config.source, overrides, earlier.generation + 1 if earlier else 1, config)
+        self._in_force = InForce(config.source, overrides, config)
 
     def write(self) -> None:
         write_in_force(self._state, self._in_force)

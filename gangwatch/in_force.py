@@ -12,11 +12,10 @@ from gangwatch.state_folder import StateFolder, write_atomically
 
 
 class InForce(msgspec.Struct, frozen=True):
-    """file: that it was read from, '' for none. overrides: of the command line. generation: rises with each reload."""
+    """file: that it was read from, '' for none. overrides: of the command line."""
 
     file: str
     overrides: dict[str, int | bool]
-    generation: int
     config: Config
 
     def read_again(self) -> Config:
@@ -26,7 +25,7 @@ class InForce(msgspec.Struct, frozen=True):
 
     def reloaded(self) -> InForce:
         """The same, read anew: what a running controller can take over is new, the rest stays. Raises ConfigError."""
-        return InForce(self.file, self.overrides, self.generation + 1, take_over(self.config, self.read_again()))
+        return InForce(self.file, self.overrides, take_over(self.config, self.read_again()))
 
 
 def read_in_force(state: StateFolder) -> InForce | None:

@@ -23,7 +23,7 @@ _COLOURS = {
 
 def _console() -> Console:
     # No markup: names and reasons hold square brackets of their own.
-    return Console(markup=False, highlight=False, emoji=False)
+    return Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def _table(*columns: str) -> Table:
@@ -90,13 +90,27 @@ def _verdict(verdict: dict[str, Any]) -> str:
 
 def nodes(listed: Sequence[dict[str, Any]]) -> None:
     """The table of `gangwatch nodes`."""
-    table = _table("NODE", "STATE", "SLOTS", "FREE", "WHY")
+    table = _table("NODE", "STATE", "SLOTS", "FREE", "JOBS", "WHY")
     for node in listed:
-        _row(
-            *(table, node["node"], _state(node["state"]), node["slots"], node.get("free")),
-            node.get("reason") or None,
-        )
+        state = _state(node["state"] if node["present"] else "absent")
+        on_it = ", ".join(f"{one['job']} ({one['ranks']})" for one in node["jobs"])
+        _row(table, node["node"], state, node["slots"], node["free"], on_it, node["reason"])
     _console().print(table)
+
+
+def queue(waiting: dict[str, Any]) -> None:
+    """The table of `gangwatch queue`."""
+    console = _console()
+    if waiting["frozen"]:
+        console.print(f"frozen{' by ' + waiting['frozen_by'] if waiting['frozen_by'] else ''}: nothing starts")
+    if not waiting["waiting"]:
+        console.print("nobody waits")
+        return
+    table = _table("JOB", "NAME", "RANKS", "EXPECTED", "WAITS BECAUSE")
+    for job in waiting["waiting"]:
+        expected = None if job["expected_start_ns"] is None else _clock(job["expected_start_ns"])
+        _row(table, job["job"], job["name"], job["size"], expected, job["waiting_because"])
+    console.print(table)
 
 
 def verdicts(listed: Sequence[dict[str, Any]]) -> None:
@@ -119,31 +133,41 @@ def story(told: Sequence[dict[str, Any]]) -> None:
     if not told:
         console.print("nothing has happened yet")
     for entry in told:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["wall_ns"] / 1e9))
         not_applied = "" if entry.get("applied", True) else " (not applied)"
-        console.print(f"{stamp}  {entry['kind']:<12} {entry['text']}{not_applied}")
+        console.print(f"{_clock(entry['wall_ns'])}  {entry['kind']:<12} {entry['text']}{not_applied}")
         detail = entry.get("detail") or {}
         for name, value in detail.items() if isinstance(detail, dict) else detail:
             console.print(f"{'':21}{name}: {value}")
 
 
 def explanation(explained: dict[str, Any]) -> None:
-    """What `gangwatch explain` says: each field that holds something, in the controller's own words."""
+    """What `gangwatch explain` says, in the controller's own words."""
     console = _console()
-    for name, value in explained.items():
-        if value is None or value == "" or value == []:
-            continue
-        label = name.replace("_", " ")
-        if isinstance(value, list):
-            console.print(f"{label}:")
-            for item in value:
-                console.print(f"    {item if isinstance(item, str) else _pairs(item)}")
-        else:
-            console.print(f"{label}: {_pairs(value) if isinstance(value, dict) else value}")
+    console.print(f"{explained['job_id']} is {explained['state']}: {explained['why']}")
+    if explained.get("expected_start_ns") is not None:
+        console.print(f"expected start: {_clock(explained['expected_start_ns'])}")
+    for title, items in (
+        ("it waits for", [_waits_for(one) for one in explained.get("waits_for", ())]),
+        ("slots kept for it", [f"{slot['node']} slot {slot['slot']}" for slot in explained.get("reservation", ())]),
+        ("not usable freely", [_blocker(one) for one in explained.get("blockers", ())]),
+        ("what would change it", explained.get("what_would_change_it", ())),
+    ):
+        if items:
+            console.print(f"{title}:")
+        for item in items:
+            console.print(f"    {item}")
 
 
-def _pairs(value: Any) -> str:
-    return ", ".join(f"{key}: {_shown(item)}" for key, item in value.items()) if isinstance(value, dict) else str(value)
+def _waits_for(one: dict[str, Any]) -> str:
+    return f"{one['job_id']} to free {one['ranks']} slot(s), expected by {_clock(one['until_ns'])}"
+
+
+def _blocker(one: dict[str, Any]) -> str:
+    return f"{one['node']} ({one['state']}, {one['free']} free): {one['reason']}"
+
+
+def _clock(wall_ns: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_ns / 1e9))
 
 
 def machine(found: Machine) -> None:

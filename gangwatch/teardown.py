@@ -57,7 +57,7 @@ def _cancel_jobs(state: StateFolder, say: Say) -> int:
         waiting = _unended(client)
         for job in waiting:
             try:
-                client.post(f"/api/jobs/{job}/cancel")
+                client.post(f"/api/jobs/{job}/cancel", {"by": "gangwatch down"})
             except RefusedError:
                 pass  # it ended meanwhile
         if waiting:

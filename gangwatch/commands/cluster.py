@@ -1,4 +1,4 @@
-"""Commands for the cluster: nodes, node, freeze, thaw."""
+"""Commands for the cluster: nodes, queue, node, freeze, thaw."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import quote
 import click
 
 from gangwatch.client import Client
-from gangwatch.commands.options import json_option, print_json, say, state_option
+from gangwatch.commands.options import json_option, print_json, say, state_option, user_name
 from gangwatch.state_folder import StateFolder
 
 
@@ -32,6 +32,25 @@ def nodes(state: StateFolder, as_json: bool) -> None:
 
 @click.command()
 @state_option
+@json_option
+def queue(state: StateFolder, as_json: bool) -> None:
+    """List the jobs that wait, first the first, with the reason and the expected start of each.
+
+    \b
+    Example:
+      gangwatch queue --json
+    """
+    waiting = Client(state).get("/api/queue")
+    if as_json:
+        print_json(waiting)
+        return
+    from gangwatch import rendering
+
+    rendering.queue(waiting)
+
+
+@click.command()
+@state_option
 @click.argument("action", type=click.Choice(["release", "quarantine", "maintenance"]))
 @click.argument("node")
 @click.option("--reason", default="", help="Kept in the node's story.")
@@ -44,7 +63,7 @@ def node(state: StateFolder, action: str, node: str, reason: str) -> None:
     Example:
       gangwatch node maintenance node-2 --reason "new NIC"
     """
-    Client(state).post(f"/api/nodes/{quote(node, safe='')}/{action}", {"reason": reason})
+    Client(state).post(f"/api/nodes/{quote(node, safe='')}/{action}", {"by": user_name(), "reason": reason})
     say(f"{node}: {action}")
 
 
@@ -59,7 +78,9 @@ def freeze(state: StateFolder) -> None:
     Example:
       gangwatch freeze
     """
-    Client(state).post("/api/freeze")
+    answer = Client(state).post("/api/freeze", {"by": user_name()})
+    if warning := answer.get("warning"):
+        say(f"warning: {warning}")
     say("frozen: running jobs go on, nothing is started, moved or stopped")
 
 
@@ -72,5 +93,5 @@ def thaw(state: StateFolder) -> None:
     Example:
       gangwatch thaw
     """
-    Client(state).post("/api/thaw")
+    Client(state).post("/api/thaw", {"by": user_name()})
     say("thawed")

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from agent.schema.errors import GangwatchError
-from gangwatch.commands.options import config_option, json_option, print_json, say, state_option
+from gangwatch.client import Client
+from gangwatch.commands.options import config_option, json_option, print_json, say, state_option, user_name
 from gangwatch.state_folder import NotRunningError, StateFolder
 
 if TYPE_CHECKING:
     from gangwatch.config import Change, Config
-
-RELOAD_SECONDS = 10.0
-"""Longest wait for the controller to say that it took the new configuration over: it looks between two cycles."""
 
 
 @click.command()
@@ -69,8 +65,9 @@ def say_changes(different: list[Change], word: str) -> None:
     if not different:
         say(f"# nothing {word}")
     for one in different:
-        note = "needs `gangwatch down --keep-jobs` and `gangwatch up`" if one.restart else "applied by a reload"
-        say(f"# {word}: {one.key}: {one.before!r} -> {one.after!r} ({note})")
+        note = "needs `gangwatch down --keep-jobs` and `gangwatch up`" if one.restart else "by a reload"
+        done = f"not {word}" if one.restart and word == "changed" else word
+        say(f"# {done}: {one.key}: {one.before!r} -> {one.after!r}, {note}")
 
 
 @click.command()
@@ -78,7 +75,7 @@ def say_changes(different: list[Change], word: str) -> None:
 @config_option
 @click.option("--check-config", is_flag=True, help="Only say what would change.")
 @json_option
-def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_json: bool) -> int:
+def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_json: bool) -> None:
     """Let the running controller read its configuration again (the same as SIGHUP to it).
 
     A wrong file is refused and the old configuration stays in force. The mode and the policy are taken over at once;
@@ -91,9 +88,8 @@ def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_
     from gangwatch.config import changes
     from gangwatch.in_force import read_in_force
 
-    record = state.controller()
     in_force = read_in_force(state)
-    if record is None or in_force is None:
+    if state.controller() is None or in_force is None:
         raise NotRunningError(f"no controller is running for {state}: start one with `gangwatch up`")
     file = Path(in_force.file) if in_force.file else None
     if config_file is not None and config_file != file:
@@ -102,18 +98,9 @@ def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_
     different = changes(in_force.config, wanted)
     if check_config:
         show(state, wanted, as_json)
-        return 0
-    record.signal(signal.SIGHUP)
-    deadline_s = time.monotonic() + RELOAD_SECONDS
-    while (now := read_in_force(state)) is None or now.generation == in_force.generation:
-        if time.monotonic() > deadline_s:
-            raise GangwatchError(
-                f"the controller (pid {record.pid}) has not taken it over in {RELOAD_SECONDS:.0f} s: "
-                f"see {state.log_file('controller')}"
-            )
-        time.sleep(0.05)
+        return
+    Client(state).post("/api/reload", {"by": user_name()})
     if as_json:
         print_json({"changes": [{"key": one.key, "after": one.after, "restart": one.restart} for one in different]})
     else:
         say_changes(different, "changed")
-    return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import signal
@@ -13,7 +12,7 @@ from typing import Any
 import click
 
 from gangwatch.client import Client, RefusedError
-from gangwatch.commands.options import duration, environment, json_option, print_json, say, state_option
+from gangwatch.commands.options import duration, environment, json_option, print_json, say, state_option, user_name
 from gangwatch.state_folder import NotRunningError, StateFolder
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -29,8 +28,20 @@ _NEVER_PASSED_ON = re.compile(
 
 
 def submitters_environment() -> dict[str, str]:
-    """This process's environment, as far as a job is given it."""
-    return {name: value for name, value in os.environ.items() if _NEVER_PASSED_ON.fullmatch(name) is None}
+    """This process's environment, as far as a job is given it: what is not UTF-8 can't be part of a submission."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if _NEVER_PASSED_ON.fullmatch(name) is None and _is_text(name + value)
+    }
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # bytes that Python keeps as lone surrogates (PEP 383)
+        return False
+    return True
 
 
 def _signal_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
@@ -119,7 +130,7 @@ def submit(
         "name": name or Path(command[0]).name,
         "command": list(command),
         "ranks": ranks,
-        "user": _user(),
+        "user": user_name(),
         "queue": queue,
         "time_limit_seconds": time_limit,
         "restartable": restartable,
@@ -144,13 +155,6 @@ def submit(
     if as_json:
         print_json(job)
     return 0 if job["state"] == "completed" else 1
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's uid without a name: KeyError before Python 3.13, OSError since
-        return str(os.getuid())
 
 
 def _follow(client: Client, job_id: str) -> dict[str, Any]:
@@ -254,7 +258,7 @@ def cancel(state: StateFolder, jobs: tuple[str, ...]) -> int:
         if JOB_ID.fullmatch(job) is None:
             raise click.BadParameter(f"{job!r} is no job id", param_hint="JOB")
         try:
-            client.post(f"/api/jobs/{job}/cancel")
+            client.post(f"/api/jobs/{job}/cancel", {"by": user_name()})
         except RefusedError as error:
             say(f"Error: {error}")
             refused += 1

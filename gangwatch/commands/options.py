@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -86,6 +87,16 @@ def overrides(nodes: int | None, slots: int | None, port: int | None, no_gpus: b
         "controller.port": port,
         "cluster.gpus": False if no_gpus else None,
     }
+
+
+def user_name() -> str:
+    """Who asks: kept with what is asked for."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a uid without a name: KeyError before Python 3.13, OSError since
+        return str(os.getuid())
 
 
 def print_json(document: Any) -> None:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import click
 
 from gangwatch.client import Client
-from gangwatch.commands.options import json_option, print_json, say, state_option
+from gangwatch.commands.options import json_option, print_json, say, state_option, user_name
 from gangwatch.state_folder import StateFolder
 
 
@@ -74,7 +74,7 @@ def verdict(state: StateFolder, action: str, verdict_id: str | None, as_json: bo
     if action != "list":
         if verdict_id is None:
             raise click.UsageError(f"which verdict? gangwatch verdict {action} ID")
-        client.post(f"/api/verdicts/{quote(verdict_id, safe='')}/{action}")
+        client.post(f"/api/verdicts/{quote(verdict_id, safe='')}/{action}", {"by": user_name()})
         say(f"{verdict_id}: {action}ed")
         return
     if verdict_id is not None:
