@@ -10,6 +10,7 @@ from agent.collectors.block import Block, Collector, RecordSource
 from agent.collectors.gpu import GpuCollector
 from agent.collectors.host import HostCollector
 from agent.collectors.process import ProcessCollector
+from agent.collectors.steps import StepCollector
 from agent.schema.errors import UnsupportedError
 
 
@@ -17,26 +18,37 @@ from agent.schema.errors import UnsupportedError
 class Machine:
     """Where this agent's collectors read; every root is a parameter.
 
-    nvml_library: a path instead of the system's libnvidia-ml.so.1. process_interval_seconds: how often ranks' processes
-    are sampled.
+    step_socket: where training processes register; None where they cannot. nvml_library: a path instead of the
+    system's libnvidia-ml.so.1. process_interval_seconds: how often ranks' processes are sampled.
     """
 
     attribution: Attribution
+    step_socket: str | None = None
     proc_root: str = "/proc"
     sys_root: str = "/sys"
     nvml_library: str | None = None
     process_interval_seconds: float = 0.5
 
 
+def _steps(machine: Machine) -> Collector:
+    if machine.step_socket is None:
+        raise UnsupportedError("steps: no step socket is configured")
+    return StepCollector(machine.step_socket, machine.attribution)
+
+
 COLLECTORS: tuple[Callable[[Machine], Collector], ...] = (
     lambda machine: HostCollector(machine.proc_root, machine.sys_root),
     lambda machine: ProcessCollector(machine.attribution, machine.proc_root, machine.process_interval_seconds),
+    _steps,
     lambda machine: GpuCollector(machine.nvml_library),
 )
 
 
 def make_collectors(machine: Machine) -> tuple[list[Collector], list[str]]:
-    """The collectors that this machine has something for, and for each of the others why it is left out."""
+    """The collectors that this machine has something for, and for each of the others why it is left out.
+
+    Raises SourceError where one that is wanted cannot be made (another agent listens on the step socket).
+    """
     made: list[Collector] = []
     left_out: list[str] = []
     for make in COLLECTORS:

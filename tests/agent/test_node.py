@@ -1,0 +1,389 @@
+"""A node: frames of what collectors gave, whatever becomes of any of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.attribution import Attribution
+from agent.collectors import COLLECTORS, Machine, make_collectors
+from agent.collectors.block import Block, RecordSource
+from agent.node import STALE_SECONDS, Node, _ticks
+from agent.schema.catalog import BY_NAME
+from agent.schema.clock import ManualClock
+from agent.schema.errors import SourceError, UnsupportedError
+from agent.schema.frame import MAX_RECORDS, Column, EventRecord, Frame, Layout, Record, check_fits
+
+GAUGE = Column("gangwatch_host_load1")
+COUNTER = Column("gangwatch_host_disk_read_bytes_total", (("device", "sda"),))
+
+
+class Told:
+    """A collector that does what the test tells it to."""
+
+    interval_seconds = 1.0
+
+    def __init__(self, name: str = "told", act: Callable[[Told], Block] | None = None) -> None:
+        self.name = name
+        self.block = Block([GAUGE], [COUNTER])
+        self.act = act
+        self.runs = 0
+        self.closed = 0
+
+    def collect(self) -> Block:
+        self.runs += 1
+        if self.act is not None:
+            return self.act(self)
+        self.block.clear()
+        self.block.set_gauge(0, self.runs)
+        self.block.set_counter(0, 2**60 + self.runs)
+        return self.block
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Recorder(Told):
+    """A collector that has records too."""
+
+    def __init__(self) -> None:
+        super().__init__("recorder")
+        self.waiting: list[Record] = []
+
+    def take_records(self) -> list[Record]:
+        taken, self.waiting = self.waiting, []
+        return taken
+
+
+def event(number: int) -> EventRecord:
+    return EventRecord("xid", str(number), number)
+
+
+def fail(told: Told) -> Block:
+    raise SourceError(f"run {told.runs}")
+
+
+def value(newest: tuple[Layout, Frame], metric: str, **labels: str) -> float | int | None:
+    """A gauge's value (NaN where absent) or a counter's (None where absent). KeyError where there is no such series."""
+    layout, frame = newest
+    wanted = (metric, tuple(sorted(labels.items())))
+    for index, column in enumerate(layout.gauges):
+        if (column.metric, column.labels) == wanted:
+            return float(frame.gauges[index])
+    for index, column in enumerate(layout.counters):
+        if (column.metric, column.labels) == wanted:
+            return int(frame.counters[index]) if frame.counters_valid[index] else None
+    raise KeyError(wanted)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(monotonic_ns=5_000_000_000)
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[[Node], Node]]:
+    """Starts nodes, and stops them at the end."""
+    nodes: list[Node] = []
+
+    def start(node: Node) -> Node:
+        nodes.append(node)
+        node.start()
+        return node
+
+    yield start
+    for node in nodes:
+        node.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "nothing of the kind within 30 s"
+        time.sleep(0.005)
+
+
+def test_a_frame_holds_what_the_collectors_gave(clock: ManualClock) -> None:
+    first, second = Told("first"), Told("second")
+    second.block = Block([Column("gangwatch_host_cpus")], [])
+    second.act = lambda told: told.block
+    node = Node("n0", [first, second], clock, version="9.9.9")
+    layout, frame = newest = node.tick()
+    check_fits(layout, frame)
+    assert node.newest() is newest
+    assert (frame.node, frame.seq, frame.agent_id, frame.boot_id) == ("n0", 1, node.agent_id, node.boot_id)
+    assert [tier.name for tier in layout.tiers] == ["node", "first", "second"]
+    assert value(newest, GAUGE.metric) == 1
+    assert value(newest, COUNTER.metric, device="sda") == 2**60 + 1
+    assert math.isnan(value(newest, "gangwatch_host_cpus") or 0.0)
+    assert value(newest, "gangwatch_agent_info", boot_id=node.boot_id, version="9.9.9") == 1
+    assert value(newest, "gangwatch_agent_frames_total") == 1
+    for name in ("first", "second"):
+        assert value(newest, "gangwatch_collector_success", collector=name) == 1
+        assert value(newest, "gangwatch_collector_failures_total", collector=name) == 0
+    assert {column.metric: column.tier for column in layout.gauges if column.metric.startswith("gangwatch_host")} == {
+        GAUGE.metric: 1,
+        "gangwatch_host_cpus": 2,
+    }
+    for is_counter, columns in ((False, layout.gauges), (True, layout.counters)):
+        for column in columns:
+            metric = BY_NAME[column.metric]
+            assert (metric.kind == "counter") is is_counter
+            assert tuple(name for name, _ in column.labels) == metric.labels
+    assert node.tick()[1].seq == 2
+
+
+def test_a_tiers_time_is_from_before_the_read(clock: ManualClock) -> None:
+    def slow(told: Told) -> Block:
+        clock.advance(0.25)
+        return told.block
+
+    node = Node("n0", [Told("slow", slow)], clock)
+    began_ns = clock.monotonic_ns()
+    newest = node.tick()
+    assert newest[1].tier_ns.tolist() == [began_ns + 250_000_000, began_ns]
+    assert value(newest, "gangwatch_collector_duration_seconds", collector="slow") == 0.25
+    assert value(newest, "gangwatch_collector_sample_age_seconds", collector="slow") == 0.25
+
+
+def test_a_failing_collector_stops_no_other_and_goes_stale(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, bad = Told("good"), Told("bad")
+    bad.block = Block([Column("gangwatch_host_cpus")], [Column("gangwatch_agent_frames_total")])
+    bad.block.set_gauge(0, 2.0)
+    bad.act = lambda told: told.block
+    node = Node("n0", [good, bad], clock)
+    node.tick()
+
+    bad.act = fail
+    clock.advance(1.0)
+    newest = node.tick()
+    assert value(newest, "gangwatch_collector_success", collector="bad") == 0, "its newest run failed"
+    assert value(newest, "gangwatch_collector_failures_total", collector="bad") == 1
+    assert value(newest, "gangwatch_host_cpus") == 2, "its newest sample is not stale yet"
+
+    clock.advance(2.1)
+    layout, frame = newest = node.tick()
+    assert math.isnan(value(newest, "gangwatch_host_cpus") or 0.0)
+    assert value(newest, "gangwatch_collector_sample_age_seconds", collector="bad") == pytest.approx(3.1)
+    assert value(newest, GAUGE.metric) == 3
+    assert value(newest, "gangwatch_collector_success", collector="good") == 1
+    assert frame.tier_ns[2] == 5_000_000_000, "the time of the sample that there is"
+
+    bad.act = lambda told: told.block
+    newest = node.tick()
+    assert value(newest, "gangwatch_host_cpus") == 2
+    assert value(newest, "gangwatch_collector_success", collector="bad") == 1
+    assert newest[0] is layout, "the same blocks: the same layout"
+
+
+def test_a_bug_in_a_collector_is_its_own(clock: ManualClock) -> None:
+    def broken(told: Told) -> Block:
+        raise ZeroDivisionError("a bug")
+
+    newest = Node("n0", [Told("broken", broken), Told("good")], clock).tick()
+    assert value(newest, "gangwatch_collector_failures_total", collector="broken") == 1
+    assert value(newest, "gangwatch_collector_success", collector="good") == 1
+
+
+def test_an_error_is_logged_once_and_again_after_a_while(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(told: Told) -> Block:
+        raise SourceError("/proc/stat: gone" if told.runs != 3 else "/proc/stat: another")
+
+    node = Node("n0", [Told("broken", broken)], clock)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            node.tick()
+        assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["gone", "another"]
+        clock.advance(3600)
+        node.tick()
+    assert len(caplog.records) == 3
+
+
+def test_a_collector_that_the_machine_has_nothing_for_is_not_listed(clock: ManualClock) -> None:
+    def unsupported(told: Told) -> Block:
+        if told.runs > 1:
+            raise UnsupportedError("the GPU was taken out")
+        return told.block
+
+    node = Node("n0", [Told("absent", unsupported), Told("good")], clock)
+    before, _ = node.tick()
+    assert "absent" in [tier.name for tier in before.tiers]
+    newest = node.tick()
+    check_fits(*newest)
+    assert [tier.name for tier in newest[0].tiers] == ["node", "good"]
+    assert value(newest, GAUGE.metric) == 2
+    with pytest.raises(KeyError):
+        value(newest, "gangwatch_collector_success", collector="absent")
+
+
+def test_a_new_block_makes_a_new_layout_and_the_same_block_does_not(clock: ManualClock) -> None:
+    told = Told()
+    node = Node("n0", [told], clock)
+    first, _ = node.tick()
+    assert node.tick()[0] is first
+    told.block = Block([GAUGE], [COUNTER, Column(COUNTER.metric, (("device", "sdb"),))])
+    second, frame = node.tick()
+    assert second.layout_id != first.layout_id
+    check_fits(second, frame)
+
+
+def test_a_frame_does_not_change_when_its_collector_goes_on(clock: ManualClock) -> None:
+    node = Node("n0", [Told()], clock)
+    before = node.tick()
+    node.tick()
+    assert value(before, GAUGE.metric) == 1
+    assert value(before, COUNTER.metric, device="sda") == 2**60 + 1
+
+
+def test_records_are_numbered_and_what_does_not_fit_leaves_a_gap(clock: ManualClock) -> None:
+    recorder = Recorder()
+    assert isinstance(recorder, RecordSource) and not isinstance(Told(), RecordSource)
+    node = Node("n0", [Told(), recorder], clock)
+    recorder.waiting = [event(1), event(2)]
+    frame = node.tick()[1]
+    assert (frame.record_seq, frame.records) == (1, (event(1), event(2)))
+    frame = node.tick()[1]
+    assert (frame.record_seq, frame.records) == (3, ())
+    recorder.waiting = [event(number) for number in range(MAX_RECORDS + 5)]
+    frame = node.tick()[1]
+    assert (frame.record_seq, len(frame.records)) == (3 + 5, MAX_RECORDS)
+    assert frame.records[0] == event(5), "the oldest are dropped"
+    recorder.waiting = [event(7)]
+    assert node.tick()[1].record_seq == 3 + MAX_RECORDS + 5
+
+
+def test_two_collectors_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="one name"):
+        Node("n0", [Told("a"), Told("a")])
+
+
+# --- by itself -------------------------------------------------------------------------------------------------------
+
+
+def test_ticks_do_not_drift_and_missed_ones_are_skipped() -> None:
+    clock = ManualClock()
+    due: list[int] = []
+
+    class Waiting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            clock.advance(timeout or 0.0)
+            return len(due) == 5
+
+    for _ in _ticks(Waiting(), clock, 1_000_000_000, 1_000_000_000):
+        due.append(clock.monotonic_ns())
+        # The third takes two and a half intervals: ticks 4 and 5 are skipped, 6 is on time.
+        clock.advance(2.5 if len(due) == 3 else 0.3)
+    assert due == [1_000_000_000, 2_000_000_000, 3_000_000_000, 6_000_000_000, 7_000_000_000]
+
+
+def test_a_started_node_makes_frames_until_it_is_stopped(started: Callable[[Node], Node]) -> None:
+    told = Told()
+    told.interval_seconds = 0.02
+    node = Node("n0", [told], interval_seconds=0.02)
+    with node.subscribe() as subscription:
+        started(node)
+        frames = [frame for (_, frame), _ in zip(subscription, range(5), strict=False)]
+    assert [frame.seq for frame in frames] == [1, 2, 3, 4, 5]
+    with pytest.raises(RuntimeError):
+        node.tick()
+    with pytest.raises(RuntimeError):
+        node.start()
+    node.stop()
+    assert told.closed == 1
+    stopped_at = node.newest()
+    time.sleep(0.1)
+    assert node.newest() is stopped_at
+
+
+def test_a_stuck_collector_is_stale_awaited_by_nobody_and_left_behind(started: Callable[[Node], Node]) -> None:
+    release = threading.Event()
+
+    def stuck_later(told: Told) -> Block:
+        if told.runs > 1:
+            release.wait(60)
+        told.block.set_gauge(0, 1.0)
+        return told.block
+
+    stuck, good = Told("stuck", stuck_later), Told("good")
+    stuck.interval_seconds = good.interval_seconds = 0.05
+    good.block = Block([Column("gangwatch_host_cpus")], [COUNTER])
+    node = started(Node("n0", [stuck, good], interval_seconds=0.05))
+    try:
+
+        def is_stale() -> bool:
+            newest = node.newest()
+            return newest is not None and value(newest, "gangwatch_collector_success", collector="stuck") == 0
+
+        wait_until(lambda: stuck.runs > 1)
+        began = time.monotonic()
+        wait_until(is_stale)
+        assert time.monotonic() - began < STALE_SECONDS + 15
+        newest = node.newest()
+        assert newest is not None
+        assert math.isnan(value(newest, GAUGE.metric) or 0.0)
+        assert value(newest, "gangwatch_collector_success", collector="good") == 1
+        before = good.runs
+        wait_until(lambda: good.runs > before)
+        node.stop()
+        assert (stuck.closed, good.closed) == (0, 1), "what is stuck cannot be closed"
+    finally:
+        release.set()
+
+
+def test_a_slow_subscriber_loses_the_oldest_and_blocks_nobody(clock: ManualClock) -> None:
+    node = Node("n0", [Told()], clock)
+    slow, fast = node.subscribe(most=2), node.subscribe(most=100)
+    for _ in range(5):
+        node.tick()
+    whole = [fast.get(0) for _ in range(5)]
+    assert [slow.get(0), slow.get(0), slow.get(0)] == [*whole[-2:], None]
+    assert slow.lost == 3 and fast.lost == 0
+    slow.close()
+    node.tick()
+    assert slow.get(0) is None
+    assert list(slow) == [], "a closed subscription ends"
+    fast.close()
+
+
+def test_a_listener_hears_every_frame_until_it_is_removed(clock: ManualClock) -> None:
+    node = Node("n0", [], clock)
+    heard: list[int] = []
+    remove = node.add_listener(lambda layout, frame: heard.append(frame.seq))
+    node.tick()
+    node.tick()
+    remove()
+    node.tick()
+    assert heard == [1, 2]
+
+
+def test_a_listener_that_raises_is_taken_away(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(layout: Layout, frame: Frame) -> None:
+        raise RuntimeError("the loop is closed")
+
+    heard: list[int] = []
+    node = Node("n0", [], clock)
+    node.add_listener(broken)
+    node.add_listener(lambda layout, frame: heard.append(frame.seq))
+    node.tick()
+    node.tick()
+    assert heard == [1, 2]
+    assert len(caplog.records) == 1
+
+
+def test_the_tuple_of_collectors_makes_what_this_machine_has(tmp_path: Path) -> None:
+    machine = Machine(Attribution(None), nvml_library=f"{tmp_path}/no-such.so", step_socket=f"{tmp_path}/steps.sock")
+    collectors, left_out = make_collectors(machine)
+    assert len(collectors) + len(left_out) == len(COLLECTORS)
+    names = [one.name for one in collectors]
+    assert {"host", "process", "steps"} <= set(names)
+    node = Node("n0", collectors)
+    check_fits(*node.tick())
+    node.stop()
