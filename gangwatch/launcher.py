@@ -15,7 +15,7 @@ from gangwatch.config import Config, plan_nodes
 from gangwatch.logs import configure_logging
 from gangwatch.machine import find_gpus, host_name, usable_processors
 from gangwatch.state_folder import NodePlan, StateFolder, SupervisorRecord
-from gangwatch.supervisor import READY_SECONDS, StartError, Supervisor, daemon_commands, not_ready
+from gangwatch.supervisor import READY_SECONDS, StartError, Supervisor, not_ready
 
 Say = Callable[[str], None]
 
@@ -28,38 +28,40 @@ def plan(config: Config) -> tuple[NodePlan, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What `gangwatch up` was asked for. options: the command line's own, as `up` and `controller` take them."""
+    """What `gangwatch up` is to run. config: the file, '' for none. options: as `up` and `controller` take them."""
 
     state: StateFolder
-    config: Config
-    options: tuple[str, ...]
-
-    @property
-    def file(self) -> Path | None:
-        return Path(self.config.source) if self.config.source else None
+    nodes: tuple[NodePlan, ...]
+    port: int
+    config: str = ""
+    options: tuple[str, ...] = ()
 
 
-def check_fits_what_lives(state: StateFolder, nodes: tuple[NodePlan, ...], port: int) -> None:
-    """Raise GangwatchError where daemons live in this state folder that another configuration was started with."""
+def make_order(state: StateFolder, config_file: Path | None, options: tuple[str, ...], config: Config) -> Order:
+    """What was asked for; where nothing was asked for and daemons live, what they were started with.
+
+    config: the effective one. Raises ConfigError where it can't be on this machine, GangwatchError where daemons live
+    in the state folder that were started with another.
+    """
     left = state.supervisor_left()
-    if left is None or not any(record.alive() for record in (left, *left.daemons.values())):
-        return
-    if (left.nodes, left.port) != (nodes, port):
+    lives = left is not None and left.anything_alive()
+    if left is not None and lives and config_file is None and not options:
+        return Order(state, left.nodes, left.port, left.config, left.options)
+    order = Order(state, plan(config), config.controller.port, config.source, options)
+    if left is not None and lives and (left.nodes, left.port) != (order.nodes, order.port):
         has = ", ".join(f"{node.name} ({node.slots})" for node in left.nodes)
         raise GangwatchError(
             f"{state} runs with other nodes, slots or port (nodes {has}; port {left.port}): "
             "`gangwatch down` first, with --keep-jobs where jobs are to go on"
         )
+    return order
 
 
 def run_in_foreground(order: Order, say: Say, on_ready: Callable[[], None]) -> None:
     """Be the supervisor until told to stop. Raises GangwatchError where it can't start: nothing runs then."""
-    nodes = plan(order.config)
     order.state.prepare()
-    check_fits_what_lives(order.state, nodes, order.config.controller.port)
     configure_logging(order.state, "supervisor")
-    commands = daemon_commands(order.state, nodes, order.file, order.options)
-    Supervisor(order.state, nodes, order.config.controller.port, commands, say).run(on_ready)
+    Supervisor(order.state, order.nodes, order.port, order.config, order.options, say).run(on_ready)
 
 
 def start_detached(order: Order, say: Say) -> None:
@@ -67,9 +69,7 @@ def start_detached(order: Order, say: Say) -> None:
 
     Raises GangwatchError, in the words of whatever could not start; nothing is left running then.
     """
-    nodes = plan(order.config)
     order.state.prepare()
-    check_fits_what_lives(order.state, nodes, order.config.controller.port)
     lives = order.state.supervisor()
     if lives is not None:
         _join(order.state, lives, say)
@@ -77,8 +77,8 @@ def start_detached(order: Order, say: Say) -> None:
     read_end, write_end = os.pipe()
     command = [sys.executable, "-P", "-m", "gangwatch", "up", "--foreground", "--report-to", str(write_end)]
     command += ["--state", str(order.state), *order.options]
-    if order.file is not None:
-        command += ["--config", str(order.file)]
+    if order.config:
+        command += ["--config", order.config]
     with open(order.state.error_file("supervisor"), "wb") as errors:
         supervisor = subprocess.Popen(
             command,

@@ -92,12 +92,19 @@ class NodePlan(msgspec.Struct, frozen=True):
 class SupervisorRecord(ProcessRecord, frozen=True):
     """supervisor.json: the supervisor and what it runs. Left behind by a killed one, for the next `up` and `down`.
 
+    port: as asked for, 0 for any. config: the file, '' for none. options: of `up`, as its command line had them.
     daemons: the newest process of each, also while it does not listen yet.
     """
 
     nodes: tuple[NodePlan, ...]
     port: int
+    config: str = ""
+    options: tuple[str, ...] = ()
     daemons: dict[str, ProcessRecord] = {}
+
+    def anything_alive(self) -> bool:
+        """Whether the supervisor or any of its daemons still runs."""
+        return self.alive() or any(record.alive() for record in self.daemons.values())
 
 
 Record = TypeVar("Record")

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -66,12 +65,12 @@ class Daemon:
 
 
 def daemon_commands(
-    state: StateFolder, nodes: Sequence[NodePlan], config: Path | None, options: Sequence[str]
+    state: StateFolder, nodes: Sequence[NodePlan], config: str, options: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """The command line of every daemon, by name. options: of `up`, which the controller is given again."""
+    """The command line of every daemon, by name. config, options: of `up`, which the controller is given again."""
     # -P: a file in the current folder never stands in for a module of ours.
     program = (sys.executable, "-P", "-m", "gangwatch")
-    common = ("--state", str(state), *(("--config", str(config)) if config is not None else ()))
+    common = ("--state", str(state), *(("--config", config) if config else ()))
     commands = {
         agent_name(node.name): (
             *(*program, "agent", *common, "--node", node.name, "--slots", str(node.slots)),
@@ -118,13 +117,14 @@ class StartError(GangwatchError):
 class Supervisor:
     """Keeps the daemons of one state folder running until told to stop.
 
-    report: told in words what happens while starting.
+    config, options: what the daemons are started with. report: told in words what happens while starting.
     """
 
     state: StateFolder
     nodes: tuple[NodePlan, ...]
     port: int
-    commands: dict[str, tuple[str, ...]]
+    config: str
+    options: tuple[str, ...]
     report: Callable[[str], None]
     _daemons: dict[str, Daemon] = field(default_factory=dict)
     _signals: set[int] = field(default_factory=set)
@@ -137,7 +137,8 @@ class Supervisor:
         was started by then is stopped again.
         """
         with self.state.hold("supervisor.lock", "a supervisor"):
-            self._daemons = {name: Daemon(name, command) for name, command in self.commands.items()}
+            commands = daemon_commands(self.state, self.nodes, self.config, self.options)
+            self._daemons = {name: Daemon(name, command) for name, command in commands.items()}
             wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
             earlier = {number: signal.signal(number, self._on_signal) for number in handled}
@@ -239,6 +240,8 @@ class Supervisor:
             this.start_time,
             self.nodes,
             self.port,
+            self.config,
+            self.options,
             {daemon.name: daemon.record for daemon in self._daemons.values() if daemon.record is not None},
         )
         write_atomically(self.state.supervisor_file, msgspec.json.encode(record))
@@ -250,7 +253,8 @@ class Supervisor:
             self._wait(wake, 0.05)
             for daemon in self._daemons.values():
                 if daemon.record is None and daemon.ours:
-                    raise StartError(self._last_words(daemon.name))
+                    words = self._last_words(daemon.name) or "it ended and said nothing"
+                    raise StartError(f"{daemon.name}: {words}")
             self._restart_due()
             still = not_ready(self.state, self.nodes)
             for name in waiting:
@@ -262,14 +266,14 @@ class Supervisor:
                 raise StartError(f"not ready after {READY_SECONDS:.0f} s: {', '.join(waiting)}; see {self.state}/log")
 
     def _last_words(self, name: str) -> str:
-        """The last line that the daemon wrote on stderr before it ended."""
+        """The last line that the daemon wrote on stderr before it ended; '' where there is none."""
         file = self.state.error_file(name)
         try:
             lines = file.read_text(errors="replace").split("\n")
         except OSError:
             lines = []
-        words = next((line for line in reversed(lines) if line.strip()), "it ended and said nothing")
-        return f"{name}: {words.removeprefix('Error: ')}"
+        words = next((line for line in reversed(lines) if line.strip()), "")
+        return words.removeprefix("Error: ")
 
     # --- keeping -----------------------------------------------------------------------------------------------------
 
@@ -312,7 +316,8 @@ class Supervisor:
         lived_seconds = time.monotonic() - daemon.started_s
         if lived_seconds > BACKOFF_MOST_SECONDS:
             daemon.backoff_seconds = BACKOFF_FIRST_SECONDS
-        _log.warning("%s (pid %d) %s: %s", daemon.name, daemon.record.pid, how, self._last_words(daemon.name))
+        words = self._last_words(daemon.name)
+        _log.warning("%s (pid %d) %s%s", daemon.name, daemon.record.pid, how, f": {words}" if words else "")
         daemon.record = daemon.pidfd = None
         daemon.again_at_s = time.monotonic() + daemon.backoff_seconds
         daemon.backoff_seconds = min(BACKOFF_MOST_SECONDS, 2 * daemon.backoff_seconds)

@@ -65,7 +65,7 @@ def up(
         return
     from gangwatch import launcher
 
-    order = launcher.Order(state, effective, _options_again(nodes, slots, port, no_gpus))
+    order = launcher.make_order(state, config_file, _options_again(nodes, slots, port, no_gpus), effective)
     if foreground:
         _stay(order, report_to)
         return
