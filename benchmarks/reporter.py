@@ -1,0 +1,229 @@
+"""What reporting costs a training step: ``python -m benchmarks.reporter --json``.
+
+Measured in one run: a record, a whole ``with step()`` and a whole ``with wait()``, with the agent's own StepSocket
+listening and reading in a process of its own, and without an agent; and beside them what a record would cost through
+the obvious alternative, a unix datagram socket with a living reader.
+
+Every number is nanoseconds of wall time a call: the median and the 99th percentile over single calls, with the clock's
+own cost taken off, and the median over batches, which has no clock in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import select
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent.schema.frame import Member
+from agent.sources.step_socket import Claim, Peer, StepSocket
+from gangwatch.steps import Reporter
+
+CALLS = 20_000
+BATCHES, CALLS_A_BATCH = 40, 500
+READ_SECONDS = 0.05
+"""How often the agent's side reads the ring here: ten times as often as the collector does."""
+
+LIMIT_NS = 3000
+"""What a record may cost in the median, with an agent and without (the issue of the step reporter)."""
+
+Cost = dict[str, float]
+
+
+def measure(call: Callable[[], object]) -> Cost:
+    """Cost of one call in nanoseconds."""
+    clock = time.perf_counter_ns
+    single: list[int] = []
+    empty: list[int] = []
+    for _ in range(CALLS):
+        begun = clock()
+        empty.append(clock() - begun)
+        begun = clock()
+        call()
+        single.append(clock() - begun)
+    own_cost = statistics.median(empty)
+    single.sort()
+    batches: list[float] = []
+    for _ in range(BATCHES):
+        begun = clock()
+        for _ in range(CALLS_A_BATCH):
+            call()
+        batches.append((clock() - begun) / CALLS_A_BATCH)
+    return {
+        "median_ns": max(0.0, statistics.median(single) - own_cost),
+        "p99_ns": max(0.0, single[len(single) * 99 // 100] - own_cost),
+        "batch_median_ns": round(statistics.median(batches), 1),
+    }
+
+
+def measure_reporter(reporter: Reporter) -> dict[str, Cost]:
+    """Cost of the three things that a training loop does with a reporter."""
+
+    def step() -> None:
+        with reporter.step(tokens=512):
+            pass
+
+    def wait() -> None:
+        with reporter.wait():
+            pass
+
+    return {
+        "record": measure(lambda: reporter.report(1, 0.1, 0.01, 512)),
+        "step": measure(step),
+        "wait": measure(wait),
+    }
+
+
+# --- the other end, in a process of its own --------------------------------------------------------------------------
+
+
+@contextmanager
+def other_end(what: str, path: Path) -> Iterator[dict[str, int]]:
+    """Run the reading side until the block ends; what it saw is in the dictionary then."""
+    told: dict[str, int] = {}
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.reporter", f"--serve-{what}", str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            if process.stdout.readline() != "ready\n":
+                raise SystemExit(f"the {what}'s reader did not start")
+            yield told
+        finally:
+            process.stdin.close()
+            ended = process.stdout.readline()
+            told.update(json.loads(ended) if ended else {})
+
+
+def serve_ring(path: str) -> None:
+    """The agent's socket, reading every ring until standard input ends."""
+
+    def admit(_peer: Peer, _claim: Claim, _waited_seconds: float) -> Member:
+        return Member("benchmark", 0, 0)
+
+    agent = StepSocket(path, admit)
+    told = {"records_read": 0, "records_lost": 0, "records_malformed": 0}
+    print("ready", flush=True)
+    while not select.select([sys.stdin], [], [], READ_SECONDS)[0]:
+        for registered in agent.registered():
+            told["records_read"] += len(registered.ring.read(time.monotonic_ns()))
+            told["records_lost"] = registered.ring.lost
+            told["records_malformed"] = registered.ring.malformed
+    agent.close()
+    print(json.dumps(told), flush=True)
+
+
+def serve_datagrams(path: str) -> None:
+    """A reader of datagrams that counts them, until standard input ends."""
+    count = 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(path)
+        print("ready", flush=True)
+        while True:
+            ready, _, _ = select.select([receiver, sys.stdin], [], [])
+            if receiver in ready:
+                receiver.recv(64)
+                count += 1
+            elif sys.stdin in ready:
+                break
+    print(json.dumps({"records_read": count}), flush=True)
+
+
+# --- measurements ----------------------------------------------------------------------------------------------------
+
+
+def with_agent(folder: Path) -> tuple[dict[str, Cost], dict[str, int]]:
+    """Costs while the agent's socket is there and reads the ring; and what the agent saw of a flood like this."""
+    path = folder / "run" / "bench.sock"
+    with other_end("ring", path) as told:
+        reporter = Reporter({"GANGWATCH_SOCKET": str(path), "RANK": "0"}, slots=65536)
+        deadline = time.monotonic() + 10
+        while reporter.status != "registered":
+            if time.monotonic() > deadline:
+                raise SystemExit(f"the reporter did not register: {reporter.status}")
+            time.sleep(0.01)
+        costs = measure_reporter(reporter)
+        time.sleep(4 * READ_SECONDS)
+    reporter.close()
+    return costs, told | {"records_dropped": reporter.dropped}
+
+
+def through_datagrams(folder: Path) -> tuple[Cost, dict[str, int]]:
+    """Cost of sending the same 64 bytes through a unix datagram socket, waiting where its queue of ten is full."""
+    path = folder / "datagram.sock"
+    record = struct.Struct("<QBB6xqqqqqQ")
+    with other_end("datagrams", path) as told, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(str(path))
+
+        def send() -> None:
+            now_ns = time.monotonic_ns()
+            sender.send(record.pack(1, 2, 3, 1, now_ns, 100_000_000, 10_000_000, 512, 1))
+
+        cost = measure(send)
+    return cost, told
+
+
+def run() -> dict[str, object]:
+    """The whole document."""
+    with tempfile.TemporaryDirectory(prefix="gangwatch-bench-") as name:
+        folder = Path(name)
+        present, told = with_agent(folder)
+        datagram, counted = through_datagrams(folder)
+    absent = measure_reporter(Reporter({}))
+    within = all(costs["record"]["median_ns"] <= LIMIT_NS for costs in (present, absent))
+    return {
+        "benchmark": "reporter",
+        "unit": "ns a call",
+        "calls": CALLS,
+        "agent_present": present,
+        "agent_absent": absent,
+        "peer_datagram": {"record": datagram},
+        "agent": told,
+        "peer": counted,
+        "limit_ns": LIMIT_NS,
+        "within_limit": within,
+        "python": platform.python_version(),
+        "machine": {"architecture": platform.machine(), "processors": os.cpu_count()},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--serve-ring", metavar="PATH", help=argparse.SUPPRESS)
+    parser.add_argument("--serve-datagrams", metavar="PATH", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve_ring:
+        serve_ring(options.serve_ring)
+        return 0
+    if options.serve_datagrams:
+        serve_datagrams(options.serve_datagrams)
+        return 0
+    result = run()
+    if options.json:
+        print(json.dumps(result, indent=2))
+    else:
+        for name in ("agent_present", "agent_absent", "peer_datagram"):
+            costs = result[name]
+            assert isinstance(costs, dict)
+            for what, cost in costs.items():
+                print(f"{name:14} {what:7} median {cost['median_ns']:6.0f} ns, p99 {cost['p99_ns']:6.0f} ns")
+    return 0 if result["within_limit"] else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
