@@ -209,7 +209,7 @@ class LocalBackend:
             raise BackendError(f"{name}: {spec.checkpoint_signal} is no signal")
 
     def _start_shim(self, folder: Path, node: str) -> None:
-        """Start a shim in a session of its own, with no descriptor and no variable of the controller's."""
+        """Start a shim in a session of its own, with nothing of the controller's: descriptors, variables, signals."""
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         log = records.shim_log(str(folder), node)
         self._children.add(
@@ -224,7 +224,7 @@ class LocalBackend:
                 ],
                 setsid=True,
                 setsigmask=(),
-                setsigdef=(signal.SIGPIPE, signal.SIGHUP, signal.SIGCHLD),
+                setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
             )
         )
 
