@@ -22,6 +22,7 @@ import msgspec
 from agent.schema.clock import Clock
 from agent.schema.errors import FrameError, VersionError
 from agent.schema.frame import Frame, Layout, MessageSplitter, check_fits, decode
+from scheduler_feedback.core.fleet import Sample
 
 DISCOVERY_SECONDS = 1.0
 BACKOFF_LEAST_SECONDS = 0.1
@@ -37,8 +38,6 @@ READ_BUFFER_BYTES = 16 * 1024
 
 Deliver = Callable[[Layout, Frame, int], None]
 """Takes a frame with its layout and the monotonic time of its receipt. Called on the event loop: must not block."""
-
-Measure = tuple[str, tuple[tuple[str, str], ...], float]
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ class Feed:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 self._tasks.clear()
 
-    def measures(self) -> Iterator[Measure]:
+    def measures(self) -> Iterator[Sample]:
         """The feed's own series."""
         now_ns = self._clock.monotonic_ns()
         for stream in list(self.streams.values()):

@@ -1,0 +1,376 @@
+"""The API: an ASGI app over one controller. JSON, and server-sent events.
+
+::
+
+    GET  /healthz  /readyz
+    GET  /api/jobs[?all=1]  /api/jobs/JOB  /api/jobs/JOB/explain  /api/jobs/JOB/story
+         /api/jobs/JOB/logs?rank=R[&attempt=A][&tail=LINES]                              (token)
+         /api/nodes  /api/nodes/NODE/story  /api/verdicts  /api/queue  /api/decisions
+         /api/journal                     one line a cycle, for a replay                 (token)
+         /api/events[?since=ENTRY]        entries as they are written, as server-sent events
+    POST /api/jobs  /api/jobs/JOB/cancel  /api/nodes/NODE/{release|quarantine|maintenance}
+         /api/verdicts/VERDICT/{confirm|reject}  /api/freeze  /api/thaw  /api/reload     (token)
+
+Submitting a job runs a program: whatever changes something needs the token of the state folder, and so does what jobs
+wrote. Every error is {"error": text}: 400 malformed, 401 token, 403 Host or Origin, 404, 405, 409 not now, 413 too
+long, 415 no JSON, 422 not on this cluster, 503 not ready, 507 the journal can't be written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from agent.schema.errors import BackendError, ConfigError, GangwatchError, StoreError, SubmissionError
+from scheduler_feedback import api_documents as documents
+from scheduler_feedback.api_logs import tail_of
+from scheduler_feedback.api_requests import (
+    Reason,
+    RefusedError,
+    Submission,
+    body_of,
+    check_origin,
+    check_token,
+    number_of,
+)
+from scheduler_feedback.core.events import CancelRequested, Event, NodeCommand, NodeCommanded, Submitted, VerdictJudged
+from scheduler_feedback.core.job import Job
+from scheduler_feedback.core.state import State
+from scheduler_feedback.cycle import admit_check, explain
+from scheduler_feedback.inbox import StoppedError
+from scheduler_feedback.loop import CycleThread
+from scheduler_feedback.store import Reader
+from scheduler_feedback.subscribers import Subscribers
+
+HEARTBEAT_SECONDS = 15.0
+"""A silent event stream says so much, so that proxies (60 s is usual) and readers know that it lives."""
+
+MAX_STREAMS = 64
+"""Event streams open at one time: people's pages and tools; the bound keeps a mistake from eating memory."""
+
+DEFAULT_TAIL, MAX_TAIL = 100, 10_000
+
+_T = TypeVar("_T")
+_Endpoint = Callable[[Request], Awaitable[Response]]
+_STATUS: tuple[tuple[type[GangwatchError], int], ...] = (
+    (SubmissionError, 422),
+    (ConfigError, 422),
+    (StoreError, 507),
+    (StoppedError, 503),
+    (BackendError, 503),
+)
+
+
+class Control(Protocol):
+    """What the API needs of a controller."""
+
+    token: str
+    folder: Path
+    cycle: CycleThread
+    subscribers: Subscribers
+
+    @property
+    def store(self) -> Reader: ...
+
+    def ready(self) -> tuple[bool, str]: ...
+    async def freeze(self, by: str) -> str: ...
+    async def thaw(self, by: str) -> None: ...
+    async def reload(self, by: str) -> None: ...
+
+
+def create_api(controller: Control) -> Starlette:
+    """The app. It holds no state of its own."""
+    return Starlette(
+        routes=list(_Api(controller).routes()),
+        exception_handlers={
+            RefusedError: _refused,
+            GangwatchError: _refused,
+            HTTPException: _refused,
+            Exception: _bug,
+        },
+    )
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def _json(document: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(document), status, {"cache-control": "no-store"}, media_type="application/json")
+
+
+async def _refused(_request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        response = _json({"error": error.detail}, error.status_code)
+        response.headers.update(error.headers or {})
+        return response
+    if isinstance(error, RefusedError):
+        response = _json({"error": str(error)}, error.status)
+        if error.status == 401:
+            response.headers["www-authenticate"] = "Bearer"
+        return response
+    return _json({"error": str(error)}, next((status for kind, status in _STATUS if isinstance(error, kind)), 500))
+
+
+async def _bug(_request: Request, error: Exception) -> Response:
+    # Starlette raises it again after this answer, so that it is logged with its traceback.
+    return _json({"error": f"a bug of the controller: {type(error).__name__}; its log tells more"}, 500)
+
+
+class _Api:
+    def __init__(self, controller: Control) -> None:
+        self._controller = controller
+
+    def routes(self) -> Iterator[Route]:
+        """Every path with who may ask for it."""
+        reading: dict[str, Callable[[State, Request], Any]] = {
+            "/api/jobs/{job}": lambda state, request: documents.job_document(state, _job(state, request)),
+            "/api/jobs/{job}/explain": lambda state, request: explain(state, _job(state, request).job_id),
+            "/api/nodes": lambda state, _: documents.nodes_document(state),
+            "/api/verdicts": lambda state, _: documents.verdicts_document(state),
+            "/api/queue": lambda state, _: documents.queue_document(state),
+            "/api/decisions": lambda state, _: documents.decisions_document(state),
+        }
+        yield self._route("/healthz", self._healthz)
+        yield self._route("/readyz", self._readyz)
+        yield Route("/api/jobs", self._guarded_by_method(self._list_jobs, self._submit), methods=["GET", "POST"])
+        for path, document in reading.items():
+            yield self._route(path, self._of_state(document))
+        yield self._route("/api/jobs/{job}/story", self._job_story)
+        yield self._route("/api/nodes/{node}/story", self._node_story)
+        yield self._route("/api/events", self._events)
+        yield self._route("/api/jobs/{job}/logs", self._logs, token=True)
+        yield self._route("/api/journal", self._journal, token=True)
+        yield self._route("/api/jobs/{job}/cancel", self._cancel, method="POST")
+        yield self._route("/api/nodes/{node}/{command}", self._command_node, method="POST")
+        yield self._route("/api/verdicts/{verdict:path}/{ruling}", self._judge, method="POST")
+        yield self._route("/api/freeze", self._freeze, method="POST")
+        yield self._route("/api/thaw", self._thaw, method="POST")
+        yield self._route("/api/reload", self._reload, method="POST")
+
+    def _route(self, path: str, endpoint: _Endpoint, method: str = "GET", token: bool = False) -> Route:
+        return Route(path, self._guarded(endpoint, token or method == "POST"), methods=[method])
+
+    def _guarded(self, endpoint: _Endpoint, token: bool) -> _Endpoint:
+        async def guarded(request: Request) -> Response:
+            check_origin(request)
+            if token:
+                check_token(request, self._controller.token)
+            return await endpoint(request)
+
+        return guarded
+
+    def _guarded_by_method(self, get: _Endpoint, post: _Endpoint) -> _Endpoint:
+        reads, writes = self._guarded(get, token=False), self._guarded(post, token=True)
+
+        async def guarded(request: Request) -> Response:
+            return await (writes if request.method == "POST" else reads)(request)
+
+        return guarded
+
+    async def _ask(self, question: Callable[[State], _T]) -> _T:
+        return await asyncio.wrap_future(self._controller.cycle.ask(question))
+
+    async def _wish(self, make: Callable[[State], Event]) -> Event:
+        return await asyncio.wrap_future(self._controller.cycle.wish(make))
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def _healthz(self, _request: Request) -> Response:
+        return _json({"alive": True})
+
+    async def _readyz(self, _request: Request) -> Response:
+        ready, reason = self._controller.ready()
+        return _json({"ready": True}) if ready else _json({"ready": False, "error": reason}, 503)
+
+    def _of_state(self, document: Callable[[State, Request], Any]) -> _Endpoint:
+        async def endpoint(request: Request) -> Response:
+            return _json(await self._ask(lambda state: document(state, request)))
+
+        return endpoint
+
+    async def _list_jobs(self, request: Request) -> Response:
+        everything = bool(number_of(request, "all", 0, 0, 1))
+        return _json(await self._ask(lambda state: documents.jobs_document(state, everything)))
+
+    async def _job_story(self, request: Request) -> Response:
+        job_id: str = request.path_params["job"]
+        told = await run_in_threadpool(_story_of, self._controller.store, job_id)
+        if not told:
+            raise _no_job(job_id)
+        return _json(told)
+
+    async def _node_story(self, request: Request) -> Response:
+        node: str = request.path_params["node"]
+        entries = await run_in_threadpool(self._controller.store.entries_of, f"node:{node}")
+        if not entries:
+            raise RefusedError(404, f"no node {node}")
+        return _json([documents.entry_document(entry) for entry in entries])
+
+    async def _logs(self, request: Request) -> Response:
+        lines = number_of(request, "tail", DEFAULT_TAIL, 0, MAX_TAIL)
+        rank = number_of(request, "rank", 0, 0, 1 << 20)
+        job_id, ranks, newest = await self._ask(lambda state: _place_of_logs(_job(state, request)))
+        attempt = number_of(request, "attempt", newest, 1, max(newest, 1))
+        assert rank is not None and lines is not None
+        if rank >= ranks:
+            raise RefusedError(404, f"{job_id} has no rank {rank}; its ranks are 0 to {ranks - 1}")
+        path = self._controller.folder / "jobs" / job_id / "logs" / str(attempt) / f"rank-{rank}.log"
+        try:
+            text = await run_in_threadpool(tail_of, path, lines)
+        except FileNotFoundError:
+            raise RefusedError(404, f"rank {rank} of {job_id} has written nothing in attempt {attempt}") from None
+        return _json({"job": job_id, "attempt": attempt, "rank": rank, "text": text})
+
+    async def _journal(self, _request: Request) -> Response:
+        loaded = await run_in_threadpool(self._controller.store.journal_all)
+
+        def lines() -> Iterator[bytes]:
+            yield msgspec.json.encode({"complete": loaded.state is None, "cycles": len(loaded.journal)}) + b"\n"
+            for row in loaded.journal:
+                yield msgspec.json.encode(documents.journal_document(row)) + b"\n"
+
+        return StreamingResponse(iterate_in_threadpool(lines()), media_type="application/x-ndjson")
+
+    async def _events(self, request: Request) -> Response:
+        given = request.headers.get("last-event-id", "")
+        since = number_of(request, "since", int(given[:18]) if given.isdecimal() else None, 0, 1 << 62)
+        if self._controller.subscribers.closed or len(self._controller.subscribers) >= MAX_STREAMS:
+            raise RefusedError(503, f"stopping, or {MAX_STREAMS} streams are open already")
+        if since is None:
+            since = await run_in_threadpool(self._controller.store.newest_entry_id)
+        return StreamingResponse(
+            self._stream(since), headers={"cache-control": "no-store"}, media_type="text/event-stream"
+        )
+
+    async def _stream(self, since: int) -> AsyncIterator[bytes]:
+        subscribers = self._controller.subscribers
+        wake = subscribers.add()
+        try:
+            yield b"retry: 1000\n\n"
+            while not subscribers.closed:
+                wake.clear()
+                for numbered in await run_in_threadpool(self._controller.store.entries_after, since):
+                    since = numbered.entry_id
+                    wake.set()  # there may be more than one call gives
+                    data = msgspec.json.encode(documents.entry_document(numbered))
+                    yield b"id: %d\nevent: entry\ndata: %b\n\n" % (since, data)
+                try:
+                    await asyncio.wait_for(wake.wait(), HEARTBEAT_SECONDS)
+                except TimeoutError:
+                    yield b": alive\n\n"
+        finally:
+            subscribers.remove(wake)
+
+    # --- wishes ------------------------------------------------------------------------------------------------------
+
+    async def _submit(self, request: Request) -> Response:
+        submission = await body_of(request, Submission)
+        spec = submission.spec()
+
+        def make(state: State) -> Event:
+            if (why_not := admit_check(state, spec)) is not None:
+                raise SubmissionError(why_not)
+            return Submitted(self._controller.cycle.new_job_id(), spec)
+
+        submitted = await self._wish(make)
+        assert isinstance(submitted, Submitted)
+        return _json({"job": submitted.job_id}, 201)
+
+    async def _cancel(self, request: Request) -> Response:
+        reason = await body_of(request, Reason)
+
+        def make(state: State) -> Event:
+            job = _job(state, request)
+            if job.state.ended:
+                raise RefusedError(409, f"{job.job_id} has ended already: {job.state.value}")
+            return CancelRequested(job.job_id, reason.by)
+
+        await self._wish(make)
+        return _json({"job": request.path_params["job"]})
+
+    async def _command_node(self, request: Request) -> Response:
+        name, word = request.path_params["node"], request.path_params["command"]
+        if word not in NodeCommand:
+            raise RefusedError(404, f"nodes know {', '.join(NodeCommand)}, not {word!r}")
+        reason = await body_of(request, Reason)
+
+        def make(state: State) -> Event:
+            if name not in state.nodes:
+                raise RefusedError(404, f"no node {name}; there are {', '.join(sorted(state.nodes)) or 'none'}")
+            return NodeCommanded(name, NodeCommand(word), reason.by, reason.reason)
+
+        await self._wish(make)
+        return _json({"node": name, "command": word})
+
+    async def _judge(self, request: Request) -> Response:
+        verdict_id, ruling = request.path_params["verdict"], request.path_params["ruling"]
+        if ruling not in ("confirm", "reject"):
+            raise RefusedError(404, f"verdicts know confirm and reject, not {ruling!r}")
+        reason = await body_of(request, Reason)
+
+        def make(state: State) -> Event:
+            if not _is_known(state, verdict_id):
+                raise RefusedError(404, f"no verdict {verdict_id}")
+            return VerdictJudged(verdict_id, ruling == "confirm", reason.by)
+
+        await self._wish(make)
+        return _json({"verdict_id": verdict_id, "ruling": ruling})
+
+    async def _freeze(self, request: Request) -> Response:
+        warning = await self._controller.freeze((await body_of(request, Reason)).by)
+        return _json({"frozen": True, "warning": warning} if warning else {"frozen": True})
+
+    async def _thaw(self, request: Request) -> Response:
+        await self._controller.thaw((await body_of(request, Reason)).by)
+        return _json({"frozen": False})
+
+    async def _reload(self, request: Request) -> Response:
+        await self._controller.reload((await body_of(request, Reason)).by)
+        return _json({"reloaded": True})
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _no_job(job_id: str) -> RefusedError:
+    return RefusedError(404, f"no job {job_id}")
+
+
+def _job(state: State, request: Request) -> Job:
+    job_id: str = request.path_params["job"]
+    if job_id not in state.jobs:
+        raise _no_job(job_id)
+    return state.jobs[job_id]
+
+
+def _place_of_logs(job: Job) -> tuple[str, int, int]:
+    return job.job_id, job.spec.ranks, job.attempt
+
+
+def _is_known(state: State, verdict_id: str) -> bool:
+    """Whether the verdict stands, or did and left a trace that a ruling can still change."""
+    return (
+        verdict_id in state.verdicts
+        or verdict_id in state.judged
+        or any(node.verdict_id == verdict_id for node in state.nodes.values())
+        or any(decision.verdict_id == verdict_id for decision in state.decisions)
+    )
+
+
+def _story_of(store: Reader, job_id: str) -> Sequence[documents.Document]:
+    own = store.entries_of(job_id)
+    starts = store.actions_of(job_id)
+    nodes = {slot.node for recorded in starts for slot in documents.placement_of(recorded)}
+    of_node = {node: store.entries_of(f"node:{node}") for node in nodes}
+    ended = next((numbered.cycle for numbered in reversed(own) if numbered.entry.kind == "ended"), None)
+    return documents.story(own, starts, of_node, ended)

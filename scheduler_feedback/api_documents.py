@@ -1,0 +1,202 @@
+"""What the API answers with: the state as documents for people and programs. Pure; the environment is never shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from scheduler_feedback.core.actions import Action, StartGang
+from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.codec import printable
+from scheduler_feedback.core.events import Event, Submitted
+from scheduler_feedback.core.job import Job, Slot
+from scheduler_feedback.core.state import Decision, State
+from scheduler_feedback.core.verdict import Verdict
+from scheduler_feedback.policies import order
+from scheduler_feedback.store import JournalRow, NumberedEntry, RecordedAction
+
+Document = dict[str, Any]
+
+
+def job_document(state: State, job: Job) -> Document:
+    """A job with its newest attempt and the verdicts that stand against it."""
+    spec = job.spec
+    return {
+        "job": job.job_id,
+        "name": spec.name,
+        "state": job.state.value,
+        "attempt": job.attempt,
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "node": rank.slot.node,
+                "slot": rank.slot.slot,
+                "pid": rank.pid,
+                "start_time": rank.start_time,
+                "exit_code": rank.exit_code,
+            }
+            for rank in job.ranks
+        ],
+        "verdicts": [verdict_document(state, v) for v in state.verdicts.values() if v.gang == job.job_id],
+        "kind": spec.kind.value,
+        "user": spec.user,
+        "queue": spec.queue,
+        "size": spec.ranks,
+        "command": list(spec.command),
+        "working_directory": spec.working_directory,
+        "restartable": spec.restartable,
+        "time_limit_seconds": spec.time_limit_seconds,
+        "max_retries": spec.max_retries,
+        "retries": job.retries,
+        "submitted_ns": job.submitted_ns,
+        "started_ns": job.started_ns,
+        "attempt_started_ns": job.attempt_started_ns,
+        "first_step_ns": job.first_step_ns,
+        "ended_ns": job.ended_ns,
+        "waiting_because": job.waiting_because,
+        "expected_start_ns": job.expected_start_ns,
+        "reason": job.end_reason or job.failure,
+    }
+
+
+def jobs_document(state: State, everything: bool) -> list[Document]:
+    """Every job that has not ended, in order of submission; with `everything` those that have, too."""
+    return [job_document(state, job) for job in state.jobs.values() if everything or not job.state.ended]
+
+
+def verdict_document(state: State, verdict: Verdict) -> Document:
+    """A verdict that stands, with what it has led to and an operator's ruling on it (None: none yet)."""
+    case = state.cases.get(verdict.verdict_id)
+    return {
+        **msgspec.to_builtins(verdict),
+        "judged": state.judged.get(verdict.verdict_id),
+        "ruling": case.ruling if case is not None else "",
+        "ruling_reason": case.reason if case is not None else "",
+    }
+
+
+def verdicts_document(state: State) -> list[Document]:
+    """Every verdict that stands."""
+    return [verdict_document(state, verdict) for verdict in state.verdicts.values()]
+
+
+def nodes_document(state: State) -> list[Document]:
+    """Every node with who is on it, by name."""
+    on_node: dict[str, dict[str, int]] = {name: {} for name in state.nodes}
+    for job in state.jobs.values():
+        if job.state.holds_slots:
+            for rank in job.ranks:
+                jobs = on_node.setdefault(rank.slot.node, {})
+                jobs[job.job_id] = jobs.get(job.job_id, 0) + 1
+    return [_node(node, on_node[name]) for name, node in sorted(state.nodes.items())]
+
+
+def _node(node: Node, jobs: dict[str, int]) -> Document:
+    return {
+        "node": node.name,
+        "state": node.state.value,
+        "present": node.present,
+        "slots": node.slots,
+        "free": max(0, node.slots - sum(jobs.values())),
+        "jobs": [{"job": job, "ranks": ranks} for job, ranks in jobs.items()],
+        "devices": list(node.devices),
+        "machine": node.machine,
+        "since_ns": node.since_ns,
+        "until_ns": node.until_ns,
+        "reason": node.reason,
+        "verdict_id": node.verdict_id,
+        "probe_job": node.probe_job,
+    }
+
+
+def queue_document(state: State) -> Document:
+    """Who waits, first the first, and what is kept for the head."""
+    return {
+        "frozen": state.frozen,
+        "frozen_by": state.frozen_by,
+        "waiting": [
+            {
+                "job": job.job_id,
+                "name": job.spec.name,
+                "size": job.spec.ranks,
+                "submitted_ns": job.submitted_ns,
+                "waiting_because": job.waiting_because,
+                "expected_start_ns": job.expected_start_ns,
+            }
+            for job in order.queue(state)
+        ],
+        "reserved_for": state.reserved_for,
+        "reserved_from_ns": state.reserved_from_ns,
+        "reserved_nodes": dict(state.reserved_nodes),
+    }
+
+
+def decisions_document(state: State) -> list[Document]:
+    """Every migration that was decided, or that observe mode would have made, with how it turned out."""
+    return [_decision(decision) for decision in state.decisions]
+
+
+def _decision(decision: Decision) -> Document:
+    document: Document = msgspec.to_builtins(decision)
+    return document
+
+
+def entry_document(numbered: NumberedEntry) -> Document:
+    """One sentence of a story."""
+    entry = numbered.entry
+    return {
+        "id": numbered.entry_id,
+        "cycle": numbered.cycle,
+        "wall_ns": entry.wall_ns,
+        "subject": entry.subject,
+        "kind": entry.kind,
+        "text": entry.text,
+        "applied": entry.applied,
+        "detail": dict(entry.detail),
+    }
+
+
+def placement_of(recorded: RecordedAction) -> tuple[Slot, ...]:
+    """Where the action starts a gang; empty for one that starts none."""
+    return recorded.action.placement if isinstance(recorded.action, StartGang) else ()
+
+
+def story(
+    own: Sequence[NumberedEntry],
+    actions: Sequence[RecordedAction],
+    of_node: Mapping[str, Sequence[NumberedEntry]],
+    ended_cycle: int | None,
+) -> list[Document]:
+    """A job's entries, with those of its nodes from the start of the attempt that was there to the start of the next.
+
+    Up to the next start, because what is done to a node that a gang was moved away from belongs to the gang's story.
+    of_node: entries by node. ended_cycle: of the job's end, None where it has not ended.
+    """
+    told = {numbered.entry_id: numbered for numbered in own}
+    begun = [recorded for recorded in actions if placement_of(recorded)]
+    ends = [*(recorded.cycle for recorded in begun[1:]), ended_cycle]
+    for recorded, until in zip(begun, ends, strict=True) if begun else ():
+        for node in {slot.node for slot in placement_of(recorded)}:
+            for numbered in of_node.get(node, ()):
+                if recorded.cycle <= numbered.cycle and (until is None or numbered.cycle <= until):
+                    told[numbered.entry_id] = numbered
+    return [entry_document(told[entry_id]) for entry_id in sorted(told)]
+
+
+def journal_document(row: JournalRow) -> Document:
+    """One cycle, for a replay; what jobs are given as environment is left out, no decision looks at it."""
+    return {
+        "cycle": row.cycle,
+        "now_ns": row.now_ns,
+        "events": [printable(_without_environment(event)) for event in row.events],
+        "actions": [printable(_without_environment(action)) for action in row.actions],
+    }
+
+
+def _without_environment(told: Event | Action) -> Event | Action:
+    if isinstance(told, Submitted | StartGang):
+        return replace(told, spec=replace(told.spec, environment={}))
+    return told

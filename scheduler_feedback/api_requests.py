@@ -1,0 +1,135 @@
+"""What the API accepts: who may ask, and bodies checked field by field. Every refusal says what would be accepted."""
+
+from __future__ import annotations
+
+import ipaddress
+from hmac import compare_digest
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from agent.schema.errors import GangwatchError
+from scheduler_feedback.core.job import JobSpec
+
+MAX_BODY_BYTES = 1024 * 1024
+"""Of a request: a submission carries an environment, which execve(2) limits to about twice as much anyway."""
+
+
+class RefusedError(GangwatchError):
+    """A request is refused. status: of HTTP; the text says why, and what would be accepted."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+# --- who may ask -----------------------------------------------------------------------------------------------------
+
+
+def check_origin(request: Request) -> None:
+    """Refuse a request that a web page elsewhere could have made.
+
+    The Host must be loopback with this server's port (a name that was rebound to 127.0.0.1 is not), and an Origin,
+    where a browser sends one, must be this server's own page. Raises RefusedError.
+    """
+    host = request.headers.get("host", "")
+    server = request.scope.get("server")
+    if not _is_loopback(host, server[1] if server else None):
+        raise RefusedError(403, f"Host {host!r} is not this server's loopback address")
+    origin = request.headers.get("origin")
+    if origin is not None and origin != f"{request.url.scheme}://{host}":
+        raise RefusedError(403, f"Origin {origin!r} is not this server's own")
+
+
+def _is_loopback(host: str, port: int | None) -> bool:
+    name, given_port = host, "80"  # of http, where a Host names none
+    if ":" in host and not host.endswith("]"):
+        name, _, given_port = host.rpartition(":")
+    if given_port != str(port):
+        return False
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_token(request: Request, token: str) -> None:
+    """Raises RefusedError (401) unless the request carries the state folder's token."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not compare_digest(given.strip().encode(), token.encode()):
+        raise RefusedError(401, "this needs 'Authorization: Bearer TOKEN', with the token of the state folder")
+
+
+# --- bodies ----------------------------------------------------------------------------------------------------------
+
+_Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+_Words = Annotated[str, Meta(max_length=1000, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+_Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+
+
+class Submission(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /api/jobs: the fields of JobSpec that are a user's."""
+
+    name: _Name
+    command: Annotated[tuple[str, ...], Meta(min_length=1)]
+    ranks: Annotated[int, Meta(ge=1, le=1 << 20)]
+    user: _Words = ""
+    queue: _Name = "default"
+    time_limit_seconds: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    restartable: bool = False
+    checkpoint_signal: str = "SIGTERM"
+    grace_seconds: _Seconds = 30.0
+    restart_cost_seconds: _Seconds = 10.0
+    max_retries: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    working_directory: str = ""
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def spec(self) -> JobSpec:
+        """The specification that the cycle takes."""
+        if self.working_directory and not self.working_directory.startswith("/"):
+            raise RefusedError(400, f"working_directory: {self.working_directory!r} is no absolute path")
+        return JobSpec(**{name: getattr(self, name) for name in self.__struct_fields__})
+
+
+class Reason(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of an operator's command: who, and why; both are kept in the story."""
+
+    by: _Words = ""
+    reason: _Words = ""
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+async def body_of(request: Request, kind: type[Body]) -> Body:
+    """The body of a POST. Raises RefusedError naming the field that is wrong."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        # Also what keeps a page elsewhere from posting a plain form.
+        raise RefusedError(415, "Content-Type must be application/json")
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > MAX_BODY_BYTES:
+            raise RefusedError(413, f"the body is longer than {MAX_BODY_BYTES} bytes")
+    try:
+        return msgspec.json.decode(bytes(content), type=kind)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$")
+        field = path.rstrip("`").lstrip(".")
+        raise RefusedError(400, f"{field}: {reason}" if field else reason) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RefusedError(400, f"the body is no JSON: {error}") from None
+
+
+def number_of(request: Request, name: str, default: int | None, least: int, most: int) -> int | None:
+    """A whole number of the query. Raises RefusedError naming it."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal() or not text.isascii() or not least <= int(text[:20]) <= most:
+        raise RefusedError(400, f"{name}: expected a whole number from {least} to {most}, not {text!r}")
+    return int(text)

@@ -1,0 +1,305 @@
+"""The controller: one state folder's cycle, feed and detectors, put together and kept apart.
+
+Three kinds of thread: the cycle's (loop.py) owns state, store and backend; the watch's (watch.py) owns fleet and
+detectors; the event loop of whoever serves the API reads the agents' streams and answers. They share nothing but
+queues. Killed at any moment the controller loses nothing that it had acted on, and no job notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import secrets
+import signal
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+
+from starlette.applications import Starlette
+
+from agent.schema.clock import Clock, SystemClock
+from agent.schema.errors import ConfigError, GangwatchError, StateFolderBusyError, StoreError
+from scheduler_feedback.api import create_api
+from scheduler_feedback.backends import Backend
+from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, PolicySet
+from scheduler_feedback.core.fleet import Sample
+from scheduler_feedback.core.measures import measure
+from scheduler_feedback.core.state import Policy
+from scheduler_feedback.detectors import DETECTORS, Detector
+from scheduler_feedback.feed import Feed
+from scheduler_feedback.gate import Gate
+from scheduler_feedback.loop import SNAPSHOT_SECONDS, CycleThread, Hooks
+from scheduler_feedback.recovery import recover
+from scheduler_feedback.store import NumberedEntry, Retention, Store
+from scheduler_feedback.subscribers import Subscribers
+from scheduler_feedback.watch import Watch
+
+WANTED = ("gangwatch_rank_*", "gangwatch_host_pressure*")
+"""Of a frame's columns, what the fleet folds: about 4 kB a node. Records always come."""
+
+STOP_SECONDS = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class Controller:
+    """One controller of one state folder.
+
+    ::
+
+        with Controller(folder, backend, policy) as controller:
+            app = Starlette(routes=[Mount("/", controller.api())], lifespan=lambda _: controller.serving(on_failure))
+            ... serve app; once it listens, controller.announce(url)
+
+    reload: reads the configuration again and gives the policy in it; may raise ConfigError. detectors: those that look
+    at the fleet. Entering raises StateFolderBusyError where the folder has a controller, StoreError where its journal
+    can't be used.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        backend: Backend,
+        policy: Policy,
+        *,
+        reload: Callable[[], Policy] | None = None,
+        detectors: Iterable[Detector] | None = None,
+        clock: Clock | None = None,
+        snapshot_seconds: float = SNAPSHOT_SECONDS,
+        retention: Retention | None = None,
+    ) -> None:
+        self.folder = folder
+        self.subscribers = Subscribers()
+        self.failure: BaseException | None = None
+        self._backend = backend
+        self._policy = policy
+        self._reload = reload
+        self._clock = clock or SystemClock()
+        self._snapshot_seconds = snapshot_seconds
+        self._retention = retention or Retention()
+        self._watch = Watch(
+            detectors if detectors is not None else (make() for make in DETECTORS), self._found, self._clock
+        )
+        self._feed = Feed(folder / "agents", self._watch.offer, WANTED, self._clock)
+        self._gate = Gate(folder / "frozen")
+        self._on_failure: Callable[[], None] | None = None
+        self._lock: int | None = None
+
+    # --- coming and going ---------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Controller:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = _hold(self.folder / "lock")
+        try:
+            self.token = _token(self.folder / "token")
+            self.store = Store(self.folder / "store.sqlite", self._retention)
+            try:
+                recovered = recover(self.store)
+            except BaseException:
+                self.store.close()
+                raise
+        except BaseException:
+            os.close(self._lock)
+            raise
+        _log.info("state of cycle %d, %d cycles replayed", recovered.state.cycle, recovered.cycles)
+        self._watch.restore(recovered.detectors)
+        hooks = Hooks(self._written, self._watch.snapshots, lambda state: tuple(measure(state)), self._died)
+        self.cycle = CycleThread(
+            self.store, recovered, self._backend, self._gate, self._policy, self._clock, hooks, self._snapshot_seconds
+        )
+        self._watch.start()
+        self.cycle.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop within two seconds, with a snapshot; jobs go on."""
+        assert self._lock is not None
+        self._watch.stop()
+        if self.cycle.stop(STOP_SECONDS):
+            self.store.close()
+        else:
+            _log.error("the cycle's thread is still busy after %.0f s; it is left behind", STOP_SECONDS)
+        (self.folder / "controller.json").unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def announce(self, url: str) -> None:
+        """Write controller.json: the controller listens at `url`."""
+        record = {"pid": os.getpid(), "start_time": _start_time(), "url": url}
+        _write_atomically(self.folder / "controller.json", json.dumps(record).encode())
+
+    @asynccontextmanager
+    async def serving(self, on_failure: Callable[[], None]) -> AsyncIterator[None]:
+        """While it lasts, in the loop that serves the API: agents are read, SIGHUP reloads.
+
+        on_failure: called in the loop when a bug has ended a thread or the feed; `failure` then holds what was raised.
+        """
+        loop = asyncio.get_running_loop()
+        reloads: set[asyncio.Task[None]] = set()
+
+        def hang_up() -> None:
+            task = loop.create_task(self._reload_and_log())
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
+
+        def feed_ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _log.critical("the feed ends: this is a bug, please report it", exc_info=error)
+                self.failure = self.failure or error
+                on_failure()
+
+        def from_thread() -> None:
+            loop.call_soon_threadsafe(on_failure)
+
+        self._on_failure = from_thread
+        if self.failure is not None:
+            on_failure()
+        takes_signals = threading.current_thread() is threading.main_thread()
+        if takes_signals:
+            loop.add_signal_handler(signal.SIGHUP, hang_up)
+        feed = loop.create_task(self._feed.run(), name="feed")
+        feed.add_done_callback(feed_ended)
+        try:
+            yield
+        finally:
+            self._on_failure = None
+            if takes_signals:
+                loop.remove_signal_handler(signal.SIGHUP)
+            self.end_streams()
+            feed.cancel()
+            await asyncio.gather(feed, *reloads, return_exceptions=True)
+
+    def end_streams(self) -> None:
+        """End the API's endless answers, so that its server can stop. In the loop that serves them."""
+        self.subscribers.close()
+
+    def api(self) -> Starlette:
+        """The API's app, for the front door to mount."""
+        return create_api(self)
+
+    # --- what others see ----------------------------------------------------------------------------------------------
+
+    def measures(self) -> Iterator[Sample]:
+        """Samples of the catalogue: of state, cycle, store, watch and feed; from any thread."""
+        yield from self.cycle.measures()
+        yield from self._watch.measures()
+        yield from self._feed.measures()
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether jobs are scheduled and watched, and if not, why."""
+        if self.failure is not None:
+            return False, f"a bug ended a part of the controller: {type(self.failure).__name__}: {self.failure}"
+        ready, reason = self.cycle.ready()
+        broken = self._watch.broken()
+        return (ready and not broken), reason or broken
+
+    # --- operators' wishes that concern the whole ---------------------------------------------------------------------
+
+    async def freeze(self, by: str) -> str:
+        """Let no action pass from now on; a warning where that is not in the journal yet, else ''.
+
+        Raises StoreError where it would not outlast this process.
+        """
+        await asyncio.to_thread(self._gate.shut)
+        try:
+            await self._wish(FreezeSet(True, by))
+        except StoreError as error:
+            # A thaw that was under way may have opened the gate meanwhile.
+            await asyncio.to_thread(self._gate.shut)
+            return f"frozen; the journal will hold it once it can be written: {error}"
+        return ""
+
+    async def thaw(self, by: str) -> None:
+        """Let actions pass again. Raises StoreError where that can't be journalled: everything stays frozen then."""
+        await self._wish(FreezeSet(False, by))
+
+    async def reload(self, by: str) -> None:
+        """Read the configuration again and go by its policy. Raises ConfigError, and nothing changes then."""
+        if self._reload is None:
+            raise ConfigError("this controller was given no configuration that could be read again")
+        policy = await asyncio.to_thread(self._reload)
+        await self._wish(PolicySet(policy, by))
+
+    async def _reload_and_log(self) -> None:
+        try:
+            await self.reload("SIGHUP")
+        except GangwatchError as error:
+            _log.error("reload refused, everything stays as it was: %s", error)
+        else:
+            _log.info("reloaded")
+
+    async def _wish(self, event: Event) -> None:
+        await asyncio.wrap_future(self.cycle.wish(lambda _: event))
+
+    # --- from the threads ---------------------------------------------------------------------------------------------
+
+    def _found(self, events: Sequence[Event]) -> None:
+        self.cycle.tell(events)
+
+    def _written(self, events: Sequence[Event], entries: Sequence[NumberedEntry]) -> None:
+        for event in events:
+            if isinstance(event, AttemptEnded):
+                self._watch.forget(event.job_id)
+        if entries:
+            self.subscribers.wake()
+
+    def _died(self, error: BaseException) -> None:
+        self.failure = self.failure or error
+        if (tell := self._on_failure) is not None:
+            tell()
+
+
+# --- files of the state folder ----------------------------------------------------------------------------------------
+
+
+def _hold(path: Path) -> int:
+    """Lock the file for as long as the descriptor is open, with this pid in it. Raises StateFolderBusyError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise StateFolderBusyError(f"a controller (pid {holder}) already runs for {path.parent}") from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def _token(path: Path) -> str:
+    """The API's token; made at the first start. A finished file is linked: nobody ever reads half of one."""
+    if not path.exists():
+        temporary = path.with_name(f".token.{os.getpid()}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, secrets.token_urlsafe(32).encode())
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        finally:
+            os.close(descriptor)
+            temporary.unlink()
+    return path.read_text().strip()
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _start_time() -> int:
+    """Start of this process in clock ticks since boot (field 22 of /proc/PID/stat; names may hold anything)."""
+    return int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])

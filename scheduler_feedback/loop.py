@@ -1,0 +1,391 @@
+"""The cycle's thread: owner of the state, the store and the backend.
+
+One turn of it::
+
+    1  take in what arrived: questions are answered at once, wishes and findings become events
+    2  ask the backend what happened
+    3  in one transaction: write the events, run the cycle, write what it decided       (commit: fsync)
+    4  carry the actions out, each past the gate; write what came of them
+    5  answer the wishes
+
+What the store can't write has not happened. The inputs are written before the cycle runs, so a full disk mostly shows
+before the state has changed; where it shows only at the commit, the state is rebuilt from the store. While the store
+fails no cycle runs: observations and findings wait, wishes are refused, and once a second one small write is tried.
+
+Cycles in which nothing changed are not journalled.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from agent.schema.clock import Clock
+from agent.schema.errors import BackendError, StoreError
+from scheduler_feedback.backends import Backend
+from scheduler_feedback.core.actions import Action, StartGang, StopGang
+from scheduler_feedback.core.events import ActionFailed, Event, FreezeSet, NodeSeen, PolicySet, Tick
+from scheduler_feedback.core.fleet import Sample
+from scheduler_feedback.core.job import StopReason
+from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.cycle import run
+from scheduler_feedback.gate import Gate
+from scheduler_feedback.inbox import Inbox, Question, StoppedError, Wish
+from scheduler_feedback.recovery import Recovered, recover
+from scheduler_feedback.store import NumberedEntry, Store
+
+POLL_SECONDS = 0.15
+TICK_SECONDS = 1.0
+SNAPSHOT_SECONDS = 60.0
+RETRY_SECONDS = 1.0
+"""Between two tries of a store that fails: a disk is not made emptier by asking more often."""
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the thread tells others. All are called on the thread and must not block.
+
+    written: after a commit, the events and the entries. baselines: the detectors' snapshots by name.
+    measures: samples that follow from the state, taken once a tick. died: the thread ends because of a bug.
+    """
+
+    written: Callable[[Sequence[Event], Sequence[NumberedEntry]], None]
+    baselines: Callable[[], Mapping[str, bytes]]
+    measures: Callable[[State], Sequence[Sample]]
+    died: Callable[[BaseException], None]
+
+
+class CycleThread:
+    """Runs the cycle until stopped. Its public methods may be called from any thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        recovered: Recovered,
+        backend: Backend,
+        gate: Gate,
+        policy: Policy,
+        clock: Clock,
+        hooks: Hooks,
+        snapshot_seconds: float = SNAPSHOT_SECONDS,
+    ) -> None:
+        self._store = store
+        self._state = recovered.state
+        self._backend = backend
+        self._gate = gate
+        self._clock = clock
+        self._hooks = hooks
+        self._snapshot_seconds = snapshot_seconds
+        self._inbox = Inbox()
+        self._thread = threading.Thread(target=self._main, name="cycle", daemon=True)
+        self._stop = False
+        self._job_number = store.job_number
+        self._observed: list[Event] = []
+        if self._state.policy != policy:
+            self._observed.append(PolicySet(policy, "configuration"))
+        self._unrecorded: list[tuple[str, str]] = []
+        self._observe_ns = self._tick_ns = self._retry_ns = 0
+        self._snapshot_ns = clock.monotonic_ns()
+        self._looked = self._ready = False
+        self._store_trouble = self._backend_trouble = ""
+        self._counters = {
+            "gangwatch_cycles_total": 0,
+            "gangwatch_store_failures_total": 0,
+            "gangwatch_backend_failures_total": 0,
+            "gangwatch_replay_mismatches_total": recovered.mismatches,
+        }
+        self._state_is_ahead = False  # of the store, because a commit failed after the cycle had run
+        self._flag_stood = False
+        self._cycle_seconds = 0.0
+        self._measures: tuple[Sample, ...] = ()
+
+    # --- any thread ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_seconds: float = 2.0) -> bool:
+        """Finish the turn that is under way, write a snapshot and end. Whether it ended in time."""
+        self._stop = True
+        self._inbox.wake()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def ask(self, question: Callable[[State], _T]) -> Future[_T]:
+        """What `question` says of the state between two cycles. It must not change the state, nor keep parts of it."""
+        answer: Future[_T] = Future()
+        self._inbox.put(Question(question, answer))
+        return answer
+
+    def wish(self, make: Callable[[State], Event]) -> Future[Event]:
+        """Have the event that `make` gives for the present state taken in; answered once it is durable.
+
+        What `make` raises is the answer, and nothing happens then; StoreError where it could not be written.
+        """
+        answer: Future[Event] = Future()
+        self._inbox.put(Wish(make, answer))
+        return answer
+
+    def tell(self, events: Sequence[Event]) -> None:
+        """Findings and observations for the next cycle."""
+        self._inbox.tell(events)
+
+    def new_job_id(self) -> str:
+        """An id that no job had before. On the thread only: inside of a wish."""
+        self._job_number += 1
+        return f"j-{self._job_number:06d}"
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether cycles run, and if not, why."""
+        trouble = self._store_trouble or self._backend_trouble
+        if not self._inbox.open:
+            return False, "the controller is stopping or has failed"
+        return (False, trouble) if trouble else (self._ready, "" if self._ready else "starting")
+
+    def measures(self) -> list[Sample]:
+        """The thread's own samples, and those of the state as of the newest tick."""
+        return [
+            *self._measures,
+            *((name, (), float(value)) for name, value in self._counters.items()),
+            ("gangwatch_cycle_duration_seconds", (), self._cycle_seconds),
+        ]
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            self._carry_out_again()
+            while not self._stop:
+                self._turn()
+            if not self._store_trouble:
+                self._snapshot()
+        except BaseException as error:
+            _log.critical("the cycle's thread ends: this is a bug, please report it", exc_info=error)
+            self._hooks.died(error)
+        finally:
+            self._inbox.close()
+
+    def _turn(self) -> None:
+        arrived = self._inbox.take(POLL_SECONDS)
+        self._observed += arrived.events
+        for question in arrived.questions:
+            question.put_to(self._state)
+        now_ns = self._clock.monotonic_ns()
+        if self._store_trouble and not self._try_store(now_ns):
+            _refuse(arrived.wishes, StoreError(self._store_trouble))
+            return
+        self._observe(now_ns)
+        due = now_ns - self._tick_ns >= TICK_SECONDS * 1e9
+        if arrived.wishes or self._observed or due:
+            self._cycle(arrived.wishes)
+        if due:
+            self._tick_ns = now_ns
+            self._measures = tuple(self._hooks.measures(self._state))
+            self._heed_flag()
+        if self._unrecorded:
+            self._record_outcomes()
+        if now_ns - self._snapshot_ns >= self._snapshot_seconds * 1e9 and not self._store_trouble:
+            self._snapshot()
+
+    # --- 2: what happened ---------------------------------------------------------------------------------------------
+
+    def _observe(self, now_ns: int) -> None:
+        if now_ns - self._observe_ns < POLL_SECONDS * 1e9:
+            return
+        self._observe_ns = now_ns
+        holding = [(job.job_id, job.attempt) for job in self._state.jobs.values() if job.state.holds_slots]
+        try:
+            self._observed += self._node_changes()
+            self._observed += self._backend.observe(holding)
+        except BackendError as error:
+            self._counters["gangwatch_backend_failures_total"] += 1
+            if self._backend_trouble != str(error):
+                _log.error("backend: %s", error)
+            self._backend_trouble = str(error)
+        else:
+            self._backend_trouble = ""
+            self._looked = True
+
+    def _node_changes(self) -> list[Event]:
+        """What of the backend's nodes the state does not know yet."""
+        present = {node.node: node for node in self._backend.nodes()}
+        known = self._state.nodes
+        told = {event.node for event in self._observed if isinstance(event, NodeSeen)}
+        changes: list[Event] = []
+        for name, seen in present.items():
+            node = known.get(name)
+            as_known = node and NodeSeen(name, node.slots, node.devices, node.machine, node.present)
+            if as_known != seen and name not in told:
+                changes.append(seen)
+        for name, node in known.items():
+            if node.present and name not in present and name not in told:
+                changes.append(NodeSeen(name, node.slots, node.devices, node.machine, present=False))
+        return changes
+
+    # --- 3: the cycle -------------------------------------------------------------------------------------------------
+
+    def _cycle(self, wishes: Sequence[Wish]) -> None:
+        granted: list[tuple[Wish, Event]] = []
+        for wish in wishes:
+            if wish.answer.set_running_or_notify_cancel():
+                try:
+                    granted.append((wish, wish.make(self._state)))
+                except Exception as error:  # also a bug of whoever wished: the state is untouched
+                    wish.answer.set_exception(error)
+        events = [*self._observed, *(event for _, event in granted)] or [Tick()]
+        now_ns = max(self._clock.wall_ns(), self._state.now_ns)
+        began_ns = self._clock.monotonic_ns()
+        ran = False
+        try:
+            with self._store.cycle(self._state.cycle + 1, now_ns, events) as record:
+                ran = True
+                outcome = run(self._state, events, now_ns)
+                if outcome.changed:
+                    record.decided(outcome.actions, outcome.entries)
+                else:
+                    record.discard()
+        except StoreError as error:
+            self._store_failed(error, ran)
+            _refuse((wish for wish, _ in granted), error)
+            return
+        except BaseException as error:
+            _refuse((wish for wish, _ in granted), StoppedError(f"a bug ended the controller: {type(error).__name__}"))
+            raise
+        self._observed = []
+        self._ready = self._looked
+        self._counters["gangwatch_cycles_total"] += 1
+        self._cycle_seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
+        gate_trouble = self._move_gate(events)
+        for wish, event in granted:
+            if gate_trouble is not None and isinstance(event, FreezeSet):
+                wish.answer.set_exception(gate_trouble)
+            else:
+                wish.answer.set_result(event)
+        self._hooks.written(events, record.entries)
+        for action in outcome.actions:
+            self._carry_out(action)
+
+    # --- the gate -----------------------------------------------------------------------------------------------------
+
+    def _heed_flag(self) -> None:
+        """An operator may freeze by making the flag file by hand, also while no controller runs."""
+        stands = self._gate.closed() and not self._state.frozen
+        if stands and self._flag_stood:  # at two ticks: a freeze through the API shuts the gate before its event comes
+            self._observed.append(FreezeSet(True, f"the file {self._gate.flag.name}"))
+        self._flag_stood = stands
+
+    def _move_gate(self, events: Sequence[Event]) -> StoreError | None:
+        """Shut or open the gate where the journal says so; what went wrong with it, or None."""
+        if any(isinstance(event, FreezeSet) for event in events):
+            try:
+                self._gate.follow(self._state.frozen)
+            except StoreError as error:
+                _log.error("%s", error)
+                return error
+        return None
+
+    def _store_failed(self, error: StoreError, ran: bool) -> None:
+        self._counters["gangwatch_store_failures_total"] += 1
+        if not self._store_trouble:
+            _log.error("store: %s. No cycle runs until it can be written; jobs go on", error)
+        self._store_trouble = str(error)
+        self._retry_ns = self._clock.monotonic_ns()
+        self._state_is_ahead |= ran
+        if self._state_is_ahead:
+            self._go_back()
+
+    def _go_back(self) -> None:
+        """Rebuild the state from the store: what could not be written has not happened."""
+        try:
+            recovered = recover(self._store)
+        except StoreError as error:
+            _log.error("store: the state can't be rebuilt yet: %s", error)
+        else:
+            self._state = recovered.state
+            self._state_is_ahead = False
+            self._counters["gangwatch_replay_mismatches_total"] += recovered.mismatches
+
+    def _try_store(self, now_ns: int) -> bool:
+        if now_ns - self._retry_ns < RETRY_SECONDS * 1e9:
+            return False
+        self._retry_ns = now_ns
+        try:
+            self._store.probe(self._clock.wall_ns())
+        except StoreError as error:
+            self._store_failed(error, ran=False)
+            return False
+        if self._state_is_ahead:
+            self._go_back()
+            if self._state_is_ahead:
+                return False
+        _log.info("store: it can be written again")
+        self._store_trouble = ""
+        return True
+
+    # --- 4: actions ---------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, action: Action) -> None:
+        # A freeze stops what gangwatch decides; a person who cancels a job has decided it.
+        cancel = isinstance(action, StopGang) and action.why is StopReason.CANCEL
+        if self._gate.closed() and not cancel:
+            outcome = "withheld: frozen"
+            self._observed.append(ActionFailed(action.action_id, action.job_id, "all actions are frozen"))
+        else:
+            outcome = self._apply(action)
+        self._unrecorded.append((action.action_id, outcome))
+
+    def _apply(self, action: Action) -> str:
+        try:
+            self._backend.apply(action)
+        except BackendError as error:
+            self._counters["gangwatch_backend_failures_total"] += 1
+            _log.warning("%s of %s: %s", action.action_id, action.job_id, error)
+            self._observed.append(ActionFailed(action.action_id, action.job_id, str(error)))
+            return f"failed: {error}"
+        return "applied"
+
+    def _carry_out_again(self) -> None:
+        """Before anything else after a start: intents whose outcome was not recorded.
+
+        They may have been carried out or not, and carrying one out twice does it once. A start that a freeze withholds
+        is left to ``observe``, which tells whether it had happened.
+        """
+        for action in self._store.open_actions():
+            job = self._state.jobs.get(action.job_id)
+            if job is None or job.attempt != action.attempt or not job.state.holds_slots:
+                self._unrecorded.append((action.action_id, "superseded"))
+            elif isinstance(action, StartGang) and (self._gate.closed() or self._state.frozen):
+                self._unrecorded.append((action.action_id, "withheld: frozen at a restart"))
+            else:
+                self._carry_out(action)
+        if self._unrecorded:
+            _log.info("%d actions without a recorded outcome were settled", len(self._unrecorded))
+
+    def _record_outcomes(self) -> None:
+        try:
+            self._store.outcomes(self._unrecorded, self._clock.wall_ns())
+        except StoreError as error:
+            self._store_failed(error, ran=False)
+        else:
+            self._unrecorded = []
+
+    def _snapshot(self) -> None:
+        self._snapshot_ns = self._clock.monotonic_ns()
+        living = [job.job_id for job in self._state.jobs.values() if not job.state.ended]
+        try:
+            self._store.snapshot(self._state.cycle, self._state.now_ns, self._state, self._hooks.baselines(), living)
+        except StoreError as error:
+            self._store_failed(error, ran=False)
+
+
+def _refuse(wishes: Iterable[Wish], error: Exception) -> None:
+    for wish in wishes:
+        wish.refuse(error)

@@ -1,0 +1,108 @@
+"""Recovery: the state, rebuilt from the newest snapshot and the journal after it.
+
+The cycle is deterministic, so a replay decides what was decided then, and that is checked action by action. Where it
+differs (another build decides otherwise, or a bug), the recorded actions are what was carried out: the state follows
+them, so that no gang is lost or ended because a controller was upgraded, and the difference is logged and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from scheduler_feedback.core.actions import Action, StartGang
+from scheduler_feedback.core.job import Job, JobState, RankRecord
+from scheduler_feedback.core.state import State
+from scheduler_feedback.cycle import run
+from scheduler_feedback.store import JournalRow, Reader
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """state: as after the newest journalled cycle. detectors: their snapshots by name. cycles: how many were replayed.
+
+    mismatches: of those, how many decided otherwise than was recorded.
+    """
+
+    state: State
+    detectors: dict[str, bytes]
+    cycles: int
+    mismatches: int
+
+
+def recover(store: Reader) -> Recovered:
+    """The state that the store holds. Raises StoreError where it can't be read."""
+    loaded = store.load()
+    state = loaded.state if loaded.state is not None else State()
+    mismatches = sum(not replay_row(state, row) for row in loaded.journal)
+    if mismatches:
+        _log.error(
+            "%d of %d replayed cycles decided otherwise than recorded; the state follows the record",
+            mismatches,
+            len(loaded.journal),
+        )
+    return Recovered(state, loaded.detectors, len(loaded.journal), mismatches)
+
+
+def replay_row(state: State, row: JournalRow) -> bool:
+    """Run one journalled cycle again on `state`; whether it decided what was recorded."""
+    # Cycles in which nothing happened were not journalled; they counted all the same.
+    state.cycle = row.cycle - 1
+    count_before = state.action_count
+    replayed = tuple(run(state, row.events, row.now_ns).actions)
+    # In which words a decision was explained is no part of it.
+    if [replace(action, reason="") for action in replayed] == [replace(action, reason="") for action in row.actions]:
+        return True
+    _log.error("cycle %d: recorded %s, replayed %s", row.cycle, _in_words(row.actions), _in_words(replayed))
+    follow(state, row.actions, replayed, row.now_ns)
+    numbers = [int(number) for action in row.actions if (number := action.action_id.rpartition("-")[2]).isdecimal()]
+    state.action_count = max(count_before, *numbers, 0)
+    return False
+
+
+def follow(state: State, recorded: Sequence[Action], replayed: Sequence[Action], now_ns: int) -> None:
+    """Make the jobs what they are after the recorded actions, where the replayed ones differ."""
+    for job_id in dict.fromkeys(action.job_id for action in (*recorded, *replayed)):
+        done = [action for action in recorded if action.job_id == job_id]
+        wrong = [action for action in replayed if action.job_id == job_id]
+        if done == wrong:
+            continue
+        job = state.jobs.get(job_id)
+        if job is None:
+            start = next((action for action in done if isinstance(action, StartGang)), None)
+            if start is None:
+                continue
+            job = state.jobs[job_id] = Job(job_id, start.spec, JobState.PENDING, now_ns)
+        for action in reversed(wrong):
+            _undo(job, action)
+        for action in done:
+            _do(job, action, now_ns)
+
+
+def _undo(job: Job, action: Action) -> None:
+    if isinstance(action, StartGang):
+        job.state, job.attempt, job.ranks = JobState.PENDING, action.attempt - 1, []
+        job.attempt_started_ns = None
+    else:
+        job.state, job.stop_reason, job.stopping_ns = JobState.RUNNING, None, None
+    job.action_id = ""
+
+
+def _do(job: Job, action: Action, now_ns: int) -> None:
+    job.action_id = action.action_id
+    if isinstance(action, StartGang):
+        job.state, job.attempt, job.stop_reason, job.claim = JobState.STARTING, action.attempt, None, []
+        job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(action.placement)]
+        job.started_ns = job.started_ns if job.started_ns is not None else now_ns
+        job.attempt_started_ns, job.first_step_ns, job.ended_ns = now_ns, None, None
+    else:
+        job.state, job.stop_reason, job.stopping_ns = JobState.STOPPING, action.why, now_ns
+
+
+def _in_words(actions: Sequence[Action]) -> str:
+    return (
+        ", ".join(f"{type(a).__name__} {a.action_id} of {a.job_id} attempt {a.attempt}" for a in actions) or "nothing"
+    )

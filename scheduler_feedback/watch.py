@@ -1,0 +1,175 @@
+"""Watch: the thread that folds frames into the fleet and lets the detectors look at it, once a tick.
+
+Frames wait in a bounded queue: where the thread can't keep up the oldest are dropped and counted, and the fleet sees a
+hole in the sequence, which it counts as telemetry that is missing.
+
+A detector that raises has a bug. Its inner state can't be trusted after that, so it is not asked again in this
+process; the others go on, jobs go on, the traceback is in the log, and readiness says which detector is out until the
+controller is started again (from the detector's last good snapshot).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from agent.schema.clock import Clock
+from agent.schema.errors import FrameError
+from agent.schema.frame import Frame, Layout
+from scheduler_feedback.core.events import Event, FirstStep
+from scheduler_feedback.core.fleet import Fleet, Sample
+from scheduler_feedback.detectors import Detector
+
+TICK_SECONDS = 0.5
+"""Half of a frame's usual second: a finding is at most so much older than the frame that shows it."""
+
+FORGET_SECONDS = 60.0
+QUEUE_FRAMES = 65_536
+"""Five seconds of 12,500 nodes at a frame a second."""
+
+_log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Owns the fleet and the detectors. ``offer`` and ``forget`` may be called from any thread, and never block.
+
+    found: told the findings and first steps, on the watch's thread.
+    """
+
+    def __init__(
+        self,
+        detectors: Iterable[Detector],
+        found: Callable[[Sequence[Event]], None],
+        clock: Clock,
+        tick_seconds: float = TICK_SECONDS,
+        queue_frames: int = QUEUE_FRAMES,
+    ) -> None:
+        self._fleet = Fleet()
+        self._detectors = {detector.name: detector for detector in detectors}
+        self._found = found
+        self._clock = clock
+        self._tick_seconds = tick_seconds
+        self._queue: deque[tuple[Layout, Frame, int]] = deque(maxlen=queue_frames)
+        self._forgotten: deque[str] = deque()
+        # Held while fleet or detectors are touched: a snapshot is taken between two looks, never inside one.
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._good: dict[str, bytes] = {}
+        self._broken: dict[str, str] = {}
+        self._failures = dict.fromkeys(self._detectors, 0)
+        self._failures["fleet"] = 0
+        self._offered = self._taken = self._refused = 0
+        self._measures: tuple[Sample, ...] = ()
+        self._forgot_ns = clock.monotonic_ns()
+
+    # --- any thread --------------------------------------------------------------------------------------------------
+
+    def offer(self, layout: Layout, frame: Frame, received_ns: int) -> None:
+        """Queue a frame. received_ns: monotonic time of its receipt."""
+        self._offered += 1
+        self._queue.append((layout, frame, received_ns))
+
+    def forget(self, gang: str) -> None:
+        """The gang's attempt has ended: what is kept of it is dropped before the next look."""
+        self._forgotten.append(gang)
+
+    def broken(self) -> str:
+        """Why something is out of service, in words; empty where all is well."""
+        return "; ".join(f"{name} failed: {reason}" for name, reason in self._broken.items())
+
+    def measures(self) -> list[Sample]:
+        """Samples of the fleet and of the watch itself, as of the newest tick."""
+        dropped = max(0, self._offered - self._taken - len(self._queue))
+        return [
+            *self._measures,
+            ("gangwatch_watch_frames_dropped_total", (), float(dropped)),
+            ("gangwatch_watch_frames_refused_total", (), float(self._refused)),
+            *(
+                ("gangwatch_detector_failures_total", (("detector", name),), float(failures))
+                for name, failures in self._failures.items()
+            ),
+        ]
+
+    def snapshots(self) -> dict[str, bytes]:
+        """Every detector's baselines by name; of one that is out of service the last good ones."""
+        with self._lock:
+            for name, detector in self._detectors.items():
+                if name not in self._broken:
+                    try:
+                        self._good[name] = detector.snapshot()
+                    except Exception as error:
+                        self._report(name, error)
+            return dict(self._good)
+
+    # --- before the start --------------------------------------------------------------------------------------------
+
+    def restore(self, snapshots: Mapping[str, bytes]) -> None:
+        """Give the detectors their baselines back. One that can't read its own begins anew, which is logged."""
+        for name, detector in self._detectors.items():
+            if name in snapshots:
+                try:
+                    detector.restore(snapshots[name])
+                    self._good[name] = snapshots[name]
+                except ValueError as error:
+                    _log.error("detector %s: its snapshot can't be read, it begins anew: %s", name, error)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_seconds: float = 2.0) -> None:
+        """End the thread after the look that is under way."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._tick_seconds):
+            self.look()
+
+    def look(self) -> None:
+        """Fold in what has arrived, then one tick of every detector."""
+        with self._lock:
+            self._fold()
+            events: list[Event] = [FirstStep(*first) for first in self._fleet.first_steps()]
+            samples: list[Sample] = []
+            now_wall_ns = self._clock.wall_ns()
+            for name, detector in self._detectors.items():
+                if name not in self._broken:
+                    try:
+                        events.extend(detector.tick(self._fleet, now_wall_ns))
+                        samples.extend(detector.measures())
+                    except Exception as error:
+                        self._report(name, error)
+            self._measures = (*self._fleet.measures(), *samples)
+        if events:
+            self._found(events)
+
+    def _fold(self) -> None:
+        for _ in range(len(self._queue)):
+            layout, frame, received_ns = self._queue.popleft()
+            self._taken += 1
+            try:
+                self._fleet.observe(layout, frame, received_ns)
+            except FrameError as error:
+                self._refused += 1
+                _log.warning("frame refused: %s", error)
+            except Exception as error:
+                # A bug of ours, which one frame shows: the rest is still worth having.
+                self._report("fleet", error)
+        while self._forgotten:
+            self._fleet.forget(self._forgotten.popleft())
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._forgot_ns > FORGET_SECONDS * 1e9:
+            self._forgot_ns = now_ns
+            self._fleet.forget_silent(now_ns)
+
+    def _report(self, name: str, error: Exception) -> None:
+        self._failures[name] += 1
+        if name not in self._broken:
+            _log.critical("%s raised; it is a bug, please report it", name, exc_info=error)
+            self._broken[name] = f"{type(error).__name__}: {error}"
