@@ -279,8 +279,11 @@ class CycleThread:
         """An operator may freeze by making the flag file by hand, also while no controller runs."""
         stands = self._gate.closed() and not self._state.frozen
         if stands and self._flag_stood:  # at two ticks: a freeze through the API shuts the gate before its event comes
-            self._observed.append(FreezeSet(True, f"the file {self._gate.flag.name}"))
+            self._observed.append(self._frozen_by_flag())
         self._flag_stood = stands
+
+    def _frozen_by_flag(self) -> FreezeSet:
+        return FreezeSet(True, f"the file {self._gate.flag.name}")
 
     def _move_gate(self, events: Sequence[Event]) -> StoreError | None:
         """Shut or open the gate where the journal says so; what went wrong with it, or None."""
@@ -337,6 +340,8 @@ class CycleThread:
         cancel = isinstance(action, StopGang) and action.why is StopReason.CANCEL
         if self._gate.closed() and not cancel:
             outcome = "withheld: frozen"
+            # Told that it is frozen, the next cycle doesn't decide the same again.
+            self._observed.append(self._frozen_by_flag())
             self._observed.append(ActionFailed(action.action_id, action.job_id, "all actions are frozen"))
         else:
             outcome = self._apply(action)
