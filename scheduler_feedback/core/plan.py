@@ -51,9 +51,10 @@ class Plan:
             self._slots[node.name] = node.slots
             if (tier := tier_of(node)) is not None:
                 self._tier[node.name] = tier
+        masks = self._mask
         for slot in busy:
-            if slot.node in self._mask:
-                self._mask[slot.node] &= ~(1 << slot.slot)
+            if slot.node in masks:
+                masks[slot.node] &= ~(1 << slot.slot)
         self._index()
 
     def _index(self) -> None:

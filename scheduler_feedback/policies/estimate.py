@@ -106,8 +106,10 @@ def releases(state: State, now_ns: int) -> list[Release]:
             found.append(Release(restart + length, job.job_id, claimed))
         if job.state.holds_slots:
             at_ns = end_ns(state.policy, job, worst.get(job.job_id), now_ns)
-            kept = frozenset(claimed)
-            found.append(Release(at_ns, job.job_id, tuple(r.slot for r in job.ranks if r.slot not in kept)))
+            slots = [rank.slot for rank in job.ranks]
+            if claimed:  # what it will go on holding is not freed
+                slots = [slot for slot in slots if slot not in claimed]
+            found.append(Release(at_ns, job.job_id, tuple(slots)))
     found.sort(key=lambda release: (release.at_ns, release.job_id))
     return found
 

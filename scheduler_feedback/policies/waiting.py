@@ -23,7 +23,7 @@ def free_slots(state: State, beside: Iterable[Slot] = ()) -> Plan:
     for job in state.jobs.values():
         busy.extend(job.claim)
         if job.state.holds_slots:
-            busy.extend(rank.slot for rank in job.ranks)
+            busy.extend([rank.slot for rank in job.ranks])
     return Plan(state.nodes.values(), busy)
 
 

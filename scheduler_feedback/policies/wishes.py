@@ -84,9 +84,9 @@ def verdict_judged(turn: Turn, event: VerdictJudged) -> None:
     if event.confirmed:
         quarantine.confirm(turn, event.verdict_id, event.by)
         return
+    quarantine.reject(turn, event.verdict_id, event.by)
     if verdict is not None:
         drop_verdict(turn, verdict, "an operator rejected it")
-    quarantine.reject(turn, event.verdict_id, event.by)
 
 
 def freeze_set(turn: Turn, event: FreezeSet) -> None:

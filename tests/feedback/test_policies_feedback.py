@@ -1,0 +1,470 @@
+"""Migration and quarantine: what verdicts lead to, what they do not, and how decisions are scored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scheduler_feedback import cycle
+from scheduler_feedback.core.actions import StartGang, StopGang
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.events import (
+    AttemptEnded,
+    FirstStep,
+    FreezeSet,
+    NodeCommand,
+    NodeCommanded,
+    NodeSeen,
+    RankExit,
+    Tick,
+    VerdictJudged,
+)
+from scheduler_feedback.core.job import JobKind, JobState, StopReason
+from scheduler_feedback.core.state import Mode, Policy
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind
+from tests.feedback.world import SECOND, World
+
+_MOVABLE: dict[str, Any] = {"restartable": True, "grace_seconds": 4.0, "restart_cost_seconds": 6.0}
+_POLICY = Policy(quarantine_seconds=100.0, probation_seconds=50.0, suspect_seconds=30.0)
+
+
+def four_nodes(policy: Policy = _POLICY, **spec: Any) -> tuple[World, str]:
+    """Four nodes of two slots; a gang of four ranks that runs on n0 and n1."""
+    world = World({f"n{i}": 2 for i in range(4)}, policy)
+    job_id = world.submit(4, 10_000.0, **(_MOVABLE | {"time_limit_seconds": 1000.0} | spec))
+    world.running()
+    world.advance(100.0)
+    return world, job_id
+
+
+def last_stay(world: World) -> dict[str, str]:
+    return dict(next(entry for entry in reversed(world.entries) if entry.kind == "stay").detail)
+
+
+# --- migration -------------------------------------------------------------------------------------------------------
+
+
+def test_a_gang_with_a_straggler_is_moved_and_its_place_is_kept_meanwhile() -> None:
+    world, job_id = four_nodes()
+    waiting = world.submit(6)
+    world.cycle(world.verdict(job_id, rank=3))
+    job = world.state.jobs[job_id]
+    assert (job.state, job.stop_reason) == (JobState.STOPPING, StopReason.MIGRATE)
+    assert {slot.node for slot in job.claim} == {"n0", "n2"}, "its own slots on healthy nodes count as free"
+    assert world.state.nodes["n1"].state is NodeState.QUARANTINE
+    small = world.submit(4, time_limit_seconds=1.0)
+    assert world.job_state(small) is JobState.PENDING, "nobody takes what is kept"
+    outcome = world.end(job_id, 75)
+    (start,) = outcome.actions
+    assert isinstance(start, StartGang)
+    assert (start.job_id, start.attempt, {slot.node for slot in start.placement}) == (job_id, 2, {"n0", "n2"})
+    assert job.retries == 0
+    assert world.job_state(waiting) is JobState.PENDING
+
+
+def test_the_decision_names_its_terms_and_what_else_was_weighed() -> None:
+    world, job_id = four_nodes()
+    world.cycle(world.verdict(job_id, rank=3, confidence=0.95))
+    (entry,) = [entry for entry in world.entries if entry.kind == "migrate"]
+    detail = dict(entry.detail)
+    # 1000 s limit, 100 s run, of which 5 s at half speed: 902.5 s of work are left. 2.5 s had been lost.
+    assert detail["remaining_seconds"] == "902.5"
+    assert detail["slowdown"] == "2.000"
+    assert detail["probability"] == "0.950"
+    assert detail["benefit_seconds"] == "855.0", "p (s - 1) min(R, D/s) = 0.95 * min(902.5, 900)"
+    assert detail["cost_seconds"] == "10.0"
+    assert detail["alternative stay"] == "855.0 s"
+    assert detail["alternative migrate"] == "10.0 s, to n0:0,1 n2:0,1"
+    (decision,) = world.state.decisions
+    assert (decision.applied, decision.cost_seconds, decision.fault_cost_seconds) == (True, 10.0, 2.5)
+    assert decision.predicted_gain_seconds == pytest.approx(845.0)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "spec", "policy", "words"),
+    [
+        ({"kind": Kind.HEALTH}, {}, {}, "a verdict of health is no reason to move"),
+        ({"kind": Kind.HANG}, {}, {}, "a verdict of hang is no reason to move"),
+        ({"cause": Cause.UNKNOWN}, {}, {}, "the cause is unknown"),
+        ({"confidence": 0.8}, {}, {}, "confidence 0.80 is below 0.90"),
+        ({}, {"restartable": False}, {}, "did not declare that it can be restarted"),
+        ({"slowdown": 1.01}, {}, {}, "staying is expected to cost 8.9 s, moving 10 s"),
+        ({}, {"grace_seconds": 900.0}, {}, "moving 15 min"),
+        ({}, {"time_limit_seconds": 105.0}, {}, "staying is expected to cost 7.4 s, moving 10 s"),
+        ({}, {}, {"expected_persistence_seconds": 20.0}, "staying is expected to cost 9.9 s"),
+        ({"slowdown": 1.014}, {}, {"migration_margin": 0.4}, "staying is expected to cost"),
+    ],
+)
+def test_why_a_gang_stays(verdict: dict[str, Any], spec: dict[str, Any], policy: dict[str, Any], words: str) -> None:
+    world, job_id = four_nodes(replace(_POLICY, **policy), **spec)
+    outcome = world.cycle(world.verdict(job_id, rank=3, **verdict))
+    assert not outcome.actions
+    (stay,) = [entry for entry in outcome.entries if entry.kind == "stay"]
+    assert words in stay.text
+    assert {"benefit_seconds", "cost_seconds", "alternative stay", "alternative migrate"} <= dict(stay.detail).keys()
+    assert not world.cycle(Tick()).entries, "said once"
+    explained = cycle.explain(world.state, job_id)
+    assert explained is not None and words in explained.what_would_change_it[0]
+
+
+@pytest.mark.parametrize("kind", [Kind.WORKLOAD, Kind.INTERFERENCE])
+def test_what_is_not_the_node_s_doing_is_not_held_against_it(kind: Kind) -> None:
+    world, job_id = four_nodes()
+    outcome = world.cycle(world.verdict(job_id, rank=3, kind=kind))
+    assert not outcome.actions
+    assert {node.state for node in world.state.nodes.values()} == {NodeState.HEALTHY}
+
+
+def test_a_gang_stays_as_long_as_there_is_no_healthy_place_and_moves_when_there_is() -> None:
+    world, job_id = four_nodes()
+    world.cycle(NodeCommanded("n2", NodeCommand.MAINTENANCE))
+    other = world.submit(1, 10_000.0)
+    world.running()
+    world.cycle(world.verdict(job_id, rank=3))
+    assert "4 slots on healthy nodes other than n1 are not free" in world.entries[-1].text
+    assert last_stay(world)["alternative migrate"] == "10.0 s, nowhere to go"
+    world.end(other, 0)
+    assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE, "in the very cycle that freed the place"
+
+
+def test_a_gang_is_not_moved_again_before_the_cooldown_is_over_and_by_what_moving_really_took() -> None:
+    world, job_id = four_nodes(replace(_POLICY, migration_cooldown_seconds=60.0))
+    world.cycle(world.verdict(job_id, rank=3))
+    world.advance(3.0)
+    world.running()
+    world.advance(5.0)
+    world.cycle(FirstStep(job_id, 2, 900, world.now_ns))
+    (decision,) = world.state.decisions
+    assert decision.outcome_seconds == 8.0
+    assert world.told(job_id)[-1] == "scored"
+    assert dict(world.entries[-1].detail)["save_seconds"] == "1.0"
+    assert dict(world.entries[-1].detail)["restart_seconds"] == "7.0"
+    world.cycle(world.verdict(job_id, rank=0))
+    assert "moved less than 60 s ago" in world.entries[-1].text
+    assert last_stay(world)["cost_seconds"] == "8.0", "what moving it really took, not what its user estimated"
+    world.advance(52.0)
+    assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE
+
+
+def test_the_first_step_of_the_attempt_that_was_left_scores_nothing() -> None:
+    world, job_id = four_nodes()
+    world.cycle(world.verdict(job_id, rank=3))
+    world.cycle(FirstStep(job_id, 1, 3, world.now_ns))
+    assert world.state.decisions[0].outcome_seconds is None
+
+
+def test_a_gang_that_completes_instead_of_stopping_is_completed() -> None:
+    world, job_id = four_nodes()
+    world.cycle(world.verdict(job_id, rank=3))
+    world.end(job_id, 0)
+    job = world.state.jobs[job_id]
+    assert (job.state, job.claim) == (JobState.COMPLETED, [])
+
+
+def test_a_stop_before_a_move_may_end_with_any_exit_codes() -> None:
+    world, job_id = four_nodes()
+    world.cycle(world.verdict(job_id, rank=3))
+    world.end(job_id, 75, 0, 137, 143)
+    assert world.job_state(job_id) is JobState.STARTING
+    assert world.state.jobs[job_id].attempt == 2
+
+
+def test_a_place_that_is_lost_meanwhile_is_looked_for_anew_and_first_of_all() -> None:
+    world, job_id = four_nodes()
+    queued = world.submit(4)
+    world.cycle(world.verdict(job_id, rank=3))
+    assert world.told(queued)[-1] == "started", "it waited for nothing: n2 and n3 were free"
+
+
+def test_the_claim_survives_only_as_long_as_its_nodes() -> None:
+    world, job_id = four_nodes()
+    world.cycle(world.verdict(job_id, rank=3))
+    world.cycle(NodeSeen("n2", 2, present=False))
+    world.end(job_id, 75)
+    assert "claim-lost" in world.told(job_id)
+    assert world.nodes_of(job_id) == {"n0", "n3"}
+
+
+def test_the_next_attempt_avoids_the_node_even_where_the_cap_keeps_it_in_use() -> None:
+    world, job_id = four_nodes()
+    world.cycle(NodeCommanded("n3", NodeCommand.QUARANTINE))
+    world.cycle(world.verdict(job_id, rank=3))
+    assert world.state.nodes["n1"].state is NodeState.SUSPECT, "one of four is in quarantine already"
+    assert any("the most allowed" in entry.text and not entry.applied for entry in world.entries)
+    world.end(job_id, 75)
+    assert world.nodes_of(job_id) == {"n0", "n2"}
+    world.running()
+    assert world.state.jobs[job_id].excluded_nodes == (), "for that attempt, not for ever"
+
+
+def test_verdicts_about_other_attempts_or_unknown_gangs_are_passed_over() -> None:
+    world, job_id = four_nodes()
+    verdict = world.verdict(job_id, rank=3)
+    for other in (replace(verdict, attempt=2), replace(verdict, gang="uid-0/7")):
+        assert not world.cycle(other).entries
+    world.end(job_id, 0)
+    assert not world.cycle(verdict).entries
+    assert not world.state.verdicts
+
+
+def test_a_verdict_with_newer_numbers_replaces_the_old_and_is_told_once() -> None:
+    world, job_id = four_nodes()
+    verdict = world.verdict(job_id, rank=3, confidence=0.5)
+    world.cycle(verdict)
+    world.cycle(replace(verdict, confidence=0.6))
+    assert world.told(job_id).count("verdict") == 1
+    assert world.state.counts["verdicts/straggler/cpu-contention"] == 1
+    world.cycle(replace(verdict, confidence=0.97))
+    assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE
+
+
+def test_an_abstention_is_kept_and_leads_to_nothing() -> None:
+    world, job_id = four_nodes()
+    outcome = world.cycle(Abstention(job_id, 1, None, world.now_ns, "the whole machine is loaded"))
+    assert not outcome.actions
+    assert [(e.kind, "the whole machine is loaded" in e.text) for e in outcome.entries] == [("unknown", True)]
+    assert world.state.counts["abstentions/straggler"] == 1
+
+
+# --- observe and freeze ----------------------------------------------------------------------------------------------
+
+
+def test_observe_mode_says_what_it_would_do_once_and_scores_it_by_what_the_fault_cost() -> None:
+    world, job_id = four_nodes(replace(_POLICY, mode=Mode.OBSERVE))
+    verdict = world.verdict(job_id, rank=3)
+    outcome = world.cycle(verdict)
+    assert not outcome.actions
+    assert {(e.kind, e.applied) for e in outcome.entries} == {("verdict", True), ("suspect", False), ("migrate", False)}
+    assert {node.state for node in world.state.nodes.values()} == {NodeState.HEALTHY}
+    world.advance(40.0)
+    assert len(world.state.decisions) == 1
+    world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "kept pace"))
+    (decision,) = world.state.decisions
+    assert decision.outcome_seconds == pytest.approx(20.0), "40 s at half speed"
+    assert world.told(job_id)[-1] == "scored"
+
+
+def test_observe_mode_scores_what_is_open_when_the_attempt_ends() -> None:
+    world, job_id = four_nodes(replace(_POLICY, mode=Mode.OBSERVE))
+    world.cycle(world.verdict(job_id, rank=3))
+    world.advance(10.0)
+    world.end(job_id, 0)
+    assert world.state.decisions[0].outcome_seconds == pytest.approx(5.0)
+
+
+def test_observe_mode_still_starts_and_cancels_what_users_want() -> None:
+    world, _ = four_nodes(replace(_POLICY, mode=Mode.OBSERVE))
+    assert world.job_state(world.submit(2)) is JobState.STARTING
+
+
+def test_frozen_a_move_is_only_spoken_of_and_made_after_the_thaw() -> None:
+    world, job_id = four_nodes()
+    world.cycle(FreezeSet(True))
+    outcome = world.cycle(world.verdict(job_id, rank=3))
+    assert not outcome.actions
+    assert [(e.kind, e.applied) for e in outcome.entries] == [("verdict", True), ("migrate", False)]
+    assert world.state.nodes["n1"].state is NodeState.HEALTHY
+    assert not world.cycle(Tick()).entries
+    outcome = world.cycle(FreezeSet(False))
+    assert [type(action) for action in outcome.actions] == [StopGang]
+    assert world.state.nodes["n1"].state is NodeState.QUARANTINE
+
+
+# --- quarantine ------------------------------------------------------------------------------------------------------
+
+
+def test_a_verdict_makes_its_node_suspect_as_long_as_it_stands_and_a_while_longer() -> None:
+    world, job_id = four_nodes(restartable=False)
+    verdict = world.verdict(job_id, rank=3)
+    node = world.state.nodes["n1"]
+    world.cycle(verdict)
+    assert (node.state, node.verdict_id) == (NodeState.SUSPECT, verdict.verdict_id)
+    world.advance(500.0)
+    assert node.state is NodeState.SUSPECT
+    world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "kept pace"))
+    world.advance(29.0)
+    assert node.state is NodeState.SUSPECT
+    world.advance(1.0)
+    assert node.state is NodeState.HEALTHY
+
+
+def test_verdicts_of_two_jobs_lead_to_quarantine_and_two_of_one_job_do_not() -> None:
+    world = World({"n0": 4, "n1": 4}, _POLICY)
+    first, second = world.submit(2, 1000.0), world.submit(2, 1000.0)
+    world.running()
+    node = world.state.nodes["n0"]
+    world.cycle(world.verdict(first, rank=0), world.verdict(first, rank=1))
+    assert node.state is NodeState.SUSPECT
+    world.cycle(world.verdict(second, rank=0))
+    assert node.state is NodeState.QUARANTINE
+    assert first in node.reason and second in node.reason
+    assert world.job_state(first) is JobState.RUNNING, "what cannot be moved stays"
+
+
+def quarantined() -> tuple[World, str]:
+    world, job_id = four_nodes()
+    world.cycle(world.verdict(job_id, rank=3))
+    world.end(job_id, 75)
+    world.running()
+    return world, "n1"
+
+
+def test_the_way_back_leads_over_a_probe_and_a_probation() -> None:
+    world, name = quarantined()
+    node = world.state.nodes[name]
+    world.advance(99.0)
+    assert node.state is NodeState.QUARANTINE
+    world.advance(1.0)
+    probe = world.state.jobs["probe-n1-1"]
+    assert (node.state, probe.state, probe.spec.kind) == (NodeState.QUARANTINE, JobState.STARTING, JobKind.PROBE)
+    assert (probe.spec.command, probe.spec.pinned_node) == (("gangwatch-probe",), name)
+    assert world.nodes_of("probe-n1-1") == {name} and len(probe.ranks) == 2
+    world.running()
+    world.end("probe-n1-1", 0)
+    assert (node.state, node.backoff) == (NodeState.PROBATION, 1)
+    world.advance(49.0)
+    assert node.state is NodeState.PROBATION
+    world.advance(1.0)
+    assert (node.state, node.backoff, node.accusers) == (NodeState.HEALTHY, 0, ())
+    assert [k for k in world.told("node:n1") if k != "seen"] == [
+        "suspect",
+        "quarantine",
+        "probe",
+        "probation",
+        "recovered",
+    ]
+
+
+def test_a_probe_that_fails_leads_to_twice_the_quarantine_up_to_the_most() -> None:
+    world, name = quarantined()
+    world.state.policy = replace(world.state.policy, quarantine_max_seconds=300.0)
+    node = world.state.nodes[name]
+    for number, seconds in ((1, 200.0), (2, 300.0), (3, 300.0)):
+        assert node.until_ns is not None
+        world.advance((node.until_ns - world.now_ns) / SECOND)
+        world.running()
+        world.end(f"probe-n1-{number}", 0, 1)
+        assert node.state is NodeState.QUARANTINE
+        assert node.until_ns == world.now_ns + round(seconds * SECOND)
+    assert "probe-n1-3 did not pass: rank 1 exited with 1" in node.reason
+
+
+@pytest.mark.parametrize("seen_running", [True, False])
+def test_a_probe_that_hangs_has_failed(seen_running: bool) -> None:
+    world, name = quarantined()
+    world.state.policy = replace(world.state.policy, probe_timeout_seconds=20.0, start_timeout_seconds=10.0)
+    world.true_seconds["probe-n1-1"] = 1e6
+    world.advance(100.0)
+    if seen_running:
+        world.running()
+    world.advance(20.0)
+    assert world.job_state("probe-n1-1") is JobState.STOPPING
+    world.advance(2.0)
+    assert world.state.jobs["probe-n1-1"].state.ended
+    node = world.state.nodes[name]
+    assert (node.state, node.backoff) == (NodeState.QUARANTINE, 2)
+
+
+def test_without_a_probe_command_quarantine_ends_in_probation() -> None:
+    world, name = quarantined()
+    world.state.policy = replace(world.state.policy, probe_command=())
+    world.advance(100.0)
+    assert world.state.nodes[name].state is NodeState.PROBATION
+
+
+def test_a_verdict_on_probation_leads_back_to_quarantine_for_twice_as_long() -> None:
+    world, name = quarantined()
+    world.advance(100.0)
+    world.end("probe-n1-1", 0)
+    world.submit(2, 1000.0)  # fills what is healthy
+    alone = world.submit(2, 1000.0)
+    world.running()
+    assert world.nodes_of(alone) == {name}
+    world.cycle(world.verdict(alone, rank=1))
+    node = world.state.nodes[name]
+    assert (node.state, node.backoff, node.until_ns) == (NodeState.QUARANTINE, 2, world.now_ns + 200 * SECOND)
+
+
+def test_a_probe_waits_until_what_still_runs_on_the_node_has_gone() -> None:
+    world = World({"n0": 2, "n1": 2}, _POLICY)
+    job_id = world.submit(1, 300.0)
+    world.running()
+    verdict = world.verdict(job_id)
+    world.cycle(verdict)
+    world.cycle(VerdictJudged(verdict.verdict_id, True, "eve"))
+    world.advance(150.0)
+    assert world.job_state("probe-n0-1") is JobState.PENDING
+    assert world.state.jobs["probe-n0-1"].waiting_because == "waits until all slots of n0 are free"
+    world.advance(150.0)
+    assert world.job_state("probe-n0-1") is JobState.RUNNING
+
+
+# --- operators -------------------------------------------------------------------------------------------------------
+
+
+def test_a_confirmed_verdict_quarantines_at_once_and_decides_the_move() -> None:
+    world, job_id = four_nodes()
+    verdict = world.verdict(job_id, rank=3, confidence=0.6, cause=Cause.UNKNOWN)
+    world.cycle(verdict)
+    assert world.job_state(job_id) is JobState.RUNNING
+    world.cycle(VerdictJudged(verdict.verdict_id, True, "eve"))
+    assert world.state.nodes["n1"].state is NodeState.QUARANTINE
+    assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE
+    assert not world.cycle(VerdictJudged(verdict.verdict_id, True, "eve")).entries
+
+
+def test_a_rejected_verdict_releases_its_node_and_never_acts_again() -> None:
+    world, job_id = four_nodes()
+    verdict = world.verdict(job_id, rank=3)
+    world.cycle(verdict)
+    world.end(job_id, 75)
+    world.running()
+    node = world.state.nodes["n1"]
+    assert node.state is NodeState.QUARANTINE and not world.state.verdicts
+    world.cycle(VerdictJudged(verdict.verdict_id, False, "eve"))
+    assert (node.state, node.backoff) == (NodeState.HEALTHY, 0)
+    assert not world.cycle(replace(verdict, attempt=2)).entries
+    assert not world.state.verdicts
+
+
+def test_a_rejected_verdict_does_not_acquit_the_node_of_others() -> None:
+    world = World({"n0": 4, "n1": 4}, _POLICY)
+    first, second = world.submit(2, 1000.0), world.submit(2, 1000.0)
+    world.running()
+    wrong, right = world.verdict(first), world.verdict(second)
+    world.cycle(wrong, right)
+    assert world.state.nodes["n0"].state is NodeState.QUARANTINE
+    world.cycle(VerdictJudged(wrong.verdict_id, False))
+    node = world.state.nodes["n0"]
+    assert (node.state, node.accusers) == (NodeState.SUSPECT, (second,))
+
+
+def test_an_operator_s_quarantine_ends_only_by_release() -> None:
+    world, _ = four_nodes()
+    world.cycle(NodeCommanded("n3", NodeCommand.QUARANTINE, "eve"))
+    world.advance(100_000.0)
+    assert world.state.nodes["n3"].state is NodeState.QUARANTINE
+    world.cycle(NodeCommanded("n3", NodeCommand.RELEASE, "eve"))
+    assert world.state.nodes["n3"].state is NodeState.HEALTHY
+
+
+def test_a_released_node_is_not_accused_again_by_the_same_verdict() -> None:
+    world, job_id = four_nodes(restartable=False)
+    world.cycle(world.verdict(job_id, rank=3))
+    world.cycle(NodeCommanded("n1", NodeCommand.RELEASE, "eve"))
+    world.advance(10.0)
+    assert world.state.nodes["n1"].state is NodeState.HEALTHY
+    assert world.job_state(job_id) is JobState.RUNNING
+
+
+def test_a_release_gives_up_the_probe() -> None:
+    world, name = quarantined()
+    world.advance(100.0)
+    world.running()
+    outcome = world.cycle(NodeCommanded(name, NodeCommand.RELEASE))
+    assert [(type(a), a.job_id) for a in outcome.actions] == [(StopGang, "probe-n1-1")]
+    world.cycle(AttemptEnded("probe-n1-1", 1, (RankExit(0, 143), RankExit(1, 143))))
+    assert world.state.nodes[name].state is NodeState.HEALTHY
+    assert world.job_state("probe-n1-1") is JobState.CANCELLED
