@@ -300,7 +300,7 @@ class _Api:
 
     async def _command_node(self, request: Request) -> Response:
         name, word = request.path_params["node"], request.path_params["command"]
-        if word not in NodeCommand:
+        if word not in tuple(NodeCommand):  # a bare enum refuses to be asked for a str before Python 3.12
             raise RefusedError(404, f"nodes know {', '.join(NodeCommand)}, not {word!r}")
         reason = await body_of(request, Reason)
 

@@ -1,0 +1,111 @@
+"""The front door as a user has it: the program itself, in processes, on a state folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gangwatch.state_folder import StateFolder
+from gangwatch.teardown import remains
+
+DEADLINE_SECONDS = 60.0
+"""Of everything that is waited for: generous, a shared machine is slow at times."""
+
+
+class FrontDoor:
+    """Runs `gangwatch` on one state folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = StateFolder(folder)
+        self.environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("GANGWATCH_", "XDG_"))
+        } | {"HOME": str(folder.parent), "COLUMNS": "200"}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command and leave it running; the caller waits for it."""
+        command, *rest = arguments
+        return subprocess.Popen(
+            [sys.executable, "-m", "gangwatch", command, "--state", str(self.state), *rest],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end. code: the exit code that is expected, None for any."""
+        with self.start(*arguments) as process:
+            out, err = process.communicate(timeout=DEADLINE_SECONDS)
+        assert code is None or process.returncode == code, (
+            f"{arguments}: {process.returncode}\n{out}\n{err}\n{self.logs()}"
+        )
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def json(self, *arguments: str) -> Any:
+        """What a command with --json prints: one document, and nothing else."""
+        command, *rest = arguments
+        return json.loads(self.run(command, "--json", *rest).stdout)
+
+    def up(self, *arguments: str) -> None:
+        self.run("up", "--nodes", "2", "--slots", "2", "--port", "0", "--no-gpus", *arguments)
+
+    def submit(self, *arguments: str) -> str:
+        return self.run("submit", *arguments).stdout.strip()
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        (job,) = (job for job in self.json("jobs", "--all") if job["job"] == job_id)
+        return job
+
+    def wait_for(self, job_id: str, *states: str) -> dict[str, Any]:
+        """The job once it is in one of the states."""
+        found: dict[str, Any] = {}
+
+        def there() -> bool:
+            found.update(self.job(job_id))
+            return found["state"] in states
+
+        wait_until(there, lambda: f"{job_id} is {found} and not {states}\n{self.logs()}")
+        return found
+
+    def kill(self, name: str) -> int:
+        """Kill a daemon with -9, by name: 'supervisor', 'controller', or a node's; its pid, once it is gone."""
+        record = {"supervisor": self.state.supervisor, "controller": self.state.controller}.get(
+            name, lambda: self.state.agent(name)
+        )()
+        assert record is not None, f"{name} does not run"
+        os.kill(record.pid, signal.SIGKILL)
+        wait_until(lambda: not record.alive(), lambda: f"{name} outlives SIGKILL")
+        return record.pid
+
+    def logs(self) -> str:
+        files = sorted((self.state.path / "log").glob("*"))
+        return "\n".join(f"--- {file.name}\n{file.read_text()[-3000:]}" for file in files)
+
+    def close(self) -> None:
+        """Stop everything; nothing may be left, whatever the test did."""
+        self.run("down")
+        assert remains(self.state) == set()
+
+
+def wait_until(condition: Callable[[], bool], complaint: Callable[[], str]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline_s, complaint()
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def front_door(folder: Path) -> Iterator[FrontDoor]:
+    door = FrontDoor(folder / "state")
+    try:
+        yield door
+    finally:
+        door.close()

@@ -1,0 +1,276 @@
+"""`up` and `down`: who is started, adopted, restarted and stopped, also after kill -9 of any of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangwatch.state_folder import StateFolder, start_time_of
+from gangwatch.supervisor import agent_name, daemon_commands
+from gangwatch.teardown import open_attempts, remains
+from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
+
+pytestmark = pytest.mark.xdist_group("front-door")
+
+SLEEPS = ("--", sys.executable, "-c", "import time; time.sleep(600)")
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[FrontDoor]:
+    with front_door(tmp_path) as closed:
+        yield closed
+
+
+def daemons(door: FrontDoor) -> dict[str, int]:
+    """Pids of the daemons that listen."""
+    controller = door.state.controller()
+    found = {name: record.pid for name, record in door.state.agents().items()}
+    return found | ({"controller": controller.pid} if controller is not None else {})
+
+
+def job_processes(door: FrontDoor, job_id: str) -> list[tuple[int, int]]:
+    return [(rank["pid"], rank["start_time"]) for rank in door.job(job_id)["ranks"]]
+
+
+def alive(processes: list[tuple[int, int]]) -> bool:
+    return all(start_time_of(pid) == start_time for pid, start_time in processes)
+
+
+def test_a_second_up_says_so_and_changes_nothing(door: FrontDoor) -> None:
+    door.up()
+    before = daemons(door)
+    assert set(before) == {"node-0", "node-1", "controller"}
+    again = door.run("up")
+    assert "already running" in again.stderr
+    assert daemons(door) == before
+    other = door.run("up", "--nodes", "3", code=1)
+    assert "gangwatch down" in other.stderr
+    assert daemons(door) == before
+
+
+def test_killed_daemons_are_restarted_and_no_job_notices(door: FrontDoor) -> None:
+    door.up()
+    job_id = door.submit("--ranks", "4", "--grace", "1s", *SLEEPS)
+    door.wait_for(job_id, "running")
+    processes = job_processes(door, job_id)
+    before = daemons(door)
+    for name in ("controller", "node-0"):
+        door.kill(name)
+    wait_until(lambda: set(daemons(door)) == set(before), door.logs)
+    after = daemons(door)
+    assert after["node-1"] == before["node-1"]
+    assert after["controller"] != before["controller"]
+    assert after["node-0"] != before["node-0"]
+    assert door.wait_for(job_id, "running")["attempt"] == 1
+    assert job_processes(door, job_id) == processes
+    assert alive(processes)
+
+
+def test_up_after_kill_9_of_the_supervisor_adopts_what_lives_and_starts_what_is_missing(door: FrontDoor) -> None:
+    door.up()
+    job_id = door.submit("--ranks", "2", "--grace", "1s", *SLEEPS)
+    door.wait_for(job_id, "running")
+    processes = job_processes(door, job_id)
+    before = daemons(door)
+    door.kill("supervisor")
+    assert daemons(door) == before, "killing `up` kills no daemon"
+    door.kill("node-1")
+    done = door.run("up")
+    assert f"controller already runs (pid {before['controller']})" in done.stderr
+    after = daemons(door)
+    assert {name: after[name] for name in ("controller", "node-0")} == {
+        name: before[name] for name in ("controller", "node-0")
+    }
+    assert after["node-1"] != before["node-1"]
+    assert alive(processes)
+    # The adopted are watched like its own.
+    door.kill("controller")
+    wait_until(lambda: "controller" in daemons(door), door.logs)
+    assert job_processes(door, job_id) == processes
+
+
+def test_down_stops_everything_when_every_daemon_was_killed(door: FrontDoor) -> None:
+    door.up()
+    job_id = door.submit("--ranks", "4", "--grace", "1s", *SLEEPS)
+    door.wait_for(job_id, "running")
+    processes = job_processes(door, job_id)
+    for name in ("supervisor", "controller", "node-0", "node-1"):
+        door.kill(name)
+    assert alive(processes)
+    assert [attempt.job_id for attempt in open_attempts(door.state)] == [job_id]
+    assert json.loads(door.run("down", "--json").stdout)["jobs"] == 1
+    assert not alive(processes)
+    assert remains(door.state) == set()
+    assert door.json("down") == {"state": str(door.state), "jobs": 0, "daemons": 0}
+    door.up()
+    ended = door.wait_for(job_id, "failed", "cancelled")
+    assert ended["attempt"] == 1
+    assert [rank["exit_code"] for rank in ended["ranks"]] == [143] * 4
+
+
+def test_down_gives_jobs_their_grace_and_kills_what_ignores_it(door: FrontDoor, tmp_path: Path) -> None:
+    door.up()
+    saved = tmp_path / "saved"
+    polite = (
+        "import signal, sys, time, pathlib\n"
+        "def save(*_):\n    time.sleep(0.5)\n"
+        f"    pathlib.Path({str(saved)!r}).touch()\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('set', flush=True)\ntime.sleep(600)"
+    )
+    rude = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('set', flush=True); time.sleep(600)"
+    )
+    jobs = [
+        door.submit("--grace", "20s", "--", sys.executable, "-c", polite),
+        door.submit("--grace", "1s", "--", sys.executable, "-c", rude),
+    ]
+    for job_id in jobs:
+        wait_until(lambda job_id=job_id: "set" in door.run("logs", job_id, code=None).stdout, door.logs)  # type: ignore[misc]
+    processes = [process for job_id in jobs for process in job_processes(door, job_id)]
+    door.run("down")
+    assert saved.exists()
+    assert not any(start_time_of(pid) == start_time for pid, start_time in processes)
+
+
+def test_down_can_keep_jobs_for_the_next_up(door: FrontDoor) -> None:
+    door.up()
+    job_id = door.submit("--grace", "1s", *SLEEPS)
+    door.wait_for(job_id, "running")
+    processes = job_processes(door, job_id)
+    door.run("down", "--keep-jobs")
+    assert daemons(door) == {}
+    assert alive(processes)
+    door.up()
+    assert door.wait_for(job_id, "running")["attempt"] == 1
+    assert job_processes(door, job_id) == processes
+
+
+def test_a_port_in_use_is_one_clear_line_and_leaves_nothing_running(door: FrontDoor) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        failed = door.run("up", "--nodes", "1", "--slots", "1", "--no-gpus", "--port", str(port), code=1)
+    (line,) = [line for line in failed.stderr.splitlines() if line.startswith("Error: ")]
+    assert str(port) in line
+    assert "in use" in line
+    assert failed.stdout == ""
+    assert remains(door.state) == set()
+    assert not door.state.supervisor_file.exists()
+
+
+def test_a_second_controller_is_refused(door: FrontDoor) -> None:
+    door.up()
+    before = daemons(door)
+    refused = door.run("controller", "--port", "0", "--no-gpus", code=1)
+    assert refused.stderr == f"Error: a controller (pid {before['controller']}) already runs for {door.state}\n"
+    refused = door.run("agent", "--node", "node-0", "--slots", "2", code=1)
+    assert refused.stderr == f"Error: an agent of node node-0 (pid {before['node-0']}) already runs for {door.state}\n"
+    assert daemons(door) == before
+
+
+def test_a_wrong_configuration_starts_nothing_and_makes_no_folder(door: FrontDoor, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text("[policy]\nquarantine_secnds = 1\n")
+    refused = door.run("up", "--config", str(file), code=1)
+    assert refused.stderr == (
+        f"Error: {file}: policy.quarantine_secnds: unknown key (did you mean quarantine_seconds?)\n"
+    )
+    assert not door.state.path.exists()
+
+
+def test_a_state_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    refused = FrontDoor(file / "state").run("up", "--port", "0", code=1)
+    assert refused.stderr.startswith(f"Error: state folder {file}/state: ")
+    assert refused.stderr.count("\n") == 1
+
+
+def test_reload_takes_over_what_it_can_and_refuses_what_is_wrong(door: FrontDoor, tmp_path: Path) -> None:
+    file = tmp_path / "gangwatch.toml"
+    text = "[cluster]\nnodes = 2\nslots = 2\ngpus = false\n[controller]\nport = 0\n"
+    file.write_text(text)
+    door.run("up", "--config", str(file))
+    before = daemons(door)
+    file.write_text(
+        text
+        + "mode = 'observe'\n[policy]\nsuspect_seconds = '5m'\nquarantine_seconds = '20m'\n"
+        + "[agent]\ninterval_seconds = 2\n"
+    )
+    foreseen = door.json("reload", "--check-config")
+    assert {change["key"]: change["restart"] for change in foreseen["changes"]} == {
+        "agent.interval_seconds": True,
+        "controller.mode": False,
+        "policy.quarantine_seconds": False,
+    }
+    done = door.run("reload")
+    assert "policy.quarantine_seconds: 600.0 -> 1200.0" in done.stderr
+    assert "not changed: agent.interval_seconds" in done.stderr
+    left = door.json("config", "--config", str(file))
+    assert [change["key"] for change in left["changes"]] == ["agent.interval_seconds"]
+    file.write_text(text + "[policy]\nquarantine_secnds = 1\n")
+    refused = door.run("reload", code=1)
+    assert "policy.quarantine_secnds: unknown key" in refused.stderr
+    controller = door.state.controller()
+    assert controller is not None
+    os.kill(controller.pid, signal.SIGHUP)
+    wait_until(lambda: "quarantine_secnds" in door.state.log_file("controller").read_text(), door.logs)
+    assert daemons(door) == before
+
+
+def test_in_the_foreground_it_stays_and_stops_its_daemons_with_sigterm(door: FrontDoor) -> None:
+    with door.start("up", "--foreground", "--nodes", "1", "--slots", "1", "--no-gpus", "--port", "0") as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "all ready" in line:
+                break
+        assert set(daemons(door)) and door.state.supervisor() is not None
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert daemons(door) == {}
+    assert remains(door.state) == set()
+
+
+def test_an_interrupted_up_leaves_nothing(door: FrontDoor) -> None:
+    with door.start("up", "--nodes", "2", "--slots", "1", "--no-gpus", "--port", "0") as process:
+        wait_until(lambda: door.state.supervisor() is not None, door.logs)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert remains(door.state) == set()
+
+
+def test_commands_of_the_daemons_are_argument_lists_with_what_up_was_given(tmp_path: Path) -> None:
+    from gangwatch.state_folder import NodePlan
+
+    state = StateFolder(tmp_path)
+    commands = daemon_commands(
+        state, (NodePlan("a", 2, ("GPU-1", "GPU-2")), NodePlan("b", 1)), "/etc/g.toml", ("--port", "0")
+    )
+    assert set(commands) == {agent_name("a"), agent_name("b"), "controller"}
+    assert commands["agent-a"][-4:] == ("--device", "GPU-1", "--device", "GPU-2")
+    assert commands["controller"][-4:] == ("--config", "/etc/g.toml", "--port", "0")
+
+
+def test_a_reused_pid_is_never_taken_for_a_daemon(tmp_path: Path) -> None:
+    state = StateFolder(tmp_path)
+    state.prepare()
+    with subprocess.Popen(["sleep", "600"]) as stranger:
+        start_time = start_time_of(stranger.pid)
+        assert start_time is not None
+        state.controller_file.write_text(json.dumps({"pid": stranger.pid, "start_time": start_time - 1, "url": "x"}))
+        assert state.controller() is None
+        FrontDoor(tmp_path).run("down")
+        assert stranger.poll() is None, "a process that only has a daemon's old pid was stopped"
+        stranger.kill()
