@@ -38,7 +38,8 @@ LEAST_PEERS = 4
 class Baseline:
     """Healthy means of n ranks. All times in seconds a step.
 
-    steps: how many it rests on. step_seconds: of the gang. compute, wait: float64 [n].
+    steps: how many it rests on. step_seconds: of the gang. shared_wait: of the collective itself.
+    compute, wait: float64 [n].
     own_spread: float64 [n], standard deviation of the logarithm of a window's computing time against its peers.
     parts: float64 [n, 3], processor, run-queue and block-I/O time, NaN where unknown; parts_compute: float64 [n], the
     computing time over exactly the same windows.
@@ -48,6 +49,7 @@ class Baseline:
 
     steps: int
     step_seconds: float
+    shared_wait: float
     compute: FloatArray
     wait: FloatArray
     own_spread: FloatArray
@@ -111,6 +113,7 @@ def learn(windows: Sequence[Window], role: FloatArray | None, nodes: npt.NDArray
     return Baseline(
         steps=sum(window.steps for window in windows),
         step_seconds=step_seconds,
+        shared_wait=float(np.median([window.shared_wait for window in windows])),
         compute=usual,
         wait=wait,
         own_spread=own,

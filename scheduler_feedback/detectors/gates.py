@@ -21,6 +21,9 @@ from scheduler_feedback.detectors.windows import Places, Window, join, median_of
 LEAST_SLOWDOWN = 1.05
 """Below five per cent nothing is worth stopping a job for (EROICA's and Guard's threshold)."""
 
+HIT_SIGMAS = 2.0
+"""A window in which a rank is slow: by two standard deviations."""
+
 INVERTED = 0.7
 """Public traces: a culprit waited 0.144 times its peers' wait, the lowest healthy rank 0.85 times."""
 
@@ -29,6 +32,20 @@ HELD_SHARE = 0.5
 
 ALONE = 3.0
 """The suspect explains at least this many times what the next rank does; odds below it are no finding."""
+
+
+OWN_RHYTHM_HITS = 3
+OWN_RHYTHM_STEPS = 5
+"""Slow steps that come every n-th step exactly (n >= 5), three times and more, are what the rank itself does then:
+saving a checkpoint, evaluating, collecting garbage. A fault does not count steps, unless it stops them in step with
+itself: a stopped process is exempt."""
+
+CONCENTRATED = 0.6
+"""One step holds at least this share of its window's excess."""
+
+LARGER_PART = float(np.log(1.6))
+"""A rank that never was faster may have more to do: pipeline stages of healthy jobs differ by up to half (ByteDance
+trace ST; NVRx's rule, 1.33 times, names two of its ranks). Beyond this it is told as a straggler, with doubt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +86,19 @@ class Case:
     baseline: Baseline
     best_step_seconds: float
     alarmed: frozenset[int]
-    hits: int
     unrest: float
     shared_machine: bool
+
+
+def slow_windows(interval: Sequence[Judged], rank: int) -> list[Window]:
+    """The windows in which the rank is slow: by two standard deviations, and not by a trifle beside the rest.
+
+    The second largest excess is the measure, so that one long stall makes no other window small.
+    """
+    sigmas = np.array([judged.sigmas[rank] for judged in interval])
+    second = np.partition(sigmas, -2)[-2] if len(sigmas) > 1 else 0.0
+    least = max(HIT_SIGMAS, second / 4)
+    return [judged.window for judged in interval if judged.sigmas[rank] >= least]
 
 
 def judge(case: Case) -> Judgement:
@@ -96,6 +123,7 @@ def judge(case: Case) -> Judgement:
     next_gain = float(others_gain.max()) if len(others_gain) else 0.0
     sigmas = float(np.mean([judged.sigmas[rank] for judged in case.interval]))
     split = _attribute(case, windows, from_start)
+    hits = len(slow_windows(case.interval, rank))
 
     against_own = f"its own mean over {baseline.steps} steps of warm-up, times {drift:.3g} as its peers drifted"
     against_peers = "its peers, to which it should be alike from the start"
@@ -134,11 +162,11 @@ def judge(case: Case) -> Judgement:
         ),
         Evidence(
             "slow_windows",
-            float(case.hits),
+            float(hits),
             float(len(windows)),
             "windows",
             "all windows since the alarm began",
-            weighing.of_persistence(case.hits, len(windows)),
+            weighing.of_persistence(hits, len(windows)),
         ),
         Evidence(
             "unrest_of_others",
@@ -179,6 +207,13 @@ def judge(case: Case) -> Judgement:
         refusal = (
             f"it waits {wait[rank] / max(others_wait, 1e-9):.2g} times as long as its peers: they are not its victims"
         )
+    elif from_start and not baseline.role_known and np.log(compute[rank] / usual) < LARGER_PART:
+        refusal = (
+            f"it computes {compute[rank] / usual:.3g} times as long as its peers and has done so from the start: "
+            "whether it has more to do or does it more slowly cannot be told"
+        )
+    elif split.cause is not Cause.SUSPENDED and (rhythm := _rhythm(case, usual * drift)):
+        refusal = f"it is slow at every {rhythm}th step exactly: something that it does itself, such as saving"
     elif own_gain < ALONE * next_gain:
         refusal = "another rank explains the slowness nearly as well"
     elif case.shared_machine and split.may_be_chance_load:
@@ -204,6 +239,19 @@ def _held(wait: FloatArray, usual: FloatArray | None, rank: int) -> float:
     """By how much longer the others wait than the rank does, beyond what is usual between them; seconds a step."""
     now = float(median_of_others(wait)[rank] - wait[rank])
     return now if usual is None else now - float(median_of_others(usual)[rank] - usual[rank])
+
+
+def _rhythm(case: Case, usual: float) -> int:
+    """Every how many steps the rank is slow, where one step makes each slow window and they come exactly so; or 0."""
+    rank = case.rank
+    slow = slow_windows(case.interval, rank)
+    excess = np.array([(window.compute[rank] - usual) * window.steps for window in slow])
+    peaks = np.array([window.peak[rank] - usual for window in slow])
+    if len(slow) < OWN_RHYTHM_HITS or (peaks < CONCENTRATED * excess).any():
+        return 0
+    apart = np.diff([int(window.peak_step[rank]) for window in slow])
+    rhythm = int(apart.min())
+    return rhythm if rhythm >= OWN_RHYTHM_STEPS and not (apart % rhythm).any() else 0
 
 
 def _attribute(case: Case, windows: Sequence[Window], from_start: bool) -> Attribution:

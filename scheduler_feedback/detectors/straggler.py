@@ -16,8 +16,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from scheduler_feedback.core.fleet import Fleet, Sample
-from scheduler_feedback.core.gangs import STOPPED, FloatArray, Gang
-from scheduler_feedback.core.verdict import Abstention, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.core.gangs import FloatArray, Gang
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
 from scheduler_feedback.detectors.baseline import (
     LEAST_PEERS,
     SKIPPED_STEPS,
@@ -28,10 +28,11 @@ from scheduler_feedback.detectors.baseline import (
     learn,
     log_compute,
 )
-from scheduler_feedback.detectors.gates import LEAST_SLOWDOWN, Case, Judged, Judgement, judge
+from scheduler_feedback.detectors.gates import LEAST_SLOWDOWN, Case, Judged, Judgement, judge, slow_windows
 from scheduler_feedback.detectors.watched import RECENT_WINDOWS, Standing, Watched, dump, load
 from scheduler_feedback.detectors.windows import (
     Window,
+    blame_stopped,
     cut,
     join,
     median_of_others,
@@ -50,11 +51,16 @@ ALARM = 8.0
 HIGHEST_SCORE = 12.0
 """Bounds how long a sum takes to come down after the fault has gone."""
 
-HIT_SIGMAS = 2.0
 LEAST_HITS = 3
 LEAST_HITS_STOPPED = 2
 """Persistence: fewer than three slow windows are an accident. Two suffice where the rank was also seen stopped: no
 accident stops a process twice, and stalls of seconds make few windows."""
+
+ATTRIBUTION_NS = 2_500_000_000
+"""Counters sampled once a second say little of where time went in a shorter interval."""
+
+CAUSE_NS = 6_000_000_000
+"""An alarm whose cause is not clear waits so long for it to become clear before it is told without."""
 
 CLEAR_SCORE = ALARM / 3
 CLEAR_WINDOWS = 5
@@ -159,7 +165,9 @@ class StragglerDetector:
     def _take(self, name: str, watched: Watched, window: Window, gang: Gang, fleet: Fleet) -> list[Finding]:
         if watched.baseline is None:
             return self._warm_up(name, watched, window, gang, fleet)
-        self._judge_window(watched, watched.baseline, window)
+        self._judge_window(
+            watched, watched.baseline, blame_stopped(window, watched.baseline.shared_wait, watched.where)
+        )
         return self._conclude(name, watched, watched.baseline, gang, fleet)
 
     def _warm_up(self, name: str, watched: Watched, window: Window, gang: Gang, fleet: Fleet) -> list[Finding]:
@@ -254,7 +262,6 @@ class StragglerDetector:
             baseline=baseline,
             best_step_seconds=watched.best_step_seconds,
             alarmed=frozenset(alarmed),
-            hits=_hits(watched, rank),
             unrest=spread_of_others(np.array(watched.shifts), rank),
             shared_machine=len(machines) < len(watched.where.names),
         )
@@ -264,6 +271,9 @@ class StragglerDetector:
         standing = watched.standing.get(rank)
         interval = watched.interval(rank)
         if standing is None:
+            seen_ns = interval[-1].window.first_ns - interval[0].window.first_ns
+            if judgement.cause is Cause.UNKNOWN and seen_ns < CAUSE_NS:
+                return []
             first_ns = interval[0].window.first_ns
             verdict_id = f"{name}.{watched.attempt}.{watched.ranks[rank]}.{first_ns}"
             standing = watched.standing[rank] = Standing(verdict_id, first_ns, judgement.confidence)
@@ -328,17 +338,13 @@ class StragglerDetector:
         return [Abstention(name, watched.attempt, None, window.last_ns, reason, (), self.name)]
 
 
-def _hits(watched: Watched, rank: int) -> int:
-    return sum(bool(judged.sigmas[rank] >= HIT_SIGMAS) for judged in watched.interval(rank))
-
-
 def _persistent(watched: Watched, rank: int) -> bool:
-    """Whether the alarm rests on enough slow windows to be no accident."""
-    hits, interval = _hits(watched, rank), watched.interval(rank)
-    if hits >= LEAST_HITS or hits < LEAST_HITS_STOPPED:
-        return hits >= LEAST_HITS
-    stopped = interval[-1].window.began.values[rank, STOPPED] - interval[0].window.began.values[rank, STOPPED]
-    return bool(stopped > 0)
+    """Whether the alarm rests on enough slow windows to be no accident, and on enough time to say where it went."""
+    interval = watched.interval(rank)
+    slow = slow_windows(interval, rank)
+    if not slow or interval[-1].window.first_ns - interval[0].window.first_ns < ATTRIBUTION_NS:
+        return False
+    return len(slow) >= (LEAST_HITS_STOPPED if sum(window.stopped[rank] for window in slow) > 0 else LEAST_HITS)
 
 
 def _before(watched: Watched, interval: int) -> float:

@@ -94,6 +94,7 @@ class _Kept(msgspec.Struct):
     best_step_seconds: float
     steps: int
     step_seconds: float
+    shared_wait: float
     role_known: bool
     arrays: dict[str, bytes]
     standing: dict[int, tuple[str, int, float]]
@@ -130,6 +131,7 @@ def _keep(watched: Watched, baseline: Baseline) -> _Kept:
         best_step_seconds=watched.best_step_seconds,
         steps=baseline.steps,
         step_seconds=baseline.step_seconds,
+        shared_wait=baseline.shared_wait,
         role_known=baseline.role_known,
         arrays={name: array.astype("<f8").tobytes() for name, array in arrays.items()},
         standing={r: (s.verdict_id, s.first_ns, s.told_confidence) for r, s in watched.standing.items()},
@@ -162,6 +164,7 @@ def _unpack(kept: _Kept) -> Watched:
     watched.baseline = Baseline(
         steps=kept.steps,
         step_seconds=kept.step_seconds,
+        shared_wait=kept.shared_wait,
         compute=arrays["compute"],
         wait=arrays["wait"],
         own_spread=arrays["own_spread"],

@@ -16,15 +16,16 @@ from scheduler_feedback.detectors.attribution import CONTENTION_HINT, Attributio
 PRIOR = -2.0
 """Of alarms that pass every gate about one in eight would be a straggler if nothing more were known."""
 
-BOUND = 4.0
+BOUND = 5.0
 """No single fact decides alone."""
 
 SUSPENDED_SEEN = 2.0
 CAUSE_CLEAR = 0.75
 CAUSE_UNKNOWN = -1.0
 COUNTERS_MISSING = -1.5
-ROLE_UNKNOWN = -4.0
-"""Slow from the start with no earlier attempt to compare: its share of the work may simply be larger."""
+ROLE_UNKNOWN = -5.0
+"""Slow from the start with no earlier attempt to compare: its part of the work may simply be larger. With this, no
+verdict of that sort reaches the confidence that an action on a running job needs, unless the rank was seen stopped."""
 
 
 def bounded(value: float, low: float = -BOUND, high: float = BOUND) -> float:
@@ -43,8 +44,8 @@ def of_residual(sigmas: float) -> float:
 
 
 def of_slowdown(slowdown: float) -> float:
-    """What the job loses: little weight at the gate's 5 %, two from 25 % on."""
-    return bounded((slowdown - 1.05) * 10.0, 0.0, 2.0)
+    """What the job loses: against at the gate's 5 %, where chance reaches; two from 30 % on."""
+    return bounded((slowdown - 1.10) * 10.0, -0.5, 2.0)
 
 
 def of_waits(held: float, excess: float) -> float:
@@ -54,7 +55,7 @@ def of_waits(held: float, excess: float) -> float:
 
 def of_persistence(hits: int, windows: int) -> float:
     """Slow windows in the interval: more of them, and the larger their share."""
-    return bounded(0.25 * (hits - 3) + hits / max(windows, 1) - 0.5, -0.5, 1.5)
+    return bounded(0.25 * (hits - 3) + 2.0 * hits / max(windows, 1) - 1.0, -1.0, 1.5)
 
 
 def of_margin(gain: float, next_gain: float) -> float:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_feedback.core.gangs import Consumed, FloatArray, Gang, IntArray, Steps
+from scheduler_feedback.core.gangs import STOPPED, Consumed, FloatArray, Gang, IntArray, Steps
 
 WINDOW_SECONDS = 1.0
 """Frames come once a second: shorter windows find nothing sooner."""
 
 WINDOW_STEPS = 5
 """Fewer steps make a noisy mean; at steps of over 0.2 s the windows grow instead."""
+
+SHARED_WAIT_SLACK = 1.25
+"""The collective's own time varies with load by about a quarter; a stop is not such a trifle."""
 
 LEAST_COMPUTE = 0.02
 """Computing below this share of a step counts as this much: a change of it cannot move the step time measurably."""
@@ -34,7 +37,10 @@ class Window:
     compute, wait: float64 [n] mean seconds a step, NaN where waits are unknown.
     gain: float64 [n], mean over steps of (largest computing time - largest of the others'): by so much would the
     steps have been shorter without the rank. node_gain: float64 [m], the same without a whole node.
-    began: cumulative counters at the beginning of the window.
+    peak, peak_step: float64 and int64 [n], each rank's largest computing time and the number of that step.
+    shared_wait: mean over steps of the shortest wait of any rank: what the collective itself takes.
+    began: cumulative counters at the beginning of the window. stopped: float64 [n], how many samples found the rank
+    stopped during it.
     """
 
     steps: int
@@ -45,7 +51,11 @@ class Window:
     wait: FloatArray
     gain: FloatArray
     node_gain: FloatArray
+    peak: FloatArray
+    peak_step: IntArray
+    shared_wait: float
     began: Consumed
+    stopped: FloatArray
 
     @property
     def known(self) -> bool:
@@ -86,6 +96,7 @@ def cut(gang: Gang, steps: Steps, where: Places, wall_offset_ns: int) -> tuple[l
 def _window(gang: Gang, steps: Steps, rows: slice, where: Places, wall_offset_ns: int) -> Window:
     seconds, waits = steps.seconds[rows], steps.wait_seconds[rows]
     began_ns: IntArray = steps.end_ns[rows.start] - np.rint(seconds[0] * 1e9).astype(np.int64)
+    began, ended = gang.consumed(began_ns), gang.consumed(steps.end_ns[rows][-1])
     compute = seconds - waits
     ranks, nodes = compute.shape[1], len(where.names)
     if np.isfinite(waits).all():
@@ -103,8 +114,31 @@ def _window(gang: Gang, steps: Steps, rows: slice, where: Places, wall_offset_ns
         wait=waits.mean(axis=0),
         gain=gain,
         node_gain=by_node,
-        began=gang.consumed(began_ns),
+        peak=compute.max(axis=0),
+        peak_step=steps.number[rows][compute.argmax(axis=0)],
+        shared_wait=float(waits.min(axis=1).mean()),
+        began=began,
+        stopped=np.nan_to_num(ended.values[:, STOPPED] - began.values[:, STOPPED]),
     )
+
+
+def blame_stopped(window: Window, usual_shared_wait: float, where: Places) -> Window:
+    """Give what the collective took beyond its usual time to the rank that was seen stopped, if there is just one node.
+
+    A rank that is stopped inside of the collective holds everybody up and looks like everybody else: all wait. Only
+    its process state tells; what was waiting then becomes its own time.
+    """
+    excess = window.shared_wait - SHARED_WAIT_SLACK * usual_shared_wait
+    stopped = np.flatnonzero(window.stopped > 0)
+    if not excess > 0 or not len(stopped) or len(set(where.index[stopped].tolist())) > 1:
+        return window
+    rank = int(window.stopped.argmax())
+    compute, wait, gain, node_gain = (a.copy() for a in (window.compute, window.wait, window.gain, window.node_gain))
+    compute[rank] += excess
+    wait[rank] -= excess
+    gain[rank] += excess
+    node_gain[where.index[rank]] += excess
+    return replace(window, compute=compute, wait=wait, gain=gain, node_gain=node_gain)
 
 
 def _gain(compute: FloatArray) -> FloatArray:
