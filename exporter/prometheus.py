@@ -169,7 +169,7 @@ def expose_families(samples: Iterable[tuple[str, tuple[tuple[str, str], ...], fl
         if prefix in rows:
             raise ValueError(f"{prefix.rstrip()} stands twice")
         if not math.isnan(value):
-            rows[prefix] = str(value) if isinstance(value, int) else gauge_text(float(value))
+            rows[prefix] = str(int(value)) if isinstance(value, int) else gauge_text(float(value))
     parts: list[str] = []
     for name, rows in families.items():
         if rows:

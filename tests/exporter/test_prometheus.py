@@ -1,0 +1,202 @@
+"""Prometheus text: read back by Prometheus's own parsers, digit for digit."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.schema.catalog import BY_NAME, METRICS, Metric
+from agent.schema.errors import FrameError
+from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
+from exporter.prometheus import counter_text, decimals_of, expose, expose_families, gauge_text
+from tests import needs
+from tests.exporter.sample_frames import (
+    LABEL_TEXT,
+    METRIC_NAMES,
+    exposed,
+    frame_of,
+    series_key,
+    small_frame,
+    small_layout,
+)
+
+GOLDEN = r"""# HELP gangwatch_host_load1 Load average over one minute.
+# TYPE gangwatch_host_load1 gauge
+gangwatch_host_load1{node="n0"} 0.21
+# HELP gangwatch_gpu_power_watts Power drawn, as the driver averages it.
+# TYPE gangwatch_gpu_power_watts gauge
+gangwatch_gpu_power_watts{gpu="GPU-1",node="n0"} 345.678
+gangwatch_gpu_power_watts{gpu="GPU-2",node="n0"} 1e-07
+# HELP gangwatch_host_cpu_seconds_total Time of all processors by mode.
+# TYPE gangwatch_host_cpu_seconds_total counter
+gangwatch_host_cpu_seconds_total{mode="user",node="n0"} 9223372036.854775809
+gangwatch_host_cpu_seconds_total{mode="idle",node="n0"} 0.000000005
+# HELP gangwatch_host_network_receive_errors_total Receive errors of the interface.
+# TYPE gangwatch_host_network_receive_errors_total counter
+gangwatch_host_network_receive_errors_total{device="a\"b\\c\nd",node="n0"} 3
+"""
+
+
+def parsed(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    names: list[str] = []
+    for family in text_string_to_metric_families(text.decode()):
+        names.append(family.name)
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in samples, "a series stands twice"
+            samples[key] = float(sample.value)
+    assert len(set(names)) == len(names), "a family stands in two places"
+    return samples
+
+
+def expected(layout: Layout, frame: Frame) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    samples = {}
+    for column, value in zip(layout.gauges, frame.gauges.tolist(), strict=True):
+        if not math.isnan(value):
+            samples[column.metric, (*column.labels, ("node", layout.node))] = value
+    for column, raw, valid in zip(layout.counters, frame.counters.tolist(), frame.counters_valid.tolist(), strict=True):
+        if valid:
+            scaled = Decimal(raw) * Decimal(str(BY_NAME[column.metric].scale))
+            samples[column.metric, (*column.labels, ("node", layout.node))] = float(scaled)
+    return {(name, tuple(sorted(labels))): value for (name, labels), value in samples.items()}
+
+
+def test_the_text_of_a_known_frame() -> None:
+    layout = small_layout()
+    assert expose(layout, small_frame(layout)).decode() == GOLDEN
+
+
+@given(exposed())
+def test_any_frame_is_read_back_as_it_is(made: tuple[Layout, Frame]) -> None:
+    layout, frame = made
+    text = expose(layout, frame)
+    assert parsed(text) == expected(layout, frame)
+    assert b"nan" not in b" ".join(line.rpartition(b" ")[2].lower() for line in text.splitlines())
+
+
+@given(st.integers(0, 2**64 - 1), st.sampled_from([0, 3, 9]))
+def test_a_counter_keeps_every_digit(raw: int, decimals: int) -> None:
+    assert Decimal(counter_text(raw, decimals)) == Decimal(raw).scaleb(-decimals)
+    assert "e" not in counter_text(raw, decimals).lower()
+
+
+@given(st.floats(allow_nan=False))
+def test_a_gauge_reads_back_as_the_same_number(value: float) -> None:
+    assert float(gauge_text(value)) == value
+
+
+def test_every_scale_of_the_catalogue_can_be_printed_without_loss() -> None:
+    for metric in METRICS:
+        decimals_of(metric)
+    with pytest.raises(ValueError, match="scale"):
+        decimals_of(Metric("x", "counter", "help", scale=1 / 1024))
+
+
+def test_no_label_of_ours_is_one_of_prometheus_own() -> None:
+    for metric in METRICS:
+        assert not {"job", "instance", "node", "le", "quantile"} & set(metric.labels), metric.name
+        assert not any(label.startswith("__") for label in metric.labels), metric.name
+        assert metric.labels == tuple(sorted(metric.labels)), metric.name
+
+
+def test_a_frame_that_does_not_fit_is_refused() -> None:
+    layout = small_layout()
+    with pytest.raises(FrameError):
+        expose(small_layout("n1"), small_frame(layout))
+
+
+@pytest.mark.parametrize(
+    ("gauges", "counters", "named"),
+    [
+        ([Column("gangwatch_unheard_of")], [], "gangwatch_unheard_of is not"),
+        ([Column("gangwatch_agent_frames_total")], [], "is a counter"),
+        ([], [Column("gangwatch_host_load1")], "is a gauge"),
+    ],
+)
+def test_a_column_that_is_not_the_catalogues_is_refused(
+    gauges: list[Column], counters: list[Column], named: str
+) -> None:
+    layout = make_layout("n0", [Tier("any", 1.0)], gauges, counters)
+    with pytest.raises(FrameError, match=named):
+        expose(layout, frame_of(layout, [1.0] * len(gauges), [1] * len(counters)))
+
+
+def whole_catalogue() -> tuple[Layout, Frame]:
+    def column(metric: Metric, value: str) -> Column:
+        return Column(metric.name, tuple((label, value) for label in metric.labels))
+
+    gauges = [column(metric, "a") for metric in METRICS if metric.kind != "counter"]
+    counters = [column(metric, value) for value in "ab" for metric in METRICS if metric.kind == "counter"]
+    counters = list(dict.fromkeys(counters))
+    layout = make_layout("n0", [Tier("any", 1.0)], gauges, counters)
+    return layout, frame_of(layout, [0.5] * len(gauges), list(range(len(counters))))
+
+
+def test_promtool_finds_nothing_to_say_about_the_whole_catalogue() -> None:
+    promtool = needs.component("promtool", "prometheus")
+    checked = subprocess.run([promtool, "check", "metrics"], input=expose(*whole_catalogue()), capture_output=True)
+    assert (checked.returncode, checked.stdout.decode(), checked.stderr.decode()) == (0, "", "")
+
+
+# --- by name ---------------------------------------------------------------------------------------------------------
+
+
+def test_samples_by_name_are_grouped_by_family() -> None:
+    text = expose_families(
+        [
+            ("gangwatch_nodes", (("state", "healthy"),), 3),
+            ("gangwatch_frozen", (), 0.0),
+            ("gangwatch_nodes", (("state", "suspect"),), math.nan),
+            ("gangwatch_nodes", (("state", "quarantine"),), 1),
+            ("gangwatch_feed_connected", (("node", "n0"),), True),
+            ("gangwatch_gang_step_seconds", (("gang", 'j"1'),), math.inf),
+            ("gangwatch_slots", (("use", "free"),), math.nan),
+        ]
+    ).decode()
+    assert [line for line in text.splitlines() if not line.startswith("#")] == [
+        'gangwatch_nodes{state="healthy"} 3',
+        'gangwatch_nodes{state="quarantine"} 1',
+        "gangwatch_frozen 0.0",
+        'gangwatch_feed_connected{node="n0"} 1',
+        'gangwatch_gang_step_seconds{gang="j\\"1"} +Inf',
+    ]
+    assert text.count("# TYPE gangwatch_nodes gauge") == 1
+    assert "gangwatch_slots" not in text
+
+
+@given(
+    st.lists(
+        st.tuples(METRIC_NAMES, st.lists(LABEL_TEXT, min_size=5, max_size=5), st.floats()),
+        max_size=10,
+        unique_by=series_key,
+    )
+)
+def test_any_samples_are_read_back_as_they_are(samples: list[tuple[str, list[str], float]]) -> None:
+    given_samples = [
+        (name, tuple(zip(BY_NAME[name].labels, values, strict=False)), value) for name, values, value in samples
+    ]
+    back = parsed(expose_families(given_samples))
+    assert back == {(name, labels): value for name, labels, value in given_samples if not math.isnan(value)}
+
+
+@pytest.mark.parametrize(
+    ("samples", "named"),
+    [
+        ([("gangwatch_unheard_of", (), 1.0)], "gangwatch_unheard_of"),
+        ([("gangwatch_nodes", (), 1.0)], "gangwatch_nodes: labels"),
+        ([("gangwatch_frozen", (("job", "x"),), 1.0)], "gangwatch_frozen: labels"),
+        ([("gangwatch_frozen", (), 1.0), ("gangwatch_frozen", (), 0.0)], "twice"),
+    ],
+)
+def test_samples_that_are_not_the_catalogues_are_refused(
+    samples: list[tuple[str, tuple[tuple[str, str], ...], float]], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        expose_families(samples)

@@ -1,0 +1,415 @@
+"""The server over real sockets: what it answers, whom it refuses, and that its streams follow a node."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from agent.schema.clock import ManualClock
+from agent.schema.errors import ConfigError
+from agent.schema.frame import Frame, Layout, MessageSplitter, check_fits, decode
+from exporter.frames import FRAME_TYPE
+from exporter.prometheus import CONTENT_TYPE, expose
+from exporter.server import (
+    MOST_STREAMS,
+    STREAM_FRAMES,
+    AgentApp,
+    ThreadedServer,
+    agent_app,
+    create_server,
+    is_loopback,
+    listen,
+    url_of,
+)
+from tests.exporter.sample_frames import small_frame, small_layout
+
+
+class Source:
+    """A node as the server sees it, whose frames the test makes."""
+
+    def __init__(self) -> None:
+        self.layout = small_layout()
+        self.seq = 0
+        self.made: tuple[Layout, Frame] | None = None
+        self.listeners: list[Callable[[Layout, Frame], None]] = []
+
+    def newest(self) -> tuple[Layout, Frame] | None:
+        return self.made
+
+    def add_listener(self, listener: Callable[[Layout, Frame], None]) -> Callable[[], None]:
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)
+
+    def make(self) -> Frame:
+        self.seq += 1
+        frame = small_frame(self.layout, self.seq)
+        self.made = (self.layout, frame)
+        for listener in list(self.listeners):
+            listener(self.layout, frame)
+        return frame
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    # small_frame's own time.
+    return ManualClock(monotonic_ns=5_000_000_000)
+
+
+@pytest.fixture
+def app(source: Source, clock: ManualClock) -> AgentApp:
+    return agent_app(source.newest, source.add_listener, clock)
+
+
+@pytest.fixture
+def server(app: AgentApp) -> Iterator[ThreadedServer]:
+    with ThreadedServer(app) as one:
+        yield one
+
+
+def connect(server: ThreadedServer) -> http.client.HTTPConnection:
+    address = urlsplit(server.url)
+    assert address.hostname is not None
+    return http.client.HTTPConnection(address.hostname, address.port, timeout=30)
+
+
+def ask(
+    server: ThreadedServer, path: str, method: str = "GET", **headers: str
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    connection = connect(server)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+class Reader:
+    """A reader of /frames."""
+
+    def __init__(self, server: ThreadedServer, query: str = "") -> None:
+        self.connection = connect(server)
+        self.connection.request("GET", f"/frames{query}")
+        self.answer = self.connection.getresponse()
+        assert self.answer.status == 200
+        assert self.answer.headers["content-type"] == FRAME_TYPE
+        self._splitter = MessageSplitter()
+        self._waiting: list[bytes] = []
+
+    def next(self) -> Layout | Frame | None:
+        while not self._waiting:
+            data = self.answer.read1(65536)
+            if not data:
+                return None
+            self._waiting = self._splitter.feed(data)
+        return decode(self._waiting.pop(0))
+
+    def close(self) -> None:
+        self.answer.close()
+        self.connection.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "nothing of the kind within 30 s"
+        time.sleep(0.005)
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_and_frame_are_the_newest_frame(server: ThreadedServer, source: Source) -> None:
+    source.make()
+    frame = source.make()
+    status, headers, body = ask(server, "/metrics")
+    assert (status, headers["content-type"]) == (200, CONTENT_TYPE)
+    assert body == expose(source.layout, frame)
+    status, headers, body = ask(server, "/frame")
+    assert (status, headers["content-type"]) == (200, "application/json")
+    assert json.loads(body)["seq"] == 2
+    status, headers, body = ask(server, "/frame", accept=FRAME_TYPE)
+    assert (status, headers["content-type"]) == (200, FRAME_TYPE)
+    layout, read = (decode(message) for message in MessageSplitter().feed(body))
+    assert isinstance(layout, Layout) and isinstance(read, Frame)
+    check_fits(layout, read)
+    assert read.seq == 2
+
+
+def test_before_the_first_frame_it_is_healthy_and_not_ready(server: ThreadedServer, source: Source) -> None:
+    assert ask(server, "/healthz")[0] == 200
+    for path in ("/readyz", "/metrics", "/frame"):
+        status, _, body = ask(server, path)
+        assert (status, body) == (503, b"no frame has been made yet\n"), path
+    source.make()
+    assert ask(server, "/readyz")[0] == 200
+
+
+def test_when_frames_stop_it_is_neither_ready_nor_healthy(
+    server: ThreadedServer, source: Source, clock: ManualClock
+) -> None:
+    source.make()
+    clock.advance(10.0)
+    assert ask(server, "/healthz")[0] == 200
+    clock.advance(2.5)
+    for path in ("/readyz", "/healthz"):
+        status, _, body = ask(server, path)
+        assert (status, body) == (503, b"the newest frame is 12.5 s old\n"), path
+
+
+def test_head_is_get_without_the_body(server: ThreadedServer, source: Source) -> None:
+    source.make()
+    for path in ("/metrics", "/frame", "/healthz", "/readyz"):
+        _, headers, body = ask(server, path)
+        status, head, nothing = ask(server, path, "HEAD")
+        assert (status, nothing) == (200, b"")
+        assert int(head["content-length"]) == len(body) and head["content-type"] == headers["content-type"]
+    status, head, nothing = ask(server, "/frames", "HEAD")
+    assert (status, head["content-type"], nothing) == (200, FRAME_TYPE, b"")
+    assert source.listeners == []
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_everything_is_read_only(server: ThreadedServer, source: Source, method: str) -> None:
+    status, headers, _ = ask(server, "/metrics", method)
+    assert (status, headers["allow"]) == (405, "GET, HEAD")
+
+
+def test_an_unknown_path_is_told_what_there_is(server: ThreadedServer) -> None:
+    status, _, body = ask(server, "/metric")
+    assert status == 404
+    assert b"/metrics" in body
+
+
+# --- whom it answers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "answered"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:1234", True),
+        ("127.0.0.1:80", True),
+        ("127.8.8.8", True),
+        ("[::1]:80", True),
+        ("evil.example", False),
+        ("evil.example:80", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("10.0.0.1", False),
+        ("[2001:db8::1]:80", False),
+        ("", False),
+    ],
+)
+def test_only_a_host_that_names_loopback_is_answered(
+    server: ThreadedServer, source: Source, host: str, answered: bool
+) -> None:
+    source.make()
+    for path in ("/metrics", "/frames"):
+        status, _, _ = ask(server, path, "HEAD", host=host)
+        assert status == (200 if answered else 403), path
+    if not answered:
+        assert b"gangwatch_" not in ask(server, "/metrics", host=host)[2]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "gpu001.example", ""])
+def test_it_refuses_to_listen_off_loopback(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"not a loopback address.*ssh -L"):
+        listen(host, 0)
+
+
+def test_a_port_in_use_is_named_with_what_to_do(app: AgentApp) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"host '127\.0\.0\.1', port {port}: the port is in use; stop"):
+            create_server(app, "127.0.0.1", port)
+    with pytest.raises(ConfigError, match="port 70000"):
+        listen("127.0.0.1", 70000)
+
+
+def test_the_port_is_known_before_it_runs(app: AgentApp) -> None:
+    for host in ("127.0.0.1", "localhost"):
+        _, listener = create_server(app, host, 0)
+        with listener:
+            assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+            assert listener.getsockname()[1] > 0
+
+
+def test_names_of_this_machine() -> None:
+    for host in ("localhost", "127.0.0.1", "::1", "[::1]", "127.1.2.3"):
+        assert is_loopback(host)
+    for host in ("", "0.0.0.0", "::", "localhost.", "example.org", "::ffff:10.0.0.1"):
+        assert not is_loopback(host)
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_a_layout_and_then_every_frame(server: ThreadedServer, source: Source) -> None:
+    source.make()
+    reader = Reader(server)
+    assert reader.next() == source.layout
+    first = reader.next()
+    assert isinstance(first, Frame) and first.seq == 1
+    for seq in (2, 3, 4):
+        source.make()
+        frame = reader.next()
+        assert isinstance(frame, Frame) and frame.seq == seq
+        check_fits(source.layout, frame)
+    source.layout = small_layout("renamed")
+    source.make()
+    assert reader.next() == source.layout, "a new layout goes before its first frame"
+    frame = reader.next()
+    assert isinstance(frame, Frame) and frame.seq == 5
+    reader.close()
+
+
+def test_a_stream_can_begin_before_the_first_frame(server: ThreadedServer, source: Source) -> None:
+    reader = Reader(server)
+    wait_until(lambda: len(source.listeners) == 1)
+    source.make()
+    assert reader.next() == source.layout
+    assert isinstance(reader.next(), Frame)
+    reader.close()
+
+
+def test_a_stream_holds_the_metrics_that_were_asked_for(server: ThreadedServer, source: Source) -> None:
+    source.make()
+    reader = Reader(server, "?metrics=gangwatch_gpu_*,gangwatch_host_network_receive_errors_total")
+    layout, frame = reader.next(), reader.next()
+    assert isinstance(layout, Layout) and isinstance(frame, Frame)
+    check_fits(layout, frame)
+    assert {column.metric for column in layout.gauges} == {"gangwatch_gpu_power_watts"}
+    assert frame.gauges.tolist() == [345.678, 1e-7]
+    assert frame.counters.tolist() == [3]
+    assert len(frame.records) == 2
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("?metrics=gangwatch_unheard_of", b"gangwatch_unheard_of"),
+        ("?metrics=gangwatch_rank_*,x*", b"'x*'"),
+        ("?metrics=gang*watch", b"gang*watch"),
+        ("?metric=gangwatch_host_load1", b"not metric"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_refused_with_the_reason(
+    server: ThreadedServer, query: str, reason: bytes
+) -> None:
+    status, _, body = ask(server, f"/frames{query}")
+    assert status == 400
+    assert reason in body
+
+
+def test_a_reader_that_goes_is_forgotten(server: ThreadedServer, source: Source, app: AgentApp) -> None:
+    source.make()
+    first, second = Reader(server), Reader(server)
+    first.next()
+    second.next()
+    assert len(source.listeners) == 1, "one listener for all streams"
+    first.close()
+    second.close()
+    wait_until(lambda: source.listeners == [])
+
+
+def test_streams_are_bounded(server: ThreadedServer, source: Source) -> None:
+    readers = [Reader(server) for _ in range(MOST_STREAMS)]
+    status, _, body = ask(server, "/frames")
+    assert status == 503
+    assert str(MOST_STREAMS).encode() in body
+    for reader in readers:
+        reader.close()
+    wait_until(lambda: source.listeners == [])
+
+
+def test_stopping_ends_streams_cleanly_and_at_once(app: AgentApp, source: Source) -> None:
+    source.make()
+    with ThreadedServer(app) as server:
+        reader = Reader(server)
+        reader.next()
+        reader.next()
+        began = time.monotonic()
+    # Not cut off: the response's own end arrives.
+    assert reader.next() is None
+    assert time.monotonic() - began < 15
+    reader.close()
+    assert source.listeners == []
+
+
+def test_a_slow_reader_loses_the_oldest_frames_and_holds_up_nobody(source: Source, app: AgentApp) -> None:
+    """Driven without sockets, so that how much a socket's buffers swallow does not matter."""
+
+    async def drive() -> list[int]:
+        sent: list[bytes] = []
+        may_send = asyncio.Event()
+        gone = asyncio.Event()
+
+        async def send(message: object) -> None:
+            assert isinstance(message, dict)
+            if message["type"] == "http.response.body":
+                await may_send.wait()
+                sent.append(message["body"])
+
+        async def receive() -> dict[str, str]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        scope = {"type": "http", "method": "GET", "path": "/frames", "query_string": b"", "headers": []}
+        source.make()
+        stream = asyncio.ensure_future(app(scope, receive, send))
+        await asyncio.sleep(0)
+        while not source.listeners:
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.to_thread(source.make)
+        await asyncio.sleep(0)
+        may_send.set()
+        while not sent or len(sent) < 1 + STREAM_FRAMES:
+            await asyncio.sleep(0)
+        gone.set()
+        await stream
+        messages = [decode(one) for one in MessageSplitter().feed(b"".join(sent))]
+        return [one.seq for one in messages if isinstance(one, Frame)]
+
+    seen = asyncio.run(asyncio.wait_for(drive(), 60))
+    assert seen == [1, *range(102 - STREAM_FRAMES, 102)]
+    assert source.listeners == []
+
+
+def test_the_server_runs_in_a_loop_that_is_there(app: AgentApp, source: Source) -> None:
+    source.make()
+
+    async def serve() -> int:
+        server, listener = create_server(app, "127.0.0.1", 0)
+        url = urlsplit(url_of(listener))
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+
+        def get() -> int:
+            connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=30)
+            connection.request("GET", "/readyz")
+            status = connection.getresponse().status
+            connection.close()
+            return status
+
+        status = await asyncio.to_thread(get)
+        server.should_exit = True
+        await serving
+        return status
+
+    assert asyncio.run(asyncio.wait_for(serve(), 60)) == 200
+    assert threading.active_count() < 20
