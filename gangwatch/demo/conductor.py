@@ -23,6 +23,7 @@ CONFIGURATION = """\
 [cluster]
 nodes = {nodes}
 slots = {slots}
+gpus = false
 
 [controller]
 port = 0
