@@ -317,7 +317,8 @@ class Supervisor:
         if lived_seconds > BACKOFF_MOST_SECONDS:
             daemon.backoff_seconds = BACKOFF_FIRST_SECONDS
         words = self._last_words(daemon.name)
-        _log.warning("%s (pid %d) %s%s", daemon.name, daemon.record.pid, how, f": {words}" if words else "")
+        level = logging.INFO if self._told_to_stop() else logging.WARNING
+        _log.log(level, "%s (pid %d) %s%s", daemon.name, daemon.record.pid, how, f": {words}" if words else "")
         daemon.record = daemon.pidfd = None
         daemon.again_at_s = time.monotonic() + daemon.backoff_seconds
         daemon.backoff_seconds = min(BACKOFF_MOST_SECONDS, 2 * daemon.backoff_seconds)

@@ -20,8 +20,7 @@ from agent.schema.errors import BackendError, GangwatchError
 from gangwatch.client import Client, RefusedError
 from gangwatch.state_folder import NotRunningError, ProcessRecord, StateFolder
 from gangwatch.supervisor import STOP_SECONDS
-
-ENDED = frozenset({"completed", "failed", "cancelled"})
+from scheduler_feedback.core.job import JobState
 
 KILL_SECONDS = 15.0
 """What ending an attempt may take beyond its own grace: shims kill within a second or two of it."""
@@ -62,6 +61,9 @@ def _cancel_jobs(state: StateFolder, say: Say) -> int:
                 pass  # it ended meanwhile
         if waiting:
             say(f"stopping {len(waiting)} job(s)")
+        if client.get("/api/queue")["frozen"]:
+            # It takes the wishes and carries none of them out: step 3 ends what runs.
+            return 0
         graces = [attempt.grace_seconds for attempt in open_attempts(state)]
         deadline_s = time.monotonic() + max(graces, default=0.0) + KILL_SECONDS
         progress = _Progress(say)
@@ -80,7 +82,7 @@ def _cancel_jobs(state: StateFolder, say: Say) -> int:
 
 def _unended(client: Client) -> list[str]:
     listed: list[dict[str, Any]] = client.get("/api/jobs")
-    return [job["job"] for job in listed if job["state"] not in ENDED]
+    return [job["job"] for job in listed if not JobState(job["state"]).ended]
 
 
 class _Progress:

@@ -14,9 +14,9 @@ import click
 from gangwatch.client import Client, RefusedError
 from gangwatch.commands.options import duration, environment, json_option, print_json, say, state_option, user_name
 from gangwatch.state_folder import NotRunningError, StateFolder
+from scheduler_feedback.core.job import JobState
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-ENDED = frozenset({"completed", "failed", "cancelled"})
 
 POLL_SECONDS = 0.25
 """Between two looks at a job that is followed: a person sees no delay, the controller no load."""
@@ -172,7 +172,7 @@ def _follow(client: Client, job_id: str) -> dict[str, Any]:
         if now != seen:
             say(f"{job_id} {job['state']}" + (f", attempt {job['attempt']}" if job["attempt"] else ""))
             seen = now
-        if job["state"] in ENDED:
+        if JobState(job["state"]).ended:
             return job
         time.sleep(POLL_SECONDS)
 
@@ -239,7 +239,7 @@ def logs(
 
 
 def _has_ended(state: StateFolder, job: str) -> bool:
-    return Client(state).get(f"/api/jobs/{job}")["state"] in ENDED
+    return JobState(Client(state).get(f"/api/jobs/{job}")["state"]).ended
 
 
 @click.command()

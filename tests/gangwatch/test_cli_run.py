@@ -17,7 +17,7 @@ import pytest
 from gangwatch.state_folder import start_time_of
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 
-pytestmark = pytest.mark.xdist_group("front-door")
+pytestmark = [pytest.mark.xdist_group("front-door"), pytest.mark.slow]
 
 PYTHON = (sys.executable, "-c")
 SAYS_RANK = "import os, sys, time; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True); "

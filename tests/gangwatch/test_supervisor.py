@@ -18,7 +18,7 @@ from gangwatch.supervisor import agent_name, daemon_commands
 from gangwatch.teardown import open_attempts, remains
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 
-pytestmark = pytest.mark.xdist_group("front-door")
+pytestmark = [pytest.mark.xdist_group("front-door"), pytest.mark.slow]
 
 SLEEPS = ("--", sys.executable, "-c", "import time; time.sleep(600)")
 
@@ -139,6 +139,22 @@ def test_down_gives_jobs_their_grace_and_kills_what_ignores_it(door: FrontDoor, 
     door.run("down")
     assert saved.exists()
     assert not any(start_time_of(pid) == start_time for pid, start_time in processes)
+
+
+def test_down_of_what_is_frozen_stops_everything_too(door: FrontDoor) -> None:
+    door.up()
+    job_id = door.submit("--grace", "1s", *SLEEPS)
+    door.wait_for(job_id, "running")
+    processes = job_processes(door, job_id)
+    door.run("freeze")
+    waiting = door.submit("true")
+    door.run("down")
+    assert not alive(processes)
+    door.up()
+    assert door.json("queue")["frozen"], "a freeze survives restarts"
+    door.run("thaw")
+    assert door.wait_for(job_id, "cancelled", "failed")["attempt"] == 1
+    assert door.wait_for(waiting, "cancelled")["attempt"] == 0
 
 
 def test_down_can_keep_jobs_for_the_next_up(door: FrontDoor) -> None:

@@ -1,0 +1,114 @@
+"""What people read: made from the documents that the API really gives, and whole whatever the names hold."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gangwatch import rendering
+from scheduler_feedback import api_documents as documents
+from scheduler_feedback.core.actions import Entry
+from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.explanation import Blocker, Explanation, WaitsFor
+from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
+from scheduler_feedback.core.state import State
+from scheduler_feedback.core.verdict import Cause, Evidence, Kind, Verdict
+from scheduler_feedback.store import NumberedEntry
+
+SECOND = 1_000_000_000
+WALL = 1_800_000_000 * SECOND
+VERDICT = Verdict(
+    *("v-7", Kind.STRAGGLER, "j-000001", 1, 2, "node-1", Cause.SUSPENDED, 0.97, 1.8, 0.1, 0.18, WALL, WALL + SECOND),
+    evidence=(Evidence("time off the processor", 0.42, 0.01, "ratio", "the other ranks", 9.0),),
+)
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def state() -> State:
+    job = Job("j-000001", JobSpec("train [bold]", ("true",), 4), JobState.RUNNING, WALL, attempt=1)
+    job.ranks = [RankRecord(rank, Slot(f"node-{rank // 2}", rank % 2)) for rank in range(4)]
+    head = Job("j-000002", JobSpec("head", ("true",), 6), JobState.PENDING, WALL, waiting_because="2 of 6 slots free")
+    nodes = {
+        "node-0": Node("node-0", 2),
+        "node-1": Node("node-1", 2, state=NodeState.QUARANTINE, reason="verdict v-7"),
+        "node-2": Node("node-2", 2, present=False),
+    }
+    return State(jobs={job.job_id: job, head.job_id: head}, nodes=nodes, verdicts={"v-7": VERDICT})
+
+
+def test_jobs(state: State, capsys: pytest.CaptureFixture[str]) -> None:
+    rendering.jobs(documents.jobs_document(state, everything=False), everything=False)
+    header, running, waiting = capsys.readouterr().out.splitlines()
+    assert header.split() == ["JOB", "NAME", "STATE", "ATTEMPT", "RANKS", "VERDICTS"]
+    assert "train [bold]" in running
+    assert "node-0: 0-1; node-1: 2-3" in running
+    assert "rank 2 on node-1: straggler, suspended (97 %)" in running
+    assert waiting.split() == ["j-000002", "head", "pending", "-", "-", "-"]
+    rendering.jobs([], everything=False)
+    assert "--all" in capsys.readouterr().out
+
+
+def test_nodes(state: State, capsys: pytest.CaptureFixture[str]) -> None:
+    rendering.nodes(documents.nodes_document(state))
+    rows = [line.split(maxsplit=4) for line in capsys.readouterr().out.splitlines()]
+    assert [row[:4] for row in rows[1:]] == [
+        ["node-0", "healthy", "2", "0"],
+        ["node-1", "quarantine", "2", "0"],
+        ["node-2", "absent", "2", "2"],
+    ]
+    assert "j-000001 (2)" in rows[2][4]
+    assert "verdict v-7" in rows[2][4]
+
+
+def test_queue(state: State, capsys: pytest.CaptureFixture[str]) -> None:
+    state.jobs["j-000002"].expected_start_ns = WALL
+    state.frozen, state.frozen_by = True, "ana"
+    rendering.queue(documents.queue_document(state))
+    out = capsys.readouterr().out
+    assert out.startswith("frozen by ana: nothing starts\n")
+    assert "2027-01-1" in out
+    assert "2 of 6 slots free" in out
+
+
+def test_verdicts_with_their_evidence(state: State, capsys: pytest.CaptureFixture[str]) -> None:
+    rendering.verdicts(documents.verdicts_document(state))
+    assert capsys.readouterr().out == (
+        "v-7  j-000001: rank 2 on node-1: straggler, suspended (97 %)\n"
+        "    time off the processor: 0.42 ratio, the other ranks 0.01\n"
+    )
+
+
+def test_story_keeps_each_sentence_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    entry = Entry(WALL, "j-000001", "migrate", "moves " + "far " * 100, applied=False, detail=(("gain", "12 s"),))
+    rendering.story([documents.entry_document(NumberedEntry(1, 1, entry))])
+    sentence, detail = capsys.readouterr().out.splitlines()
+    assert sentence.endswith("far  (not applied)")
+    assert detail.strip() == "gain: 12 s"
+
+
+def test_explanation(capsys: pytest.CaptureFixture[str]) -> None:
+    explained = Explanation(
+        "j-000002",
+        JobState.PENDING,
+        "6 slots are needed, 2 are free",
+        waits_for=(WaitsFor("j-000001", 4, WALL),),
+        expected_start_ns=WALL,
+        reservation=(Slot("node-0", 1),),
+        blockers=(Blocker("node-1", "quarantine", 0, "verdict v-7"),),
+        what_would_change_it=("releasing node-1",),
+    )
+    rendering.explanation(msgspec.to_builtins(explained))
+    out = capsys.readouterr().out
+    assert out.startswith("j-000002 is pending: 6 slots are needed, 2 are free\nexpected start: ")
+    for part in (
+        "j-000001 to free 4 slot(s)",
+        "node-0 slot 1",
+        "node-1 (quarantine, 0 free): verdict v-7",
+        "    releasing",
+    ):
+        assert part in out
