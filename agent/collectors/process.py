@@ -131,7 +131,7 @@ class _Rank:
             living = True
             self.io_readable = self.io_readable and moved is not None
             stopped = stopped or stat.state in STOPPED_STATES
-            self.resident_bytes += stat.resident_bytes
+            self.resident_bytes += process.resident_bytes()
             self.threads += stat.threads
             self.block_io_ns += max(0, stat.block_io_ticks - process.block_io_ticks) * TICK_NS
             process.block_io_ticks = stat.block_io_ticks

@@ -235,7 +235,7 @@ PROCESS: tuple[Metric, ...] = (
     ),
     _seconds(
         "gangwatch_rank_block_io_seconds_total",
-        "Time the rank's processes waited for block I/O.",
+        "Time the main threads of the rank's processes waited for block I/O.",
         _MEMBER,
         "/proc/PID/stat delayacct_blkio_ticks",
     ),

@@ -181,7 +181,6 @@ class ProcessStat(NamedTuple):
     parent: int
     threads: int
     start_time: int
-    resident_bytes: int
     block_io_ticks: int
 
 
@@ -197,11 +196,18 @@ def parse_process_stat(data: bytes) -> ProcessStat:
             parent=int(words[1]),
             threads=int(words[17]),
             start_time=int(words[19]),
-            resident_bytes=int(words[21]) * PAGE_BYTES,
             block_io_ticks=int(words[39]),
         )
     except (ValueError, IndexError):
         raise SourceError(f"/proc/PID/stat: {data[:80]!r}") from None
+
+
+def parse_statm(data: bytes) -> int:
+    """/proc/PID/statm: resident memory in bytes (the figure in stat is the kernel's quick estimate)."""
+    try:
+        return int(data.split()[1]) * PAGE_BYTES
+    except (ValueError, IndexError):
+        raise SourceError(f"/proc/PID/statm: {data[:40]!r}") from None
 
 
 class SchedStat(NamedTuple):

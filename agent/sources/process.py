@@ -10,7 +10,14 @@ import errno
 import os
 
 from agent.sources.files import read_file
-from agent.sources.proc import ProcessStat, parse_process_io, parse_process_stat, parse_schedstat, threads_of
+from agent.sources.proc import (
+    ProcessStat,
+    parse_process_io,
+    parse_process_stat,
+    parse_schedstat,
+    parse_statm,
+    threads_of,
+)
 
 
 class DescriptorBudget:
@@ -63,6 +70,7 @@ class KeptProcess:
         "_folder",
         "_io",
         "_stat",
+        "_statm",
         "block_io_ticks",
         "pid",
         "proc_root",
@@ -81,8 +89,13 @@ class KeptProcess:
         self.threads: dict[str, KeptThread] = {}
         self._budget = budget
         self._folder = f"{proc_root}/{pid}"
-        self._io = -1
+        self._io = self._statm = -1
         self._stat = os.open(f"{self._folder}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._statm = os.open(f"{self._folder}/statm", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            os.close(self._stat)
+            raise
         try:
             self._io = os.open(f"{self._folder}/io", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -95,6 +108,13 @@ class KeptProcess:
             return parse_process_stat(os.pread(self._stat, 4096, 0))
         except OSError:
             return None
+
+    def resident_bytes(self) -> int:
+        """Resident memory now, 0 for a process that has given it back in ending."""
+        try:
+            return parse_statm(os.pread(self._statm, 256, 0))
+        except OSError:
+            return 0
 
     def advance_threads(self, count: int) -> tuple[int, int, bool]:
         """Nanoseconds all threads ran and waited since the last call, and whether any of them could be read.
@@ -151,6 +171,7 @@ class KeptProcess:
             thread.close()
         self.threads.clear()
         os.close(self._stat)
+        os.close(self._statm)
         if self._io >= 0:
             os.close(self._io)
-        self._stat = self._io = -1
+        self._stat = self._statm = self._io = -1

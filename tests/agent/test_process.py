@@ -19,10 +19,12 @@ from agent.attribution import RankFile
 from agent.collectors.process import ProcessCollector, StorageBytes
 from agent.schema.errors import SourceError
 from agent.sources.proc import (
+    PAGE_BYTES,
     TICK_NS,
     parse_process_io,
     parse_process_stat,
     parse_schedstat,
+    parse_statm,
     read_process_stat,
 )
 from tests.agent.catalogued import assert_catalogued, counter, gauge
@@ -196,12 +198,13 @@ def test_a_rank_that_ends_is_let_go(rank: Rank, collector: ProcessCollector) -> 
 def write_process(
     proc: Path, pid: int, parent: int, start_time: int = 5, state: str = "S", ran: int = 7, io: bool = True
 ) -> None:
-    # By proc(5)'s field numbers: state, parent, threads, start time, resident pages, block-I/O ticks.
-    told = {3: state, 4: str(parent), 20: "1", 22: str(start_time), 24: "3", 42: "9"}
+    # By proc(5)'s field numbers: state, parent, threads, start time, block-I/O ticks.
+    told = {3: state, 4: str(parent), 20: "1", 22: str(start_time), 42: "9"}
     fields = [told.get(number, "0") for number in range(3, 53)]
     folder = proc / str(pid)
     (folder / "task" / str(pid)).mkdir(parents=True, exist_ok=True)
     (folder / "stat").write_text(f"{pid} (a) b) {' '.join(fields)}\n")
+    (folder / "statm").write_text("9 3 1 1 0 2 0\n")
     (folder / "task" / str(pid) / "schedstat").write_text(f"{ran} 11 1\n")
     if io:
         (folder / "io").write_text("rchar: 1\nwchar: 1\nread_bytes: 100\nwrite_bytes: 200\ncancelled_write_bytes: 0\n")
@@ -228,6 +231,7 @@ def test_without_children_files_descendants_are_found_by_their_parents(tmp_path:
     assert counter(block, CPU, **LABELS) == 21
     assert counter(block, WAIT, **LABELS) == 33
     assert counter(block, WRITTEN, **LABELS) == 600
+    assert gauge(block, "gangwatch_rank_memory_resident_bytes", **LABELS) == 9 * PAGE_BYTES
     collector.close()
 
 
@@ -306,7 +310,7 @@ def test_a_name_may_hold_anything() -> None:
         assert (stat.pid, stat.state, stat.parent, stat.threads, stat.start_time) == (12, "R", 4, 2, 77)
 
 
-@pytest.mark.parametrize("parse", [parse_process_stat, parse_schedstat, parse_process_io])
+@pytest.mark.parametrize("parse", [parse_process_stat, parse_schedstat, parse_process_io, parse_statm])
 @pytest.mark.parametrize("data", [b"", b"1 (a) S 1", b"x y z", b"read_bytes: x\n"])
 def test_what_is_not_of_the_form_is_refused(parse: Callable[[bytes], object], data: bytes) -> None:
     with pytest.raises(SourceError):
