@@ -1,11 +1,8 @@
-"""A node: runs its collectors against deadlines and puts frames together.
+"""A node: runs its collectors, each in a thread of its own (agent/runner.py), and puts frames together.
 
-Each collector has a thread of its own, because a driver's call may block for long or for ever; nobody waits for it. The
-node's thread takes at every interval what each collector gave last, and makes a ``Frame`` of it. What a collector gave
-goes stale after three of its intervals (two seconds at least): then its columns are absent, which readers can tell from
-any value.
-
-Schedules are absolute: tick k is due at start + k x interval, and a tick that is missed is skipped, never made up for.
+The node's thread takes at every interval what each collector gave last, waits for none, and makes a ``Frame`` of it.
+What a collector gave goes stale after three of its intervals (two seconds at least): then its columns are absent, which
+readers can tell from any value.
 """
 
 from __future__ import annotations
@@ -16,37 +13,26 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 import msgspec
 import numpy as np
 
-from agent.collectors.block import Block, Collector, RecordSource
+from agent.collectors.block import Block, Collector
+from agent.runner import Runner, Sample, ticks
 from agent.schema.clock import Clock, SystemClock
-from agent.schema.errors import UnsupportedError
 from agent.schema.frame import (
     MAX_RECORDS,
     Column,
-    CounterArray,
     Frame,
-    GaugeArray,
     Layout,
     Record,
     Tier,
-    ValidArray,
     make_layout,
 )
 from agent.sources.proc import read_boot_id
 
 log = logging.getLogger(__name__)
-
-STALE_INTERVALS = 3
-STALE_SECONDS = 2.0
-"""A sample is stale after STALE_INTERVALS of its collector's intervals, and not before STALE_SECONDS."""
-
-REPEAT_LOG_NS = 600_000_000_000
-"""An error that repeats is logged again after ten minutes; its count is in the failure metric all the while."""
 
 STOP_SECONDS = 2.0
 """How long stopping waits for threads altogether; one that is stuck in a driver is abandoned (they are daemons)."""
@@ -54,113 +40,6 @@ STOP_SECONDS = 2.0
 NODE_TIER = "node"
 
 Listener = Callable[[Layout, Frame], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """What one run of a collector gave, copied, and the monotonic instant before it began to read."""
-
-    block: Block
-    gauges: GaugeArray
-    counters: CounterArray
-    counters_valid: ValidArray
-    sampled_ns: int
-
-
-class _ErrorLog:
-    """Logs each distinct error of one collector once, and again after REPEAT_LOG_NS."""
-
-    __slots__ = ("_collector", "_logged_ns")
-
-    MOST = 64
-
-    def __init__(self, collector: str) -> None:
-        self._collector = collector
-        self._logged_ns: dict[str, int] = {}
-
-    def add(self, error: BaseException, now_ns: int, what: str) -> None:
-        text = f"{type(error).__name__}: {error}"
-        logged_ns = self._logged_ns.get(text)
-        if logged_ns is not None and now_ns - logged_ns < REPEAT_LOG_NS:
-            return
-        if len(self._logged_ns) >= self.MOST:
-            self._logged_ns.pop(next(iter(self._logged_ns)))
-        self._logged_ns[text] = now_ns
-        log.warning("collector %s: %s: %s", self._collector, what, text)
-
-
-class _Runner:
-    """One collector, run in one thread. What others read of it are single attributes, each replaced whole."""
-
-    def __init__(self, collector: Collector, clock: Clock) -> None:
-        self.collector = collector
-        self.name = collector.name
-        self.interval_ns = round(collector.interval_seconds * 1e9)
-        self.stale_ns = max(STALE_INTERVALS * self.interval_ns, round(STALE_SECONDS * 1e9))
-        self.records = collector if isinstance(collector, RecordSource) else None
-        self.sample: _Sample | None = None
-        self.succeeded = False
-        self.unsupported = False
-        self.duration_seconds = float("nan")
-        self.failures = 0
-        self.errors = _ErrorLog(collector.name)
-        self._clock = clock
-
-    def run_once(self) -> None:
-        """Collect once. Whatever goes wrong in it is this collector's alone."""
-        began_ns = self._clock.monotonic_ns()
-        try:
-            block = self.collector.collect()
-            self.sample = _Sample(
-                block, block.gauges.copy(), block.counters.copy(), block.counters_valid.copy(), began_ns
-            )
-            self.succeeded = True
-        except UnsupportedError as error:
-            log.info("collector %s is left out: %s", self.name, error)
-            self.unsupported = True
-        except Exception as error:
-            self.succeeded = False
-            self.failures += 1
-            self.errors.add(error, began_ns, "run failed")
-        self.duration_seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
-
-    def run(self, stopping: threading.Event, first_ns: int) -> None:
-        """Collect at every tick until told to stop; then give the collector's descriptors back."""
-        try:
-            for _ in _ticks(stopping, self._clock, first_ns, self.interval_ns):
-                self.run_once()
-                if self.unsupported:
-                    break
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        try:
-            self.collector.close()
-        except Exception as error:
-            self.errors.add(error, self._clock.monotonic_ns(), "close failed")
-
-    def take_records(self) -> list[Record]:
-        if self.records is None:
-            return []
-        try:
-            return self.records.take_records()
-        except Exception as error:
-            self.errors.add(error, self._clock.monotonic_ns(), "taking records failed")
-            return []
-
-    def is_stale(self, sample: _Sample | None, now_ns: int) -> bool:
-        return sample is None or now_ns - sample.sampled_ns > self.stale_ns
-
-
-def _ticks(stopping: threading.Event, clock: Clock, due_ns: int, interval_ns: int) -> Iterator[None]:
-    """Yield at every due instant until told to stop. Instants that have passed meanwhile are skipped."""
-    while True:
-        if stopping.wait(max(0, due_ns - clock.monotonic_ns()) / 1e9):
-            return
-        yield
-        late_ns = clock.monotonic_ns() - due_ns
-        due_ns += interval_ns * (1 + max(0, late_ns) // interval_ns)
 
 
 class Subscription:
@@ -233,13 +112,13 @@ class Node:
         self.interval_seconds = interval_seconds
         self._clock = clock or SystemClock()
         self._version = version or importlib.metadata.version("gangwatch")
-        self._runners = [_Runner(collector, self._clock) for collector in collectors]
+        self._runners = [Runner(collector, self._clock) for collector in collectors]
         self._listeners: tuple[Listener, ...] = ()
         self._listeners_lock = threading.Lock()
         self._newest: tuple[Layout, Frame] | None = None
         self._seq = 0
         self._record_seq = 1
-        self._laid_out: list[tuple[_Runner, Block | None]] | None = None
+        self._laid_out: list[tuple[Runner, Block | None]] | None = None
         self._layout = make_layout(name, (), (), ())
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -263,7 +142,7 @@ class Node:
         thread.start()
 
     def _run(self, stopping: threading.Event, first_ns: int) -> None:
-        for _ in _ticks(stopping, self._clock, first_ns, round(self.interval_seconds * 1e9)):
+        for _ in ticks(stopping, self._clock, first_ns, round(self.interval_seconds * 1e9)):
             self._publish()
 
     def stop(self) -> None:
@@ -379,14 +258,14 @@ class Node:
             records=records,
         )
 
-    def _number_records(self, runners: list[_Runner]) -> tuple[int, tuple[Record, ...]]:
+    def _number_records(self, runners: list[Runner]) -> tuple[int, tuple[Record, ...]]:
         """This frame's records and the number of the first; those that do not fit leave a gap in the numbers."""
         records = [record for runner in runners for record in runner.take_records()]
         first = self._record_seq + max(0, len(records) - MAX_RECORDS)
         self._record_seq += len(records)
         return first, tuple(records[-MAX_RECORDS:])
 
-    def _lay_out(self, taken: list[tuple[_Runner, _Sample | None]]) -> None:
+    def _lay_out(self, taken: list[tuple[Runner, Sample | None]]) -> None:
         """Make a new layout where a collector left or its block is another object than last time."""
         blocks = [(runner, None if sample is None else sample.block) for runner, sample in taken]
         before = self._laid_out

@@ -14,7 +14,8 @@ import pytest
 from agent.attribution import Attribution
 from agent.collectors import COLLECTORS, Machine, make_collectors
 from agent.collectors.block import Block, RecordSource
-from agent.node import STALE_SECONDS, Node, _ticks
+from agent.node import Node
+from agent.runner import STALE_SECONDS, ticks
 from agent.schema.catalog import BY_NAME
 from agent.schema.clock import ManualClock
 from agent.schema.errors import SourceError, UnsupportedError
@@ -277,7 +278,7 @@ def test_ticks_do_not_drift_and_missed_ones_are_skipped() -> None:
             clock.advance(timeout or 0.0)
             return len(due) == 5
 
-    for _ in _ticks(Waiting(), clock, 1_000_000_000, 1_000_000_000):
+    for _ in ticks(Waiting(), clock, 1_000_000_000, 1_000_000_000):
         due.append(clock.monotonic_ns())
         # The third takes two and a half intervals: ticks 4 and 5 are skipped, 6 is on time.
         clock.advance(2.5 if len(due) == 3 else 0.3)
