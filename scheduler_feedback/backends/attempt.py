@@ -42,6 +42,7 @@ class FollowedAttempt:
         self._stop_requested = False
         self._running_reported = False
         self._failure_reported = False
+        self._shims: dict[str, dict[str, Any]] = {}  # by node; what shim.json says never changes
         self._ended: dict[str, dict[str, Any]] = {}  # by node
 
     # --- what the backend asks for -----------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ class FollowedAttempt:
                 ranks = ", ".join(map(str, launch.ranks_on(self._plan, node)))
                 self._abort(f"node {node} cannot start rank {ranks}: {refused['reason']}")
                 return
-            about = records.read(f"{own}/{records.SHIM}")
+            about = self._shim(node)
             if about is not None and not _is_alive(about):
                 if about["cgroup"] is not None:  # nothing was ever in it
                     processes.remove_cgroup(about["cgroup"])
@@ -159,7 +160,7 @@ class FollowedAttempt:
 
     def _look_at(self, plan: launch.Plan, node: str) -> None:
         """Note the node's end; bring it about where the shim that should have is dead."""
-        about = records.read(f"{self.folder}/{node}/{records.SHIM}")
+        about = self._shim(node)
         # Life first, the record second: a shim that ended in between has written it by then.
         alive = about is not None and _is_alive(about)
         ended = records.read(f"{self.folder}/{node}/{records.ENDED}")
@@ -167,6 +168,15 @@ class FollowedAttempt:
             self._ended[node] = ended
         elif not alive:
             self._bury(plan, node, about or {})
+
+    def _shim(self, node: str) -> dict[str, Any] | None:
+        """What the node's shim says of itself; None where none has come up yet."""
+        if node not in self._shims:
+            about = records.read(f"{self.folder}/{node}/{records.SHIM}")
+            if about is None:
+                return None
+            self._shims[node] = about
+        return self._shims[node]
 
     def _account(self, plan: launch.Plan, request: dict[str, Any] | None) -> AttemptEnded:
         exits = self._rank_records(plan, records.exit_record)

@@ -26,7 +26,7 @@ import msgspec
 
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends import records
+from scheduler_feedback.backends import processes, records
 from scheduler_feedback.backends.attempt import FollowedAttempt
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
 from scheduler_feedback.core.events import Event, NodeSeen
@@ -102,7 +102,7 @@ class LocalBackend:
         self._ready_timeout_seconds = ready_timeout_seconds
         self._decision_timeout_seconds = decision_timeout_seconds
         self._use_cgroups = use_cgroups
-        self._machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        self._machine = processes.boot_id()
         self._nodes: dict[str, LocalNode] = {}
         for node in nodes:
             _check_name("node", node.name)

@@ -77,10 +77,16 @@ def is_alive(pid: int, start_time: int) -> bool:
     return stat is not None and stat.start_time == start_time and not stat.gone
 
 
+_boot_id = ""
+
+
 def boot_id() -> str:
     """The kernel's name for this boot: pids and start times of another one mean nothing."""
-    with open(f"{PROC}/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
+    global _boot_id
+    if not _boot_id:
+        with open(f"{PROC}/sys/kernel/random/boot_id", encoding="ascii") as file:
+            _boot_id = file.read().strip()
+    return _boot_id
 
 
 def send_signal(pid: int, start_time: int, number: int) -> bool:

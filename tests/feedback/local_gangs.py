@@ -132,6 +132,8 @@ class LocalGangs:
                 except ProcessLookupError:
                     pass
         self.backend.observe([])
+        for cgroup in self.cgroups():
+            processes.remove_cgroup(cgroup)
 
 
 def exit_codes(event: AttemptEnded) -> list[int | None]:
