@@ -158,16 +158,10 @@ def submit(
 
 
 def _follow(client: Client, job_id: str) -> dict[str, Any]:
-    """Say each change of the job's state until it has ended; a controller that restarts meanwhile is waited for."""
+    """Say each change of the job's state until it has ended."""
     seen = None
     while True:
-        try:
-            job: dict[str, Any] = client.get(f"/api/jobs/{job_id}")
-        except NotRunningError:
-            if client.state.supervisor() is None:
-                raise
-            time.sleep(POLL_SECONDS)
-            continue
+        job = _ask_patiently(client, job_id)
         now = (job["state"], job["attempt"])
         if now != seen:
             say(f"{job_id} {job['state']}" + (f", attempt {job['attempt']}" if job["attempt"] else ""))
@@ -175,6 +169,20 @@ def _follow(client: Client, job_id: str) -> dict[str, Any]:
         if JobState(job["state"]).ended:
             return job
         time.sleep(POLL_SECONDS)
+
+
+def _ask_patiently(client: Client, job_id: str) -> dict[str, Any]:
+    """The job; a controller that is being restarted meanwhile is waited for, as long as a supervisor lives."""
+    while True:
+        try:
+            job: dict[str, Any] = client.get(f"/api/jobs/{job_id}")
+        except (NotRunningError, RefusedError) as error:
+            restarting = isinstance(error, NotRunningError) or error.status == 503
+            if not restarting or client.state.supervisor() is None:
+                raise
+            time.sleep(POLL_SECONDS)
+        else:
+            return job
 
 
 @click.command()
@@ -239,7 +247,7 @@ def logs(
 
 
 def _has_ended(state: StateFolder, job: str) -> bool:
-    return JobState(Client(state).get(f"/api/jobs/{job}")["state"]).ended
+    return JobState(_ask_patiently(Client(state), job)["state"]).ended
 
 
 @click.command()

@@ -74,6 +74,20 @@ def test_killed_daemons_are_restarted_and_no_job_notices(door: FrontDoor) -> Non
     assert alive(processes)
 
 
+def test_who_follows_a_job_does_not_mind_that_the_controller_is_killed(door: FrontDoor) -> None:
+    door.up()
+    with door.start(
+        "submit", "--wait", "--", sys.executable, "-c", "import time; time.sleep(4); print('end')"
+    ) as waiting:
+        assert waiting.stdout is not None
+        job_id = waiting.stdout.readline().strip()
+        with door.start("logs", job_id, "--rank", "0", "--follow") as following:
+            door.kill("controller")
+            shown, _ = following.communicate(timeout=60)
+        waiting.communicate(timeout=60)
+    assert (waiting.returncode, following.returncode, shown) == (0, 0, "end\n")
+
+
 def test_up_after_kill_9_of_the_supervisor_adopts_what_lives_and_starts_what_is_missing(door: FrontDoor) -> None:
     door.up()
     job_id = door.submit("--ranks", "2", "--grace", "1s", *SLEEPS)
