@@ -185,7 +185,11 @@ class CycleThread:
         self._observe(now_ns)
         due = now_ns - self._tick_ns >= TICK_SECONDS * 1e9
         if arrived.wishes or self._observed or due:
-            self._cycle(arrived.wishes)
+            try:
+                self._cycle(arrived.wishes)
+            except BaseException as error:
+                _refuse(arrived.wishes, StoppedError(f"a bug ended the controller: {type(error).__name__}"))
+                raise
         if due:
             self._tick_ns = now_ns
             self._measures = tuple(self._hooks.measures(self._state))
@@ -256,9 +260,6 @@ class CycleThread:
             self._store_failed(error, ran)
             _refuse((wish for wish, _ in granted), error)
             return
-        except BaseException as error:
-            _refuse((wish for wish, _ in granted), StoppedError(f"a bug ended the controller: {type(error).__name__}"))
-            raise
         self._observed = []
         self._ready = self._looked
         self._counters["gangwatch_cycles_total"] += 1
