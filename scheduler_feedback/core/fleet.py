@@ -126,9 +126,12 @@ class Fleet:
         known = self._gangs.get(gang)
         return None if known is None else known.step_seconds()
 
-    def machines_of(self, gang: Gang) -> frozenset[str]:
-        """The machines (boot ids) that the gang's nodes are on."""
-        return frozenset(self._nodes[node].machine for node in set(gang.nodes) if node in self._nodes)
+    def shares_machine(self, node: str) -> bool:
+        """Whether another node is on the same machine (has its boot id): load on one is load on the other."""
+        view = self._nodes.get(node)
+        return view is not None and any(
+            other.machine == view.machine and other.name != node for other in self._nodes.values()
+        )
 
     def frames_of(self, gang: Gang) -> tuple[tuple[str, int], ...]:
         """Newest frame of each of the gang's nodes: what a person looks up to check a verdict."""

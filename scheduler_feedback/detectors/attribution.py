@@ -13,16 +13,21 @@ from scheduler_feedback.detectors.windows import median_of_others
 CAUSE_SHARE = 0.6
 """A cause explains at least this share of the excess; two halves are no cause."""
 
+STOPPED_SHARE = 0.3
+STOPPED_SECONDS_SHARE = 0.05
+"""A process that was found stopped again and again: what it lost so is named even beside other load, where it is a
+good part of the excess and five per cent of the step by itself."""
+
 OFF_PROCESSOR_SHARE = 0.8
 """Off the processor without waiting for it or for a disk, but never seen stopped: only so clear a case is called
 suspended, since a process that sleeps by itself looks alike."""
 
-CONTENTION_SHARE = 0.5
-"""Run-queue wait behind half of the excess: on a shared machine anyone's load could be doing it."""
+CONTESTED_SHARE = 0.5
+"""Waiting for a processor and needing more of it, behind half of the excess: on a shared machine anyone's load could
+be doing it, the latter through caches, sibling threads and time stolen by the hypervisor."""
 
-CONTENTION_HINT = 0.2
-"""Run-queue wait behind a fifth of it: on a shared machine, without any other clear cause, it cannot be excluded
-(load also slows the processor time itself, through caches and sibling threads)."""
+CONTESTED_HINT = 0.2
+"""Behind a fifth of it: on a shared machine, without any other clear cause, load cannot be excluded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +35,8 @@ class Attribution:
     """The excess of a rank over its own healthy state and its peers, split; seconds a step.
 
     known: whether the counters are there; all parts are NaN otherwise. rest: off the processor without waiting for
-    it or for a disk. stopped_share: share of samples in which a process of the rank was stopped.
-    usual_seconds: what the rank computed a step when healthy, by the same counters' windows.
+    it or for a disk. stopped_share: share of samples in which a process of the rank was stopped; stopped_again: in
+    more than one slow stretch.
     """
 
     cause: Cause
@@ -42,7 +47,7 @@ class Attribution:
     storage: float = np.nan
     rest: float = np.nan
     stopped_share: float = np.nan
-    samples: float = np.nan
+    stopped_again: bool = False
 
     def share(self, part: float) -> float:
         """The part as a share of the excess; 0 where unknown."""
@@ -53,8 +58,14 @@ class Attribution:
         """Whether other load on the same machine could be behind it. Without counters it could."""
         if not self.known:
             return True
-        queue = self.share(self.queue)
-        return queue >= CONTENTION_SHARE or (self.cause is Cause.UNKNOWN and queue >= CONTENTION_HINT)
+        if self.cause is Cause.SUSPENDED and self.stopped_again:
+            return False  # load stops nobody
+        return self.contested_share >= (CONTESTED_HINT if self.cause is Cause.UNKNOWN else CONTESTED_SHARE)
+
+    @property
+    def contested_share(self) -> float:
+        """Share of the excess that other load on the same machine could cause."""
+        return self.share(max(self.queue, 0.0) + max(self.processor, 0.0))
 
 
 def attribute(
@@ -64,12 +75,15 @@ def attribute(
     samples: FloatArray,
     usual_compute: FloatArray | None,
     usual_parts: FloatArray | None,
+    step_seconds: float,
+    stopped_again: bool,
 ) -> Attribution:
     """Split what `rank` needs a step beyond its healthy state, less what its peers need beyond theirs.
 
     compute: float64 [n], seconds a step in the alarm interval; per_step: float64 [n, 5] as CONSUMED, the first three
     in seconds a step; samples: float64 [n, 2], stopped samples and samples in the interval. usual_compute [n] and
-    usual_parts [n, 3]: the healthy state; None compares with the peers alone (slow from the start).
+    usual_parts [n, 3]: the healthy state; None compares with the peers alone (slow from the start). stopped_again:
+    whether samples found the rank stopped in more than one slow stretch.
     """
     parts = per_step[:, :3]
     if usual_compute is None or usual_parts is None:
@@ -87,12 +101,14 @@ def attribute(
     taken = float(samples[rank, SAMPLES - STOPPED])
     stopped = float(samples[rank, 0]) / taken if taken > 0 else np.nan
     cause = Cause.UNKNOWN
-    if queue >= CAUSE_SHARE * excess:
+    if stopped_again and rest >= max(STOPPED_SHARE * excess, STOPPED_SECONDS_SHARE * step_seconds):
+        cause = Cause.SUSPENDED
+    elif queue >= CAUSE_SHARE * excess:
         cause = Cause.CPU_CONTENTION
     elif storage >= CAUSE_SHARE * excess:
         cause = Cause.STORAGE
     elif processor >= CAUSE_SHARE * excess:
         cause = Cause.COMPUTE
-    elif rest >= (CAUSE_SHARE if stopped > 0 else OFF_PROCESSOR_SHARE) * excess:
+    elif rest >= OFF_PROCESSOR_SHARE * excess:
         cause = Cause.SUSPENDED
-    return Attribution(cause, True, excess, processor, queue, storage, rest, stopped, taken)
+    return Attribution(cause, True, excess, processor, queue, storage, rest, stopped, stopped_again)

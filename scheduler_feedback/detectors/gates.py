@@ -14,7 +14,7 @@ import numpy as np
 from scheduler_feedback.core.gangs import STOPPED, FloatArray
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors import weighing
-from scheduler_feedback.detectors.attribution import CAUSE_SHARE, Attribution, attribute
+from scheduler_feedback.detectors.attribution import CAUSE_SHARE, CONTESTED_HINT, Attribution, attribute
 from scheduler_feedback.detectors.baseline import LEAST_PEERS, Baseline, per_step
 from scheduler_feedback.detectors.windows import Places, Window, join, median_of_others
 
@@ -31,7 +31,8 @@ HELD_SHARE = 0.5
 """Peers must wait longer by at least this share of the suspect's excess, or they did not wait for it."""
 
 ALONE = 3.0
-"""The suspect explains at least this many times what the next rank does; odds below it are no finding."""
+"""The suspect explains at least this many times what the next rank does; odds below it are no finding, unless the
+suspect itself was found stopped again and again: then the others' part is another matter."""
 
 
 OWN_RHYTHM_HITS = 3
@@ -101,6 +102,16 @@ def slow_windows(interval: Sequence[Judged], rank: int) -> list[Window]:
     return [judged.window for judged in interval if judged.sigmas[rank] >= least]
 
 
+def stopped_again(interval: Sequence[Judged], rank: int) -> bool:
+    """Whether samples found the rank stopped more than once.
+
+    One stop, however long, lies in one step and so in one window, and reaches the one before by interpolation: two
+    windows that are not neighbours, or three, are two stops.
+    """
+    found = [index for index, judged in enumerate(interval) if judged.window.stopped[rank] > 0]
+    return len(found) > 1 and found[-1] - found[0] > 1
+
+
 def judge(case: Case) -> Judgement:
     """Pass an alarm through the gates, in order of what they cost; every one that applies adds its evidence."""
     rank, baseline = case.rank, case.baseline
@@ -111,6 +122,9 @@ def judge(case: Case) -> Judgement:
     mates = [r for r in sorted(case.alarmed) if r != rank and case.where.index[r] == case.where.index[rank]]
     strangers = [r for r in sorted(case.alarmed) if case.where.index[r] != case.where.index[rank]]
     own_gain = float(join(windows, "node_gain")[case.where.index[rank]] if mates else gain[rank])
+    split = _attribute(case, windows, from_start)
+    if split.cause is Cause.SUSPENDED and case.shared_machine and split.contested_share >= CONTESTED_HINT:
+        own_gain = min(own_gain, max(split.rest, 0.0))  # what chance load may have added is not held against it
     without = max(step_seconds - own_gain, 1e-9)
     slowdown = step_seconds / without
 
@@ -122,7 +136,6 @@ def judge(case: Case) -> Judgement:
     others_gain = np.delete(gain, [rank, *mates])
     next_gain = float(others_gain.max()) if len(others_gain) else 0.0
     sigmas = float(np.mean([judged.sigmas[rank] for judged in case.interval]))
-    split = _attribute(case, windows, from_start)
     hits = len(slow_windows(case.interval, rank))
 
     against_own = f"its own mean over {baseline.steps} steps of warm-up, times {drift:.3g} as its peers drifted"
@@ -214,7 +227,7 @@ def judge(case: Case) -> Judgement:
         )
     elif split.cause is not Cause.SUSPENDED and (rhythm := _rhythm(case, usual * drift)):
         refusal = f"it is slow at every {rhythm}th step exactly: something that it does itself, such as saving"
-    elif own_gain < ALONE * next_gain:
+    elif own_gain < ALONE * next_gain and not split.stopped_again:
         refusal = "another rank explains the slowness nearly as well"
     elif case.shared_machine and split.may_be_chance_load:
         refusal = _chance_load(split)
@@ -260,9 +273,11 @@ def _attribute(case: Case, windows: Sequence[Window], from_start: bool) -> Attri
     used = per_step(windows)
     samples = windows[-1].began.values[:, STOPPED:] - windows[0].began.values[:, STOPPED:]
     compute = join(windows[:-1], "compute")
-    if from_start:
-        return attribute(case.rank, compute, used, samples, None, None)
-    return attribute(case.rank, compute, used, samples, case.baseline.parts_compute, case.baseline.parts)
+    usual_compute = None if from_start else case.baseline.parts_compute
+    usual_parts = None if from_start else case.baseline.parts
+    step_seconds = float(join(windows, "step_seconds"))
+    again = stopped_again(case.interval, case.rank)
+    return attribute(case.rank, compute, used, samples, usual_compute, usual_parts, step_seconds, again)
 
 
 def _where_it_went(split: Attribution, shared_machine: bool, from_start: bool) -> list[Evidence]:
@@ -299,10 +314,11 @@ def _where_it_went(split: Attribution, shared_machine: bool, from_start: bool) -
 def _chance_load(split: Attribution) -> str:
     if not split.known:
         return (
-            "the gang's nodes share one machine and its processes' counters are missing: chance load of the machine "
-            "cannot be told from the node's own fault"
+            "its node shares a machine with others and its processes' counters are missing: chance load of the "
+            "machine cannot be told from the node's own fault"
         )
     return (
-        f"{split.share(split.queue):.0%} of its excess of {split.excess:.3g} s a step is waiting for a processor, and "
-        "the gang's nodes share one machine: chance load of the machine cannot be told from the node's own fault"
+        f"of its excess of {split.excess:.3g} s a step {split.share(split.queue):.0%} is waiting for a processor and "
+        f"{split.share(split.processor):.0%} needing more of it, and its node shares a machine with others: chance "
+        "load of the machine cannot be told from the node's own fault"
     )

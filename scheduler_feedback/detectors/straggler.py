@@ -28,7 +28,15 @@ from scheduler_feedback.detectors.baseline import (
     learn,
     log_compute,
 )
-from scheduler_feedback.detectors.gates import LEAST_SLOWDOWN, Case, Judged, Judgement, judge, slow_windows
+from scheduler_feedback.detectors.gates import (
+    LEAST_SLOWDOWN,
+    Case,
+    Judged,
+    Judgement,
+    judge,
+    slow_windows,
+    stopped_again,
+)
 from scheduler_feedback.detectors.watched import RECENT_WINDOWS, Standing, Watched, dump, load
 from scheduler_feedback.detectors.windows import (
     Window,
@@ -253,7 +261,6 @@ class StragglerDetector:
     def _case(
         self, watched: Watched, baseline: Baseline, rank: int, alarmed: list[int], gang: Gang, fleet: Fleet
     ) -> Case:
-        machines = fleet.machines_of(gang)
         return Case(
             rank=rank,
             ranks=watched.ranks,
@@ -263,7 +270,7 @@ class StragglerDetector:
             best_step_seconds=watched.best_step_seconds,
             alarmed=frozenset(alarmed),
             unrest=spread_of_others(np.array(watched.shifts), rank),
-            shared_machine=len(machines) < len(watched.where.names),
+            shared_machine=fleet.shares_machine(gang.node_of(watched.ranks[rank])),
         )
 
     def _verdict(self, name: str, watched: Watched, judgement: Judgement, gang: Gang, fleet: Fleet) -> list[Finding]:
@@ -344,7 +351,7 @@ def _persistent(watched: Watched, rank: int) -> bool:
     slow = slow_windows(interval, rank)
     if not slow or interval[-1].window.first_ns - interval[0].window.first_ns < ATTRIBUTION_NS:
         return False
-    return len(slow) >= (LEAST_HITS_STOPPED if sum(window.stopped[rank] for window in slow) > 0 else LEAST_HITS)
+    return len(slow) >= (LEAST_HITS_STOPPED if stopped_again(interval, rank) else LEAST_HITS)
 
 
 def _before(watched: Watched, interval: int) -> float:

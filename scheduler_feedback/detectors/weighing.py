@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 
 from scheduler_feedback.core.verdict import Cause, Evidence
-from scheduler_feedback.detectors.attribution import CONTENTION_HINT, Attribution
+from scheduler_feedback.detectors.attribution import CONTESTED_HINT, Attribution
 
 PRIOR = -2.0
 """Of alarms that pass every gate about one in eight would be a straggler if nothing more were known."""
@@ -76,10 +76,10 @@ def of_cause(attribution: Attribution, shared_machine: bool, from_start: bool) -
         return COUNTERS_MISSING
     if attribution.cause is Cause.UNKNOWN:
         return CAUSE_UNKNOWN
-    if attribution.cause is Cause.SUSPENDED and attribution.stopped_share > 0:
+    if attribution.cause is Cause.SUSPENDED and attribution.stopped_again:
         return SUSPENDED_SEEN
     if from_start and attribution.cause is Cause.COMPUTE:
         return 0.0
-    queue = attribution.share(attribution.queue)
-    doubt = 3.0 * (queue - CONTENTION_HINT) if shared_machine and queue > CONTENTION_HINT else 0.0
+    contested = attribution.contested_share
+    doubt = 3.0 * (contested - CONTESTED_HINT) if shared_machine and contested > CONTESTED_HINT else 0.0
     return CAUSE_CLEAR - doubt
