@@ -5,8 +5,8 @@ One turn of it::
     1  take in what arrived: questions are answered at once, wishes and findings become events
     2  ask the backend what happened
     3  in one transaction: write the events, run the cycle, write what it decided       (commit: fsync)
-    4  carry the actions out, each past the gate; write what came of them
-    5  answer the wishes
+    4  answer the wishes: they are durable
+    5  carry the actions out, each past the gate; write what came of them
 
 What the store can't write has not happened. The inputs are written before the cycle runs, so a full disk mostly shows
 before the state has changed; where it shows only at the commit, the state is rebuilt from the store. While the store
@@ -91,7 +91,7 @@ class CycleThread:
         if self._state.policy != policy:
             self._observed.append(PolicySet(policy, "configuration"))
         self._unrecorded: list[tuple[str, str]] = []
-        self._observe_ns = self._tick_ns = self._retry_ns = 0
+        self._observe_ns = self._nodes_ns = self._tick_ns = self._retry_ns = 0
         self._snapshot_ns = clock.monotonic_ns()
         self._looked = self._ready = False
         self._store_trouble = self._backend_trouble = ""
@@ -207,7 +207,9 @@ class CycleThread:
         self._observe_ns = now_ns
         holding = [(job.job_id, job.attempt) for job in self._state.jobs.values() if job.state.holds_slots]
         try:
-            self._observed += self._node_changes()
+            if now_ns - self._nodes_ns >= TICK_SECONDS * 1e9:
+                self._nodes_ns = now_ns
+                self._observed += self._node_changes()
             self._observed += self._backend.observe(holding)
         except BackendError as error:
             self._counters["gangwatch_backend_failures_total"] += 1
@@ -334,7 +336,7 @@ class CycleThread:
         self._store_trouble = ""
         return True
 
-    # --- 4: actions ---------------------------------------------------------------------------------------------------
+    # --- 5: actions ---------------------------------------------------------------------------------------------------
 
     def _carry_out(self, action: Action) -> None:
         # A freeze stops what gangwatch decides; a person who cancels a job has decided it.

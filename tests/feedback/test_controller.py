@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.schema.catalog import BY_NAME, FEEDBACK
 from agent.schema.clock import SystemClock
 from agent.schema.errors import BackendError, ConfigError, StateFolderBusyError, StoreError
 from agent.schema.frame import Frame, Layout, Member, StepRecord, make_layout
@@ -26,6 +27,8 @@ from scheduler_feedback.core.fleet import Fleet, Sample
 from scheduler_feedback.core.job import JobSpec, JobState, Slot
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.verdict import Finding
+from scheduler_feedback.detectors import DETECTORS
+from scheduler_feedback.feed import Stream
 from scheduler_feedback.recovery import recover, replay_row
 from scheduler_feedback.store import Store
 from tests.feedback.memory_backend import MemoryBackend, World
@@ -676,3 +679,29 @@ def test_the_oldest_frames_are_dropped_where_folding_can_not_keep_up(tmp_path: P
     samples = {name: value for name, _, value in watch.measures()}
     assert samples["gangwatch_watch_frames_dropped_total"] == 20
     assert watch._fleet.nodes["n0"].seq == 30
+
+
+def test_every_sample_is_one_of_the_catalogue(tmp_path: Path, world: World) -> None:
+    layout = make_layout("n0", (), (), ())
+    detectors = [make() for make in DETECTORS]
+    with controlling(tmp_path, MemoryBackend(world), detectors=detectors) as controller:
+        first, second = submit(controller), submit(controller, replace(SPEC, ranks=4))
+        until(is_in(controller, first, JobState.RUNNING))
+        step = StepRecord(Member(first, 1, 0), 17, time.monotonic_ns() - 2_000_000, 1_000_000)
+        controller._watch.offer(layout, frame(layout, 1, (step,)), time.monotonic_ns())
+        controller._feed.streams["n0"] = Stream("n0", received_ns=1)
+        until(lambda: sample(controller, "gangwatch_gang_wait_seconds_ahead", gang=second) is not None)
+        until(lambda: sample(controller, "gangwatch_gang_step_seconds", gang=first) is not None)
+        samples = list(controller.measures())
+    for name, labels, _ in samples:
+        names = [label for label, _ in labels]
+        assert set(names) - {"node"} == set(BY_NAME[name].labels) - {"node"}, name
+        assert names == sorted(names), name
+    assert len(samples) == len({(name, labels) for name, labels, _ in samples})
+    missing = {metric.name for metric in FEEDBACK} - {name for name, _, _ in samples}
+    assert missing <= {  # these need a fault, or windows of steps
+        "gangwatch_rank_slowdown_ratio",
+        "gangwatch_verdicts_total",
+        "gangwatch_verdict_active",
+        "gangwatch_abstentions_total",
+    }

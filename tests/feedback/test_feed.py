@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp.web
@@ -25,7 +26,9 @@ from agent.schema.frame import (
     make_layout,
     with_length,
 )
+from exporter.server import ThreadedServer, agent_app
 from scheduler_feedback import feed as feed_module
+from scheduler_feedback.controller import WANTED
 from scheduler_feedback.feed import Feed, Stream
 
 Send = Callable[[bytes], Awaitable[None]]
@@ -271,3 +274,40 @@ def test_a_file_that_is_no_agents_record_is_passed_over(
 
     asyncio.run(scene())
     assert len([line for line in caplog.messages if complaint in line and "n0.json" in line]) == 1
+
+
+def test_the_agents_own_server_is_understood(tmp_path: Path) -> None:
+    """Both ends of the wire are ours: the columns that are asked for come, and nothing else."""
+    layout = make_layout(
+        "n0",
+        [Tier("host", 1.0)],
+        [Column("gangwatch_host_load1"), Column("gangwatch_rank_step", (("gang", "g"),))],
+        [Column("gangwatch_host_pressure_waiting_seconds_total"), Column("gangwatch_host_cpu_seconds_total")],
+    )
+    frame = Frame(
+        "n0", "boot", "agent", 1, layout.layout_id, 1, 1, np.array([1], np.int64), np.array([0.5, 7.0]),
+        np.array([3, 4], np.uint64), np.array([True, True]),
+    )  # fmt: skip
+    listeners: list[Callable[[Layout, Frame], None]] = []
+
+    def add_listener(listener: Callable[[Layout, Frame], None]) -> Callable[[], None]:
+        listeners.append(listener)
+        return lambda: listeners.remove(listener)
+
+    async def scene() -> None:
+        got: list[tuple[Layout, Frame]] = []
+        feed = Feed(tmp_path, lambda layout, frame, _: got.append((layout, frame)), WANTED, SystemClock())
+        task = asyncio.create_task(feed.run())
+        await until(lambda: len(got) == 1)
+        listeners[0](layout, replace(frame, seq=2))
+        await until(lambda: len(got) == 2)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        narrow, newest = got[1]
+        assert [column.metric for column in narrow.gauges] == ["gangwatch_rank_step"]
+        assert [column.metric for column in narrow.counters] == ["gangwatch_host_pressure_waiting_seconds_total"]
+        assert (newest.seq, newest.gauges.tolist(), newest.counters.tolist()) == (2, [7.0], [3])
+
+    with ThreadedServer(agent_app(lambda: (layout, frame), add_listener)) as server:
+        announce(tmp_path, "n0", server.url)
+        asyncio.run(scene())
