@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,14 @@ def data(*parts: str) -> Path:
     if not path.exists():
         _absent(f"{path} is absent: set GANGWATCH_DATA to the folder of public traces")
     return path
+
+
+def python_with(module: str, package: str) -> str:
+    """Path of an interpreter that can import the module: GANGWATCH_TEST_PYTHON where set, this one, or the system's."""
+    for interpreter in (os.environ.get("GANGWATCH_TEST_PYTHON"), sys.executable, "/usr/bin/python3"):
+        if interpreter and Path(interpreter).exists():
+            tried = subprocess.run([interpreter, "-c", f"import {module}"], capture_output=True)
+            if tried.returncode == 0:
+                return interpreter
+    _absent(f"no interpreter here can import {module}: apt-get install {package}")
+    raise AssertionError

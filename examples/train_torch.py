@@ -1,0 +1,174 @@
+"""Data-parallel training of a small network with torch's DistributedDataParallel: gloo on CPU, nccl on GPUs.
+
+::
+
+    torchrun --nproc-per-node 2 examples/train_torch.py --steps 200
+
+Steps and waits are reported by gangwatch.torch; the line that does it is ``attach(model, optimizer)`` (running it as
+``torchrun -m gangwatch.torch examples/train_torch.py`` does the same without that line). Checkpoints, SIGTERM and exit
+codes are as in train_dp.py: 0 finished, 75 stopped on request with everything done in the checkpoint, 1 failed.
+
+Run by this project's tests on CPU with gloo (torch 1.13); the nccl path has not been run there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gangwatch.torch import attach
+
+INPUTS, CLASSES = 64, 10
+STOPPED = 75
+
+
+class StopRequest:
+    """Whether SIGTERM has come."""
+
+    def __init__(self) -> None:
+        self.made = False
+
+    def listen(self) -> None:
+        signal.signal(signal.SIGTERM, self._hear)
+
+    def _hear(self, *_: object) -> None:
+        self.made = True
+
+
+def network(seed: int, hidden: int) -> nn.Sequential:
+    """The same weights on every rank, for a seed."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(INPUTS, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)
+    )
+
+
+def batch_of(seed: int, rank: int, step: int, size: int, teacher: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and labels, drawn from (seed, rank, step): a resumed training sees what it would have seen."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + rank) * 1_000_003 + step)
+    inputs = torch.randn(size, INPUTS, generator=generator)
+    return inputs, (inputs @ teacher).argmax(dim=1)
+
+
+def save(path: Path, content: dict[str, Any]) -> None:
+    """Replace the checkpoint: after a crash at any moment the old one is there, or the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    with unfinished.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def digest_of(model: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def train(options: argparse.Namespace, stop: StopRequest) -> int:
+    """Train to the last step, or until a rank is asked to stop; gives the exit code."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    on_gpu = dist.get_backend() == "nccl"
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    bare = network(options.seed, options.hidden).to(device)
+    teacher = torch.randn(INPUTS, CLASSES, generator=torch.Generator().manual_seed(options.seed))
+    optimizer = torch.optim.SGD(bare.parameters(), lr=0.02, momentum=0.9)
+    step = 0
+    if options.checkpoint is not None and options.checkpoint.exists():
+        # Every rank reads the file: it lies where all of them see it, and none writes before all have trained a step.
+        saved = torch.load(options.checkpoint, map_location=device)
+        if (saved["seed"], saved["hidden"]) != (options.seed, options.hidden):
+            raise RuntimeError(f"{options.checkpoint} is of seed {saved['seed']}, hidden {saved['hidden']}")
+        bare.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step = int(saved["step"])
+    first_step = step
+    model = DistributedDataParallel(bare, device_ids=[device.index] if on_gpu else None)
+    attachment = attach(model, optimizer)
+    loss_of = nn.CrossEntropyLoss()
+    losses: list[float] = []
+    stopping = False
+    while step < options.steps and not stopping:
+        inputs, labels = batch_of(options.seed, rank, step, options.batch, teacher)
+        optimizer.zero_grad()
+        loss = loss_of(model(inputs.to(device)), labels.to(device))
+        loss.backward()
+        if options.pace_seconds > 0:
+            time.sleep(options.pace_seconds)
+        # The wish to stop is summed with the loss, so that all ranks stop after the same step.
+        shared = torch.stack([loss.detach(), torch.tensor(float(stop.made), device=device)])
+        dist.all_reduce(shared)
+        optimizer.step()
+        step += 1
+        losses.append(float(shared[0]) / size)
+        stopping = bool(shared[1] > 0)
+        if stopping or step == options.steps or step % options.checkpoint_every == 0:
+            if options.checkpoint is not None:
+                if rank == 0:
+                    state = {"model": bare.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                    save(options.checkpoint, {**state, "seed": options.seed, "hidden": options.hidden})
+                dist.barrier()
+            if rank == 0:
+                print(f"step {step} of {options.steps}: loss {losses[-1]:.4f}; {attachment.status}", flush=True)
+    finished = step == options.steps
+    if rank == 0 and options.result is not None:
+        result = {
+            "finished": finished,
+            "steps": step,
+            "steps_run": step - first_step,
+            "resumed_from": first_step,
+            "weights_sha256": digest_of(bare),
+            "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
+        }
+        options.result.write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if finished else STOPPED
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=500, help="steps of the whole training")
+    parser.add_argument("--checkpoint", type=Path, help="resumed from where it exists; SIGTERM then saves and stops")
+    parser.add_argument("--checkpoint-every", type=int, default=50, metavar="STEPS")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hidden", type=int, default=256, help="width of the two hidden layers")
+    parser.add_argument("--batch", type=int, default=2048, help="samples a rank and step")
+    parser.add_argument("--pace-seconds", type=float, default=0.0, help="pause in every step, as an accelerator's time")
+    parser.add_argument("--result", type=Path, help="where rank 0 writes what came of it (JSON)")
+    options = parser.parse_args()
+    stop = StopRequest()
+    if options.checkpoint is not None:
+        stop.listen()
+    os.environ.setdefault("RANK", "0")
+    os.environ.setdefault("WORLD_SIZE", "1")
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29500")
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        code = train(options, stop)
+    except RuntimeError as error:
+        # A peer that is gone, or a checkpoint that is not ours. The process group cannot be left in good order now.
+        print(f"train_torch: rank {os.environ['RANK']}: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+        os._exit(1)
+    dist.destroy_process_group()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,497 @@
+"""Steps and waits of a torch training, reported without edits to its loop.
+
+Either run the program through this module, under torchrun or alone::
+
+    torchrun --nproc-per-node 8 -m gangwatch.torch train.py --epochs 3
+    python -m gangwatch.torch train.py        # or: python -m gangwatch.torch -m package.train
+
+or attach by hand, after the model is wrapped and before the first backward pass::
+
+    attach(model, optimizer)
+
+There is no import hook and no variable that loads it behind a program's back: what watches a training is visible in the
+command that started it. Without GANGWATCH_SOCKET nothing is touched at all. Standard library and torch only.
+
+**A step** lasts from the end of one ``optimizer.step()`` to the end of the next, so that loading data, and whatever
+else a rank does between, counts as its own. Of several optimizers the one that steps first counts. The first step
+ends unmeasured (its beginning is not known); steps are numbered by optimizer steps, from 0.
+
+**What wait means.** DistributedDataParallel averages gradients in buckets, while the backward pass still computes. The
+wait of a step is the time from the moment when the *last* bucket was ready on this rank until *all* buckets were
+averaged: what the collectives cost beyond what computation hid. That is the transfer itself plus the time in which
+the slowest peer had not come yet; the two cannot be told apart on one rank, and the last rank to arrive shows the
+least of it. Other collectives (the broadcast of buffers, an all-reduce of the loss, SyncBatchNorm) are not in it.
+
+On CPU (gloo) both moments are the host's: the call of DDP's communication hook, and the completion of its future. On a
+GPU the host only enqueues, so that its clock says nothing: CUDA events are recorded on the streams instead, and are
+asked (``query``, which does not wait) when later buckets and steps come by. Steps are timed the same way, and reported
+one or two steps late. Nothing here ever synchronises.
+
+**Where it cannot be measured, wait is unknown and never 0**: with FullyShardedDataParallel and whatever else does not
+average through DDP's hook, with a hook registered before ``attach``, inside CUDA graphs (whose replays run no Python:
+neither steps nor waits are seen), and on a torch that lacks what is used here.
+
+The hook in place of DDP's own average multiplies by 1 / world size and sums, as DDP does: same bits (except under
+``gradient_as_bucket_view``, where DDP divides, and the last bit may differ unless the world size is a power of two). A
+hook that the program registers itself is kept, and timed.
+
+Tested by running: torch 1.13 on CPU with gloo, 2 and 3 ranks. The CUDA paths follow the documented behaviour of
+``torch.cuda.Event`` and ``torch.futures.Future.then`` and have not been run on a GPU by this project's tests.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import runpy
+import sys
+import threading
+import time
+import types
+import weakref
+from collections import deque
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any, Callable, Deque, List, Union  # noqa: UP035 (Python 3.8)
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gangwatch import steps
+
+__all__ = ["Attachment", "attach"]
+
+MAX_PENDING_STEPS = 64
+MAX_PENDING_BUCKETS = 4096
+"""Bounds on what is enqueued on a GPU and not finished; beyond them the oldest is reported without its wait."""
+
+
+EXIT_NS = 1_000_000_000
+
+
+class _HostMark:
+    """An instant of the host's clock."""
+
+    __slots__ = ("_ns",)
+
+    def __init__(self) -> None:
+        self._ns: int = monotonic_ns()
+
+    def passed(self) -> bool:
+        return True
+
+    def ns_since(self, earlier: _Mark) -> int:
+        if not isinstance(earlier, _HostMark):
+            raise TypeError("an instant of the host and a place in a stream cannot be compared")
+        return self._ns - earlier._ns
+
+
+class _CudaMark:
+    """A place in a CUDA stream: the instant at which the device gets there."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, device: Any) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record(torch.cuda.current_stream(device))
+
+    def passed(self) -> bool:
+        return bool(self._event.query())
+
+    def ns_since(self, earlier: _Mark) -> int:
+        """Only of two marks that have passed: the driver answers at once then."""
+        if not isinstance(earlier, _CudaMark):
+            raise TypeError("an instant of the host and a place in a stream cannot be compared")
+        ns: int = round(earlier._event.elapsed_time(self._event) * 1e6)  # it gives milliseconds
+        return ns
+
+
+_Mark = Union[_HostMark, _CudaMark]  # noqa: UP007
+
+
+def _mark(tensor: Any) -> _Mark:
+    """This instant, on the clock of the device that the tensor is on."""
+    return _CudaMark(tensor.device) if tensor.is_cuda else _HostMark()
+
+
+def _capturing(tensor: Any) -> bool:
+    """Whether what is enqueued goes into a CUDA graph, where events must be neither recorded nor asked."""
+    return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+class _Bucket:
+    """One averaging of one bucket: its collective's number, and when it was ready and averaged."""
+
+    __slots__ = ("averaged", "number", "ready")
+
+    def __init__(self, number: int, ready: _Mark) -> None:
+        self.number = number
+        self.ready = ready
+        self.averaged: _Mark | None = None
+
+    def passed(self) -> bool:
+        return self.averaged is not None and self.averaged.passed()
+
+
+class _Pass:
+    """One backward pass: its buckets, in the order in which they became ready."""
+
+    __slots__ = ("buckets", "whole")
+
+    def __init__(self) -> None:
+        self.buckets: List[_Bucket] = []  # noqa: UP006
+        self.whole = False
+
+    def passed(self) -> bool:
+        return all(bucket.passed() for bucket in self.buckets)
+
+    def wait_ns(self) -> int | None:
+        """From the last bucket's readiness to the end of all averaging; None where not all of it was seen."""
+        if not self.whole:
+            return None
+        ready = self.buckets[-1].ready
+        waits = [bucket.averaged.ns_since(ready) for bucket in self.buckets if bucket.averaged is not None]
+        return max(0, *waits) if len(waits) == len(self.buckets) else None
+
+
+class _StepTiming:
+    """One step between two ends of ``optimizer.step()``."""
+
+    def __init__(self, number: int, begun: _Mark) -> None:
+        self.number = number
+        self.begun = begun
+        self.begun_ns = monotonic_ns()
+        self.ended: _Mark | None = None
+        self.ended_ns = 0
+        self.passes: List[_Pass] = []  # noqa: UP006
+        self.disturbed = False
+
+    def passed(self) -> bool:
+        return self.ended is not None and self.ended.passed() and all(each.passed() for each in self.passes)
+
+    def wait_seconds(self) -> float | None:
+        waits = [each.wait_ns() for each in self.passes]
+        if self.disturbed or not waits or None in waits:
+            return None
+        return sum(wait for wait in waits if wait is not None) / 1e9
+
+    def seconds(self) -> float:
+        return self.ended.ns_since(self.begun) / 1e9 if self.ended is not None else 0.0
+
+
+class Attachment:
+    """What watches a training; ``attach`` makes it, one a process.
+
+    status: in words, what is measured and what is not, and why. off: nothing is watched, for there is no reporter.
+    optimizer: ``id`` of the one whose steps count, None until one has stepped. failures: exceptions kept from training.
+    """
+
+    def __init__(self, reporter: steps.Reporter) -> None:
+        self.reporter = reporter
+        self.failures = 0
+        self._why_unknown = "no DistributedDataParallel has averaged gradients"
+        self.optimizer: int | None = None
+        self.watches_all_models = False
+        self.follows_all_optimizers = False
+        self.off = reporter.status.startswith("off")
+        self._step: _StepTiming | None = None
+        self._pass = _Pass()
+        self._optimizer_steps = 0
+        self._pending: Deque[_StepTiming] = deque()  # noqa: UP006
+        self._averaging: Deque[_Bucket] = deque()  # noqa: UP006
+        self._hooks: dict[int, functools.partial[Any]] = {}
+        self._polling = threading.Lock()
+        self._callbacks: List[weakref.ref[Any]] = []  # noqa: UP006
+
+    @property
+    def status(self) -> str:
+        waits = (
+            f"waits are unknown: {self._why_unknown}" if self._why_unknown else "waits of DDP's buckets are measured"
+        )
+        return f"{self.reporter.status}; {waits}"
+
+    # --- gradients ---
+
+    def watch(self, model: Any) -> None:
+        """Put the timed hook in the place of DDP's average. Must come before the first backward pass."""
+        if not isinstance(model, DistributedDataParallel):
+            return
+        average = functools.partial(_average, model.process_group)
+        self._hooks[id(model)] = average
+        try:
+            # A program's own hook, registered later, replaces what is looked up here at every call.
+            _register_comm_hook(model, None, lambda _, bucket: self._communicate(self._hooks[id(model)], bucket))
+        except Exception as error:
+            del self._hooks[id(model)]
+            self._why_unknown = f"DDP took no hook: {error}"
+
+    def take_hook(self, model: Any, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+        """A program registers its own hook: keep it and time it."""
+        timed = functools.partial(hook, state)
+        if id(model) in self._hooks:
+            model._check_comm_hook(hook)
+            self._hooks[id(model)] = timed
+            return
+
+        @functools.wraps(hook)
+        def communicate(_: Any, bucket: Any) -> Any:
+            return self._communicate(timed, bucket)
+
+        _register_comm_hook(model, state, communicate)
+
+    def _communicate(self, average: functools.partial[Any], bucket: Any) -> Any:
+        """DDP's call for one bucket (from autograd's thread); gives the future of the averaged gradients."""
+        begun = self._begin_bucket(bucket)
+        future = average(bucket)
+        if begun is None:
+            return future.then(_first) if average.func is _average else future
+        try:
+            callback = functools.partial(self._end_bucket, begun, bucket.buffer())
+            self._callbacks = [each for each in self._callbacks if each() is not None]
+            self._callbacks.append(weakref.ref(callback))
+            return future.then(callback)
+        except Exception as error:
+            self._fail(error)
+            return future.then(_first) if average.func is _average else future
+
+    def _begin_bucket(self, bucket: Any) -> _Bucket | None:
+        try:
+            tensor = bucket.buffer()
+            if _capturing(tensor):
+                self._why_unknown = "gradients are averaged in a CUDA graph"
+                if self._step is not None:
+                    self._step.disturbed = True
+                return None
+            self._poll()
+            begun = _Bucket(self.reporter.enter(), _mark(tensor))
+            self._pass.buckets.append(begun)
+            if bucket.is_last():
+                self._pass.whole = True
+                if self._step is not None:
+                    self._step.passes.append(self._pass)
+                self._pass = _Pass()
+            self._why_unknown = ""
+            return begun
+        except Exception as error:  # the training goes on, its wait is unknown
+            self._fail(error)
+            return None
+
+    def _end_bucket(self, bucket: _Bucket, tensor: Any, future: Any) -> Any:
+        """The bucket is averaged; on a GPU: is enqueued, and the current stream continues where it is averaged."""
+        try:
+            bucket.averaged = _mark(tensor)
+            if isinstance(bucket.averaged, _HostMark):
+                self.reporter.leave(bucket.number, bucket.averaged.ns_since(bucket.ready))
+            else:
+                self._averaging.append(bucket)
+        except Exception as error:
+            self._fail(error)
+        value = future.value()
+        return value[0] if isinstance(value, list) else value
+
+    # --- steps ---
+
+    def step_ended(self, optimizer: Any) -> None:
+        """An optimizer has stepped."""
+        try:
+            if self.optimizer is None:
+                self.optimizer = id(optimizer)
+            if self.optimizer != id(optimizer):
+                return
+            tensor = optimizer.param_groups[0]["params"][0]
+            if _capturing(tensor):
+                return
+            now = _mark(tensor)
+            ended = self._step
+            if ended is not None:
+                ended.ended, ended.ended_ns = now, monotonic_ns()
+                if self._pass.buckets:
+                    ended.disturbed = True  # a backward pass that never came to its last bucket
+                    self._pass = _Pass()
+                self._pending.append(ended)
+            self._optimizer_steps += 1
+            self._step = _StepTiming(self.reporter.begin(self._optimizer_steps), now)
+            self._poll()
+        except Exception as error:
+            self._fail(error)
+
+    def _poll(self) -> None:
+        """Report what the device has finished, oldest first; where another thread is at it, leave it to that one."""
+        if not self._polling.acquire(blocking=False):
+            return
+        try:
+            while self._averaging and (self._averaging[0].passed() or len(self._averaging) > MAX_PENDING_BUCKETS):
+                bucket = self._averaging.popleft()
+                if bucket.averaged is not None and bucket.passed():
+                    self.reporter.leave(bucket.number, bucket.averaged.ns_since(bucket.ready))
+            while self._pending:
+                step = self._pending[0]
+                if step.passed():
+                    self._report(step)
+                elif len(self._pending) > MAX_PENDING_STEPS:
+                    seconds = (step.ended_ns - step.begun_ns) / 1e9
+                    self.reporter.report(step.number, seconds, ended_ns=step.ended_ns)
+                else:
+                    return
+                self._pending.popleft()
+        finally:
+            self._polling.release()
+
+    def _report(self, step: _StepTiming) -> None:
+        try:
+            self.reporter.report(step.number, step.seconds(), step.wait_seconds(), ended_ns=step.ended_ns)
+        except Exception as error:
+            # The model or its optimizer moved to another device within this step: no common clock.
+            self._fail(error)
+            self.reporter.report(step.number, (step.ended_ns - step.begun_ns) / 1e9, ended_ns=step.ended_ns)
+
+    def finish(self) -> None:
+        """Report the last steps, as far as the device has got; called when the process ends.
+
+        gloo's threads give our callbacks back only after the backward pass has gone on; where the interpreter is gone
+        by then, they cannot, and abort the process. So this waits until they have: microseconds, a second at most.
+        """
+        try:
+            self._poll()
+            deadline_ns = monotonic_ns() + EXIT_NS
+            while any(callback() is not None for callback in self._callbacks) and monotonic_ns() < deadline_ns:
+                time.sleep(0.001)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.failures += 1
+        self._why_unknown = f"{type(error).__name__}: {error}"
+        if self._step is not None:
+            self._step.disturbed = True
+
+
+def _average(group: Any, bucket: Any) -> Any:
+    """What DDP does without a hook: multiply by 1 / world size, then sum. Its future holds a list of one tensor."""
+    tensor = bucket.buffer()
+    tensor.mul_(1.0 / dist.get_world_size(group))
+    return dist.all_reduce(tensor, group=group, async_op=True).get_future()
+
+
+def _first(future: Any) -> Any:
+    """The tensor in the list that a collective's future holds."""
+    return future.value()[0]
+
+
+# --- attaching -------------------------------------------------------------------------------------------------------
+
+_register_comm_hook = DistributedDataParallel.register_comm_hook
+_attachment: Attachment | None = None
+
+
+def attach(model: Any = None, optimizer: Any = None, reporter: steps.Reporter | None = None) -> Attachment:
+    """Watch a training: `model`'s gradients and `optimizer`'s steps; without them, those of all that are made later.
+
+    One attachment a process: a second call adds to the first. Raises nothing; ``status`` says what is not measured.
+    """
+    global _attachment
+    if _attachment is None:
+        _attachment = Attachment(steps.reporter() if reporter is None else reporter)
+        if not _attachment.off:
+            atexit.register(_attachment.finish)
+            _patch(DistributedDataParallel, "register_comm_hook", _registering(_attachment))
+    if _attachment.off:
+        return _attachment
+    try:
+        if model is not None:
+            _attachment.watch(model)
+        elif not _attachment.watches_all_models:
+            _attachment.watches_all_models = True
+            _patch(DistributedDataParallel, "__init__", _constructing(_attachment))
+        if optimizer is not None:
+            _attachment.optimizer = id(optimizer)
+        if not _attachment.follows_all_optimizers:
+            _attachment.follows_all_optimizers = optimizer is None
+            _follow(_attachment, optimizer)
+    except Exception as error:
+        _attachment._fail(error)
+    return _attachment
+
+
+def _patch(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    setattr(owner, name, functools.wraps(getattr(owner, name))(replacement))
+
+
+def _registering(attachment: Attachment) -> Callable[..., None]:
+    def register_comm_hook(model: Any, state: Any, hook: Any) -> None:
+        attachment.take_hook(model, state, hook)
+
+    return register_comm_hook
+
+
+def _constructing(attachment: Attachment) -> Callable[..., None]:
+    construct = DistributedDataParallel.__init__
+
+    def init(model: Any, *arguments: Any, **options: Any) -> None:
+        construct(model, *arguments, **options)
+        attachment.watch(model)
+
+    return init
+
+
+def _follow(attachment: Attachment, optimizer: Any) -> None:
+    """Have the attachment told of steps: by torch's hooks where this torch has them (2.0), else around ``step``."""
+
+    def stepped(stepping: Any, *_: Any) -> None:
+        attachment.step_ended(stepping)
+
+    if optimizer is not None:
+        if hasattr(optimizer, "register_step_post_hook"):
+            optimizer.register_step_post_hook(stepped)
+        else:
+            _wrap_step(attachment, optimizer)
+        return
+    if hasattr(torch.optim.Optimizer, "register_step_post_hook"):
+        torch.optim.optimizer.register_optimizer_step_post_hook(stepped)
+        return
+    construct = torch.optim.Optimizer.__init__
+
+    def init(made: Any, *arguments: Any, **options: Any) -> None:
+        construct(made, *arguments, **options)
+        _wrap_step(attachment, made)
+
+    _patch(torch.optim.Optimizer, "__init__", init)
+
+
+def _wrap_step(attachment: Attachment, optimizer: Any) -> None:
+    """Before torch 2.0. A bound method in place of a bound method: learning-rate schedulers take it apart."""
+    step = type(optimizer).step
+
+    @functools.wraps(step)
+    def stepping(self: Any, *arguments: Any, **options: Any) -> Any:
+        result = step(self, *arguments, **options)
+        attachment.step_ended(self)
+        return result
+
+    optimizer.step = types.MethodType(stepping, optimizer)
+
+
+def main() -> None:
+    """Run a program, given as to ``python``, with everything that it makes attached."""
+    arguments = sys.argv[1:]
+    module = arguments[:1] == ["-m"]
+    if module:
+        del arguments[0]
+    if not arguments:
+        sys.exit("usage: python -m gangwatch.torch (SCRIPT | -m MODULE) [ARGUMENT ...]")
+    attach()
+    sys.argv = arguments
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.11's -P
+        sys.path[0] = str(Path.cwd() if module else Path(arguments[0]).resolve().parent)
+    if module:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    # This file runs as __main__; what a program attaches to is the module that it imports.
+    from gangwatch.torch import main as main_of_module
+
+    main_of_module()
