@@ -99,8 +99,10 @@ class Inbox:
         with self._lock:
             self.open = False
         arrived = self.take(0.0)
-        for message in (*arrived.questions, *arrived.wishes):
-            message.answer.set_exception(StoppedError(_TOO_LATE))
+        for question in arrived.questions:
+            question.answer.set_exception(StoppedError(_TOO_LATE))
+        for wish in arrived.wishes:
+            wish.refuse(StoppedError(_TOO_LATE))
 
 
 _TOO_LATE = "the controller is stopping or has failed"
