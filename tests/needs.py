@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 
-def _absent(what: str) -> None:
+def absent(what: str) -> None:
+    """Skip the test, or fail it where everything is demanded; `what` says what is missing and how it is had."""
     if os.environ.get("GANGWATCH_REQUIRE") == "all":
         pytest.fail(f"GANGWATCH_REQUIRE=all, and {what}")
     pytest.skip(what)
@@ -24,7 +25,7 @@ def component(program: str, package: str) -> str:
     """Path of a program; where it is absent the test skips and says which Debian package brings it."""
     found = shutil.which(program)
     if found is None:
-        _absent(f"{program} is absent: apt-get install {package}")
+        absent(f"{program} is absent: apt-get install {package}")
     assert found is not None
     return found
 
@@ -34,7 +35,7 @@ def data(*parts: str) -> Path:
     root = Path(os.environ.get("GANGWATCH_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
     path = root.joinpath(*parts)
     if not path.exists():
-        _absent(f"{path} is absent: set GANGWATCH_DATA to the folder of public traces")
+        absent(f"{path} is absent: set GANGWATCH_DATA to the folder of public traces")
     return path
 
 
@@ -45,5 +46,5 @@ def python_with(module: str, package: str) -> str:
             tried = subprocess.run([interpreter, "-c", f"import {module}"], capture_output=True)
             if tried.returncode == 0:
                 return interpreter
-    _absent(f"no interpreter here can import {module}: apt-get install {package}")
+    absent(f"no interpreter here can import {module}: apt-get install {package}")
     raise AssertionError

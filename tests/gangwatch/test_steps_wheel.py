@@ -1,0 +1,100 @@
+"""The wheel for training images: three files, the standard library, nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests import needs
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROJECT = REPOSITORY / "packaging" / "gangwatch-steps"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built as its readers would build it: hatchling comes from the package index."""
+    folder = tmp_path_factory.mktemp("wheel")
+    built = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(PROJECT)],
+        capture_output=True,
+        text=True,
+    )
+    if built.returncode != 0 and "No matching distribution found for hatchling" in built.stderr:
+        needs.absent("hatchling cannot be had from a package index")
+    assert built.returncode == 0, built.stderr
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but the wheel in it."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), str(wheel)],
+        check=True,
+    )
+    return folder
+
+
+def run(installed: Path, program: str, **environment: str) -> str:
+    """Run a program that sees the standard library and the wheel: no site-packages, no checkout."""
+    program = f"import sys; sys.path.append({str(installed)!r})\n" + textwrap.dedent(program)
+    ended = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program],
+        env={"PATH": os.environ["PATH"], **environment},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_it_holds_the_suites_own_files_and_no_others(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        assert names == {"gangwatch/__init__.py", "gangwatch/steps.py", "gangwatch/torch.py"}
+        for name in names:
+            assert archive.read(name) == (REPOSITORY / name).read_bytes()
+        assert any(name.endswith("LICENSE") for name in archive.namelist())
+        metadata = next(name for name in archive.namelist() if name.endswith("METADATA"))
+        assert "Requires-Dist" not in archive.read(metadata).decode()
+
+
+def test_it_imports_nothing_beyond_the_standard_library(installed: Path) -> None:
+    program = """
+        from gangwatch import steps
+        foreign = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names) - {"__main__"}
+        print(sorted(foreign))
+    """
+    assert run(installed, program) == "['gangwatch']\n"
+
+
+def test_it_reports_without_the_suite(installed: Path, tmp_path: Path) -> None:
+    program = """
+        from gangwatch import steps
+        reporter = steps.reporter()
+        with reporter.step(tokens=3), reporter.wait():
+            pass
+        print(reporter.dropped, steps.__file__)
+    """
+    for environment in ({}, {"GANGWATCH_SOCKET": str(tmp_path / "absent.sock"), "RANK": "1"}):
+        dropped, file = run(installed, program, **environment).split()
+        assert (dropped, Path(file).parent.parent) == ("0", installed)
+
+
+def test_its_version_is_the_suites() -> None:
+    ours, suite = (
+        tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in (PROJECT, REPOSITORY)
+    )
+    assert (ours["version"], ours["license"]) == (suite["version"], suite["license"])
