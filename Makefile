@@ -2,36 +2,42 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+RUNS := $(VENV)/.runs
+DEVELOPS := $(VENV)/.develops
 DEMO ?= --report demo-report.json
 
 .PHONY: demo test check format docs components clean
 
-$(STAMP): pyproject.toml
+# What running needs comes first and alone: a demonstration should not wait for linters.
+$(RUNS): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("gangwatch needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(DEVELOPS): $(RUNS)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## a real straggler on this machine: found, moved away from, backfilled behind
+demo: $(RUNS)  ## a real straggler on this machine: found, moved away from, backfilled behind
 	$(BIN)/gangwatch demo $(DEMO)
 
-test: $(STAMP)  ## everything that can run here; what is absent is named
+test: $(DEVELOPS)  ## everything that can run here; what is absent is named
 	$(BIN)/pytest -n 2 --dist loadgroup -m 'not serial'
 	$(BIN)/pytest -m serial
 
-check: $(STAMP)  ## style, types, import rules, generated pages
+check: $(DEVELOPS)  ## style, types, import rules, generated pages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 
-format: $(STAMP)
+format: $(DEVELOPS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(STAMP)  ## the reference pages, from the catalogue and --help
+docs: $(DEVELOPS)  ## the reference pages, from the catalogue and --help
 	$(BIN)/python docs/generate.py
 
 components:  ## the real components that some tests run against (as root, on Debian)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gangwatch.demo.listener import SeenStep
-from gangwatch.demo.play import Play, run_training, training_command
+from gangwatch.demo.play import TRAINING_RANKS, Play, run_training, training_command
 from gangwatch.demo.report import Truth, failures, false_verdicts, is_true, per_step, steps_repeated, typical
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.events import Event, FirstStep
@@ -165,4 +165,4 @@ def uninterrupted(play: Play) -> dict[str, Any]:
     """Run the training again, with the same seed, without gangwatch, pause or interruption; its result."""
     folder = play.state_folder.parent / "uninterrupted"
     folder.mkdir(parents=True, exist_ok=True)
-    return run_training(training_command(play.steps, play.seed, 0.0, folder), ranks=4)
+    return run_training(training_command(play.steps, play.seed, 0.0, folder), ranks=TRAINING_RANKS)

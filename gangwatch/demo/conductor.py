@@ -14,7 +14,17 @@ from typing import Any
 
 from gangwatch.client import Client
 from gangwatch.demo.listener import Listener
-from gangwatch.demo.play import NODES, SLOTS, DemoError, Play, Schedule, plain_environment, training_command
+from gangwatch.demo.play import (
+    HEAD_RANKS,
+    NODES,
+    SLOTS,
+    TRAINING_RANKS,
+    DemoError,
+    Play,
+    Schedule,
+    plain_environment,
+    training_command,
+)
 
 Say = Callable[[str], None]
 
@@ -176,11 +186,13 @@ class Conductor:
         """Training and a filler run; a gang of six must wait; step times settle and are taken for comparison."""
         schedule, play = self.schedule, self.play
         limit = 4 * play.steps * play.step_seconds  # as generous as users are
-        self.submit("training", 4, play.steps, limit, restartable=True, restart_cost_seconds=3.0, grace_seconds=5.0)
+        self.submit(
+            "training", TRAINING_RANKS, play.steps, limit, restartable=True, restart_cost_seconds=3.0, grace_seconds=5.0
+        )
         self.wait_until("the training runs", lambda: self.state_of("training") == "running", 30)
         self.submit("filler", 2, 1_000_000, limit)
         self.wait_until("the filler runs", lambda: self.state_of("filler") == "running", 30)
-        self.submit("head", 6, 20, 60.0)
+        self.submit("head", HEAD_RANKS, 20, 60.0)
         self.say("training (4 ranks) and filler (2) run; head (6 ranks) waits for its turn")
         self.wait_until("the training makes steps", lambda: self.steps_done("training") > 3, 30)
         time.sleep(schedule.warm_up)

@@ -23,6 +23,9 @@ from agent.schema.errors import GangwatchError
 
 NODES = 4
 SLOTS = 2
+TRAINING_RANKS = 4
+HEAD_RANKS = 6
+RANKS_AT_ONCE = 6
 LOAD = 0.45
 """Share of all processors that six ranks may take; agents, controller and the operating system need the rest."""
 
@@ -115,14 +118,15 @@ def plain_environment() -> dict[str, str]:
 def measure_pace(folder: Path, seed: int) -> tuple[float, float]:
     """(seconds to pause in a step, expected seconds of a step), from one rank alone on this machine.
 
-    Six ranks that compute c seconds a step stay at LOAD of n processors when a step takes 6 c / (LOAD n).
+    Six ranks that compute c seconds a step stay at LOAD of n processors when a step takes 6 c / (LOAD n). The
+    training's ranks compute at the same moment: of this time c is work, or 4 c / n where n is less than four.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    result = run_training(training_command(40, seed, 0.0, folder), ranks=1)
-    compute = float(result["step_seconds"])
+    compute = float(run_training(training_command(40, seed, 0.0, folder), ranks=1)["step_seconds"])
     processors = len(os.sched_getaffinity(0))
-    step = max(compute, 6 * compute / (LOAD * processors))
-    return step - compute, step
+    work = compute * max(1.0, TRAINING_RANKS / processors)
+    step = max(work, RANKS_AT_ONCE * compute / (LOAD * processors))
+    return step - work, step
 
 
 def run_training(command: list[str], ranks: int) -> dict[str, Any]:
