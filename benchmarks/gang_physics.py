@@ -147,6 +147,15 @@ def happen(gang: Gang, seconds: float, seed: int) -> History:
     return History(start, arrived, ended, times, used)
 
 
+def replay(gang: Gang, compute: FloatArray) -> History:
+    """The history of a gang whose computing times are given, float64 [steps, ranks] in seconds: a recorded trace."""
+    length = compute.max(axis=1) + gang.collective_seconds
+    ends = gang.start_seconds + np.cumsum(length)
+    start = np.repeat((ends - length)[:, None], gang.ranks, axis=1)
+    end = np.repeat(ends[:, None], gang.ranks, axis=1)
+    return History(start, start + compute, end, [[gang.start_seconds]] * gang.ranks, [[(0.0, 0.0, 0.0)]] * gang.ranks)
+
+
 def _use(times: list[float], used: list[tuple[float, float, float]], at: float, amount: FloatArray) -> None:
     before = used[-1]
     times.append(at)

@@ -18,8 +18,9 @@ SKIPPED_STEPS = 3
 """The first steps compile, allocate and fill caches."""
 
 WARM_UP_STEPS = 25
-WARM_UP_WINDOWS = 8
-"""Public step traces: the scale of a rank settles within about 25 steps; eight windows let a median stand two odd."""
+WARM_UP_SECONDS = 8.0
+"""Public step traces: the scale of a rank settles within about 25 steps. Short steps are given eight seconds all the
+same: what disturbs a machine for a second or two must not make the norm."""
 
 SPREAD_FLOOR = 0.02
 """Two per cent: no scale is smaller, or a very regular job would make suspects of trifles."""

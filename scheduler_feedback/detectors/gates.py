@@ -63,7 +63,7 @@ class Judgement:
 
     refusal: why it is no verdict, '' where it is one. harmless: the job is not hurt, so that not even an abstention
     is due. slowdown: step time over step time without the suspect (or its whole node, where its other ranks stand
-    out as well).
+    out as well). counters: whether its processes' counters are there to tell the cause.
     """
 
     rank: int
@@ -72,6 +72,7 @@ class Judgement:
     cause: Cause
     confidence: float
     evidence: tuple[Evidence, ...]
+    counters: bool
     refusal: str = ""
     harmless: bool = False
 
@@ -238,6 +239,7 @@ def judge(case: Case) -> Judgement:
         split.cause,
         weighing.confidence(evidence),
         tuple(evidence),
+        split.known,
         refusal,
         harmless,
     )

@@ -12,6 +12,7 @@ constants rest on stands beside them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,8 +23,8 @@ from scheduler_feedback.detectors.baseline import (
     LEAST_PEERS,
     SKIPPED_STEPS,
     SPREAD_FLOOR,
+    WARM_UP_SECONDS,
     WARM_UP_STEPS,
-    WARM_UP_WINDOWS,
     Baseline,
     learn,
     log_compute,
@@ -156,7 +157,7 @@ class StragglerDetector:
             watched.seen_ns = now_wall_ns
             if watched.ranks == ranks:
                 if gang.newest_sequence < watched.cursor:
-                    watched.cursor = 0  # the fleet began anew
+                    watched.cursor = min(watched.cursor, SKIPPED_STEPS)  # the fleet began anew
                 return watched
             if set(ranks) < set(watched.ranks):
                 return None  # after a restart nodes are heard again one by one
@@ -179,14 +180,12 @@ class StragglerDetector:
         return self._conclude(name, watched, watched.baseline, gang, fleet)
 
     def _warm_up(self, name: str, watched: Watched, window: Window, gang: Gang, fleet: Fleet) -> list[Finding]:
-        if watched.skipped < SKIPPED_STEPS:
-            watched.skipped += window.steps
-            return []
         if watched.warm_up and watched.warm_up[-1].known != window.known:
             watched.warm_up.clear()  # whether waits are known must not change within a baseline
         watched.warm_up.append(window)
         windows = watched.warm_up
-        if len(windows) < WARM_UP_WINDOWS or sum(w.steps for w in windows) < WARM_UP_STEPS:
+        seconds = sum(w.steps * w.step_seconds for w in windows)
+        if seconds < WARM_UP_SECONDS or sum(w.steps for w in windows) < WARM_UP_STEPS:
             return []
         role = self._roles.get(name)
         known_role = role[1] if role is not None and role[0] == watched.ranks else None
@@ -279,7 +278,7 @@ class StragglerDetector:
         interval = watched.interval(rank)
         if standing is None:
             seen_ns = interval[-1].window.first_ns - interval[0].window.first_ns
-            if judgement.cause is Cause.UNKNOWN and seen_ns < CAUSE_NS:
+            if judgement.counters and judgement.cause is Cause.UNKNOWN and seen_ns < CAUSE_NS:
                 return []
             first_ns = interval[0].window.first_ns
             verdict_id = f"{name}.{watched.attempt}.{watched.ranks[rank]}.{first_ns}"
@@ -363,12 +362,4 @@ def _before(watched: Watched, interval: int) -> float:
 
 
 def _too_weak(judgement: Judgement) -> Judgement:
-    return Judgement(
-        judgement.rank,
-        judgement.slowdown,
-        judgement.step_seconds,
-        judgement.cause,
-        judgement.confidence,
-        judgement.evidence,
-        refusal=f"the evidence is too weak: confidence {judgement.confidence:.2f}",
-    )
+    return replace(judgement, refusal=f"the evidence is too weak: confidence {judgement.confidence:.2f}")

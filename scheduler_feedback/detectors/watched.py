@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from scheduler_feedback.core.gangs import FloatArray, IntArray
-from scheduler_feedback.detectors.baseline import Baseline
+from scheduler_feedback.detectors.baseline import SKIPPED_STEPS, Baseline
 from scheduler_feedback.detectors.gates import Judged
 from scheduler_feedback.detectors.windows import Places, Window, places
 
@@ -42,6 +42,7 @@ class Standing:
 class Watched:
     """What the detector remembers of one attempt of a gang. Arrays are float64 or int64 [n], by rising rank.
 
+    cursor: sequence of the last completed step that is in a window; the attempt's first steps are passed over.
     score: the CUSUM; since: number of the window in which it left zero, -1 at zero; quiet: windows in a row below the
     clearing score; refused: windows in a row in which an alarm failed the gates. counted: windows judged so far.
     """
@@ -50,8 +51,7 @@ class Watched:
     ranks: tuple[int, ...]
     where: Places
     seen_ns: int
-    cursor: int = 0
-    skipped: int = 0
+    cursor: int = SKIPPED_STEPS
     warm_up: list[Window] = field(default_factory=list)
     baseline: Baseline | None = None
     best_step_seconds: float = np.inf
