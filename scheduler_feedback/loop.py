@@ -324,7 +324,7 @@ class CycleThread:
             return False
         self._retry_ns = now_ns
         try:
-            self._store.probe(self._clock.wall_ns())
+            self._store.probe()
         except StoreError as error:
             self._store_failed(error, ran=False)
             return False

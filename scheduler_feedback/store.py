@@ -41,6 +41,9 @@ APPLICATION_ID = 0x47574A4E  # "GWJN"; https://sqlite.org/pragma.html#pragma_app
 KEPT_SNAPSHOTS = 3
 """Snapshots kept: where the newest can't be read, an older one and the journal after it give the same state."""
 
+PROBE_BYTES = 64 * 1024
+"""A store that can write so much has room for some cycles: it does not fail again at the next one."""
+
 _SCHEMA = """
 CREATE TABLE journal (cycle INTEGER PRIMARY KEY, now_ns INTEGER NOT NULL, events BLOB NOT NULL);
 CREATE TABLE actions (
@@ -210,10 +213,13 @@ class Store(Reader):
         """Record what came of one action."""
         self.outcomes([(action_id, text)], now_ns)
 
-    def probe(self, now_ns: int) -> None:
-        """Write one small value durably: whether the store can be written again. Raises StoreError where it can't."""
-        with self._named("write it"), self._transaction():
-            self._set_meta("probed_ns", str(now_ns))
+    def probe(self) -> None:
+        """Write PROBE_BYTES durably and take them away again: whether cycles can be written. Raises StoreError."""
+        with self._named("write it"):
+            with self._transaction() as database:
+                database.execute("INSERT OR REPLACE INTO meta VALUES ('probe', zeroblob(?))", (PROBE_BYTES,))
+            with self._transaction() as database:
+                database.execute("DELETE FROM meta WHERE key = 'probe'")
 
     def snapshot(
         self, cycle: int, now_ns: int, state: State, detectors: Mapping[str, bytes], living: Collection[str] = ()
@@ -259,11 +265,6 @@ class Store(Reader):
             "AND job_id NOT IN (SELECT value FROM json_each(?))",
             (before_ns, needed_after, keep),
         )
-
-    def set_meta(self, key: str, value: str) -> None:
-        """Keep a value under a name."""
-        with self._named(f"write {key}"), self._transaction():
-            self._set_meta(key, value)
 
     def _set_meta(self, key: str, value: str) -> None:
         self._connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
