@@ -40,7 +40,7 @@ MOST_ROWS = 1 << 14
 """16 s of steps of 1 ms, the shortest that a ring of 65,536 records survives being read once a second."""
 
 STALE_NS = 60_000_000_000
-"""A row untouched for so long yields to a lower step number: the ranks fell back to a checkpoint within the attempt."""
+"""A row untouched for so long yields to a lower step number: whoever wrote it is gone."""
 
 TRAIL = 16
 """Samples of the consumed counters kept a rank: with TRAIL_SPACING_NS at least eight seconds."""
@@ -105,7 +105,6 @@ class Gang:
         self._end = np.zeros((rows, columns), np.int64)
         self._duration = np.full((rows, columns), np.nan)
         self._wait = np.full((rows, columns), np.nan)
-        self._last_step = np.full(columns, -1, np.int64)
         self._open_step = np.full((columns, 3), -1, np.int64)
         self._open_collective = np.full((columns, 3), -1, np.int64)
         self._total = np.zeros((columns, len(CONSUMED)))
@@ -144,7 +143,7 @@ class Gang:
         column = self._column.get(rank)
         if column is None:
             column = len(self._column)
-            if column == len(self._last_step):
+            if column == len(self._total):
                 self._widen(2 * column)
             self._column[rank] = column
             self._nodes.append(node)
@@ -164,7 +163,8 @@ class Gang:
         number = int(self._number[row])
         if number != step:
             if number >= 0:
-                fell_back = step < int(self._last_step[column])
+                # The rank has done the higher step already, and earlier: it fell back to a checkpoint.
+                fell_back = self._is_filled(row, column) and int(self._end[row, column]) < end_ns
                 if step < number and not fell_back and received_ns - int(self._touched[row]) < STALE_NS:
                     self.late += 1
                     return
@@ -172,7 +172,7 @@ class Gang:
                     self.finish(column, step, start_ns, duration_ns, wait_ns, received_ns)
                     return
             self._clear(row, step)
-        elif self._duration[row, column] == self._duration[row, column]:  # not NaN: the cell is filled
+        elif self._is_filled(row, column):
             self.repeated += 1
             if int(self._end[row, column]) == end_ns:
                 return
@@ -181,13 +181,16 @@ class Gang:
         self._duration[row, column] = duration_ns * 1e-9
         if wait_ns is not None:
             self._wait[row, column] = wait_ns * 1e-9
-        self._last_step[column] = step
         self._touched[row] = self.received_ns = received_ns
         filled = int(self._filled[row]) + 1
         self._filled[row] = filled
         if filled == len(self._column):
             self._sequence += 1
             self._done[row] = self._sequence
+
+    def _is_filled(self, row: int, column: int) -> bool:
+        duration = self._duration[row, column]
+        return bool(duration == duration)  # not NaN; a call of numpy's isnan costs five times as much
 
     def _clear(self, row: int, step: int) -> None:
         self._number[row] = step
@@ -297,7 +300,7 @@ class Gang:
         return True
 
     def _widen(self, columns: int) -> None:
-        add = columns - len(self._last_step)
+        add = columns - len(self._total)
 
         def wider(array: npt.NDArray[T], axis: int, empty: float) -> npt.NDArray[T]:
             padding = [(0, 0)] * array.ndim
@@ -307,7 +310,6 @@ class Gang:
         self._end = wider(self._end, 1, 0)
         self._duration = wider(self._duration, 1, np.nan)
         self._wait = wider(self._wait, 1, np.nan)
-        self._last_step = wider(self._last_step, 0, -1)
         self._open_step = wider(self._open_step, 0, -1)
         self._open_collective = wider(self._open_collective, 0, -1)
         self._total = wider(self._total, 0, 0)

@@ -1,0 +1,413 @@
+"""The fleet folds each frame once, aligns steps by number, and is upset by nothing that a sender can write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.schema.catalog import BY_NAME
+from agent.schema.errors import FrameError
+from agent.schema.frame import (
+    Column,
+    EventRecord,
+    Frame,
+    Layout,
+    Member,
+    OpenRecord,
+    Record,
+    StepRecord,
+    Tier,
+    make_layout,
+)
+from scheduler_feedback.core.fleet import Fleet
+from scheduler_feedback.core.gangs import BLOCK_IO, CONSUMED, CPU, MOST_CELLS, SAMPLES, Gang
+
+SECOND = 1_000_000_000
+GANG = "j-000001"
+WALL = 1_800_000_000 * SECOND
+WAITING = "gangwatch_host_pressure_waiting_seconds_total"
+
+
+def layout_of(node: str, ranks: Sequence[int], attempt: int = 1) -> Layout:
+    """Process counters of the ranks, then processor pressure."""
+    columns = [
+        Column(metric, (("attempt", str(attempt)), ("gang", GANG), ("rank", str(rank))), 0)
+        for rank in ranks
+        for metric in CONSUMED
+    ]
+    columns.append(Column(WAITING, (("resource", "cpu"),), 0))
+    return make_layout(node, (Tier("process", 1.0),), (), columns)
+
+
+def frame_of(
+    layout: Layout,
+    seq: int,
+    records: Sequence[Record] = (),
+    *,
+    counters: Sequence[int | None] | None = None,
+    record_seq: int = 0,
+    agent: str = "a",
+    boot: str = "b",
+    at_ns: int | None = None,
+) -> Frame:
+    """Frame `seq`, taken at second `seq`; counters None are absent."""
+    given_counters = [0] * len(layout.counters) if counters is None else list(counters)
+    at = seq * SECOND if at_ns is None else at_ns
+    return Frame(
+        layout.node,
+        boot,
+        agent,
+        seq,
+        layout.layout_id,
+        WALL + at,
+        at,
+        np.full(len(layout.tiers), at, np.int64),
+        np.zeros(len(layout.gauges)),
+        np.array([value or 0 for value in given_counters], np.uint64),
+        np.array([value is not None for value in given_counters], np.bool_),
+        record_seq,
+        tuple(records),
+    )
+
+
+def step(
+    rank: int, number: int, start: float, seconds: float, wait: float | None = 0.0, attempt: int = 1
+) -> StepRecord:
+    wait_ns = None if wait is None else round(wait * SECOND)
+    return StepRecord(Member(GANG, attempt, rank), number, round(start * SECOND), round(seconds * SECOND), wait_ns)
+
+
+BARE = make_layout("n0", (Tier("steps", 1.0),), (), ())
+
+
+def folded(*frames: tuple[Layout, Frame]) -> Fleet:
+    fleet = Fleet()
+    for layout, frame in frames:
+        fleet.observe(layout, frame, frame.monotonic_ns)
+    return fleet
+
+
+# --- frames ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda frame: replace(frame, layout_id="another"),
+        lambda frame: replace(frame, node="n9"),
+        lambda frame: replace(frame, counters=np.zeros(3, np.uint64)),
+        lambda frame: replace(frame, monotonic_ns=1 << 63),
+        lambda frame: replace(frame, seq=-1),
+    ],
+)
+def test_a_frame_that_does_not_fit_is_refused_and_changes_nothing(wrong: object) -> None:
+    fleet = Fleet()
+    with pytest.raises(FrameError):
+        fleet.observe(BARE, wrong(frame_of(BARE, 1, [step(0, 0, 0.1, 0.1)])), 0)  # type: ignore[operator]
+    assert not fleet.nodes
+    assert not fleet.gangs
+
+
+def test_a_frame_is_folded_in_once_and_in_order() -> None:
+    fleet = Fleet()
+    assert fleet.observe(BARE, frame_of(BARE, 2, [step(0, 0, 1.0, 0.1)]), 0)
+    assert not fleet.observe(BARE, frame_of(BARE, 2, [step(0, 1, 1.1, 0.1)]), 0)
+    assert not fleet.observe(BARE, frame_of(BARE, 1, [step(0, 2, 0.1, 0.1)]), 0)
+    assert fleet.nodes["n0"].frames_refused == 2
+    steps = fleet.gangs[GANG].completed()
+    assert steps is not None
+    assert steps.number.tolist() == [0]
+
+
+def test_holes_in_both_sequences_are_counted() -> None:
+    fleet = folded(
+        (BARE, frame_of(BARE, 1, [step(0, 0, 0.1, 0.1)])),
+        (BARE, frame_of(BARE, 4, [step(0, 9, 1.1, 0.1)], record_seq=5)),
+    )
+    assert fleet.nodes["n0"].frames_missed == 2
+    assert fleet.nodes["n0"].records_missed == 4
+
+
+def test_records_told_twice_count_once() -> None:
+    first = [step(0, 0, 0.1, 0.1), step(0, 1, 0.2, 0.1)]
+    fleet = folded(
+        (BARE, frame_of(BARE, 1, first)),
+        (BARE, frame_of(BARE, 2, [*first[1:], step(0, 2, 0.3, 0.1)], record_seq=1)),
+    )
+    gang = fleet.gangs[GANG]
+    assert gang.newest_sequence == 3
+    assert gang.repeated == 0
+
+
+def test_a_restarted_agent_begins_a_new_sequence_and_its_repeats_are_harmless() -> None:
+    records = [step(0, number, 0.1 * number, 0.1) for number in range(1, 6)]
+    fleet = folded(
+        (BARE, frame_of(BARE, 7, records)),
+        (BARE, frame_of(BARE, 1, records, agent="b", at_ns=8 * SECOND)),
+    )
+    assert fleet.nodes["n0"].frames_missed == 0
+    steps = fleet.gangs[GANG].completed()
+    assert steps is not None
+    assert steps.number.tolist() == [1, 2, 3, 4, 5]
+    assert fleet.gangs[GANG].newest_sequence == 5
+
+
+def test_nodes_of_one_boot_share_a_machine() -> None:
+    other, far = (make_layout(name, (), (), ()) for name in ("n1", "n2"))
+    fleet = folded((BARE, frame_of(BARE, 1)), (other, frame_of(other, 1)), (far, frame_of(far, 1, boot="c")))
+    assert fleet.shares_machine("n0")
+    assert fleet.shares_machine("n1")
+    assert not fleet.shares_machine("n2")
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def test_steps_are_aligned_by_number_whoever_reports_late() -> None:
+    other = make_layout("n1", (), (), ())
+    fleet = folded(
+        (BARE, frame_of(BARE, 1, [step(0, n, 0.1 * n, 0.1, 0.02) for n in range(5)])),
+        (other, frame_of(other, 1, [step(3, 0, 500.0, 0.1, 0.05)], at_ns=501 * SECOND)),
+        (other, frame_of(other, 2, [step(3, 1, 500.1, 0.1, None)], record_seq=1, at_ns=502 * SECOND)),
+    )
+    gang = fleet.gangs[GANG]
+    steps = gang.completed()
+    assert steps is not None
+    assert gang.ranks == (0, 3)
+    assert gang.nodes == ("n0", "n1")
+    assert steps.number.tolist() == [0, 1]
+    assert steps.wait_seconds[0].tolist() == pytest.approx([0.02, 0.05])
+    assert np.isnan(steps.wait_seconds[1, 1])
+    assert fleet.gang_step_seconds(GANG) == pytest.approx(0.1)
+
+
+def test_time_between_steps_is_the_ranks_own() -> None:
+    fleet = folded((BARE, frame_of(BARE, 3, [step(0, 0, 0.1, 0.1), step(0, 1, 0.7, 0.1), step(0, 3, 2.0, 0.2)])))
+    steps = fleet.gangs[GANG].completed()
+    assert steps is not None
+    assert steps.seconds[:, 0].tolist() == pytest.approx([0.1, 0.6, 0.2]), "step 3 does not follow a known step"
+
+
+def test_a_rank_that_appears_later_makes_earlier_rows_incomplete() -> None:
+    fleet = folded((BARE, frame_of(BARE, 1, [step(0, 0, 0.1, 0.1)])))
+    before = fleet.gangs[GANG].newest_sequence
+    fleet.observe(BARE, frame_of(BARE, 2, [step(1, 7, 1.0, 0.1), step(0, 7, 1.0, 0.1)], record_seq=1), 2 * SECOND)
+    steps = fleet.gangs[GANG].completed()
+    assert steps is not None
+    assert steps.number.tolist() == [7]
+    assert steps.sequence[0] > before
+
+
+def test_history_reaches_back_sixteen_seconds_and_no_further_than_memory_allows() -> None:
+    gang = Gang(GANG, 1)
+    columns = [gang.column(rank, "n0") for rank in range(64)]
+    for number in range(20_000):
+        at = number * SECOND // 1000
+        for column in columns[:1] if number < 19_000 else columns:
+            gang.finish(column, number, at, SECOND // 1000, 0, at)
+    assert gang._end.size <= MOST_CELLS
+    steps = gang.completed()
+    assert steps is not None
+    assert steps.number.tolist() == list(range(19_000, 20_000))
+
+
+def test_ranks_that_fall_back_to_a_checkpoint_are_followed() -> None:
+    gang = Gang(GANG, 1)
+    columns = [gang.column(rank, "n0") for rank in range(2)]
+    course = [*range(500), *range(200, 260)]
+    for moment, number in enumerate(course):
+        for column in columns:
+            gang.finish(column, number, moment * SECOND, SECOND // 2, 0, moment * SECOND)
+    steps = gang.completed()
+    assert steps is not None
+    assert steps.number[-60:].tolist() == list(range(200, 260))
+    assert steps.end_ns[-1].tolist() == [559 * SECOND + SECOND // 2] * 2
+
+
+def test_one_absurd_step_number_costs_its_sender_one_step() -> None:
+    gang = Gang(GANG, 1)
+    columns = [gang.column(rank, "n0") for rank in range(2)]
+    gang.finish(columns[0], 1 << 60, 0, SECOND, 0, 0)
+    for number in range(40):
+        for column in columns:
+            gang.finish(column, number, number * SECOND, SECOND, 0, number * SECOND)
+    steps = gang.completed()
+    assert steps is not None
+    assert len(steps.number) >= 39
+
+
+def test_impossible_records_are_refused_one_by_one() -> None:
+    member = Member(GANG, 1, 0)
+    wrong: list[Record] = [
+        StepRecord(member, -1, SECOND, SECOND),
+        StepRecord(member, 1, SECOND, 0),
+        StepRecord(member, 1, SECOND, -5),
+        StepRecord(member, 1, SECOND, SECOND, 2 * SECOND),
+        StepRecord(member, 1, SECOND, SECOND, -1),
+        StepRecord(member, 1, -SECOND, SECOND),
+        StepRecord(member, 1, 100 * SECOND, SECOND),  # ends in the future
+        StepRecord(Member(GANG, 1, -1), 1, SECOND, SECOND),
+        StepRecord(Member(GANG, 1, 1 << 40), 1, SECOND, SECOND),
+        StepRecord(Member("g" * 1000, 1, 0), 1, SECOND, SECOND),
+        OpenRecord(member, "step", -1, SECOND),
+    ]
+    fleet = folded((BARE, frame_of(BARE, 5, [*wrong, step(0, 2, 1.0, 0.5)])))
+    assert fleet.records_refused == len(wrong)
+    steps = fleet.gangs[GANG].completed()
+    assert steps is not None
+    assert steps.number.tolist() == [2]
+
+
+# --- attempts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_attempt_takes_the_place_of_the_old_one() -> None:
+    fleet = folded(
+        (BARE, frame_of(BARE, 1, [step(0, 5, 0.1, 0.1)])),
+        (BARE, frame_of(BARE, 2, [step(0, 3, 1.1, 0.1, attempt=2), step(0, 6, 1.1, 0.1)], record_seq=1)),
+    )
+    assert fleet.gangs[GANG].attempt == 2
+    assert fleet.records_of_ended_attempts == 1
+    steps = fleet.gangs[GANG].completed()
+    assert steps is not None
+    assert steps.number.tolist() == [3]
+
+
+def test_the_first_step_of_each_attempt_is_told_once() -> None:
+    fleet = folded((BARE, frame_of(BARE, 1, [step(0, 5, 0.1, 0.1), step(1, 5, 0.1, 0.2), step(0, 6, 0.3, 0.1)])))
+    assert fleet.first_steps() == [(GANG, 1, 5, WALL + SECOND // 5)]
+    assert fleet.first_steps() == []
+    fleet.forget(GANG)
+    fleet.observe(BARE, frame_of(BARE, 2, [step(0, 7, 1.0, 0.1), step(0, 5, 1.1, 0.1, attempt=2)], record_seq=3), 0)
+    assert fleet.first_steps() == [(GANG, 2, 5, WALL + SECOND * 12 // 10)]
+
+
+def test_silent_gangs_are_forgotten() -> None:
+    fleet = folded((BARE, frame_of(BARE, 1, [step(0, 5, 0.1, 0.1)])))
+    assert fleet.forget_silent(300 * SECOND) == []
+    assert fleet.forget_silent(700 * SECOND) == [GANG]
+    assert not fleet.gangs
+
+
+# --- counters --------------------------------------------------------------------------------------------------------
+
+
+def consumed(seconds: int, *, io: int | None = 0) -> list[int | None]:
+    """Counters after so many seconds: 0.5 s of processor and 0.25 s of queueing a second; then pressure."""
+    return [seconds * SECOND // 2, seconds * SECOND // 4, io, 0, seconds, seconds * SECOND // 10]
+
+
+def test_consumed_counters_can_be_asked_at_any_recent_moment() -> None:
+    layout = layout_of("n0", [0])
+    fleet = folded(*((layout, frame_of(layout, s, counters=consumed(s, io=None))) for s in range(10, 20)))
+    gang = fleet.gangs[GANG]
+    early, late = (gang.consumed(np.array([at], np.int64)) for at in (12 * SECOND + SECOND // 2, 17 * SECOND))
+    advance = late.values - early.values
+    assert advance[0, CPU] == pytest.approx(4.5 * SECOND / 2)
+    assert advance[0, SAMPLES] == pytest.approx(4.5)
+    assert np.isnan(advance[0, BLOCK_IO]), "absent is not zero"
+    outside = gang.consumed(np.array([99 * SECOND], np.int64))
+    assert outside.at_ns[0] == 19 * SECOND, "it says what it really stands for"
+    assert fleet.nodes["n0"].pressure["cpu"] == pytest.approx(0.1)
+
+
+def test_counters_of_a_restarted_agent_are_not_compared_with_the_old_ones() -> None:
+    layout = layout_of("n0", [0])
+    fleet = folded(
+        *((layout, frame_of(layout, s, counters=consumed(s))) for s in range(10, 15)),
+        *((layout, frame_of(layout, s, counters=consumed(s - 15), agent="b")) for s in range(15, 18)),
+    )
+    values = fleet.gangs[GANG].consumed(np.array([16 * SECOND], np.int64)).values
+    assert values[0, CPU] == pytest.approx(SECOND / 2)
+    before = fleet.gangs[GANG].consumed(np.array([12 * SECOND], np.int64))
+    assert before.at_ns[0] == 15 * SECOND, "what was before the restart is gone, not wrong"
+
+
+def test_counters_go_on_when_the_layout_changes_around_them() -> None:
+    one, two = layout_of("n0", [0]), make_layout("n0", (Tier("other", 1.0), Tier("process", 1.0)), (), [])
+    wider = make_layout(
+        "n0",
+        two.tiers,
+        (),
+        [Column("gangwatch_host_cpu_seconds_total", (("mode", "idle"),), 0)]
+        + [replace_tier(column) for column in one.counters],
+    )
+    fleet = folded(
+        *((one, frame_of(one, s, counters=consumed(s))) for s in range(10, 13)),
+        *((wider, frame_of(wider, s, counters=[7, *consumed(s)])) for s in range(13, 16)),
+    )
+    gang = fleet.gangs[GANG]
+    advance = gang.consumed(np.array([15 * SECOND])).values - gang.consumed(np.array([10 * SECOND])).values
+    assert advance[0, CPU] == pytest.approx(5 * SECOND / 2)
+
+
+def replace_tier(column: Column) -> Column:
+    return Column(column.metric, column.labels, 1, column.width)
+
+
+def test_measures_are_rows_of_the_catalogue() -> None:
+    fleet = folded((BARE, frame_of(BARE, 1, [step(0, 0, 0.1, 0.1)])))
+    samples = list(fleet.measures())
+    assert [(name, value) for name, _, value in samples] == [("gangwatch_gang_step_seconds", pytest.approx(0.1))]
+    for name, labels, _ in samples:
+        assert tuple(key for key, _ in labels) == BY_NAME[name].labels
+
+
+# --- anything at all -------------------------------------------------------------------------------------------------
+
+numbers = st.one_of(st.integers(-5, 200), st.integers(-(2**63), 2**63 - 1))
+members = st.builds(Member, st.sampled_from([GANG, "", "other", "x" * 300]), numbers, numbers)
+records = st.lists(
+    st.one_of(
+        st.builds(StepRecord, members, numbers, numbers, numbers, st.one_of(st.none(), numbers)),
+        st.builds(
+            StepRecord,
+            st.builds(Member, st.just(GANG), st.integers(1, 2), st.integers(0, 3)),
+            st.integers(0, 300),
+            st.integers(0, 5 * SECOND),
+            st.integers(1, SECOND),
+        ),
+        st.builds(OpenRecord, members, st.sampled_from(["step", "collective"]), numbers, numbers),
+        st.builds(EventRecord, st.just("xid"), st.just("gpu"), numbers),
+    ),
+    max_size=12,
+)
+frames = st.lists(
+    st.tuples(
+        records,
+        st.integers(0, 20),
+        st.integers(-3, 30),
+        st.sampled_from(["a", "b"]),
+        st.lists(st.one_of(st.none(), st.integers(0, 2**64 - 1)), min_size=11, max_size=11),
+        numbers,
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(frames)
+def test_no_stream_of_records_and_counters_upsets_it(
+    stream: list[tuple[list[Record], int, int, str, list[int | None], int]],
+) -> None:
+    layout = layout_of("n0", [0, 1])
+    fleet = Fleet()
+    for found, seq, record_seq, agent, counters, at_ns in stream:
+        frame = frame_of(layout, seq, found, counters=counters, record_seq=record_seq, agent=agent, at_ns=at_ns)
+        try:
+            fleet.observe(layout, frame, seq * SECOND)
+        except FrameError:
+            continue
+    for gang in fleet.gangs.values():
+        steps = gang.completed()
+        if steps is not None:
+            assert steps.seconds.shape == (len(steps.number), len(gang))
+            assert (steps.seconds > 0).all()
+            assert (np.diff(steps.sequence) > 0).all()
+        assert gang.consumed(np.zeros(len(gang), np.int64)).values.shape == (len(gang), len(CONSUMED))
+    list(fleet.measures())
