@@ -8,7 +8,7 @@ Steps and waits are reported by gangwatch.torch; the line that does it is ``atta
 ``torchrun -m gangwatch.torch examples/train_torch.py`` does the same without that line). Checkpoints, SIGTERM and exit
 codes are as in train_dp.py: 0 finished, 75 stopped on request with everything done in the checkpoint, 1 failed.
 
-Run by this project's tests on CPU with gloo (torch 1.13); the nccl path has not been run there.
+Run by this project's tests on CPU with gloo (torch 1.13 and 2.15); the nccl path has not been run there.
 """
 
 from __future__ import annotations

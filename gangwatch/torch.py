@@ -35,8 +35,8 @@ The hook in place of DDP's own average multiplies by 1 / world size and sums, as
 ``gradient_as_bucket_view``, where DDP divides, and the last bit may differ unless the world size is a power of two). A
 hook that the program registers itself is kept, and timed.
 
-Tested by running: torch 1.13 on CPU with gloo, 2 and 3 ranks. The CUDA paths follow the documented behaviour of
-``torch.cuda.Event`` and ``torch.futures.Future.then`` and have not been run on a GPU by this project's tests.
+Tested by running: torch 1.13 and 2.15 on CPU with gloo, 2 and 3 ranks. The CUDA paths follow the documented behaviour
+of ``torch.cuda.Event`` and ``torch.futures.Future.then`` and have not been run on a GPU by this project's tests.
 """
 
 from __future__ import annotations
@@ -448,7 +448,10 @@ def _follow(attachment: Attachment, optimizer: Any) -> None:
             _wrap_step(attachment, optimizer)
         return
     if hasattr(torch.optim.Optimizer, "register_step_post_hook"):
-        torch.optim.optimizer.register_optimizer_step_post_hook(stepped)
+        # Not through torch.optim: torch 2 takes the module's name out of the package.
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(stepped)
         return
     construct = torch.optim.Optimizer.__init__
 

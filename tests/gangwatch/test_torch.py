@@ -310,3 +310,76 @@ def test_the_example_ends_when_a_peer_is_gone(gang: Gang) -> None:
     _, errors = ranks[0].communicate(timeout=100)
     assert ranks[0].returncode == 1
     assert "train_torch: rank 0: " in errors
+
+
+def test_a_device_that_lags_behind_is_asked_and_never_waited_for(gang: Gang) -> None:
+    # No GPU here: marks whose passing the script decides stand for CUDA events, everything else is the real thing.
+    script = gang.script(
+        HEAD
+        + """
+    import gangwatch.torch
+    from gangwatch.torch import attach
+
+    now_ms, reached_ms = 0, 0
+
+    class Mark:
+        def __init__(self, tensor):
+            self.at_ms = now_ms
+        def passed(self):
+            return self.at_ms <= reached_ms
+        def ns_since(self, earlier):
+            return (self.at_ms - earlier.at_ms) * 1_000_000
+
+    class Bucket:
+        def __init__(self, last):
+            self.last = last
+        def buffer(self):
+            return torch.zeros(1)
+        def is_last(self):
+            return self.last
+
+    class Future:
+        def value(self):
+            return [torch.zeros(1)]
+
+    gangwatch.torch._mark = Mark
+    optimizer = torch.optim.SGD(bare.parameters(), lr=0.01)
+    attachment = attach(bare, optimizer)
+    while attachment.reporter.status != "registered":
+        time.sleep(0.01)
+    reported = []
+    report = attachment.reporter.report
+    attachment.reporter.report = lambda *a, **k: (reported.append(a[:3]), report(*a, **k))
+    attachment.step_ended(optimizer)
+    for step in range(3):
+        for last in (False, True):
+            now_ms += 10
+            begun = attachment._begin_bucket(Bucket(last))
+            now_ms += 3                      # the bucket is averaged 3 ms later, and the last one another 20
+            if last:
+                now_ms += 20
+            attachment._end_bucket(begun, torch.zeros(1), Future())
+        now_ms += 4
+        attachment.step_ended(optimizer)
+        assert reported == [], "the device has not got there"
+    reached_ms = 50
+    attachment._poll()
+    assert reported == [(1, 0.05, 0.023)], reported
+    reached_ms = 1000
+    attachment.finish()
+    assert reported == [(step, 0.05, 0.023) for step in (1, 2, 3)], reported
+    for _ in range(gangwatch.torch.MAX_PENDING_STEPS + 5):
+        now_ms += 100_000
+        attachment.step_ended(optimizer)
+    assert len(attachment._pending) == gangwatch.torch.MAX_PENDING_STEPS
+    assert len(reported) == 8 and reported[-1][0] == 8 and reported[-1][2:] == (), reported
+    assert attachment.failures == 0, attachment.status
+    """
+    )
+    gang.run(1, script)
+    assert [(record.step, record.wait_ns) for record in gang.steps()[0]][:4] == [
+        (1, 23_000_000),
+        (2, 23_000_000),
+        (3, 23_000_000),
+        (4, None),
+    ]
