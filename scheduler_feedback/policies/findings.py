@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler_feedback.core.state import PAST_VERDICTS, PastVerdict
 from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.core.verdict import Abstention, Cleared, Evidence, Verdict
 from scheduler_feedback.policies.migration import score_observed
@@ -44,6 +45,9 @@ def abstained(turn: Turn, abstention: Abstention) -> None:
 def drop_verdict(turn: Turn, verdict: Verdict, why: str) -> None:
     """The verdict stands no more; a decision that observe mode kept from being made is scored."""
     score_observed(turn, verdict, why)
+    past = turn.state.past_verdicts
+    past.append(PastVerdict(verdict, turn.now_ns, why))
+    del past[:-PAST_VERDICTS]
     del turn.state.verdicts[verdict.verdict_id]
     turn.state.cases.pop(verdict.verdict_id, None)
 

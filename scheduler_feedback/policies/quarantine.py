@@ -134,8 +134,8 @@ def let_time_pass(turn: Turn) -> None:
 
 def _let_suspicion_run_out(turn: Turn, node: Node, accused: bool) -> None:
     if accused:
-        node.until_ns = None  # as long as a verdict stands, no clock runs
-    elif node.until_ns is None:
+        return
+    if node.until_ns is None:
         node.until_ns = turn.after(turn.state.policy.suspect_seconds)
     elif turn.now_ns >= node.until_ns:
         backoff = node.backoff

@@ -224,6 +224,12 @@ def test_what_is_told_of_another_attempt_changes_nothing() -> None:
     )
     assert job.state is JobState.RUNNING
     assert not world.cycle(AttemptEnded("j-none", 1, ())).entries
+    world.end(job_id, 0)
+    ended = world.state.jobs[job_id].ended_ns
+    world.now_ns += SECOND
+    for again in (AttemptEnded(job_id, 2, (RankExit(0, 1),)), AttemptUnknown(job_id, 2), RankFailed(job_id, 2, 0, 1)):
+        assert not world.cycle(again).entries
+    assert (job.state, job.ended_ns) == (JobState.COMPLETED, ended)
 
 
 # --- cancelling ------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.codec import decode_state, encode_state
 from scheduler_feedback.core.events import (
     ActionFailed,
+    AttemptEnded,
     AttemptUnknown,
     CancelRequested,
     FirstStep,
@@ -25,6 +26,7 @@ from scheduler_feedback.core.events import (
     NodeCommand,
     NodeCommanded,
     NodeSeen,
+    RankExit,
     RankFailed,
     Tick,
     VerdictJudged,
@@ -137,12 +139,17 @@ def _do(world: World, step: tuple[Any, ...]) -> None:
 def _observe_again(world: World) -> None:
     """After a restart the backend tells everything again: nothing is decided, told or changed."""
     world.running()
-    world.running()
     before = decode_state(encode_state(world.state))
     outcome = world.running()
     assert not outcome.actions and not outcome.entries
     outcome = world.cycle(
         *(NodeSeen(n.name, n.slots, n.devices, n.machine, n.present) for n in before.nodes.values() if n.present)
+    )
+    assert not outcome.actions and not outcome.entries
+    ended = [job for job in before.jobs.values() if job.attempt and not job.state.holds_slots]
+    exits = {job.job_id: tuple(RankExit(rank.rank, rank.exit_code) for rank in job.ranks) for job in ended}
+    outcome = world.cycle(
+        *(AttemptEnded(job_id, before.jobs[job_id].attempt, codes) for job_id, codes in exits.items())
     )
     assert not outcome.actions and not outcome.entries
     assert _without_clock(world.state) == _without_clock(before)
@@ -165,7 +172,7 @@ def _play(nodes: dict[str, int], steps: list[tuple[Any, ...]], policy: Policy = 
     return world
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(_NODES, _STEPS)
 def test_whatever_happens_every_job_ends_or_waits_with_a_reason(
     nodes: dict[str, int], steps: list[tuple[Any, ...]]
@@ -184,7 +191,7 @@ def test_whatever_happens_every_job_ends_or_waits_with_a_reason(
         assert cycle.explain(world.state, job_id) is not None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(_NODES, _STEPS)
 def test_a_replay_decides_what_was_decided(nodes: dict[str, int], steps: list[tuple[Any, ...]]) -> None:
     world = _play(nodes, steps)
@@ -193,7 +200,7 @@ def test_a_replay_decides_what_was_decided(nodes: dict[str, int], steps: list[tu
     assert outcomes == world.outcomes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(_NODES, _STEPS)
 def test_cycles_that_changed_nothing_need_no_journal(nodes: dict[str, int], steps: list[tuple[Any, ...]]) -> None:
     world = _play(nodes, steps)
@@ -203,7 +210,7 @@ def test_cycles_that_changed_nothing_need_no_journal(nodes: dict[str, int], step
     assert outcomes == [outcome for outcome in world.outcomes if outcome.changed]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(_NODES, _STEPS)
 def test_at_rest_a_tick_changes_nothing_but_the_clock(nodes: dict[str, int], steps: list[tuple[Any, ...]]) -> None:
     world = _play(nodes, steps)
@@ -219,7 +226,7 @@ def test_at_rest_a_tick_changes_nothing_but_the_clock(nodes: dict[str, int], ste
     assert world.state == before
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(_NODES, _STEPS)
 def test_frozen_nothing_is_done_but_what_an_operator_cancels(
     nodes: dict[str, int], steps: list[tuple[Any, ...]]
@@ -241,7 +248,7 @@ def test_frozen_nothing_is_done_but_what_an_operator_cancels(
         assert states == {node.name: node.state for node in world.state.nodes.values()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(_NODES, _STEPS)
 def test_in_observe_mode_feedback_moves_nothing(nodes: dict[str, int], steps: list[tuple[Any, ...]]) -> None:
     world = _play(nodes, [s for s in steps if s[0] not in ("node", "confirm")], replace(_POLICY, mode=Mode.OBSERVE))
@@ -252,7 +259,7 @@ def test_in_observe_mode_feedback_moves_nothing(nodes: dict[str, int], steps: li
     assert not any(stop.why.value == "migrate" for stop in stops)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(_NODES, _STEPS)
 def test_feedback_never_quarantines_more_than_the_cap(nodes: dict[str, int], steps: list[tuple[Any, ...]]) -> None:
     world = World(nodes, replace(_POLICY))
@@ -264,7 +271,7 @@ def test_feedback_never_quarantines_more_than_the_cap(nodes: dict[str, int], ste
         assert sum(node.state is NodeState.QUARANTINE for node in world.state.nodes.values()) <= cap
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(_NODES, _STEPS)
 def test_the_metrics_agree_with_the_state(nodes: dict[str, int], steps: list[tuple[Any, ...]]) -> None:
     world = _play(nodes, steps)
@@ -283,7 +290,7 @@ _JOBS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(_NODES, _JOBS)
 def test_the_head_starts_no_later_than_was_ever_promised(
     nodes: dict[str, int], jobs: list[tuple[int, int, float, int]]
@@ -300,6 +307,7 @@ def test_the_head_starts_no_later_than_was_ever_promised(
 
     for ranks, limit, share, gap in jobs:
         world.submit(ranks, limit * share, time_limit_seconds=float(limit))
+        world.running()
         note()
         for _ in range(gap):
             world.advance(1.0)
@@ -313,7 +321,7 @@ def test_the_head_starts_no_later_than_was_ever_promised(
         assert world.started[job_id] <= at_ns
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(_NODES, _JOBS)
 def test_without_those_behind_it_the_head_would_not_have_started_earlier(
     nodes: dict[str, int], jobs: list[tuple[int, int, float, int]]

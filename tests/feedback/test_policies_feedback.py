@@ -155,6 +155,76 @@ def test_the_first_step_of_the_attempt_that_was_left_scores_nothing() -> None:
     assert world.state.decisions[0].outcome_seconds is None
 
 
+def test_a_first_step_that_is_told_again_scores_nothing_again() -> None:
+    world, job_id = four_nodes()
+    world.cycle(world.verdict(job_id, rank=3))
+    world.advance(3.0)
+    world.running()
+    assert world.cycle(FirstStep(job_id, 2, 900, world.now_ns)).entries
+    assert not world.cycle(FirstStep(job_id, 2, 901, world.now_ns + SECOND)).entries
+
+
+def test_a_gang_is_not_moved_onto_a_node_in_doubt() -> None:
+    world, job_id = four_nodes()
+    other = world.submit(2, 10_000.0)
+    world.running()
+    assert world.nodes_of(other) == {"n2"}
+    world.cycle(world.verdict(other))
+    world.end(other, 1)
+    assert world.state.nodes["n2"].state is NodeState.SUSPECT
+    world.submit(1, 10_000.0)
+    world.running()
+    world.cycle(world.verdict(job_id, rank=3))
+    assert "slots on healthy nodes other than n1 are not free" in world.entries[-1].text
+
+
+def test_two_gangs_that_move_in_one_cycle_do_not_get_the_same_place() -> None:
+    world = World({f"n{i}": 2 for i in range(4)}, replace(_POLICY, quarantine_max_fraction=1.0))
+    gangs = [world.submit(2, 10_000.0, **_MOVABLE) for _ in range(2)]
+    world.running()
+    world.cycle(*(world.verdict(gang) for gang in gangs))
+    claims = [set(world.state.jobs[gang].claim) for gang in gangs]
+    assert all(len(claim) == 2 for claim in claims) and not claims[0] & claims[1]
+
+
+def test_the_head_s_reservation_follows_what_slows_and_what_moves() -> None:
+    world, job_id = four_nodes(time_limit_seconds=500.0)
+    head = world.submit(8)
+    begun = world.started[job_id]
+    state = world.state
+    assert (state.reserved_for, state.reserved_from_ns) == (head, begun + 500 * SECOND)
+    verdict = world.verdict(job_id, rank=3, confidence=0.1, slowdown=1.5)
+    world.cycle(verdict)
+    # 405 s were left when the fault began; half as much again.
+    assert state.reserved_from_ns == begun + round(702.5 * SECOND)
+    world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "kept pace"))
+    assert state.reserved_from_ns == begun + 500 * SECOND
+    world.state.policy = replace(world.state.policy, probe_command=(), quarantine_seconds=0.5, probation_seconds=0.5)
+    world.cycle(world.verdict(job_id, rank=3))
+    world.advance(2.0)
+    world.advance(2.0)
+    world.running()
+    assert (world.state.jobs[job_id].attempt, state.nodes["n1"].state) == (2, NodeState.HEALTHY)
+    # The first attempt ran 101 s, stop included; what it saved is not run again.
+    assert state.reserved_from_ns == begun + (101 + 399) * SECOND
+
+
+def test_slots_that_a_gang_keeps_over_its_move_are_not_counted_as_freed() -> None:
+    world, job_id = four_nodes(replace(_POLICY, probe_command=()))
+    small = world.submit(4, 10_000.0, time_limit_seconds=1000.0)
+    world.running()
+    world.end(small, 0)
+    head = world.submit(5, time_limit_seconds=10.0)
+    world.cycle(world.verdict(job_id, rank=3))
+    # n1 is in quarantine; n0 and n2 are kept for the gang. Its own stop frees nothing that could be used.
+    assert world.state.reserved_for == head
+    world.cycle(Tick())
+    job = world.state.jobs[job_id]
+    assert {slot.node for slot in job.claim} == {"n0", "n2"}
+    assert world.state.reserved_from_ns is not None
+    assert world.state.reserved_from_ns > world.now_ns + 800 * SECOND
+
+
 def test_a_gang_that_completes_instead_of_stopping_is_completed() -> None:
     world, job_id = four_nodes()
     world.cycle(world.verdict(job_id, rank=3))
