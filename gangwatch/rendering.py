@@ -73,7 +73,7 @@ def jobs(listed: Sequence[dict[str, Any]], everything: bool) -> None:
         return
     table = _table("JOB", "NAME", "STATE", "ATTEMPT", "RANKS", "VERDICTS")
     for job in listed:
-        verdicts = "; ".join(_verdict(verdict) for verdict in job["verdicts"])
+        verdicts = "; ".join(_verdict(verdict) for verdict in job["verdicts"] if verdict["standing"])
         _row(
             *(table, job["job"], job["name"], _state(job["state"]), job["attempt"] or None),
             *(_places(job["ranks"]), verdicts),
@@ -117,9 +117,10 @@ def verdicts(listed: Sequence[dict[str, Any]]) -> None:
     """The table of `gangwatch verdict list`, each with its evidence."""
     console = _console()
     if not listed:
-        console.print("no verdict stands")
+        console.print("no verdict yet")
     for verdict in listed:
-        console.print(f"{verdict['verdict_id']}  {verdict['gang']}: {_verdict(verdict)}")
+        past = "" if verdict["standing"] else f" (until {_clock(verdict['until_ns'])}: {verdict['ended_because']})"
+        console.print(f"{verdict['verdict_id']}  {verdict['job']}: {_verdict(verdict)}{past}")
         for evidence in verdict.get("evidence", ()):
             console.print(
                 f"    {evidence['measure']}: {evidence['value']:.4g} {evidence['unit']}, "

@@ -13,7 +13,7 @@ from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.codec import printable
 from scheduler_feedback.core.events import Event, Submitted
 from scheduler_feedback.core.job import Job, Slot
-from scheduler_feedback.core.state import Decision, State
+from scheduler_feedback.core.state import Decision, PastVerdict, State
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.policies import order
 from scheduler_feedback.store import JournalRow, NumberedEntry, RecordedAction
@@ -22,7 +22,7 @@ Document = dict[str, Any]
 
 
 def job_document(state: State, job: Job) -> Document:
-    """A job with its newest attempt and the verdicts that stand against it."""
+    """A job with its newest attempt and every verdict about it, those that stand and those that did."""
     spec = job.spec
     return {
         "job": job.job_id,
@@ -40,7 +40,7 @@ def job_document(state: State, job: Job) -> Document:
             }
             for rank in job.ranks
         ],
-        "verdicts": [verdict_document(state, v) for v in state.verdicts.values() if v.gang == job.job_id],
+        "verdicts": [v for v in verdicts_document(state) if v["job"] == job.job_id],
         "kind": spec.kind.value,
         "user": spec.user,
         "queue": spec.queue,
@@ -67,11 +67,15 @@ def jobs_document(state: State, everything: bool) -> list[Document]:
     return [job_document(state, job) for job in state.jobs.values() if everything or not job.state.ended]
 
 
-def verdict_document(state: State, verdict: Verdict) -> Document:
-    """A verdict that stands, with what it has led to and an operator's ruling on it (None: none yet)."""
+def verdict_document(state: State, verdict: Verdict, past: PastVerdict | None = None) -> Document:
+    """A verdict with what it has led to and an operator's ruling on it (None: none yet)."""
     case = state.cases.get(verdict.verdict_id)
     return {
+        "job": verdict.gang,
         **msgspec.to_builtins(verdict),
+        "standing": past is None,
+        "until_ns": None if past is None else past.until_ns,
+        "ended_because": "" if past is None else past.why,
         "judged": state.judged.get(verdict.verdict_id),
         "ruling": case.ruling if case is not None else "",
         "ruling_reason": case.reason if case is not None else "",
@@ -79,8 +83,9 @@ def verdict_document(state: State, verdict: Verdict) -> Document:
 
 
 def verdicts_document(state: State) -> list[Document]:
-    """Every verdict that stands."""
-    return [verdict_document(state, verdict) for verdict in state.verdicts.values()]
+    """Every verdict that stands, then those that did, the newest first."""
+    standing = [verdict_document(state, verdict) for verdict in state.verdicts.values()]
+    return standing + [verdict_document(state, past.verdict, past) for past in reversed(state.past_verdicts)]
 
 
 def nodes_document(state: State) -> list[Document]:

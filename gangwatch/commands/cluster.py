@@ -72,7 +72,7 @@ def node(state: StateFolder, action: str, node: str, reason: str) -> None:
 def freeze(state: StateFolder) -> None:
     """Stop all actions within a second: nothing is started, moved or stopped until `thaw`. Survives restarts.
 
-    Running jobs go on; verdicts are still found and decisions still logged.
+    Running jobs go on; verdicts are still found and decisions still logged. Only your own `cancel` still acts.
 
     \b
     Example:

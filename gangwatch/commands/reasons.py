@@ -63,7 +63,7 @@ def story(state: StateFolder, subject: str, as_json: bool) -> None:
 @click.argument("verdict_id", metavar="[ID]", required=False)
 @json_option
 def verdict(state: StateFolder, action: str, verdict_id: str | None, as_json: bool) -> None:
-    """List the verdicts that stand, or judge one: confirm it, or reject it (its node is released).
+    """List the verdicts, those that stand first, or judge one: confirm it, or reject it (its node is released).
 
     \b
     Example:

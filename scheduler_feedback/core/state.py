@@ -85,6 +85,19 @@ class Case:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PastVerdict:
+    """A verdict that stands no more, since when and why. A node may still be in quarantine for it."""
+
+    verdict: Verdict
+    until_ns: int
+    why: str
+
+
+PAST_VERDICTS = 256
+"""Past verdicts that the state keeps, newest last; older ones are in the stories."""
+
+
 @dataclass(slots=True)
 class State:
     """jobs, nodes: by id and name. verdicts: those that stand, by id. now_ns: the newest cycle's time; never falls.
@@ -92,8 +105,9 @@ class State:
     cycle: number of the newest cycle. action_count: actions ever decided; gives their ids.
     cases: what each standing verdict has led to, by verdict id. judged: operators' rulings on verdicts, by id.
     decision_count: gives the decisions' ids. frozen_by: who froze the actions.
-    reserved_for, reserved_from_ns, reserved_nodes, reserved_slots: what is held for the head of the queue and from when,
-    None and empty where nothing waits. counts: of verdicts, abstentions and decisions, for the metrics.
+    reserved_for, reserved_from_ns, reserved_nodes, reserved_slots: what is held for the head of the queue and from
+    when, None and empty where nothing waits. counts: of verdicts, abstentions and decisions, for the metrics.
+    past_verdicts: the newest of those that stood once, at most PAST_VERDICTS.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -114,3 +128,4 @@ class State:
     decision_count: int = 0
     frozen_by: str = ""
     reserved_slots: list[Slot] = field(default_factory=list)
+    past_verdicts: list[PastVerdict] = field(default_factory=list)

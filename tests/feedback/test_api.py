@@ -383,17 +383,14 @@ def test_a_verdict_is_listed_with_its_evidence_and_judged(site: Site) -> None:
     while not site.get("/api/verdicts"):
         assert time.monotonic() < deadline
     [listed] = site.get("/api/verdicts")
-    assert (listed["verdict_id"], listed["gang"], listed["cause"], listed["judged"]) == (
-        verdict.verdict_id,
-        job_id,
-        "suspended",
-        None,
-    )
+    assert (listed["verdict_id"], listed["job"], listed["cause"]) == (verdict.verdict_id, job_id, "suspended")
+    assert (listed["standing"], listed["judged"]) == (True, None)
     assert listed["evidence"][0]["measure"] == "run time"
     assert site.get(f"/api/jobs/{job_id}")["verdicts"] == [listed]
     assert site.get("/api/nodes")[0]["state"] == "suspect"
     site.post(f"/api/verdicts/{verdict.verdict_id.replace('/', '%2F')}/reject", {"by": "ada"})
-    assert site.get("/api/verdicts") == []
+    [rejected] = site.get("/api/verdicts")
+    assert (rejected["verdict_id"], rejected["standing"], rejected["judged"]) == (verdict.verdict_id, False, False)
     assert site.get("/api/nodes")[0]["state"] == "healthy"
     assert site.get("/api/decisions") == []
     site.post(f"/api/verdicts/{verdict.verdict_id}/confirm")  # judged before: it is still known
