@@ -20,8 +20,6 @@ from gangwatch.supervisor import agent_name
 if TYPE_CHECKING:
     import uvicorn
 
-    from agent.attribution import Attribution
-    from agent.collectors.block import Collector
     from exporter.server import App, Receive, Scope, Send
     from scheduler_feedback.core.state import Policy
 
@@ -57,6 +55,7 @@ def run_agent(state: StateFolder, config: Config, node_name: str, slots: int, de
     Raises StateFolderBusyError where the node has an agent already, GangwatchError where it can't start.
     """
     from agent.attribution import Attribution
+    from agent.collectors import Machine, make_collectors
     from agent.node import Node
     from exporter.server import agent_app, create_server, url_of
 
@@ -67,11 +66,12 @@ def run_agent(state: StateFolder, config: Config, node_name: str, slots: int, de
     with state.hold(f"run/{node_name}.lock", f"an agent of node {node_name}"):
         attribution = Attribution(str(state.path / "ranks" / node_name))
         socket_path = state.socket_path(node_name)
-        node = Node(
-            node_name,
-            _collectors(str(socket_path), attribution, config.agent.interval_seconds),
-            interval_seconds=config.agent.interval_seconds,
-        )
+        interval_seconds = config.agent.interval_seconds
+        machine = Machine(attribution, str(socket_path), interval_seconds=interval_seconds)
+        collectors, left_out = make_collectors(machine)
+        for reason in left_out:
+            _log.info("left out: %s", reason)
+        node = Node(node_name, collectors, interval_seconds=interval_seconds)
         server, listener = create_server(agent_app(node.newest, node.add_listener), LOOPBACK, 0)
         this = this_process()
         record = AgentRecord(
@@ -88,22 +88,6 @@ def run_agent(state: StateFolder, config: Config, node_name: str, slots: int, de
                 listener.close()
                 node.stop()
         _log.info("node %s stopped", node_name)
-
-
-def _collectors(socket_path: str, attribution: Attribution, interval_seconds: float) -> list[Collector]:
-    """The collectors of a node on this machine. Steps and processes are sampled twice a frame, the rest once."""
-    from agent.collectors.gpu import GpuCollector
-    from agent.collectors.host import HostCollector
-    from agent.collectors.process import ProcessCollector
-    from agent.collectors.steps import StepCollector
-
-    return [
-        HostCollector(interval_seconds=interval_seconds),
-        ProcessCollector(attribution, interval_seconds=interval_seconds / 2),
-        StepCollector(socket_path, attribution, interval_seconds=interval_seconds / 2),
-        # Leaves itself out where there is no NVML.
-        GpuCollector(interval_seconds=interval_seconds),
-    ]
 
 
 # --- controller ------------------------------------------------------------------------------------------------------
