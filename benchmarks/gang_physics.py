@@ -172,7 +172,13 @@ _METRICS = (
 
 
 def frames(
-    gang: Gang, history: History, seed: int, *, node_prefix: str = "n", until: float | None = None
+    gang: Gang,
+    history: History,
+    seed: int,
+    *,
+    node_prefix: str = "n",
+    agent: str = "agent",
+    until: float | None = None,
 ) -> Iterator[tuple[float, Layout, Frame]]:
     """The frames that the nodes' agents would send, in order of arrival: (seconds, layout, frame)."""
     random = np.random.default_rng([seed, 7])
@@ -184,9 +190,10 @@ def frames(
     sent: list[tuple[float, Layout, Frame]] = []
     for index, ranks in enumerate(nodes):
         name = f"{node_prefix}{index}"
-        clock = 0.0 if gang.shared_machine else float(random.uniform(1000, 90000))
+        own_clock = float(np.random.default_rng([seed, 11, index]).uniform(1000, 90000))
+        clock = 0.0 if gang.shared_machine else own_clock
         boot = "machine" if gang.shared_machine else f"machine-{name}"
-        sent += _node_frames(gang, history, name, boot, clock, ranks, seconds, random)
+        sent += _node_frames(gang, history, (name, boot, f"{agent}-{name}"), clock, ranks, seconds, random)
     sent.sort(key=lambda item: item[0])
     return iter(sent)
 
@@ -194,13 +201,13 @@ def frames(
 def _node_frames(
     gang: Gang,
     history: History,
-    name: str,
-    boot: str,
+    identity: tuple[str, str, str],
     clock: float,
     ranks: list[int],
     seconds: float,
     random: np.random.Generator,
 ) -> list[tuple[float, Layout, Frame]]:
+    name, boot, agent = identity
     columns = [
         Column(metric, (("attempt", str(gang.attempt)), ("gang", gang.name), ("rank", str(rank))), 1)
         for rank in ranks
@@ -237,7 +244,7 @@ def _node_frames(
         frame = Frame(
             name,
             boot,
-            f"agent-{name}",
+            agent,
             seq,
             layout.layout_id,
             WALL_START_NS + round(at * NS),
@@ -288,11 +295,12 @@ def watch(
     courses: Sequence[Iterator[tuple[float, Layout, Frame]]],
     tick_seconds: float = 0.5,
     fleet: Fleet | None = None,
+    start_seconds: float = 0.0,
 ) -> list[Heard]:
     """Fold the frames of all courses in order of arrival, let the detector look every `tick_seconds`."""
     fleet = Fleet() if fleet is None else fleet
     heard: list[Heard] = []
-    due = 0.0
+    due = start_seconds
     for at, layout, frame in heapq.merge(*courses, key=lambda item: item[0]):
         while due < at:
             heard += [Heard(due, finding) for finding in detector.tick(fleet, WALL_START_NS + round(due * NS))]

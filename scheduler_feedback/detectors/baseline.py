@@ -92,13 +92,13 @@ def learn(windows: Sequence[Window], role: FloatArray | None, nodes: npt.NDArray
     """Freeze what the warm-up's windows show. `role`: float64 [n], log computing time against the gang's median in an
     earlier attempt; None where there is none. `nodes` [n]: index of each rank's node.
 
-    Each rank's own worst window is left out: one stall while starting must not become its norm; two are its nature.
+    Each rank's own worst window is left out, and of the gang's times its worst: one stall while starting must not
+    become the norm; two are nature.
     """
     compute = np.array([window.compute for window in windows])
-    wait = join(windows, "wait")
-    seconds = np.sort([window.step_seconds for window in windows])[:-1]
+    usual_windows = sorted(windows, key=lambda window: window.step_seconds)[:-1]
+    wait, step_seconds = join(usual_windows, "wait"), float(join(usual_windows, "step_seconds"))
     count = compute.shape[1]
-    step_seconds = float(seconds.mean())
     usual = (compute.sum(axis=0) - compute.max(axis=0)) / (len(windows) - 1)
     logs = log_compute(compute, step_seconds)
     usual_log = log_compute(usual, step_seconds)

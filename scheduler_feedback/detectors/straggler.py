@@ -30,6 +30,7 @@ from scheduler_feedback.detectors.baseline import (
     log_compute,
 )
 from scheduler_feedback.detectors.gates import (
+    HIT_SIGMAS,
     LEAST_SLOWDOWN,
     Case,
     Judged,
@@ -71,9 +72,12 @@ ATTRIBUTION_NS = 2_500_000_000
 CAUSE_NS = 6_000_000_000
 """An alarm whose cause is not clear waits so long for it to become clear before it is told without."""
 
-CLEAR_SCORE = ALARM / 3
-CLEAR_WINDOWS = 5
-"""A verdict holds until the sum has stayed below a third of the alarm for so many windows."""
+CLEAR_WINDOWS = 10
+"""A verdict holds until the rank was in none of so many windows slow, and on their mean within the allowance. Longer
+than the pauses of a fault that comes and goes; waiting for the sum to run down would take three times as long."""
+
+UNEASY_SCORE = ALARM / 3
+"""From a third of the alarm on an episode is not over."""
 
 LEAST_CONFIDENCE = 0.5
 """Less likely than not is no verdict but an abstention."""
@@ -164,7 +168,7 @@ class StragglerDetector:
         elif watched is not None and watched.attempt > gang.attempt:
             return None
         elif watched is not None and watched.baseline is not None and watched.baseline.known:
-            base = log_compute(watched.baseline.reference, watched.baseline.step_seconds)
+            base = log_compute(watched.baseline.compute, watched.baseline.step_seconds)
             self._roles[gang.name] = (watched.ranks, base - np.median(base))
         watched = Watched(gang.attempt, ranks, places(gang.nodes), now_wall_ns)
         watched.forget_course()
@@ -209,7 +213,6 @@ class StragglerDetector:
             watched.since[(score > 0) & (watched.since < 0)] = watched.counted - 1
             watched.since[score <= 0] = -1
             watched.score = score
-            watched.quiet = np.where(score < CLEAR_SCORE, watched.quiet + 1, 0)
         watched.history.append(Judged(window, sigmas))
         newest = list(watched.history)[-RECENT_WINDOWS:]
         if len(newest) == RECENT_WINDOWS:
@@ -321,7 +324,13 @@ class StragglerDetector:
 
     @staticmethod
     def _cleared(name: str, watched: Watched, window: Window) -> list[Finding]:
-        over = [rank for rank in watched.standing if watched.quiet[rank] >= CLEAR_WINDOWS]
+        newest = np.array([judged.sigmas for judged in list(watched.history)[-CLEAR_WINDOWS:]])
+        if len(newest) < CLEAR_WINDOWS:
+            return []
+        paced = (newest < HIT_SIGMAS).all(axis=0) & (newest.mean(axis=0) < ALLOWANCE_SIGMAS)
+        over = [rank for rank in watched.standing if paced[rank]]
+        watched.score[over] = 0.0
+        watched.since[over] = -1
         reason = f"the rank kept pace with its peers and its past for {CLEAR_WINDOWS} windows"
         return [Cleared(watched.standing.pop(rank).verdict_id, name, window.last_ns, reason) for rank in over]
 
@@ -329,7 +338,7 @@ class StragglerDetector:
         """Slow without anybody standing out, or with waits unknown: told once an episode; and the episode's end."""
         window = watched.history[-1].window
         slower = window.step_seconds / min(baseline.step_seconds, watched.best_step_seconds)
-        calm = slower < LEAST_SLOWDOWN and not (watched.score >= CLEAR_SCORE).any() and not watched.standing
+        calm = slower < LEAST_SLOWDOWN and not (watched.score >= UNEASY_SCORE).any() and not watched.standing
         watched.calm_windows = watched.calm_windows + 1 if calm else 0
         if watched.calm_windows >= CALM_WINDOWS:
             watched.told.clear()

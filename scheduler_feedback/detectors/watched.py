@@ -43,8 +43,9 @@ class Watched:
     """What the detector remembers of one attempt of a gang. Arrays are float64 or int64 [n], by rising rank.
 
     cursor: sequence of the last completed step that is in a window; the attempt's first steps are passed over.
-    score: the CUSUM; since: number of the window in which it left zero, -1 at zero; quiet: windows in a row below the
-    clearing score; refused: windows in a row in which an alarm failed the gates. counted: windows judged so far.
+    score: the CUSUM; since: number of the window in which it left zero, -1 at zero; refused: windows in a row in which
+    an alarm failed the gates. counted: windows judged so far. standing: verdicts by index of the rank. told: ranks
+    (-1: the gang) of which an abstention was told in the present episode.
     """
 
     attempt: int
@@ -60,7 +61,6 @@ class Watched:
     counted: int = 0
     score: FloatArray = field(default_factory=lambda: np.zeros(0))
     since: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    quiet: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     refused: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     standing: dict[int, Standing] = field(default_factory=dict)
     slow_windows: int = 0
@@ -72,7 +72,6 @@ class Watched:
         count = len(self.ranks)
         self.score = np.zeros(count)
         self.since = np.full(count, -1, np.int64)
-        self.quiet = np.zeros(count, np.int64)
         self.refused = np.zeros(count, np.int64)
 
     def interval(self, rank: int) -> list[Judged]:
@@ -111,7 +110,7 @@ Roles = dict[str, tuple[tuple[int, ...], FloatArray]]
 """Gang -> its ranks and their log computing time against the gang's median in an earlier attempt."""
 
 _ARRAYS = ("compute", "wait", "own_spread", "parts", "parts_compute", "from_start", "reference")
-_SUMS = ("score", "quiet")
+_SUMS = ("score",)
 
 
 def dump(watched: Mapping[str, Watched], roles: Roles) -> bytes:
@@ -175,7 +174,7 @@ def _unpack(kept: _Kept) -> Watched:
         role_known=kept.role_known,
     )
     watched.best_step_seconds = kept.best_step_seconds
-    watched.score, watched.quiet = arrays["score"], arrays["quiet"].astype(np.int64)
+    watched.score = arrays["score"]
     watched.since = np.where(watched.score > 0, 0, -1).astype(np.int64)
     watched.standing = {rank: Standing(*verdict) for rank, verdict in kept.standing.items()}
     watched.told = set(kept.told)

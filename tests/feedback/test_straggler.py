@@ -1,0 +1,412 @@
+"""The detector against gangs whose physics it doesn't know, and against recorded ones.
+
+DEVELOPMENT seeds are those that constants were set on. JUDGING seeds were run after that, and are the ones that count;
+both are kept apart by number.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agent.schema.catalog import BY_NAME
+from benchmarks import gang_weather as weather
+from benchmarks.gang_physics import Gang, Heard, History, frames, happen, replay, stopped_by, watch
+from scheduler_feedback.core.fleet import Fleet
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind, Verdict
+from scheduler_feedback.detectors import DETECTORS
+from scheduler_feedback.detectors.straggler import StragglerDetector
+from tests import needs
+
+DEVELOPMENT = (0, 1)
+JUDGING = (7001, 7002)
+ONSET = 30.0
+PATTERNS = [(0.15, 0.15), (0.3, 0.3), (0.3, 0.7), (1.0, 1.0), (2.0, 2.0)]
+"""Seconds stopped and let go in turn."""
+
+
+def course(gang: Gang, seconds: float, seed: int, detector: StragglerDetector | None = None) -> list[Heard]:
+    until = gang.start_seconds + seconds
+    return watch(detector or StragglerDetector(), [frames(gang, happen(gang, seconds, seed), seed, until=until)])
+
+
+def verdicts(heard: list[Heard]) -> list[Verdict]:
+    return [item.finding for item in heard if isinstance(item.finding, Verdict)]
+
+
+def abstentions(heard: list[Heard]) -> list[Abstention]:
+    return [item.finding for item in heard if isinstance(item.finding, Abstention)]
+
+
+def first_verdict(heard: list[Heard]) -> tuple[float, Verdict]:
+    for item in heard:
+        if isinstance(item.finding, Verdict):
+            return item.at_seconds, item.finding
+    raise AssertionError(f"no verdict: {heard}")
+
+
+# --- a rank that is stopped and continued -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [*DEVELOPMENT, *JUDGING])
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+@pytest.mark.parametrize("compute_seconds", [0.06, 0.16])
+def test_a_rank_stopped_in_turns_is_named_soon_and_surely(
+    pattern: tuple[float, float], compute_seconds: float, seed: int
+) -> None:
+    onset = ONSET + (seed % 7) * 0.37
+    gang = Gang(compute_seconds=compute_seconds, stops={2: stopped_by(*pattern, onset, 100.0)})
+    heard = course(gang, 45.0, seed)
+    at, verdict = first_verdict(heard)
+    assert 0 < at - onset <= 15.0
+    assert (verdict.kind, verdict.gang, verdict.attempt, verdict.rank, verdict.node) == (
+        Kind.STRAGGLER,
+        "j-000001",
+        1,
+        2,
+        "n2",
+    )
+    assert verdict.cause is Cause.SUSPENDED
+    assert verdict.confidence >= 0.95
+    assert verdict.slowdown > 1.15
+    assert verdict.step_seconds_now > 1.1 * verdict.step_seconds_before
+    assert {found.rank for found in verdicts(heard)} == {2}
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_small_and_larger_gangs(ranks: int) -> None:
+    gang = Gang(ranks=ranks, stops={1: stopped_by(0.3, 0.7, ONSET, 100.0)})
+    at, verdict = first_verdict(course(gang, 40.0, JUDGING[0]))
+    assert (verdict.rank, verdict.cause) == (1, Cause.SUSPENDED)
+    assert at - ONSET <= 15.0
+
+
+KINDS = {
+    "spinning waits": Gang(spin=True),
+    "half communication": Gang(compute_seconds=0.06, collective_seconds=0.06),
+    "steps of 10 ms": Gang(compute_seconds=0.008, collective_seconds=0.002),
+    "two ranks a node": Gang(ranks=8, ranks_per_node=2),
+    "own machines": Gang(shared_machine=False),
+    "unequal work": Gang(compute_seconds=[0.1, 0.1, 0.1, 0.07]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_every_kind_of_gang(kind: str) -> None:
+    gang = KINDS[kind]
+    at, verdict = first_verdict(course(replace(gang, stops={1: stopped_by(0.3, 0.7, ONSET, 100.0)}), 40.0, JUDGING[1]))
+    assert (verdict.rank, verdict.cause) == (1, Cause.SUSPENDED)
+    assert at - ONSET <= 15.0
+
+
+def test_evidence_can_be_checked_by_a_person() -> None:
+    gang = Gang(stops={2: stopped_by(0.3, 0.3, ONSET, 100.0)})
+    heard = course(gang, 40.0, 5)
+    at, verdict = first_verdict(heard)
+    by_measure = {item.measure: item for item in verdict.evidence}
+    compute, wait = by_measure["compute_seconds_a_step"], by_measure["wait_seconds_a_step"]
+    assert compute.value > 1.3 * compute.reference
+    assert wait.value < 0.7 * wait.reference, "the culprit waits less than its victims"
+    assert by_measure["step_seconds"].value / by_measure["step_seconds"].reference == pytest.approx(verdict.slowdown)
+    assert all(item.against and item.measure for item in verdict.evidence)
+    assert sum(item.log_likelihood_ratio for item in verdict.evidence) > 4.0
+    assert [node for node, _ in verdict.frames] == ["n0", "n1", "n2", "n3"]
+    assert all(at - 7.0 <= seq + gang.start_seconds <= at + 1.0 for _, seq in verdict.frames)
+    assert verdict.first_wall_ns < verdict.last_wall_ns
+    assert verdict.verdict_id == f"j-000001.1.2.{verdict.first_wall_ns}"
+    assert verdict == first_verdict(course(gang, 40.0, 5))[1], "a replay names it alike"
+
+
+def test_a_verdict_is_cleared_once_the_rank_keeps_pace_again() -> None:
+    heard = course(Gang(stops={2: stopped_by(0.3, 0.3, ONSET, 50.0)}), 80.0, 3)
+    told = [item for item in heard if isinstance(item.finding, Verdict | Cleared)]
+    assert [type(item.finding) for item in told] == [Verdict, Cleared]
+    verdict, cleared = told[0].finding, told[1].finding
+    assert isinstance(verdict, Verdict)
+    assert isinstance(cleared, Cleared)
+    assert cleared.verdict_id == verdict.verdict_id
+    assert 50.0 < told[1].at_seconds <= 75.0
+
+
+# --- slow for other reasons -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [DEVELOPMENT[0], JUDGING[0]])
+@pytest.mark.parametrize("factor", [1.2, 1.5, 2.5])
+def test_slower_computing_on_an_own_machine(factor: float, seed: int) -> None:
+    gang = Gang(shared_machine=False, slower={1: (25.0, 100.0, factor)})
+    at, verdict = first_verdict(course(gang, 40.0, seed))
+    assert (verdict.rank, verdict.cause) == (1, Cause.COMPUTE)
+    assert at - 30.0 <= 15.0
+    with_faster_collective = (0.1 * factor + 0.02) / 0.12
+    assert verdict.slowdown == pytest.approx(with_faster_collective, rel=0.2)
+
+
+def test_waiting_for_a_processor_is_told_apart_by_whose_machine_it_is() -> None:
+    contended = Gang(queue=weather.on_one(4, 1, 25.0, 100.0, 0.08))
+    _, verdict = first_verdict(course(replace(contended, shared_machine=False), 45.0, JUDGING[0]))
+    assert (verdict.rank, verdict.cause) == (1, Cause.CPU_CONTENTION)
+    heard = course(contended, 45.0, JUDGING[0])
+    assert not verdicts(heard)
+    assert [item.rank for item in abstentions(heard)] == [1]
+    assert "chance load" in abstentions(heard)[0].reason
+
+
+def test_waiting_for_a_disk() -> None:
+    gang = Gang(disk=weather.on_one(4, 3, 25.0, 100.0, 0.06))
+    _, verdict = first_verdict(course(gang, 45.0, JUDGING[0]))
+    assert (verdict.rank, verdict.cause) == (3, Cause.STORAGE)
+
+
+def test_without_counters_the_cause_is_unknown_and_on_a_shared_machine_nothing_is_said() -> None:
+    gang = Gang(counters=False, stops={1: stopped_by(0.3, 0.3, ONSET, 100.0)})
+    _, verdict = first_verdict(course(replace(gang, shared_machine=False), 45.0, JUDGING[0]))
+    _, with_counters = first_verdict(course(replace(gang, counters=True), 45.0, JUDGING[0]))
+    assert (verdict.rank, verdict.cause) == (1, Cause.UNKNOWN)
+    assert verdict.confidence < with_counters.confidence
+    heard = course(gang, 45.0, JUDGING[0])
+    assert not verdicts(heard)
+    assert "counters are missing" in abstentions(heard)[0].reason
+
+
+def test_where_waits_are_unknown_it_abstains() -> None:
+    heard = course(Gang(wait_known=False, stops={1: stopped_by(0.3, 0.3, ONSET, 100.0)}), 50.0, JUDGING[0])
+    assert not verdicts(heard)
+    assert [(item.rank, "waits in collectives are unknown" in item.reason) for item in abstentions(heard)] == [
+        (None, True)
+    ]
+
+
+# --- what is nobody's fault -------------------------------------------------------------------------------------------
+
+HEALTHY: dict[str, Callable[[int], Gang]] = {
+    "quiet": lambda seed: Gang(),
+    "noisy": lambda seed: Gang(noise=0.15),
+    "very noisy": lambda seed: Gang(ranks=2 + 2 * (seed % 4), noise=0.4),
+    "crowded machine": lambda seed: Gang(queue=weather.heavy_tailed(4, 0.02)),
+    "bursts of load": lambda seed: Gang(queue=weather.bursts(4, 4.0, 2.0, 0.05, seed)),
+    "long bursts of load": lambda seed: Gang(ranks=8, queue=weather.bursts(8, 15.0, 6.0, 0.08, seed)),
+    "bursts that slow caches": lambda seed: Gang(extra_compute=weather.bursts(4, 8.0, 3.0, 0.05, seed)),
+    "ten seconds of load on one rank": lambda seed: Gang(queue=weather.on_one(4, seed % 4, 40.0, 50.0, 0.1)),
+    "another job begins": lambda seed: Gang(queue=weather.on_all(4, 40.0, 500.0, 0.06)),
+    "another job ends": lambda seed: Gang(queue=weather.on_all(4, 0.0, 40.0, 0.06)),
+    "one stall": lambda seed: Gang(sleep=weather.once(4, seed % 4, 40.0, 3.0)),
+    "stopped once": lambda seed: Gang(stops={seed % 4: [(45.0, 48.0)]}),
+    "all save": lambda seed: Gang(disk=weather.saving(4, 50, 1.0)),
+    "one saves": lambda seed: Gang(disk=weather.saving(4, 40, 0.5, [0])),
+    "one saves, of two": lambda seed: Gang(ranks=2, disk=weather.saving(2, 150, 1.0, [0])),
+    "a long start": lambda seed: Gang(warm_steps=40),
+    "pipeline stages": lambda seed: Gang(ranks=8, compute_seconds=[0.07, 0.07, 0.1, 0.1, 0.12, 0.12, 0.15, 0.15]),
+    "a larger last stage": lambda seed: Gang(shared_machine=False, compute_seconds=[0.1, 0.1, 0.1, 0.14]),
+    "lost records": lambda seed: Gang(missing=frozenset((seed % 4, step) for step in range(0, 900, 7))),
+}
+
+
+@pytest.mark.parametrize("seed", [*DEVELOPMENT, *JUDGING])
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nobody_is_blamed_for_what_is_nobodys_fault(name: str, seed: int) -> None:
+    heard = course(HEALTHY[name](seed), 90.0, seed)
+    assert not verdicts(heard), [(item.rank, item.cause, item.evidence) for item in verdicts(heard)]
+
+
+def test_a_gang_that_slows_down_as_a_whole_is_told_once() -> None:
+    heard = course(HEALTHY["another job begins"](0), 90.0, JUDGING[0])
+    told = [item for item in abstentions(heard) if item.rank is None]
+    assert len(told) == 1
+    assert "no rank stands out" in told[0].reason
+
+
+def test_a_rank_that_saves_is_said_to_have_its_own_rhythm() -> None:
+    heard = course(HEALTHY["one saves"](0), 90.0, JUDGING[0])
+    assert any("every 40th step" in item.reason for item in abstentions(heard))
+
+
+def test_two_members_slow_alike_are_no_finding_about_either() -> None:
+    gang = Gang(shared_machine=False, slower={0: (25.0, 200.0, 1.5), 1: (25.0, 200.0, 1.5)})
+    heard = course(gang, 60.0, JUDGING[0])
+    assert not verdicts(heard)
+    assert abstentions(heard)
+
+
+def test_a_node_with_two_slow_ranks_is_found_by_what_the_steps_would_be_without_it() -> None:
+    gang = Gang(ranks=8, ranks_per_node=2, shared_machine=False, slower={2: (25.0, 90.0, 1.4), 3: (25.0, 90.0, 1.4)})
+    found = verdicts(course(gang, 50.0, JUDGING[0]))
+    assert {item.node for item in found} == {"n1"}
+    assert {item.rank for item in found} <= {2, 3}
+
+
+@pytest.mark.parametrize("seed", JUDGING)
+def test_chance_load_does_not_hide_a_stopped_rank_for_ever(seed: int) -> None:
+    gang = Gang(queue=weather.heavy_tailed(4, 0.02), stops={1: stopped_by(0.3, 0.3, ONSET, 200.0)})
+    found = verdicts(course(gang, 90.0, seed))
+    assert found
+    assert {(item.rank, item.cause) for item in found} == {(1, Cause.SUSPENDED)}
+
+
+# --- slow from the start, other attempts, restarts of the controller --------------------------------------------------
+
+
+def test_slow_from_the_start_is_told_with_doubt_unless_it_was_seen_stopped() -> None:
+    _, doubtful = first_verdict(course(Gang(shared_machine=False, slower={1: (0.0, 200.0, 2.0)}), 40.0, JUDGING[0]))
+    assert (doubtful.rank, doubtful.confidence < 0.9) == (1, True)
+    _, sure = first_verdict(course(Gang(stops={1: stopped_by(0.3, 0.3, 0.0, 200.0)}), 40.0, JUDGING[0]))
+    assert (sure.rank, sure.cause) == (1, Cause.SUSPENDED)
+    assert sure.confidence >= 0.9
+
+
+def test_a_rank_slow_from_the_start_of_a_later_attempt_is_compared_with_the_earlier_one() -> None:
+    usual = (0.1, 0.1, 0.1, 0.13)
+    first = Gang(shared_machine=False, compute_seconds=usual)
+    second = replace(first, attempt=2, start_seconds=40.0, first_step=250, slower={1: (0.0, 200.0, 1.8)})
+    detector = StragglerDetector()
+    courses = [
+        frames(first, happen(first, 30.0, 1), 1, until=36.0),
+        frames(second, happen(second, 30.0, 2), 1, until=70.0, agent="later"),
+    ]
+    heard = watch(detector, courses)
+    at, verdict = first_verdict(heard)
+    assert (verdict.attempt, verdict.rank) == (2, 1)
+    assert verdict.confidence >= 0.9
+    assert at - 40.0 <= 15.0
+    assert {item.rank for item in verdicts(heard)} == {1}, "rank 3 has always had more to do"
+
+
+@pytest.mark.parametrize("restart", [38.0, 43.0, 60.0])
+def test_a_restart_of_the_controller_neither_learns_the_fault_nor_forgets_the_verdict(restart: float) -> None:
+    gang = Gang(stops={2: stopped_by(0.3, 0.7, 40.0, 100.0)})
+    history = happen(gang, 80.0, 4)
+    sent = list(frames(gang, history, 4, until=85.0))
+    before, after = StragglerDetector(), StragglerDetector()
+    heard = watch(before, [iter([item for item in sent if item[0] <= restart])])
+    after.restore(before.snapshot())
+    heard += watch(after, [iter([item for item in sent if item[0] > restart])], start_seconds=restart)
+    assert {(item.rank, item.cause) for item in verdicts(heard)} == {(2, Cause.SUSPENDED)}
+    assert len({item.verdict_id for item in verdicts(heard)}) == 1
+    assert after.snapshot() != before.snapshot()
+
+
+def test_a_snapshot_gives_back_what_it_took() -> None:
+    detector = StragglerDetector()
+    course(Gang(stops={2: stopped_by(0.3, 0.7, 40.0, 100.0)}), 70.0, 4, detector)
+    copy = StragglerDetector()
+    copy.restore(detector.snapshot())
+    assert copy.snapshot() == detector.snapshot()
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", b"\x80", b"\x93\x01\x02\x03"])
+def test_a_snapshot_of_something_else_is_refused(data: bytes) -> None:
+    detector = StragglerDetector()
+    with pytest.raises(ValueError, match="straggler snapshot"):
+        detector.restore(data)
+    assert detector.tick(Fleet(), 0) == []
+
+
+def test_a_truncated_snapshot_is_refused() -> None:
+    detector = StragglerDetector()
+    course(Gang(), 30.0, 4, detector)
+    whole = detector.snapshot()
+    for length in range(0, len(whole), 37):
+        with pytest.raises(ValueError, match="straggler snapshot"):
+            StragglerDetector().restore(whole[:length])
+
+
+# --- recorded gangs ---------------------------------------------------------------------------------------------------
+
+
+def recorded(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Step seconds [k] and computing seconds [k, ranks] of a ByteDance trace."""
+    path = __file__.rpartition("/")[0] + f"/recorded/bytedance-{name}.csv"
+    rows = np.genfromtxt(path, delimiter=",", skip_header=3)
+    return rows[:, 1], rows[:, 2:]
+
+
+def heard_of_recording(step_seconds: np.ndarray, compute: np.ndarray) -> list[Heard]:
+    count = compute.shape[1]
+    gang = Gang(ranks=count, shared_machine=False, counters=False)
+    end = np.repeat((gang.start_seconds + np.cumsum(step_seconds))[:, None], count, axis=1)
+    start = end - step_seconds[:, None]
+    never = [[gang.start_seconds]] * count, [[(0.0, 0.0, 0.0)]] * count
+    return watch(StragglerDetector(), [frames(gang, History(start, start + compute, end, *never), 1)])
+
+
+def test_the_worker_that_was_slowed_on_purpose_is_found_with_doubt_about_why() -> None:
+    """Trial AR: traced rank 0 computes 2.3 times as long as the others in all of its 44 steps."""
+    found = verdicts(heard_of_recording(*recorded("AR")))
+    assert [(item.rank, item.slowdown > 2.0) for item in found] == [(0, True)]
+    assert found[0].confidence < 0.9, "it has no healthy past: nothing is to be done to a running job"
+
+
+def test_unequal_pipeline_stages_are_nobodys_fault() -> None:
+    """Trial ST: healthy machines; the last stage computes 1.6 times as long as the first."""
+    assert not verdicts(heard_of_recording(*recorded("ST")))
+
+
+def trace(name: str) -> tuple[np.ndarray, list[int]]:
+    """Computing seconds [k, workers] and iterations of an Alibaba PAI trace (normalised times, scaled to 0.2 s)."""
+    by_worker: dict[int, dict[int, float]] = {}
+    with needs.data("steps", f"{name}.csv").open() as file:
+        for row in csv.DictReader(file):
+            by_worker.setdefault(int(row["worker"]), {})[int(row["time"])] = float(row["batch_time_norm"])
+    iterations = sorted(set.intersection(*(set(times) for times in by_worker.values())))
+    workers = sorted(by_worker)
+    compute = np.array([[by_worker[worker][at] for worker in workers] for at in iterations])
+    return compute * 0.2 / np.median(compute), iterations
+
+
+def test_a_worker_slow_for_a_while_is_found_then_and_cleared_after() -> None:
+    """PAI job 1: worker 6 is slow from iteration 1811 to 1941, up to 2.35 times."""
+    compute, iterations = trace("pai-job1")
+    gang = Gang(ranks=compute.shape[1], shared_machine=False, counters=False, collective_seconds=0.05)
+    history = replay(gang, compute)
+    heard = watch(StragglerDetector(), [frames(gang, history, 1)])
+    told = [(type(item.finding), getattr(item.finding, "rank", 6)) for item in heard]
+    assert told == [(Verdict, 6), (Cleared, 6)]
+    found = int(np.searchsorted(history.end[:, 0], heard[0].at_seconds))
+    assert 1811 < iterations[found] <= 2011
+
+
+def test_several_slow_workers_are_no_single_stragglers() -> None:
+    """PAI job 3: its authors say that there could be several; late in it workers 6 to 9 are slow."""
+    compute, _ = trace("pai-job3")
+    gang = Gang(ranks=compute.shape[1], shared_machine=False, counters=False, collective_seconds=0.05)
+    heard = watch(StragglerDetector(), [frames(gang, replay(gang, compute), 1)])
+    assert not verdicts(heard)
+    assert abstentions(heard)
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def test_measures_are_rows_of_the_catalogue() -> None:
+    detector = StragglerDetector()
+    course(Gang(stops={2: stopped_by(0.3, 0.3, ONSET, 100.0)}), 45.0, 3, detector)
+    values = {}
+    for name, labels, value in detector.measures():
+        assert tuple(key for key, _ in labels) == BY_NAME[name].labels
+        values[dict(labels)["rank"]] = value
+    assert max(values, key=lambda rank: values[rank]) == "2"
+    assert values["2"] > 1.3
+    assert values["0"] < 1.05
+
+
+def test_every_detector_of_the_table_can_be_made_and_remembers() -> None:
+    for make in DETECTORS:
+        detector = make()
+        assert detector.name
+        detector.restore(detector.snapshot())
+        assert detector.tick(Fleet(), 0) == []
+
+
+def test_memory_is_bounded_and_the_gone_are_forgotten() -> None:
+    detector = StragglerDetector()
+    fleet = Fleet()
+    gang = Gang()
+    watch(detector, [frames(gang, happen(gang, 150.0, 1), 1)], fleet=fleet)
+    fleet.forget(gang.name)
+    now = 1_900_000_000_000_000_000
+    assert detector.tick(fleet, now) == []
+    assert list(detector.measures()) == []
