@@ -66,7 +66,7 @@ LEAST_HITS_STOPPED = 2
 """Persistence: fewer than three slow windows are an accident. Two suffice where the rank was also seen stopped: no
 accident stops a process twice, and stalls of seconds make few windows."""
 
-ATTRIBUTION_NS = 2_500_000_000
+ATTRIBUTION_NS = 2_000_000_000
 """Counters sampled once a second say little of where time went in a shorter interval."""
 
 CAUSE_NS = 6_000_000_000

@@ -15,7 +15,7 @@ import numpy as np
 
 from scheduler_feedback.core.gangs import FloatArray, IntArray
 from scheduler_feedback.detectors.baseline import SKIPPED_STEPS, Baseline
-from scheduler_feedback.detectors.gates import Judged
+from scheduler_feedback.detectors.gates import HIT_SIGMAS, Judged
 from scheduler_feedback.detectors.windows import Places, Window, places
 
 RECENT_WINDOWS = 8
@@ -75,9 +75,14 @@ class Watched:
         self.refused = np.zeros(count, np.int64)
 
     def interval(self, rank: int) -> list[Judged]:
-        """Judged windows since the rank's sum left zero."""
+        """Judged windows from the first slow one on, since the rank's sum left zero.
+
+        A sum can leave zero by chance long before the fault; what lay between would dilute what the fault costs.
+        """
         length = min(self.counted - int(self.since[rank]), INTERVAL_WINDOWS, len(self.history))
-        return list(self.history)[-length:] if length > 0 and self.since[rank] >= 0 else []
+        windows = list(self.history)[-length:] if length > 0 and self.since[rank] >= 0 else []
+        slow = (index for index, judged in enumerate(windows) if judged.sigmas[rank] >= HIT_SIGMAS)
+        return windows[next(slow, 0) :]
 
 
 # --- over a restart --------------------------------------------------------------------------------------------------

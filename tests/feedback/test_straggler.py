@@ -142,8 +142,8 @@ def test_slower_computing_on_an_own_machine(factor: float, seed: int) -> None:
     at, verdict = first_verdict(course(gang, 40.0, seed))
     assert (verdict.rank, verdict.cause) == (1, Cause.COMPUTE)
     assert at - 30.0 <= 15.0
-    with_faster_collective = (0.1 * factor + 0.02) / 0.12
-    assert verdict.slowdown == pytest.approx(with_faster_collective, rel=0.2)
+    real = (0.1 * factor + 0.02) / 0.12
+    assert 1 + 0.5 * (real - 1) < verdict.slowdown < 1 + 1.2 * (real - 1), "the first window began before the fault"
 
 
 def test_waiting_for_a_processor_is_told_apart_by_whose_machine_it_is() -> None:
