@@ -191,6 +191,7 @@ class FollowedAttempt:
             started=all(ended["started"] for ended in self._ended.values()),
             reason="; ".join(reasons),
             ended_wall_ns=max(ended["wall_ns"] for ended in self._ended.values()),
+            signalled=any(ended["signalled"] for ended in self._ended.values()),
         )
 
     def _rank_records(self, plan: launch.Plan, name: Callable[[int], str]) -> dict[int, dict[str, Any] | None]:
@@ -236,7 +237,7 @@ class FollowedAttempt:
                 Path(rank_file).unlink()
             except OSError:  # if it stays it names a dead process, which deceives nobody
                 pass
-        ended = {"wall_ns": wall_ns, "started": started, "reason": reason}
+        ended = {"wall_ns": wall_ns, "started": started, "signalled": False, "reason": reason}
         records.write(f"{self.folder}/{node}/{records.ENDED}", ended, durable=True)
         self._ended[node] = ended
 

@@ -12,7 +12,7 @@
             ready.json | refused.json    it can start its ranks | {reason}
             start-RANK.json          {rank, pid, start_time, slot, wall_ns}
             exit-RANK.json           {rank, exit_code, wall_ns}; exit_code null where nobody could learn it
-            ended.json               {wall_ns, started, reason}; nothing of the attempt is left here; written last
+            ended.json               {wall_ns, started, signalled, reason}; nothing is left here; written last
     STATE/jobs/JOB/logs/ATTEMPT/rank-RANK.log
     STATE/ranks/NODE/JOB.ATTEMPT.RANK.json   which process is which rank, for the node's agent; while the attempt lives
 

@@ -87,6 +87,7 @@ class Shim:
         self.running: dict[int, int] = {}  # pid -> rank
         self.failure = ""  # why a rank could not be started
         self.stopping = False
+        self.signalled = False
         self.clearing = False
         self.kill_at: float | None = None  # monotonic seconds
         self.told_to_end = False
@@ -300,6 +301,7 @@ class Shim:
         self.stopping = True
         self.kill_no_later_than(time.monotonic() + request["grace_seconds"])
         if request["grace_seconds"] > 0:
+            self.signalled = bool(self.running)
             for pid in self.running:  # not reaped yet, so these pids are still theirs
                 os.kill(pid, signal.Signals[request["signal"]])
             processes.kill_descendants(signal.SIGCONT)
@@ -341,7 +343,8 @@ class Shim:
                 pass
             except OSError as error:  # it names a dead process, which deceives nobody
                 self.complain(_describe(error))
-        self.keep(records.ENDED, {"wall_ns": wall_ns, "started": not self.failure, "reason": self.failure})
+        fate = {"started": not self.failure, "signalled": self.signalled, "reason": self.failure}
+        self.keep(records.ENDED, {"wall_ns": wall_ns, **fate})
         self.write_all_records()
 
     def write_all_records(self) -> None:

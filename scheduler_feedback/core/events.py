@@ -115,6 +115,7 @@ class AttemptEnded:
 
     started: whether the gang ever ran; False where a rank could not be started, with `reason` saying which and why.
     ended_wall_ns: when the last process ended, by the shim's clock (the controller may have been away).
+    signalled: whether a rank was still there to be told to save and stop: what exits with 0 then may not have finished.
     """
 
     job_id: str
@@ -123,6 +124,7 @@ class AttemptEnded:
     started: bool = True
     reason: str = ""
     ended_wall_ns: int = 0
+    signalled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

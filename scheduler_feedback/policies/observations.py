@@ -87,9 +87,12 @@ def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
     job.ranks = [RankRecord(r.rank, r.slot, r.pid, r.start_time, codes.get(r.rank, r.exit_code)) for r in job.ranks]
     _leave_attempt(turn, job, event.ended_wall_ns)
     completed = event.started and all(codes.get(rank) == 0 for rank in range(job.spec.ranks))
+    # Many trainings save and exit with 0 when told to stop. One that had finished all the same loses nothing by another
+    # attempt: it resumes from its last checkpoint and ends at once.
+    saved = job.stop_reason is StopReason.MIGRATE and event.signalled
     if job.stop_reason is StopReason.CANCEL:
         end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
-    elif completed:
+    elif completed and not saved:
         end(turn, job, JobState.COMPLETED, "all ranks exited with 0")
     elif job.stop_reason is StopReason.MIGRATE:
         _wait_again(turn, job, "stopped to be moved")

@@ -233,6 +233,14 @@ def test_a_gang_that_completes_instead_of_stopping_is_completed() -> None:
     assert (job.state, job.claim) == (JobState.COMPLETED, [])
 
 
+def test_a_gang_that_saves_and_exits_with_0_when_told_to_is_not_completed() -> None:
+    world, job_id = four_nodes()
+    world.cycle(world.verdict(job_id, rank=3))
+    world.end(job_id, 0, signalled=True)
+    assert world.job_state(job_id) is JobState.STARTING
+    assert world.state.jobs[job_id].attempt == 2
+
+
 def test_a_stop_before_a_move_may_end_with_any_exit_codes() -> None:
     world, job_id = four_nodes()
     world.cycle(world.verdict(job_id, rank=3))

@@ -102,13 +102,13 @@ class World:
         self.now_ns = until_ns
         self.cycle(Tick())
 
-    def end(self, job_id: str, *codes: int) -> cycle.Outcome:
+    def end(self, job_id: str, *codes: int, signalled: bool = False) -> cycle.Outcome:
         """The newest attempt ends now with these exit codes (one for all, or one a rank)."""
         job = self.state.jobs[job_id]
         self.alive.pop((job_id, job.attempt), None)
         every = codes * job.spec.ranks if len(codes) == 1 else codes
         exits = tuple(RankExit(rank, code) for rank, code in enumerate(every))
-        return self.cycle(AttemptEnded(job_id, job.attempt, exits, ended_wall_ns=self.now_ns))
+        return self.cycle(AttemptEnded(job_id, job.attempt, exits, ended_wall_ns=self.now_ns, signalled=signalled))
 
     def verdict(self, job_id: str, rank: int = 0, **changes: object) -> Verdict:
         """A verdict on a rank of the job's newest attempt, with sound numbers where the test gives none."""
