@@ -66,7 +66,10 @@ def claim(**fields: object) -> bytes:
 
 def send(client: socket.socket, data: bytes, descriptors: list[int]) -> None:
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-    client.sendmsg([data], rights)
+    try:
+        client.sendmsg([data], rights)
+    except BrokenPipeError:
+        pass  # refused before it was heard: the answer waits to be read
 
 
 def answer(client: socket.socket) -> dict[str, object]:
