@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from agent.schema.errors import FrameError
 from agent.schema.frame import Column, EventRecord, Frame, Layout, Member, OpenRecord, StepRecord, check_fits
-from agent.schema.rates import Change, difference
+from agent.schema.rates import Change, difference, exact
 from scheduler_feedback.core.gangs import CONSUMED, Gang
 
 FORGET_NS = 600_000_000_000
@@ -43,14 +43,18 @@ Sample = tuple[str, tuple[tuple[str, str], ...], float]
 """Name of the catalogue, labels, value: what the exposition takes."""
 
 
+_NONE = np.zeros(1, np.bool_)
+
+
 @dataclass(slots=True)
 class _Group:
-    """The ranks of one gang attempt whose processes' counters stand in a layout: index int64 [m, 5], -1 for none."""
+    """The ranks of a gang attempt whose counters stand in a layout: index and widths [m, 5], index -1 for none."""
 
     name: str
     attempt: int
     ranks: tuple[int, ...]
     index: npt.NDArray[np.intp]
+    widths: npt.NDArray[np.uint8]
     tier: int
     gang: Gang | None = None
     columns: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
@@ -216,7 +220,8 @@ class Fleet:
         for (name, attempt), of_ranks in places.items():
             ranks = tuple(sorted(of_ranks))
             table = np.array([[of_ranks[rank].get(f, -1) for f in range(len(CONSUMED))] for rank in ranks], np.intp)
-            group = _Group(name, attempt, ranks, table, layout.counters[int(table.max())].tier)
+            widths = np.array([column.width for column in layout.counters], np.uint8)[table]
+            group = _Group(name, attempt, ranks, table, widths, layout.counters[int(table.max())].tier)
             old = known.get((name, attempt, ranks))
             if old is not None and np.array_equal(old.index >= 0, table >= 0):
                 group.before, group.before_valid, group.before_ns = old.before, old.before_valid, old.before_ns
@@ -240,25 +245,33 @@ class Fleet:
         gang.received_ns = received_ns
         now = frame.counters[group.index]
         valid = frame.counters_valid[group.index] & (group.index >= 0)
-        before, before_valid = group.before, group.before_valid
+        before, before_valid, elapsed_ns = group.before, group.before_valid, at_ns - group.before_ns
+        start = _NONE
         if before is None or before_valid is None:
-            start = np.ones(len(group.ranks), np.bool_)
-            advance = np.zeros(now.shape)
+            start, advance = np.ones(len(group.ranks), np.bool_), np.zeros(now.shape)
+        elif elapsed_ns == 0 and continues:
+            return
+        elif continues and 0 < elapsed_ns <= GAP_NS and not (now < before).any() and (valid == before_valid).all():
+            advance = (now - before).astype(np.float64)  # what nearly every frame is; `difference` says the same
         else:
-            elapsed = np.full(now.shape, at_ns - group.before_ns, np.int64)
-            if at_ns == group.before_ns and continues:
-                return
-            widths = np.full(now.shape, 64, np.uint8)
             counts, change = difference(
-                before, before_valid, now, valid, widths, elapsed, same_source=continues, gap_ns=GAP_NS
+                before,
+                before_valid,
+                now,
+                valid,
+                group.widths,
+                np.full(now.shape, elapsed_ns, np.int64),
+                same_source=continues,
+                gap_ns=GAP_NS,
             )
-            start = ((change == Change.RESET) | (change == Change.UNCHANGED) | (before_valid != valid)).any(axis=1)
+            start = (~exact(change) & (change != Change.ABSENT) | (before_valid != valid)).any(axis=1)
             advance = counts.astype(np.float64)
         group.before, group.before_valid, group.before_ns = now, valid, at_ns
         if start.any():
             gang.forget_consumed(group.columns[start])
             advance[start] = 0.0
-        gang.consume(group.columns, np.where(valid, advance, np.nan), np.full(len(group.ranks), at_ns, np.int64))
+        advance[~valid] = np.nan
+        gang.consume(group.columns, advance, at_ns)
 
     # --- records ------------------------------------------------------------------------------------------------------
 

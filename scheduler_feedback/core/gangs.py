@@ -241,15 +241,17 @@ class Gang:
 
     # --- what was consumed --------------------------------------------------------------------------------------------
 
-    def consume(self, columns: npt.NDArray[np.intp], advance: FloatArray, at_ns: IntArray) -> None:
-        """Add what the ranks in `columns` consumed up to `at_ns` [m]; advance is [m, 5], NaN where not known."""
-        self._total[columns] += advance
+    def consume(self, columns: npt.NDArray[np.intp], advance: FloatArray, at_ns: int) -> None:
+        """Add what the ranks in `columns` consumed up to `at_ns` (host clock); advance is [m, 5], NaN where unknown."""
+        total = self._total[columns] + advance
         newest = self._trail_head[columns]
-        spacing = self._trail_ns[columns, newest] - self._trail_ns[columns, newest - 1]
-        keep = (newest < 0) | (self._trail_ns[columns, newest - 1] < 0) | (spacing >= TRAIL_SPACING_NS)
-        head = np.where(keep, (newest + 1) % TRAIL, newest)
+        one_before = self._trail_ns[columns, newest - 1]
+        spacing = self._trail_ns[columns, newest] - one_before
+        push = (newest < 0) | (one_before < 0) | (spacing >= TRAIL_SPACING_NS)
+        head = np.where(push, (newest + 1) % TRAIL, newest)
+        self._total[columns] = total
         self._trail_ns[columns, head] = at_ns
-        self._trail[columns, head] = self._total[columns]
+        self._trail[columns, head] = total
         self._trail_head[columns] = head
 
     def forget_consumed(self, columns: npt.NDArray[np.intp]) -> None:

@@ -1,0 +1,244 @@
+"""The straggler detector's parts: windows, medians of others, counterfactuals, attribution; and anything at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.schema.frame import Frame, Member, StepRecord, Tier, make_layout
+from scheduler_feedback.core.fleet import Fleet
+from scheduler_feedback.core.gangs import Gang
+from scheduler_feedback.core.verdict import Cause, Evidence
+from scheduler_feedback.detectors.attribution import attribute
+from scheduler_feedback.detectors.straggler import StragglerDetector
+from scheduler_feedback.detectors.weighing import BOUND, bounded, confidence
+from scheduler_feedback.detectors.windows import Window, blame_stopped, cut, median_of_others, places, spread_of_others
+
+SECOND = 1_000_000_000
+finite = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+@given(st.lists(finite, min_size=2, max_size=40))
+def test_median_of_others_is_just_that(values: list[float]) -> None:
+    array = np.array(values)
+    naive = [np.median(np.delete(array, index)) for index in range(len(values))]
+    assert median_of_others(array).tolist() == pytest.approx(naive, abs=1e-6)
+
+
+def gang_of(compute: np.ndarray, waits: np.ndarray, nodes: list[str] | None = None) -> Gang:
+    """A gang whose ranks made these steps, float64 [k, n] seconds."""
+    gang = Gang("g", 1)
+    now = np.zeros(compute.shape[1])
+    for step in range(len(compute)):
+        for rank in range(compute.shape[1]):
+            column = gang.column(rank, "n" if nodes is None else nodes[rank])
+            duration = compute[step, rank] + waits[step, rank]
+            gang.finish(
+                column, step, round(now[rank] * SECOND), round(duration * SECOND), round(waits[step, rank] * SECOND), 0
+            )
+            now[rank] += duration
+    return gang
+
+
+def windows_of(gang: Gang) -> list[Window]:
+    steps = gang.completed()
+    assert steps is not None
+    return cut(gang, steps, places(gang.nodes), 0)[0]
+
+
+@settings(max_examples=60)
+@given(st.integers(2, 6), st.integers(0, 2**32 - 1))
+def test_the_gain_is_what_the_steps_would_have_been_shorter(ranks: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    compute = random.uniform(0.1, 0.4, (12, ranks))
+    waits = compute.max(axis=1, keepdims=True) - compute + 0.05
+    nodes = [f"n{rank // 2}" for rank in range(ranks)]
+    gang = gang_of(compute, waits, nodes)
+    first = 0
+    for window in windows_of(gang):
+        rows = compute[first : first + window.steps]
+        first += window.steps
+        for rank in range(ranks):
+            without = np.delete(rows, rank, axis=1).max(axis=1)
+            expected = np.maximum(rows.max(axis=1) - without, 0).mean()
+            assert window.gain[rank] == pytest.approx(expected, abs=1e-6)
+        for node in range(len(set(nodes))) if len(set(nodes)) > 1 else []:
+            others = rows[:, [rank for rank in range(ranks) if rank // 2 != node]].max(axis=1)
+            assert window.node_gain[node] == pytest.approx(np.maximum(rows.max(axis=1) - others, 0).mean(), abs=1e-6)
+    assert first > 0
+
+
+def test_windows_last_a_second_and_hold_five_steps() -> None:
+    short = windows_of(gang_of(np.full((100, 2), 0.03), np.full((100, 2), 0.02)))
+    assert {window.steps for window in short[:-1]} <= {20, 21}
+    long = windows_of(gang_of(np.full((23, 2), 2.0), np.full((23, 2), 1.0)))
+    assert [window.steps for window in long] == [5, 5, 5, 5]
+    assert long[0].compute.tolist() == pytest.approx([2.0, 2.0])
+    assert long[0].wait.tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_a_step_is_used_once_and_the_rest_is_left_for_later() -> None:
+    gang = gang_of(np.full((23, 2), 2.0), np.full((23, 2), 1.0))
+    steps = gang.completed()
+    assert steps is not None
+    _, used = cut(gang, steps, places(gang.nodes), 0)
+    rest = gang.completed(used)
+    assert rest is not None
+    assert rest.number.tolist() == [20, 21, 22]
+    assert cut(gang, rest, places(gang.nodes), 0) == ([], 0)
+
+
+def test_the_spread_of_others_sees_their_bursts_and_not_the_suspects_own() -> None:
+    shifts = np.zeros((8, 4))
+    shifts[:, 0] = 1.0
+    assert spread_of_others(shifts, 0) == 0.0
+    shifts[3, 2] = 0.8
+    assert spread_of_others(shifts, 0) == pytest.approx(0.8 / np.sqrt(24))
+
+
+def stopped_window(stopped: list[float]) -> Window:
+    gang = gang_of(np.full((5, 3), 0.3), np.full((5, 3), 0.5), ["a", "b", "c"])
+    window = windows_of(gang)[0]
+    return Window(**{name: getattr(window, name) for name in Window.__slots__} | {"stopped": np.array(stopped)})
+
+
+def test_what_the_collective_took_too_long_is_laid_to_the_one_that_was_stopped() -> None:
+    window = stopped_window([0.0, 2.0, 0.0])
+    blamed = blame_stopped(window, 0.1, places(["a", "b", "c"]))
+    excess = 0.5 - 1.25 * 0.1
+    assert blamed.compute.tolist() == pytest.approx([0.3, 0.3 + excess, 0.3])
+    assert blamed.wait.tolist() == pytest.approx([0.5, 0.5 - excess, 0.5])
+    assert blamed.gain[1] == pytest.approx(window.gain[1] + excess)
+
+
+@pytest.mark.parametrize("stopped", [[0.0, 0.0, 0.0], [1.0, 2.0, 0.0]], ids=["nobody", "two nodes"])
+def test_nobody_is_blamed_for_the_collective_without_being_the_only_one(stopped: list[float]) -> None:
+    window = stopped_window(stopped)
+    assert blame_stopped(window, 0.1, places(["a", "b", "c"])) is window
+
+
+# --- attribution ------------------------------------------------------------------------------------------------------
+
+USUAL = np.full(4, 0.1)
+USUAL_PARTS = np.tile([0.1, 0.0, 0.0], (4, 1))
+
+
+def cause_of(extra: tuple[float, float, float], total: float, *, stopped_again: bool = False) -> Cause:
+    """Cause named for a rank that needs `total` more seconds a step, of which `extra` is accounted for."""
+    compute, parts = USUAL.copy(), np.tile([0.1, 0.0, 0.0, 0.0, 1.0], (4, 1))
+    compute[1] += total
+    parts[1, :3] += extra
+    samples = np.array([[5.0 * stopped_again, 10.0]] * 4)
+    return attribute(1, compute, parts, samples, USUAL, USUAL_PARTS, 0.15, stopped_again).cause
+
+
+@pytest.mark.parametrize(
+    ("extra", "stopped_again", "cause"),
+    [
+        ((0.0, 0.0, 0.0), True, Cause.SUSPENDED),
+        ((0.0, 0.0, 0.0), False, Cause.SUSPENDED),
+        ((0.0, 0.03, 0.0), False, Cause.UNKNOWN),
+        ((0.0, 0.03, 0.0), True, Cause.SUSPENDED),
+        ((0.0, 0.08, 0.0), False, Cause.CPU_CONTENTION),
+        ((0.08, 0.0, 0.0), False, Cause.COMPUTE),
+        ((0.0, 0.0, 0.08), False, Cause.STORAGE),
+        ((0.05, 0.05, 0.0), False, Cause.UNKNOWN),
+    ],
+)
+def test_a_cause_explains_most_of_the_excess(
+    extra: tuple[float, float, float], stopped_again: bool, cause: Cause
+) -> None:
+    assert cause_of(extra, 0.1, stopped_again=stopped_again) is cause
+
+
+def test_what_peers_grew_by_as_well_is_no_ones_excess() -> None:
+    compute, parts = USUAL + 0.05, np.tile([0.15, 0.0, 0.0, 0.0, 1.0], (4, 1))
+    compute[1] += 0.1
+    split = attribute(1, compute, parts, np.ones((4, 2)), USUAL, USUAL_PARTS, 0.3, False)
+    assert split.excess == pytest.approx(0.1)
+    assert split.processor == pytest.approx(0.0)
+    assert split.rest == pytest.approx(0.1)
+
+
+def test_missing_counters_give_no_cause() -> None:
+    compute, parts = USUAL.copy(), np.full((4, 5), np.nan)
+    compute[1] += 0.1
+    split = attribute(1, compute, parts, np.full((4, 2), np.nan), USUAL, USUAL_PARTS, 0.2, False)
+    assert (split.cause, split.known, split.may_be_chance_load) == (Cause.UNKNOWN, False, True)
+
+
+def test_a_missing_disk_counter_alone_does_not_hide_the_rest() -> None:
+    compute, parts = USUAL.copy(), np.tile([0.1, 0.0, np.nan, 0.0, 1.0], (4, 1))
+    compute[1] += 0.1
+    parts[1, 0] += 0.1
+    usual_parts = np.tile([0.1, 0.0, np.nan], (4, 1))
+    assert attribute(1, compute, parts, np.ones((4, 2)), USUAL, usual_parts, 0.2, False).cause is Cause.COMPUTE
+
+
+# --- confidence -------------------------------------------------------------------------------------------------------
+
+
+def test_confidence_rises_with_evidence_and_stays_a_probability() -> None:
+    def fact(ratio: float) -> Evidence:
+        return Evidence("m", 1.0, 0.0, "", "x", ratio)
+
+    assert confidence([]) < 0.5 < confidence([fact(3.0)]) < confidence([fact(3.0), fact(1.0)]) < 1.0
+    assert 0.0 < confidence([fact(-BOUND)] * 20) < 1e-6
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True))
+def test_no_single_fact_decides_alone(value: float) -> None:
+    assert -BOUND <= bounded(value) <= BOUND
+
+
+# --- anything at all --------------------------------------------------------------------------------------------------
+
+LAYOUT = make_layout("n0", (Tier("steps", 1.0),), (), ())
+moments = st.integers(0, 40 * SECOND)
+streams = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.integers(0, 120),
+        moments,
+        st.integers(1, 5 * SECOND),
+        st.one_of(st.none(), st.floats(0.0, 1.0)),
+        st.integers(1, 2),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(streams, st.integers(0, 2**32 - 1))
+def test_no_stream_of_steps_upsets_the_detector(
+    stream: list[tuple[int, int, int, int, float | None, int]], seed: int
+) -> None:
+    """Wild steps between regular ones, which get it past its warm-up."""
+    random = np.random.default_rng(seed)
+    fleet, detector = Fleet(), StragglerDetector()
+    told = 0
+    for second in range(1, 30):
+        at = second * SECOND
+        records = []
+        for rank in range(4):
+            for tenth in range(10):
+                start, number = at - SECOND + tenth * SECOND // 10, second * 10 + tenth
+                records.append(
+                    StepRecord(Member("g", 1, rank), number, start, SECOND // 10, int(random.integers(1, SECOND // 10)))
+                )
+        for rank, number, start, duration, wait, attempt in stream if second % 7 == 0 else []:
+            wait_ns = None if wait is None else int(wait * duration)
+            records.append(StepRecord(Member("g", attempt, rank), number + second, start, duration, wait_ns))
+        frame = Frame(
+            "n0", "b", "a", second, LAYOUT.layout_id, at, at, np.array([at], np.int64),
+            np.zeros(0), np.zeros(0, np.uint64), np.zeros(0, np.bool_), told, tuple(records),
+        )  # fmt: skip
+        told += len(records)
+        fleet.observe(LAYOUT, frame, at)
+        for finding in detector.tick(fleet, at):
+            assert finding.detector == "straggler" if hasattr(finding, "detector") else finding.verdict_id
+    copy = StragglerDetector()
+    copy.restore(detector.snapshot())
+    list(detector.measures())
