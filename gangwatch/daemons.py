@@ -67,7 +67,7 @@ def run_agent(state: StateFolder, config: Config, node_name: str, slots: int, de
         attribution = Attribution(str(state.path / "ranks" / node_name))
         socket_path = state.socket_path(node_name)
         interval_seconds = config.agent.interval_seconds
-        machine = Machine(attribution, str(socket_path), interval_seconds=interval_seconds)
+        machine = Machine(attribution, str(socket_path), gpus=devices, interval_seconds=interval_seconds)
         collectors, left_out = make_collectors(machine)
         for reason in left_out:
             _log.info("left out: %s", reason)

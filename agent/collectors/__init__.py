@@ -19,8 +19,8 @@ class Machine:
     """Where this agent's collectors read; every root is a parameter.
 
     step_socket: where training processes register; None where they cannot. nvml_library: a path instead of the
-    system's libnvidia-ml.so.1. interval_seconds: the frame's; ranks' steps and processes are sampled twice as often, so
-    that what is short is still seen.
+    system's libnvidia-ml.so.1. gpus: UUIDs of the node's, () for all. interval_seconds: the frame's; ranks'
+    steps and processes are sampled twice as often, so that what is short is still seen.
     """
 
     attribution: Attribution
@@ -28,6 +28,7 @@ class Machine:
     proc_root: str = "/proc"
     sys_root: str = "/sys"
     nvml_library: str | None = None
+    gpus: tuple[str, ...] = ()
     interval_seconds: float = 1.0
 
 
@@ -41,7 +42,7 @@ COLLECTORS: tuple[Callable[[Machine], Collector], ...] = (
     lambda machine: HostCollector(machine.proc_root, machine.sys_root, machine.interval_seconds),
     lambda machine: ProcessCollector(machine.attribution, machine.proc_root, machine.interval_seconds / 2),
     _steps,
-    lambda machine: GpuCollector(machine.nvml_library, machine.interval_seconds),
+    lambda machine: GpuCollector(machine.nvml_library, machine.interval_seconds, machine.gpus),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent.collectors.block import Block
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.schema.frame import Column
-from agent.sources.nvml import THROTTLE_REASONS, GpuReading, Nvml
+from agent.sources.nvml import THROTTLE_REASONS, Gpu, GpuReading, Nvml
 
 _GAUGES = (
     "gangwatch_gpu_utilization_ratio",
@@ -20,17 +20,22 @@ _GAUGES = (
 
 
 class GpuCollector:
-    """Reads every GPU once a run. A value that a GPU does not tell is absent, and so is all of a GPU that is lost.
+    """Reads the node's GPUs once a run. What a GPU does not tell is absent, and so is all of a GPU that is lost.
 
     library: path of an NVML to load instead of the system's. It is loaded by the first run, in the collector's own
-    thread: a driver that hangs in its initialisation hangs nobody else.
+    thread: a driver that hangs in its initialisation hangs nobody else. devices: UUIDs of the node's GPUs where
+    several nodes share the machine; () for all.
     """
 
     name = "gpu"
 
-    def __init__(self, library: str | None = None, interval_seconds: float = 1.0) -> None:
+    def __init__(
+        self, library: str | None = None, interval_seconds: float = 1.0, devices: tuple[str, ...] = ()
+    ) -> None:
         self.interval_seconds = interval_seconds
         self._library = library
+        self._devices = devices
+        self._gpus: list[Gpu] = []
         self._nvml: Nvml | None = None
         self._block = Block()
         self._found = False
@@ -38,12 +43,13 @@ class GpuCollector:
     def collect(self) -> Block:
         if self._nvml is None:
             self._nvml = self._open()
-            self._block = self._make_block(self._nvml)
+            self._gpus = [gpu for gpu in self._nvml.gpus if not self._devices or gpu.uuid in self._devices]
+            self._block = self._make_block(self._nvml.driver, self._gpus)
             self._found = True
         block = self._block
         block.clear()
         try:
-            for position, gpu in enumerate(self._nvml.gpus):
+            for position, gpu in enumerate(self._gpus):
                 reading = self._nvml.read(gpu)
                 if reading is not None:
                     self._fill(position, reading)
@@ -68,16 +74,16 @@ class GpuCollector:
             self._nvml = None
 
     @staticmethod
-    def _make_block(nvml: Nvml) -> Block:
+    def _make_block(driver: str, gpus: list[Gpu]) -> Block:
         """Gauges a GPU: info, _GAUGES, one a throttle reason. Counters a GPU: energy."""
         gauges: list[Column] = []
         counters: list[Column] = []
-        for gpu in nvml.gpus:
+        for gpu in gpus:
             label = ("gpu", gpu.uuid)
             gauges.append(
                 Column(
                     "gangwatch_gpu_info",
-                    (("driver", nvml.driver), label, ("model", gpu.model), ("pci_address", gpu.pci_address)),
+                    (("driver", driver), label, ("model", gpu.model), ("pci_address", gpu.pci_address)),
                 )
             )
             gauges.extend(Column(metric, (label,)) for metric in _GAUGES)

@@ -113,18 +113,23 @@ class Account:
         gang = play.job_ids["training"]
         verdicts = self.verdicts()
         wrong = false_verdicts(verdicts, truth)
+        moves = self.migrations()
         report: dict[str, Any] = {
             "seed": play.seed,
             "disturbed": None if truth is None else {"job": truth.gang, "rank": truth.rank, "node": truth.node},
-            "verdicts": verdicts,
+            "verdicts": len(verdicts),
+            "found": verdicts,
             "false_verdicts": len(wrong),
             "abstentions": [event.reason for _, event in self.events if isinstance(event, Abstention)],
-            "migrations": self.migrations(),
+            "migrations": len(moves),
+            "moves": moves,
             "training": self.training(),
             "pace_seconds": play.pace_seconds,
         }
         if truth is None:
-            return report | {"passed": not verdicts and not report["migrations"], "failures": []}
+            counts = {"verdicts": len(verdicts), "migrations": len(moves)}
+            broken = [f"nothing was disturbed: {count} {what}" for what, count in counts.items() if count]
+            return report | {"passed": not broken, "failures": broken}
 
         found = next((verdict for verdict in verdicts if is_true(verdict, truth)), None) or next(iter(verdicts), None)
         again = next(

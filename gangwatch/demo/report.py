@@ -119,7 +119,7 @@ def summary(report: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     if report["disturbed"] is None:
         lines.append(
-            f"Nothing was disturbed: {len(report['verdicts'])} verdicts, {len(report['migrations'])} migrations "
+            f"Nothing was disturbed: {report['verdicts']} verdicts, {report['migrations']} migrations "
             f"in {report['training']['steps']} steps."
         )
         return lines

@@ -78,6 +78,16 @@ def test_every_value_in_base_units(collector: GpuCollector) -> None:
     assert collector.collect() is block
 
 
+def test_a_node_that_shares_the_machine_tells_of_its_own_gpus_only(library: str, fake: ctypes.CDLL) -> None:
+    shared = GpuCollector(library, devices=(SECOND["gpu"],))
+    block = shared.collect()
+    assert {value for column in block.gauge_columns for name, value in column.labels if name == "gpu"} == {
+        SECOND["gpu"]
+    }
+    assert gauge(block, "gangwatch_gpu_temperature_celsius", **SECOND) == 42
+    shared.close()
+
+
 def test_what_a_gpu_does_not_support_is_absent_and_not_asked_again(collector: GpuCollector, fake: ctypes.CDLL) -> None:
     fake.fake_set_error(0, UTILIZATION, NOT_SUPPORTED)
     fake.fake_set_error(0, ENERGY, NOT_SUPPORTED)
