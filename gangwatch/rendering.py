@@ -65,11 +65,11 @@ def _places(ranks: Sequence[dict[str, Any]]) -> str:
     return "; ".join(f"{node}: {_spans(numbers)}" for node, numbers in by_node.items())
 
 
-def jobs(listed: Sequence[dict[str, Any]], everything: bool) -> None:
+def jobs(listed: Sequence[dict[str, Any]]) -> None:
     """The table of `gangwatch jobs`."""
     console = _console()
     if not listed:
-        console.print("no jobs" if everything else "no jobs that have not ended (--all shows those too)")
+        console.print("no jobs")
         return
     table = _table("JOB", "NAME", "STATE", "ATTEMPT", "RANKS", "VERDICTS")
     for job in listed:

@@ -20,7 +20,6 @@ from agent.schema.errors import BackendError, GangwatchError
 from gangwatch.client import Client, RefusedError
 from gangwatch.state_folder import NotRunningError, ProcessRecord, StateFolder
 from gangwatch.supervisor import STOP_SECONDS
-from scheduler_feedback.core.job import JobState
 
 KILL_SECONDS = 15.0
 """What ending an attempt may take beyond its own grace: shims kill within a second or two of it."""
@@ -81,8 +80,8 @@ def _cancel_jobs(state: StateFolder, say: Say) -> int:
 
 
 def _unended(client: Client) -> list[str]:
-    listed: list[dict[str, Any]] = client.get("/api/jobs")
-    return [job["job"] for job in listed if not JobState(job["state"]).ended]
+    listed: list[dict[str, Any]] = client.get("/api/jobs?active=1")
+    return [job["job"] for job in listed]
 
 
 class _Progress:

@@ -3,7 +3,7 @@
 ::
 
     GET  /healthz  /readyz
-    GET  /api/jobs[?all=1]  /api/jobs/JOB  /api/jobs/JOB/explain  /api/jobs/JOB/story
+    GET  /api/jobs[?active=1]  /api/jobs/JOB  /api/jobs/JOB/explain  /api/jobs/JOB/story
          /api/jobs/JOB/logs?rank=R[&attempt=A][&tail=LINES]                              (token)
          /api/nodes  /api/nodes/NODE/story  /api/verdicts  /api/queue  /api/decisions
          /api/journal                     one line a cycle, for a replay                 (token)
@@ -199,8 +199,8 @@ class _Api:
         return endpoint
 
     async def _list_jobs(self, request: Request) -> Response:
-        everything = bool(number_of(request, "all", 0, 0, 1))
-        return _json(await self._ask(lambda state: documents.jobs_document(state, everything)))
+        active = bool(number_of(request, "active", 0, 0, 1))
+        return _json(await self._ask(lambda state: documents.jobs_document(state, active)))
 
     async def _job_story(self, request: Request) -> Response:
         job_id: str = request.path_params["job"]

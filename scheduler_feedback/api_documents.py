@@ -62,9 +62,9 @@ def job_document(state: State, job: Job) -> Document:
     }
 
 
-def jobs_document(state: State, everything: bool) -> list[Document]:
-    """Every job that has not ended, in order of submission; with `everything` those that have, too."""
-    return [job_document(state, job) for job in state.jobs.values() if everything or not job.state.ended]
+def jobs_document(state: State, active: bool) -> list[Document]:
+    """Every job, our own probes too, in order of submission; with `active` only those that have not ended."""
+    return [job_document(state, job) for job in state.jobs.values() if not (active and job.state.ended)]
 
 
 def verdict_document(state: State, verdict: Verdict, past: PastVerdict | None = None) -> Document:

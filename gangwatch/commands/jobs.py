@@ -187,19 +187,21 @@ def _ask_patiently(client: Client, job_id: str) -> dict[str, Any]:
 
 @click.command()
 @state_option
-@click.option("--all", "everything", is_flag=True, help="Also jobs that ended.")
+@click.option("--active", is_flag=True, help="Only jobs that have not ended.")
 @json_option
-def jobs(state: StateFolder, everything: bool, as_json: bool) -> None:
-    """List jobs, with their ranks and the verdicts that stand against them.
+def jobs(state: StateFolder, active: bool, as_json: bool) -> None:
+    """List jobs, with their ranks and the verdicts about them.
 
     With --json: a list of {job, name, state, attempt, ranks, verdicts}; a rank is {rank, node, slot, pid, start_time,
-    exit_code}, start_time in clock ticks since boot, null where not known.
+    exit_code}, start_time in clock ticks since boot, null where not known; a verdict that no longer holds is standing:
+    false.
 
     \b
     Example:
       gangwatch jobs --json
     """
-    listed: list[dict[str, Any]] = Client(state).get("/api/jobs" + ("?all=1" if everything else ""))
+    listed: list[dict[str, Any]] = Client(state).get("/api/jobs" + ("?active=1" if active else ""))
+    listed = [job for job in listed if job["kind"] != "probe"]  # our own: `nodes` and the node's story tell of them
     if as_json:
         print_json(
             [{key: job[key] for key in ("job", "name", "state", "attempt", "ranks", "verdicts")} for job in listed]
@@ -207,7 +209,7 @@ def jobs(state: StateFolder, everything: bool, as_json: bool) -> None:
         return
     from gangwatch import rendering
 
-    rendering.jobs(listed, everything)
+    rendering.jobs(listed)
 
 
 @click.command()

@@ -86,7 +86,7 @@ class Screen:
             return Group(said)
         try:
             nodes = conductor.audience.get("/api/nodes")
-            jobs = conductor.audience.get("/api/jobs")
+            jobs = conductor.audience.get("/api/jobs?active=1")
         except (GangwatchError, OSError):
             return Group(said)  # the controller is coming or going
         return Group(self._cluster(nodes, jobs), self._steps(conductor), said)

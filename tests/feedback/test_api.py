@@ -170,7 +170,7 @@ def test_what_changes_something_needs_the_token(refusing: Site, path: str, given
     assert answer.status == 401
     assert "Authorization: Bearer TOKEN" in answer.error
     assert answer.headers["www-authenticate"] == "Bearer"
-    assert refusing.get("/api/jobs?all=1") == []
+    assert refusing.get("/api/jobs") == []
     assert refusing.get("/api/queue")["frozen"] is False
 
 
@@ -245,7 +245,7 @@ def test_a_malformed_submission_is_refused_by_field(refusing: Site, body: object
     answer = refusing.ask("POST", "/api/jobs", body)
     assert answer.status == 400
     assert named in answer.error
-    assert refusing.get("/api/jobs?all=1") == []
+    assert refusing.get("/api/jobs") == []
 
 
 @pytest.mark.parametrize(
@@ -320,8 +320,8 @@ def test_a_job_from_submission_to_its_story(site: Site) -> None:
 
     site.world.end(job_id)
     assert site.wait(job_id, "completed")["ranks"][0]["exit_code"] == 0
-    assert site.get("/api/jobs") == []
-    assert [listed["job"] for listed in site.get("/api/jobs?all=1")] == [job_id]
+    assert site.get("/api/jobs?active=1") == []
+    assert [listed["job"] for listed in site.get("/api/jobs")] == [job_id]
     assert site.ask("POST", f"/api/jobs/{job_id}/cancel", {}).status == 409
     assert [entry["kind"] for entry in site.get(f"/api/jobs/{job_id}/story")] == [
         "submitted",
@@ -329,7 +329,7 @@ def test_a_job_from_submission_to_its_story(site: Site) -> None:
         "running",
         "ended",
     ]
-    for path in (f"/api/jobs/{job_id}", "/api/jobs?all=1", f"/api/jobs/{job_id}/story", "/api/queue"):
+    for path in (f"/api/jobs/{job_id}", "/api/jobs", f"/api/jobs/{job_id}/story", "/api/queue"):
         assert b"hunter2" not in site.ask("GET", path).content
     journal = site.ask("GET", "/api/journal").content
     assert b"Submitted" in journal
@@ -430,7 +430,7 @@ def test_a_store_that_is_full_is_507_and_not_ready(site: Site) -> None:
     assert ready.status == 503
     assert "store.sqlite" in ready.document["error"]
     assert site.ask("GET", "/healthz").status == 200
-    assert site.get("/api/jobs?all=1") == []
+    assert site.get("/api/jobs") == []
     assert "journal" in site.post("/api/freeze")["warning"]
     limit(1_000_000)
     deadline = time.monotonic() + 20

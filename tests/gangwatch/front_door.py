@@ -61,7 +61,7 @@ class FrontDoor:
         return self.run("submit", *arguments).stdout.strip()
 
     def job(self, job_id: str) -> dict[str, Any]:
-        (job,) = (job for job in self.json("jobs", "--all") if job["job"] == job_id)
+        (job,) = (job for job in self.json("jobs") if job["job"] == job_id)
         return job
 
     def wait_for(self, job_id: str, *states: str) -> dict[str, Any]:

@@ -42,15 +42,15 @@ def state() -> State:
 
 
 def test_jobs(state: State, capsys: pytest.CaptureFixture[str]) -> None:
-    rendering.jobs(documents.jobs_document(state, everything=False), everything=False)
+    rendering.jobs(documents.jobs_document(state, active=False))
     header, running, waiting = capsys.readouterr().out.splitlines()
     assert header.split() == ["JOB", "NAME", "STATE", "ATTEMPT", "RANKS", "VERDICTS"]
     assert "train [bold]" in running
     assert "node-0: 0-1; node-1: 2-3" in running
     assert "rank 2 on node-1: straggler, suspended (97 %)" in running
     assert waiting.split() == ["j-000002", "head", "pending", "-", "-", "-"]
-    rendering.jobs([], everything=False)
-    assert "--all" in capsys.readouterr().out
+    rendering.jobs([])
+    assert capsys.readouterr().out == "no jobs\n"
 
 
 def test_nodes(state: State, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ def submit_surely(killed: Killed, specification: dict[str, Any]) -> None:
     """Submit until it is known to be accepted; an answer that was lost is looked up by name, as a user would."""
 
     def ask() -> None:
-        names = {job["name"] for job in killed.client.get("/api/jobs?all=1")}
+        names = {job["name"] for job in killed.client.get("/api/jobs")}
         if specification["name"] not in names:
             killed.client.post("/api/jobs", specification)
 
@@ -170,7 +170,7 @@ def test_no_job_is_lost_run_twice_or_left_behind(killed: Killed, tmp_path: Path)
             submit_surely(killed, specification)
 
     def all_ended() -> list[dict[str, Any]]:
-        jobs: list[dict[str, Any]] = killed.client.get("/api/jobs?all=1")
+        jobs: list[dict[str, Any]] = killed.client.get("/api/jobs")
         if not all(job["state"] in ("completed", "failed", "cancelled") for job in jobs):
             raise AssertionError("still running")
         return jobs
@@ -181,7 +181,7 @@ def test_no_job_is_lost_run_twice_or_left_behind(killed: Killed, tmp_path: Path)
             jobs = killed.when_ready(all_ended)
             break
         except AssertionError:
-            assert time.monotonic() < until, killed.client.get("/api/jobs?all=1")
+            assert time.monotonic() < until, killed.client.get("/api/jobs")
             time.sleep(0.5)
 
     assert killed.kills == KILLS
