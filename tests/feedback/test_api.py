@@ -291,7 +291,7 @@ def test_a_body_must_be_json_and_not_long(site: Site) -> None:
         ("POST", "/api/verdicts/none/ignore", 404),
         ("DELETE", "/api/jobs", 405),
         ("GET", "/api/freeze", 405),
-        ("GET", "/api/jobs?all=yes", 400),
+        ("GET", "/api/jobs?active=yes", 400),
     ],
 )
 def test_every_error_is_json(refusing: Site, method: str, path: str, status: int) -> None:

@@ -61,7 +61,7 @@ def test_a_gang_from_submission_to_its_cancellation(door: FrontDoor) -> None:
     ended = door.wait_for(job_id, "cancelled")
     assert [rank["exit_code"] for rank in ended["ranks"]] == [143] * 4
     assert all(start_time_of(rank["pid"]) != rank["start_time"] for rank in job["ranks"])
-    assert job_id not in [job["job"] for job in door.json("jobs")]
+    assert job_id not in [job["job"] for job in door.json("jobs", "--active")]
     assert door.wait_for(waiting, "completed")["ranks"][0]["exit_code"] == 0
 
     told = door.json("story", job_id)
