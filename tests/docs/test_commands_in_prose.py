@@ -1,0 +1,42 @@
+"""Every `gangwatch ...` that a page tells people to type is one that the command line understands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from gangwatch.cli import COMMANDS, cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "examples/README.md"]
+
+
+def typed(page: str) -> list[str]:
+    """The lines of the page's shell blocks that call gangwatch, without prompt and comment."""
+    text = (ROOT / page).read_text()
+    blocks = re.findall(r"```(?:sh|console)\n(.*?)```", text, flags=re.DOTALL)
+    lines = [line.removeprefix("$ ").partition(" #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("gangwatch ")]
+
+
+@pytest.mark.parametrize(("page", "line"), [(page, line) for page in PAGES for line in typed(page)])
+def test_it_parses_as_it_stands(page: str, line: str) -> None:
+    _, name, *words = shlex.split(line)
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None, f"{page}: no such command: {name}"
+    command.make_context(name, words)
+
+
+def test_the_readme_shows_the_commands_that_a_newcomer_needs() -> None:
+    shown = {shlex.split(line)[1] for line in typed("README.md")}
+    assert {"up", "submit", "jobs", "explain", "story", "logs", "down"} <= shown <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_that_is_linked_exists(page: str) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text())
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
