@@ -6,8 +6,13 @@ computing time over its own) below 0.75, as NVIDIA's resiliency extension (NVRx)
 twice the median, as DLRover checks. Both rules are given every ten seconds' steps, far more often than their authors do
 (NVRx: a minute; DLRover: at the start), so that their delay is not their schedule's.
 
-Seeds are judging seeds: apart from those that constants were set on (tests/feedback/test_straggler.py). What a model of
-a gang can show is limited; the recorded gangs in that test are the check.
+Seeds are judging seeds: the detector was not changed after a look at them. Its weather is no judge in that sense: the
+same kinds were used while it was built. What a model of a gang can show is limited; recorded gangs are in
+tests/feedback/test_straggler.py.
+
+Known miss, with --seeds 20: the 95th percentile of the delay of the 20 % intermittent fault is 15.1 s, over the limit.
+Stops that fall inside of the collective, several in a row, leave all ranks' steps alike, and one sample a second of a
+process that is stopped a sixth of the time may miss them all. The limit stays where it was set.
 """
 
 from __future__ import annotations
