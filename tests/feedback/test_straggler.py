@@ -319,7 +319,7 @@ def test_a_truncated_snapshot_is_refused() -> None:
 # --- recorded gangs ---------------------------------------------------------------------------------------------------
 #
 # These hold what was reached; they are no independent judges. Warm-up is measured in seconds and steps because trial AR
-# has only 44 of them; an alarm without counters waits for no cause because PAI job 1 was missed at first; and the 1.6 of
+# has only 44 of them; an alarm without counters waits for no cause because PAI job 1 was missed at first; the 1.6 of
 # LARGER_PART stands between trials ST and AR.
 
 
