@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 
 from agent.schema.catalog import BY_NAME
@@ -323,11 +324,20 @@ def test_a_truncated_snapshot_is_refused() -> None:
 # LARGER_PART stands between trials ST and AR.
 
 
+OWN_OPERATIONS = ["forward-compute", "backward-compute", "optimizer", "gc", "optimizer-clip-main-grad"]
+"""Of a rank alone; every other operation of these traces is communication."""
+
+
 def recorded(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Step seconds [k] and computing seconds [k, ranks] of a ByteDance trace."""
-    path = __file__.rpartition("/")[0] + f"/recorded/bytedance-{name}.csv"
-    rows = np.genfromtxt(path, delimiter=",", skip_header=3)
-    return rows[:, 1], rows[:, 2:]
+    """Step seconds [k], from first start to last end, and seconds of own operations [k, ranks] of a ByteDance trace."""
+    columns = ("rank", "step", "optype", "start_ts", "duration")
+    table = parquet.read_table(needs.data("steps", f"bytedance-{name}.parquet"), columns=list(columns))
+    rank, step, kind, start, duration = (table[column].to_numpy() for column in columns)
+    own = np.isin(kind.astype(str), OWN_OPERATIONS)
+    steps, ranks = np.unique(step), np.unique(rank)
+    seconds = [(start + duration)[step == number].max() - start[step == number].min() for number in steps]
+    compute = [[duration[own & (step == number) & (rank == one)].sum() for one in ranks] for number in steps]
+    return np.array(seconds, np.float64), np.array(compute, np.float64)
 
 
 def heard_of_recording(step_seconds: np.ndarray, compute: np.ndarray) -> list[Heard]:
