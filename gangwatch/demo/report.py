@@ -42,11 +42,11 @@ def per_step(steps: Iterable[SeenStep], gang: str, begin_ns: int, end_ns: int) -
 
 
 def typical(durations: Sequence[float]) -> float | None:
-    """Mean of the middle nine tenths: what the job pays, without a hiccup of the machine deciding it. None if empty."""
+    """Mean of the middle half: what a step takes, whatever else the machine did in up to a quarter of the time."""
     if not durations:
         return None
     ordered = sorted(durations)
-    cut = len(ordered) // 20
+    cut = len(ordered) // 4
     return statistics.fmean(ordered[cut : len(ordered) - cut])
 
 

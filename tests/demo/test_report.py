@@ -52,8 +52,10 @@ def test_a_step_lasts_as_long_as_its_slowest_rank_and_only_in_the_window() -> No
     assert per_step(steps, "j-1", 0, 10 * SECOND) == [0.3, 0.2]
 
 
-def test_typical_is_not_moved_by_one_hiccup_in_forty() -> None:
-    assert typical([0.1] * 39 + [4.0]) == pytest.approx(0.1)
+def test_typical_is_not_moved_by_a_quarter_but_by_more() -> None:
+    assert typical([0.1] * 31 + [4.0] * 9) == pytest.approx(0.1)
+    assert typical([0.1] * 25 + [4.0] * 15) == pytest.approx((0.1 * 15 + 4.0 * 5) / 20)
+    assert typical([0.3]) == 0.3
     assert typical([]) is None
 
 
