@@ -9,7 +9,7 @@ strings such as "90s", "10m", "2h".
     [agent]       interval_seconds = 1
     [controller]  port = 9420, mode = "act"
     [policy]      every field of scheduler_feedback.core.state.Policy but the mode
-    [store]       snapshot_seconds = 60
+    [store]       snapshot_seconds = 60, keep_days = 30, journal_bytes = 536870912
 """
 
 from __future__ import annotations
@@ -80,9 +80,15 @@ class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class StoreSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """snapshot_seconds: time between two snapshots of the state; a restart replays the journal from the newest."""
+    """snapshot_seconds: time between two snapshots of the state; a restart replays the journal from the newest.
+
+    keep_days: age at which the journal, and stories of ended jobs, are forgotten. journal_bytes: size of the file above
+    which the oldest of the journal goes before its time. What a restart needs is kept regardless.
+    """
 
     snapshot_seconds: Annotated[float, Meta(ge=1, le=86400)] = 60.0
+    keep_days: Annotated[float, Meta(ge=0.01, le=3650)] = 30.0
+    journal_bytes: Annotated[int, Meta(ge=1_000_000)] = 512 * 1024 * 1024
 
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {

@@ -110,6 +110,7 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int]
     from gangwatch.launcher import plan
     from scheduler_feedback.backends.local import LocalBackend, LocalNode
     from scheduler_feedback.controller import Controller
+    from scheduler_feedback.store import Retention
 
     nodes = plan(config)
     state.prepare()
@@ -134,6 +135,7 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int]
             config.policy,
             reload=configuration.reload,
             snapshot_seconds=config.store.snapshot_seconds,
+            retention=Retention(config.store.keep_days, config.store.journal_bytes),
         )
 
         def failed() -> None:

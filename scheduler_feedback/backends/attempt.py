@@ -191,6 +191,7 @@ class FollowedAttempt:
             started=all(ended["started"] for ended in self._ended.values()),
             reason="; ".join(reasons),
             ended_wall_ns=max(ended["wall_ns"] for ended in self._ended.values()),
+            why="" if request is None else request["why"],
             signalled=any(ended["signalled"] for ended in self._ended.values()),
         )
 

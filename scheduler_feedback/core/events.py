@@ -115,6 +115,8 @@ class AttemptEnded:
 
     started: whether the gang ever ran; False where a rank could not be started, with `reason` saying which and why.
     ended_wall_ns: when the last process ended, by the shim's clock (the controller may have been away).
+    why: the word of the StopReason for which the attempt was asked to stop, '' where it was not. Not only the cycle
+    asks: `gangwatch down` stops jobs also where the controller is gone.
     signalled: whether a rank was still there to be told to save and stop: what exits with 0 then may not have finished.
     """
 
@@ -125,6 +127,7 @@ class AttemptEnded:
     reason: str = ""
     ended_wall_ns: int = 0
     signalled: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,8 @@ def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
     saved = job.stop_reason is StopReason.MIGRATE and event.signalled
     if job.stop_reason is StopReason.CANCEL:
         end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
+    elif job.stop_reason is None and event.why == StopReason.CANCEL.value:
+        end(turn, job, JobState.CANCELLED, event.reason or "cancelled")
     elif completed and not saved:
         end(turn, job, JobState.COMPLETED, "all ranks exited with 0")
     elif job.stop_reason is StopReason.MIGRATE:

@@ -33,6 +33,15 @@ def test_time_never_falls() -> None:
     assert state.now_ns == START_NS
 
 
+def test_what_was_cancelled_while_no_controller_ran_is_cancelled_and_not_failed() -> None:
+    world = World({"n0": 2})
+    job_id = world.submit(2)
+    world.cycle()
+    exits = (RankExit(0, 143), RankExit(1, 143))
+    world.cycle(AttemptEnded(job_id, 1, exits, reason="gangwatch down", signalled=True, why="cancel"))
+    assert (world.job_state(job_id), world.state.jobs[job_id].end_reason) == (JobState.CANCELLED, "gangwatch down")
+
+
 def test_a_job_runs_and_completes() -> None:
     world = World({"n0": 2, "n1": 2})
     job_id = world.submit(3, time_limit_seconds=50.0)

@@ -293,7 +293,7 @@ def test_a_stop_lets_the_job_save(gangs: LocalGangs, name: str) -> None:
     gangs.stop(signal_name=name)
     ended = gangs.wait_for(AttemptEnded)
     assert exit_codes(ended) == [0] * 4
-    assert (ended.reason, ended.signalled) == ("cancel", True)
+    assert (ended.reason, ended.why, ended.signalled) == ("cancel", "cancel", True)
     assert [gangs.log(rank) for rank in range(4)] == ["ready\nsaved\n"] * 4
     gangs.assert_nothing_left()
 
