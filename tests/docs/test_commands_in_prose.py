@@ -9,10 +9,11 @@ from pathlib import Path
 import click
 import pytest
 
+from gangwatch import config
 from gangwatch.cli import COMMANDS, cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "examples/README.md"]
+PAGES = ["README.md", "examples/README.md", "docs/how-to/one-machine.md"]
 
 
 def typed(page: str) -> list[str]:
@@ -28,12 +29,19 @@ def test_it_parses_as_it_stands(page: str, line: str) -> None:
     _, name, *words = shlex.split(line)
     command = cli.get_command(click.Context(cli), name)
     assert command is not None, f"{page}: no such command: {name}"
-    command.make_context(name, words)
+    command.make_context(name, [word.replace("gangwatch.toml", "/dev/null") for word in words])
 
 
 def test_the_readme_shows_the_commands_that_a_newcomer_needs() -> None:
     shown = {shlex.split(line)[1] for line in typed("README.md")}
     assert {"up", "submit", "jobs", "explain", "story", "logs", "down"} <= shown <= set(COMMANDS)
+
+
+def test_the_configuration_that_is_shown_is_taken(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/how-to/one-machine.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "gangwatch.toml").write_text(block)
+    loaded = config.load(tmp_path / "gangwatch.toml")
+    assert (loaded.controller.mode, loaded.policy.quarantine_seconds) == ("observe", 600.0)
 
 
 @pytest.mark.parametrize("page", PAGES)
