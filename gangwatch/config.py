@@ -6,7 +6,7 @@ strings such as "90s", "10m", "2h".
 ::
 
     [cluster]     nodes = 1, slots, gpus = true, names
-    [agent]       interval_seconds = 1
+    [agent]       interval_seconds = 1, port = 0
     [controller]  port = 9420, mode = "act"
     [policy]      every field of scheduler_feedback.core.state.Policy but the mode
     [store]       snapshot_seconds = 60, keep_days = 30, journal_bytes = 536870912
@@ -67,9 +67,12 @@ class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
 
 class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """interval_seconds: time between two frames."""
+    """interval_seconds: time between two frames. port: of the first node's agent on loopback, the next nodes' follow; 0
+    takes any free ones.
+    """
 
     interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
 
 
 class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

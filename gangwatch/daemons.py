@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.schema.errors import GangwatchError, StateFolderBusyError
+from agent.schema.errors import ConfigError, GangwatchError, StateFolderBusyError
 from gangwatch.config import NODE_NAME, Config
 from gangwatch.in_force import InForce, write_in_force
 from gangwatch.logs import configure_logging
@@ -49,8 +49,11 @@ def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
 # --- agent -----------------------------------------------------------------------------------------------------------
 
 
-def run_agent(state: StateFolder, config: Config, node_name: str, slots: int, devices: tuple[str, ...]) -> None:
-    """Be the agent of one node until SIGTERM. devices: GPU UUIDs by slot, () for slots of CPU.
+def run_agent(
+    state: StateFolder, config: Config, node_name: str, slots: int, devices: tuple[str, ...], position: int = 0
+) -> None:
+    """Be the agent of one node until SIGTERM. devices: GPU UUIDs by slot, () for slots of CPU. position: of the node
+    among this machine's, which is added to the configured port.
 
     Raises StateFolderBusyError where the node has an agent already, GangwatchError where it can't start.
     """
@@ -72,7 +75,10 @@ def run_agent(state: StateFolder, config: Config, node_name: str, slots: int, de
         for reason in left_out:
             _log.info("left out: %s", reason)
         node = Node(node_name, collectors, interval_seconds=interval_seconds)
-        server, listener = create_server(agent_app(node.newest, node.add_listener), LOOPBACK, 0)
+        port = config.agent.port + position if config.agent.port else 0
+        if port > 65535:
+            raise ConfigError(f"agent.port {config.agent.port}: none is left for this machine's node {position + 1}")
+        server, listener = create_server(agent_app(node.newest, node.add_listener), LOOPBACK, port)
         this = this_process()
         record = AgentRecord(
             this.pid, this.start_time, node_name, url_of(listener), str(socket_path), slots, devices, node.boot_id

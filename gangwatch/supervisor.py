@@ -73,10 +73,10 @@ def daemon_commands(
     common = ("--state", str(state), *(("--config", config) if config else ()))
     commands = {
         agent_name(node.name): (
-            *(*program, "agent", *common, "--node", node.name, "--slots", str(node.slots)),
+            *(*program, "agent", *common, "--node", node.name, "--slots", str(node.slots), "--position", str(position)),
             *(part for device in node.devices for part in ("--device", device)),
         )
-        for node in nodes
+        for position, node in enumerate(nodes)
     }
     return {**commands, CONTROLLER: (*program, "controller", *common, *options)}
 

@@ -138,8 +138,14 @@ def down(state: StateFolder, keep_jobs: bool, as_json: bool) -> None:
 @click.option("--node", help="The node's name. Default: this host's.")
 @click.option("--slots", type=click.IntRange(1), help="Default: one a GPU, else one a processor.")
 @click.option("--device", "devices", multiple=True, metavar="UUID", help="GPU of the next slot; may be repeated.")
+@click.option("--position", type=click.IntRange(0), default=0, help="Among this machine's nodes; added to agent.port.")
 def agent(
-    state: StateFolder, config_file: Path | None, node: str | None, slots: int | None, devices: tuple[str, ...]
+    state: StateFolder,
+    config_file: Path | None,
+    node: str | None,
+    slots: int | None,
+    devices: tuple[str, ...],
+    position: int,
 ) -> None:
     """Run one node's agent in the foreground, until SIGTERM. `gangwatch up` does this for every node.
 
@@ -158,7 +164,7 @@ def agent(
         node, slots, devices = node or planned.name, planned.slots, devices or planned.devices
     if devices and len(devices) != slots:
         raise click.BadParameter(f"{len(devices)} devices for {slots} slots", param_hint="--device")
-    run_agent(state, configuration, node, slots, devices)
+    run_agent(state, configuration, node, slots, devices, position)
 
 
 @click.command()

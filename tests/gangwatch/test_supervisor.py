@@ -304,3 +304,15 @@ def test_a_reused_pid_is_never_taken_for_a_daemon(tmp_path: Path) -> None:
         FrontDoor(tmp_path).run("down")
         assert stranger.poll() is None, "a process that only has a daemon's old pid was stopped"
         stranger.kill()
+
+
+def test_agents_have_the_ports_that_are_configured(door: FrontDoor, tmp_path: Path) -> None:
+    with socket.socket() as first:
+        first.bind(("127.0.0.1", 0))
+        port = first.getsockname()[1]
+    (tmp_path / "gangwatch.toml").write_text(f"[agent]\nport = {port}\n")
+    door.up("--config", str(tmp_path / "gangwatch.toml"))
+    assert [agent.url for _, agent in sorted(door.state.agents().items())] == [
+        f"http://127.0.0.1:{port}",
+        f"http://127.0.0.1:{port + 1}",
+    ]
