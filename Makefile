@@ -10,8 +10,7 @@ DEMO ?= --report demo-report.json
 
 # What running needs comes first and alone: a demonstration should not wait for linters.
 $(RUNS): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit("gangwatch needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
+	@./packaging/environment.sh $(PYTHON) $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
