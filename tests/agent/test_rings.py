@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import random
 import struct
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent.schema.errors import ReporterError
 from agent.sources import rings
@@ -200,33 +201,25 @@ def test_a_count_that_falls(writer: Writer, ring: Ring) -> None:
     assert numbers(ring) == [9]
 
 
-FIRST_RECORDS = (0, 1, 5, 250, 256, 300, 2**32, 2**63, 2**64 - 25)
-NEAR = (0, 1, 10**9, NOW_NS, NOW_NS + 1, 2**53, 2**62)
-
-
-def written(source: random.Random, writer: Writer) -> None:
-    """Up to twenty records with any fields, honest and dishonest sequence numbers, and noise over them."""
-    base = source.choice(FIRST_RECORDS)
-    for number in range(base, base + source.randrange(21)):
-        sequence = number + 1 if source.random() < 0.7 else source.getrandbits(64)
-        kind, flags = source.choice((1, 2, 3, 4, source.getrandbits(8))), source.getrandbits(8)
-        fields = [source.choice((*NEAR, source.getrandbits(64) - 2**63)) for _ in range(5)]
-        at = rings.HEADER_BYTES + number % SLOTS * rings.SLOT_BYTES
-        SLOT.pack_into(writer.memory, at, sequence, kind, flags, *fields, sequence)
-        writer.count(number + 1)
-    noise = source.randbytes(source.choice((0, 0, 1, 8, 200)))
-    at = source.randrange(len(writer.memory) - 200)
-    writer.memory[at : at + len(noise)] = noise
-
-
-@pytest.mark.parametrize("seed", range(400))
-def test_no_bytes_make_a_reader_raise_or_believe_the_impossible(seed: int) -> None:
-    source = random.Random(seed)
-    now_ns = source.choice((1, 10**9, NOW_NS, 2**62))
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), reads=st.integers(1, 4))
+def test_no_bytes_make_a_reader_raise_or_believe_the_impossible(data: st.DataObject, reads: int) -> None:
     writer = Writer()
     ring = Ring(writer.memory, SLOTS)
-    for _ in range(source.randint(1, 4)):
-        written(source, writer)
+    now_ns = data.draw(st.sampled_from([1, 10**9, NOW_NS, 2**62]))
+    near = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0, 1, now_ns, now_ns + 1, 2**53])
+    record = st.tuples(st.integers(0, 255), st.integers(0, 255), near, near, near, near, near)
+    for _ in range(reads):
+        base = data.draw(st.sampled_from([0, 1, 5, 250, 256, 300, 2**32, 2**63, 2**64 - 21]))
+        for offset, fields in enumerate(data.draw(st.lists(record, max_size=20))):
+            honest = data.draw(st.booleans())
+            sequence = base + offset + 1 if honest else data.draw(st.integers(0, 2**64 - 1))
+            at = rings.HEADER_BYTES + (base + offset) % SLOTS * rings.SLOT_BYTES
+            SLOT.pack_into(writer.memory, at, sequence, *fields, sequence)
+            writer.count(base + offset + 1)
+        noise = data.draw(st.binary(max_size=200))
+        at = data.draw(st.integers(0, len(writer.memory) - 200))
+        writer.memory[at : at + len(noise)] = noise
         before = ring.lost + ring.malformed
         found = ring.read(now_ns)
         assert len(found) < SLOTS
