@@ -1,0 +1,46 @@
+"""THE table of metrics: every series that gangwatch publishes is declared here, and nowhere else.
+
+Exposition, frames, dashboards, rules and the reference page take names, units and help from this table; a collector
+that emits a name that is not here fails its test.
+
+Units are Prometheus base units outside. Counters are kept as integers inside, in the unit that ``integer_unit`` names,
+and ``scale`` takes them to the base unit once, on the way out: nanoseconds x 1e-9 are seconds.
+
+A family of metrics is a file, and a line in METRICS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agent.schema.catalog.agent import AGENT
+from agent.schema.catalog.feedback import FEEDBACK
+from agent.schema.catalog.gpu import GPU
+from agent.schema.catalog.host import HOST
+from agent.schema.catalog.metric import Kind, Metric
+from agent.schema.catalog.process import PROCESS
+from agent.schema.catalog.step import STEP
+
+METRICS: tuple[Metric, ...] = (
+    *AGENT,
+    *HOST,
+    *PROCESS,
+    *STEP,
+    *GPU,
+    *FEEDBACK,
+)
+
+
+def index(metrics: Iterable[Metric] = METRICS) -> dict[str, Metric]:
+    """The table by name. Raises ValueError where a name stands twice."""
+    table: dict[str, Metric] = {}
+    for metric in metrics:
+        if metric.name in table:
+            raise ValueError(f"{metric.name} stands twice in the catalogue")
+        table[metric.name] = metric
+    return table
+
+
+BY_NAME: dict[str, Metric] = index()
+
+__all__ = ["AGENT", "BY_NAME", "FEEDBACK", "GPU", "HOST", "METRICS", "PROCESS", "STEP", "Kind", "Metric", "index"]

@@ -1,0 +1,110 @@
+"""The host: processors, memory, pressure, disks, interfaces."""
+
+from __future__ import annotations
+
+from agent.schema.catalog.metric import Metric, bytes_counter, seconds_counter
+
+HOST: tuple[Metric, ...] = (
+    seconds_counter(
+        "gangwatch_host_cpu_seconds_total",
+        "Time of all processors by mode.",
+        ("mode",),
+        "/proc/stat",
+        "node_cpu_seconds_total",
+    ),
+    Metric("gangwatch_host_cpus", "gauge", "Processors online.", "", (), "/proc/stat"),
+    Metric(
+        "gangwatch_host_load1",
+        "gauge",
+        "Load average over one minute.",
+        "",
+        (),
+        "/proc/loadavg",
+        compatibility="node_load1",
+    ),
+    Metric(
+        "gangwatch_host_memory_total_bytes",
+        "gauge",
+        "Memory of the machine.",
+        "bytes",
+        (),
+        "/proc/meminfo MemTotal",
+        compatibility="node_memory_MemTotal_bytes",
+    ),
+    Metric(
+        "gangwatch_host_memory_available_bytes",
+        "gauge",
+        "Memory that can be had without swapping.",
+        "bytes",
+        (),
+        "/proc/meminfo MemAvailable",
+        compatibility="node_memory_MemAvailable_bytes",
+    ),
+    seconds_counter(
+        "gangwatch_host_pressure_waiting_seconds_total",
+        "Time in which some task waited for the resource (pressure-stall 'some').",
+        ("resource",),
+        "/proc/pressure/*",
+        "node_pressure_*_waiting_seconds_total",
+    ),
+    seconds_counter(
+        "gangwatch_host_pressure_stalled_seconds_total",
+        "Time in which every runnable task waited for the resource (pressure-stall 'full').",
+        ("resource",),
+        "/proc/pressure/*",
+        "node_pressure_*_stalled_seconds_total",
+    ),
+    bytes_counter(
+        "gangwatch_host_disk_read_bytes_total",
+        "Bytes read from the block device.",
+        ("device",),
+        "/proc/diskstats",
+        "node_disk_read_bytes_total",
+    ),
+    bytes_counter(
+        "gangwatch_host_disk_written_bytes_total",
+        "Bytes written to the block device.",
+        ("device",),
+        "/proc/diskstats",
+        "node_disk_written_bytes_total",
+    ),
+    seconds_counter(
+        "gangwatch_host_disk_io_time_seconds_total",
+        "Time in which the block device had work.",
+        ("device",),
+        "/proc/diskstats",
+        "node_disk_io_time_seconds_total",
+    ),
+    bytes_counter(
+        "gangwatch_host_network_receive_bytes_total",
+        "Bytes received by the interface.",
+        ("device",),
+        "/proc/net/dev",
+        "node_network_receive_bytes_total",
+    ),
+    bytes_counter(
+        "gangwatch_host_network_transmit_bytes_total",
+        "Bytes sent by the interface.",
+        ("device",),
+        "/proc/net/dev",
+        "node_network_transmit_bytes_total",
+    ),
+    Metric(
+        "gangwatch_host_network_receive_errors_total",
+        "counter",
+        "Receive errors of the interface.",
+        "",
+        ("device",),
+        "/proc/net/dev",
+        compatibility="node_network_receive_errs_total",
+    ),
+    Metric(
+        "gangwatch_host_network_transmit_errors_total",
+        "counter",
+        "Transmit errors of the interface.",
+        "",
+        ("device",),
+        "/proc/net/dev",
+        compatibility="node_network_transmit_errs_total",
+    ),
+)

@@ -1,0 +1,46 @@
+"""The processes of a rank."""
+
+from __future__ import annotations
+
+from agent.schema.catalog.metric import MEMBER, Metric, bytes_counter, seconds_counter
+
+PROCESS: tuple[Metric, ...] = (
+    seconds_counter(
+        "gangwatch_rank_cpu_seconds_total",
+        "Processor time of the rank's processes and threads.",
+        MEMBER,
+        "/proc/PID/task/*/schedstat",
+    ),
+    seconds_counter(
+        "gangwatch_rank_runqueue_wait_seconds_total",
+        "Time the rank's threads were runnable and waited for a processor.",
+        MEMBER,
+        "/proc/PID/task/*/schedstat",
+    ),
+    seconds_counter(
+        "gangwatch_rank_block_io_seconds_total",
+        "Time the main threads of the rank's processes waited for block I/O.",
+        MEMBER,
+        "/proc/PID/stat delayacct_blkio_ticks",
+    ),
+    Metric(
+        "gangwatch_rank_stopped_samples_total",
+        "counter",
+        "Samples in which a process of the rank was stopped by a signal or a tracer (state T or t).",
+        "",
+        MEMBER,
+        "/proc/PID/stat",
+    ),
+    Metric("gangwatch_rank_samples_total", "counter", "Samples taken of the rank's processes.", "", MEMBER, "itself"),
+    Metric(
+        "gangwatch_rank_memory_resident_bytes",
+        "gauge",
+        "Resident memory of the rank's processes.",
+        "bytes",
+        MEMBER,
+        "/proc/PID/statm",
+    ),
+    Metric("gangwatch_rank_threads", "gauge", "Threads of the rank's processes.", "", MEMBER, "/proc/PID/stat"),
+    bytes_counter("gangwatch_rank_read_bytes_total", "Bytes read from storage.", MEMBER, "/proc/PID/io read_bytes"),
+    bytes_counter("gangwatch_rank_written_bytes_total", "Bytes sent to storage.", MEMBER, "/proc/PID/io write_bytes"),
+)
