@@ -11,9 +11,16 @@ class Kind(StrEnum):
 
     STRAGGLER = "straggler"  # a member slower than its peers for its own reason
     INTERFERENCE = "interference"  # slow because of another job, which is named
-    HANG = "hang"
-    HEALTH = "health"
+    HANG = "hang"  # a member that never arrived
+    HEALTH = "health"  # a device that its own counters or events accuse
+    STAGE_IMBALANCE = "stage_imbalance"  # a pipeline stage has more to do than the others
+    SEQUENCE_IMBALANCE = "sequence_imbalance"  # ranks were given unequal work, another one each step
     WORKLOAD = "workload"  # the job's own doing: never acted on as hardware
+    UNKNOWN = "unknown"  # slow, and it cannot be told why
+
+
+OF_HARDWARE = frozenset({Kind.STRAGGLER, Kind.HANG, Kind.HEALTH})
+"""Kinds that accuse a place; the others never move or quarantine anything for its own sake."""
 
 
 class Cause(StrEnum):
@@ -23,6 +30,26 @@ class Cause(StrEnum):
     CPU_CONTENTION = "cpu-contention"  # runnable, waiting for a processor
     COMPUTE = "compute"  # the work itself takes more processor time
     STORAGE = "storage"  # waiting for block I/O
+    THERMAL = "thermal"  # the clock is held down by temperature
+    POWER = "power"  # the clock is held down by a power limit or brake
+    GPU = "gpu"  # computes more slowly, and no counter says why
+    MEMORY = "gpu-memory"  # errors of the device's memory
+    NVLINK = "nvlink"
+    PCIE = "pcie"  # a link below its generation or width, or one that replays
+    NIC = "nic"  # the port's own errors, or less than its rate
+    LINK = "link"  # a network link that fails or flaps
+    CONGESTION = "congestion"  # a shared network resource
+    HOST_CONTENTION = "host-contention"  # another job on the same host
+    LOST = "lost"  # no word from it
+    XID = "xid"
+    NEVER_ARRIVED = "never-arrived"  # at a step or collective that its peers are in
+    DATA_LOADING = "data-loading"
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
+    SEQUENCE_LENGTH = "sequence-length"
+    STAGE_PARTITION = "stage-partition"
+    STANDING_OFFSET = "standing-offset"  # a little slower than its peers all the time: its share of the work
+    WHOLE_JOB = "whole-job"  # all ranks alike
     UNKNOWN = "unknown"
 
 
@@ -44,13 +71,20 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A finding about one member of one gang.
+    """A finding about one member of one gang, or, with rank -1, about the gang.
 
     verdict_id: unique and deterministic (gang, attempt, rank, first_ns), so that a replay names it alike.
     attempt: the attempt it was seen in; a verdict never outlives it.
     slowdown: step time now over step time without the suspect (>= 1): what the cost test needs.
     confidence: in 0..1. first_wall_ns, last_wall_ns: the evidence window. frames: newest frame seq a node in it.
     step_seconds_before, step_seconds_now: mean step time of the gang when healthy and in the window.
+    ranks: all members that are concerned, where it is more than `rank` alone (a node's, a stage's).
+    device: what is accused: GPU UUID, NIC ('node-3/mlx5_0') or link; '' where it is the node or nothing.
+    level: what `device` or `node` is: 'gpu', 'nic', 'link', 'node'; '' where nothing is accused.
+    suspects: other places that it could be, the likelier first, as level:name.
+    aggressor: the job that disturbs, for interference. resource: what the two share, as kind:name.
+    first_step, last_step: of the evidence window, the job's own numbers; detected_step: the newest step that was known
+    when the verdict was first told; -1 where steps are not reported.
     """
 
     verdict_id: str
@@ -69,6 +103,15 @@ class Verdict:
     evidence: tuple[Evidence, ...] = ()
     frames: tuple[tuple[str, int], ...] = ()
     detector: str = "straggler"
+    ranks: tuple[int, ...] = ()
+    device: str = ""
+    level: str = ""
+    suspects: tuple[str, ...] = ()
+    aggressor: str = ""
+    resource: str = ""
+    first_step: int = -1
+    last_step: int = -1
+    detected_step: int = -1
 
 
 @dataclass(frozen=True, slots=True)
