@@ -28,7 +28,7 @@ from agent.schema.clock import Clock
 from agent.schema.errors import BackendError, StoreError
 from scheduler_feedback.backends import Backend
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
-from scheduler_feedback.core.events import ActionFailed, Event, FreezeSet, NodeSeen, PolicySet, Tick
+from scheduler_feedback.core.events import ActionFailed, Event, FreezeSet, NodeSeen, PolicySet, Tick, as_seen
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.job import StopReason
 from scheduler_feedback.core.state import Policy, State
@@ -228,8 +228,7 @@ class CycleThread:
         changes: list[Event] = []
         for name, seen in present.items():
             node = known.get(name)
-            as_known = node and NodeSeen(name, node.slots, node.devices, node.machine, node.present)
-            if as_known != seen and name not in told:
+            if (node and as_seen(node)) != seen and name not in told:
                 changes.append(seen)
         for name, node in known.items():
             if node.present and name not in present and name not in told:

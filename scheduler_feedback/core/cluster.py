@@ -16,6 +16,16 @@ class NodeState(StrEnum):
     MAINTENANCE = "maintenance"  # the operator's: takes nothing until released
 
 
+class Level(StrEnum):
+    """How near to each other two slots are, the nearest first."""
+
+    ISLAND = "island"  # GPUs on one NVLink switch: inside of a node, or over several
+    NODE = "node"
+    RAIL = "rail"  # nodes whose NICs of equal number share a leaf switch
+    RACK = "rack"
+    SPINE = "spine"
+
+
 @dataclass(slots=True)
 class Node:
     """A node and why it is in its state. Owned and changed by the cycle alone.
@@ -28,6 +38,10 @@ class Node:
     present: whether the backend reports it; an absent node takes nothing.
     accusers: jobs whose verdicts named it since it was last healthy. probe_job: the probe that is under way.
     probes: how many probes it has had; numbers them.
+    gpu_type: of all of its slots, '' where there is only one or it is not known.
+    spine, rack, rail, island: the domains that it lies in, from wide to narrow; '' where the level is not known. A name
+    need be unique only inside of the wider domain. island: an NVLink domain wider than a node.
+    island_slots: size of the NVLink islands that its slots form, in their order; 0: the node is one island.
     """
 
     name: str
@@ -44,3 +58,9 @@ class Node:
     probe_job: str | None = None
     accusers: tuple[str, ...] = ()
     probes: int = 0
+    gpu_type: str = ""
+    spine: str = ""
+    rack: str = ""
+    rail: str = ""
+    island: str = ""
+    island_slots: int = 0

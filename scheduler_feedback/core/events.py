@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
@@ -81,6 +82,29 @@ class NodeSeen:
     devices: tuple[str, ...] = ()
     machine: str = ""
     present: bool = True
+    gpu_type: str = ""
+    spine: str = ""
+    rack: str = ""
+    rail: str = ""
+    island: str = ""
+    island_slots: int = 0
+
+
+def as_seen(node: Node) -> NodeSeen:
+    """What the backend last said of the node."""
+    return NodeSeen(
+        node.name,
+        node.slots,
+        node.devices,
+        node.machine,
+        node.present,
+        node.gpu_type,
+        node.spine,
+        node.rack,
+        node.rail,
+        node.island,
+        node.island_slots,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +118,7 @@ class RankSeen:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRunning:
-    """Every rank of the attempt has been started."""
+    """Every rank of the attempt has been started. ranks: what is known of each; what is not told stays as it was."""
 
     job_id: str
     attempt: int
@@ -118,6 +142,7 @@ class AttemptEnded:
     why: the word of the StopReason for which the attempt was asked to stop, '' where it was not. Not only the cycle
     asks: `gangwatch down` stops jobs also where the controller is gone.
     signalled: whether a rank was still there to be told to save and stop: what exits with 0 then may not have finished.
+    done_seconds: all work of the job that is saved, in seconds of running alone at full speed; None: not known.
     """
 
     job_id: str
@@ -128,6 +153,7 @@ class AttemptEnded:
     ended_wall_ns: int = 0
     signalled: bool = False
     why: str = ""
+    done_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

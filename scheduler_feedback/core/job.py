@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from scheduler_feedback.core.cluster import Level
+
 
 class JobState(StrEnum):
     """pending -> starting -> running -> stopping -> pending (another attempt) or one of the ends."""
@@ -31,6 +33,7 @@ class StopReason(StrEnum):
 
     CANCEL = "cancel"
     MIGRATE = "migrate"
+    PREEMPT = "preempt"  # its slots are for another gang; it waits again and resumes from its checkpoint
     RANK_FAILED = "rank-failed"
     START_FAILED = "start-failed"
 
@@ -38,6 +41,43 @@ class StopReason(StrEnum):
 class JobKind(StrEnum):
     TRAINING = "training"
     PROBE = "probe"  # our own: measures a quarantined node before it is trusted again
+
+
+class Packing(StrEnum):
+    """How a gang that fits in several ways is laid out."""
+
+    PACK = "pack"  # the fewest nodes, as near to each other as can be
+    SPREAD = "spread"  # as many nodes as can be: for jobs that wait on something else than the wire
+
+
+class After(StrEnum):
+    """What a job waits for of another one."""
+
+    OK = "ok"  # completed
+    FAILED = "failed"  # failed or cancelled
+    ENDED = "ended"  # however it ended
+    STARTED = "started"
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """The job starts only once `job_id` is what `condition` says; a condition that can't be met any more ends it."""
+
+    job_id: str
+    condition: After = After.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks of one role; the groups of a gang stand in the order of its ranks. An MPI launcher is a group of one.
+
+    command: of its ranks, empty for the job's own. same_node: all of them on one node.
+    """
+
+    role: str
+    ranks: int
+    command: tuple[str, ...] = ()
+    same_node: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +91,21 @@ class JobSpec:
     restart_cost_seconds: the user's estimate of load and warm-up, for the cost test.
     max_retries: new attempts after a failure (migrations do not count).
     pinned_node: only on this node (probes).
+    min_ranks, max_ranks: an elastic gang runs with any number from one to the other; `ranks` is what it asks for.
+    array_size: so many jobs of this specification, each its own gang; 0: one job, no array. array_parallel: most of
+    them that run at once; 0: no such limit.
+    groups: roles, in the order of ranks; their ranks add up to `ranks`. Empty: all are alike.
+    after: what must have happened before it may start.
+    gpu_types: types that it can run on; empty: any. A gang runs on one type. throughput: speed on a type as a share of
+    that on the type the estimates are for; what is not named is taken from the policy's matrix, else 1.
+    checkpoint_interval_seconds: it saves on its own that often, and loses what came since; None: it saves when told.
+    checkpoint_cost_seconds: what a save takes.
+    priority: higher first, before anything else is looked at.
+    preemptible: it may be stopped for another gang (if it is restartable too). min_run_seconds: but not before it has
+    run so long in the attempt; None: the policy's.
+    required_level: all ranks inside one domain of this level, or it waits. preferred_level: as far as it can be had.
+    workload: what it trains, in a word: jobs alike in user, queue, workload and size are expected to run alike long.
+    exact_seconds: how long it really runs; known in a simulation alone, read only by `Estimates.EXACT`.
     """
 
     name: str
@@ -68,6 +123,24 @@ class JobSpec:
     working_directory: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     pinned_node: str | None = None
+    min_ranks: int | None = None
+    max_ranks: int | None = None
+    array_size: int = 0
+    array_parallel: int = 0
+    groups: tuple[Group, ...] = ()
+    after: tuple[Dependency, ...] = ()
+    gpu_types: tuple[str, ...] = ()
+    throughput: dict[str, float] = field(default_factory=dict)
+    checkpoint_interval_seconds: float | None = None
+    checkpoint_cost_seconds: float = 0.0
+    priority: int = 0
+    preemptible: bool = False
+    min_run_seconds: float | None = None
+    packing: Packing = Packing.PACK
+    required_level: Level | None = None
+    preferred_level: Level | None = None
+    workload: str = ""
+    exact_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -101,6 +174,9 @@ class Job:
     stop_reason: why the newest attempt is to stop; set before the stop is asked for, so that a freeze can delay it.
     stopping_ns, attempt_ended_ns: when the stop was asked for, when the newest attempt was gone. failure: what went
     wrong last. claim: the slots, by rank, that are kept for the restart of a gang on the move.
+    done_seconds: work that is saved, in seconds of running alone at full speed; None: not known, so by run_ns.
+    preemptions, migrations: how often it was stopped for another gang, and moved.
+    array_of, array_index: the array that it is a member of, '' where it is none.
     """
 
     job_id: str
@@ -127,3 +203,8 @@ class Job:
     action_id: str = ""
     failure: str = ""
     claim: list[Slot] = field(default_factory=list)
+    done_seconds: float | None = None
+    preemptions: int = 0
+    migrations: int = 0
+    array_of: str = ""
+    array_index: int = 0

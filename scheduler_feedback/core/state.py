@@ -15,6 +15,51 @@ class Mode(StrEnum):
     ACT = "act"
 
 
+class Order(StrEnum):
+    """Who is first; one file each in ``policies/order``."""
+
+    FIFO = "fifo"
+    SJF = "sjf"  # shortest estimate first
+    SRTF = "srtf"  # shortest remaining time
+    SRSF = "srsf"  # shortest remaining time x GPUs
+    LAS = "las"  # least attained time x GPUs, in queues (Tiresias-L)
+    THEMIS = "themis"  # who is treated worst against running alone on its share
+    FAIR = "fair"  # queues with quota and weight; inside of them the least expected service
+
+
+class Backfilling(StrEnum):
+    """What may start ahead of one that must wait."""
+
+    NONE = "none"
+    GREEDY = "greedy"  # whoever fits: nothing is reserved (what the simulators of Tiresias and Muri do)
+    EASY = "easy"  # whoever does not delay the first in the queue
+    CONSERVATIVE = "conservative"  # whoever delays none of those before it
+
+
+class Estimates(StrEnum):
+    """Where run times come from."""
+
+    EXACT = "exact"  # the truth; in a simulation alone
+    LIMIT = "limit"  # the user's time limit
+    HISTORY = "history"  # what jobs alike have run, at most the limit
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue of a hierarchy. Jobs of a queue that no policy names share the root as a queue of weight 1.
+
+    quota: slots that it is never kept waiting for by others' borrowing; None: its weight's share of its parent's.
+    limit: most slots that it may hold at all; None: no limit. borrow: whether it may hold more than its quota.
+    """
+
+    name: str
+    parent: str = ""
+    weight: float = 1.0
+    quota: int | None = None
+    limit: int | None = None
+    borrow: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """The cycle's settings. Part of what is journalled: a replay decides by the settings of its time.
@@ -30,6 +75,18 @@ class Policy:
     probe_command: measures a node whose quarantine has ended, one rank a slot; exit 0 of all is a pass. Empty: no
     probe, straight to probation. probe_timeout_seconds: a probe that takes longer has failed.
     ended_jobs_kept: most ended jobs kept in the state; the journal's story of older ones stays.
+    order, backfill, estimates: who is first, who may go ahead, how long they are expected to run.
+    preempt: whether gangs that are restartable and preemptible may be stopped for others.
+    replan_seconds: least time between two looks at what to preempt; 0: at every cycle. Starts are never put off.
+    replan_starts: put off starts too, as simulators do that plan at intervals.
+    min_run_seconds: least time an attempt runs before it may be preempted.
+    starvation_seconds: a job that has waited so long in all goes before all others.
+    usage_half_life_seconds: after which a queue's use counts half.
+    queues: the hierarchy. borrowing is allowed where each queue's own `borrow` says so.
+    las_thresholds: attained GPU-seconds at which a job falls into the next queue of LAS (Tiresias section 5: 2 queues).
+    las_promote: waiting of so many times its run time brings it back to the first; 0: never.
+    throughput: speed by workload ('' for all others) and GPU type.
+    spares: of each rack, so many nodes are kept free for gangs that move; they are lent to preemptible gangs.
     """
 
     mode: Mode = Mode.ACT
@@ -48,6 +105,20 @@ class Policy:
     probe_command: tuple[str, ...] = ("gangwatch-probe",)
     probe_timeout_seconds: float = 120.0
     ended_jobs_kept: int = 10_000
+    order: Order = Order.FIFO
+    backfill: Backfilling = Backfilling.EASY
+    estimates: Estimates = Estimates.LIMIT
+    preempt: bool = False
+    replan_seconds: float = 0.0
+    replan_starts: bool = False
+    min_run_seconds: float = 0.0
+    starvation_seconds: float = 7 * 86400.0
+    usage_half_life_seconds: float = 7 * 86400.0
+    queues: tuple[Queue, ...] = ()
+    las_thresholds: tuple[float, ...] = (3600.0,)
+    las_promote: float = 0.0
+    throughput: dict[str, dict[str, float]] = field(default_factory=dict)
+    spares: int = 0
 
 
 @dataclass(slots=True)

@@ -26,9 +26,8 @@ def node_seen(turn: Turn, event: NodeSeen) -> None:
     node = turn.state.nodes.get(event.node)
     if node is None:
         if event.present:
-            turn.state.nodes[event.node] = Node(
-                event.node, event.slots, event.devices, event.machine, since_ns=turn.now_ns
-            )
+            node = turn.state.nodes[event.node] = Node(event.node, event.slots, since_ns=turn.now_ns)
+            _describe(node, event)
             turn.tell(f"node:{event.node}", "seen", f"a node with {event.slots} slots")
         return
     if node.present is not event.present:
@@ -38,7 +37,13 @@ def node_seen(turn: Turn, event: NodeSeen) -> None:
         turn.tell(f"node:{event.node}", "seen", f"has {event.slots} slots now, {node.slots} before")
     node.present = event.present
     if event.present:
-        node.slots, node.devices, node.machine = event.slots, event.devices, event.machine
+        _describe(node, event)
+
+
+def _describe(node: Node, event: NodeSeen) -> None:
+    node.slots, node.devices, node.machine, node.gpu_type = event.slots, event.devices, event.machine, event.gpu_type
+    node.spine, node.rack, node.rail, node.island = event.spine, event.rack, event.rail, event.island
+    node.island_slots = event.island_slots
 
 
 def attempt_running(turn: Turn, event: AttemptRunning) -> None:
