@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent.attribution import Attribution
 from agent.collectors.block import Block, Collector, RecordSource
@@ -11,6 +12,7 @@ from agent.collectors.gpu import GpuCollector
 from agent.collectors.host import HostCollector
 from agent.collectors.process import ProcessCollector
 from agent.collectors.steps import StepCollector
+from agent.collectors.xid import XidCollector, XidLedger
 from agent.schema.errors import UnsupportedError
 
 
@@ -20,7 +22,8 @@ class Machine:
 
     step_socket: where training processes register; None where they cannot. nvml_library: a path instead of the
     system's libnvidia-ml.so.1. gpus: UUIDs of the node's, () for all. interval_seconds: the frame's; ranks'
-    steps and processes are sampled twice as often, so that what is short is still seen.
+    steps and processes are sampled twice as often, so that what is short is still seen. xids: where the driver's events and the kernel's log
+    meet.
     """
 
     attribution: Attribution
@@ -30,6 +33,7 @@ class Machine:
     nvml_library: str | None = None
     gpus: tuple[str, ...] = ()
     interval_seconds: float = 1.0
+    xids: XidLedger = field(default_factory=XidLedger)
 
 
 def _steps(machine: Machine) -> Collector:
@@ -38,11 +42,18 @@ def _steps(machine: Machine) -> Collector:
     return StepCollector(machine.step_socket, machine.attribution, interval_seconds=machine.interval_seconds / 2)
 
 
+def _xid(machine: Machine) -> Collector:
+    folders = (f"{machine.proc_root}/driver/nvidia", f"{machine.sys_root}/bus/pci/drivers/nvidia")
+    present = machine.nvml_library is not None or any(map(os.path.isdir, folders))
+    return XidCollector(machine.xids, machine.interval_seconds, driver_present=present)
+
+
 COLLECTORS: tuple[Callable[[Machine], Collector], ...] = (
     lambda machine: HostCollector(machine.proc_root, machine.sys_root, machine.interval_seconds),
     lambda machine: ProcessCollector(machine.attribution, machine.proc_root, machine.interval_seconds / 2),
     _steps,
     lambda machine: GpuCollector(machine.nvml_library, machine.interval_seconds, machine.gpus),
+    _xid,
 )
 
 

@@ -20,6 +20,7 @@ from agent.schema.catalog.host import HOST
 from agent.schema.catalog.metric import Kind, Metric
 from agent.schema.catalog.process import PROCESS
 from agent.schema.catalog.step import STEP
+from agent.schema.catalog.xid import XID
 
 METRICS: tuple[Metric, ...] = (
     *AGENT,
@@ -27,6 +28,7 @@ METRICS: tuple[Metric, ...] = (
     *PROCESS,
     *STEP,
     *GPU,
+    *XID,
     *FEEDBACK,
 )
 
@@ -43,4 +45,4 @@ def index(metrics: Iterable[Metric] = METRICS) -> dict[str, Metric]:
 
 BY_NAME: dict[str, Metric] = index()
 
-__all__ = ["AGENT", "BY_NAME", "FEEDBACK", "GPU", "HOST", "METRICS", "PROCESS", "STEP", "Kind", "Metric", "index"]
+__all__ = ["AGENT", "BY_NAME", "FEEDBACK", "GPU", "HOST", "METRICS", "PROCESS", "STEP", "XID", "Kind", "Metric"]

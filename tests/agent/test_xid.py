@@ -1,0 +1,126 @@
+"""XIDs: each occurrence once, whoever tells of it; with number, time, meaning and NVIDIA's action."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.collectors.block import RecordSource
+from agent.collectors.xid import MOST_RECORDS, SAME_OCCURRENCE_NS, XidCollector, XidLedger
+from agent.schema.errors import UnsupportedError
+from agent.schema.frame import EventRecord
+from agent.schema.xid import XIDS, describe
+from tests.agent.catalogued import assert_catalogued, counter, gauge
+
+ADDRESS, UUID = "0000:1a:00.0", "GPU-01000100-0000-0000-0000-000000000000"
+NOW = 1_800_000_000_000_000_000
+SECOND = 1_000_000_000
+
+
+def taken(ledger: XidLedger) -> list[EventRecord]:
+    records = ledger.take_records()
+    assert all(isinstance(record, EventRecord) for record in records)
+    return [record for record in records if isinstance(record, EventRecord)]
+
+
+def test_the_table_names_each_code_once_and_acts_in_nvidias_words() -> None:
+    buckets = {
+        "", "CHECK_MECHANICALS", "CHECK_UVM", "CONTACT_SUPPORT", "IGNORE", "RESET_GPU", "RESTART_APP", "RESTART_BM",
+        "RESTART_VM", "UPDATE_SWFW", "WORKFLOW_NVLINK5_ERR", "WORKFLOW_NVLINK_ERR", "WORKFLOW_XID_45",
+        "WORKFLOW_XID_48", "XID_154",
+    }  # fmt: skip
+    assert {row.action for row in XIDS.values()} == buckets
+    assert all(code == row.code and row.name and row.meaning and "\n" not in row.meaning for code, row in XIDS.items())
+    assert len({row.name for row in XIDS.values()}) == len(XIDS)
+    assert describe(79).action == "RESTART_BM"
+    assert describe(135).name == "ROBUST_CHANNEL_CE19_ERROR"
+    assert describe(48).action == "WORKFLOW_XID_48"
+    assert describe(9999) == (9999, "XID_9999", "Not in NVIDIA's public catalogue", "")
+
+
+def test_a_record_says_everything() -> None:
+    ledger = XidLedger()
+    ledger.name_gpu(ADDRESS, UUID)
+    assert ledger.add("0000:1A:00", 79, NOW, "kernel_log", "GPU has fallen off the bus.")
+    (record,) = taken(ledger)
+    assert (record.kind, record.entity, record.time_ns) == ("xid", UUID, NOW)
+    assert record.detail == {
+        "sequence": "1",
+        "code": "79",
+        "name": "ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS",
+        "meaning": "The GPU does not answer on PCIe any more",
+        "action": "RESTART_BM",
+        "origin": "kernel_log",
+        "pci_address": ADDRESS,
+        "message": "GPU has fallen off the bus.",
+    }
+    assert taken(ledger) == []
+
+
+def test_both_sources_of_one_occurrence_count_once_in_either_order() -> None:
+    for first, second in (("nvml", "kernel_log"), ("kernel_log", "nvml")):
+        ledger = XidLedger()
+        assert ledger.add(ADDRESS, 31, NOW, first)  # type: ignore[arg-type]
+        assert not ledger.add("0000:1a:00", 31, NOW + 3 * SECOND, second)  # type: ignore[arg-type]
+        assert [total for _, _, total, _ in ledger.newest().counts] == [1]
+        assert len(taken(ledger)) == 1
+
+
+def test_repeats_are_never_lost() -> None:
+    ledger = XidLedger()
+    for number in range(5):
+        assert ledger.add(ADDRESS, 31, NOW + number, "kernel_log")
+    told = [ledger.add(ADDRESS, 31, NOW + SECOND + number, "nvml") for number in range(6)]
+    assert told == [False] * 5 + [True], "five were the same five; the sixth is new"
+    assert ledger.newest().counts == ((ADDRESS, 31, 6, NOW + SECOND + 5),)
+    assert [record.detail["sequence"] for record in taken(ledger)] == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_other_codes_other_gpus_and_other_times_are_other_occurrences() -> None:
+    ledger = XidLedger()
+    assert ledger.add(ADDRESS, 31, NOW, "kernel_log")
+    assert ledger.add(ADDRESS, 43, NOW, "nvml")
+    assert ledger.add("0000:1b:00.0", 31, NOW, "nvml")
+    assert ledger.add(ADDRESS, 31, NOW + SAME_OCCURRENCE_NS + 1, "nvml")
+    assert sum(total for _, _, total, _ in ledger.newest().counts) == 4
+
+
+def test_the_collector_counts_by_code_from_zero_and_dates_the_newest() -> None:
+    ledger = XidLedger()
+    collector = XidCollector(ledger)
+    ledger.name_gpu(ADDRESS, UUID)
+    block = collector.collect()
+    assert counter(block, "gangwatch_gpu_xid_events_total", gpu=UUID) == 0
+    ledger.add(ADDRESS, 31, NOW, "nvml")
+    ledger.add(ADDRESS, 79, NOW + SECOND, "nvml")
+    ledger.add(ADDRESS, 31, NOW + 2 * SECOND, "nvml")
+    ledger.add("0000:1b:00", 79, NOW, "kernel_log")
+    block = collector.collect()
+    assert_catalogued(block)
+    assert counter(block, "gangwatch_gpu_xid_total", gpu=UUID, code="31") == 2
+    assert counter(block, "gangwatch_gpu_xid_total", gpu=UUID, code="79") == 1
+    assert counter(block, "gangwatch_gpu_xid_total", gpu="0000:1b:00.0", code="79") == 1, "no UUID is known of it"
+    assert counter(block, "gangwatch_gpu_xid_events_total", gpu=UUID) == 3
+    assert gauge(block, "gangwatch_gpu_xid_newest_timestamp_seconds", gpu=UUID, code="31") == NOW / 1e9 + 2
+    assert isinstance(collector, RecordSource)
+    assert len(collector.take_records()) == 4
+    assert collector.collect() is block
+    ledger.name_gpu("0000:1b:00.0", "GPU-b")
+    assert counter(collector.collect(), "gangwatch_gpu_xid_total", gpu="GPU-b", code="79") == 1
+
+
+def test_a_storm_is_bounded() -> None:
+    ledger = XidLedger()
+    for number in range(3 * MOST_RECORDS):
+        ledger.add(ADDRESS, 31, NOW + number, "kernel_log")
+    records = taken(ledger)
+    assert len(records) == MOST_RECORDS
+    assert records[-1].detail["sequence"] == str(3 * MOST_RECORDS)
+    for code in range(10_000):
+        ledger.add(ADDRESS, code, NOW, "nvml")
+    assert len(ledger.newest().counts) == 512
+    assert ledger.dropped == 10_000 - 511 - 1
+
+
+def test_without_a_driver_there_is_nothing_to_tell() -> None:
+    with pytest.raises(UnsupportedError):
+        XidCollector(XidLedger(), driver_present=False)
