@@ -22,8 +22,8 @@ class Machine:
 
     step_socket: where training processes register; None where they cannot. nvml_library: a path instead of the
     system's libnvidia-ml.so.1. gpus: UUIDs of the node's, () for all. interval_seconds: the frame's; ranks'
-    steps and processes are sampled twice as often, so that what is short is still seen. xids: where the driver's events and the kernel's log
-    meet.
+    steps and processes are sampled twice as often, so that what is short is still seen. xids: where the driver's
+    events and the kernel's log meet.
     """
 
     attribution: Attribution
