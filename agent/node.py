@@ -1,8 +1,8 @@
-"""A node: runs its collectors, each in a thread of its own (agent/runner.py), and puts frames together.
+"""A node: runs its collectors, in lanes (agent/lane.py), and puts frames together (agent/assembly.py).
 
 The node's thread takes at every interval what each collector gave last, waits for none, and makes a ``Frame`` of it.
-What a collector gave goes stale after three of its intervals (two seconds at least): then its columns are absent, which
-readers can tell from any value.
+What a collector gave goes stale after three of its intervals (two seconds at least), or at once where its present run
+is stuck: then its columns are absent, which readers can tell from any value.
 """
 
 from __future__ import annotations
@@ -15,29 +15,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
-import msgspec
-import numpy as np
-
-from agent.collectors.block import Block, Collector
-from agent.runner import Runner, Sample, ticks
+from agent.assembly import NODE_TIER, Assembly, Own
+from agent.collectors.block import Collector
+from agent.lane import Lane
+from agent.meter import Meter
+from agent.runner import Runner, ticks
 from agent.schema.clock import Clock, SystemClock
-from agent.schema.frame import (
-    MAX_RECORDS,
-    Column,
-    Frame,
-    Layout,
-    Record,
-    Tier,
-    make_layout,
-)
+from agent.schema.frame import MAX_RECORDS, Frame, Layout, Record
 from agent.sources.proc import read_boot_id
 
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 2.0
 """How long stopping waits for threads altogether; one that is stuck in a driver is abandoned (they are daemons)."""
-
-NODE_TIER = "node"
 
 Listener = Callable[[Layout, Frame], None]
 
@@ -111,61 +101,223 @@ class Node:
         self.boot_id = read_boot_id(proc_root)
         self.interval_seconds = interval_seconds
         self._clock = clock or SystemClock()
-        self._version = version or importlib.metadata.version("gangwatch")
-        self._runners = [Runner(collector, self._clock) for collector in collectors]
+        version = version or importlib.metadata.version("gangwatch")
+        self._assembly = Assembly(name, interval_seconds, self.boot_id, version)
+        self._meter = Meter()
+        self._lock = threading.RLock()  # over what follows; never held while a collector is called
+        self._roots = [Runner(collector, self._clock) for collector in collectors]
+        self._runners: tuple[Runner, ...] = tuple(self._roots)
+        self._lanes: dict[str, Lane] = {}
+        self._ended_lanes: list[Lane] = []
+        self._last_words: list[Runner] = []
+        self._released = False
+        self._origin_ns = 0
+
         self._listeners: tuple[Listener, ...] = ()
         self._listeners_lock = threading.Lock()
         self._newest: tuple[Layout, Frame] | None = None
         self._seq = 0
         self._record_seq = 1
-        self._laid_out: list[tuple[Runner, Block | None]] | None = None
-        self._layout = make_layout(name, (), (), ())
         self._stopping = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._thread: threading.Thread | None = None
 
     # --- life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Set every collector and the node itself going, spread over the first interval, the node last."""
-        if self._threads:
+        """Set the lanes and the node itself going, spread over the first interval, the node last."""
+        if self._thread is not None:
             raise RuntimeError(f"node {self.name} is already running")
-        now_ns = self._clock.monotonic_ns()
         interval_ns = round(self.interval_seconds * 1e9)
-        share_ns = interval_ns // (len(self._runners) + 1)
-        for position, runner in enumerate(self._runners):
-            self._start_thread(runner.name, runner.run, now_ns + position * share_ns)
-        self._start_thread(NODE_TIER, self._run, now_ns + len(self._runners) * share_ns)
+        with self._lock:
+            self._origin_ns = self._clock.monotonic_ns()
+            self._thread = threading.Thread(
+                target=self._run, args=(self._origin_ns + interval_ns,), name=f"{self.name}/{NODE_TIER}", daemon=True
+            )
+            lanes = list(dict.fromkeys(runner.lane for runner in self._runners))
+            for position, lane in enumerate(lanes):
+                turn = 0
+                for runner in self._runners:
+                    if runner.lane == lane:
+                        self._add_to_lane(runner, (position + 1) / (len(lanes) + 1), turn)
+                        turn += runner.nominal_ns > interval_ns
+        self._thread.start()
 
-    def _start_thread(self, name: str, run: Callable[[threading.Event, int], None], first_ns: int) -> None:
-        thread = threading.Thread(target=run, args=(self._stopping, first_ns), name=f"{self.name}/{name}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def _add_to_lane(self, runner: Runner, lane_phase: float, turn: int) -> None:
+        """Give a collector its place in time and its lane.
 
-    def _run(self, stopping: threading.Event, first_ns: int) -> None:
-        for _ in ticks(stopping, self._clock, first_ns, round(self.interval_seconds * 1e9)):
+        lane_phase: the lane's place in the node's interval. turn: collectors slower than the frames are run at the
+        lane's instants, each at another one.
+        """
+        interval_ns = round(self.interval_seconds * 1e9)
+        runner.schedule(self._origin_ns, round(lane_phase * interval_ns) + turn * interval_ns, interval_ns)
+        lane = self._lanes.get(runner.lane)
+        if lane is None:
+            lane = Lane(runner.lane, f"{self.name}/{runner.lane}", self._clock, self._follow)
+            lane.set_released(self._released)
+            self._lanes[runner.lane] = lane
+            lane.start()
+        lane.add(runner)
+
+    def _run(self, first_ns: int) -> None:
+        for _ in ticks(self._stopping, self._clock, first_ns, round(self.interval_seconds * 1e9)):
+            for lane in tuple(self._lanes.values()):
+                lane.hand_over(self._clock.monotonic_ns())
             self._publish()
 
     def stop(self) -> None:
         """End the threads, and close the collectors; a collector that is stuck in a driver's call is left behind."""
         self._stopping.set()
-        if not self._threads:
-            for runner in self._runners:
+        if self._thread is None:
+            for runner in reversed(self._runners):
                 runner.close()
+            self._meter.close()
             return
         deadline_ns = self._clock.monotonic_ns() + round(STOP_SECONDS * 1e9)
-        for thread in self._threads:
-            thread.join(max(0, deadline_ns - self._clock.monotonic_ns()) / 1e9)
-            if thread.is_alive():
-                log.warning("%s does not end and is left behind", thread.name)
+        with self._lock:
+            lanes = [*self._lanes.values(), *self._ended_lanes]
+        for lane in lanes:
+            lane.stop()
+        self._thread.join(max(0, deadline_ns - self._clock.monotonic_ns()) / 1e9)
+        for lane in lanes:
+            lane.join(deadline_ns)
+        if not self._thread.is_alive():
+            self._meter.close()
 
     def tick(self) -> tuple[Layout, Frame]:
         """Run every collector once, here and now, and publish the frame of it. Not for a node that is started."""
-        if self._threads:
+        if self._thread is not None:
             raise RuntimeError(f"node {self.name} is running by itself")
-        for runner in self._runners:
-            if not runner.unsupported:
+        waiting = list(self._runners)
+        for runner in waiting:
+            if runner in self._runners and not runner.released:
                 runner.run_once()
+                waiting.extend(self._follow(runner))
         return self._publish()
+
+    def release(self) -> None:
+        """Have every collector that holds a device give it back, for a reset say; does not wait for them.
+
+        ``gangwatch_agent_released`` turns 1 once all have. Their series are absent until ``acquire``.
+        """
+        self._set_released(True)
+
+    def acquire(self) -> None:
+        """Take the devices again that ``release`` gave back; does not wait for it."""
+        self._set_released(False)
+
+    def _set_released(self, released: bool) -> None:
+        with self._lock:
+            self._released = released
+            lanes = list(self._lanes.values())
+        log.warning("node %s %s", self.name, "gives its devices back" if released else "takes its devices again")
+        for lane in lanes:
+            lane.set_released(released)
+        if self._thread is None:
+            for runner in reversed(self._runners):
+                if released:
+                    runner.release()
+                else:
+                    runner.acquire()
+
+    def holds_devices(self) -> bool:
+        """Whether any collector still holds a device that it could give back."""
+        return any(runner.releasable is not None and not runner.released for runner in self._runners)
+
+    # --- collectors that come and go ---------------------------------------------------------------------------------
+
+    def _follow(self, runner: Runner) -> list[Runner]:
+        """After a run: take up the collector's new members, let go of those that are gone. Returns the new ones."""
+        if runner.unsupported:
+            with self._lock:
+                if runner in self._roots:
+                    self._roots.remove(runner)
+                self._let_go(runner)
+                self._relist()
+            return []
+        if runner.parent is None:
+            return []
+        try:
+            collectors = runner.parent.members()
+        except Exception as error:
+            runner.failures += 1
+            runner.errors.add(error, self._clock.monotonic_ns(), "listing members failed")
+            return []
+        before = runner.members
+        if len(collectors) == len(before) and all(
+            one.collector is collector for one, collector in zip(before, collectors, strict=True)
+        ):
+            return []
+        with self._lock:
+            if runner.leaving or runner not in self._runners:
+                return []
+            return self._replace_members(runner, collectors)
+
+    def _replace_members(self, runner: Runner, collectors: tuple[Collector, ...]) -> list[Runner]:
+        known = {id(one.collector): one for one in runner.members}
+        staying = {id(collector) for collector in collectors}
+        gone = [one for one in runner.members if id(one.collector) not in staying]
+        for one in gone:
+            self._let_go(one)
+        runner.members = tuple(one for one in runner.members if id(one.collector) in staying)
+        self._relist()
+        taken = {NODE_TIER, *(one.name for one in self._runners)}
+        members: list[Runner] = []
+        new: list[Runner] = []
+        for collector in collectors:
+            member = known.get(id(collector))
+            if member is None:
+                if collector.name in taken:
+                    self._refuse(runner, collector)
+                    continue
+                taken.add(collector.name)
+                member = Runner(collector, self._clock)
+                new.append(member)
+            members.append(member)
+        runner.members = tuple(members)
+        self._relist()
+        lane_phase = runner.phase_in(self.interval_seconds)
+        for turn, member in enumerate(new):
+            if self._stopping.is_set():
+                member.close()
+            elif self._thread is not None:
+                self._add_to_lane(member, lane_phase, turn if member.nominal_ns > runner.nominal_ns else 0)
+        return new
+
+    def _refuse(self, runner: Runner, collector: Collector) -> None:
+        runner.failures += 1
+        error = ValueError(f"a second collector {collector.name}")
+        runner.errors.add(error, self._clock.monotonic_ns(), "a member is left out")
+
+    def _let_go(self, runner: Runner) -> None:
+        """End a collector and all of its members; their last records are taken at the next frame."""
+        if runner.leaving:
+            return
+        for member in runner.members:
+            self._let_go(member)
+        self._last_words.append(runner)
+        lane = self._lanes.get(runner.lane)
+        if lane is None:
+            runner.leaving = True
+            runner.close()
+            return
+        lane.remove(runner)
+        if all(one.leaving for one in self._runners if one.lane == lane.name):
+            del self._lanes[lane.name]
+            self._ended_lanes = [*(one for one in self._ended_lanes if one.left_behind()), lane]
+            lane.stop()
+
+    def _relist(self) -> None:
+        """The collectors in order: each followed by its members."""
+        listed: list[Runner] = []
+
+        def put(runners: Sequence[Runner]) -> None:
+            for runner in runners:
+                if not runner.leaving:
+                    listed.append(runner)
+                    put(runner.members)
+
+        put(self._roots)
+        self._runners = tuple(listed)
 
     # --- readers -----------------------------------------------------------------------------------------------------
 
@@ -207,41 +359,16 @@ class Node:
 
     def _assemble(self) -> tuple[Layout, Frame]:
         """Make the next frame of each collector's newest sample."""
-        # Taken once: a runner replaces its sample at any moment.
-        taken = [(runner, runner.sample) for runner in self._runners if not runner.unsupported]
-        self._lay_out(taken)
-        layout = self._layout
-        now_ns = self._clock.monotonic_ns()
-
-        gauges = np.full(len(layout.gauges), np.nan, np.float64)
-        counters = np.zeros(len(layout.counters), np.uint64)
-        valid = np.zeros(len(layout.counters), np.bool_)
-        tier_ns = np.zeros(len(layout.tiers), np.int64)
-
-        # Our own columns stand first, in the order of _own_gauges and _own_counters.
+        with self._lock:
+            runners = self._runners
+            last_words, self._last_words = self._last_words, []
+            abandoned = sum(lane.left_behind() for lane in (*self._lanes.values(), *self._ended_lanes))
         self._seq += 1
-        tier_ns[0] = now_ns
-        gauges[0] = 1.0
-        counters[0] = self._seq
-        gauge_at, counter_at = 1 + 3 * len(taken), 1 + len(taken)
-        valid[:counter_at] = True
-        for position, (runner, sample) in enumerate(taken):
-            stale = runner.is_stale(sample, now_ns)
-            gauges[1 + 3 * position] = runner.succeeded and not stale
-            gauges[2 + 3 * position] = runner.duration_seconds
-            counters[1 + position] = runner.failures
-            if sample is None:
-                continue
-            tier_ns[1 + position] = sample.sampled_ns
-            gauges[3 + 3 * position] = (now_ns - sample.sampled_ns) / 1e9
-            gauge_end, counter_end = gauge_at + len(sample.gauges), counter_at + len(sample.counters)
-            if not stale:
-                gauges[gauge_at:gauge_end] = sample.gauges
-                counters[counter_at:counter_end] = sample.counters
-                valid[counter_at:counter_end] = sample.counters_valid
-            gauge_at, counter_at = gauge_end, counter_end
-
-        record_seq, records = self._number_records([runner for runner, _ in taken])
+        now_ns = self._clock.monotonic_ns()
+        own = Own(self._seq, self._meter.read(now_ns), abandoned, self._released and not self.holds_devices())
+        tier_ns, gauges, counters, valid = self._assembly.frame(runners, now_ns, own)
+        record_seq, records = self._number_records([*last_words, *runners])
+        layout = self._assembly.layout
         return layout, Frame(
             node=self.name,
             boot_id=self.boot_id,
@@ -264,38 +391,3 @@ class Node:
         first = self._record_seq + max(0, len(records) - MAX_RECORDS)
         self._record_seq += len(records)
         return first, tuple(records[-MAX_RECORDS:])
-
-    def _lay_out(self, taken: list[tuple[Runner, Sample | None]]) -> None:
-        """Make a new layout where a collector left or its block is another object than last time."""
-        blocks = [(runner, None if sample is None else sample.block) for runner, sample in taken]
-        before = self._laid_out
-        if (
-            before is not None
-            and len(before) == len(blocks)
-            and all(old[0] is new[0] and old[1] is new[1] for old, new in zip(before, blocks, strict=True))
-        ):
-            return
-        self._laid_out = blocks
-        tiers = [Tier(NODE_TIER, self.interval_seconds)]
-        gauges = list(self._own_gauges(runner.name for runner, _ in taken))
-        counters = list(self._own_counters(runner.name for runner, _ in taken))
-        for tier, (runner, block) in enumerate(blocks, 1):
-            tiers.append(Tier(runner.name, runner.collector.interval_seconds))
-            if block is not None:
-                gauges.extend(msgspec.structs.replace(column, tier=tier) for column in block.gauge_columns)
-                counters.extend(msgspec.structs.replace(column, tier=tier) for column in block.counter_columns)
-        self._layout = make_layout(self.name, tiers, gauges, counters)
-
-    def _own_gauges(self, collectors: Iterator[str]) -> Iterator[Column]:
-        yield Column("gangwatch_agent_info", (("boot_id", self.boot_id), ("version", self._version)))
-        for name in collectors:
-            labels = (("collector", name),)
-            yield Column("gangwatch_collector_success", labels)
-            yield Column("gangwatch_collector_duration_seconds", labels)
-            yield Column("gangwatch_collector_sample_age_seconds", labels)
-
-    @staticmethod
-    def _own_counters(collectors: Iterator[str]) -> Iterator[Column]:
-        yield Column("gangwatch_agent_frames_total")
-        for name in collectors:
-            yield Column("gangwatch_collector_failures_total", (("collector", name),))

@@ -1,6 +1,6 @@
 """What a collector gives: a block of columns with their newest values; and what a collector is.
 
-A collector knows one family of metrics. It reads when told to, from one thread that is its own, and hands over its
+A collector knows one family of metrics. It reads when told to, from one thread at a time, and hands over its
 ``Block``: the node copies the values into the next frame. Nothing here knows of frames, tiers or time.
 """
 
@@ -53,8 +53,11 @@ class Block:
 class Collector(Protocol):
     """One family of metrics at one interval. ``name`` is also the name of its tier.
 
-    All methods are called from one thread. Making a collector may raise UnsupportedError where the machine has nothing
-    for it to read; it is then left out, which is no failure.
+    Two attributes may be there besides. ``lane: str`` (by default its name): collectors of one lane are run one after
+    another in one thread. ``phase: float`` (by default the node spreads them): where in its interval it is run, 0 to 1.
+
+    Methods are called from one thread at a time: the lane's, or a fresh one after a call got stuck. Making a collector
+    may raise UnsupportedError where the machine has nothing for it to read; it is then left out, which is no failure.
     """
 
     @property
@@ -73,6 +76,35 @@ class Collector(Protocol):
 
     def close(self) -> None:
         """Give back descriptors and handles; nothing is called after it."""
+        ...
+
+
+@runtime_checkable
+class Parent(Protocol):
+    """A collector that finds others: those of each device, which come and go."""
+
+    def members(self) -> tuple[Collector, ...]:
+        """The collectors that there are now, after the newest run; called in the thread that ran it.
+
+        The node compares them by identity: it runs those that are new, and closes those that are gone, in their own
+        lane's thread. A device that comes back is a new object, of the same name if you like.
+        """
+        ...
+
+
+@runtime_checkable
+class Releasable(Protocol):
+    """A collector that holds a device which an operator may want to reset."""
+
+    def release(self) -> None:
+        """Give the device back; the collector is not run until ``acquire``. Also called before the first run.
+
+        Called in the lane's thread, for members before their parent where both are of one lane.
+        """
+        ...
+
+    def acquire(self) -> None:
+        """The device may be taken again: the next run does so."""
         ...
 
 

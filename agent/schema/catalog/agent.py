@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
-from agent.schema.catalog.metric import Metric
+from agent.schema.catalog.metric import Metric, seconds_counter
 
 AGENT: tuple[Metric, ...] = (
     Metric("gangwatch_agent_info", "info", "Version and boot of the agent.", "", ("boot_id", "version"), "itself"),
     Metric("gangwatch_agent_frames_total", "counter", "Frames put together since the agent's start.", "", (), "itself"),
+    seconds_counter(
+        "gangwatch_agent_cpu_seconds_total", "Processor time of the agent's process.", (), "CLOCK_PROCESS_CPUTIME_ID"
+    ),
+    Metric(
+        "gangwatch_agent_memory_resident_bytes",
+        "gauge",
+        "Resident memory of the agent's process.",
+        "bytes",
+        (),
+        "/proc/self/statm",
+    ),
+    Metric(
+        "gangwatch_agent_open_descriptors", "gauge", "Descriptors that the agent has open.", "", (), "/proc/self/fd"
+    ),
+    Metric("gangwatch_agent_threads", "gauge", "Threads of the agent that run Python.", "", (), "itself"),
+    Metric(
+        "gangwatch_agent_threads_abandoned",
+        "gauge",
+        "Threads of the agent that are stuck in a call while others do their work.",
+        "",
+        (),
+        "itself",
+    ),
+    Metric(
+        "gangwatch_agent_released",
+        "gauge",
+        "Whether the agent has given its devices back, as it was asked to: they can be reset.",
+        "",
+        (),
+        "itself",
+    ),
     Metric(
         "gangwatch_collector_success",
         "gauge",
@@ -14,6 +45,28 @@ AGENT: tuple[Metric, ...] = (
         "",
         ("collector",),
         "itself",
+    ),
+    Metric(
+        "gangwatch_collector_stuck",
+        "gauge",
+        "Whether the collector is in a call that does not return.",
+        "",
+        ("collector",),
+        "itself",
+    ),
+    Metric(
+        "gangwatch_collector_interval_seconds",
+        "gauge",
+        "How often the collector is run: longer than configured while it costs too much.",
+        "seconds",
+        ("collector",),
+        "itself",
+    ),
+    seconds_counter(
+        "gangwatch_collector_cpu_seconds_total",
+        "Processor time of the collector's runs.",
+        ("collector",),
+        "CLOCK_THREAD_CPUTIME_ID",
     ),
     Metric(
         "gangwatch_collector_duration_seconds",

@@ -1,0 +1,182 @@
+"""A lane: collectors that run one after another in one thread, each at its own instants.
+
+Collectors that would only wait for one another (a driver serialises its callers) share a lane, and so do those too
+cheap for a thread each: a wake-up costs more than many of them do. A call that does not return must not cost the
+lane's others their samples: they go on in a fresh thread, and the one that is stuck keeps the old thread until its call
+returns. Then it comes back to the lane, and the old thread ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from agent.runner import Runner
+from agent.schema.clock import Clock
+
+log = logging.getLogger(__name__)
+
+HAND_OVER_SECONDS = 2.0
+HAND_OVER_INTERVALS = 2
+"""The lane's others are moved once a call has kept them waiting for so long: two of the shortest of their intervals,
+and not before two seconds."""
+
+MOST_ABANDONED = 8
+"""Threads of one lane that may be stuck at once. Where the whole driver hangs, each collector that tries it gets stuck
+in its turn: beyond these the lane waits, and all that it reads is stale until one of the calls returns."""
+
+
+class Lane:
+    """Runs collectors in one thread. Every method may be called from any thread; none waits for a collector."""
+
+    def __init__(self, name: str, thread_name: str, clock: Clock, ran: Callable[[Runner], object]) -> None:
+        """`ran` is called after each run, in the thread that ran it and with no lock held."""
+        self.name = name
+        self.abandoned = 0
+        self._thread_name = thread_name
+        self._clock = clock
+        self._ran = ran
+        # Reentrant: a signal handler may ask for a release while its thread is in here.
+        self._changed = threading.Condition(threading.RLock())
+        self._runners: list[Runner] = []
+        self._released = False
+        self._busy: Runner | None = None
+        self._busy_since_ns = 0
+        self._turn = 0
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._old_threads: list[threading.Thread] = []
+
+    # --- asked from outside ------------------------------------------------------------------------------------------
+
+    def add(self, runner: Runner) -> None:
+        """Run the collector from its next due instant on."""
+        with self._changed:
+            self._runners.append(runner)
+            self._changed.notify()
+
+    def remove(self, runner: Runner) -> None:
+        """Run the collector no more, and close it in this lane's thread, or in the one that it is stuck in."""
+        with self._changed:
+            runner.leaving = True
+            self._changed.notify()
+
+    def set_released(self, released: bool) -> None:
+        """Have every collector that can do so give its device back, or take it again."""
+        with self._changed:
+            self._released = released
+            self._changed.notify()
+
+    def start(self) -> None:
+        with self._changed:
+            self._start_thread()
+
+    def _start_thread(self) -> None:
+        name = self._thread_name if not self._turn else f"{self._thread_name}/{self._turn}"
+        self._thread = threading.Thread(target=self._run, args=(self._turn,), name=name, daemon=True)
+        self._thread.start()
+
+    def hand_over(self, now_ns: int) -> None:
+        """Move the lane's others to a fresh thread where one has kept them waiting for too long."""
+        with self._changed:
+            busy = self._busy
+            if busy is None or self._stopping or not (others := [one for one in self._runners if one is not busy]):
+                return
+            patience_ns = max(
+                HAND_OVER_INTERVALS * min(one.interval_ns for one in others), round(HAND_OVER_SECONDS * 1e9)
+            )
+            if now_ns - self._busy_since_ns <= patience_ns or self.abandoned >= MOST_ABANDONED:
+                return
+            log.warning("collector %s is stuck: the others of lane %s go on without it", busy.name, self.name)
+            self.abandoned += 1
+            if busy in self._runners:
+                self._runners.remove(busy)
+            self._busy = None
+            self._turn += 1
+            assert self._thread is not None
+            self._old_threads = [*(thread for thread in self._old_threads if thread.is_alive()), self._thread]
+            self._start_thread()
+
+    def left_behind(self) -> int:
+        """Threads that are stuck and that nothing waits for any more."""
+        with self._changed:
+            return self.abandoned + (self._stopping and self._busy is not None)
+
+    def stop(self) -> None:
+        """Run nothing more; the collectors are closed in the lane's thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def join(self, deadline_ns: int) -> None:
+        """Wait for the lane's threads to end, until the deadline; one that is stuck in a call is left behind."""
+        with self._changed:
+            threads = [*self._old_threads, *([self._thread] if self._thread is not None else [])]
+        for thread in threads:
+            thread.join(max(0, deadline_ns - self._clock.monotonic_ns()) / 1e9)
+            if thread.is_alive():
+                log.warning("%s does not end and is left behind", thread.name)
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self, turn: int) -> None:
+        while (task := self._next_task()) is not None:
+            runner, act = task
+            act()
+            if not self._done(turn, runner):
+                return
+        with self._changed:
+            closing = list(self._runners)
+            self._runners.clear()
+        # Members stand after their parents, whose library they may still need.
+        for runner in reversed(closing):
+            runner.close()
+
+    def _next_task(self) -> tuple[Runner, Callable[[], None]] | None:
+        """What is to be done now, waited for; None when the lane stops."""
+        with self._changed:
+            while not self._stopping:
+                now_ns = self._clock.monotonic_ns()
+                task = self._due_task(now_ns)
+                if task is not None:
+                    self._busy = task[0]
+                    self._busy_since_ns = now_ns
+                    return task
+                next_ns = min((one.due_ns for one in self._runners if not one.released), default=None)
+                self._changed.wait(None if next_ns is None else max(0, next_ns - now_ns) / 1e9)
+            return None
+
+    def _due_task(self, now_ns: int) -> tuple[Runner, Callable[[], None]] | None:
+        due: Runner | None = None
+        for runner in reversed(self._runners):
+            if runner.leaving:
+                self._runners.remove(runner)
+                return runner, runner.close
+            if runner.releasable is not None and runner.released is not self._released:
+                return runner, runner.release if self._released else runner.acquire
+            if runner.due_ns <= now_ns and not runner.released and (due is None or runner.due_ns <= due.due_ns):
+                due = runner
+        return None if due is None else (due, partial(self._collect, due))
+
+    def _collect(self, runner: Runner) -> None:
+        runner.run_once()
+        self._ran(runner)
+
+    def _done(self, turn: int, runner: Runner) -> bool:
+        """Put a collector back after what was done with it; whether this thread is still the lane's."""
+        with self._changed:
+            if turn == self._turn:
+                self._busy = None
+                return True
+            self.abandoned -= 1
+            back = not (runner.closed or runner.leaving or self._stopping)
+            if back:
+                self._runners.append(runner)
+                self._changed.notify()
+        if back:
+            log.warning("collector %s is back in lane %s", runner.name, self.name)
+        else:
+            runner.close()
+        return False

@@ -1,0 +1,371 @@
+"""Lanes: who shares a thread, who comes and goes, and what a call that does not return costs the others."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent.lane import HAND_OVER_SECONDS, MOST_ABANDONED
+from agent.node import Node
+from agent.runner import MOST_SLOWING, OVER_BUDGET_RUNS
+from agent.schema.clock import ManualClock
+from agent.schema.errors import UnsupportedError
+from agent.schema.frame import EventRecord, check_fits
+from tests.agent.told import COUNTER, Finder, Hang, Holder, Recorder, Told, device, shown, value, wait_until
+
+INTERVAL = 0.05
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., Node]]:
+    """Starts nodes of the given collectors, and stops them at the end."""
+    nodes: list[Node] = []
+
+    def start(*collectors: Told) -> Node:
+        node = Node("n0", collectors, interval_seconds=INTERVAL)
+        nodes.append(node)
+        node.start()
+        return node
+
+    yield start
+    for node in nodes:
+        node.stop()
+
+
+def success(node: Node, name: str) -> float | int | None:
+    return shown(node, "gangwatch_collector_success", collector=name)
+
+
+def test_a_lane_is_one_thread_and_each_keeps_its_interval(started: Callable[..., Node]) -> None:
+    fast = Told("fast", lane="one", interval_seconds=INTERVAL)
+    slow = device("slow", lane="one", interval_seconds=10 * INTERVAL)
+    alone = device("alone", interval_seconds=INTERVAL)
+    started(fast, slow, alone)
+    wait_until(lambda: slow.runs >= 3)
+    assert fast.threads == slow.threads and len(fast.threads) == 1
+    assert fast.threads.isdisjoint(alone.threads)
+    # The first runs of both come within the first frame; after that it is ten to one, give or take a missed tick.
+    assert fast.runs > 2 * slow.runs
+
+
+def test_a_phase_spreads_collectors_of_one_lane() -> None:
+    from agent.runner import Runner
+
+    clock = ManualClock(monotonic_ns=7_000_000_000)
+    runners = []
+    for position in range(4):
+        told = Told(str(position), lane="gpus")
+        told.phase = position / 4  # type: ignore[attr-defined]
+        runner = Runner(told, clock)
+        runner.schedule(7_000_000_000, 0, 1_000_000_000)
+        runners.append(runner)
+    assert [one.due_ns - 7_000_000_000 for one in runners] == [0, 250_000_000, 500_000_000, 750_000_000]
+    clock.advance(3.6)
+    for one in runners:
+        one.run_once()
+    # Absolute: where a run was late, the next is due at its instant all the same.
+    assert [one.due_ns - 7_000_000_000 for one in runners] == [
+        4_000_000_000,
+        4_250_000_000,
+        4_500_000_000,
+        3_750_000_000,
+    ]
+
+
+def test_a_slow_collector_runs_at_once_and_then_at_its_own_place() -> None:
+    from agent.runner import Runner
+
+    clock = ManualClock()
+    told = Told(interval_seconds=10.0)
+    runner = Runner(told, clock)
+    runner.schedule(0, 4_200_000_000, 1_000_000_000)
+    assert runner.due_ns == 200_000_000
+    clock.advance(0.25)
+    runner.run_once()
+    assert runner.due_ns == 4_200_000_000
+    clock.advance(4.0)
+    runner.run_once()
+    assert runner.due_ns == 14_200_000_000
+
+
+# --- stuck -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_lanes_others_go_on_and_the_stuck_one_comes_back(started: Callable[..., Node]) -> None:
+    hang = Hang()
+    stuck = Told("stuck", hang.act, lane="driver", interval_seconds=INTERVAL)
+    other = device("other", lane="driver", interval_seconds=INTERVAL)
+    node = started(stuck, other)
+    try:
+        wait_until(lambda: stuck.runs == 2)
+        before = other.runs
+        took = wait_until(lambda: other.runs > before)
+        assert took > HAND_OVER_SECONDS / 2
+        wait_until(lambda: success(node, "stuck") == 0 and success(node, "other") == 1)
+        assert shown(node, "gangwatch_collector_stuck", collector="stuck") == 1
+        assert shown(node, "gangwatch_collector_stuck", collector="other") == 0
+        assert shown(node, "gangwatch_agent_threads_abandoned") == 1
+        assert shown(node, COUNTER.metric, device="sda") is None, "what is stuck is absent"
+        assert len(other.threads) == 2 and stuck.runs == 2
+    finally:
+        hang.let_go.set()
+    wait_until(lambda: stuck.runs > 4)
+    wait_until(lambda: success(node, "stuck") == 1 and shown(node, "gangwatch_agent_threads_abandoned") == 0)
+    assert len(other.threads) == 2, "the lane is one thread again, the newer"
+    node.stop()
+    assert (stuck.closed, other.closed) == (1, 1)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("n0/")]
+
+
+def test_where_all_hang_the_threads_are_bounded() -> None:
+    from agent.lane import Lane
+    from agent.runner import Runner
+
+    clock = ManualClock()
+    hang = Hang(from_run=1)
+    lane = Lane("driver", "test/driver", clock, lambda runner: None)
+    every = [Told(str(number), hang.act, lane="driver") for number in range(MOST_ABANDONED + 3)]
+    lane.start()
+    for told in every:
+        lane.add(Runner(told, clock))
+    try:
+        for turn in range(MOST_ABANDONED + 3):
+            wait_until(lambda turn=turn: sum(told.runs for told in every) == min(turn, MOST_ABANDONED) + 1)  # type: ignore[misc]
+            clock.advance(10)
+            lane.hand_over(clock.monotonic_ns())
+        assert lane.abandoned == MOST_ABANDONED
+    finally:
+        hang.let_go.set()
+    wait_until(lambda: lane.abandoned == 0)
+    lane.stop()
+    lane.join(clock.monotonic_ns() + 20_000_000_000)
+    assert [told.closed for told in every] == [1] * len(every)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("test/driver")]
+
+
+def test_what_is_stuck_alone_in_its_lane_keeps_it(started: Callable[..., Node]) -> None:
+    hang = Hang()
+    stuck = Told("stuck", hang.act, interval_seconds=INTERVAL)
+    node = started(stuck)
+    try:
+        wait_until(lambda: shown(node, "gangwatch_collector_stuck", collector="stuck") == 1)
+        assert success(node, "stuck") == 0
+    finally:
+        hang.let_go.set()
+    wait_until(lambda: success(node, "stuck") == 1)
+    assert len(stuck.threads) == 1
+
+
+# --- members ---------------------------------------------------------------------------------------------------------
+
+
+def test_members_come_and_go_with_their_columns() -> None:
+    clock = ManualClock()
+    finder = Finder()
+    node = Node("n0", [finder, Told("last")], clock)
+    first, second = device("sda1"), device("sdb1")
+    node.tick()
+    finder.found = (first, second)
+    newest = node.tick()
+    check_fits(*newest)
+    assert [tier.name for tier in newest[0].tiers] == ["node", "finder", "sda1", "sdb1", "last"]
+    assert value(newest, COUNTER.metric, device="sda1") == 1
+    before = newest[0]
+    assert node.tick()[0] is before
+    # Another object of the same name: the device went and came back.
+    finder.found = (second, again := device("sda1"))
+    newest = node.tick()
+    assert [tier.name for tier in newest[0].tiers] == ["node", "finder", "sdb1", "sda1", "last"]
+    assert value(newest, COUNTER.metric, device="sda1") == 1
+    assert (first.closed, second.closed, again.closed) == (1, 0, 0)
+    finder.found = ()
+    newest = node.tick()
+    assert [tier.name for tier in newest[0].tiers] == ["node", "finder", "last"]
+    node.stop()
+    assert (first.closed, second.closed, again.closed, finder.closed) == (1, 1, 1, 1)
+
+
+def test_a_member_may_have_members_and_all_go_with_the_parent() -> None:
+    outer, inner, leaf = Finder("outer"), Finder("inner"), device("leaf")
+    outer.found, inner.found = (inner,), (leaf,)
+    node = Node("n0", [outer], ManualClock())
+    assert [tier.name for tier in node.tick()[0].tiers] == ["node", "outer", "inner", "leaf"]
+
+    def taken_out(told: Told) -> object:
+        raise UnsupportedError("no such bus")
+
+    outer.act = taken_out  # type: ignore[assignment]
+    assert [tier.name for tier in node.tick()[0].tiers] == ["node"]
+    assert (outer.closed, inner.closed, leaf.closed) == (1, 1, 1)
+
+
+def test_two_members_of_one_name_are_one_and_a_failure() -> None:
+    finder = Finder()
+    finder.found = (device("same"), device("same"))
+    node = Node("n0", [finder], ManualClock())
+    newest = node.tick()
+    assert [tier.name for tier in newest[0].tiers] == ["node", "finder", "same"]
+    assert value(newest, "gangwatch_collector_failures_total", collector="finder") == 1
+
+
+def test_a_members_last_records_are_not_lost() -> None:
+    finder, recorder = Finder(), Recorder()
+    finder.found = (recorder,)
+    node = Node("n0", [finder], ManualClock())
+    node.tick()
+    recorder.waiting.append(EventRecord("xid", "gpu", 1))
+    finder.found = ()
+    assert node.tick()[1].records == (EventRecord("xid", "gpu", 1),)
+
+
+def test_members_run_in_their_own_lanes_and_are_closed_there(started: Callable[..., Node]) -> None:
+    finder = Finder(interval_seconds=INTERVAL)
+    near = device("near", lane="finder", interval_seconds=INTERVAL)
+    far = device("far", lane="elsewhere", interval_seconds=INTERVAL)
+    finder.found = (near, far)
+    node = started(finder)
+    wait_until(lambda: near.runs > 1 and far.runs > 1)
+    assert near.threads == finder.threads and near.threads.isdisjoint(far.threads)
+    finder.found = ()
+    wait_until(lambda: near.closed + far.closed == 2)
+    assert len(near.threads) == len(far.threads) == 1
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "n0/elsewhere"])
+    wait_until(lambda: shown(node, COUNTER.metric, device="far") is None)
+
+
+def test_a_member_that_is_taken_away_while_it_is_stuck_is_closed_when_its_call_returns(
+    started: Callable[..., Node],
+) -> None:
+    hang = Hang()
+    finder = Finder(interval_seconds=INTERVAL, lane="driver")
+    stuck = Told("stuck", hang.act, lane="driver", interval_seconds=INTERVAL)
+    finder.found = (stuck,)
+    node = started(finder)
+    try:
+        wait_until(lambda: stuck.runs == 2)
+        finder.found = ()
+        wait_until(lambda: "stuck" not in [tier.name for tier in (node.newest() or ())[0].tiers])
+        assert stuck.closed == 0 and shown(node, "gangwatch_agent_threads_abandoned") == 1
+    finally:
+        hang.let_go.set()
+    wait_until(lambda: stuck.closed == 1)
+    wait_until(lambda: shown(node, "gangwatch_agent_threads_abandoned") == 0)
+    assert stuck.runs == 2
+
+
+# --- release ---------------------------------------------------------------------------------------------------------
+
+
+def test_devices_are_given_back_and_taken_again(started: Callable[..., Node]) -> None:
+    holder = Holder("holder", lane="driver", interval_seconds=INTERVAL)
+    other = device("other", lane="driver", interval_seconds=INTERVAL)
+    node = started(holder, other)
+    wait_until(lambda: shown(node, COUNTER.metric, device="sda") is not None)
+    assert shown(node, "gangwatch_agent_released") == 0 and node.holds_devices()
+    node.release()
+    wait_until(lambda: shown(node, "gangwatch_agent_released") == 1)
+    assert not holder.held and not node.holds_devices()
+    assert shown(node, COUNTER.metric, device="sda") is None and success(node, "holder") == 0
+    runs, others = holder.runs, other.runs
+    wait_until(lambda: other.runs > others + 3)
+    assert holder.runs == runs and success(node, "other") == 1
+    assert len(holder.threads) == 1, "in the lane's thread"
+    node.acquire()
+    wait_until(lambda: success(node, "holder") == 1)
+    assert holder.held and shown(node, "gangwatch_agent_released") == 0
+
+
+def test_what_is_stuck_has_not_given_its_device_back(started: Callable[..., Node]) -> None:
+    hang = Hang()
+    holder = Holder("holder", hang.act, lane="driver", interval_seconds=INTERVAL)
+    other = device("other", lane="driver", interval_seconds=INTERVAL)
+    node = started(holder, other)
+    try:
+        wait_until(lambda: holder.runs == 2)
+        node.release()
+        wait_until(lambda: shown(node, "gangwatch_agent_threads_abandoned") == 1)
+        assert shown(node, "gangwatch_agent_released") == 0 and holder.held
+    finally:
+        hang.let_go.set()
+    wait_until(lambda: shown(node, "gangwatch_agent_released") == 1)
+    assert not holder.held
+
+
+def test_without_threads_too_devices_are_given_back() -> None:
+    holder = Holder()
+    node = Node("n0", [holder], ManualClock())
+    node.tick()
+    node.release()
+    newest = node.tick()
+    assert value(newest, "gangwatch_agent_released") == 1 and holder.runs == 1 and not holder.held
+    assert value(newest, COUNTER.metric, device="sda") is None, "the columns stand, and are absent"
+    node.acquire()
+    assert value(node.tick(), COUNTER.metric, device="sda") == 2**60 + 2
+
+
+# --- cost ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_collector_that_costs_too_much_is_slowed_and_recovers() -> None:
+    clock = ManualClock()
+    cost = 0.8
+
+    def slow(told: Told) -> object:
+        clock.advance(cost)
+        return told.block
+
+    node = Node("n0", [Told("slow", slow)], clock)  # type: ignore[arg-type]
+    intervals = []
+    for _ in range(OVER_BUDGET_RUNS + 1):
+        clock.advance(0.2)
+        newest = node.tick()
+        intervals.append(value(newest, "gangwatch_collector_interval_seconds", collector="slow"))
+    assert intervals == [1] * (OVER_BUDGET_RUNS - 1) + [2, 2], "0.8 s is within half of two seconds"
+    cost = 1000.0
+    for _ in range(100):
+        newest = node.tick()
+    assert value(newest, "gangwatch_collector_interval_seconds", collector="slow") == MOST_SLOWING
+    assert newest[0].tiers[1].interval_seconds == 1.0, "the tier's name for it stays"
+    cost = 0.001
+    for _ in range(100):
+        newest = node.tick()
+    assert value(newest, "gangwatch_collector_interval_seconds", collector="slow") == 1
+
+
+def test_the_agent_tells_its_own_cost() -> None:
+    def burn(told: Told) -> object:
+        sum(range(200_000))
+        return told.block
+
+    node = Node("n0", [Told("burning", burn)], ManualClock())  # type: ignore[arg-type]
+    newest = node.tick()
+    spent = value(newest, "gangwatch_collector_cpu_seconds_total", collector="burning")
+    altogether = value(newest, "gangwatch_agent_cpu_seconds_total")
+    assert spent is not None and altogether is not None and 500_000 < spent < altogether
+    for metric, least in (
+        ("gangwatch_agent_memory_resident_bytes", 2**22),
+        ("gangwatch_agent_open_descriptors", 3),
+        ("gangwatch_agent_threads", 1),
+    ):
+        told = value(newest, metric)
+        assert told is not None and not math.isnan(told) and told >= least
+    assert value(newest, "gangwatch_agent_threads_abandoned") == 0
+
+
+def test_a_clock_that_jumps_costs_one_frame(started: Callable[..., Node]) -> None:
+    """A machine that was suspended with its monotonic clock running, and a wall clock that was set back."""
+    clock = ManualClock()
+    told = Told()
+    node = Node("n0", [told], clock)
+    node.tick()
+    clock.advance(3600)
+    newest = node.tick()
+    assert value(newest, "gangwatch_collector_success", collector="told") == 1
+    assert newest[1].tier_ns[1] == newest[1].monotonic_ns
+    clock._wall_ns -= 10**18
+    newest = node.tick()
+    assert newest[1].wall_ns < 10**18 and newest[1].seq == 3
+    assert value(newest, "gangwatch_collector_sample_age_seconds", collector="told") == 0

@@ -1,0 +1,149 @@
+"""Collectors that do what a test tells them to, and questions to a frame."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from agent.collectors.block import Block, Collector
+from agent.node import Node
+from agent.schema.errors import SourceError
+from agent.schema.frame import Column, Frame, Layout, Record
+
+GAUGE = Column("gangwatch_host_load1")
+COUNTER = Column("gangwatch_host_disk_read_bytes_total", (("device", "sda"),))
+
+
+class Told:
+    """A collector that does what the test tells it to. By default it counts its runs in a gauge and a counter."""
+
+    def __init__(
+        self,
+        name: str = "told",
+        act: Callable[[Told], Block] | None = None,
+        *,
+        lane: str | None = None,
+        interval_seconds: float = 1.0,
+        block: Block | None = None,
+    ) -> None:
+        self.name = name
+        self.lane = lane or name
+        self.interval_seconds = interval_seconds
+        self.block = block or Block([GAUGE], [COUNTER])
+        self.act = act
+        self.runs = 0
+        self.closed = 0
+        self.threads: set[int] = set()
+
+    def collect(self) -> Block:
+        self.runs += 1
+        self.threads.add(threading.get_ident())
+        if self.act is not None:
+            return self.act(self)
+        self.block.clear()
+        self.block.set_gauge(0, self.runs)
+        self.block.set_counter(0, 2**60 + self.runs)
+        return self.block
+
+    def close(self) -> None:
+        self.closed += 1
+        self.threads.add(threading.get_ident())
+
+
+class Recorder(Told):
+    """A collector that has records too."""
+
+    def __init__(self, name: str = "recorder") -> None:
+        super().__init__(name)
+        self.waiting: list[Record] = []
+
+    def take_records(self) -> list[Record]:
+        taken, self.waiting = self.waiting, []
+        return taken
+
+
+class Holder(Told):
+    """A collector that holds a device."""
+
+    held = True
+
+    def release(self) -> None:
+        self.held = False
+        self.threads.add(threading.get_ident())
+
+    def acquire(self) -> None:
+        self.held = True
+
+
+class Finder(Told):
+    """A collector that finds others: those in ``found``."""
+
+    def __init__(self, name: str = "finder", **arguments: float | str) -> None:
+        super().__init__(name, block=Block(), act=lambda told: told.block, **arguments)  # type: ignore[arg-type]
+        self.found: tuple[Collector, ...] = ()
+
+    def members(self) -> tuple[Collector, ...]:
+        return self.found
+
+
+def device(name: str, **arguments: float | str) -> Told:
+    """A collector whose series no other has."""
+    block = Block([], [Column(COUNTER.metric, (("device", name),))])
+
+    def count(told: Told) -> Block:
+        block.set_counter(0, told.runs)
+        return block
+
+    return Told(name, count, block=block, **arguments)  # type: ignore[arg-type]
+
+
+def fail(told: Told) -> Block:
+    raise SourceError(f"run {told.runs}")
+
+
+class Hang:
+    """A call that does not return until it is let go; ``act`` is a ``Told``'s."""
+
+    def __init__(self, from_run: int = 2) -> None:
+        self.let_go = threading.Event()
+        self.from_run = from_run
+
+    def act(self, told: Told) -> Block:
+        if told.runs >= self.from_run and not self.let_go.wait(60):
+            raise AssertionError("nobody let the hanging call go")
+        if told.block.counter_columns:
+            told.block.set_counter(0, told.runs)
+        return told.block
+
+
+def value(newest: tuple[Layout, Frame] | None, metric: str, **labels: str) -> float | int | None:
+    """A gauge's value (NaN where absent) or a counter's (None where absent). KeyError where there is no such series."""
+    wanted = (metric, tuple(sorted(labels.items())))
+    if newest is None:
+        raise KeyError(wanted)
+    layout, frame = newest
+    for index, column in enumerate(layout.gauges):
+        if (column.metric, column.labels) == wanted:
+            return float(frame.gauges[index])
+    for index, column in enumerate(layout.counters):
+        if (column.metric, column.labels) == wanted:
+            return int(frame.counters[index]) if frame.counters_valid[index] else None
+    raise KeyError(wanted)
+
+
+def shown(node: Node, metric: str, **labels: str) -> float | int | None:
+    """The value in the node's newest frame; None also where there is no such series."""
+    try:
+        return value(node.newest(), metric, **labels)
+    except KeyError:
+        return None
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> float:
+    """Wait for it; how many seconds it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + seconds, f"nothing of the kind within {seconds:g} s"
+        time.sleep(0.005)
+    return time.monotonic() - began
