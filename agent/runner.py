@@ -83,7 +83,6 @@ class Runner:
         self.name = collector.name
         self.lane: str = getattr(collector, "lane", collector.name)
         self.nominal_ns = round(collector.interval_seconds * 1e9)
-        self.interval_ns = self.nominal_ns
         self.parent = collector if isinstance(collector, Parent) else None
         self.records = collector if isinstance(collector, RecordSource) else None
         self.releasable = collector if isinstance(collector, Releasable) else None
@@ -103,6 +102,9 @@ class Runner:
         self._clock = clock
         self._origin_ns = 0
         self._phase_ns = 0
+        least, most = STUCK_SECONDS
+        self._stuck_ns = min(max(self.nominal_ns, round(least * 1e9)), round(most * 1e9))
+        self._set_interval(self.nominal_ns)
         self._over_runs = self._under_runs = 0
 
     # --- schedule ----------------------------------------------------------------------------------------------------
@@ -123,6 +125,10 @@ class Runner:
         first_ns = self._origin_ns + self._phase_ns
         passed = (now_ns - first_ns) // self.interval_ns + 1
         self.due_ns = first_ns + max(0, passed) * self.interval_ns
+
+    def _set_interval(self, interval_ns: int) -> None:
+        self.interval_ns = interval_ns
+        self._stale_ns = max(STALE_INTERVALS * interval_ns, round(STALE_SECONDS * 1e9))
 
     # --- a run -------------------------------------------------------------------------------------------------------
 
@@ -155,12 +161,14 @@ class Runner:
     def _keep_to_budget(self, duration_ns: int, processor_ns: int) -> None:
         """Lengthen the interval of a collector that takes too much of it, shorten it once the cost has fallen."""
         needed_ns = max(processor_ns / PROCESSOR_SHARE, duration_ns / DURATION_SHARE)
-        if needed_ns > self.interval_ns:
+        if needed_ns <= self.interval_ns == self.nominal_ns:
+            self._over_runs = 0
+        elif needed_ns > self.interval_ns:
             self._under_runs = 0
             self._over_runs += 1
             if self._over_runs >= OVER_BUDGET_RUNS and self.interval_ns < MOST_SLOWING * self.nominal_ns:
                 self._over_runs = 0
-                self.interval_ns *= 2
+                self._set_interval(2 * self.interval_ns)
                 log.warning(
                     "collector %s takes %.3g s a run, %.3g s of them on a processor: it now runs every %.3g s",
                     self.name,
@@ -168,12 +176,12 @@ class Runner:
                     processor_ns / 1e9,
                     self.interval_ns / 1e9,
                 )
-        elif self.interval_ns > self.nominal_ns and needed_ns <= self.interval_ns / 4:
+        elif needed_ns <= self.interval_ns / 4:
             self._over_runs = 0
             self._under_runs += 1
             if self._under_runs >= OVER_BUDGET_RUNS:
                 self._under_runs = 0
-                self.interval_ns //= 2
+                self._set_interval(self.interval_ns // 2)
         else:
             self._over_runs = self._under_runs = 0
 
@@ -221,15 +229,12 @@ class Runner:
 
     def is_stale(self, sample: Sample, now_ns: int) -> bool:
         """Whether a sample of this collector's is too old to be shown."""
-        return now_ns - sample.sampled_ns > max(STALE_INTERVALS * self.interval_ns, round(STALE_SECONDS * 1e9))
+        return now_ns - sample.sampled_ns > self._stale_ns
 
     def is_stuck(self, now_ns: int) -> bool:
         """Whether the present run has taken too long."""
         since_ns = self.running_since_ns
-        if since_ns is None:
-            return False
-        least, most = STUCK_SECONDS
-        return now_ns - since_ns > min(max(self.nominal_ns, round(least * 1e9)), round(most * 1e9))
+        return since_ns is not None and now_ns - since_ns > self._stuck_ns
 
 
 def ticks(stopping: threading.Event, clock: Clock, due_ns: int, interval_ns: int) -> Iterator[None]:

@@ -247,7 +247,7 @@ def test_a_member_that_is_taken_away_while_it_is_stuck_is_closed_when_its_call_r
     try:
         wait_until(lambda: stuck.runs == 2)
         finder.found = ()
-        wait_until(lambda: "stuck" not in [tier.name for tier in (node.newest() or ())[0].tiers])
+        wait_until(lambda: success(node, "stuck") is None)
         assert stuck.closed == 0 and shown(node, "gangwatch_agent_threads_abandoned") == 1
     finally:
         hang.let_go.set()

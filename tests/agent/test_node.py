@@ -19,68 +19,12 @@ from agent.runner import STALE_SECONDS, ticks
 from agent.schema.catalog import BY_NAME
 from agent.schema.clock import ManualClock
 from agent.schema.errors import SourceError, UnsupportedError
-from agent.schema.frame import MAX_RECORDS, Column, EventRecord, Frame, Layout, Record, check_fits
-
-GAUGE = Column("gangwatch_host_load1")
-COUNTER = Column("gangwatch_host_disk_read_bytes_total", (("device", "sda"),))
-
-
-class Told:
-    """A collector that does what the test tells it to."""
-
-    interval_seconds = 1.0
-
-    def __init__(self, name: str = "told", act: Callable[[Told], Block] | None = None) -> None:
-        self.name = name
-        self.block = Block([GAUGE], [COUNTER])
-        self.act = act
-        self.runs = 0
-        self.closed = 0
-
-    def collect(self) -> Block:
-        self.runs += 1
-        if self.act is not None:
-            return self.act(self)
-        self.block.clear()
-        self.block.set_gauge(0, self.runs)
-        self.block.set_counter(0, 2**60 + self.runs)
-        return self.block
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-class Recorder(Told):
-    """A collector that has records too."""
-
-    def __init__(self) -> None:
-        super().__init__("recorder")
-        self.waiting: list[Record] = []
-
-    def take_records(self) -> list[Record]:
-        taken, self.waiting = self.waiting, []
-        return taken
+from agent.schema.frame import MAX_RECORDS, Column, EventRecord, Frame, Layout, check_fits
+from tests.agent.told import COUNTER, GAUGE, Recorder, Told, fail, value, wait_until
 
 
 def event(number: int) -> EventRecord:
     return EventRecord("xid", str(number), number)
-
-
-def fail(told: Told) -> Block:
-    raise SourceError(f"run {told.runs}")
-
-
-def value(newest: tuple[Layout, Frame], metric: str, **labels: str) -> float | int | None:
-    """A gauge's value (NaN where absent) or a counter's (None where absent). KeyError where there is no such series."""
-    layout, frame = newest
-    wanted = (metric, tuple(sorted(labels.items())))
-    for index, column in enumerate(layout.gauges):
-        if (column.metric, column.labels) == wanted:
-            return float(frame.gauges[index])
-    for index, column in enumerate(layout.counters):
-        if (column.metric, column.labels) == wanted:
-            return int(frame.counters[index]) if frame.counters_valid[index] else None
-    raise KeyError(wanted)
 
 
 @pytest.fixture
@@ -101,13 +45,6 @@ def started() -> Iterator[Callable[[Node], Node]]:
     yield start
     for node in nodes:
         node.stop()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "nothing of the kind within 30 s"
-        time.sleep(0.005)
 
 
 def test_a_frame_holds_what_the_collectors_gave(clock: ManualClock) -> None:
