@@ -13,6 +13,7 @@ from agent.collectors.host import HostCollector
 from agent.collectors.process import ProcessCollector
 from agent.collectors.steps import StepCollector
 from agent.collectors.xid import XidCollector, XidLedger
+from agent.inventory import Inventory
 from agent.schema.errors import UnsupportedError
 
 
@@ -23,7 +24,7 @@ class Machine:
     step_socket: where training processes register; None where they cannot. nvml_library: a path instead of the
     system's libnvidia-ml.so.1. gpus: UUIDs of the node's, () for all. interval_seconds: the frame's; ranks'
     steps and processes are sampled twice as often, so that what is short is still seen. xids: where the driver's
-    events and the kernel's log meet.
+    events and the kernel's log meet. inventory: what the GPUs are called, for those who join them to their owners.
     """
 
     attribution: Attribution
@@ -34,6 +35,7 @@ class Machine:
     gpus: tuple[str, ...] = ()
     interval_seconds: float = 1.0
     xids: XidLedger = field(default_factory=XidLedger)
+    inventory: Inventory = field(default_factory=Inventory)
 
 
 def _steps(machine: Machine) -> Collector:
