@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from agent.schema.frame import Column, Frame, Layout, Member, OpenRecord, Record, StepRecord, Tier, make_layout
 from scheduler_feedback.core.fleet import Fleet
+from scheduler_feedback.core.look import Look
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors import Detector
 
@@ -299,11 +300,12 @@ def watch(
 ) -> list[Heard]:
     """Fold the frames of all courses in order of arrival, let the detector look every `tick_seconds`."""
     fleet = Fleet() if fleet is None else fleet
+    look = Look(fleet)
     heard: list[Heard] = []
     due = start_seconds
     for at, layout, frame in heapq.merge(*courses, key=lambda item: item[0]):
         while due < at:
-            heard += [Heard(due, finding) for finding in detector.tick(fleet, WALL_START_NS + round(due * NS))]
+            heard += [Heard(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]
             due += tick_seconds
         fleet.observe(layout, frame, round(at * NS))
-    return heard + [Heard(due, finding) for finding in detector.tick(fleet, WALL_START_NS + round(due * NS))]
+    return heard + [Heard(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]

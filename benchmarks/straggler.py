@@ -33,6 +33,7 @@ from benchmarks import gang_weather as weather
 from benchmarks.gang_physics import NS, WALL_START_NS, Gang, History, frames, happen, stopped_by, watch
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.gangs import CONSUMED
+from scheduler_feedback.core.look import Look
 from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.detectors.straggler import StragglerDetector
 
@@ -199,6 +200,7 @@ def cost(ranks: int, seconds: int) -> dict[str, Any]:
     layouts = node_layouts(ranks // RANKS_A_NODE)
     random = np.random.default_rng(FIRST_SEED)
     fleet, detector = Fleet(), StragglerDetector()
+    seen = Look(fleet)
     fold: list[float] = []
     look: list[float] = []
     per_rank = np.array([0.8 * NS, 0.01 * NS, 0.0, 0.0, 1.0])
@@ -233,7 +235,7 @@ def cost(ranks: int, seconds: int) -> dict[str, Any]:
         for layout, frame in sent:
             fleet.observe(layout, frame, at)
         folded = time.perf_counter()
-        detector.tick(fleet, WALL_START_NS + at)
+        detector.tick(seen.next(WALL_START_NS + at))
         fold.append(folded - begun)
         look.append(time.perf_counter() - folded)
     begun = time.perf_counter()

@@ -20,6 +20,7 @@ from agent.schema.errors import FrameError
 from agent.schema.frame import Frame, Layout
 from scheduler_feedback.core.events import Event, FirstStep
 from scheduler_feedback.core.fleet import Fleet, Sample
+from scheduler_feedback.core.look import Look
 from scheduler_feedback.detectors import Detector
 
 TICK_SECONDS = 0.5
@@ -47,6 +48,7 @@ class Watch:
         queue_frames: int = QUEUE_FRAMES,
     ) -> None:
         self._fleet = Fleet()
+        self._look = Look(self._fleet)
         self._detectors = {detector.name: detector for detector in detectors}
         self._found = found
         self._clock = clock
@@ -137,11 +139,11 @@ class Watch:
             self._fold()
             events: list[Event] = [FirstStep(*first) for first in self._fleet.first_steps()]
             samples: list[Sample] = []
-            now_wall_ns = self._clock.wall_ns()
+            telemetry = self._look.next(self._clock.wall_ns(), self._clock.monotonic_ns())
             for name, detector in self._detectors.items():
                 if name not in self._broken:
                     try:
-                        events.extend(detector.tick(self._fleet, now_wall_ns))
+                        events.extend(detector.tick(telemetry))
                         samples.extend(detector.measures())
                     except Exception as error:
                         self._report(name, error)

@@ -103,6 +103,7 @@ class Fleet:
         self._gangs: dict[str, Gang] = {}
         self._first_steps: list[tuple[str, int, int, int]] = []
         self._stepped: dict[str, int] = {}
+        self._newest_received_ns = 0
         self.events: list[tuple[str, EventRecord]] = []
         self.records_refused = 0
         self.records_of_ended_attempts = 0
@@ -124,6 +125,16 @@ class Fleet:
         call."""
         found, self._first_steps = self._first_steps, []
         return found
+
+    def take_events(self) -> list[tuple[str, EventRecord]]:
+        """(node, event) of what was told since the last call, the newest 1,024."""
+        found, self.events = self.events, []
+        return found
+
+    @property
+    def newest_received_ns(self) -> int:
+        """When the newest frame of any node came, on the receiver's clock; 0 before the first."""
+        return self._newest_received_ns
 
     def gang_step_seconds(self, gang: str) -> float | None:
         """Mean time of the gang's newest steps; None where it is not known or has made none."""
@@ -174,6 +185,7 @@ class Fleet:
             node._pressure_before.clear()
         node.machine, node.agent_id, node.seq = frame.boot_id, frame.agent_id, frame.seq
         node.wall_ns, node.monotonic_ns, node.received_ns = frame.wall_ns, frame.monotonic_ns, received_ns
+        self._newest_received_ns = max(self._newest_received_ns, received_ns)
         if node._layout_id != layout.layout_id:
             self._read_layout(node, layout)
         for group in node._groups:

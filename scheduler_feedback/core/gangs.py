@@ -105,6 +105,7 @@ class Gang:
         self._end = np.zeros((rows, columns), np.int64)
         self._duration = np.full((rows, columns), np.nan)
         self._wait = np.full((rows, columns), np.nan)
+        self._newest = np.full(columns, -1, np.int64)
         self._open_step = np.full((columns, 3), -1, np.int64)
         self._open_collective = np.full((columns, 3), -1, np.int64)
         self._total = np.zeros((columns, len(CONSUMED)))
@@ -178,6 +179,7 @@ class Gang:
                 return
             self._clear(row, step)  # the same step again, later: it is being repeated after a fall back
         self._end[row, column] = end_ns
+        self._newest[column] = step
         self._duration[row, column] = duration_ns * 1e-9
         if wait_ns is not None:
             self._wait[row, column] = wait_ns * 1e-9
@@ -213,6 +215,10 @@ class Gang:
         between = (end - self._end[np.ix_(previous, columns)]) * 1e-9
         seconds = np.where(known[:, None] & (between >= CYCLE_SLACK * duration), between, duration)
         return Steps(number, self._done[rows], end, seconds, self._wait[cells])
+
+    def newest_steps(self) -> IntArray:
+        """int64 [n] by rising rank: number of the step that the rank finished last, -1 for none."""
+        return self._newest[self._by_rank()]
 
     @property
     def newest_sequence(self) -> int:
@@ -312,6 +318,7 @@ class Gang:
         self._end = wider(self._end, 1, 0)
         self._duration = wider(self._duration, 1, np.nan)
         self._wait = wider(self._wait, 1, np.nan)
+        self._newest = wider(self._newest, 0, -1)
         self._open_step = wider(self._open_step, 0, -1)
         self._open_collective = wider(self._open_collective, 0, -1)
         self._total = wider(self._total, 0, 0)

@@ -6,13 +6,21 @@ A baseline that went on learning would take a lasting fault for the normal state
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from scheduler_feedback.core.gangs import FloatArray
-from scheduler_feedback.detectors.windows import LEAST_COMPUTE, Window, join, median_of_others, spread
+from scheduler_feedback.detectors.windows import (
+    LEAST_COMPUTE,
+    Places,
+    Window,
+    join,
+    middle_of_others,
+    middle_of_peers,
+    spread,
+)
 
 SKIPPED_STEPS = 3
 """The first steps compile, allocate and fill caches."""
@@ -31,8 +39,13 @@ FROM_START_SIGMAS = 4.0
 """A rank so much above its peers (or above its own place among them in an earlier attempt) has been slow from the
 start. Four sigma of the others' own spread: unequal pipeline stages spread a healthy gang (ByteDance trace ST)."""
 
-LEAST_PEERS = 4
-"""In groups below four two peers cannot out-vote a third: only a rank's own past speaks there."""
+LEAST_SHARE = 16
+"""More than one place in sixteen slow from the start is how the work was divided."""
+
+EARLY_WINDOWS = 3
+EARLY_RATIO = float(np.log(1.3))
+"""So few windows suffice to see a rank that is far slower than its peers from the start, in each of them: the norm of
+everybody else is learned all the same when the warm-up is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,7 @@ class Baseline:
     computing time over exactly the same windows.
     from_start: bool [n], slow already here; reference: float64 [n], what its computing time should have been then.
     role_known: whether an earlier attempt of the gang tells the ranks' places among their peers.
+    final: whether it rests on a whole warm-up; otherwise it was learned early, for a rank slow from the start.
     """
 
     steps: int
@@ -59,6 +73,7 @@ class Baseline:
     from_start: npt.NDArray[np.bool_]
     reference: FloatArray
     role_known: bool
+    final: bool = True
 
     @property
     def known(self) -> bool:
@@ -88,29 +103,29 @@ def per_step(windows: Sequence[Window]) -> FloatArray:
     return result
 
 
-def learn(windows: Sequence[Window], role: FloatArray | None, nodes: npt.NDArray[np.intp]) -> Baseline:
+def learn(windows: Sequence[Window], role: FloatArray | None, where: Places, final: bool = True) -> Baseline:
     """Freeze what the warm-up's windows show. `role`: float64 [n], log computing time against the gang's median in an
-    earlier attempt; None where there is none. `nodes` [n]: index of each rank's node.
+    earlier attempt; None where there is none.
 
     Each rank's own worst window is left out, and of the gang's times its worst: one stall while starting must not
     become the norm; two are nature.
     """
     compute = np.array([window.compute for window in windows])
-    usual_windows = sorted(windows, key=lambda window: window.step_seconds)[:-1]
+    usual_windows = sorted(windows, key=lambda window: window.step_seconds)[: max(1, len(windows) - 1)]
     wait, step_seconds = join(usual_windows, "wait"), float(join(usual_windows, "step_seconds"))
     count = compute.shape[1]
-    usual = (compute.sum(axis=0) - compute.max(axis=0)) / (len(windows) - 1)
+    usual = (compute.sum(axis=0) - compute.max(axis=0)) / max(len(windows) - 1, 1) if len(windows) > 1 else compute[0]
     logs = log_compute(compute, step_seconds)
     usual_log = log_compute(usual, step_seconds)
     from_start, reference = np.zeros(count, np.bool_), usual
     own = np.full(count, SPREAD_FLOOR)
     if np.isfinite(usual).all() and count > 1:
         shifts = logs - usual_log
-        residual = np.array([row - median_of_others(row) for row in shifts])
-        squares = np.sort(residual**2, axis=0)[:-1]
+        residual = np.array([row - middle_of_others(row, where) for row in shifts])
+        squares = np.sort(residual**2, axis=0)[: max(1, len(windows) - 1)]
         own = np.maximum(np.sqrt(squares.mean(axis=0)), max(SPREAD_FLOOR, spread(residual)))
-        from_start, reference = _slow_from_start(usual_log, own, role, nodes)
-    parts = per_step(windows)[:, :3]
+        from_start, reference = _slow_from_start(usual_log, own, role, where)
+    known = len(windows) > 1
     return Baseline(
         steps=sum(window.steps for window in windows),
         step_seconds=step_seconds,
@@ -118,29 +133,44 @@ def learn(windows: Sequence[Window], role: FloatArray | None, nodes: npt.NDArray
         compute=usual,
         wait=wait,
         own_spread=own,
-        parts=parts,
-        parts_compute=join(windows[:-1], "compute"),
+        parts=per_step(windows)[:, :3] if known else np.full((count, 3), np.nan),
+        parts_compute=join(windows[:-1], "compute") if known else usual,
         from_start=from_start,
         reference=reference,
         role_known=role is not None,
+        final=final,
     )
 
 
+def learn_early(windows: Sequence[Window], role: FloatArray | None, where: Places) -> Baseline | None:
+    """A norm from the first few windows, where in all of them some rank is far slower than its peers; None else."""
+    if len(windows) < EARLY_WINDOWS or not all(window.known for window in windows):
+        return None
+    found = learn(windows, role, where, final=False)
+    if not found.from_start.any():
+        return None
+    logs = [log_compute(window.compute, found.step_seconds) for window in windows]
+    place = np.array([row - np.nan_to_num(middle_of_peers(row, where), nan=np.inf) for row in logs])
+    sure = found.from_start & (place >= EARLY_RATIO).all(axis=0)
+    if not sure.any():
+        return None
+    return replace(found, from_start=sure, reference=np.where(sure, found.reference, found.compute))
+
+
 def _slow_from_start(
-    usual_log: FloatArray, own: FloatArray, role: FloatArray | None, nodes: npt.NDArray[np.intp]
+    usual_log: FloatArray, own: FloatArray, role: FloatArray | None, where: Places
 ) -> tuple[npt.NDArray[np.bool_], FloatArray]:
-    count = len(usual_log)
-    none = np.zeros(count, np.bool_)
-    if role is None and count < LEAST_PEERS:
-        return none, np.exp(usual_log)
+    """Who is slow from the start, and each rank's healthy computing time as far as that can be told."""
     place = usual_log if role is None else usual_log - role
-    expected = median_of_others(place)
-    residual = place - expected
+    expected = middle_of_peers(place, where) if role is None else middle_of_others(place, where)
+    residual = np.nan_to_num(place - expected, nan=-np.inf)
     threshold = FROM_START_PEERS if role is None else FROM_START_SELF
-    slow = none.copy()
-    for rank in np.flatnonzero(residual >= threshold):
-        scale = max(spread(np.delete(place, rank)), float(own[rank]), SPREAD_FLOOR)
-        slow[rank] = residual[rank] >= FROM_START_SIGMAS * scale
-    if len(set(nodes[slow].tolist())) > 1:  # a whole stage or role, not one bad place
-        return none, np.exp(usual_log)
+    slow = np.zeros(len(usual_log), np.bool_)
+    for members in where.roles if role is None else (np.arange(len(usual_log)),):
+        for rank in members[residual[members] >= threshold].tolist():
+            others = members[members != rank]
+            scale = max(spread(place[others]), float(own[rank]), SPREAD_FLOOR)
+            slow[rank] = residual[rank] >= FROM_START_SIGMAS * scale
+    if len(set(where.index[slow].tolist())) > max(1, len(usual_log) // LEAST_SHARE):
+        return np.zeros_like(slow), np.exp(usual_log)  # many places: unequal work, not bad places
     return slow, np.exp(np.where(slow, expected if role is None else expected + role, usual_log))

@@ -15,8 +15,15 @@ from scheduler_feedback.core.gangs import STOPPED, FloatArray
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.attribution import CAUSE_SHARE, CONTESTED_HINT, Attribution, attribute
-from scheduler_feedback.detectors.baseline import LEAST_PEERS, Baseline, per_step
-from scheduler_feedback.detectors.windows import Places, Window, join, median_of_others
+from scheduler_feedback.detectors.baseline import Baseline, per_step
+from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.detectors.windows import (
+    LEAST_PEERS,
+    Places,
+    Window,
+    join,
+    middle_of_others,
+)
 
 LEAST_SLOWDOWN = 1.05
 """Below five per cent nothing is worth stopping a job for (EROICA's and Guard's threshold)."""
@@ -47,6 +54,12 @@ CONCENTRATED = 0.6
 LARGER_PART = float(np.log(1.6))
 """A rank that never was faster may have more to do: pipeline stages of healthy jobs differ by up to half (ByteDance
 trace ST; NVRx's rule, 1.33 times, names two of its ranks). Beyond this it is told as a straggler, with doubt."""
+
+LARGER_PART_OF_ROLE = float(np.log(1.25))
+"""Where the layout says that its peers do the same work, what is left is uneven data and experts."""
+
+FEW = 8
+"""At most one rank in eight can be slow, each for its own reason, at one time; more is the workload or the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +103,7 @@ class Case:
     alarmed: frozenset[int]
     unrest: float
     shared_machine: bool
+    switches: Switches
 
 
 def slow_windows(interval: Sequence[Judged], rank: int) -> list[Window]:
@@ -123,6 +137,9 @@ def judge(case: Case) -> Judgement:
     mates = [r for r in sorted(case.alarmed) if r != rank and case.where.index[r] == case.where.index[rank]]
     strangers = [r for r in sorted(case.alarmed) if case.where.index[r] != case.where.index[rank]]
     own_gain = float(join(windows, "node_gain")[case.where.index[rank]] if mates else gain[rank])
+    few = len(case.alarmed) <= max(1, len(case.ranks) // FEW)
+    if strangers and few:
+        own_gain = max(own_gain, _joint_gain(compute, case))
     split = _attribute(case, windows, from_start)
     if split.cause is Cause.SUSPENDED and case.shared_machine and split.contested_share >= CONTESTED_HINT:
         own_gain = min(own_gain, max(split.rest, 0.0))  # what chance load may have added is not held against it
@@ -130,11 +147,11 @@ def judge(case: Case) -> Judgement:
     slowdown = step_seconds / without
 
     usual = baseline.reference[rank] if from_start else baseline.compute[rank]
-    drift = _drift_of_others(compute, baseline, rank)
+    drift = _drift_of_others(compute, baseline, case.where, rank)
     excess = float(compute[rank] - usual * drift)
-    held = _held(wait, None if from_start else baseline.wait, rank)
-    others_wait = float(median_of_others(wait)[rank])
-    others_gain = np.delete(gain, [rank, *mates])
+    held = _held(wait, None if from_start else baseline.wait, case.where, rank)
+    others_wait = float(middle_of_others(wait, case.where)[rank])
+    others_gain = np.delete(gain, sorted(case.alarmed) if few else [rank, *mates])
     next_gain = float(others_gain.max()) if len(others_gain) else 0.0
     sigmas = float(np.mean([judged.sigmas[rank] for judged in case.interval]))
     hits = len(slow_windows(case.interval, rank))
@@ -163,7 +180,7 @@ def judge(case: Case) -> Judgement:
             step_seconds,
             without,
             "seconds",
-            "the same steps without " + ("the node's ranks" if mates else "this rank"),
+            "the same steps without " + _without(mates, strangers, few),
             weighing.of_slowdown(slowdown),
         ),
         Evidence(
@@ -206,6 +223,8 @@ def judge(case: Case) -> Judgement:
 
     refusal, harmless = "", False
     slower = step_seconds / min(baseline.step_seconds, case.best_step_seconds)
+    inversion = case.switches.wait_inversion
+    larger_part = LARGER_PART_OF_ROLE if case.where.layout_known else LARGER_PART
     if not from_start and slower < LEAST_SLOWDOWN:
         refusal, harmless = f"the gang's steps take {slower:.3g} times their best: it is not hurt", True
     elif len(case.alarmed) > max(1, len(case.ranks) // 2):
@@ -215,13 +234,13 @@ def judge(case: Case) -> Judgement:
         if strangers:
             numbers = ", ".join(str(case.ranks[r]) for r in sorted([rank, *strangers]))
             refusal = f"ranks {numbers} are slow alike: no single one explains the steps"
-    elif held < HELD_SHARE * excess:
+    elif inversion and held < HELD_SHARE * excess:
         refusal = "its peers do not wait for it: the gang is not held up by it"
-    elif from_start and len(case.ranks) >= LEAST_PEERS and wait[rank] >= INVERTED * others_wait:
+    elif inversion and from_start and len(case.ranks) >= LEAST_PEERS and wait[rank] >= INVERTED * others_wait:
         refusal = (
             f"it waits {wait[rank] / max(others_wait, 1e-9):.2g} times as long as its peers: they are not its victims"
         )
-    elif from_start and not baseline.role_known and np.log(compute[rank] / usual) < LARGER_PART:
+    elif from_start and not baseline.role_known and np.log(compute[rank] / usual) < larger_part:
         refusal = (
             f"it computes {compute[rank] / usual:.3g} times as long as its peers and has done so from the start: "
             "whether it has more to do or does it more slowly cannot be told"
@@ -245,15 +264,31 @@ def judge(case: Case) -> Judgement:
     )
 
 
-def _drift_of_others(compute: FloatArray, baseline: Baseline, rank: int) -> float:
+def _without(mates: list[int], strangers: list[int], few: bool) -> str:
+    if strangers and few:
+        return "this rank and the others that are slow for a reason of their own"
+    return "the node's ranks" if mates else "this rank"
+
+
+def _joint_gain(compute: FloatArray, case: Case) -> float:
+    """By how much the steps would be shorter without any of the few that stand out, each for its own reason."""
+    gains = [0.0]
+    for members in case.where.roles:
+        rest = [rank for rank in members.tolist() if rank not in case.alarmed]
+        if rest and len(rest) < len(members):
+            gains.append(float(compute[members].max() - compute[rest].max()))
+    return max(gains)
+
+
+def _drift_of_others(compute: FloatArray, baseline: Baseline, where: Places, rank: int) -> float:
     """How much slower or faster the others compute than in warm-up: what the whole gang does is no one's fault."""
-    return float(median_of_others(compute / np.maximum(baseline.reference, 1e-9))[rank])
+    return float(middle_of_others(compute / np.maximum(baseline.reference, 1e-9), where)[rank])
 
 
-def _held(wait: FloatArray, usual: FloatArray | None, rank: int) -> float:
+def _held(wait: FloatArray, usual: FloatArray | None, where: Places, rank: int) -> float:
     """By how much longer the others wait than the rank does, beyond what is usual between them; seconds a step."""
-    now = float(median_of_others(wait)[rank] - wait[rank])
-    return now if usual is None else now - float(median_of_others(usual)[rank] - usual[rank])
+    now = float(middle_of_others(wait, where)[rank] - wait[rank])
+    return now if usual is None else now - float(middle_of_others(usual, where)[rank] - usual[rank])
 
 
 def _rhythm(case: Case, usual: float) -> int:

@@ -16,17 +16,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from scheduler_feedback.core.fleet import Fleet, Sample
-from scheduler_feedback.core.gangs import FloatArray, Gang
+from scheduler_feedback.core.fleet import Sample
+from scheduler_feedback.core.gangs import FloatArray
+from scheduler_feedback.core.telemetry import JobTelemetry, Telemetry
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
 from scheduler_feedback.detectors.baseline import (
-    LEAST_PEERS,
     SKIPPED_STEPS,
     SPREAD_FLOOR,
     WARM_UP_SECONDS,
     WARM_UP_STEPS,
     Baseline,
     learn,
+    learn_early,
     log_compute,
 )
 from scheduler_feedback.detectors.gates import (
@@ -39,17 +40,20 @@ from scheduler_feedback.detectors.gates import (
     slow_windows,
     stopped_again,
 )
-from scheduler_feedback.detectors.watched import RECENT_WINDOWS, Standing, Watched, dump, load
+from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.detectors.watched import RECENT_WINDOWS, Standing, Watched, dump, load, rest
 from scheduler_feedback.detectors.windows import (
     Window,
     blame_stopped,
     cut,
     join,
-    median_of_others,
+    middle_of_others,
+    middle_of_peers,
     places,
     spread,
     spread_of_others,
 )
+from scheduler_feedback.detectors.work import fit
 
 CLIP_SIGMAS = 6.0
 """One window adds at most this: a single stall, however long, can't alarm; two that are near one another can."""
@@ -95,6 +99,8 @@ GANG_WINDOWS = 8
 CALM_WINDOWS = 10
 """So many quiet windows end an episode; until then a reason is told once."""
 
+WORK_FIELDS = ("compute", "tokens", "squares")
+
 LARGE_GANG = 64
 """From here on the spread of all ranks stands for that of the others: one of so many hardly moves it."""
 
@@ -103,30 +109,36 @@ ABSENT_NS = 600_000_000_000
 
 
 class StragglerDetector:
-    """Finds the member that its gang waits for. Owned by one thread."""
+    """Finds the member that its gang waits for. Owned by one thread.
+
+    timed: windows of about a second, as frames come; else each step is a window and the first counts like the others,
+    as in a recorded trace, whose unit of time may be anything.
+    """
 
     name = "straggler"
 
-    def __init__(self) -> None:
+    def __init__(self, timed: bool = True, switches: Switches | None = None) -> None:
+        self._timed = timed
+        self._switches = Switches() if switches is None else switches
         self._watched: dict[str, Watched] = {}
         self._roles: dict[str, tuple[tuple[int, ...], FloatArray]] = {}
 
-    def tick(self, fleet: Fleet, now_wall_ns: int) -> list[Finding]:
+    def tick(self, telemetry: Telemetry) -> list[Finding]:
         """Look at what was completed since the last tick; the findings that are new."""
         findings: list[Finding] = []
-        for name, gang in fleet.gangs.items():
-            watched = self._watch(gang, now_wall_ns)
-            if watched is None:
+        present = set()
+        for job in telemetry.jobs:
+            name = job.shape.job
+            present.add(name)
+            watched = self._watch(job, telemetry.now_ns)
+            if watched is None or job.steps is None or not len(job.steps):
                 continue
-            steps = gang.completed(watched.cursor)
-            if steps is None:
-                continue
-            node = fleet.nodes.get(gang.node_of(watched.ranks[0]))
-            windows, used = cut(gang, steps, watched.where, 0 if node is None else node.wall_of(0))
-            watched.cursor = max(watched.cursor, used)
+            steps = watched.take_in(job.steps)
+            windows, used = cut(steps, watched.where, job.consumed, self._timed, watched.work)
+            watched.pending = rest(steps, used)
             for window in windows:
-                findings += self._take(name, watched, window, gang, fleet)
-        gone = [n for n, w in self._watched.items() if n not in fleet.gangs and now_wall_ns - w.seen_ns > ABSENT_NS]
+                findings += self._take(name, watched, window, job)
+        gone = [n for n, w in self._watched.items() if n not in present and telemetry.now_ns - w.seen_ns > ABSENT_NS]
         for name in gone:
             del self._watched[name]
             self._roles.pop(name, None)
@@ -152,55 +164,80 @@ class StragglerDetector:
 
     # --- one gang -----------------------------------------------------------------------------------------------------
 
-    def _watch(self, gang: Gang, now_wall_ns: int) -> Watched | None:
+    def _watch(self, job: JobTelemetry, now_wall_ns: int) -> Watched | None:
         """The memory of this attempt, begun anew for a new one or new ranks; None while there is nothing to compare."""
-        ranks, watched = gang.ranks, self._watched.get(gang.name)
-        if len(ranks) < 2:
+        shape = job.shape
+        name, watched = shape.job, self._watched.get(shape.job)
+        if watched is not None and watched.shape is shape:
+            watched.seen_ns = now_wall_ns
+            return watched
+        if len(shape) < 2:
             return None
-        if watched is not None and watched.attempt == gang.attempt:
+        ranks = tuple(shape.ranks.tolist())
+        if watched is not None and watched.attempt == shape.attempt:
             watched.seen_ns = now_wall_ns
             if watched.ranks == ranks:
-                if gang.newest_sequence < watched.cursor:
-                    watched.cursor = min(watched.cursor, SKIPPED_STEPS)  # the fleet began anew
+                if watched.where.names != (where := places(shape)).names or (watched.where.index != where.index).any():
+                    watched.where = where
+                watched.shape = shape
                 return watched
             if set(ranks) < set(watched.ranks):
                 return None  # after a restart nodes are heard again one by one
-        elif watched is not None and watched.attempt > gang.attempt:
+        elif watched is not None and watched.attempt > shape.attempt:
             return None
         elif watched is not None and watched.baseline is not None and watched.baseline.known:
             base = log_compute(watched.baseline.compute, watched.baseline.step_seconds)
-            self._roles[gang.name] = (watched.ranks, base - np.median(base))
-        watched = Watched(gang.attempt, ranks, places(gang.nodes), now_wall_ns)
+            self._roles[name] = (watched.ranks, base - np.median(base))
+        watched = Watched(shape.attempt, ranks, places(shape), now_wall_ns, shape)
+        watched.to_skip = SKIPPED_STEPS if self._timed else 0
         watched.forget_course()
-        self._watched[gang.name] = watched
+        self._watched[name] = watched
         return watched
 
-    def _take(self, name: str, watched: Watched, window: Window, gang: Gang, fleet: Fleet) -> list[Finding]:
+    def _take(self, name: str, watched: Watched, window: Window, job: JobTelemetry) -> list[Finding]:
+        findings: list[Finding] = []
+        if watched.baseline is None or not watched.baseline.final:
+            early = watched.baseline is not None
+            findings += self._warm_up(name, watched, window, job)
+            if not early:
+                return findings
         if watched.baseline is None:
-            return self._warm_up(name, watched, window, gang, fleet)
-        self._judge_window(
-            watched, watched.baseline, blame_stopped(window, watched.baseline.shared_wait, watched.where)
-        )
-        return self._conclude(name, watched, watched.baseline, gang, fleet)
+            return findings
+        blamed = blame_stopped(window, watched.baseline.shared_wait, watched.where)
+        self._judge_window(watched, watched.baseline, blamed)
+        return findings + self._conclude(name, watched, watched.baseline, job)
 
-    def _warm_up(self, name: str, watched: Watched, window: Window, gang: Gang, fleet: Fleet) -> list[Finding]:
+    def _warm_up(self, name: str, watched: Watched, window: Window, job: JobTelemetry) -> list[Finding]:
         if watched.warm_up and watched.warm_up[-1].known != window.known:
             watched.warm_up.clear()  # whether waits are known must not change within a baseline
         watched.warm_up.append(window)
         windows = watched.warm_up
         seconds = sum(w.steps * w.step_seconds for w in windows)
-        if seconds < WARM_UP_SECONDS or sum(w.steps for w in windows) < WARM_UP_STEPS:
-            return []
         role = self._roles.get(name)
         known_role = role[1] if role is not None and role[0] == watched.ranks else None
-        watched.baseline = learn(windows, known_role, watched.where.index)
-        watched.best_step_seconds = watched.baseline.step_seconds
-        watched.warm_up = []
-        if not watched.baseline.from_start.any():
+        early = watched.baseline is not None
+        if (self._timed and seconds < WARM_UP_SECONDS) or sum(w.steps for w in windows) < WARM_UP_STEPS:
+            if not early:
+                watched.baseline = learn_early(windows, known_role, watched.where)
+        else:
+            if watched.work is None:
+                compute, tokens, squares = (np.array([getattr(w, f) for w in windows]) for f in WORK_FIELDS)
+                watched.work = fit(compute, tokens, squares)
+                if watched.work is not None:
+                    factors = watched.work.factor(tokens, squares)
+                    windows = [
+                        replace(w, compute=w.compute / factor) for w, factor in zip(windows, factors, strict=True)
+                    ]
+            watched.baseline = learn(windows, known_role, watched.where)
+            watched.warm_up = []
+        if watched.baseline is None:
+            return []
+        watched.best_step_seconds = min(watched.best_step_seconds, watched.baseline.step_seconds)
+        if early or not watched.baseline.from_start.any():
             return []
         for past in windows:  # a rank slow from the start has been slow in these already
             self._judge_window(watched, watched.baseline, past)
-        return self._conclude(name, watched, watched.baseline, gang, fleet)
+        return self._conclude(name, watched, watched.baseline, job)
 
     def _judge_window(self, watched: Watched, baseline: Baseline, window: Window) -> None:
         """One window's residuals into the sums."""
@@ -219,18 +256,21 @@ class StragglerDetector:
             recent = float(join([judged.window for judged in newest], "step_seconds"))
             watched.best_step_seconds = min(watched.best_step_seconds, recent)
 
-    @staticmethod
-    def _sigmas(watched: Watched, baseline: Baseline, window: Window) -> FloatArray:
+    def _sigmas(self, watched: Watched, baseline: Baseline, window: Window) -> FloatArray:
         """Excess of each rank over its own past and, in groups that can vote, its peers, in standard deviations."""
         now = log_compute(window.compute, baseline.step_seconds)
         shift = now - log_compute(baseline.reference, baseline.step_seconds)
         watched.shifts.append(shift)
-        residual = shift - median_of_others(shift)
-        if len(now) >= LEAST_PEERS:
-            peers = now - median_of_others(now)
-            residual = np.where(baseline.from_start, residual, np.minimum(residual, peers))
-        scale = np.maximum(baseline.own_spread, SPREAD_FLOOR)
+        residual = shift - middle_of_others(shift, watched.where)
+        peers = now - middle_of_peers(now, watched.where)
+        if not self._switches.self_residual:
+            residual = np.where(np.isnan(peers), 0.0, peers)
+        residual = np.where(baseline.from_start, residual, np.fmin(residual, peers))
+        residual[~window.present] = 0.0
         recent = np.array(watched.shifts)
+        scale = np.maximum(baseline.own_spread, SPREAD_FLOOR)
+        if not self._switches.frozen_scale:
+            scale = np.maximum((recent - np.median(recent, axis=1, keepdims=True)).std(axis=0), SPREAD_FLOOR)
         if len(now) > LARGE_GANG:
             scale = np.maximum(scale, spread(recent - np.median(recent, axis=1, keepdims=True)))
         else:
@@ -239,18 +279,20 @@ class StragglerDetector:
         sigmas: FloatArray = residual / scale
         return sigmas
 
-    def _conclude(self, name: str, watched: Watched, baseline: Baseline, gang: Gang, fleet: Fleet) -> list[Finding]:
+    def _conclude(self, name: str, watched: Watched, baseline: Baseline, job: JobTelemetry) -> list[Finding]:
         findings: list[Finding] = []
         window = watched.history[-1].window
-        alarmed = [rank for rank in np.flatnonzero(watched.score >= ALARM).tolist() if _persistent(watched, rank)]
+        alarmed = [rank for rank in np.flatnonzero(watched.score >= ALARM).tolist() if self._persistent(watched, rank)]
         watched.refused[[r for r in range(len(watched.ranks)) if r not in alarmed]] = 0
         for rank in alarmed:
-            judgement = judge(self._case(watched, baseline, rank, alarmed, gang, fleet))
+            if rank in watched.standing and watched.standing[rank].told_confidence >= ACTING_CONFIDENCE:
+                continue
+            judgement = judge(self._case(watched, baseline, rank, alarmed, job))
             if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:
                 judgement = _too_weak(judgement)
             if not judgement.refusal:
                 watched.refused[rank] = 0
-                findings += self._verdict(name, watched, judgement, gang, fleet)
+                findings += self._verdict(name, watched, judgement, job)
             elif not judgement.harmless and rank not in watched.standing:
                 watched.refused[rank] += 1
                 if watched.refused[rank] >= PATIENCE_WINDOWS and rank not in watched.told:
@@ -260,9 +302,17 @@ class StragglerDetector:
         findings += self._whole_gang(name, watched, baseline, bool(alarmed))
         return findings
 
-    def _case(
-        self, watched: Watched, baseline: Baseline, rank: int, alarmed: list[int], gang: Gang, fleet: Fleet
-    ) -> Case:
+    def _persistent(self, watched: Watched, rank: int) -> bool:
+        """Whether the alarm rests on enough slow windows to be no accident, and on enough time to say where it went."""
+        interval = watched.interval(rank)
+        slow = slow_windows(interval, rank) if interval else []
+        if not slow:
+            return False
+        if self._timed and interval[-1].window.first_ns - interval[0].window.first_ns < ATTRIBUTION_NS:
+            return False
+        return len(slow) >= (LEAST_HITS_STOPPED if stopped_again(interval, rank) else LEAST_HITS)
+
+    def _case(self, watched: Watched, baseline: Baseline, rank: int, alarmed: list[int], job: JobTelemetry) -> Case:
         return Case(
             rank=rank,
             ranks=watched.ranks,
@@ -272,10 +322,11 @@ class StragglerDetector:
             best_step_seconds=watched.best_step_seconds,
             alarmed=frozenset(alarmed),
             unrest=spread_of_others(np.array(watched.shifts), rank),
-            shared_machine=fleet.shares_machine(gang.node_of(watched.ranks[rank])),
+            shared_machine=job.shared_machine is not None and bool(job.shared_machine[rank]),
+            switches=self._switches,
         )
 
-    def _verdict(self, name: str, watched: Watched, judgement: Judgement, gang: Gang, fleet: Fleet) -> list[Finding]:
+    def _verdict(self, name: str, watched: Watched, judgement: Judgement, job: JobTelemetry) -> list[Finding]:
         rank = judgement.rank
         standing = watched.standing.get(rank)
         interval = watched.interval(rank)
@@ -306,8 +357,12 @@ class StragglerDetector:
                 first_wall_ns=standing.first_ns,
                 last_wall_ns=interval[-1].window.last_ns,
                 evidence=judgement.evidence,
-                frames=fleet.frames_of(gang),
+                frames=job.frames,
                 detector=self.name,
+                level="node",
+                first_step=interval[0].window.first_step,
+                last_step=interval[-1].window.last_step,
+                detected_step=interval[-1].window.last_step,
             )
         ]
 
@@ -351,15 +406,6 @@ class StragglerDetector:
             why = "waits in collectives are unknown"
         reason = f"steps take {slower:.3g} times as long as at their best and {why}"
         return [Abstention(name, watched.attempt, None, window.last_ns, reason, (), self.name)]
-
-
-def _persistent(watched: Watched, rank: int) -> bool:
-    """Whether the alarm rests on enough slow windows to be no accident, and on enough time to say where it went."""
-    interval = watched.interval(rank)
-    slow = slow_windows(interval, rank)
-    if not slow or interval[-1].window.first_ns - interval[0].window.first_ns < ATTRIBUTION_NS:
-        return False
-    return len(slow) >= (LEAST_HITS_STOPPED if stopped_again(interval, rank) else LEAST_HITS)
 
 
 def _before(watched: Watched, interval: int) -> float:

@@ -14,9 +14,11 @@ import msgspec
 import numpy as np
 
 from scheduler_feedback.core.gangs import FloatArray, IntArray
+from scheduler_feedback.core.telemetry import Shape, StepTable
 from scheduler_feedback.detectors.baseline import SKIPPED_STEPS, Baseline
 from scheduler_feedback.detectors.gates import HIT_SIGMAS, Judged
 from scheduler_feedback.detectors.windows import Places, Window, places
+from scheduler_feedback.detectors.work import Work
 
 RECENT_WINDOWS = 8
 """Windows over which the present unrest of the others is measured."""
@@ -26,7 +28,7 @@ INTERVAL_WINDOWS = 24
 
 HISTORY_WINDOWS = 64
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 
 
 @dataclass(slots=True)
@@ -42,7 +44,8 @@ class Standing:
 class Watched:
     """What the detector remembers of one attempt of a gang. Arrays are float64 or int64 [n], by rising rank.
 
-    cursor: sequence of the last completed step that is in a window; the attempt's first steps are passed over.
+    shape: what was last seen of it. pending: finished steps that are in no window yet. to_skip: how many of the
+    attempt's first steps are still to be passed over. work: what ranks should take for what they are given.
     score: the CUSUM; since: number of the window in which it left zero, -1 at zero; refused: windows in a row in which
     an alarm failed the gates. counted: windows judged so far. standing: verdicts by index of the rank. told: ranks
     (-1: the gang) of which an abstention was told in the present episode.
@@ -52,7 +55,10 @@ class Watched:
     ranks: tuple[int, ...]
     where: Places
     seen_ns: int
-    cursor: int = SKIPPED_STEPS
+    shape: Shape | None = None
+    pending: StepTable | None = None
+    to_skip: int = SKIPPED_STEPS
+    work: Work | None = None
     warm_up: list[Window] = field(default_factory=list)
     baseline: Baseline | None = None
     best_step_seconds: float = np.inf
@@ -74,6 +80,13 @@ class Watched:
         self.since = np.full(count, -1, np.int64)
         self.refused = np.zeros(count, np.int64)
 
+    def take_in(self, steps: StepTable) -> StepTable:
+        """Steps waiting for a window, with these behind them; the attempt's first ones are passed over."""
+        skipped = min(self.to_skip, len(steps))
+        self.to_skip -= skipped
+        steps = rest(steps, skipped)
+        return steps if self.pending is None or not len(self.pending) else behind(self.pending, steps)
+
     def interval(self, rank: int) -> list[Judged]:
         """Judged windows from the first slow one on, since the rank's sum left zero.
 
@@ -83,6 +96,30 @@ class Watched:
         windows = list(self.history)[-length:] if length > 0 and self.since[rank] >= 0 else []
         slow = (index for index, judged in enumerate(windows) if judged.sigmas[rank] >= HIT_SIGMAS)
         return windows[next(slow, 0) :]
+
+
+def rest(steps: StepTable, after: int) -> StepTable:
+    """The steps without the first `after`."""
+    if not after:
+        return steps
+    return StepTable(*(None if array is None else array[after:] for array in _arrays_of(steps)))  # type: ignore[arg-type]
+
+
+def behind(first: StepTable, then: StepTable) -> StepTable:
+    """Two tables of the same ranks, one behind the other; what only one of them has is unknown in the other."""
+    joined: list[FloatArray | IntArray | None] = []
+    for one, other in zip(_arrays_of(first), _arrays_of(then), strict=True):
+        if one is None and other is None:
+            joined.append(None)
+        else:
+            one = np.full(first.seconds.shape, np.nan) if one is None else one
+            other = np.full(then.seconds.shape, np.nan) if other is None else other
+            joined.append(np.concatenate([one, other]))
+    return StepTable(*joined)  # type: ignore[arg-type]
+
+
+def _arrays_of(steps: StepTable) -> tuple[FloatArray | IntArray | None, ...]:
+    return tuple(getattr(steps, name) for name in StepTable.__slots__)
 
 
 # --- over a restart --------------------------------------------------------------------------------------------------
@@ -100,6 +137,10 @@ class _Kept(msgspec.Struct):
     step_seconds: float
     shared_wait: float
     role_known: bool
+    final: bool
+    roles: tuple[int, ...]
+    layout_known: bool
+    work: tuple[float, float, float] | None
     arrays: dict[str, bytes]
     standing: dict[int, tuple[str, int, float]]
     told: tuple[int, ...]
@@ -137,6 +178,10 @@ def _keep(watched: Watched, baseline: Baseline) -> _Kept:
         step_seconds=baseline.step_seconds,
         shared_wait=baseline.shared_wait,
         role_known=baseline.role_known,
+        final=baseline.final,
+        roles=tuple(watched.where.role.tolist()),
+        layout_known=watched.where.layout_known,
+        work=None if watched.work is None else (watched.work.fixed, watched.work.a_token, watched.work.a_square),
         arrays={name: array.astype("<f8").tobytes() for name, array in arrays.items()},
         standing={r: (s.verdict_id, s.first_ns, s.told_confidence) for r, s in watched.standing.items()},
         told=tuple(sorted(watched.told)),
@@ -160,10 +205,13 @@ def load(data: bytes) -> tuple[dict[str, Watched], Roles]:
 
 def _unpack(kept: _Kept) -> Watched:
     count = len(kept.ranks)
-    if len(kept.nodes) != count or any(rank not in range(count) for rank in kept.standing):
+    if len(kept.nodes) != count or len(kept.roles) != count or any(rank not in range(count) for rank in kept.standing):
         raise ValueError(f"{count} ranks, {len(kept.nodes)} nodes, verdicts on {sorted(kept.standing)}")
     arrays = {name: _floats(kept.arrays[name], count, 3 if name == "parts" else 1) for name in (*_ARRAYS, *_SUMS)}
-    watched = Watched(kept.attempt, kept.ranks, places(kept.nodes), kept.seen_ns)
+    roles = np.array(kept.roles, np.int64) if kept.layout_known else None
+    shape = Shape("", kept.attempt, np.array(kept.ranks, np.int64), kept.nodes, stage=roles)
+    watched = Watched(kept.attempt, kept.ranks, places(shape), kept.seen_ns)
+    watched.work = None if kept.work is None else Work(*kept.work)
     watched.forget_course()
     watched.baseline = Baseline(
         steps=kept.steps,
@@ -177,6 +225,7 @@ def _unpack(kept: _Kept) -> Watched:
         from_start=arrays["from_start"] > 0,
         reference=arrays["reference"],
         role_known=kept.role_known,
+        final=kept.final,
     )
     watched.best_step_seconds = kept.best_step_seconds
     watched.score = arrays["score"]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_feedback.core.gangs import STOPPED, Consumed, FloatArray, Gang, IntArray, Steps
+from scheduler_feedback.core.gangs import CONSUMED, STOPPED, Consumed, FloatArray, IntArray
+from scheduler_feedback.core.telemetry import Shape, StepTable
+from scheduler_feedback.detectors.work import Work
 
 WINDOW_SECONDS = 1.0
 """Frames come once a second: shorter windows find nothing sooner."""
 
 WINDOW_STEPS = 5
-"""Fewer steps make a noisy mean; at steps of over 0.2 s the windows grow instead."""
+LONG_WINDOW_SECONDS = 2.0
+"""Fewer steps make a noisy mean: a window holds five, unless they take longer than two seconds. Beyond, waiting for
+more steps would cost more time than their mean saves."""
 
 SHARED_WAIT_SLACK = 1.25
 """The collective's own time varies with load by about a quarter; a stop is not such a trifle."""
@@ -25,6 +29,9 @@ LEAST_COMPUTE = 0.02
 MAD_TO_SIGMA = 1.4826
 """Median absolute deviation of a normal distribution times this is its standard deviation."""
 
+LEAST_PEERS = 4
+"""In groups below four two peers cannot out-vote a third: only a rank's own past speaks there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -33,14 +40,17 @@ class Window:
     The MEAN is kept, not the median: a process stopped 0.3 s of every second hits a minority of the steps and still
     costs the job its mean.
 
-    first_ns, last_ns: wall time. step_seconds: mean over steps and ranks, end to end.
-    compute, wait: float64 [n] mean seconds a step, NaN where waits are unknown.
-    gain: float64 [n], mean over steps of (largest computing time - largest of the others'): by so much would the
-    steps have been shorter without the rank. node_gain: float64 [m], the same without a whole node.
+    first_ns, last_ns: wall time; first_step, last_step: numbers. step_seconds: mean over steps and ranks, end to end.
+    compute, wait: float64 [n] mean seconds a step, NaN where waits are unknown; computing is what it would be had all
+    ranks been given their usual work (work.py), once that is known.
+    gain: float64 [n], mean over steps of (largest computing time of its role - largest of the others in it): by so
+    much would the steps have been shorter without the rank. node_gain: float64 [m], the same without a whole node.
     peak, peak_step: float64 and int64 [n], each rank's largest computing time and the number of that step.
     shared_wait: mean over steps of the shortest wait of any rank: what the collective itself takes.
     began: cumulative counters at the beginning of the window. stopped: float64 [n], how many samples found the rank
-    stopped during it.
+    stopped during it. present: bool [n], whether any step of the rank was reported in it.
+    tokens, squares: float64 [n], mean a step, NaN where not reported.
+    alike: correlation of forward and backward times over ranks and steps, each against the step's median; NaN unknown.
     """
 
     steps: int
@@ -56,70 +66,148 @@ class Window:
     shared_wait: float
     began: Consumed
     stopped: FloatArray
+    present: npt.NDArray[np.bool_]
+    first_step: int
+    last_step: int
+    tokens: FloatArray
+    squares: FloatArray
+    alike: float
 
     @property
     def known(self) -> bool:
         """Whether waits, and with them computing times, are known."""
-        return bool(np.isfinite(self.compute[0]))
+        return bool(np.isfinite(self.compute).all())
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the ranks are: node names [m], index of each rank's node [n]."""
+    """Where the ranks are: node names [m], index of each rank's node [n]; role of each rank [n], ranks of each role.
+
+    Ranks of one role (pipeline stage) do the same work. layout_known: whether a layout said so; one role of all else.
+    """
 
     names: tuple[str, ...]
     index: npt.NDArray[np.intp]
+    role: npt.NDArray[np.intp]
+    roles: tuple[npt.NDArray[np.intp], ...]
+    layout_known: bool
 
 
-def places(nodes: Sequence[str]) -> Places:
-    """Number the nodes of the ranks."""
-    names, index = np.unique(np.asarray(nodes), return_inverse=True)
-    return Places(tuple(str(name) for name in names), index.astype(np.intp))
+def places(shape: Shape) -> Places:
+    """Number the nodes and roles of the ranks."""
+    names, index = np.unique(np.asarray(shape.nodes), return_inverse=True)
+    role = shape.roles
+    roles = tuple(np.flatnonzero(role == number) for number in range(int(role.max()) + 1))
+    known = shape.stage is not None
+    return Places(tuple(str(name) for name in names), index.astype(np.intp), role, roles, known)
 
 
-def cut(gang: Gang, steps: Steps, where: Places, wall_offset_ns: int) -> tuple[list[Window], int]:
-    """Cut completed steps into whole windows; returns them and the sequence number of the last step used, 0 for none.
+ConsumedAt = Callable[[IntArray], Consumed]
 
-    `wall_offset_ns` takes the first rank's clock to wall time. A rest too short for a window is left for later.
+
+def cut(
+    steps: StepTable, where: Places, consumed: ConsumedAt | None, timed: bool = True, work: Work | None = None
+) -> tuple[list[Window], int]:
+    """Cut completed steps into whole windows; returns them and how many steps were used.
+
+    A rest too short for a window is left for later. `timed`: windows of about a second; else of one step each, which
+    no unit of time can change. `work`: what each rank's computing time should be for what it was given.
     """
-    elapsed = np.cumsum(steps.seconds.mean(axis=1))
+    if not timed:
+        return [_window(steps, slice(k, k + 1), where, consumed, work) for k in range(len(steps))], len(steps)
+    with np.errstate(invalid="ignore"):
+        elapsed = np.cumsum(np.nan_to_num(np.nanmean(steps.seconds, axis=1))) if len(steps) else np.zeros(0)
     windows: list[Window] = []
     first, before = 0, 0.0
     while True:
-        last = max(first + WINDOW_STEPS - 1, int(np.searchsorted(elapsed, before + WINDOW_SECONDS)))
+        by_time = int(np.searchsorted(elapsed, before + WINDOW_SECONDS))
+        long = int(np.searchsorted(elapsed, before + LONG_WINDOW_SECONDS))
+        last = max(by_time, min(first + WINDOW_STEPS - 1, long))
         if last >= len(elapsed):
-            return windows, int(steps.sequence[first - 1]) if first else 0
-        windows.append(_window(gang, steps, slice(first, last + 1), where, wall_offset_ns))
+            return windows, first
+        windows.append(_window(steps, slice(first, last + 1), where, consumed, work))
         first, before = last + 1, float(elapsed[last])
 
 
-def _window(gang: Gang, steps: Steps, rows: slice, where: Places, wall_offset_ns: int) -> Window:
+def _window(steps: StepTable, rows: slice, where: Places, consumed: ConsumedAt | None, work: Work | None) -> Window:
     seconds, waits = steps.seconds[rows], steps.wait_seconds[rows]
-    began_ns: IntArray = steps.end_ns[rows.start] - np.rint(seconds[0] * 1e9).astype(np.int64)
-    began, ended = gang.consumed(began_ns), gang.consumed(steps.end_ns[rows][-1])
+    ranks, nodes = seconds.shape[1], len(where.names)
+    present = np.isfinite(seconds)
+    whole = bool(present.all())
+    waits_known = bool(np.isfinite(waits[present]).all()) and bool(present.any())
     compute = seconds - waits
-    ranks, nodes = compute.shape[1], len(where.names)
-    if np.isfinite(waits).all():
-        gain = _gain(compute)
-        by_node = gain[np.argsort(where.index)] if nodes == ranks else _gain(_largest_by_node(compute, where))
+    if work is not None and steps.tokens is not None:
+        compute = compute / work.factor(steps.tokens[rows], None if steps.squares is None else steps.squares[rows])
+    if not whole:
+        seconds, waits, compute = (_filled(array) for array in (seconds, waits, compute))
+    end_ns = steps.end_ns[rows]
+    began_ns: IntArray = end_ns[0] - np.rint(np.nan_to_num(seconds[0]) * 1e9).astype(np.int64)
+    if consumed is None:
+        began = Consumed(np.full((ranks, len(CONSUMED)), np.nan), began_ns)
+        stopped = np.zeros(ranks)
+    else:
+        began, ended = consumed(began_ns), consumed(end_ns[-1])
+        stopped = np.nan_to_num(ended.values[:, STOPPED] - began.values[:, STOPPED])
+    if waits_known:
+        gain = np.zeros(ranks)
+        for members in where.roles:
+            gain[members] = _gain(compute[:, members])
+        by_node = _gain_by_node(compute, where, gain)
     else:
         compute = np.full_like(compute, np.nan)
         gain, by_node = np.full(ranks, np.nan), np.full(nodes, np.nan)
+    number = steps.number[rows]
     return Window(
         steps=len(seconds),
-        first_ns=int(began_ns[0]) + wall_offset_ns,
-        last_ns=int(steps.end_ns[rows][-1, 0]) + wall_offset_ns,
+        first_ns=int(began_ns[0]),
+        last_ns=int(end_ns[-1, 0]),
         step_seconds=float(seconds.mean()),
         compute=compute.mean(axis=0),
-        wait=waits.mean(axis=0),
+        wait=waits.mean(axis=0) if waits_known else np.full(ranks, np.nan),
         gain=gain,
         node_gain=by_node,
         peak=compute.max(axis=0),
-        peak_step=steps.number[rows][compute.argmax(axis=0)],
-        shared_wait=float(waits.min(axis=1).mean()),
+        peak_step=number[np.nan_to_num(compute).argmax(axis=0)],
+        shared_wait=float(waits.min(axis=1).mean()) if waits_known else float("nan"),
         began=began,
-        stopped=np.nan_to_num(ended.values[:, STOPPED] - began.values[:, STOPPED]),
+        stopped=stopped,
+        present=np.asarray(present.any(axis=0), np.bool_),
+        first_step=int(number[0]),
+        last_step=int(number[-1]),
+        tokens=_mean(steps.tokens, rows, ranks),
+        squares=_mean(steps.squares, rows, ranks),
+        alike=_alike(steps, rows, where),
     )
+
+
+def _mean(values: FloatArray | None, rows: slice, ranks: int) -> FloatArray:
+    return np.full(ranks, np.nan) if values is None else values[rows].mean(axis=0)
+
+
+def _filled(values: FloatArray) -> FloatArray:
+    """[k, n]: what is missing takes the rank's own mean, or the step's median, or that of all: it says nothing new."""
+    known = np.isfinite(values)
+    count = known.sum(axis=0)
+    own = np.where(known, values, 0.0).sum(axis=0) / np.maximum(count, 1)
+    middle = float(np.median(values[known])) if known.any() else np.nan
+    by_step = np.array(
+        [np.median(row[fine]) if fine.any() else middle for row, fine in zip(values, known, strict=True)]
+    )
+    instead = np.where(count > 0, own, by_step[:, None])
+    return np.where(known, values, instead)
+
+
+def _alike(steps: StepTable, rows: slice, where: Places) -> float:
+    if steps.forward_seconds is None or steps.backward_seconds is None:
+        return float("nan")
+    parts = []
+    for values in (steps.forward_seconds[rows], steps.backward_seconds[rows]):
+        logs = np.log(np.maximum(values, 1e-12))
+        parts.append(np.concatenate([(logs[:, m] - np.median(logs[:, m], axis=1, keepdims=True)).ravel()
+                                     for m in where.roles]))  # fmt: skip
+    first, second = parts
+    spread_of_both = float(first.std() * second.std())
+    return float(np.mean((first - first.mean()) * (second - second.mean())) / spread_of_both) if spread_of_both else 0.0
 
 
 def blame_stopped(window: Window, usual_shared_wait: float, where: Places) -> Window:
@@ -152,10 +240,18 @@ def _gain(compute: FloatArray) -> FloatArray:
     return result
 
 
-def _largest_by_node(compute: FloatArray, where: Places) -> FloatArray:
-    order = np.argsort(where.index, kind="stable")
-    starts = np.searchsorted(where.index[order], np.arange(len(where.names)))
-    result: FloatArray = np.maximum.reduceat(compute[:, order], starts, axis=1)
+def _gain_by_node(compute: FloatArray, where: Places, gain: FloatArray) -> FloatArray:
+    """[m]: what the steps would gain without each whole node; the largest of the roles that it has ranks of."""
+    nodes = len(where.names)
+    if nodes == compute.shape[1]:
+        return gain[np.argsort(where.index)]
+    result = np.zeros(nodes)
+    for members in where.roles:
+        index = where.index[members]
+        order = np.argsort(index, kind="stable")
+        present, starts = np.unique(index[order], return_index=True)
+        largest = np.maximum.reduceat(compute[:, members[order]], starts, axis=1)
+        result[present] = np.maximum(result[present], _gain(largest))
     return result
 
 
@@ -175,6 +271,25 @@ def median_of_others(values: FloatArray) -> FloatArray:
     if count % 2 == 0:
         return of_others(middle)
     return (of_others(middle) + of_others(middle + 1)) / 2 if count > 2 else of_others(0)
+
+
+def middle_of_others(values: FloatArray, where: Places) -> FloatArray:
+    """[n] -> [n]: median of the others of its role where those are enough to vote, of all others else."""
+    if len(where.roles) == 1 or any(len(members) < LEAST_PEERS for members in where.roles):
+        return median_of_others(values)
+    result = np.empty_like(values)
+    for members in where.roles:
+        result[members] = median_of_others(values[members])
+    return result
+
+
+def middle_of_peers(values: FloatArray, where: Places) -> FloatArray:
+    """[n] -> [n]: median of the others of its role; NaN where those are too few to vote."""
+    result = np.full_like(values, np.nan)
+    for members in where.roles:
+        if len(members) >= LEAST_PEERS:
+            result[members] = median_of_others(values[members])
+    return result
 
 
 def spread(values: FloatArray) -> float:

@@ -20,6 +20,7 @@ from agent.schema.catalog import BY_NAME
 from benchmarks import gang_weather as weather
 from benchmarks.gang_physics import Gang, Heard, History, frames, happen, replay, stopped_by, watch
 from scheduler_feedback.core.fleet import Fleet
+from scheduler_feedback.core.look import Look
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind, Verdict
 from scheduler_feedback.detectors import DETECTORS
 from scheduler_feedback.detectors.straggler import StragglerDetector
@@ -305,7 +306,7 @@ def test_a_snapshot_of_something_else_is_refused(data: bytes) -> None:
     detector = StragglerDetector()
     with pytest.raises(ValueError, match="straggler snapshot"):
         detector.restore(data)
-    assert detector.tick(Fleet(), 0) == []
+    assert detector.tick(Look(Fleet()).next(0)) == []
 
 
 def test_a_truncated_snapshot_is_refused() -> None:
@@ -414,7 +415,7 @@ def test_every_detector_of_the_table_can_be_made_and_remembers() -> None:
         detector = make()
         assert detector.name
         detector.restore(detector.snapshot())
-        assert detector.tick(Fleet(), 0) == []
+        assert detector.tick(Look(Fleet()).next(0)) == []
 
 
 def test_memory_is_bounded_and_the_gone_are_forgotten() -> None:
@@ -424,5 +425,5 @@ def test_memory_is_bounded_and_the_gone_are_forgotten() -> None:
     watch(detector, [frames(gang, happen(gang, 150.0, 1), 1)], fleet=fleet)
     fleet.forget(gang.name)
     now = 1_900_000_000_000_000_000
-    assert detector.tick(fleet, now) == []
+    assert detector.tick(Look(fleet).next(now)) == []
     assert list(detector.measures()) == []

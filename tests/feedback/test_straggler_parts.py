@@ -10,11 +10,22 @@ from hypothesis import strategies as st
 from agent.schema.frame import Frame, Member, StepRecord, Tier, make_layout
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.gangs import Gang
+from scheduler_feedback.core.look import Look
+from scheduler_feedback.core.telemetry import Shape, StepTable
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.attribution import attribute
 from scheduler_feedback.detectors.straggler import StragglerDetector
+from scheduler_feedback.detectors.watched import rest
 from scheduler_feedback.detectors.weighing import BOUND, bounded, confidence
-from scheduler_feedback.detectors.windows import Window, blame_stopped, cut, median_of_others, places, spread_of_others
+from scheduler_feedback.detectors.windows import (
+    Places,
+    Window,
+    blame_stopped,
+    cut,
+    median_of_others,
+    places,
+    spread_of_others,
+)
 
 SECOND = 1_000_000_000
 finite = st.floats(-1e6, 1e6, allow_nan=False)
@@ -42,10 +53,18 @@ def gang_of(compute: np.ndarray, waits: np.ndarray, nodes: list[str] | None = No
     return gang
 
 
-def windows_of(gang: Gang) -> list[Window]:
+def table_of(gang: Gang) -> StepTable:
     steps = gang.completed()
     assert steps is not None
-    return cut(gang, steps, places(gang.nodes), 0)[0]
+    return StepTable(steps.number, steps.end_ns, steps.seconds, steps.wait_seconds)
+
+
+def at(nodes: list[str]) -> Places:
+    return places(Shape("g", 1, np.arange(len(nodes)), tuple(nodes)))
+
+
+def windows_of(gang: Gang) -> list[Window]:
+    return cut(table_of(gang), at(list(gang.nodes)), gang.consumed)[0]
 
 
 @settings(max_examples=60)
@@ -74,20 +93,20 @@ def test_windows_last_a_second_and_hold_five_steps() -> None:
     short = windows_of(gang_of(np.full((100, 2), 0.03), np.full((100, 2), 0.02)))
     assert {window.steps for window in short[:-1]} <= {20, 21}
     long = windows_of(gang_of(np.full((23, 2), 2.0), np.full((23, 2), 1.0)))
-    assert [window.steps for window in long] == [5, 5, 5, 5]
+    assert [window.steps for window in long] == [1] * 23
+    middling = windows_of(gang_of(np.full((24, 2), 0.6), np.full((24, 2), 0.2)))
+    assert [window.steps for window in middling] == [3] * 8
     assert long[0].compute.tolist() == pytest.approx([2.0, 2.0])
     assert long[0].wait.tolist() == pytest.approx([1.0, 1.0])
 
 
 def test_a_step_is_used_once_and_the_rest_is_left_for_later() -> None:
-    gang = gang_of(np.full((23, 2), 2.0), np.full((23, 2), 1.0))
-    steps = gang.completed()
-    assert steps is not None
-    _, used = cut(gang, steps, places(gang.nodes), 0)
-    rest = gang.completed(used)
-    assert rest is not None
-    assert rest.number.tolist() == [20, 21, 22]
-    assert cut(gang, rest, places(gang.nodes), 0) == ([], 0)
+    gang = gang_of(np.full((23, 2), 0.6), np.full((23, 2), 0.2))
+    steps = table_of(gang)
+    _, used = cut(steps, at(list(gang.nodes)), gang.consumed)
+    left = rest(steps, used)
+    assert left.number.tolist() == [21, 22]
+    assert cut(left, at(list(gang.nodes)), gang.consumed) == ([], 0)
 
 
 def test_the_spread_of_others_sees_their_bursts_and_not_the_suspects_own() -> None:
@@ -106,7 +125,7 @@ def stopped_window(stopped: list[float]) -> Window:
 
 def test_what_the_collective_took_too_long_is_laid_to_the_one_that_was_stopped() -> None:
     window = stopped_window([0.0, 2.0, 0.0])
-    blamed = blame_stopped(window, 0.1, places(["a", "b", "c"]))
+    blamed = blame_stopped(window, 0.1, at(["a", "b", "c"]))
     excess = 0.5 - 1.25 * 0.1
     assert blamed.compute.tolist() == pytest.approx([0.3, 0.3 + excess, 0.3])
     assert blamed.wait.tolist() == pytest.approx([0.5, 0.5 - excess, 0.5])
@@ -116,7 +135,7 @@ def test_what_the_collective_took_too_long_is_laid_to_the_one_that_was_stopped()
 @pytest.mark.parametrize("stopped", [[0.0, 0.0, 0.0], [1.0, 2.0, 0.0]], ids=["nobody", "two nodes"])
 def test_nobody_is_blamed_for_the_collective_without_being_the_only_one(stopped: list[float]) -> None:
     window = stopped_window(stopped)
-    assert blame_stopped(window, 0.1, places(["a", "b", "c"])) is window
+    assert blame_stopped(window, 0.1, at(["a", "b", "c"])) is window
 
 
 # --- attribution ------------------------------------------------------------------------------------------------------
@@ -218,6 +237,7 @@ def test_no_stream_of_steps_upsets_the_detector(
     """Wild steps between regular ones, which get it past its warm-up."""
     random = np.random.default_rng(seed)
     fleet, detector = Fleet(), StragglerDetector()
+    look = Look(fleet)
     told = 0
     for second in range(1, 30):
         at = second * SECOND
@@ -237,7 +257,7 @@ def test_no_stream_of_steps_upsets_the_detector(
         )  # fmt: skip
         told += len(records)
         fleet.observe(LAYOUT, frame, at)
-        for finding in detector.tick(fleet, at):
+        for finding in detector.tick(look.next(at)):
             assert finding.detector == "straggler" if hasattr(finding, "detector") else finding.verdict_id
     copy = StragglerDetector()
     copy.restore(detector.snapshot())
