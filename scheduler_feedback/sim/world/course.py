@@ -1,0 +1,296 @@
+"""A job's way through time: block after block of steps, under its weather and its faults.
+
+Each block is taken twice where faults are at work, with the same weather: once as it happens, once as it would have
+happened without them. What a fault truly costs is the difference of the two, and is known step by step.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from scheduler_feedback.sim.world import step
+from scheduler_feedback.sim.world.arrays import FloatArray
+from scheduler_feedback.sim.world.condition import Conditions
+from scheduler_feedback.sim.world.effect import EFFECTS, Scene, Signal
+from scheduler_feedback.sim.world.fabric import Place
+from scheduler_feedback.sim.world.fault import DISORDERS, Fault
+from scheduler_feedback.sim.world.plan import Plan
+from scheduler_feedback.sim.world.weather import Weather
+
+FOREVER_SECONDS = 1e7
+"""How long the step of a hanging job lasts."""
+
+MOST_MAGNITUDE = 2000.0
+"""A device that is this much slower is not slow but gone."""
+
+MOST_CELLS = 3_000_000
+"""Steps times ranks in one block: what fits into the caches' neighbourhood and bounds the memory."""
+
+
+@dataclass(slots=True)
+class Block:
+    """Some steps of a job, as they happened; b steps, n ranks.
+
+    first: number of the first. begin, meet, end: float64 [b], world seconds: where it begins, where the gradients begin
+    to move, where it ends. pause: float64 [b], seconds at the end in which the job saved. without: float64 [b], what
+    the step would have taken without faults.
+    kernels, products: float32 [b, n], seconds of computing, and of it in matrix products. stall, clock (share of
+    boost), nic (share of line rate): float32 [1 or b, n]. tokens, squares: float32 [b, n] or None.
+    celsius, thermal, power: float32 [n], of the block. signals: counters' own words.
+    hangs: (rank, 'compute' or 'transport') where the last step never ends.
+    """
+
+    first: int
+    begin: FloatArray
+    meet: FloatArray
+    end: FloatArray
+    pause: FloatArray
+    without: FloatArray
+    kernels: FloatArray
+    products: FloatArray
+    stall: FloatArray
+    clock: FloatArray
+    nic: FloatArray
+    tokens: FloatArray | None
+    squares: FloatArray | None
+    celsius: FloatArray
+    thermal: FloatArray
+    power: FloatArray
+    signals: list[Signal] = field(default_factory=list)
+    hangs: tuple[int, str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+
+@dataclass(slots=True)
+class Course:
+    """One job in the world. `faults` may be added until their time has come; `neighbours` are the aggressors by name.
+
+    begin, finish: when it starts and ends. reports: whether its ranks report their steps. block_seconds: how much it
+    advances at a time: short where faults and governors must be followed closely, long where nothing happens.
+    now, number: when and with which number the next step begins. usual, meeting: seconds of a step in health, and the
+    share of it before the gradients move.
+    """
+
+    plan: Plan
+    place: Place
+    random: np.random.Generator
+    begin: float = 0.0
+    adaptive: bool = True
+    block_seconds: float = 20.0
+    faults: list[Fault] = field(default_factory=list)
+    neighbours: dict[str, Course] = field(default_factory=dict)
+    now: float = 0.0
+    number: int = 1
+    usual: float = 0.0
+    meeting: float = 0.5
+    hung: bool = False
+    reports: bool = True
+    finish: float = np.inf
+    blocks: list[Block] = field(default_factory=list)
+    weather: Weather = field(init=False)
+    _fault_random: np.random.Generator = field(init=False)
+    _shares: tuple[FloatArray, FloatArray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.now = self.begin
+        self.weather = Weather.of(self.plan, self.place, self.adaptive, self.begin, self.random)
+        self._fault_random = np.random.default_rng(self.random.integers(2**63))
+        self._shares = np.full(self.plan.gpus, 0.75), np.full(self.plan.gpus, 0.2)
+        sample = step.run(self.plan, self._sample(4))
+        self.usual = float(np.median(sample.seconds - sample.pause))
+        self.meeting = float(np.median(sample.meet)) / self.usual
+
+    # --- magnitudes ---------------------------------------------------------------------------------------------------
+
+    def _sample(self, steps: int) -> Conditions:
+        """Conditions of a few steps that never happen: the same standing weather, its own luck."""
+        aside = replace(
+            self.weather,
+            random=np.random.default_rng(self.plan.gpus),
+            next_saving=np.inf,
+            next_evaluation=np.inf,
+            drift=self.weather.drift.copy(),
+        )
+        return aside.draw(1, np.full(steps, self.begin), self.weather.governor.free_clock())[0]
+
+    def solved(self, fault: Fault) -> Fault:
+        """The fault with the magnitude that gives its severity.
+
+        Raises ValueError where no magnitude does: the job does not depend enough on what is broken.
+        """
+        if DISORDERS[fault.disorder].lasting:
+            return fault
+        steps = 36 if self.plan.varies or fault.disorder in ("garbage-collection", "checkpoint") else 6
+        conditions = self._sample(steps)
+        usual_seconds = float(step.run(self.plan, conditions).seconds.mean())
+        overlap = np.full(steps, self._mean_overlap(fault))
+
+        def cost(magnitude: float) -> float:
+            happening = copy.copy(conditions)
+            scene = self._scene(fault, happening, overlap, np.random.default_rng(5))
+            EFFECTS[fault.disorder](scene, fault, np.ones(steps), magnitude)
+            return float(step.run(self.plan, happening).seconds.mean()) / usual_seconds - 1.0
+
+        low, high = 0.0, 0.5
+        while cost(high) < fault.severity:
+            low, high = high, high * 2.0
+            if high > MOST_MAGNITUDE:
+                raise ValueError(f"{fault.disorder} cannot slow {self.plan.name} by {fault.severity:.0%}")
+        for _ in range(12):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if cost(middle) < fault.severity else (low, middle)
+        return replace(fault, magnitude=high)
+
+    def _mean_overlap(self, fault: Fault) -> float:
+        neighbour = self.neighbours.get(fault.aggressor)
+        return 1.0 if neighbour is None else neighbour.sending()
+
+    def sending(self) -> float:
+        """Share of time in which this job's NICs send."""
+        return 1.0 if self.plan.exchange_bytes else 1.0 - self.meeting
+
+    def _scene(self, fault: Fault, happening: Conditions, overlap: FloatArray, random: np.random.Generator) -> Scene:
+        ranks = np.asarray(fault.ranks, np.intp)
+        own = np.zeros(self.plan.gpus, bool)
+        own[ranks] = True
+        on_node = np.isin(self.place.node, self.place.node[ranks])
+        leaves = {self.place.uplinks[rank] for rank in fault.ranks}
+        on_leaf = np.array([name in leaves for name in self.place.uplinks])
+        return Scene(
+            self.plan,
+            happening,
+            ranks,
+            np.flatnonzero(on_node & ~own),
+            np.flatnonzero(on_leaf & ~own),
+            self.usual,
+            random,
+            overlap,
+            self.number,
+        )
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def advance_to(self, until: float) -> None:
+        """Take steps until one ends at or after `until`, or the job hangs."""
+        while self.now < until and not self.hung:
+            self._take()
+
+    def forget(self, before: float) -> None:
+        """Drop blocks that ended before this time, all but the newest."""
+        while len(self.blocks) > 1 and self.blocks[0].end[-1] < before:
+            self.blocks.pop(0)
+
+    def _take(self) -> None:
+        """Take one block of steps."""
+        plan, governor = self.plan, self.weather.governor
+        steps = int(np.clip(round(self.block_seconds / self.usual), 1, max(1, MOST_CELLS // plan.gpus)))
+        times = self.now + self.usual * np.arange(steps)
+        last = float(times[-1]) + self.usual
+        active = [f for f in self.faults if f.disorder in EFFECTS and f.begin < last and f.end > self.now]
+        heated = [f for f in active if f.disorder == "thermal"]
+        hindrance = np.ones(plan.gpus)
+        for fault in heated:
+            mean = float(fault.intensity(times).mean())
+            if mean > 0:
+                ranks = np.asarray(fault.ranks, np.intp)
+                hindrance *= governor.hindrance_for(1.0 / (1.0 + fault.magnitude * mean), ranks, *self._shares)
+        clock, thermal, power = governor.clocks(steps * self.usual, *self._shares, 1.0, hindrance)
+        conditions, tokens, squares = self.weather.draw(self.number, times, governor.free_clock())
+        without = taken = step.run(plan, conditions)
+        happening, signals = conditions, list[Signal]()
+        if active:
+            happening = copy.copy(conditions)
+            happening.clock = clock.reshape(1, *plan.shape).astype(np.float32)
+            for fault in active:
+                self._befall(fault, happening, times, signals)
+            taken = step.run(plan, happening)
+        ends = self.now + np.cumsum(taken.seconds)
+        hang = next((f for f in self.faults if f.disorder in HANGS and f.begin < ends[-1]), None)
+        kept = steps if hang is None else int((ends <= hang.begin).sum())
+        hangs = None
+        if hang is not None and kept == 0:
+            taken.seconds[:1] = FOREVER_SECONDS
+            taken.meet[:1] = taken.meet[:1] if hang.disorder == "hang-transport" else FOREVER_SECONDS
+            stall = np.zeros((steps, plan.gpus), np.float32)
+            stall[0, hang.ranks[0]] = FOREVER_SECONDS
+            taken.stall = stall.reshape(steps, *plan.shape)
+            hangs, kept = (hang.ranks[0], HANGS[hang.disorder]), 1
+            self.hung = True
+            if hang.disorder == "hang-transport":
+                where = np.asarray(hang.ranks[:1], np.intp)
+                signals.append(Signal("nic_sequence_errors", where, np.full(steps, 8.0)))
+        begin = np.concatenate([[self.now], self.now + np.cumsum(taken.seconds)])[: steps + 1]
+        flat = (steps, plan.gpus)
+        products = np.minimum(taken.kernels, taken.kernels * taken.product_share)
+        block = Block(
+            first=self.number,
+            begin=begin[:kept],
+            meet=begin[:kept] + taken.meet[:kept],
+            end=begin[1 : kept + 1],
+            pause=taken.pause[:kept],
+            without=without.seconds[:kept],
+            kernels=taken.kernels.reshape(flat)[:kept],
+            products=products.reshape(flat)[:kept],
+            stall=_rows(taken.stall, kept),
+            clock=_rows(happening.clock, kept),
+            nic=_rows(happening.nic, kept),
+            tokens=None if tokens is None else tokens.reshape(flat)[:kept],
+            squares=None if squares is None else squares.reshape(flat)[:kept],
+            celsius=governor.celsius.astype(np.float32),
+            thermal=thermal.astype(np.float32),
+            power=power.astype(np.float32),
+            signals=[replace(signal, values=signal.values[:kept]) for signal in signals],
+            hangs=hangs,
+        )
+        self.blocks.append(block)
+        self.now = float(block.end[-1])
+        self.number += kept
+        if hangs is None:
+            working = np.maximum(taken.seconds - taken.pause, 1e-6)
+            self.usual = float(np.median(without.seconds - without.pause))
+            self.meeting = float(np.median(taken.meet / working))
+            busy = (block.kernels.sum(axis=0) / working[:kept].sum()).astype(np.float64)
+            held = block.stall.mean(axis=0) / self.usual
+            self._shares = np.clip(busy, 0.05, 1.0), np.clip(1.0 - busy - held, 0.0, 1.0)
+
+    def _befall(self, fault: Fault, happening: Conditions, times: FloatArray, signals: list[Signal]) -> None:
+        intensity = fault.intensity(times)
+        if not intensity.any():
+            return
+        neighbour = self.neighbours.get(fault.aggressor)
+        overlap: FloatArray = np.ones(len(times))
+        if neighbour is not None:
+            overlap = neighbour.overlap(times + self.meeting * self.usual, times + self.usual)
+        if fault.disorder == "thermal":
+            return  # the governor has seen to it
+        scene = self._scene(fault, happening, overlap, self._fault_random)
+        EFFECTS[fault.disorder](scene, fault, intensity, fault.magnitude)
+        signals += scene.signals
+
+    def overlap(self, begin: FloatArray, end: FloatArray) -> FloatArray:
+        """Share of each of these stretches in which this job's NICs send; 0 before it begins and after it hangs."""
+        self.advance_to(float(end.max()))
+        if not self.blocks:
+            return np.zeros(len(begin))
+        if self.plan.exchange_bytes:
+            both = np.minimum(end, self.now) - np.maximum(begin, self.begin)
+            return np.asarray(np.clip(both, 0.0, None) / (end - begin))
+        edges = np.concatenate([np.stack([b.meet, b.end - b.pause], axis=1).reshape(-1) for b in self.blocks])
+        sent = np.concatenate([[0.0], np.cumsum(np.where(np.arange(len(edges) - 1) % 2 == 0, np.diff(edges), 0.0))])
+        both = np.interp(end, edges, sent) - np.interp(begin, edges, sent)
+        return np.asarray(np.clip(both / (end - begin), 0.0, 1.0))
+
+
+HANGS: dict[str, str] = {"hang-compute": "compute", "hang-transport": "transport", "detachment": "compute"}
+"""What a job hangs in, by disorder."""
+
+
+def _rows(values: FloatArray, steps: int) -> FloatArray:
+    """[1 or b, stages, data, tensor] as float32 [1 or steps, ranks]."""
+    flat = values.reshape(len(values), -1).astype(np.float32, copy=False)
+    return flat if len(flat) == 1 else flat[:steps]

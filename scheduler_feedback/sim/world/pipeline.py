@@ -1,0 +1,80 @@
+"""One forward, one backward: when each stage of a pipeline is done with each step (Narayanan et al., PipeDream 2019).
+
+A stage runs its operations in a fixed order: some forwards to fill the pipeline, then one backward after each forward,
+then the rest of the backwards. A forward needs the stage before, a backward the stage after. The bubbles follow.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from scheduler_feedback.sim.world.arrays import FloatArray
+
+Operation = tuple[bool, int, int]
+"""(is forward, stage, microbatch)."""
+
+
+def stage_order(stages: int, microbatches: int, stage: int) -> list[Operation]:
+    """Operations of one stage in the order in which it runs them."""
+    filling = min(stages - 1 - stage, microbatches)
+    order: list[Operation] = [(True, stage, m) for m in range(filling)]
+    for m in range(filling, microbatches):
+        order += [(True, stage, m), (False, stage, m - filling)]
+    return order + [(False, stage, m) for m in range(microbatches - filling, microbatches)]
+
+
+@lru_cache(maxsize=64)
+def schedule(stages: int, microbatches: int) -> tuple[Operation, ...]:
+    """All operations of all stages, each after those it needs."""
+    waiting = [stage_order(stages, microbatches, stage) for stage in range(stages)]
+    done: set[Operation] = set()
+    found: list[Operation] = []
+    while any(waiting):
+        before = len(found)
+        for stage, order in enumerate(waiting):
+            while order:
+                forward, _, m = order[0]
+                needs = (True, stage - 1, m) if forward else (False, stage + 1, m)
+                if 0 <= needs[1] < stages and needs not in done:
+                    break
+                done.add(order[0])
+                found.append(order.pop(0))
+        if len(found) == before:
+            raise ValueError(f"no order for {stages} stages and {microbatches} microbatches")
+    return tuple(found)
+
+
+def finish(
+    forward: FloatArray, backward: FloatArray, weight: FloatArray, transfer: FloatArray, begin: FloatArray
+) -> FloatArray:
+    """When each stage has run its last backward: float64 [..., stages], seconds from the step's beginning.
+
+    forward, backward: [..., stages], time of a microbatch of weight 1. weight: [..., microbatches]. transfer:
+    [..., stages - 1], from a stage to the next or back. begin: [..., stages], when a stage can begin.
+    """
+    stages, microbatches = forward.shape[-1], weight.shape[-1]
+    if stages == 1:
+        found: FloatArray = begin + (forward + backward) * weight.sum(axis=-1, keepdims=True)
+        return found
+    free = [begin[..., stage] for stage in range(stages)]
+    sent: list[list[FloatArray]] = [[] for _ in range(stages)]
+    returned: list[list[FloatArray]] = [[] for _ in range(stages)]
+    weights = [weight[..., m] for m in range(microbatches)]
+    transfers = [transfer[..., stage] for stage in range(stages - 1)]
+    forwards = [forward[..., stage] for stage in range(stages)]
+    backwards = [backward[..., stage] for stage in range(stages)]
+    for is_forward, stage, m in schedule(stages, microbatches):
+        start = free[stage]
+        if is_forward:
+            if stage:
+                start = np.maximum(start, sent[stage - 1][m] + transfers[stage - 1])
+            free[stage] = start + forwards[stage] * weights[m]
+            sent[stage].append(free[stage])
+        else:
+            if stage < stages - 1:
+                start = np.maximum(start, returned[stage + 1][m] + transfers[stage])
+            free[stage] = start + backwards[stage] * weights[m]
+            returned[stage].append(free[stage])
+    return np.stack(np.broadcast_arrays(*free), axis=-1)

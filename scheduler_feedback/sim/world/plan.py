@@ -1,0 +1,178 @@
+"""A training job: how it is cut over ranks, and how much each of them has to do in a step.
+
+Ranks are numbered as Megatron-LM does: the tensor rank runs fastest, then the data rank, then the stage. Arrays over
+the ranks of a job therefore have the shape [stages, data, tensor]. The work follows from a transformer's arithmetic
+(Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021): 24 b s h^2 (1 + s/6h) FLOPs a
+layer forward, twice that backward, two all-reduces of b s h elements a layer and direction inside of a tensor group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from scheduler_feedback.sim.world import hardware
+from scheduler_feedback.sim.world.arrays import FloatArray, IntArray
+from scheduler_feedback.sim.world.hardware import GpuModel
+
+Workload = Literal["balanced", "dp2", "unequal-stages", "long-context", "long-context-untold", "moe", "moe-untold"]
+WORKLOADS: tuple[Workload, ...] = (
+    "balanced",
+    "dp2",
+    "unequal-stages",
+    "long-context",
+    "long-context-untold",
+    "moe",
+    "moe-untold",
+)
+"""'dp2' has two replicas only; '-untold' jobs report no tokens."""
+
+BYTES_PER_ELEMENT = 2
+"""BF16 activations, gradients and gathered weights."""
+
+OPTIMIZER_BYTES = 16
+"""Read and written a parameter by mixed-precision Adam, sharded over the data ranks (ZeRO-1)."""
+
+MOST_DP2_GPUS = 256
+"""Two replicas of more than 16 stages are not trained."""
+
+DATA_OVERLAP = 0.3
+"""Share of the gradients' traffic hidden behind the last backwards."""
+
+OVERLAP = 0.6
+"""Share of a tensor group's all-reduces hidden behind matrix products (sequence-parallel overlap)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The cut and the work of a job.
+
+    Seconds are at the boost clock, full memory bandwidth and a quiet host, of one microbatch of weight 1:
+    product_seconds [stages], forward matrix products of a rank; memory_seconds [stages], forward kernels that the
+    memory bounds; launch_seconds [stages], host time to launch a forward. A backward takes twice as long.
+    tensor_bytes: all-reduced in a tensor group per microbatch and direction. stage_bytes: sent from stage to stage per
+    microbatch by a rank. data_bytes: gradients and weights of a rank moved per step among its replicas; rounds: in how
+    many parts. exchange_bytes: of an expert all-to-all per microbatch and direction, 0 without experts.
+    expert_share: share of the matrix products that is experts' work. attention_share: share of a microbatch's time
+    that grows with the squares of its sequences' lengths. step_seconds: what a step takes when nothing varies.
+    """
+
+    name: str
+    workload: Workload
+    gpus: int
+    tensor: int
+    stages: int
+    data: int
+    expert: int
+    microbatches: int
+    product_seconds: FloatArray
+    memory_seconds: FloatArray
+    launch_seconds: FloatArray
+    tensor_bytes: float
+    stage_bytes: float
+    data_bytes: float
+    rounds: int
+    exchange_bytes: float
+    expert_share: float
+    optimizer_seconds: float
+    attention_share: float
+    tokens: float
+    tells_tokens: bool
+    model: GpuModel = hardware.H100
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(stages, data, tensor)."""
+        return self.stages, self.data, self.tensor
+
+    def coordinates(self) -> tuple[IntArray, IntArray, IntArray]:
+        """(stage, data, tensor) of each rank, int64 [gpus] each."""
+        stage, data, tensor = np.indices(self.shape).reshape(3, -1)
+        return stage.astype(np.int64), data.astype(np.int64), tensor.astype(np.int64)
+
+    @property
+    def varies(self) -> bool:
+        """Whether microbatches differ by the lengths of their sequences."""
+        return self.attention_share > 0
+
+
+def _cut(gpus: int, workload: Workload, random: np.random.Generator) -> tuple[int, int, int]:
+    """(tensor, stages, data)."""
+    tensor = 8 if gpus >= 32 or workload == "dp2" else int(random.choice([2, 4]))
+    units = gpus // tensor
+    if workload == "dp2":
+        return tensor, units // 2, 2
+    wanted = 4 if workload == "unequal-stages" else int(random.choice([1, 2, 4, 8]))
+    replicas = 2 if workload == "unequal-stages" else 4
+    stages = max(s for s in range(1, min(wanted, max(1, units // replicas)) + 1) if units % s == 0)
+    return tensor, stages, units // stages
+
+
+def make(name: str, gpus: int, workload: Workload, step_seconds: float, random: np.random.Generator) -> Plan:
+    """A job of this size and kind whose step takes about `step_seconds`.
+
+    Raises ValueError for sizes that are not cut: not a multiple of 16, or two replicas of too many stages.
+    """
+    if gpus < 16 or gpus % 16:
+        raise ValueError(f"{name}: {gpus} GPUs; a multiple of 16")
+    if workload == "dp2" and gpus > MOST_DP2_GPUS:
+        raise ValueError(f"{name}: {gpus} GPUs in two replicas; at most {MOST_DP2_GPUS}")
+    tensor, stages, data = _cut(gpus, workload, random)
+    # As many microbatches as keep the bubbles small; a short step has no time for many.
+    microbatches = int(np.clip(round(2.0 * stages + step_seconds * 1.5), 2 * stages, 24 if stages < 16 else 2 * stages))
+    model = hardware.H100
+    hidden = 4096 if gpus <= 32 else int(random.choice([8192, 12288]))
+    bubble = (microbatches + stages - 1) / microbatches
+    communication = float(random.uniform(0.08, 0.22))
+    busy = step_seconds * (1.0 - communication) / bubble / microbatches
+    peak = model.peak_flops * model.achieved
+    # One microbatch forward and backward of one layer and token, on one rank: products, then the exposed all-reduce.
+    product = 24.0 * hidden**2 / tensor / peak
+    moved = 2 * 2 * hidden * BYTES_PER_ELEMENT * (tensor - 1) / tensor * 2 * (1 - OVERLAP) / 2
+    exposed = moved / model.nvlink_bytes_per_second
+    memory = 0.12 * product
+    layer_tokens = busy / (3.0 * (product + memory) + 2.0 * exposed)
+    layers = max(1, int(np.clip(round(layer_tokens / 16384.0), 1, 96 // stages)))
+    tokens = layer_tokens / layers
+    uneven = 1.0 + 0.01 * np.clip(random.standard_normal(stages), -2.0, 2.0)
+    if workload == "unequal-stages":
+        uneven[-1] *= float(random.uniform(1.15, 1.40))  # the vocabulary's layer and the loss stand in the last stage
+    parameters = layers * 12.0 * hidden**2 / tensor
+    exchange, expert_share, expert = 0.0, 0.0, 1
+    nic = hardware.NIC_BYTES_PER_SECOND * hardware.NIC_EFFICIENCY
+    if workload.startswith("moe"):
+        expert = next(e for e in (64, 32, 16, 8, 4, 2, 1) if e <= gpus // stages // 2 and (data * tensor) % e == 0)
+        expert_share = 0.55
+        exchange = 0.5 * communication * step_seconds / bubble / microbatches / 2 * nic
+        communication *= 0.5
+    local = max(1, min(data, hardware.GPUS_PER_NODE // tensor))
+    data_bytes = 0.5 * communication * step_seconds * nic * local
+    rounds = max(1, round(data_bytes / (2.0 * parameters * BYTES_PER_ELEMENT)))
+    return Plan(
+        name=name,
+        workload=workload,
+        gpus=gpus,
+        tensor=tensor,
+        stages=stages,
+        data=data,
+        expert=expert,
+        microbatches=microbatches,
+        product_seconds=product * layer_tokens * uneven,
+        memory_seconds=memory * layer_tokens * uneven,
+        launch_seconds=np.minimum(
+            layers * hardware.KERNELS_PER_LAYER * hardware.LAUNCH_SECONDS * np.ones(stages),
+            0.5 * product * layer_tokens * uneven,
+        ),
+        tensor_bytes=2.0 * tokens * layers * hidden * BYTES_PER_ELEMENT * (1 - OVERLAP),
+        stage_bytes=tokens * hidden * BYTES_PER_ELEMENT / tensor if stages > 1 else 0.0,
+        data_bytes=data_bytes if data > 1 else 0.0,
+        rounds=rounds,
+        exchange_bytes=exchange,
+        expert_share=expert_share,
+        optimizer_seconds=min(0.03 * step_seconds, parameters / data * OPTIMIZER_BYTES / model.memory_bytes_per_second),
+        attention_share=0.4 if workload.startswith("long-context") else 0.0,
+        tokens=tokens * microbatches,
+        tells_tokens=not workload.endswith("untold"),
+    )

@@ -1,0 +1,138 @@
+"""One step of a job under given conditions: who computes how long, who meets when, and when it is over.
+
+The ranks of a tensor group meet after every layer, those of an expert group at every all-to-all, the stages of a
+pipeline at every microbatch, the replicas at the gradients, and all of them at the norm of the gradients. Every time
+that a rank does not spend on its own work it spends waiting in some collective.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_feedback.sim.world import collective, hardware, pipeline
+from scheduler_feedback.sim.world.arrays import FloatArray
+from scheduler_feedback.sim.world.condition import Conditions
+from scheduler_feedback.sim.world.plan import DATA_OVERLAP, Plan
+
+
+@dataclass(slots=True)
+class Steps:
+    """What b steps came to.
+
+    seconds: float64 [b], from barrier to barrier. meet: float64 [b], from the beginning to where the gradients begin
+    to move. pause: float64 [b], the part at the end in which the job did something else.
+    kernels: float32 [b, stages, data, tensor], seconds in which the rank's GPU computes; stall: seconds in which its
+    host keeps it from that; broadcastable to the same shape. product_share: share of `kernels` in matrix products.
+    """
+
+    seconds: FloatArray
+    meet: FloatArray
+    pause: FloatArray
+    kernels: FloatArray
+    stall: FloatArray
+    product_share: FloatArray
+
+
+def nic_bytes_per_second() -> float:
+    """What a NIC moves at best."""
+    return hardware.NIC_BYTES_PER_SECOND * hardware.NIC_EFFICIENCY
+
+
+def _spread(values: FloatArray) -> FloatArray:
+    """[stages] over [1, stages, 1, 1]."""
+    return values.astype(np.float32)[None, :, None, None]
+
+
+def _groups(plan: Plan, values: FloatArray, size: int) -> FloatArray:
+    """[..., stages, data, tensor] cut into groups of `size` neighbours: [..., stages, groups, size]."""
+    return values.reshape(*values.shape[:-2], plan.data * plan.tensor // size, size)
+
+
+def run(plan: Plan, conditions: Conditions) -> Steps:
+    """Take the steps that the conditions are given for."""
+    c = conditions
+    stages, data, tensor = plan.shape
+    product = _spread(plan.product_seconds) / c.clock
+    if plan.expert_share:
+        product = product * (1.0 + plan.expert_share * (c.load - 1.0))
+    memory = _spread(plan.memory_seconds) / c.memory
+    forward = product + memory
+    forward = np.maximum(forward, _spread(plan.launch_seconds) * c.host) * c.noise
+    product_share = product / (product + memory)
+
+    # Layer by layer: a tensor group is as fast as its slowest rank, and so is an expert group.
+    slowest = forward
+    if plan.expert > 1:
+        grouped = _groups(plan, np.broadcast_to(slowest, (*slowest.shape[:1], *plan.shape)), plan.expert)
+        top = np.broadcast_to(grouped.max(axis=-1, keepdims=True), grouped.shape)
+        slowest = top.reshape(slowest.shape)
+    layer = slowest.max(axis=-1)
+    nvlink = plan.model.nvlink_bytes_per_second * c.nvlink
+    nic = nic_bytes_per_second() * c.nic
+    meet = collective.ring(plan.tensor_bytes, nvlink, tensor, hardware.LAUNCH_SECONDS)
+    if plan.expert > 1:
+        width = nvlink if plan.expert <= hardware.GPUS_PER_NODE else nic
+        latency = collective.NVLINK_LATENCY_SECONDS if width is nvlink else collective.NETWORK_LATENCY_SECONDS
+        moved = np.broadcast_to(plan.exchange_bytes * c.load, np.broadcast_shapes(c.load.shape, width.shape))
+        exchange = collective.all_to_all(
+            _groups(plan, moved, plan.expert),
+            _groups(plan, np.broadcast_to(width, moved.shape), plan.expert),
+            plan.expert,
+            latency,
+        )
+        if plan.expert >= tensor:
+            meet = meet + np.repeat(exchange, plan.expert // tensor, axis=-1)
+        else:
+            meet = meet + exchange.reshape(*exchange.shape[:-1], data, tensor // plan.expert).max(axis=-1)
+
+    extent = c.extent[:, None, None].astype(np.float32)
+    ahead = np.moveaxis(layer + meet, -2, -1) * extent
+    back = np.moveaxis(2.0 * layer + meet, -2, -1) * extent
+    begin = np.moveaxis(c.stall.max(axis=-1), -2, -1)
+    if stages > 1:
+        pair = np.minimum(c.nic[:, 1:], c.nic[:, :-1]).min(axis=-1)
+        transfer = plan.stage_bytes / (nic_bytes_per_second() * pair) + collective.NETWORK_LATENCY_SECONDS
+        transfer = np.moveaxis(transfer, -2, -1)
+    else:
+        transfer = np.zeros((1, data, 0))
+    done = pipeline.finish(ahead, back, c.weight.astype(np.float32), transfer, begin)
+    ready = done.max(axis=-2)  # [b, stages]: the replicas of a stage have their gradients
+    exposed = _gradients(plan, c.nic, c.nvlink)  # [b, stages]
+    update = float(plan.optimizer_seconds) / c.memory.min(axis=(1, 2, 3))
+    over = (ready + exposed * c.network[:, None]).max(axis=-1) + update
+    steps = max(len(over), len(c.pause))
+    meeting = np.broadcast_to(ready.max(axis=-1), steps).astype(np.float64)
+    total = c.weight.sum(axis=-1)[:, None, :, None].astype(np.float32)
+    kernels = 3.0 * forward * total * c.extent[:, None, None, None].astype(np.float32)
+    return Steps(
+        seconds=np.broadcast_to(over + c.pause, steps).astype(np.float64),
+        meet=meeting,
+        pause=np.broadcast_to(c.pause, steps).astype(np.float64),
+        kernels=np.broadcast_to(kernels, (steps, *plan.shape)).astype(np.float32),
+        stall=c.stall.astype(np.float32),
+        product_share=product_share.astype(np.float32),
+    )
+
+
+def _gradients(plan: Plan, nic: FloatArray, nvlink: FloatArray) -> FloatArray:
+    """Seconds that the replicas' traffic adds to a step, [b, stages]: what is not hidden behind the last backwards."""
+    if plan.data < 2 or not plan.data_bytes:
+        return np.zeros((1, plan.stages))
+    local = local_replicas(plan)
+    if local >= plan.data:
+        width, latency, bytes_ = plan.model.nvlink_bytes_per_second * nvlink, collective.NVLINK_LATENCY_SECONDS, 1.0
+    else:
+        width, latency, bytes_ = nic_bytes_per_second() * nic, collective.NETWORK_LATENCY_SECONDS, 1.0 / local
+    bytes_ *= plan.data_bytes / plan.rounds
+    members = np.swapaxes(width, -1, -2)  # [b, stages, tensor, data]
+    taken = collective.all_reduce(bytes_, members, plan.data, latency) * plan.rounds
+    best = collective.all_reduce(bytes_, np.full((1, plan.data), width.max()), plan.data, latency) * plan.rounds
+    found: FloatArray = (taken - DATA_OVERLAP * best).max(axis=-1)
+    return found
+
+
+def local_replicas(plan: Plan) -> int:
+    """How many replicas of a stage and tensor rank stand in one node: their NICs share the group's traffic."""
+    return max(1, min(plan.data, hardware.GPUS_PER_NODE // plan.tensor))

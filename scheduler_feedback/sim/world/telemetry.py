@@ -1,0 +1,402 @@
+"""The world's fast exit: what a judge hears of it, as arrays, tick by tick.
+
+A world is some courses on one clock. Between its devices and the judge things get lost: samples are missing or late,
+agents restart and their counters begin anew, records come late, whole agents fall silent. All of that is weather; none
+of it is a fault of the job it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agent.schema.frame import EventRecord
+from scheduler_feedback.core.telemetry import (
+    DEVICE_LOST,
+    FEATURE,
+    FEATURES,
+    LINK,
+    XID,
+    Counters,
+    JobTelemetry,
+    NodeEvent,
+    Shape,
+    StepTable,
+    Telemetry,
+)
+from scheduler_feedback.sim.world.arrays import FloatArray, IndexArray, IntArray
+from scheduler_feedback.sim.world.counters import Meter
+from scheduler_feedback.sim.world.course import Block, Course
+from scheduler_feedback.sim.world.fault import Fault
+
+WALL_START_NS = 1_800_000_000_000_000_000
+"""Wall time at the world's zero."""
+
+NS = 1_000_000_000
+
+USER_XIDS = (13, 31, 43)
+"""Graphics engine exception, MMU fault, reset channel: an application's own errors (NVIDIA, "XID Errors")."""
+
+STEP_JITTER_SECONDS = 2e-4
+"""Sigma of the moment at which a rank's reporter notices the end of a step."""
+
+WAIT_NOISE = 0.004
+"""Relative sigma of a wait measured by events on the device."""
+
+RATES = np.array([feature.rate for feature in FEATURES])
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What gets lost on the way, as probabilities for each node and window, or step.
+
+    missing: a window's sample is missing. late: it comes too late. reset: its counters began anew. lost: a rank's
+    record of a step never comes. held: the job's records come `held_seconds` late in this tick.
+    silent: an agent falls silent for `silent_seconds` (restarted, upgraded), per node and day.
+    """
+
+    missing: float = 0.001
+    late: float = 0.001
+    reset: float = 1e-5
+    lost: float = 2e-4
+    held: float = 0.002
+    held_seconds: float = 8.0
+    silent_per_day: float = 0.1
+    silent_seconds: float = 90.0
+
+
+PERFECT = Delivery(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+ROUGH = Delivery(missing=0.02, late=0.02, reset=1e-3, lost=0.01, held=0.02, silent_per_day=2.0)
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What has been told of one course: steps up to `told`, open collectives; its shape and meter."""
+
+    course: Course
+    shape: Shape
+    meter: Meter
+    told: int = 0
+    held_until: float = 0.0
+    finished: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    entered: IntArray = field(default_factory=lambda: np.zeros((0, 3), np.int64))
+
+
+def shape_of(course: Course, known_topology: bool = True) -> Shape:
+    """The job's ranks and places, as its placement and its reporter tell them."""
+    plan, place = course.plan, course.place
+    stage, data, tensor = plan.coordinates()
+    expert = (data * plan.tensor + tensor) % plan.expert if plan.expert > 1 else None
+    sharing: dict[str, tuple[str, ...]] = {"host": place.nodes, "nic": place.nics}
+    if known_topology:
+        sharing["uplink"] = place.uplinks
+        sharing["pcie_switch"] = tuple(
+            f"{node}/pcie-{slot // 2}" for node, slot in zip(place.nodes, place.local.tolist(), strict=True)
+        )
+    return Shape(
+        plan.name,
+        1,
+        np.arange(plan.gpus, dtype=np.int64),
+        place.nodes,
+        place.gpus,
+        place.nics,
+        data,
+        stage,
+        tensor,
+        expert,
+        place.rail,
+        sharing,
+    )
+
+
+class World:
+    """Jobs on one clock, and what is heard of them. sampling_seconds: of the counters; a tick may span many samples."""
+
+    def __init__(
+        self,
+        courses: Sequence[Course],
+        seed: int,
+        sampling_seconds: float = 1.0,
+        delivery: Delivery | None = None,
+        known_topology: bool = True,
+        steps_only: bool = False,
+    ) -> None:
+        self.random = np.random.default_rng([seed, 23])
+        self.sampling_seconds = sampling_seconds
+        self.delivery = Delivery() if delivery is None else delivery
+        self.steps_only = steps_only
+        self.known_topology = known_topology
+        self.now = 0.0
+        self._courses = list(courses)
+        self._jobs: dict[str, _Heard] = {}
+        self._silent: list[tuple[float, float, int]] = []
+        self._announced: set[tuple[int, int]] = set()
+
+    def add(self, course: Course) -> None:
+        """One more job."""
+        self._courses.append(course)
+
+    @property
+    def courses(self) -> Sequence[Course]:
+        """All jobs, also those that have not begun or have ended."""
+        return self._courses
+
+    def tick(self, seconds: float) -> Telemetry:
+        """Let `seconds` pass (a multiple of the sampling) and say what is new."""
+        before, self.now = self.now, self.now + seconds
+        now_ns = WALL_START_NS + round(self.now * NS)
+        alive = [c for c in self._courses if c.begin <= before and c.finish > before]
+        for name in [name for name, heard in self._jobs.items() if heard.course not in alive]:
+            del self._jobs[name]
+        for course in alive:
+            if course.plan.name not in self._jobs:
+                meter = Meter(course, np.random.default_rng(self.random.integers(2**63)), self.sampling_seconds)
+                self._jobs[course.plan.name] = _Heard(course, shape_of(course, self.known_topology), meter)
+            course.advance_to(self.now)
+        self._fall_silent(seconds)
+        ends = before + self.sampling_seconds * np.arange(1, round(seconds / self.sampling_seconds) + 1)
+        jobs, tables = [], []
+        heard_ns: dict[str, int] = {}
+        for heard in self._jobs.values():
+            quiet = self._quiet(heard)
+            jobs.append(self._job(heard, quiet))
+            tables.append(self._counters(heard, ends))
+            seen = self.now - 0.3
+            for index, node in enumerate(heard.meter.nodes.tolist()):
+                since = quiet.get(index)
+                heard_ns[f"node-{node:05d}"] = WALL_START_NS + round((seen if since is None else since) * NS)
+            heard.course.forget(self.now - seconds - 4.0 * self.sampling_seconds - heard.course.usual - 40.0)
+        at_ns = WALL_START_NS + np.round(ends * NS).astype(np.int64)
+        values = np.concatenate(tables, axis=2) if tables else np.zeros((len(FEATURES), len(ends), 0), np.float32)
+        self._merge_shared(values)
+        counters = Counters(at_ns, self.sampling_seconds, values)
+        return Telemetry(now_ns, tuple(jobs), counters, tuple(self._events(before)), heard_ns)
+
+    # --- who is silent ------------------------------------------------------------------------------------------------
+
+    def _fall_silent(self, seconds: float) -> None:
+        self._silent = [s for s in self._silent if s[1] > self.now - 600.0]
+        rate = self.delivery.silent_per_day
+        nodes = [node for heard in self._jobs.values() for node in heard.meter.nodes.tolist()] if rate else []
+        for _ in range(self.random.poisson(rate * len(nodes) * seconds / 86400.0) if nodes else 0):
+            node = int(self.random.choice(nodes))
+            length = self.delivery.silent_seconds * self.random.uniform(0.2, 3.0)
+            self._silent.append((self.now, self.now + length, node))
+        for course in self._courses:
+            for fault in course.faults:
+                key = id(course), id(fault)
+                if (
+                    fault.disorder in ("agent-loss", "mass-loss")
+                    and fault.begin <= self.now
+                    and key not in self._announced
+                ):
+                    self._announced.add(key)
+                    lost = sorted(set(course.place.node[list(fault.ranks)].tolist()))
+                    self._silent += [(fault.begin + self.random.uniform(0, 20.0), fault.end, node) for node in lost]
+
+    def _quiet(self, heard: _Heard) -> dict[int, float]:
+        """Since when the agent of a node (by its index in the meter) has been silent, for those that are."""
+        index = {node: at for at, node in enumerate(heard.meter.nodes.tolist())}
+        return {index[n]: begin for begin, end, n in self._silent if n in index and begin <= self.now < end}
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _job(self, heard: _Heard, quiet: dict[int, float]) -> JobTelemetry:
+        course, shape = heard.course, heard.shape
+        if not course.reports:
+            return JobTelemetry(shape)
+        delivery, random = self.delivery, self.random
+        if random.random() < delivery.held:
+            heard.held_until = self.now + delivery.held_seconds * random.uniform(0.3, 2.0)
+        until = self.now - 1.1 if self.now >= heard.held_until else -1.0
+        parts = []
+        for block in course.blocks:
+            rows = np.flatnonzero(
+                (np.arange(block.first, block.first + len(block)) > heard.told) & (block.end <= until)
+            )
+            if len(rows):
+                parts.append(self._table(heard, block, rows, quiet))
+                heard.told = block.first + int(rows[-1])
+        steps = (
+            _joined(parts) if parts else _joined([self._table(heard, course.blocks[0], np.zeros(0, np.intp), quiet)])
+        )
+        opened, entered = self._open(heard, quiet)
+        if len(heard.finished) != len(shape):
+            heard.finished = np.full(len(shape), -1, np.int64)
+        if parts:
+            heard.finished = np.full(len(shape), heard.told, np.int64)
+        return JobTelemetry(shape, steps, opened, entered, heard.finished)
+
+    def _table(self, heard: _Heard, block: Block, rows: IndexArray, quiet: dict[int, float]) -> StepTable:
+        course, random = heard.course, self.random
+        count, steps = course.plan.gpus, len(rows)
+        length = (block.end - block.begin)[rows, None]
+        seconds = length + STEP_JITTER_SECONDS * random.standard_normal((steps, count), dtype=np.float32)
+        stall = block.stall if len(block.stall) == 1 else block.stall[rows]
+        own = block.kernels[rows] + stall
+        wait = np.maximum(length - block.pause[rows, None] - own, 0.0)
+        wait = wait * (1.0 + WAIT_NOISE * random.standard_normal((steps, count), dtype=np.float32))
+        end_ns = WALL_START_NS + np.round(block.end[rows] * NS).astype(np.int64)[:, None]
+        end_ns = end_ns + (random.standard_normal((1, count), dtype=np.float32) * STEP_JITTER_SECONDS * NS).astype(
+            np.int64
+        )
+        gone = random.random((steps, count), dtype=np.float32) < self.delivery.lost
+        if quiet:
+            silent = np.isin(heard.meter.node_of, list(quiet))
+            gone |= silent
+        seconds[gone] = np.nan
+        wait[gone] = np.nan
+        tells = course.plan.tells_tokens and block.tokens is not None
+        tokens = block.tokens[rows].astype(np.float64) if tells and block.tokens is not None else None
+        squares = block.squares[rows].astype(np.float64) if tells and block.squares is not None else None
+        if course.plan.tells_tokens and tokens is None:
+            tokens = np.full((steps, count), course.plan.tokens)
+        for values in (tokens, squares):
+            if values is not None:
+                values[gone] = np.nan
+        wait_seconds = np.minimum(wait, np.where(np.isnan(seconds), np.inf, seconds)).astype(np.float64)
+        numbers = (block.first + rows).astype(np.int64)
+        return StepTable(numbers, end_ns, seconds.astype(np.float64), wait_seconds, tokens, squares)
+
+    def _open(self, heard: _Heard, quiet: dict[int, float]) -> tuple[IntArray, IntArray]:
+        """Steps and collectives that are begun and not ended at this moment, [ranks, 3] each."""
+        course, count = heard.course, heard.course.plan.gpus
+        if len(heard.entered) != count:
+            heard.entered = np.full((count, 3), -1, np.int64)
+        opened = np.full((count, 3), -1, np.int64)
+        block = next((b for b in course.blocks if b.end[-1] > self.now), course.blocks[-1])
+        row = int(np.clip(np.searchsorted(block.begin, self.now, side="right") - 1, 0, len(block) - 1))
+        begin, meet = float(block.begin[row]), float(block.meet[row])
+        number = block.first + row
+        now_ns = WALL_START_NS + round((self.now - 0.3) * NS)
+        opened[:] = (number, WALL_START_NS + round(begin * NS), now_ns)
+        hang = block.hangs if row == len(block) - 1 else None
+        arrival = begin + course.meeting * course.usual
+        since = meet if hang is None or hang[1] == "transport" else arrival
+        inside = np.full(count, self.now - 0.3 >= since)
+        if hang is not None and hang[1] == "compute":
+            inside[hang[0]] = False
+        if quiet:
+            silent = np.isin(heard.meter.node_of, list(quiet))
+            inside &= ~silent
+            opened[silent, 2] = WALL_START_NS + round(min(quiet.values()) * NS)
+        heard.entered[inside] = (number, WALL_START_NS + round(since * NS), now_ns)
+        return opened, heard.entered.copy()
+
+    # --- counters -----------------------------------------------------------------------------------------------------
+
+    def _counters(self, heard: _Heard, ends: FloatArray) -> FloatArray:
+        course, random, delivery = heard.course, self.random, self.delivery
+        if self.steps_only:
+            return np.full((len(FEATURES), len(ends), course.plan.gpus), np.nan, np.float32)
+        values = heard.meter.read(ends)
+        size = len(ends), len(heard.meter.nodes)
+        node_of = heard.meter.node_of
+        if delivery.missing or delivery.late:
+            gone = random.random(size) < delivery.missing + delivery.late
+            values[:, gone[:, node_of]] = np.nan
+        if delivery.reset:
+            anew = (random.random(size) < delivery.reset)[:, node_of]
+            if anew.any():
+                values[np.ix_(RATES)] = np.where(anew, np.nan, values[RATES])
+        for begin, end, node in self._silent:
+            at = np.flatnonzero(heard.meter.nodes == node)
+            if len(at):
+                values[:, ((ends >= begin) & (ends < end))[:, None] & (node_of == at[0])] = np.nan
+        for fault in course.faults:
+            if fault.disorder == "detachment" and self.now >= fault.begin:
+                of_gpu = np.array([feature.of == "gpu" for feature in FEATURES])
+                lost = np.ix_(of_gpu, ends >= fault.begin, np.asarray(fault.ranks, np.intp))
+                values[lost] = np.nan
+        return values
+
+    def _merge_shared(self, values: FloatArray) -> None:
+        """Where jobs share a host or a NIC, both read the same counter: the host's is one, the NIC's is the sum."""
+        hosts: dict[str, list[int]] = {}
+        nics: dict[str, list[int]] = {}
+        base = 0
+        jobs = list(self._jobs.values())
+        shared = {node for node, times in _counted([h.meter.nodes for h in jobs]).items() if times > 1}
+        for heard in jobs:
+            own = np.isin(heard.course.place.node, list(shared)) if shared else np.zeros(0, bool)
+            doubled = len(set(heard.shape.nics)) < len(heard.shape)
+            for rank in np.flatnonzero(own).tolist() if not doubled else range(len(heard.shape)):
+                hosts.setdefault(heard.shape.nodes[rank], []).append(base + rank)
+                nics.setdefault(heard.shape.nics[rank], []).append(base + rank)
+            base += len(heard.shape)
+        for columns in hosts.values():
+            for name in ("cpu_waiting", "io_waiting"):
+                row = values[FEATURE[name]][:, columns]
+                known = np.isfinite(row)
+                most = np.max(np.where(known, row, -1.0), axis=1, keepdims=True)
+                values[FEATURE[name]][:, columns] = np.where(most >= 0, most, np.nan)
+        of_nic = [row for row, feature in enumerate(FEATURES) if feature.of == "nic"]
+        for columns in (c for c in nics.values() if len(c) > 1):
+            for row_of in of_nic:
+                values[row_of][:, columns] = values[row_of][:, columns].sum(axis=1, keepdims=True)
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _events(self, before: float) -> list[NodeEvent]:
+        found = []
+        for heard in self._jobs.values():
+            course = heard.course
+            for fault in course.faults:
+                found += self._told(course, fault, before)
+            per_tick = 0.02 * course.plan.gpus * (self.now - before) / 86400.0
+            for _ in range(self.random.poisson(per_tick)):
+                rank = int(self.random.integers(course.plan.gpus))
+                found.append(self._xid(course, rank, int(self.random.choice(USER_XIDS)), self.now))
+        return found
+
+    def _xid(self, course: Course, rank: int, code: int, at: float) -> NodeEvent:
+        gpu = course.place.gpus[rank]
+        record = EventRecord(XID, gpu, WALL_START_NS + round(at * NS), {"code": str(code), "gpu": gpu})
+        return NodeEvent(course.place.nodes[rank], record)
+
+    def _told(self, course: Course, fault: Fault, before: float) -> list[NodeEvent]:
+        """Events of a fault that fall between the last tick and this one."""
+        begun = before < fault.begin <= self.now
+        rank = fault.ranks[0] if fault.ranks else 0
+        node, found = course.place.nodes[rank], []
+        if fault.disorder == "memory-errors" and begun:
+            found.append(self._xid(course, rank, 63, fault.begin))  # a row was remapped
+        if fault.disorder == "detachment" and begun:
+            found.append(self._xid(course, rank, 79, fault.begin))  # the GPU has fallen off the bus
+            at_ns = WALL_START_NS + round(fault.begin * NS)
+            found.append(NodeEvent(node, EventRecord(DEVICE_LOST, course.place.gpus[rank], at_ns)))
+        if fault.disorder == "nic-flap" and before < fault.end and self.now >= fault.begin:
+            turns = np.arange(max(0, np.ceil((before - fault.begin) / 15.0)), (self.now - fault.begin) / 15.0)
+            for turn in turns.tolist():
+                at = fault.begin + 15.0 * turn
+                if fault.intensity(np.array([at]))[0] > 0:
+                    name = course.place.nics[rank].rpartition("/")[2]
+                    for state, after in (("down", 0.0), ("up", 0.4)):
+                        at_ns = WALL_START_NS + round((at + after) * NS)
+                        found.append(NodeEvent(node, EventRecord(LINK, name, at_ns, {"state": state})))
+        return found
+
+
+def _counted(arrays: Sequence[IntArray]) -> dict[int, int]:
+    """How often each number stands in the arrays."""
+    if not arrays:
+        return {}
+    numbers, times = np.unique(np.concatenate(arrays), return_counts=True)
+    return dict(zip(numbers.tolist(), times.tolist(), strict=True))
+
+
+def _joined(parts: list[StepTable]) -> StepTable:
+    if len(parts) == 1:
+        return parts[0]
+    tokens = [p.tokens for p in parts if p.tokens is not None]
+    squares = [p.squares for p in parts if p.squares is not None]
+    return StepTable(
+        np.concatenate([p.number for p in parts]),
+        np.concatenate([p.end_ns for p in parts]),
+        np.concatenate([p.seconds for p in parts]),
+        np.concatenate([p.wait_seconds for p in parts]),
+        np.concatenate(tokens) if tokens else None,
+        np.concatenate(squares) if squares else None,
+    )

@@ -1,0 +1,182 @@
+"""What varies in a healthy job: silicon, kernels, the operating system, the network, sequences, experts, saving.
+
+None of it is anybody's fault. Each figure says where it comes from or what it stands for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduler_feedback.sim.world.arrays import FloatArray
+from scheduler_feedback.sim.world.condition import Conditions
+from scheduler_feedback.sim.world.fabric import Place, standing_share
+from scheduler_feedback.sim.world.plan import Plan
+from scheduler_feedback.sim.world.power import Governor
+
+SPREAD = 0.006
+"""Sigma of a GPU's standing speed beside its clock: memory timing, placement of its host threads, PCIe distance."""
+
+KERNEL_NOISE = 0.006
+"""Sigma of a rank's compute from step to step; the balanced trace of ByteDance (AR) has 0.4-1 %."""
+
+HICCUP_RATE = 2e-4
+HICCUP_SECONDS = 0.004
+HICCUP_TAIL = 1.6
+"""Kernel threads, interrupts and page reclaim keep a process now and then, Pareto-distributed (Petrini et al., "The
+case of the missing supercomputer performance", 2003)."""
+
+COLLECTION_STEPS = 400
+COLLECTION_SECONDS = (0.05, 0.25)
+"""Most large trainings collect garbage at planned steps, all ranks together (MegaScale, section 5.1)."""
+
+SAVING_SECONDS = (2.0, 12.0)
+SAVING_INTERVAL_SECONDS = (600.0, 1800.0)
+EVALUATION_INTERVAL_SECONDS = (3600.0, 14400.0)
+EVALUATION_STEPS = (5, 20)
+
+NETWORK_NOISE = 0.03
+LENGTH_SIGMA = 0.9
+"""Of the logarithm of the sum of squared lengths in a microbatch packed from heavy-tailed documents: with 16
+microbatches and 40 % attention a rank's step varies by about 11 %, as measured in a long-context job."""
+
+DRIFT_STEPS = 60.0
+DRIFT = 0.05
+LOAD_NOISE = 0.03
+"""Experts' popularity drifts and jumps from batch to batch; auxiliary losses keep it near these."""
+
+
+@dataclass(slots=True)
+class Weather:
+    """The weather of one job. next_saving, next_evaluation: when, in seconds of the world's clock."""
+
+    plan: Plan
+    random: np.random.Generator
+    governor: Governor
+    spread: FloatArray
+    share: FloatArray
+    next_saving: float
+    next_evaluation: float
+    saving_interval: float
+    evaluation_interval: float
+    evaluating: int = 0
+    drift: FloatArray = field(default_factory=lambda: np.zeros(0))
+    _collection_phase: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan, place: Place, adaptive: bool, begin: float, random: np.random.Generator) -> Weather:
+        """Draw what stands for the whole of a job."""
+        spread = np.exp(SPREAD * np.clip(random.standard_normal(plan.gpus), -3.5, 3.5)).reshape(1, *plan.shape)
+        share = standing_share(place, adaptive, random).reshape(1, *plan.shape)
+        saving = float(random.uniform(*SAVING_INTERVAL_SECONDS))
+        evaluation = float(random.uniform(*EVALUATION_INTERVAL_SECONDS))
+        return cls(
+            plan,
+            random,
+            Governor.of(plan.model, plan.gpus, random),
+            spread.astype(np.float32),
+            share.astype(np.float32),
+            begin + saving * float(random.uniform(0.3, 1.0)),
+            begin + evaluation * float(random.uniform(0.3, 1.0)),
+            saving,
+            evaluation,
+            drift=DRIFT * random.standard_normal(plan.shape) if plan.expert_share else np.zeros(0),
+            _collection_phase=int(random.integers(COLLECTION_STEPS)),
+        )
+
+    def draw(
+        self, number: int, times: FloatArray, clock: FloatArray
+    ) -> tuple[Conditions, FloatArray | None, FloatArray | None]:
+        """Conditions of the steps `number`, `number + 1`, ... that begin near `times`, at these clocks [gpus].
+
+        Also, where the job's ranks differ in them, the tokens and the sums of squared lengths of each step and rank:
+        [steps, stages, data, tensor] or None.
+        """
+        plan, random, steps = self.plan, self.random, len(times)
+        shape = plan.shape
+        noise = random.standard_normal((steps, *shape), dtype=np.float32)
+        noise *= KERNEL_NOISE
+        noise += 1.0
+        noise *= self.spread
+        one = np.ones((1, *shape), np.float32)
+        weight, tokens, squares = self._lengths(steps)
+        load = one
+        if plan.expert_share:
+            load = self._load(steps)
+            tokens = load * np.float32(plan.tokens)
+        conditions = Conditions(
+            clock=clock.reshape(1, *shape).astype(np.float32),
+            memory=one,
+            nvlink=one,
+            nic=self.share,
+            host=one,
+            noise=noise,
+            stall=self._stalls(number, steps),
+            weight=weight,
+            load=load,
+            network=np.exp(NETWORK_NOISE * random.standard_normal(steps)),
+            pause=np.zeros(steps),
+            extent=np.ones(steps),
+        )
+        self._phases(times, conditions)
+        return conditions, tokens, squares
+
+    def _stalls(self, number: int, steps: int) -> FloatArray:
+        plan, random = self.plan, self.random
+        count = int(random.poisson(HICCUP_RATE * steps * plan.gpus))
+        numbers = np.arange(number, number + steps) + self._collection_phase
+        collecting = np.flatnonzero(numbers % COLLECTION_STEPS == 0)
+        if not count and not len(collecting):
+            return np.zeros((1, *plan.shape), np.float32)
+        stall = np.zeros((steps, plan.gpus), np.float32)
+        if count:
+            length = HICCUP_SECONDS * (1.0 + random.pareto(HICCUP_TAIL, count))
+            where = random.integers(0, steps, count), random.integers(0, plan.gpus, count)
+            np.add.at(stall, where, np.minimum(length, 2.0).astype(np.float32))
+        for row in collecting:
+            stall[row] += random.uniform(*COLLECTION_SECONDS) * random.uniform(0.8, 1.2, plan.gpus)
+        return stall.reshape(steps, *plan.shape)
+
+    def _lengths(self, steps: int) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:
+        plan, random = self.plan, self.random
+        if not plan.varies:
+            return np.ones((1, plan.data, plan.microbatches), np.float32), None, None
+        size = (steps, plan.data, plan.microbatches)
+        filled = 1.0 - 0.12 * random.random(size)
+        squared = np.exp(LENGTH_SIGMA * random.standard_normal(size) - LENGTH_SIGMA**2 / 2)
+        squared = np.minimum(squared, 8.0)
+        weight = (1.0 - plan.attention_share) * filled + plan.attention_share * squared
+        per_rank = (steps, *plan.shape)
+        unit = plan.tokens / plan.microbatches
+        tokens = np.broadcast_to((filled.sum(axis=-1) * unit)[:, None, :, None], per_rank)
+        squares = np.broadcast_to((squared.sum(axis=-1) * unit * 2048.0)[:, None, :, None], per_rank)
+        return weight.astype(np.float32), tokens, squares
+
+    def _load(self, steps: int) -> FloatArray:
+        plan, random = self.plan, self.random
+        keep = np.exp(-steps / DRIFT_STEPS)
+        fresh = DRIFT * random.standard_normal(plan.shape)
+        after = keep * self.drift + np.sqrt(1.0 - keep**2) * fresh
+        along = np.linspace(0.0, 1.0, steps, dtype=np.float32)[:, None, None, None]
+        load = 1.0 + self.drift + (after - self.drift) * along
+        load = load + LOAD_NOISE * random.standard_normal((steps, *plan.shape), dtype=np.float32)
+        self.drift = after
+        grouped = np.maximum(load, 0.5).reshape(steps, plan.stages, -1, plan.expert)
+        # What one expert group routes is fixed by its batch: loads are shares of it.
+        grouped = grouped / grouped.mean(axis=-1, keepdims=True)
+        return np.asarray(grouped.reshape(steps, *plan.shape), np.float32)
+
+    def _phases(self, times: FloatArray, conditions: Conditions) -> None:
+        """Savings and evaluations that fall due: at the end of the step in which they do."""
+        random = self.random
+        for row, at in enumerate(times.tolist()):
+            if at >= self.next_saving:
+                conditions.pause[row] += random.uniform(*SAVING_SECONDS)
+                self.next_saving += self.saving_interval
+            if at >= self.next_evaluation:
+                self.evaluating = int(random.integers(*EVALUATION_STEPS))
+                self.next_evaluation += self.evaluation_interval
+            if self.evaluating:
+                conditions.extent[row] = 1.0 / 3.0  # forwards only
+                self.evaluating -= 1
