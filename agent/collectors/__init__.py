@@ -11,6 +11,7 @@ from agent.collectors.block import Block, Collector, RecordSource
 from agent.collectors.gpu import GpuCollector
 from agent.collectors.host import HostCollector
 from agent.collectors.process import ProcessCollector
+from agent.collectors.rdma import RdmaCollector
 from agent.collectors.steps import StepCollector
 from agent.collectors.xid import XidCollector, XidLedger
 from agent.inventory import Inventory
@@ -25,6 +26,7 @@ class Machine:
     system's libnvidia-ml.so.1. gpus: UUIDs of the node's, () for all. interval_seconds: the frame's; ranks'
     steps and processes are sampled twice as often, so that what is short is still seen. xids: where the driver's
     events and the kernel's log meet. inventory: what the GPUs are called, for those who join them to their owners.
+    rdma_excluded: patterns of RDMA devices' names or PCI addresses that are not read.
     """
 
     attribution: Attribution
@@ -36,6 +38,7 @@ class Machine:
     interval_seconds: float = 1.0
     xids: XidLedger = field(default_factory=XidLedger)
     inventory: Inventory = field(default_factory=Inventory)
+    rdma_excluded: tuple[str, ...] = ()
 
 
 def _steps(machine: Machine) -> Collector:
@@ -56,6 +59,7 @@ COLLECTORS: tuple[Callable[[Machine], Collector], ...] = (
     _steps,
     lambda machine: GpuCollector(machine.nvml_library, machine.interval_seconds, machine.gpus),
     _xid,
+    lambda machine: RdmaCollector.of(machine.sys_root, machine.interval_seconds, machine.rdma_excluded),
 )
 
 

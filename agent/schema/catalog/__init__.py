@@ -19,6 +19,7 @@ from agent.schema.catalog.gpu import GPU
 from agent.schema.catalog.host import HOST
 from agent.schema.catalog.metric import Kind, Metric
 from agent.schema.catalog.process import PROCESS
+from agent.schema.catalog.rdma import RDMA
 from agent.schema.catalog.step import STEP
 from agent.schema.catalog.xid import XID
 
@@ -29,6 +30,7 @@ METRICS: tuple[Metric, ...] = (
     *STEP,
     *GPU,
     *XID,
+    *RDMA,
     *FEEDBACK,
 )
 

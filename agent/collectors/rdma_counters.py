@@ -1,0 +1,225 @@
+"""What the counter files of an RDMA device mean: each driver's word for a thing, and the catalogue's one name for it.
+
+Names are those of the drivers in Linux 4.12 to 6.18: mlx5_ib (drivers/infiniband/hw/mlx5/counters.c), bnxt_re
+(hw_counters.c; from 6.13 on it uses mlx5's words), irdma (verbs.c, generations 1 to 3), efa (efa_verbs.c), rxe
+(rxe_hw_counters.c) and ionic. What stands in no table here is published under its driver's own name: nothing is lost.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Meaning(NamedTuple):
+    """The series that a counter file is: a metric, labels beside device and port, and how it is to be read.
+
+    gauge: a level, not a count. width: of a counter, in bits. scale: a gauge's factor to the base unit.
+    """
+
+    metric: str
+    labels: Labels = ()
+    gauge: bool = False
+    width: int = 64
+    scale: float = 1.0
+
+
+PORT_COUNTERS = {
+    "port_rcv_data": "receive_bytes",
+    "port_xmit_data": "transmit_bytes",
+    "port_rcv_packets": "receive_packets",
+    "port_xmit_packets": "transmit_packets",
+    "port_xmit_wait": "transmit_wait",
+    "port_xmit_discards": "transmit_discards",
+    "port_rcv_discards": "receive_discards",
+    "port_rcv_errors": "receive_errors",
+    "port_rcv_remote_physical_errors": "receive_remote_physical_errors",
+    "port_rcv_switch_relay_errors": "receive_switch_relay_errors",
+    "port_rcv_constraint_errors": "receive_constraint_errors",
+    "port_xmit_constraint_errors": "transmit_constraint_errors",
+    "unicast_rcv_packets": "unicast_receive_packets",
+    "unicast_xmit_packets": "unicast_transmit_packets",
+    "multicast_rcv_packets": "multicast_receive_packets",
+    "multicast_xmit_packets": "multicast_transmit_packets",
+    "symbol_error": "symbol_errors",
+    "link_error_recovery": "link_error_recoveries",
+    "link_downed": "link_downed",
+    "local_link_integrity_errors": "link_integrity_errors",
+    "excessive_buffer_overrun_errors": "buffer_overrun_errors",
+    "VL15_dropped": "vl15_dropped",
+}
+"""Files of ports/*/counters (drivers/infiniband/core/sysfs.c), each a metric gangwatch_rdma_port_*_total."""
+
+_SAME_THING = {
+    # Congestion.
+    "ecn_marked_packets": ("np_ecn_marked_roce_packets", "rx_ecn_marked_pkts", "RxECNMrkd", "rx_rdma_ecn_pkts"),
+    "cnp_sent": ("np_cnp_sent", "np_cnp_pkts", "tx_cnp_pkts", "cnpSent", "tx_rdma_cnp_pkts"),
+    "cnp_handled": ("rp_cnp_handled", "rx_cnp_pkts", "cnpHandled", "rx_rdma_cnp_pkts"),
+    "cnp_ignored": ("rp_cnp_ignored", "cnpIgnored"),
+    "adaptive_retransmissions": ("roce_adp_retrans",),
+    "adaptive_retransmission_timeouts": ("roce_adp_retrans_to",),
+    "slow_restarts": ("roce_slow_restart",),
+    "slow_restart_cnps": ("roce_slow_restart_cnps",),
+    "slow_restart_transitions": ("roce_slow_restart_trans",),
+    # Loss, order, corruption.
+    "out_of_sequence": (
+        "out_of_sequence",
+        "oos_drop_count",
+        "out_of_seq_request",
+        "Rcvd_Out_of_order_packets",
+        "resp_rx_outouf_seq",
+    ),
+    "sequence_naks_received": (
+        "packet_seq_err",
+        "seq_err_naks_rcvd",
+        "rcvd_seq_err",
+        "Nak_Sequence_Error",
+        "req_rx_pkt_seq_err",
+    ),
+    "implied_naks": ("implied_nak_seq_err", "Nak_Sequence_Error_Implied", "req_rx_impl_nak_seq_err"),
+    "ack_timeouts": (
+        "local_ack_timeout_err",
+        "to_retransmits",
+        "RTO",
+        "retrans_timeout_events",
+        "tx_rdma_ack_timeout",
+    ),
+    "retransmitted_packets": ("retrans_pkts", "RetransSegs", "tcpRetransSegs", "tx_rdma_retx_pkts"),
+    "retransmitted_bytes": ("retrans_bytes", "tx_rdma_retx_bytes"),
+    "duplicate_requests": ("duplicate_request", "dup_req"),
+    "icrc_errors": ("rx_icrc_encapsulated", "CRC_errors"),
+    # A receiver under pressure.
+    "out_of_buffer": ("out_of_buffer", "rx_out_of_buffer", "resp_rx_outof_buf"),
+    "receive_drops": ("rx_drops", "rx_roce_discards"),
+    "rnr_naks_received": (
+        "rnr_nak_retry_err",
+        "rnr_naks_rcvd",
+        "rcvd_rnr_err",
+        "RNR_received",
+        "req_rx_rnr_retry_err",
+    ),
+    "rnr_naks_sent": ("send_rnr_err", "RNR_sent"),
+    # A queue pair that breaks.
+    "transport_retries_exceeded": (
+        "req_transport_retries_exceeded",
+        "max_retry_exceeded",
+        "retry_exceeded_err",
+        "req_tx_retry_excd_err",
+    ),
+    "rnr_retries_exceeded": ("req_rnr_retries_exceeded", "retry_rnr_exceeded_err"),
+    "unresponsive_remote": ("unresponsive_remote_events",),
+    "impaired_connections": ("impaired_remote_conn_events",),
+    "requester_completion_errors": ("req_cqe_error", "req_rx_cqe_err"),
+    "responder_completion_errors": ("resp_cqe_error",),
+    "requester_flush_errors": ("req_cqe_flush_error", "req_rx_cqe_flush"),
+    "responder_flush_errors": ("resp_cqe_flush_error",),
+    "requester_access_errors": ("req_remote_access_errors", "remote_access_err", "req_rx_rmt_acc_err"),
+    "responder_access_errors": ("resp_remote_access_errors",),
+    "remote_invalid_requests": ("req_remote_invalid_request", "remote_invalid_req_err"),
+    "local_length_errors": ("resp_local_length_error", "res_length_mismatch"),
+    # Volume.
+    "write_requests_received": ("rx_write_requests", "rx_write_req", "InRdmaWrites", "iwInRdmaWrites"),
+    "read_requests_received": ("rx_read_requests", "rx_read_req", "InRdmaReads", "iwInRdmaReads"),
+    "atomic_requests_received": ("rx_atomic_requests", "rx_atomic_req", "Rx_atomics"),
+    "send_requests_received": ("rx_send_req", "InRdmaSends", "iwInRdmaSends", "recv_wrs", "rdma_recvs"),
+    "write_requests_sent": ("tx_write_req", "OutRdmaWrites", "iwOutRdmaWrites", "rdma_write_wrs"),
+    "read_requests_sent": ("tx_read_req", "OutRdmaReads", "iwOutRdmaReads", "rdma_read_wrs"),
+    "atomic_requests_sent": ("tx_atomic_req", "Tx_atomics"),
+    "send_requests_sent": ("tx_send_req", "OutRdmaSends", "iwOutRdmaSends", "send_wrs", "rdma_sends"),
+    "dct_connects": ("rx_dct_connect",),
+    "receive_bytes": ("rx_bytes", "rdma_rx_bytes", "rx_rdma_ucast_bytes"),
+    "transmit_bytes": ("tx_bytes", "rdma_tx_bytes", "tx_rdma_ucast_bytes"),
+    "receive_packets": ("rx_pkts", "rdma_rx_packets", "rcvd_pkts", "rx_rdma_ucast_pkts"),
+    "transmit_packets": ("tx_pkts", "rdma_tx_packets", "sent_pkts", "tx_rdma_ucast_pkts"),
+}
+"""Metric gangwatch_rdma_*_total: every driver's word for it."""
+
+_LABELLED: dict[str, Meaning] = {
+    file: Meaning("gangwatch_rdma_operation_bytes_total", (("operation", operation), ("side", side)))
+    for file, operation, side in (
+        ("send_bytes", "send", "requester"),
+        ("recv_bytes", "send", "responder"),
+        ("rdma_read_bytes", "read", "requester"),
+        ("rdma_read_resp_bytes", "read", "responder"),
+        ("rdma_write_bytes", "write", "requester"),
+        ("rdma_write_recv_bytes", "write", "responder"),
+    )
+} | {
+    f"rdma_{operation}_wr_err": Meaning("gangwatch_rdma_work_request_errors_total", (("operation", operation),))
+    for operation in ("read", "write")
+}
+
+_LIFESPAN = Meaning("gangwatch_rdma_counter_lifespan_seconds", gauge=True, scale=1e-3)
+
+_OPEN = "active_"
+"""bnxt_re counts open objects among its counters: levels, which fall as they are closed."""
+
+_MLX5_NARROW = frozenset(
+    {
+        "rx_write_requests", "rx_read_requests", "rx_atomic_requests", "rx_dct_connect", "out_of_buffer",
+        "out_of_sequence", "duplicate_request", "rnr_nak_retry_err", "packet_seq_err", "implied_nak_seq_err",
+        "local_ack_timeout_err", "resp_local_length_error", "resp_cqe_error", "req_cqe_error",
+        "req_remote_invalid_request", "req_remote_access_errors", "resp_remote_access_errors", "resp_cqe_flush_error",
+        "req_cqe_flush_error", "req_transport_retries_exceeded", "req_rnr_retries_exceeded", "roce_adp_retrans",
+        "roce_adp_retrans_to", "roce_slow_restart", "roce_slow_restart_cnps", "roce_slow_restart_trans",
+    }
+)  # fmt: skip
+"""mlx5's q-counters, which the device gives as 32 bits (mlx5_ib_query_q_counters); its others have 64."""
+
+MLX5 = frozenset({"mlx5", "mlx5_core", "mlx5_ib"})
+
+FIRST = "rx_write_requests"
+"""mlx5 asks the device for all counters at once where the first is read, and answers the rest from that for 10 ms;
+a read of another refreshes nothing and is a firmware command of its own (hw_stat_port_show, lifespan)."""
+
+_FAST_PORT = frozenset(
+    f"gangwatch_rdma_port_{name}_total"
+    for name in ("receive_bytes", "transmit_bytes", "receive_packets", "transmit_packets", "transmit_wait",
+                 "transmit_discards")
+)  # fmt: skip
+_FAST = _FAST_PORT | frozenset(
+    f"gangwatch_rdma_{name}_total"
+    for name in (
+        "ecn_marked_packets", "cnp_sent", "cnp_handled", "adaptive_retransmissions", "slow_restarts",
+        "out_of_sequence", "sequence_naks_received", "implied_naks", "ack_timeouts", "retransmitted_packets",
+        "retransmitted_bytes", "duplicate_requests", "icrc_errors", "out_of_buffer", "receive_drops",
+        "rnr_naks_received", "transport_retries_exceeded", "rnr_retries_exceeded", "unresponsive_remote",
+        "write_requests_received", "read_requests_received", "send_requests_received", "write_requests_sent",
+        "read_requests_sent", "send_requests_sent", "receive_bytes", "transmit_bytes", "receive_packets",
+        "transmit_packets",
+    )
+)  # fmt: skip
+
+_BY_FILE: dict[str, Meaning] = {
+    file: Meaning(f"gangwatch_rdma_{name}_total") for name, files in _SAME_THING.items() for file in files
+} | _LABELLED
+
+
+def port_counter(file: str) -> Meaning:
+    """What a file of ports/*/counters is; under its own name where it is in no table."""
+    name = PORT_COUNTERS.get(file)
+    return own_name(file) if name is None else Meaning(f"gangwatch_rdma_port_{name}_total")
+
+
+def hardware_counter(driver: str, file: str) -> Meaning:
+    """What a hardware counter of the driver is; under its own name where it is in no table."""
+    if file == "lifespan":
+        return _LIFESPAN
+    if file.startswith(_OPEN):
+        return Meaning("gangwatch_rdma_resources", (("resource", file.removeprefix(_OPEN)),), gauge=True)
+    # irdma's newest words have spaces in some kernels and underscores in others.
+    meaning = _BY_FILE.get(file.replace(" ", "_")) or own_name(file)
+    if driver in MLX5 and file.removeprefix("vport_") in _MLX5_NARROW:
+        return meaning._replace(width=32)
+    return meaning
+
+
+def own_name(file: str) -> Meaning:
+    """The counter under the name that its driver gives it."""
+    return Meaning("gangwatch_rdma_hw_counter_total", (("counter", file),))
+
+
+def is_fast(meaning: Meaning) -> bool:
+    """Whether the series tells of congestion, loss or volume as it happens, and is worth a read a second."""
+    return meaning.metric in _FAST

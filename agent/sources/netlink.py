@@ -1,0 +1,263 @@
+"""RDMA netlink: all hardware counters of a port in one message, where sysfs costs a read for each.
+
+Messages are those of include/uapi/rdma/rdma_netlink.h, NETLINK_RDMA's client 5 (nldev), commands GET and STAT_GET
+(Linux 5.3 and newer); framing is that of netlink(7). A port's answer has the same names in the same places every time,
+so that they are looked for once: from then on one unpack takes all values, and checks that the names still are there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from agent.schema.errors import SourceError, UnsupportedError
+
+NETLINK_RDMA = 20
+_CLIENT = 5 << 10  # RDMA_NL_NLDEV; the operation stands in the ten bits below
+DEVICE_GET = _CLIENT | 1
+STATISTICS_GET = _CLIENT | 17
+
+DEVICE_INDEX = 1
+DEVICE_NAME = 2
+PORT_INDEX = 3
+COUNTERS = 80
+COUNTER = 81
+COUNTER_NAME = 82
+COUNTER_VALUE = 83
+
+REQUEST = 1
+DUMP = 0x300
+MULTI = 2
+ERROR = 2
+DONE = 3
+
+_TYPE_MASK = 0x3FFF
+"""NLA_F_NESTED and NLA_F_NET_BYTEORDER are in the two bits above."""
+
+HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
+_ATTRIBUTE = struct.Struct("=HH")  # length with this header, type
+_VALUE = struct.Struct("=Q")
+_U32 = struct.Struct("=I")
+_INT = struct.Struct("=i")
+
+BUFFER_BYTES = 65536
+"""The kernel makes an answer in one page (NLMSG_DEFAULT_SIZE), and a dump in parts of at most 32 KiB."""
+
+TIMEOUT_SECONDS = 2.0
+_MOST_STRAY = 64
+"""Answers to requests that were given up on, read before the one that is waited for."""
+
+
+# --- codec -----------------------------------------------------------------------------------------------------------
+
+
+class Message(NamedTuple):
+    """One netlink message in a buffer: its header, and where its payload begins and ends."""
+
+    kind: int
+    flags: int
+    sequence: int
+    begin: int
+    end: int
+
+
+def request(kind: int, flags: int, sequence: int, *attributes: tuple[int, int]) -> bytes:
+    """A request with 32-bit attributes."""
+    body = b"".join(_ATTRIBUTE.pack(8, name) + _U32.pack(value) for name, value in attributes)
+    return HEADER.pack(HEADER.size + len(body), kind, flags | REQUEST, sequence, 0) + body
+
+
+def messages(data: bytes | bytearray | memoryview, length: int) -> Iterator[Message]:
+    """The messages in the first `length` bytes. Raises SourceError where one is longer than what is left."""
+    at = 0
+    while length - at >= HEADER.size:
+        size, kind, flags, sequence, _ = HEADER.unpack_from(data, at)
+        if size < HEADER.size or size > length - at:
+            raise SourceError(f"RDMA netlink: a message of {size} bytes where {length - at} are left")
+        yield Message(kind, flags, sequence, at + HEADER.size, at + size)
+        at += (size + 3) & ~3
+
+
+def attributes(data: bytes | bytearray | memoryview, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(type, begin, end) of each attribute's payload. Raises SourceError where one is longer than what is left."""
+    while end - begin >= _ATTRIBUTE.size:
+        size, kind = _ATTRIBUTE.unpack_from(data, begin)
+        if size < _ATTRIBUTE.size or size > end - begin:
+            raise SourceError(f"RDMA netlink: an attribute of {size} bytes where {end - begin} are left")
+        yield kind & _TYPE_MASK, begin + _ATTRIBUTE.size, begin + size
+        begin += (size + 3) & ~3
+
+
+def _text(data: bytes | bytearray | memoryview, begin: int, end: int) -> str:
+    return bytes(data[begin:end]).split(b"\0", 1)[0].decode("utf-8", "replace")
+
+
+def parse_device(data: bytes | bytearray | memoryview, message: Message) -> tuple[str, int] | None:
+    """Name and index of the device that one message of the GET dump is about; None where it lacks one."""
+    name: str | None = None
+    index: int | None = None
+    for kind, begin, end in attributes(data, message.begin, message.end):
+        if kind == DEVICE_NAME:
+            name = _text(data, begin, end)
+        elif kind == DEVICE_INDEX and end - begin == _U32.size:
+            (index,) = _U32.unpack_from(data, begin)
+    return (name, index) if name and index is not None else None
+
+
+def parse_statistics(data: bytes | bytearray | memoryview, message: Message) -> list[tuple[str, int]]:
+    """Each counter of a STAT_GET answer: its name, and where in the buffer its 64-bit value stands."""
+    found: list[tuple[str, int]] = []
+    for kind, begin, end in attributes(data, message.begin, message.end):
+        if kind != COUNTERS:
+            continue
+        for entry, entry_begin, entry_end in attributes(data, begin, end):
+            if entry != COUNTER:
+                continue
+            name = ""
+            value = -1
+            for field, field_begin, field_end in attributes(data, entry_begin, entry_end):
+                if field == COUNTER_NAME:
+                    name = _text(data, field_begin, field_end)
+                elif field == COUNTER_VALUE and field_end - field_begin == _VALUE.size:
+                    value = field_begin
+            if name and value >= 0:
+                found.append((name, value))
+    return found
+
+
+class Shape:
+    """One port's answer as it was the first time: its length, and which bytes are values and which never change.
+
+    names: of the counters, in the answer's order. Raises SourceError where the buffer holds no such answer.
+    """
+
+    __slots__ = ("_constant", "_length", "_struct", "names")
+
+    def __init__(self, data: bytes | bytearray | memoryview, length: int) -> None:
+        answer = next(messages(data, length), None)
+        counters = [] if answer is None else parse_statistics(data, answer)
+        if not counters:
+            raise SourceError("RDMA netlink: an answer without counters")
+        self.names = tuple(name for name, _ in counters)
+        self._length = length
+        # The header holds the sequence number, which the reader has looked at.
+        form = [f"={HEADER.size}x"]
+        at = HEADER.size
+        for _, value in counters:
+            form.append(f"{value - at}sQ")
+            at = value + _VALUE.size
+        form.append(f"{length - at}s")
+        self._struct = struct.Struct("".join(form))
+        self._constant = self._struct.unpack_from(data)[0::2]
+
+    def values(self, data: bytes | bytearray | memoryview, length: int) -> tuple[int, ...] | None:
+        """The counters' values; None where this answer is of another shape."""
+        if length != self._length:
+            return None
+        fields = self._struct.unpack_from(data)
+        return fields[1::2] if fields[0::2] == self._constant else None
+
+
+# --- socket ----------------------------------------------------------------------------------------------------------
+
+
+def connect() -> socket.socket:
+    """A socket to this kernel's RDMA subsystem. Raises UnsupportedError where it has none."""
+    try:
+        opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_RDMA)
+    except OSError as error:
+        raise UnsupportedError(f"RDMA netlink: {error.strerror}") from None
+    opened.bind((0, 0))
+    return opened
+
+
+class RdmaNetlink:
+    """Asks for devices and statistics, one request at a time. `connector` opens the socket, at the first request.
+
+    ``buffer`` holds the newest answer; it is written over by the next one.
+    """
+
+    def __init__(self, connector: Callable[[], socket.socket] = connect) -> None:
+        self.buffer = bytearray(BUFFER_BYTES)
+        self._connector = connector
+        self._socket: socket.socket | None = None
+        self._sequence = 0
+
+    def devices(self) -> dict[str, int]:
+        """Index of each RDMA device by name. Raises UnsupportedError where this kernel does not answer."""
+        self._send(DEVICE_GET, DUMP)
+        found: dict[str, int] = {}
+        while True:
+            length = self._receive()
+            for message in messages(self.buffer, length):
+                if message.sequence != self._sequence:
+                    continue
+                if message.kind == DONE:
+                    return found
+                self._check(message, DEVICE_GET)
+                if (device := parse_device(self.buffer, message)) is not None:
+                    found[device[0]] = device[1]
+                if not message.flags & MULTI:
+                    return found
+
+    def statistics(self, device_index: int, port: int) -> int:
+        """Have one port's counters in ``buffer``; the answer's length.
+
+        Raises UnsupportedError where the device has none to tell (EINVAL, EOPNOTSUPP), SourceError for any other
+        failure.
+        """
+        self._send(STATISTICS_GET, 0, (DEVICE_INDEX, device_index), (PORT_INDEX, port))
+        for _ in range(_MOST_STRAY):
+            length = self._receive()
+            answer = next(messages(self.buffer, length), None)
+            if answer is None or answer.sequence != self._sequence:
+                continue
+            self._check(answer, STATISTICS_GET)
+            return length
+        raise SourceError(f"RDMA netlink: {_MOST_STRAY} answers to other requests")
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _send(self, kind: int, flags: int, *attributes: tuple[int, int]) -> None:
+        try:
+            if self._socket is None:
+                self._socket = self._connector()
+                self._socket.settimeout(TIMEOUT_SECONDS)
+            self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+            self._socket.send(request(kind, flags, self._sequence, *attributes))
+        except OSError as error:
+            self.close()
+            if error.errno == errno.ECONNREFUSED:
+                # Nobody listens at this kernel's end: the RDMA core is a module that is not loaded.
+                raise UnsupportedError(f"RDMA netlink: {error.strerror}") from None
+            raise SourceError(f"RDMA netlink: {error}") from None
+
+    def _receive(self) -> int:
+        assert self._socket is not None
+        try:
+            length = self._socket.recv_into(self.buffer)
+        except OSError as error:
+            self.close()
+            raise SourceError(f"RDMA netlink: {error}") from None
+        if length < HEADER.size:
+            self.close()
+            raise SourceError(f"RDMA netlink: an answer of {length} bytes")
+        return length
+
+    def _check(self, message: Message, expected: int) -> None:
+        if message.kind == expected:
+            return
+        if message.kind == ERROR and message.end - message.begin >= _INT.size:
+            code = -_INT.unpack_from(self.buffer, message.begin)[0]
+            text = f"RDMA netlink: {os.strerror(code) if code > 0 else f'error {-code}'}"
+            if code in (errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM):
+                raise UnsupportedError(text)
+            raise SourceError(text)
+        raise SourceError(f"RDMA netlink: an answer of type {message.kind}, expected {expected}")
