@@ -32,7 +32,8 @@ from agent.node import Node
 from agent.schema.catalog import BY_NAME
 from agent.schema.frame import Frame, Layout
 from agent.sources.proc import read_process_stat
-from exporter.prometheus import expose, labels_of
+from exporter.exposition import expose
+from exporter.series import labels_of
 
 IDLE = "import sys, threading; [threading.Thread(target=sys.stdin.read, daemon=True).start() for _ in range({})]; \
 print(flush=True); sys.stdin.read()"

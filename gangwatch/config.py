@@ -6,7 +6,11 @@ strings such as "90s", "10m", "2h".
 ::
 
     [cluster]     nodes = 1, slots, gpus = true, names
-    [agent]       interval_seconds = 1, port = 0
+    [agent]       interval_seconds = 1, port = 0, listen, web_config, nvml_library, sysfs_root, proc_root,
+                  kubelet_socket
+    [exporter]    profile = "default", allow, deny, series_limit, compatibility, hostname_label, owner_labels
+    [otlp]        endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
+    [remote_write] endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
     [controller]  port = 9420, mode = "act"
     [policy]      every field of scheduler_feedback.core.state.Policy but the mode
     [store]       snapshot_seconds = 60, keep_days = 30, journal_bytes = 536870912
@@ -24,7 +28,7 @@ from collections.abc import Mapping
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -68,11 +72,52 @@ class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
 class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """interval_seconds: time between two frames. port: of the first node's agent on loopback, the next nodes' follow; 0
-    takes any free ones.
+    takes any free ones. listen: HOST:PORT instead; off loopback it needs web_config, a file in the exporter-toolkit's
+    format. nvml_library: instead of the system's libnvidia-ml.so.1. sysfs_root, proc_root: where those file systems
+    are. kubelet_socket: of its pod-resources; '' asks no kubelet.
     """
 
     interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    listen: str | None = None
+    web_config: str | None = None
+    nvml_library: str | None = None
+    sysfs_root: str = "/sys"
+    proc_root: str = "/proc"
+    kubelet_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+
+
+class ExporterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an agent's /metrics holds; a running agent takes changes over on SIGHUP.
+
+    profile: 'default', a node's most wanted series, or 'full'. allow, deny: globs on names: what allow names comes in
+    whatever the profile, what deny names never. series_limit: most series. compatibility: names that dashboards
+    already have. hostname_label: as the installed dcgm-exporter's release spells it. owner_labels: who uses a GPU, on
+    each of its series, instead of on an info series to join.
+    """
+
+    profile: Literal["default", "full"] = "default"
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    series_limit: Annotated[int, Meta(ge=100, le=1_000_000)] = 20_000
+    compatibility: tuple[Literal["dcgm", "node_exporter", "rdma_exporter"], ...] = ()
+    hostname_label: Literal["Hostname", "hostname"] = "Hostname"
+    owner_labels: bool = False
+
+
+class PushSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an agent pushes its series to, beside being scraped; a running agent takes changes over on SIGHUP.
+
+    endpoint: the whole URL, '' for none. headers_file: lines "Name: value" that each request carries (a token is one).
+    ca_file: of the receiver's certificate, where the system doesn't know it. queue_frames: frames that wait while the
+    receiver is away; the oldest are dropped first.
+    """
+
+    endpoint: str = ""
+    interval_seconds: Annotated[float, Meta(ge=1, le=3600)] = 15.0
+    headers_file: str | None = None
+    ca_file: str | None = None
+    queue_frames: Annotated[int, Meta(ge=1, le=100_000)] = 40
 
 
 class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,6 +142,9 @@ class StoreSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "cluster": ClusterSection,
     "agent": AgentSection,
+    "exporter": ExporterSection,
+    "otlp": PushSection,
+    "remote_write": PushSection,
     "controller": ControllerSection,
     "store": StoreSection,
 }
@@ -109,6 +157,9 @@ class Config(msgspec.Struct, frozen=True):
 
     cluster: ClusterSection = ClusterSection()
     agent: AgentSection = AgentSection()
+    exporter: ExporterSection = ExporterSection()
+    otlp: PushSection = PushSection()
+    remote_write: PushSection = PushSection()
     controller: ControllerSection = ControllerSection()
     policy: Policy = Policy()
     store: StoreSection = StoreSection()
@@ -177,6 +228,8 @@ def _convert(tree: dict[str, Any], source: str, blamed: str = "") -> Config:
     }
     config = Config(**parts, policy=_policy(tree.get("policy", {}), where), source=source)
     _check_names(config.cluster, where)
+    if config.agent.listen is not None:
+        parse_listen(config.agent.listen, f"{where}: agent.listen")
     return msgspec.structs.replace(config, policy=replace(config.policy, mode=Mode(config.controller.mode)))
 
 
@@ -190,7 +243,8 @@ def _section(kind: type[msgspec.Struct], values: dict[str, Any], name: str, wher
         key = re.split(r"[\[.`]", path)[0]
         # msgspec says "Expected `int | null`, got `str`" or "Invalid enum value 'x'"; the value itself is ours to add.
         if choices := getattr(get_type_hints(kind).get(key), "__args__", ()) if "enum" in reason else ():
-            reason = f"expected {' or '.join(map(repr, choices))}"
+            listed = get_args(choices[0])  # of a list, whose only argument is its entries' choices
+            reason = f"expected {'a list of ' if listed else ''}{' or '.join(map(repr, listed or choices))}"
         elif found := re.match(r"Expected `(\w+)[^`]*`( [<>=]+ [\d.]+)?", reason):
             reason = f"expected {_TYPE_WORDS.get(found[1], found[1])}{found[2] or ''}"
         raise ConfigError(f"{where}: {name}.{key}: {reason}, not {values.get(key)!r}") from None
@@ -282,6 +336,14 @@ def _check_names(cluster: ClusterSection, where: str) -> None:
         raise ConfigError(f"{where}: cluster.names: {len(cluster.names)} names for cluster.nodes = {cluster.nodes}")
 
 
+def parse_listen(text: str, where: str) -> tuple[str, int]:
+    """Host and port of "HOST:PORT" or "[IPV6]:PORT". Raises ConfigError beginning with `where`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535 or (":" in host and host[0] != "["):
+        raise ConfigError(f"{where}: expected HOST:PORT or [IPV6]:PORT, not {text!r}")
+    return host, int(port)
+
+
 # --- nodes -----------------------------------------------------------------------------------------------------------
 
 
@@ -294,7 +356,7 @@ def plan_nodes(cluster: ClusterSection, host: str, processors: int, gpus: tuple[
     if cluster.names is not None:
         names = cluster.names
     elif cluster.nodes == 1:
-        names = (_as_node_name(host),)
+        names = (node_name_of(host),)
     else:
         names = tuple(f"node-{index}" for index in range(cluster.nodes))
     if not (cluster.gpus and gpus):
@@ -309,7 +371,7 @@ def plan_nodes(cluster: ClusterSection, host: str, processors: int, gpus: tuple[
     return tuple(NodePlan(name, slots, gpus[index * slots : (index + 1) * slots]) for index, name in enumerate(names))
 
 
-def _as_node_name(host: str) -> str:
+def node_name_of(host: str) -> str:
     """The host's first label, with what a node's name can't hold left out."""
     name = re.sub(r"[^A-Za-z0-9_-]", "", host.split(".")[0])[:63].strip("_-")
     return name or "node-0"
@@ -324,7 +386,7 @@ def flatten(config: Config) -> dict[str, object]:
     tree["policy"].pop("mode")
     return {
         f"{section}.{key}": value
-        for section in ("cluster", "agent", "controller", "policy", "store")
+        for section in ("cluster", "agent", "exporter", "otlp", "remote_write", "controller", "policy", "store")
         for key, value in tree[section].items()
         if value is not None
     }

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent.schema.errors import ConfigError, GangwatchError, StateFolderBusyError
-from gangwatch.config import NODE_NAME, Config
+from gangwatch.config import NODE_NAME, Config, changes, parse_listen
 from gangwatch.in_force import InForce, write_in_force
 from gangwatch.logs import configure_logging
+from gangwatch.service import notify, reloading, watchdog_seconds
 from gangwatch.state_folder import AgentRecord, StateFolder, this_process, write_atomically
 from gangwatch.supervisor import agent_name
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from exporter.server import App, Receive, Scope, Send
+    from exporter.asgi import App, Receive, Scope, Send
+    from exporter.exposition import Settings
+    from exporter.push import PushTarget
     from scheduler_feedback.core.state import Policy
 
 LOOPBACK = "127.0.0.1"
@@ -48,52 +52,184 @@ def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
 
 # --- agent -----------------------------------------------------------------------------------------------------------
 
+_ENDS = frozenset({signal.SIGTERM, signal.SIGINT})
+_ASKS = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
+
 
 def run_agent(
-    state: StateFolder, config: Config, node_name: str, slots: int, devices: tuple[str, ...], position: int = 0
+    state: StateFolder,
+    config: Config,
+    node_name: str,
+    slots: int,
+    devices: tuple[str, ...],
+    position: int = 0,
+    reload: Callable[[], Config] | None = None,
 ) -> None:
     """Be the agent of one node until SIGTERM. devices: GPU UUIDs by slot, () for slots of CPU. position: of the node
-    among this machine's, which is added to the configured port.
+    among this machine's, which is added to the configured port. reload: reads the configuration again, for SIGHUP.
+
+    SIGUSR1 lets go of the GPUs, so that they can be reset or their driver unloaded; SIGUSR2 takes them again.
 
     Raises StateFolderBusyError where the node has an agent already, GangwatchError where it can't start.
     """
-    from agent.attribution import Attribution
-    from agent.collectors import Machine, make_collectors
-    from agent.node import Node
-    from exporter.server import agent_app, create_server, url_of
-
     if NODE_NAME.fullmatch(node_name) is None:
         raise GangwatchError(f"{node_name!r} is no node name")
+    # Blocked before there is any thread, and so in every one: the main thread alone takes them, by sigwait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS | _ASKS)
     state.prepare()
     configure_logging(state, agent_name(node_name))
     with state.hold(f"run/{node_name}.lock", f"an agent of node {node_name}"):
-        attribution = Attribution(str(state.path / "ranks" / node_name))
-        socket_path = state.socket_path(node_name)
-        interval_seconds = config.agent.interval_seconds
-        machine = Machine(attribution, str(socket_path), gpus=devices, interval_seconds=interval_seconds)
+        _Agent(state, config, node_name, slots, devices, position, reload).run()
+
+
+class _Agent:
+    """A node, what it is published by, and the signals that it takes."""
+
+    def __init__(
+        self,
+        state: StateFolder,
+        config: Config,
+        node_name: str,
+        slots: int,
+        devices: tuple[str, ...],
+        position: int,
+        reload: Callable[[], Config] | None,
+    ) -> None:
+        from agent.attribution import Attribution
+        from agent.collectors import Machine, make_collectors
+        from agent.node import Node
+        from exporter.publisher import Publisher
+
+        self._state, self._config, self._name = state, config, node_name
+        self._slots, self._devices, self._reload = slots, devices, reload
+        section = config.agent
+        self._socket_path = state.socket_path(node_name)
+        attribution = Attribution(str(state.path / "ranks" / node_name), section.proc_root)
+        machine = Machine(
+            attribution,
+            str(self._socket_path),
+            section.proc_root,
+            section.sysfs_root,
+            section.nvml_library,
+            devices,
+            section.interval_seconds,
+        )
         collectors, left_out = make_collectors(machine)
         for reason in left_out:
             _log.info("left out: %s", reason)
-        node = Node(node_name, collectors, interval_seconds=interval_seconds)
-        port = config.agent.port + position if config.agent.port else 0
-        if port > 65535:
-            raise ConfigError(f"agent.port {config.agent.port}: none is left for this machine's node {position + 1}")
-        server, listener = create_server(agent_app(node.newest, node.add_listener), LOOPBACK, port)
+        self._node = Node(node_name, collectors, interval_seconds=section.interval_seconds, proc_root=section.proc_root)
+        host, port = self._address(position)
+        web_config = Path(section.web_config) if section.web_config is not None else None
+        self._publisher = Publisher(self._node, host, port, web_config, settings_of(config), pushes_of(config))
+
+    def _address(self, position: int) -> tuple[str, int]:
+        section = self._config.agent
+        host, port = (
+            parse_listen(section.listen, "agent.listen") if section.listen is not None else (LOOPBACK, section.port)
+        )
+        if port and port + position > 65535:
+            raise ConfigError(f"agent.port {port}: none is left for this machine's node {position + 1}")
+        return host, port + position if port else 0
+
+    def run(self) -> None:
         this = this_process()
         record = AgentRecord(
-            this.pid, this.start_time, node_name, url_of(listener), str(socket_path), slots, devices, node.boot_id
+            this.pid,
+            this.start_time,
+            self._name,
+            self._publisher.url,
+            str(self._socket_path),
+            self._slots,
+            self._devices,
+            self._node.boot_id,
         )
-        with _stopped_by_signals(server):
-            node.start()
-            try:
-                write_atomically(state.agent_file(node_name), msgspec.json.encode(record))
-                _log.info("node %s listens at %s", node_name, record.url)
-                server.run(sockets=[listener])
-            finally:
-                state.agent_file(node_name).unlink(missing_ok=True)
-                listener.close()
-                node.stop()
-        _log.info("node %s stopped", node_name)
+        self._node.start()
+        try:
+            self._publisher.start()
+            write_atomically(self._state.agent_file(self._name), msgspec.json.encode(record))
+            _log.info("node %s listens at %s", self._name, record.url)
+            notify("READY=1", f"STATUS=node {self._name} at {record.url}")
+            self._take_signals()
+        finally:
+            notify("STOPPING=1")
+            self._state.agent_file(self._name).unlink(missing_ok=True)
+            self._publisher.stop()
+            self._node.stop()
+        _log.info("node %s stopped", self._name)
+
+    def _take_signals(self) -> None:
+        """Wait for signals, and do as each asks, until one that ends us."""
+        heartbeat_seconds = watchdog_seconds()
+        while True:
+            if heartbeat_seconds is None:
+                number: int = signal.sigwait(_ENDS | _ASKS)
+            else:
+                taken = signal.sigtimedwait(_ENDS | _ASKS, heartbeat_seconds)
+                if taken is None:
+                    # Only while frames are made: a node whose own thread is stuck is to be started anew.
+                    if self._publisher.healthy():
+                        notify("WATCHDOG=1")
+                    continue
+                number = taken.si_signo
+            if number in _ENDS:
+                return
+            if number == signal.SIGUSR1:
+                _log.info("letting go of the GPUs: they can be reset now (SIGUSR2 takes them again)")
+                self._node.release()
+            elif number == signal.SIGUSR2:
+                _log.info("taking the GPUs again")
+                self._node.acquire()
+            else:
+                self._read_again()
+
+    def _read_again(self) -> None:
+        """Take over what of a changed configuration can be; what is wrong is logged, and all stays as it was."""
+        notify(*reloading())
+        try:
+            if self._reload is not None:
+                wanted = self._reload()
+                self._publisher.use(settings_of(wanted), pushes_of(wanted))
+                for key in (change.key for change in changes(self._config, wanted)):
+                    if key.startswith(("agent.", "cluster.")):
+                        _log.warning("%s has changed, which takes a new agent: not taken over", key)
+            self._publisher.reload_web_config()
+            _log.info("configuration read again")
+        except ConfigError as error:
+            _log.error("the configuration is not taken over: %s", error)
+        notify("READY=1")
+
+
+def settings_of(config: Config) -> Settings:
+    """What the exporter is to publish."""
+    from exporter.exposition import Settings
+
+    section = config.exporter
+    return Settings(
+        section.profile,
+        section.allow,
+        section.deny,
+        section.series_limit,
+        section.compatibility,
+        section.hostname_label,
+        section.owner_labels,
+    )
+
+
+def pushes_of(config: Config) -> dict[str, PushTarget]:
+    """Where the exporter is to push, by the sink's name."""
+    from exporter.push import PushTarget
+
+    return {
+        name: PushTarget(
+            section.endpoint,
+            section.interval_seconds,
+            Path(section.headers_file) if section.headers_file is not None else None,
+            Path(section.ca_file) if section.ca_file is not None else None,
+            section.queue_frames,
+        )
+        for name, section in (("otlp", config.otlp), ("remote_write", config.remote_write))
+        if section.endpoint
+    }
 
 
 # --- controller ------------------------------------------------------------------------------------------------------
@@ -111,8 +247,9 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int]
     from starlette.responses import Response
     from starlette.routing import Mount, Route
 
-    from exporter.prometheus import CONTENT_TYPE, expose_families
-    from exporter.server import create_server, url_of
+    from exporter.asgi import create_server
+    from exporter.prometheus import TEXT_TYPE, expose_samples
+    from exporter.server import url_of
     from gangwatch.launcher import plan
     from scheduler_feedback.backends.local import LocalBackend, LocalNode
     from scheduler_feedback.controller import Controller
@@ -148,7 +285,7 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int]
             server.should_exit = True
 
         def metrics(_request: Request) -> Response:
-            return Response(expose_families(controller.measures()), media_type=CONTENT_TYPE)
+            return Response(expose_samples(controller.measures()), media_type=TEXT_TYPE)
 
         with controller:
             configuration.write()

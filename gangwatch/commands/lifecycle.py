@@ -136,9 +136,19 @@ def down(state: StateFolder, keep_jobs: bool, as_json: bool) -> None:
 @state_option
 @config_option
 @click.option("--node", help="The node's name. Default: this host's.")
-@click.option("--slots", type=click.IntRange(1), help="Default: one a GPU, else one a processor.")
+@click.option("--slots", type=click.IntRange(1), help="Default: one a processor.")
 @click.option("--device", "devices", multiple=True, metavar="UUID", help="GPU of the next slot; may be repeated.")
-@click.option("--position", type=click.IntRange(0), default=0, help="Among this machine's nodes; added to agent.port.")
+@click.option("--position", type=click.IntRange(0), default=0, help="Among this machine's nodes; added to the port.")
+@click.option("--listen", metavar="HOST:PORT", help="Off loopback this needs --web-config. Default: agent.port.")
+@click.option("--web-config", metavar="FILE", help="TLS and passwords, in the exporter-toolkit's format.")
+@click.option("--nvml-library", metavar="FILE", help="Instead of the system's libnvidia-ml.so.1.")
+@click.option("--sysfs-root", metavar="DIR", help="Default: /sys.")
+@click.option("--proc-root", metavar="DIR", help="Default: /proc.")
+@click.option("--kubelet-socket", metavar="FILE", help="Of the kubelet's pod-resources; '' asks none.")
+@click.option("--profile", type=click.Choice(("default", "full")), help="How much /metrics holds.")
+@click.option(
+    "--compatibility", multiple=True, metavar="NAMES", help="dcgm, node_exporter or rdma_exporter; repeatable."
+)
 def agent(
     state: StateFolder,
     config_file: Path | None,
@@ -146,25 +156,53 @@ def agent(
     slots: int | None,
     devices: tuple[str, ...],
     position: int,
+    listen: str | None,
+    web_config: str | None,
+    nvml_library: str | None,
+    sysfs_root: str | None,
+    proc_root: str | None,
+    kubelet_socket: str | None,
+    profile: str | None,
+    compatibility: tuple[str, ...],
 ) -> None:
-    """Run one node's agent in the foreground, until SIGTERM. `gangwatch up` does this for every node.
+    """Run one node's agent in the foreground, until SIGTERM. `gangwatch up` does this for every node; alone it needs
+    neither a controller nor anything else.
+
+    SIGHUP lets it read its configuration again. SIGUSR1 gives the GPUs back, so that they can be reset or the driver
+    unloaded; SIGUSR2 takes them again.
 
     \b
-    Example:
+    Examples:
       gangwatch agent --node node-0 --slots 2
+      gangwatch agent --listen 0.0.0.0:9400 --web-config web.yml --compatibility dcgm
     """
-    from gangwatch.config import load
+    from gangwatch.config import load, node_name_of
     from gangwatch.daemons import run_agent
+    from gangwatch.machine import host_name, usable_processors
 
-    configuration = load(config_file)
-    if node is None or slots is None:
-        from gangwatch.launcher import plan
-
-        (planned,) = plan(load(config_file, {"cluster.nodes": 1, "cluster.slots": slots}))
-        node, slots, devices = node or planned.name, planned.slots, devices or planned.devices
-    if devices and len(devices) != slots:
+    given = {
+        "agent.listen": listen,
+        "agent.web_config": web_config,
+        "agent.nvml_library": nvml_library,
+        "agent.sysfs_root": sysfs_root,
+        "agent.proc_root": proc_root,
+        "agent.kubelet_socket": kubelet_socket,
+        "exporter.profile": profile,
+        "exporter.compatibility": list(compatibility) or None,
+    }
+    configuration = load(config_file, given)
+    if devices and slots is not None and len(devices) != slots:
         raise click.BadParameter(f"{len(devices)} devices for {slots} slots", param_hint="--device")
-    run_agent(state, configuration, node, slots, devices, position)
+    # The GPUs are not counted here: a driver that hangs would keep the agent from saying so.
+    run_agent(
+        state,
+        configuration,
+        node or node_name_of(host_name()),
+        slots or len(devices) or usable_processors(),
+        devices,
+        position,
+        lambda: load(config_file, given),
+    )
 
 
 @click.command()

@@ -74,7 +74,7 @@ def exposed(draw: st.DrawFn) -> tuple[Layout, Frame]:
     """Any layout of the catalogue's metrics without a series twice, and any frame of it."""
     chosen = draw(
         st.lists(
-            st.tuples(METRIC_NAMES, st.lists(LABEL_TEXT, min_size=5, max_size=5)),
+            st.tuples(METRIC_NAMES, st.lists(LABEL_TEXT, min_size=12, max_size=12)),
             max_size=12,
             unique_by=series_key,
         )

@@ -8,9 +8,10 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 
-from agent.schema.frame import Frame, Layout, MessageSplitter, decode
-from exporter.frames import frame_json, frame_messages, wanted_metrics
-from exporter.prometheus import expose
+from agent.schema.catalog import Renamed
+from agent.schema.frame import Frame, Layout, MessageSplitter, decode, encode_layout
+from exporter.exposition import expose
+from exporter.frames import frame_json, frame_messages, selection, wanted_metrics
 from tests.exporter.sample_frames import exposed, small_frame, small_layout
 
 
@@ -82,9 +83,32 @@ def test_messages_hold_the_layout_and_the_frame(made: tuple[Layout, Frame]) -> N
 
 
 def test_patterns() -> None:
-    assert wanted_metrics("") == ()
-    assert wanted_metrics("gangwatch_rank_*, gangwatch_host_load1,") == ("gangwatch_rank_*", "gangwatch_host_load1")
-    assert wanted_metrics("*") == ("*",)
-    for wrong in ("gangwatch_host_load", "host*", "gangwatch_*_total", "gangwatch_host_load1,x"):
+    known = ("gangwatch_rank_*", "gangwatch_host_load1")
+    assert wanted_metrics("") == ((), ())
+    assert wanted_metrics("gangwatch_rank_*, gangwatch_host_load1,") == (known, ())
+    assert wanted_metrics("*") == (("*",), ())
+    assert wanted_metrics("gangwatch_host_load1,gangwatch_of_next_year") == (
+        ("gangwatch_host_load1", "gangwatch_of_next_year"),
+        ("gangwatch_of_next_year",),
+    )
+    for wrong in ("gangwatch_host_load", "host*", "gangwatch_*_total", "gangwatch_host_load1,x*y", "x,y"):
         with pytest.raises(ValueError, match="metrics: "):
             wanted_metrics(wrong)
+
+
+def test_a_renamed_metric_is_had_by_either_name() -> None:
+    renamed = (Renamed("gangwatch_host_load", "gangwatch_host_load1", "9.9"),)
+    layout = small_layout()
+    frame = small_frame(layout)
+    assert wanted_metrics("gangwatch_host_load", renamed) == (("gangwatch_host_load",), ())
+    for patterns, names in (
+        (("gangwatch_host_load",), ["gangwatch_host_load"]),
+        (("gangwatch_host_load1",), ["gangwatch_host_load1"]),
+        (("gangwatch_host_l*",), ["gangwatch_host_load1", "gangwatch_host_load"]),
+    ):
+        chosen = selection(layout, patterns, renamed)
+        assert [column.metric for column in chosen.layout.gauges] == names
+        assert chosen.apply(frame).gauges.tolist() == [0.21] * len(names)
+        assert decode(encode_layout(chosen.layout)) == chosen.layout
+    everything = selection(layout, (), renamed).layout
+    assert len(everything.gauges) == len(layout.gauges) + 1 and len(everything.counters) == len(layout.counters)

@@ -14,7 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.schema.catalog import BY_NAME, METRICS, Metric
 from agent.schema.errors import FrameError
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
-from exporter.prometheus import counter_text, decimals_of, expose, expose_families, gauge_text
+from exporter.exposition import expose
+from exporter.prometheus import expose_samples
+from exporter.series import counter_text, decimals_of, gauge_text
 from tests import needs
 from tests.exporter.sample_frames import (
     LABEL_TEXT,
@@ -149,7 +151,7 @@ def test_promtool_finds_nothing_to_say_about_the_whole_catalogue() -> None:
 
 
 def test_samples_by_name_are_grouped_by_family() -> None:
-    text = expose_families(
+    text = expose_samples(
         [
             ("gangwatch_nodes", (("state", "healthy"),), 3),
             ("gangwatch_frozen", (), 0.0),
@@ -159,7 +161,7 @@ def test_samples_by_name_are_grouped_by_family() -> None:
             ("gangwatch_gang_step_seconds", (("gang", 'j"1'),), math.inf),
             ("gangwatch_slots", (("use", "free"),), math.nan),
         ]
-    ).decode()
+    )
     assert [line for line in text.splitlines() if not line.startswith("#")] == [
         'gangwatch_nodes{state="healthy"} 3',
         'gangwatch_nodes{state="quarantine"} 1',
@@ -173,7 +175,7 @@ def test_samples_by_name_are_grouped_by_family() -> None:
 
 @given(
     st.lists(
-        st.tuples(METRIC_NAMES, st.lists(LABEL_TEXT, min_size=5, max_size=5), st.floats()),
+        st.tuples(METRIC_NAMES, st.lists(LABEL_TEXT, min_size=12, max_size=12), st.floats()),
         max_size=10,
         unique_by=series_key,
     )
@@ -182,7 +184,7 @@ def test_any_samples_are_read_back_as_they_are(samples: list[tuple[str, list[str
     given_samples = [
         (name, tuple(zip(BY_NAME[name].labels, values, strict=False)), value) for name, values, value in samples
     ]
-    back = parsed(expose_families(given_samples))
+    back = parsed(expose_samples(given_samples).encode())
     assert back == {(name, labels): value for name, labels, value in given_samples if not math.isnan(value)}
 
 
@@ -199,4 +201,4 @@ def test_samples_that_are_not_the_catalogues_are_refused(
     samples: list[tuple[str, tuple[tuple[str, str], ...], float]], named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):
-        expose_families(samples)
+        expose_samples(samples)

@@ -14,17 +14,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agent.schema.catalog.agent import AGENT
+from agent.schema.catalog.attribution import ATTRIBUTION
+from agent.schema.catalog.exporter import EXPORTER
 from agent.schema.catalog.feedback import FEEDBACK
 from agent.schema.catalog.gpu import GPU
 from agent.schema.catalog.host import HOST
 from agent.schema.catalog.metric import Kind, Metric
 from agent.schema.catalog.process import PROCESS
 from agent.schema.catalog.rdma import RDMA
+from agent.schema.catalog.renamed import RENAMED, Renamed
 from agent.schema.catalog.step import STEP
 from agent.schema.catalog.xid import XID
 
 METRICS: tuple[Metric, ...] = (
     *AGENT,
+    *ATTRIBUTION,
+    *EXPORTER,
     *HOST,
     *PROCESS,
     *STEP,
@@ -47,4 +52,20 @@ def index(metrics: Iterable[Metric] = METRICS) -> dict[str, Metric]:
 
 BY_NAME: dict[str, Metric] = index()
 
-__all__ = ["AGENT", "BY_NAME", "FEEDBACK", "GPU", "HOST", "METRICS", "PROCESS", "STEP", "XID", "Kind", "Metric"]
+__all__ = [
+    "AGENT",
+    "BY_NAME",
+    "EXPORTER",
+    "FEEDBACK",
+    "GPU",
+    "HOST",
+    "METRICS",
+    "PROCESS",
+    "RDMA",
+    "RENAMED",
+    "STEP",
+    "XID",
+    "Kind",
+    "Metric",
+    "Renamed",
+]

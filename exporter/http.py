@@ -1,0 +1,433 @@
+"""HTTP/1.1 for an agent: a thread a connection, requests without a body, answers whole or as streams.
+
+Why not the ASGI server that carries the controller: its loop wakes ten times a second, which alone is half of what an
+agent may use of a processor, and asyncio with it is an eighth of the memory (docs/adr/0012). An agent has a handful of
+clients, reads them seldom and answers in a millisecond: blocking threads are the smallest thing that does that.
+
+A request is refused before anything is done with it where it is not plainly one of ours: a header over 16 KiB, a body,
+a line that RFC 9112 does not allow. Whatever is refused closes its connection, so nothing can hide behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+
+MOST_HEADER_BYTES = 16 * 1024
+"""Of a request line and its headers together; nginx and Apache allow 8 KiB a line."""
+
+MOST_CONNECTIONS = 128
+"""At one time: twice the streams that may be open. At the bound the connection that idles longest makes room."""
+
+IDLE_SECONDS = 330.0
+"""A kept connection is closed after this; Prometheus keeps its side for five minutes."""
+
+REQUEST_SECONDS = 10.0
+"""From the first byte of a request to its last, and for a TLS handshake: what takes longer is no client of ours."""
+
+SEND_SECONDS = 10.0
+"""A client that takes nothing for so long is gone."""
+
+STREAM_POLL_SECONDS = 1.0
+"""How often a stream that has nothing to say looks whether its reader is still there."""
+
+STOP_SECONDS = 2.0
+"""How long stopping waits for answers that are under way."""
+
+ACCEPT_PAUSE_SECONDS = 0.2
+"""After accept(2) fails for want of descriptors or memory."""
+
+_REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.([01])")
+_HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
+"""RFC 9112 section 5: a token, a colon with nothing before it, and a value without control characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request without its connection. headers: by lower-case name; several of one name are joined by commas.
+
+    old: of HTTP/1.0, whose answers end where the connection does. encrypted: came over TLS.
+    """
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    peer: str = ""
+    encrypted: bool = False
+    old: bool = False
+
+
+class Stream(Protocol):
+    """A body that is made as it goes."""
+
+    def next(self, timeout_seconds: float) -> bytes | None:
+        """More of the body; empty where nothing came in that time, None at the end."""
+
+    def close(self) -> None:
+        """The reader has gone, or the end was reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A status, a type, and a body: bytes, or a stream that goes on until it or its reader ends."""
+
+    status: int
+    content_type: str
+    body: bytes | Stream
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def text_answer(status: int, text: str, *headers: tuple[str, str]) -> Answer:
+    return Answer(status, "text/plain; charset=utf-8", f"{text}\n".encode("utf-8", "replace"), headers)
+
+
+Application = Callable[[Request], Answer]
+"""Answers one request; called from many threads."""
+
+
+class Transport(Protocol):
+    """What stands between the wire and the application: encryption now, and who may ask at every request."""
+
+    def context(self) -> ssl.SSLContext | None:
+        """With what the next connection is encrypted; None for not at all."""
+
+    def admits(self, connection: ssl.SSLSocket) -> bool:
+        """Whether the peer of a finished handshake may go on."""
+
+    def refusal(self, request: Request) -> Answer | None:
+        """Why this request is not answered; None where it is."""
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """What every answer carries beside its own."""
+
+
+class BadRequestError(Exception):
+    """Bytes that are no request of ours; carries the status that says so."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def parse_request(head: bytes, peer: str = "", encrypted: bool = False) -> tuple[Request, bool]:
+    """A request from its line and headers, without the empty line, and whether the connection may be kept.
+
+    Raises BadRequestError for what is no request of ours, or has a body.
+    """
+    lines = head.split(b"\r\n")
+    found = _REQUEST_LINE.fullmatch(lines[0])
+    if found is None:
+        raise BadRequestError(400, "the first line is no request of HTTP/1.0 or 1.1 for a path")
+    method, target, minor = found[1].decode(), found[2].decode(), found[3]
+    headers: dict[str, str] = {}
+    for line in lines[1:]:
+        pair = _HEADER.fullmatch(line)
+        if pair is None:
+            raise BadRequestError(400, "a header line is malformed")
+        name, value = pair[1].decode().lower(), pair[2].decode("latin-1")
+        if name in headers:
+            if name in ("host", "content-length", "authorization"):
+                raise BadRequestError(400, f"{name} stands twice")
+            value = f"{headers[name]}, {value}"
+        headers[name] = value
+    if minor == b"1" and "host" not in headers:
+        raise BadRequestError(400, "no host")
+    if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+        raise BadRequestError(413, "requests have no body here")
+    path, _, query = target.partition("?")
+    options = {option.strip().lower() for option in headers.get("connection", "").split(",")}
+    kept = "close" not in options and (minor == b"1" or "keep-alive" in options)
+    return Request(method, path, query.partition("#")[0], headers, peer, encrypted, minor == b"0"), kept
+
+
+# --- serving ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    """One client's. idle_since: monotonic seconds since which it waits for a request; None while one is answered."""
+
+    socket: socket.socket
+    peer: str
+    idle_since: float | None
+    rest: bytes = b""
+    context: ssl.SSLContext | None = field(default=None, repr=False)
+
+
+class HttpServer:
+    """Serves an application on a bound socket from threads of its own until ``stop``."""
+
+    def __init__(self, application: Application, listener: socket.socket, transport: Transport | None = None) -> None:
+        self._application = application
+        self._listener = listener
+        self._transport = transport
+        self._connections: set[_Connection] = set()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._acceptor = threading.Thread(target=self._accept, name="http", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve. Requests that come before wait in the socket's backlog."""
+        self._acceptor.start()
+
+    def stop(self) -> None:
+        """Take no more connections, let answers under way finish for STOP_SECONDS, and close the socket."""
+        self._stopping.set()
+        try:
+            # Wakes the acceptor, which closing alone would not.
+            self._listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        if self._acceptor.ident is not None:
+            self._acceptor.join()
+        self._listener.close()
+        deadline = time.monotonic() + STOP_SECONDS
+        while True:
+            with self._lock:
+                late = time.monotonic() >= deadline
+                for connection in self._connections:
+                    if late or connection.idle_since is not None:
+                        _shut(connection.socket)
+                if late or not self._connections:
+                    return
+            time.sleep(0.01)
+
+    def _accept(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                accepted, address = self._listener.accept()
+            except OSError as error:
+                if self._stopping.is_set():
+                    return
+                log.warning("no connection can be accepted: %s", error)
+                time.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
+            connection = _Connection(accepted, str(address[0]), time.monotonic())
+            if not self._admit(connection):
+                accepted.close()
+                continue
+            try:
+                threading.Thread(target=self._serve, args=(connection,), name="http client", daemon=True).start()
+            except RuntimeError as error:
+                log.warning("no thread for a connection: %s", error)
+                self._forget(connection)
+
+    def _admit(self, connection: _Connection) -> bool:
+        """Count the connection in; at the bound the one that idles longest has to go, and without one the new."""
+        with self._lock:
+            if len(self._connections) >= MOST_CONNECTIONS:
+                idle = [one for one in self._connections if one.idle_since is not None]
+                if not idle:
+                    return False
+                oldest = min(idle, key=lambda one: one.idle_since or 0.0)
+                self._connections.discard(oldest)
+                _shut(oldest.socket)
+            self._connections.add(connection)
+            return True
+
+    def _forget(self, connection: _Connection) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+        connection.socket.close()
+
+    # --- one connection ----------------------------------------------------------------------------------------------
+
+    def _serve(self, connection: _Connection) -> None:
+        try:
+            if self._encrypt(connection):
+                while self._exchange(connection):
+                    pass
+        except (OSError, ValueError):
+            # The peer went away or does not speak TLS: its loss. (A socket shut meanwhile raises ValueError in ssl.)
+            pass
+        except Exception:
+            log.exception("answering %s failed", connection.peer)
+        finally:
+            self._forget(connection)
+
+    def _encrypt(self, connection: _Connection) -> bool:
+        """Do the handshake; False where the peer is not to go on. Raises OSError where there is none to be had."""
+        connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        context = self._transport.context() if self._transport is not None else None
+        if self._transport is None or context is None:
+            return True
+        connection.socket.settimeout(REQUEST_SECONDS)
+        # do_handshake apart from wrapping: so that stop and the bound reach the socket while it waits.
+        wrapped = context.wrap_socket(connection.socket, server_side=True, do_handshake_on_connect=False)
+        connection.socket, connection.context = wrapped, context
+        wrapped.do_handshake()
+        return self._transport.admits(wrapped)
+
+    def _exchange(self, connection: _Connection) -> bool:
+        """Read one request and answer it; whether another may follow."""
+        try:
+            head = self._read_head(connection)
+            if head is None:
+                return False
+            request, kept = parse_request(head, connection.peer, connection.context is not None)
+        except BadRequestError as error:
+            self._send(connection, text_answer(error.status, str(error)), keep=False, head_only=False)
+            _drain(connection.socket)
+            return False
+        answer = self._answer(request)
+        keep = kept and not self._stopping.is_set() and self._is_current(connection)
+        if isinstance(answer.body, bytes):
+            self._send(connection, answer, keep, request.method == "HEAD")
+            return keep
+        return self._send_stream(connection, answer, request, keep)
+
+    def _is_current(self, connection: _Connection) -> bool:
+        """Whether the connection is encrypted as a new one would be; one that is not ends with its answer."""
+        return self._transport is None or self._transport.context() is connection.context
+
+    def _answer(self, request: Request) -> Answer:
+        try:
+            refusal = self._transport.refusal(request) if self._transport is not None else None
+            return self._application(request) if refusal is None else refusal
+        except Exception:
+            # A bug of ours, which costs one answer: the next may well be had.
+            log.exception("%s %s could not be answered", request.method, request.path)
+            return text_answer(500, "a bug, which the agent's log names")
+
+    def _read_head(self, connection: _Connection) -> bytes | None:
+        """A request's line and headers; None where the peer sends no more. Raises BadRequestError, TimeoutError."""
+        data = connection.rest.lstrip(b"\r\n")
+        deadline: float | None = None
+        connection.idle_since = time.monotonic()
+        while b"\r\n\r\n" not in data:
+            if len(data) > MOST_HEADER_BYTES:
+                raise BadRequestError(431, f"line and headers are longer than {MOST_HEADER_BYTES} bytes")
+            if data and deadline is None:
+                deadline = time.monotonic() + REQUEST_SECONDS
+            wait_seconds = IDLE_SECONDS if deadline is None else deadline - time.monotonic()
+            if wait_seconds <= 0:
+                raise BadRequestError(408, "the request does not end")
+            connection.socket.settimeout(wait_seconds)
+            try:
+                more = connection.socket.recv(MOST_HEADER_BYTES)
+            except TimeoutError:
+                if data:
+                    raise BadRequestError(408, "the request does not end") from None
+                return None
+            if not more:
+                return None
+            data = (data + more) if data else more.lstrip(b"\r\n")
+        with self._lock:
+            # Under the lock: from here on stop() and the bound leave the connection alone.
+            connection.idle_since = None
+        head, _, connection.rest = data.partition(b"\r\n\r\n")
+        if len(head) > MOST_HEADER_BYTES:
+            raise BadRequestError(431, f"line and headers are longer than {MOST_HEADER_BYTES} bytes")
+        return head
+
+    def _head(self, answer: Answer, keep: bool, framing: tuple[str, str] | None) -> bytes:
+        more = self._transport.headers() if self._transport is not None else ()
+        lines = [
+            f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
+            time.strftime("Date: %a, %d %b %Y %H:%M:%S GMT", time.gmtime()),
+            f"Content-Type: {answer.content_type}",
+            "Cache-Control: no-store",
+            *(f"{name}: {value}" for name, value in (*answer.headers, *more)),
+            *([f"{framing[0]}: {framing[1]}"] if framing else []),
+            *([] if keep else ["Connection: close"]),
+        ]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
+
+    def _send(self, connection: _Connection, answer: Answer, keep: bool, head_only: bool) -> None:
+        assert isinstance(answer.body, bytes)
+        head = self._head(answer, keep, ("Content-Length", str(len(answer.body))))
+        connection.socket.settimeout(SEND_SECONDS)
+        connection.socket.sendall(head if head_only else head + answer.body)
+
+    def _send_stream(self, connection: _Connection, answer: Answer, request: Request, keep: bool) -> bool:
+        """Send what the stream gives until it or its reader ends; whether another request may follow."""
+        stream = answer.body
+        assert not isinstance(stream, bytes)
+        try:
+            connection.socket.settimeout(SEND_SECONDS)
+            keep = keep and not request.old
+            framing = None if request.old else ("Transfer-Encoding", "chunked")
+            connection.socket.sendall(self._head(answer, keep, framing))
+            if request.method == "HEAD":
+                return keep
+            while (part := stream.next(STREAM_POLL_SECONDS)) is not None:
+                if part:
+                    connection.socket.sendall(part if request.old else b"%x\r\n%b\r\n" % (len(part), part))
+                elif _has_gone(connection.socket):
+                    return False
+            if not request.old:
+                connection.socket.sendall(b"0\r\n\r\n")
+            return keep
+        finally:
+            stream.close()
+
+
+def _shut(connection: socket.socket) -> None:
+    """End both directions: the thread that reads or writes it is let go and closes it."""
+    try:
+        # The plain socket's: an SSLSocket's own would be closed under the thread that reads it.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+    except OSError:
+        pass
+
+
+def _drain(connection: socket.socket) -> None:
+    """Take a little of what still comes: closing over unread bytes would reset the answer away before it is read."""
+    try:
+        connection.settimeout(0.2)
+        for _ in range(8):
+            if not connection.recv(65536):
+                return
+    except (OSError, ValueError):
+        pass
+
+
+def _has_gone(connection: socket.socket) -> bool:
+    """Whether the reader of a stream has closed. One that sends something amid an answer is not waited for either."""
+    try:
+        readable, _, _ = select.select((connection,), (), (), 0)
+        return bool(readable)
+    except (OSError, ValueError):
+        return True
+
+
+def accepts_gzip(headers: Mapping[str, str]) -> bool:
+    """Whether Accept-Encoding allows gzip (RFC 9110 section 12.5.3): named, or by '*', and not with q=0."""
+    weights = weighted(headers.get("accept-encoding", ""))
+    return weights.get("gzip", weights.get("*", 0.0)) > 0.0
+
+
+def weighted(header: str) -> dict[str, float]:
+    """The choices of an Accept or Accept-Encoding header with their weights; parameters but q stay in the name."""
+    weights: dict[str, float] = {}
+    for choice in header.lower().split(","):
+        parts = [part.strip() for part in choice.split(";")]
+        weight = 1.0
+        kept: list[str] = []
+        for part in parts:
+            if part.startswith("q="):
+                try:
+                    weight = float(part[2:])
+                except ValueError:
+                    weight = 0.0
+            elif part:
+                kept.append(part.replace(" ", ""))
+        if kept:
+            name = ";".join(kept)
+            weights[name] = max(weight, weights.get(name, 0.0))
+    return weights

@@ -1,0 +1,299 @@
+"""Who may ask: TLS and basic auth by a web configuration that is read again whenever one of its files changes.
+
+bcrypt is slow on purpose: tens of milliseconds, more than all else that an agent does in a second. A password that was
+right is remembered, as an HMAC under a key that this process alone knows, for as long as its hash stands in the file;
+one that was wrong is not, and one address gets few tries a second.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import logging
+import secrets
+import ssl
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.schema.errors import ConfigError
+from exporter.http import Answer, Request, text_answer
+from exporter.web_config import WebConfig, load_web_config, make_context, names_of
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 1.0
+"""How often, at most, the files are looked at: a stat each."""
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+"""Answered without a password: they say nothing of the machine, and a kubelet's probe has none."""
+
+TRIES_PER_SECOND = 1.0
+TRIES_AT_ONCE = 10
+"""Passwords that bcrypt is asked about, for each address. A client whose password is remembered isn't counted."""
+
+MOST_ADDRESSES = 1024
+MOST_REMEMBERED = 128
+"""Bounds of what is kept in memory; the oldest goes first."""
+
+BCRYPT_BYTES = 72
+"""bcrypt looks at no more of a password; the library refuses longer ones, where others cut them."""
+
+_NOBODY = "$2b$10$fDyuMbrq81RUIpjWpyOdmeV1ThN7Bbpg0DYx8.YNSt0VsGoro2BEK"
+"""The hash of random bytes that were thrown away: an unknown user takes as long as a known one."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address, with no port, can only mean this machine."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+def host_of(header: str) -> str:
+    """The name or address in a Host header, without its port."""
+    return header.partition("]")[0] if header.startswith("[") else header.partition(":")[0]
+
+
+class Bucket:
+    """A token bucket: `burst` at once, and one more every `seconds`."""
+
+    __slots__ = ("_at", "_burst", "_seconds", "_tokens")
+
+    def __init__(self, seconds: float, burst: int, now: float) -> None:
+        self._seconds, self._burst = seconds, max(1, burst)
+        self._tokens, self._at = float(self._burst), now
+
+    def take(self, now: float) -> bool:
+        """Whether there was a token. now: monotonic seconds."""
+        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) / self._seconds)
+        self._at = now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+class Passwords:
+    """Checks basic auth against bcrypt hashes, and remembers what was right. May be asked from several threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._key = secrets.token_bytes(32)
+        self._right: OrderedDict[bytes, None] = OrderedDict()
+        self._tries: OrderedDict[str, Bucket] = OrderedDict()
+        self._lock = threading.Lock()
+        # One at a time: a flood of wrong passwords takes one processor, never all.
+        self._hashing = threading.Lock()
+        self.hashed = 0
+
+    def check(self, users: dict[str, str], header: str, peer: str) -> bool | None:
+        """Whether an Authorization header names a user with the right password; None where too many were tried."""
+        scheme, _, encoded = header.partition(" ")
+        if scheme.lower() != "basic":
+            return False
+        try:
+            user, colon, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
+        except (binascii.Error, ValueError):
+            return False
+        name = user.decode("utf-8", "replace")
+        hashed = users.get(name)
+        if not colon or b"\0" in password:  # which bcrypt's C form ends a password at
+            return False
+        # The hash is part of what is remembered: a changed file forgets by itself.
+        known = hmac.new(self._key, b"\0".join((user, (hashed or "").encode(), password)), hashlib.sha256).digest()
+        with self._lock:
+            if hashed is not None and known in self._right:
+                self._right.move_to_end(known)
+                return True
+            if not self._may_try(peer):
+                return None
+        right = self._verify(password, hashed or _NOBODY) and hashed is not None
+        if right:
+            with self._lock:
+                self._right[known] = None
+                if len(self._right) > MOST_REMEMBERED:
+                    self._right.popitem(last=False)
+        return right
+
+    def _may_try(self, peer: str) -> bool:
+        now = self._clock()
+        bucket = self._tries.get(peer)
+        if bucket is None:
+            bucket = self._tries[peer] = Bucket(1 / TRIES_PER_SECOND, TRIES_AT_ONCE, now)
+            if len(self._tries) > MOST_ADDRESSES:
+                self._tries.popitem(last=False)
+        self._tries.move_to_end(peer)
+        return bucket.take(now)
+
+    def _verify(self, password: bytes, hashed: str) -> bool:
+        import bcrypt
+
+        with self._hashing:
+            self.hashed += 1
+            return bcrypt.checkpw(password[:BCRYPT_BYTES], hashed.encode())
+
+
+class LoopbackOnly:
+    """Without TLS and passwords: answers only requests whose Host names loopback (against DNS rebinding).
+
+    refused: how many were not answered, by status.
+    """
+
+    def __init__(self) -> None:
+        self.refused: Counter[int] = Counter()
+
+    def context(self) -> ssl.SSLContext | None:
+        return None
+
+    def admits(self, connection: ssl.SSLSocket) -> bool:  # noqa: ARG002 - there are no such connections
+        return True
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def refusal(self, request: Request) -> Answer | None:
+        host = request.headers.get("host", "")
+        if is_loopback(host_of(host)):
+            return None
+        self.refused[403] += 1
+        return text_answer(403, f"Host {host!r}: this server answers as localhost, 127.0.0.1 or [::1] only")
+
+
+class Security:
+    """A web configuration in force. Changed files are taken over; a wrong change is logged and the old stays."""
+
+    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises ConfigError for a file that can't be used."""
+        self._clock = clock
+        self._passwords = Passwords(clock)
+        self._loopback = LoopbackOnly()
+        self.refused = self._loopback.refused
+        self._lock = threading.Lock()
+        self._limit: Bucket | None = None
+        self._seen = _stamps((file,))
+        self._config = load_web_config(file)
+        self._seen = _stamps(self._config.files())
+        self._context = make_context(self._config)
+        self._checked = clock()
+        self._set_limit()
+        self.failure = ""
+        """Why the newest change is not in force; '' where it is."""
+
+    @property
+    def config(self) -> WebConfig:
+        return self._config
+
+    @property
+    def hashed(self) -> int:
+        """How often bcrypt was asked."""
+        return self._passwords.hashed
+
+    def protects(self) -> str:
+        """What is missing for a server that others can reach; '' where nothing is."""
+        if self._config.tls is None:
+            return f"{self._config.file} has no tls_server_config"
+        if not self._config.authenticates:
+            return f"{self._config.file} has neither basic_auth_users nor client_auth_type: RequireAndVerifyClientCert"
+        return ""
+
+    def reload(self) -> None:
+        """Read everything again now. Raises ConfigError where it can't be used; what was in force stays."""
+        with self._lock:
+            self._read()
+
+    def _read(self) -> None:
+        seen = _stamps(self._config.files())
+        try:
+            config = load_web_config(self._config.file)
+            context = make_context(config)
+            was_protected = not self.protects()
+            previous, self._config = self._config, config
+            if was_protected and (missing := self.protects()):
+                self._config = previous
+                raise ConfigError(f"{missing}: a reload can't take protection away; restart for that")
+        except ConfigError as error:
+            self._seen, self.failure = seen, str(error)
+            raise
+        self._context, self._seen, self.failure = context, _stamps(config.files()), ""
+        self._set_limit()
+
+    def _set_limit(self) -> None:
+        seconds = self._config.rate_seconds
+        self._limit = Bucket(seconds, self._config.burst, self._clock()) if seconds else None
+
+    def _look(self) -> None:
+        """Take over what changed, at most once in CHECK_SECONDS."""
+        now = self._clock()
+        if now - self._checked < CHECK_SECONDS:
+            return
+        with self._lock:
+            if now - self._checked < CHECK_SECONDS:
+                return
+            self._checked = now
+            if _stamps(self._config.files()) == self._seen:
+                return
+            try:
+                self._read()
+                log.info("%s is in force as it now stands", self._config.file)
+            except ConfigError as error:
+                log.error("the change is not taken over: %s", error)
+
+    # --- as a server's transport -------------------------------------------------------------------------------------
+
+    def context(self) -> ssl.SSLContext | None:
+        self._look()
+        return self._context
+
+    def admits(self, connection: ssl.SSLSocket) -> bool:
+        tls = self._config.tls
+        if tls is None or not tls.client_names:
+            return True
+        return bool(names_of(connection.getpeercert() or {}) & tls.client_names)
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        return self._config.headers
+
+    def refusal(self, request: Request) -> Answer | None:
+        self._look()
+        answer = self._refusal(request)
+        if answer is not None and answer.status != 403:
+            self.refused[answer.status] += 1
+        return answer
+
+    def _refusal(self, request: Request) -> Answer | None:
+        if self._limit is not None:
+            with self._lock:
+                limited = not self._limit.take(self._clock())
+            if limited:
+                return text_answer(429, "more requests than rate_limit allows", ("Retry-After", "1"))
+        if not self._config.authenticates:
+            return self._loopback.refusal(request)
+        if not self._config.users or request.path in OPEN_PATHS:
+            return None
+        right = self._passwords.check(dict(self._config.users), request.headers.get("authorization", ""), request.peer)
+        if right is None:
+            return text_answer(429, "too many passwords were tried", ("Retry-After", "10"))
+        if not right:
+            return text_answer(401, "a user and a password are needed", ("WWW-Authenticate", "Basic"))
+        return None
+
+
+def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:
+    """What changes when a file does, also where a link in its path now leads elsewhere (as Kubernetes does it)."""
+    stamps: list[tuple[int, int, int] | None] = []
+    for file in files:
+        try:
+            status = file.stat()
+            stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
+        except OSError:
+            stamps.append(None)
+    return tuple(stamps)

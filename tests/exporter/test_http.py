@@ -1,0 +1,179 @@
+"""The HTTP server by itself: what is no request, what is slow, what is too much, and that none of it harms the next."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter import http
+from exporter.http import Answer, BadRequestError, HttpServer, Request, accepts_gzip, parse_request, text_answer
+from exporter.server import listen, wants_open_metrics
+
+
+def hello(request: Request) -> Answer:
+    if request.path == "/bug":
+        raise RuntimeError("a bug")
+    return text_answer(200, f"{request.method} {request.path} {request.query} {sorted(request.headers)}")
+
+
+@pytest.fixture
+def address() -> Iterator[tuple[str, int]]:
+    listener = listen("127.0.0.1", 0)
+    server = HttpServer(hello, listener)
+    server.start()
+    yield listener.getsockname()
+    server.stop()
+
+
+def talk(address: tuple[str, int], *parts: bytes, end: bool = True) -> bytes:
+    """Send the parts and read until the server closes."""
+    with socket.create_connection(address, timeout=30) as client:
+        for part in parts:
+            client.sendall(part)
+        if end:
+            client.shutdown(socket.SHUT_WR)
+        answer = b""
+        try:
+            while data := client.recv(65536):
+                answer += data
+        except ConnectionResetError:
+            pass
+        return answer
+
+
+GOOD = b"GET /a?b=c HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_requests_follow_one_another_on_a_connection_also_in_one_piece(address: tuple[str, int]) -> None:
+    answer = talk(address, GOOD + GOOD, GOOD[:7], GOOD[7:])
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == 3
+    assert answer.count(b"GET /a b=c ['host']\n") == 3
+
+
+def test_close_and_http_1_0_end_the_connection(address: tuple[str, int]) -> None:
+    for request in (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"GET / HTTP/1.0\r\n\r\n"):
+        answer = talk(address, request + GOOD, end=False)
+        assert answer.count(b"HTTP/1.1 200 OK") == 1
+        assert b"Connection: close\r\n" in answer
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET http://x/ HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", 400),
+        (b"GET  / HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"get / HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n folded: y\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\ny\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello", 413),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 413),
+        (b"GET /" + b"a" * 20000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X-Y: z\r\n" * 3000 + b"\r\n", 431),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    ],
+)
+def test_what_is_no_request_of_ours_is_refused_and_ends_the_connection(
+    address: tuple[str, int], request_bytes: bytes, status: int
+) -> None:
+    answer = talk(address, request_bytes + GOOD)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert answer.count(b"HTTP/1.1") == 1, "what follows a refused request is not answered: it may be its body"
+    assert talk(address, GOOD).startswith(b"HTTP/1.1 200"), "the next is"
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_do_anything_but_parse_or_be_refused(data: bytes) -> None:
+    try:
+        request, _ = parse_request(data)
+    except BadRequestError as error:
+        assert error.status in (400, 413)
+    else:
+        assert request.path.startswith("/")
+
+
+def test_a_bug_costs_its_own_answer(address: tuple[str, int], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        answer = talk(address, b"GET /bug HTTP/1.1\r\nHost: x\r\n\r\n" + GOOD)
+    assert answer.startswith(b"HTTP/1.1 500 ") and b"HTTP/1.1 200 OK" in answer
+    assert "GET /bug could not be answered" in caplog.text
+
+
+def test_who_sends_slowly_is_let_go(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.3)
+    assert talk(address, GOOD[:10], end=False).startswith(b"HTTP/1.1 408 ")
+
+
+def test_at_the_bound_the_longest_idle_makes_room(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MOST_CONNECTIONS", 3)
+    idle = []
+    for _ in range(3):
+        client = socket.create_connection(address, timeout=30)
+        client.sendall(GOOD)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        idle.append(client)
+        time.sleep(0.05)
+    assert talk(address, GOOD).startswith(b"HTTP/1.1 200")
+    assert idle[0].recv(1) == b"", "the one that idled longest"
+    idle[2].sendall(GOOD)
+    assert idle[2].recv(65536).startswith(b"HTTP/1.1 200")
+    for client in idle:
+        client.close()
+
+
+def test_it_stops_with_connections_open_and_leaves_no_thread() -> None:
+    listener = listen("127.0.0.1", 0)
+    before = threading.active_count()
+    server = HttpServer(hello, listener)
+    server.start()
+    clients = [socket.create_connection(listener.getsockname(), timeout=30) for _ in range(4)]
+    clients[0].sendall(GOOD[:5])
+    clients[1].sendall(GOOD)
+    assert clients[1].recv(65536)
+    server.stop()
+    end = time.monotonic() + 30
+    while threading.active_count() > before:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("header", "accepted"),
+    [("gzip", True), ("", False), ("identity", False), ("gzip;q=0", False), ("deflate, GZIP ;q=0.5", True), ("*", True),
+     ("*;q=0", False), ("gzip;q=0, *", False), ("gzip;q=x", False)],
+)  # fmt: skip
+def test_whether_gzip_is_accepted(header: str, accepted: bool) -> None:
+    assert accepts_gzip({"accept-encoding": header}) is accepted
+
+
+@pytest.mark.parametrize(
+    ("header", "wanted"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("text/plain", False),
+        # Prometheus 2.42 and 3.5.
+        ("application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+         "text/plain;version=0.0.4;q=0.5,*/*;q=0.1", True),
+        ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;q=0.3", True),
+        ("application/openmetrics-text; version=1.0.0", True),
+        ("application/openmetrics-text;version=2.0.0", False),
+        ("application/openmetrics-text;q=0.2,text/plain;q=0.9", False),
+    ],
+)  # fmt: skip
+def test_which_format_is_wanted(header: str, wanted: bool) -> None:
+    assert wants_open_metrics(header) is wanted
