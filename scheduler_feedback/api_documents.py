@@ -16,6 +16,7 @@ from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.state import Decision, PastVerdict, State
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.policies import order
+from scheduler_feedback.policies.waiting import why_waits
 from scheduler_feedback.store import JournalRow, NumberedEntry, RecordedAction
 
 Document = dict[str, Any]
@@ -56,7 +57,7 @@ def job_document(state: State, job: Job) -> Document:
         "attempt_started_ns": job.attempt_started_ns,
         "first_step_ns": job.first_step_ns,
         "ended_ns": job.ended_ns,
-        "waiting_because": job.waiting_because,
+        "waiting_because": why_waits(state, job),
         "expected_start_ns": job.expected_start_ns,
         "reason": job.end_reason or job.failure,
     }
@@ -128,7 +129,7 @@ def queue_document(state: State) -> Document:
                 "name": job.spec.name,
                 "size": job.spec.ranks,
                 "submitted_ns": job.submitted_ns,
-                "waiting_because": job.waiting_because,
+                "waiting_because": why_waits(state, job),
                 "expected_start_ns": job.expected_start_ns,
             }
             for job in order.queue(state)

@@ -6,7 +6,7 @@ Production, simulation and replay all call ``run``; it looks at no clock and tou
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scheduler_feedback.core.actions import Action, Entry, StartGang, StopGang
@@ -22,6 +22,7 @@ from scheduler_feedback.core.events import (
     NodeCommanded,
     NodeSeen,
     PolicySet,
+    Progressed,
     RankFailed,
     Submitted,
     Tick,
@@ -29,20 +30,19 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import Job, JobKind, JobState, RankRecord, Slot, StopReason
-from scheduler_feedback.core.plan import Plan
-from scheduler_feedback.core.state import State
+from scheduler_feedback.core.state import Backfilling, State
 from scheduler_feedback.core.turn import Turn, nanoseconds, span
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 from scheduler_feedback.policies import findings, observations, order, wishes
 from scheduler_feedback.policies.admission import admit_check
-from scheduler_feedback.policies.backfill import Backfill, Reservation, reserve
-from scheduler_feedback.policies.estimate import releases
+from scheduler_feedback.policies.backfill import Backfill, Reservation, candidates, only, reserve
+from scheduler_feedback.policies.ledger import Ledger, ledger_of
 from scheduler_feedback.policies.migration import judge_running_gangs
-from scheduler_feedback.policies.placement import Capacity, place, place_probe, still_usable, where
+from scheduler_feedback.policies.placement import place, place_probe, still_usable, where
 from scheduler_feedback.policies.quarantine import let_time_pass, mark_accused_nodes
-from scheduler_feedback.policies.waiting import behind_waits, explain, free_slots, head_waits, paused, unholdable
+from scheduler_feedback.policies.waiting import explain, paused, why_waits
 
-__all__ = ["Explanation", "Outcome", "admit_check", "explain", "run"]
+__all__ = ["Explanation", "Outcome", "admit_check", "explain", "next_wake_ns", "run", "why_waits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +60,25 @@ class Outcome:
 
 
 def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
-    """One cycle. Changes the state in place; deterministic in (state, events, now_ns); `now_ns` is wall time."""
+    """One cycle. Changes the state in place; deterministic in (state, events, now_ns); `now_ns` is wall time.
+
+    What follows from the state (who waits in which order, what is free, who ends when) is kept in its ledger, so that a
+    cycle costs what has happened in it, not what there is.
+    """
     turn = begin(state, now_ns)  # 1  time never falls
     take_in(turn, events, WISHES_AND_OBSERVATIONS)  # 2  what users want and what the backend saw
     take_in(turn, events, FINDINGS)  # 3  what the detectors say,
     suspect_accused_nodes(turn)  #        and what it makes of nodes
-    let_clocks_run_out(turn)  # 4  quarantines, probations, suspicions, late starts
-    waiting = order.queue(state)  # 5  who is first
-    plan = slots_to_decide_on(turn, waiting)
-    start_probes(turn, plan)
-    capacity = Capacity(state.nodes)
-    reservation, behind = place_or_reserve(
-        turn, plan, capacity, waiting
-    )  # 6  the head starts, or a place is kept for it
-    backfill(turn, plan, capacity, reservation, behind)  # 7  whoever does not delay it goes ahead
-    judge_running_gangs(turn, plan)  # 8  is a gang with a slow member better moved?
-    ask_for_stops(turn)
-    return commit(turn, events)  # 9  what is to be done, and why
+    let_clocks_run_out(turn)  # 4  quarantines, probations, suspicions, late starts, expired estimates
+    ledger = ledger_of(state)  # 5  who waits, in order; what is free; what will be
+    ledger.settle()
+    start_probes(turn, ledger)
+    if ledger.grown or ledger.changed or ledger.fresh:
+        reservation = place_or_reserve(turn, ledger)  # 6  the head starts, or a place is kept for it
+        backfill(turn, ledger, reservation)  # 7  whoever does not delay it goes ahead
+    judge_running_gangs(turn, ledger)  # 8  is a gang with a slow member better moved?
+    ask_for_stops(turn, ledger)
+    return commit(turn, ledger, events)  # 9  what is to be done, and why
 
 
 # --- 1, 2, 3: taking in ----------------------------------------------------------------------------------------------
@@ -93,6 +95,7 @@ WISHES_AND_OBSERVATIONS: _Handlers = {
     NodeSeen: observations.node_seen,
     AttemptRunning: observations.attempt_running,
     FirstStep: observations.first_step,
+    Progressed: observations.progressed,
     RankFailed: observations.rank_failed,
     AttemptEnded: observations.attempt_ended,
     AttemptUnknown: observations.attempt_unknown,
@@ -120,7 +123,7 @@ def take_in(turn: Turn, events: Sequence[Event], handlers: _Handlers) -> None:
 
 def suspect_accused_nodes(turn: Turn) -> None:
     """While actions are frozen, feedback changes no node; what it would have done is done after the thaw."""
-    if not turn.state.frozen:
+    if not turn.state.frozen and turn.state.verdicts:
         mark_accused_nodes(turn)
 
 
@@ -128,22 +131,37 @@ def suspect_accused_nodes(turn: Turn) -> None:
 
 
 def let_clocks_run_out(turn: Turn) -> None:
-    if turn.state.frozen:
+    state = turn.state
+    ledger = ledger_of(state)
+    ledger.overtake(turn.now_ns)
+    for job_id in sorted(ledger.hopeless):
+        stranded = state.jobs[job_id]
+        why = ledger.dependencies.hopeless(stranded) or "what it waits for can't happen any more"
+        wishes.end(turn, stranded, JobState.CANCELLED, why)
+    if state.frozen:
         return
-    let_time_pass(turn)
-    policy = turn.state.policy
-    for job in turn.state.jobs.values():
-        if job.attempt_started_ns is None or job.stop_reason is not None:
+    if ledger.doubtful:
+        let_time_pass(turn)
+    policy = state.policy
+    for job_id in ledger.due(turn.now_ns):
+        job = state.jobs.get(job_id)
+        if job is None or job.attempt_started_ns is None or job.stop_reason is not None:
             continue
         age_ns = turn.now_ns - job.attempt_started_ns
-        if job.state is JobState.STARTING and age_ns >= nanoseconds(policy.start_timeout_seconds):
+        if _is_late_start(job, age_ns, policy.start_timeout_seconds):
             job.stop_reason = StopReason.START_FAILED
             job.failure = f"not all of its ranks had started within {span(policy.start_timeout_seconds)}"
             turn.tell(job.job_id, "start-failed", job.failure)
+            ledger.stops(job)
         elif _is_late_probe(job, age_ns, policy.probe_timeout_seconds):
             job.stop_reason = StopReason.CANCEL
             job.failure = f"the probe had not ended within {span(policy.probe_timeout_seconds)}"
             turn.tell(job.job_id, "probe-failed", job.failure)
+            ledger.stops(job)
+
+
+def _is_late_start(job: Job, age_ns: int, timeout_seconds: float) -> bool:
+    return job.state is JobState.STARTING and timeout_seconds > 0 and age_ns >= nanoseconds(timeout_seconds)
 
 
 def _is_late_probe(job: Job, age_ns: int, timeout_seconds: float) -> bool:
@@ -154,94 +172,128 @@ def _is_late_probe(job: Job, age_ns: int, timeout_seconds: float) -> bool:
 # --- 5, 6, 7: starting -----------------------------------------------------------------------------------------------
 
 
-def slots_to_decide_on(turn: Turn, waiting: Sequence[Job]) -> Plan:
-    """The free slots; an empty plan where nobody can want any, which spares an idle cycle the walk over the cluster."""
-    if waiting or turn.state.verdicts or order.probes(turn.state):
-        return free_slots(turn.state)
-    return Plan(())
+def start_probes(turn: Turn, ledger: Ledger) -> None:
+    for job_id in sorted(ledger.probes):
+        job = turn.state.jobs[job_id]
+        if paused(turn.state, job, turn.now_ns) is None and (slots := place_probe(ledger.plan, job)) is not None:
+            start(turn, ledger, job, slots, "started", f"measures {job.spec.pinned_node}")
 
 
-def start_probes(turn: Turn, plan: Plan) -> None:
-    for job in order.probes(turn.state):
-        why_not = paused(turn.state, job, turn.now_ns)
-        slots = place_probe(plan, job) if why_not is None else None
-        if slots is not None:
-            start(turn, job, slots, "started", f"measures {job.spec.pinned_node}")
-        else:
-            job.waiting_because = why_not or f"waits until all slots of {job.spec.pinned_node} are free"
-
-
-def place_or_reserve(
-    turn: Turn, plan: Plan, capacity: Capacity, waiting: Sequence[Job]
-) -> tuple[Reservation | None, Sequence[Job]]:
+def place_or_reserve(turn: Turn, ledger: Ledger) -> Reservation | None:
     """Start from the front of the queue as long as it goes; then keep a place for the first that must wait.
 
-    A job that the nodes in use could not hold even if they were empty is passed over: no instant can be told for it,
-    and to keep slots for it would only leave them idle. Returns the reservation and the jobs behind it.
+    Those that the nodes in use could not hold even if they were empty are not in the line: no instant can be told for
+    them, and to keep slots for them would only leave the slots idle. Those whose queue is at its limit are passed over.
     """
     state, now_ns = turn.state, turn.now_ns
-    for position, job in enumerate(waiting):
-        why_not = paused(state, job, now_ns)
-        if job.claim and not still_usable(plan, state.nodes, job.claim):
-            plan.give(job.claim)
+    restart_moved(turn, ledger)
+    if not ledger.changed:
+        return _kept(state)
+    ledger.changed = False
+    line, position = ledger.line.order, 0
+    while position < len(line):
+        job = state.jobs[line[position][-1]]
+        if _at_limit(ledger, job):
+            position += 1
+            continue
+        free = None if paused(state, job, now_ns) else place(ledger.plan, job, policy=state.policy)
+        if free is not None:
+            start(turn, ledger, job, free, "started", "first in the queue")
+            continue
+        if state.policy.backfill in (Backfilling.NONE, Backfilling.GREEDY):
+            break
+        reservation = reserve(ledger.plan, ledger.ends, job, now_ns, state.policy)
+        if reservation is None:  # by what is expected to end: others' claims stand in its way
+            position += 1
+            continue
+        return _keep(turn, ledger, reservation)
+    return _keep(turn, ledger, None)
+
+
+def restart_moved(turn: Turn, ledger: Ledger) -> None:
+    """Gangs on the move start where a place was kept for them, once nobody holds it any more."""
+    state, now_ns = turn.state, turn.now_ns
+    for job_id in sorted(ledger.claimants, key=lambda job_id: order.key_of(state, state.jobs[job_id])):
+        job = state.jobs[job_id]
+        if not still_usable(ledger.plan, state.nodes, job.claim):
             job.claim = []
+            ledger.file(job)
             turn.tell(job.job_id, "claim-lost", "the place that was kept for its restart can no longer be used")
-        if job.claim:
-            _wait(job, why_not, max(now_ns, job.not_before_ns))
-            if why_not is None:
-                start(turn, job, tuple(job.claim), "started", "restarts after its move")
             continue
-        if not capacity.could_hold(job):
-            _wait(job, unholdable(capacity, job), None)
-            continue
-        slots = place(plan, job) if why_not is None else None
-        if slots is not None:
-            start(turn, job, slots, "started", "first in the queue")
-            continue
-        reservation = reserve(plan, releases(state, now_ns), job, now_ns)
-        if reservation is None:
-            _wait(job, unholdable(capacity, job), None)
-            continue
-        _wait(job, why_not or head_waits(plan, job, reservation, now_ns), None if state.frozen else reservation.from_ns)
-        _keep(state, reservation)
-        return reservation, waiting[position + 1 :]
-    _keep(state, None)
-    return None, ()
+        job.expected_start_ns = max(now_ns, job.not_before_ns)
+        if paused(state, job, now_ns) is None and ledger.is_clear(job.claim):
+            start(turn, ledger, job, tuple(job.claim), "started", "restarts after its move")
 
 
-def _wait(job: Job, because: str | None, expected_start_ns: int | None) -> None:
-    job.waiting_because, job.expected_start_ns = because or "", expected_start_ns
+def _at_limit(ledger: Ledger, job: Job) -> bool:
+    ranks = job.spec.min_ranks or job.spec.ranks
+    return ledger.shares.limited and ledger.shares.room(job.spec.queue, ranks) is not None
 
 
-def _keep(state: State, reservation: Reservation | None) -> None:
-    state.reserved_for = reservation.job_id if reservation is not None else None
-    state.reserved_from_ns = reservation.from_ns if reservation is not None else None
-    state.reserved_slots = list(reservation.slots) if reservation is not None else []
+def _kept(state: State) -> Reservation | None:
+    if state.reserved_for is None or state.reserved_from_ns is None:
+        return None
+    return Reservation(state.reserved_for, state.reserved_from_ns, tuple(state.reserved_slots))
+
+
+def _keep(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Reservation | None:
+    """Hold on to the reservation; another one than before may let others start."""
+    state = turn.state
+    before = _kept(state)
+    if reservation == before and reservation is not None and not state.frozen:
+        state.jobs[reservation.job_id].expected_start_ns = reservation.from_ns
+        return reservation
+    ledger.grown = True
+    if before is not None and (job := state.jobs.get(before.job_id)) is not None:
+        job.expected_start_ns = None
+    if reservation is None:
+        state.reserved_for = state.reserved_from_ns = None
+        state.reserved_slots, state.reserved_nodes = [], {}
+        return None
+    state.jobs[reservation.job_id].expected_start_ns = None if state.frozen else reservation.from_ns
+    state.reserved_for, state.reserved_from_ns = reservation.job_id, reservation.from_ns
+    state.reserved_slots = list(reservation.slots)
     state.reserved_nodes = {}
     for slot in state.reserved_slots:
         state.reserved_nodes[slot.node] = state.reserved_nodes.get(slot.node, 0) + 1
+    return reservation
 
 
-def backfill(
-    turn: Turn, plan: Plan, capacity: Capacity, reservation: Reservation | None, behind: Sequence[Job]
-) -> None:
+def backfill(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> None:
     """Start those behind the head that cannot delay it, in their order."""
-    if reservation is None:
+    state, now_ns, policy = turn.state, turn.now_ns, turn.state.policy
+    all_of_them, fresh = ledger.grown, ledger.fresh
+    ledger.grown, ledger.fresh = False, set()
+    greedy = policy.backfill is Backfilling.GREEDY
+    if state.frozen or not len(ledger.line) or (reservation is None and not greedy):
         return
-    room = Backfill(plan, reservation)
-    for job in behind:
-        why_not = paused(turn.state, job, turn.now_ns)
-        if why_not is None and not capacity.could_hold(job):
-            why_not = unholdable(capacity, job)
-        found = room.place(turn.state.policy, job, turn.now_ns) if why_not is None else None
-        if found is not None:
-            slots, why = found
-            start(turn, job, slots, "backfilled", why)
+    free = sum(inside[0] for inside in ledger.plan.free_in)
+    room = Backfill(ledger.plan, reservation, now_ns) if reservation is not None else None
+    window_ns = room.window_ns if room is not None else None
+    asked = candidates(ledger.line, free, window_ns) if all_of_them else only(ledger.line, fresh, free)
+    for key, kind, length_ns, chances in asked:
+        job = state.jobs[key[-1]]
+        if job.not_before_ns > now_ns or (reservation is not None and job.job_id == reservation.job_id):
+            continue
+        if kind.queue and _at_limit(ledger, job):
+            chances.short = chances.long = False
+            continue
+        found: tuple[tuple[Slot, ...], str] | None
+        if room is None:
+            slots = place(ledger.plan, job, policy=policy)
+            found = None if slots is None else (slots, "it fits")
+            chances.short = found is not None
+        elif length_ns <= room.window_ns:
+            found = room.place_short(policy, job)
+            chances.short = found is not None
         else:
-            _wait(job, why_not or behind_waits(plan, job, reservation.job_id), None)
+            found = room.place_beside(policy, job)
+            chances.long = found is not None
+        if found is not None:
+            start(turn, ledger, job, found[0], "backfilled", found[1])
 
 
-def start(turn: Turn, job: Job, slots: tuple[Slot, ...], kind: str, why: str) -> None:
+def start(turn: Turn, ledger: Ledger, job: Job, slots: tuple[Slot, ...], kind: str, why: str) -> None:
     """The gang's next attempt starts, at these slots, by rank."""
     job.attempt += 1
     job.state = JobState.STARTING
@@ -250,9 +302,11 @@ def start(turn: Turn, job: Job, slots: tuple[Slot, ...], kind: str, why: str) ->
     job.started_ns = turn.now_ns if job.started_ns is None else job.started_ns
     job.first_step_ns = None
     job.claim, job.failure, job.not_before_ns = [], "", 0
-    job.waiting_because, job.expected_start_ns = "", None
+    job.expected_start_ns = None
     job.action_id = turn.action_id()
-    turn.actions.append(StartGang(job.action_id, job.job_id, job.attempt, job.spec, slots, why))
+    ledger.file(job)
+    spec = job.spec if len(slots) == job.spec.ranks else replace(job.spec, ranks=len(slots))
+    turn.actions.append(StartGang(job.action_id, job.job_id, job.attempt, spec, slots, why))
     waited = span((turn.now_ns - job.submitted_ns) / 1e9)
     turn.decide(job.job_id, kind, f"attempt {job.attempt} starts on {where(slots)}, {waited} after submission: {why}")
 
@@ -260,9 +314,10 @@ def start(turn: Turn, job: Job, slots: tuple[Slot, ...], kind: str, why: str) ->
 # --- 9: acting -------------------------------------------------------------------------------------------------------
 
 
-def ask_for_stops(turn: Turn) -> None:
+def ask_for_stops(turn: Turn, ledger: Ledger) -> None:
     """Ask the backend to stop what is to stop; again where it refused, or where nothing has come of it for too long."""
-    for job in turn.state.jobs.values():
+    for job_id in sorted(ledger.stopping):
+        job = turn.state.jobs[job_id]
         if job.stop_reason is None or not job.state.holds_slots or turn.now_ns < job.not_before_ns:
             continue
         if turn.state.frozen and job.stop_reason is not StopReason.CANCEL:
@@ -273,6 +328,7 @@ def ask_for_stops(turn: Turn) -> None:
         job.stopping_ns = turn.now_ns if job.stopping_ns is None else job.stopping_ns
         job.not_before_ns = turn.after(spec.grace_seconds + turn.state.policy.start_timeout_seconds)
         job.action_id = turn.action_id()
+        ledger.stops(job)
         reason = job.failure or why.value
         turn.actions.append(
             StopGang(job.action_id, job.job_id, job.attempt, spec.checkpoint_signal, spec.grace_seconds, why, reason)
@@ -286,29 +342,38 @@ def ask_for_stops(turn: Turn) -> None:
         )
 
 
-def commit(turn: Turn, events: Sequence[Event]) -> Outcome:
+def commit(turn: Turn, ledger: Ledger, events: Sequence[Event]) -> Outcome:
     """Say why those who came and could not start wait; forget the oldest; hand over what was decided."""
     state = turn.state
     for job_id in dict.fromkeys(turn.arrived):
         job = state.jobs[job_id]
         if job.state is JobState.PENDING:
-            turn.tell(job_id, "waits", job.waiting_because)
-    forget_the_oldest(state)
+            turn.tell(job_id, "waits", why_waits(state, job))
+    ledger.settle()
+    forget_the_oldest(state, ledger)
+    if ledger.plan_or_none is not None:
+        ledger.plan_or_none.commit()
     changed = bool(turn.actions or turn.entries) or any(not isinstance(event, Tick) for event in events)
     return Outcome(turn.actions, turn.entries, turn.now_ns, changed)
 
 
-def forget_the_oldest(state: State) -> None:
+def forget_the_oldest(state: State, ledger: Ledger) -> None:
     """Keep the state's size bounded; the journal remembers the rest.
 
-    A tenth of slack, so that the walk over all jobs is made once for many ended jobs and not for each.
+    A tenth of slack, so that many ended jobs are forgotten at once.
     """
     kept = state.policy.ended_jobs_kept
-    if len(state.jobs) <= kept * 1.1:
+    if len(ledger.ended) <= kept * 1.1:
         return
-    ended = sorted(
-        (job for job in state.jobs.values() if job.state.ended), key=lambda job: (job.ended_ns or 0, job.job_id)
-    )
-    for job in ended[: max(len(ended) - kept, 0)]:
-        del state.jobs[job.job_id]
+    for job_id in ledger.forget(kept):
+        del state.jobs[job_id]
     del state.decisions[: max(len(state.decisions) - kept, 0)]
+
+
+def next_wake_ns(state: State) -> int | None:
+    """The next instant at which a cycle that is told nothing may decide something; None: there is none."""
+    ledger = ledger_of(state)
+    instants = [ledger.clocks[0][0]] if ledger.clocks and not state.frozen else []
+    if ledger.ends and len(ledger.line):
+        instants.append(ledger.ends[0].at_ns)
+    return max(min(instants), state.now_ns) if instants else None

@@ -15,6 +15,7 @@ from scheduler_feedback.core.actions import Action, StartGang
 from scheduler_feedback.core.job import Job, JobState, RankRecord
 from scheduler_feedback.core.state import State
 from scheduler_feedback.cycle import run
+from scheduler_feedback.policies.ledger import forget_ledger
 from scheduler_feedback.store import JournalRow, Reader
 
 _log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ def replay_row(state: State, row: JournalRow) -> bool:
         return True
     _log.error("cycle %d: recorded %s, replayed %s", row.cycle, _in_words(row.actions), _in_words(replayed))
     follow(state, row.actions, replayed, row.now_ns)
+    forget_ledger(state)
     numbers = [int(number) for action in row.actions if (number := action.action_id.rpartition("-")[2]).isdecimal()]
     state.action_count = max(count_before, *numbers, 0)
     return False

@@ -142,6 +142,7 @@ class AttemptEnded:
     why: the word of the StopReason for which the attempt was asked to stop, '' where it was not. Not only the cycle
     asks: `gangwatch down` stops jobs also where the controller is gone.
     signalled: whether a rank was still there to be told to save and stop: what exits with 0 then may not have finished.
+    all_exited_with: of every rank that `exits` does not name; None: nothing is known of those.
     done_seconds: all work of the job that is saved, in seconds of running alone at full speed; None: not known.
     """
 
@@ -154,6 +155,7 @@ class AttemptEnded:
     signalled: bool = False
     why: str = ""
     done_seconds: float | None = None
+    all_exited_with: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,15 @@ class FirstStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Progressed:
+    """A running job tells how much of its work is done: of all attempts, in seconds of running alone at full speed."""
+
+    job_id: str
+    attempt: int
+    done_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ActionFailed:
     """The backend could not carry out an action; it will be decided again."""
 
@@ -211,6 +222,7 @@ Event = (
     | RankFailed
     | AttemptUnknown
     | FirstStep
+    | Progressed
     | ActionFailed
     | Verdict
     | Cleared

@@ -174,7 +174,10 @@ class Job:
     stop_reason: why the newest attempt is to stop; set before the stop is asked for, so that a freeze can delay it.
     stopping_ns, attempt_ended_ns: when the stop was asked for, when the newest attempt was gone. failure: what went
     wrong last. claim: the slots, by rank, that are kept for the restart of a gang on the move.
-    done_seconds: work that is saved, in seconds of running alone at full speed; None: not known, so by run_ns.
+    done_seconds: work that is saved, in seconds of running alone at full speed; None: none yet. progress_ns: when the
+    running attempt last told how far it is, which is then done_seconds.
+    level, turn: of LAS: the queue that it has fallen to, and its place in it.
+    estimate_seconds: what jobs alike have taken in all, when it was last looked at; None: not looked at.
     preemptions, migrations: how often it was stopped for another gang, and moved.
     array_of, array_index: the array that it is a member of, '' where it is none.
     """
@@ -194,7 +197,6 @@ class Job:
     end_reason: str = ""
     excluded_nodes: tuple[str, ...] = ()
     not_before_ns: int = 0
-    waiting_because: str = ""
     expected_start_ns: int | None = None
     last_migration_ns: int | None = None
     first_step_ns: int | None = None
@@ -204,6 +206,10 @@ class Job:
     failure: str = ""
     claim: list[Slot] = field(default_factory=list)
     done_seconds: float | None = None
+    progress_ns: int | None = None
+    level: int = 0
+    turn: int = 0
+    estimate_seconds: float | None = None
     preemptions: int = 0
     migrations: int = 0
     array_of: str = ""

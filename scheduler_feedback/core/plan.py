@@ -1,18 +1,18 @@
 """Plan: free slots as a transaction, so that a gang takes all its slots or none.
 
-A node's free slots are the bits of one integer. Nodes are indexed by tier and by number of free slots, so that asking
-for the node that fits best costs no walk over the cluster: a heap of names for each (tier, free count) holds every node
-that ever had that count, and an entry that no longer tells the truth is thrown away when it is met.
+A node's free slots are the bits of one integer. Nodes that are alike (tier and GPU type) form a pool; a pool keeps, for
+each number of free slots, the set of its nodes that have just so many, again as the bits of one integer, and for every
+domain of the topology how many slots are free in it. So no question walks over the cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from enum import IntEnum
-from heapq import heappop, heappush
 
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Slot
+from scheduler_feedback.core.topology import Topology, lowest
 
 
 class Tier(IntEnum):
@@ -23,6 +23,8 @@ class Tier(IntEnum):
     SUSPECT = 2
 
 
+TIERS = len(Tier)
+NOWHERE = -1
 _TIERS = {NodeState.HEALTHY: Tier.HEALTHY, NodeState.PROBATION: Tier.PROBATION, NodeState.SUSPECT: Tier.SUSPECT}
 
 
@@ -37,42 +39,73 @@ class Plan:
     >>> mark = plan.checkpoint()
     >>> plan.take("n1", 2)
     >>> plan.rollback(mark)      # or plan.commit()
+
+    A pool's number is TIERS x the type's number + the tier. free_in[pool][domain]: free slots. with_free[pool][n]: the
+    nodes of the pool that have n slots free. count: free slots of each node, by number.
     """
 
-    __slots__ = ("_heaps", "_journal", "_mask", "_slots", "_tier", "_total")
+    __slots__ = ("_journal", "_mask", "count", "free_in", "pool", "topology", "with_free")
 
     def __init__(self, nodes: Iterable[Node], busy: Iterable[Slot] = ()) -> None:
-        self._mask: dict[str, int] = {}
-        self._slots: dict[str, int] = {}
-        self._tier: dict[str, Tier] = {}
-        self._journal: list[tuple[str, int]] = []
-        for node in nodes:
-            self._mask[node.name] = (1 << node.slots) - 1
-            self._slots[node.name] = node.slots
-            if (tier := tier_of(node)) is not None:
-                self._tier[node.name] = tier
+        nodes = list(nodes)
+        self.topology = Topology(nodes)
+        self._mask = [(1 << size) - 1 for size in self.topology.sizes]
+        self._journal: list[tuple[int, int]] = []
+        number = self.topology.number
         masks = self._mask
         for slot in busy:
-            if slot.node in masks:
-                masks[slot.node] &= ~(1 << slot.slot)
-        self._index()
+            if (index := number.get(slot.node)) is not None:
+                masks[index] &= ~(1 << slot.slot)
+        self.pool = [NOWHERE] * len(nodes)
+        for node in nodes:
+            self.pool[number[node.name]] = self._pool_of(node)
+        self._count()
 
-    def _index(self) -> None:
-        # A list that is filled in the order of names is a heap already.
-        self._heaps: dict[Tier, list[list[str]]] = {
-            tier: [[] for _ in range(max(self._slots.values(), default=0) + 1)] for tier in Tier
-        }
-        self._total = dict.fromkeys(Tier, 0)
-        for name in sorted(self._tier):
-            free = self._mask[name].bit_count()
-            self._heaps[self._tier[name]][free].append(name)
-            self._total[self._tier[name]] += free
+    def _pool_of(self, node: Node) -> int:
+        tier = tier_of(node)
+        number = self.topology.number[node.name]
+        return NOWHERE if tier is None else self.topology.types[number] * TIERS + tier
+
+    def _count(self) -> None:
+        topology = self.topology
+        pools = TIERS * len(topology.type_names)
+        self.count = [mask.bit_count() for mask in self._mask]
+        self.with_free = [[0] * (topology.largest + 1) for _ in range(pools)]
+        self.free_in = [[0] * len(topology.domains) for _ in range(pools)]
+        for number, pool in enumerate(self.pool):
+            if pool != NOWHERE:
+                self._enter(number, pool)
+
+    def _enter(self, number: int, pool: int) -> None:
+        free = self.count[number]
+        self.with_free[pool][free] |= self.topology.bits[number]
+        inside = self.free_in[pool]
+        for domain in self.topology.above[number]:
+            inside[domain] += free
+
+    def change(self, node: Node) -> None:
+        """The node's state has changed. Outside of any transaction; its size and place are as they were."""
+        number = self.topology.number[node.name]
+        before, after = self.pool[number], self._pool_of(node)
+        if before == after:
+            return
+        if before != NOWHERE:
+            free = self.count[number]
+            self.with_free[before][free] &= ~self.topology.bits[number]
+            inside = self.free_in[before]
+            for domain in self.topology.above[number]:
+                inside[domain] -= free
+        self.pool[number] = after
+        if after != NOWHERE:
+            self._enter(number, after)
 
     def copy(self) -> Plan:
         """The same free slots, with no transaction open."""
-        other = Plan(())
-        other._mask, other._slots, other._tier = dict(self._mask), self._slots, self._tier
-        other._index()
+        other = object.__new__(Plan)
+        other.topology, other._journal = self.topology, []
+        other._mask, other.count, other.pool = self._mask[:], self.count[:], self.pool[:]
+        other.with_free = [sets[:] for sets in self.with_free]
+        other.free_in = [free[:] for free in self.free_in]
         return other
 
     # --- the transaction ---------------------------------------------------------------------------------------------
@@ -83,97 +116,155 @@ class Plan:
 
     def rollback(self, mark: int) -> None:
         """Undo all that was taken and given since the mark."""
-        while len(self._journal) > mark:
-            name, mask = self._journal.pop()
-            self._put(name, mask)
+        journal = self._journal
+        while len(journal) > mark:
+            self._put(*journal.pop())
 
     def commit(self) -> None:
         """What was taken stays taken; no earlier mark can be rolled back to."""
         self._journal.clear()
 
     def take(self, name: str, count: int) -> tuple[Slot, ...]:
-        """Take the node's lowest free slots. Raises ValueError where fewer are free."""
-        mask, taken = self._mask[name], []
-        if mask.bit_count() < count:
-            raise ValueError(f"{count} slots of {name} wanted, {mask.bit_count()} are free")
-        self._journal.append((name, mask))
+        """Take slots of the node: of the NVLink island that they fit tightest, else the lowest that are free.
+
+        Raises ValueError where fewer are free.
+        """
+        return self.take_from(self.topology.number[name], count)
+
+    def take_from(self, number: int, count: int) -> tuple[Slot, ...]:
+        """``take``, by the node's number."""
+        mask = self._mask[number]
+        free = self.count[number]
+        if free < count:
+            raise ValueError(f"{count} slots of {self.topology.names[number]} wanted, {free} are free")
+        self._journal.append((number, mask))
+        slots = self.topology.slots[number]
+        if free == count == len(slots):
+            self._put(number, 0)
+            return slots
+        within = mask
+        if (island := self.topology.islands[number]) and count <= island < len(slots):
+            within = self.island(number, count) or mask
+        taken = []
         for _ in range(count):
-            lowest = mask & -mask
-            taken.append(Slot(name, lowest.bit_length() - 1))
-            mask ^= lowest
-        self._put(name, mask)
+            bit = within & -within
+            taken.append(slots[bit.bit_length() - 1])
+            within ^= bit
+            mask ^= bit
+        self._put(number, mask)
         return tuple(taken)
+
+    def island(self, number: int, count: int) -> int:
+        """Free slots of the node's NVLink island that has the fewest of them, but at least `count`; 0: none has."""
+        mask, size = self._mask[number], self.topology.islands[number] or self.topology.sizes[number]
+        found = 0
+        for first in range(0, self.topology.sizes[number], size):
+            part = mask & ((1 << size) - 1) << first
+            if part.bit_count() >= count and (not found or part.bit_count() < found.bit_count()):
+                found = part
+        return found
 
     def hold(self, slots: Iterable[Slot]) -> None:
         """Take these slots, as far as they are free."""
+        numbers, masks = self.topology.number, self._mask
+        held: dict[int, int] = {}
         for slot in slots:
-            if self.is_free(slot):
-                self._journal.append((slot.node, self._mask[slot.node]))
-                self._put(slot.node, self._mask[slot.node] & ~(1 << slot.slot))
+            if (number := numbers.get(slot.node)) is not None:
+                held[number] = held.get(number, 0) | 1 << slot.slot
+        for number, bits in held.items():
+            before = masks[number]
+            if before & bits:
+                self._journal.append((number, before))
+                self._put(number, before & ~bits)
 
     def give(self, slots: Iterable[Slot]) -> None:
         """Make these slots free; what the cluster does not have, or what is free already, is passed over."""
-        freed: dict[str, int] = {}
+        numbers, masks, sizes = self.topology.number, self._mask, self.topology.sizes
+        freed: dict[int, int] = {}
         for slot in slots:
-            if slot.slot < self._slots.get(slot.node, 0):
-                freed[slot.node] = freed.get(slot.node, 0) | 1 << slot.slot
-        for name, bits in freed.items():
-            self._journal.append((name, self._mask[name]))
-            self._put(name, self._mask[name] | bits)
+            if (number := numbers.get(slot.node)) is not None and slot.slot < sizes[number]:
+                freed[number] = freed.get(number, 0) | 1 << slot.slot
+        for number, bits in freed.items():
+            before = masks[number]
+            self._journal.append((number, before))
+            self._put(number, before | bits)
 
-    def _put(self, name: str, mask: int) -> None:
-        before, after = self._mask[name].bit_count(), mask.bit_count()
-        self._mask[name] = mask
-        tier = self._tier.get(name)
-        if tier is not None and before != after:
-            self._total[tier] += after - before
-            heappush(self._heaps[tier][after], name)
+    def _put(self, number: int, mask: int) -> None:
+        before, after = self.count[number], mask.bit_count()
+        self._mask[number] = mask
+        if before == after:
+            return
+        self.count[number] = after
+        if (pool := self.pool[number]) == NOWHERE:
+            return
+        bit, sets, inside = self.topology.bits[number], self.with_free[pool], self.free_in[pool]
+        sets[before] ^= bit
+        sets[after] ^= bit
+        after -= before
+        for domain in self.topology.above[number]:
+            inside[domain] += after
 
     # --- what is free ------------------------------------------------------------------------------------------------
 
     def is_free(self, slot: Slot) -> bool:
-        return bool(self._mask.get(slot.node, 0) >> slot.slot & 1)
+        number = self.topology.number.get(slot.node)
+        return number is not None and bool(self._mask[number] >> slot.slot & 1)
 
     def free_on(self, name: str) -> int:
         """Free slots of one node, whatever its state; 0 for a node that is not there."""
-        return self._mask.get(name, 0).bit_count()
+        number = self.topology.number.get(name)
+        return 0 if number is None else self.count[number]
 
     def usable(self, name: str) -> bool:
         """Whether the node is in any tier."""
-        return name in self._tier
+        number = self.topology.number.get(name)
+        return number is not None and self.pool[number] != NOWHERE
+
+    def pools(self, tier: Tier, types: Collection[str] = ()) -> list[int]:
+        """The pools of a tier, of these GPU types (empty: of all)."""
+        names = self.topology.type_names
+        return [n * TIERS + tier for n, name in enumerate(names) if not types or name in types]
 
     def free(self, tier: Tier, excluded: Collection[str] = ()) -> int:
         """Free slots of a tier, without those of the excluded nodes."""
-        return self._total[tier] - sum(self.free_on(name) for name in excluded if self._tier.get(name) is tier)
+        pools = self.pools(tier)
+        without = 0
+        for name in excluded:
+            number = self.topology.number.get(name)
+            if number is not None and self.pool[number] in pools:
+                without += self.count[number]
+        return sum(self.free_in[pool][0] for pool in pools) - without
 
-    def tightest(self, tier: Tier, count: int, excluded: Collection[str] = ()) -> str | None:
-        """The node of the tier that has the fewest free slots, but at least `count`; the first by name of several."""
-        heaps = self._heaps[tier]
-        for free in range(max(count, 1), len(heaps)):
-            if (name := self._first(tier, free, excluded)) is not None:
-                return name
-        return None
+    def tightest(self, pool: int, count: int, barred: int = 0, within: int = 0) -> int:
+        """Number of the pool's node that has the fewest free slots, but at least `count`; NOWHERE: there is none.
 
-    def emptiest(self, tier: Tier, excluded: Collection[str] = ()) -> str | None:
-        """The node of the tier that has the most free slots, at least one; the first by name of several."""
-        for free in range(len(self._heaps[tier]) - 1, 0, -1):
-            if (name := self._first(tier, free, excluded)) is not None:
-                return name
-        return None
+        Of several, one in the domain that is fullest, so that large holes stay large; then the lowest number. barred:
+        nodes that are not to be used. within: the domain to look in.
+        """
+        domains = self.topology.domains
+        allowed = domains[within].nodes & ~barred
+        for nodes in self.with_free[pool][max(count, 1) :]:
+            nodes &= allowed
+            if not nodes:
+                continue
+            free, domain = self.free_in[pool], domains[within]
+            while domain.children:
+                fullest = NOWHERE
+                for child in domain.children:
+                    if domains[child].nodes & nodes and (fullest == NOWHERE or free[child] < free[fullest]):
+                        fullest = child
+                if fullest == NOWHERE:  # nodes whose place below this domain is not known
+                    break
+                domain = domains[fullest]
+                nodes &= domain.nodes
+            return lowest(nodes)
+        return NOWHERE
 
-    def _first(self, tier: Tier, free: int, excluded: Collection[str]) -> str | None:
-        heap = self._heaps[tier][free]
-        passed_over: list[str] = []
-        found: str | None = None
-        while heap:
-            name = heap[0]
-            if self._mask[name].bit_count() != free:
-                heappop(heap)
-            elif name in excluded:
-                passed_over.append(heappop(heap))
-            else:
-                found = name
-                break
-        for name in passed_over:
-            heappush(heap, name)
-        return found
+    def emptiest(self, pool: int, barred: int = 0, within: int = 0) -> int:
+        """Number of the pool's node that has the most free slots, at least one; the lowest of several; or NOWHERE."""
+        allowed = self.topology.domains[within].nodes & ~barred
+        sets = self.with_free[pool]
+        for free in range(len(sets) - 1, 0, -1):
+            if nodes := sets[free] & allowed:
+                return lowest(nodes)
+        return NOWHERE

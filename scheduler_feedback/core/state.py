@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.job import Job, Slot
@@ -169,8 +170,15 @@ PAST_VERDICTS = 256
 """Past verdicts that the state keeps, newest last; older ones are in the stories."""
 
 
+class Derived:
+    """A place for what follows from a state, kept by whoever derives it; no part of its value or its bytes."""
+
+    __slots__ = ("derived",)
+    derived: Any
+
+
 @dataclass(slots=True)
-class State:
+class State(Derived):
     """jobs, nodes: by id and name. verdicts: those that stand, by id. now_ns: the newest cycle's time; never falls.
 
     cycle: number of the newest cycle. action_count: actions ever decided; gives their ids.

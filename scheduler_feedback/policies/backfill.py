@@ -8,14 +8,17 @@ that is backfilled ever moves it back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 
 from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.plan import Plan
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.policies.estimate import Release, remaining_ns
 from scheduler_feedback.policies.placement import place
+from scheduler_feedback.policies.waiting_line import Bucket, Key, Kind, WaitingLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +30,64 @@ class Reservation:
     slots: tuple[Slot, ...]
 
 
-def reserve(plan: Plan, releases: Sequence[Release], job: Job, now_ns: int) -> Reservation | None:
+def reserve(
+    plan: Plan, releases: Sequence[Release], job: Job, now_ns: int, policy: Policy | None = None
+) -> Reservation | None:
     """The earliest reservation for the job, given what is free now and what will be; the plan is left as it was.
 
-    None where even the end of every running job leaves no place.
+    releases: in order of time. None where even the end of every running job leaves no place. What has room once has it
+    ever after, so the earliest end that makes room is found by doubling and halving.
     """
     mark = plan.checkpoint()
+    given = 0
+
+    def with_ends(count: int) -> tuple[Slot, ...] | None:
+        """A place once so many of the ends have come; it is not taken."""
+        nonlocal given
+        if count < given:
+            plan.rollback(mark)
+            given = 0
+        plan.give(slot for release in releases[given:count] for slot in release.slots)
+        given = count
+        inner = plan.checkpoint()
+        found = place(plan, job, policy=policy)
+        plan.rollback(inner)
+        return found
+
     try:
-        at_ns, next_release = max(now_ns, job.not_before_ns), 0
-        while True:
-            while next_release < len(releases) and releases[next_release].at_ns <= at_ns:
-                plan.give(releases[next_release].slots)
-                next_release += 1
-            if (slots := place(plan, job)) is not None:
-                return Reservation(job.job_id, at_ns, slots)
-            if next_release == len(releases):
+        at_ns = max(now_ns, job.not_before_ns)
+        least = bisect_right(releases, at_ns, key=_at_ns) if releases and releases[0].at_ns <= at_ns else 0
+        if (slots := with_ends(least)) is not None:
+            return Reservation(job.job_id, at_ns, slots)
+        # No fewer than frees as many slots as it needs, whatever their place.
+        short = min(job.spec.ranks, job.spec.min_ranks or job.spec.ranks) - sum(free[0] for free in plan.free_in)
+        enough = least
+        while enough < len(releases) and (short > 0 or enough == least):
+            short -= len(releases[enough].slots)
+            enough += 1
+        step = 1
+        while with_ends(enough) is None:
+            if enough == len(releases):
                 return None
-            at_ns = releases[next_release].at_ns
+            least, enough, step = enough, min(enough + step, len(releases)), step * 2
+        while enough - least > 1:
+            middle = (least + enough) // 2
+            if with_ends(middle) is None:
+                least = middle
+            else:
+                enough = middle
+        at_ns = releases[enough - 1].at_ns
+        while enough < len(releases) and releases[enough].at_ns == at_ns:
+            enough += 1
+        slots = with_ends(enough)
+        assert slots is not None, "more room is room enough"
+        return Reservation(job.job_id, at_ns, slots)
     finally:
         plan.rollback(mark)
+
+
+def _at_ns(release: Release) -> int:
+    return release.at_ns
 
 
 class Backfill:
@@ -54,22 +96,101 @@ class Backfill:
     plan: free slots; beside: those of them that are not reserved. The two are kept in step.
     """
 
-    __slots__ = ("_beside", "_plan", "_reservation")
+    __slots__ = ("_beside", "_plan", "_reservation", "window_ns")
 
-    def __init__(self, plan: Plan, reservation: Reservation) -> None:
+    def __init__(self, plan: Plan, reservation: Reservation, now_ns: int = 0) -> None:
         self._plan = plan
         self._reservation = reservation
-        self._beside = plan.copy()
-        self._beside.hold(reservation.slots)
+        self._beside: Plan | None = None
+        self.window_ns = reservation.from_ns - now_ns
+
+    @property
+    def beside(self) -> Plan:
+        """The free slots that are not reserved."""
+        if self._beside is None:
+            self._beside = self._plan.copy()
+            self._beside.hold(self._reservation.slots)
+        return self._beside
 
     def place(self, policy: Policy, job: Job, now_ns: int) -> tuple[tuple[Slot, ...], str] | None:
         """Slots for the job and why it may have them; None where it would delay the head, or finds no room."""
         if now_ns + remaining_ns(policy, job) <= self._reservation.from_ns:
-            slots, why = place(self._plan, job), "it is expected to end before the start of"
-            if slots is not None:
-                self._beside.hold(slots)
+            return self.place_short(policy, job)
+        return self.place_beside(policy, job)
+
+    def place_short(self, policy: Policy, job: Job) -> tuple[tuple[Slot, ...], str] | None:
+        """Anywhere: the job will have ended by then."""
+        slots = place(self._plan, job, policy=policy)
+        if slots is None:
+            return None
+        if self._beside is not None:
+            self._beside.hold(slots)
+        return slots, f"it is expected to end before the start of {self._reservation.job_id}"
+
+    def place_beside(self, policy: Policy, job: Job) -> tuple[tuple[Slot, ...], str] | None:
+        """Where nothing is reserved, for as long as it likes."""
+        slots = place(self.beside, job, policy=policy)
+        if slots is None:
+            return None
+        self._plan.hold(slots)
+        return slots, f"it uses no slot reserved for {self._reservation.job_id}"
+
+
+# --- who is asked ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Chances:
+    """Of a kind of jobs, in one look at the line: whether a place may still be found, for a short or a long time."""
+
+    short: bool = True
+    long: bool = True
+
+
+def candidates(line: WaitingLine, free: int, window_ns: int | None) -> Iterator[tuple[Key, Kind, int, Chances]]:
+    """(key, kind, expected run time, chances) of those that may find room, in their order.
+
+    free: slots that are free in all. window_ns: run times up to it are short; None: every job is.
+    The receiver lowers the kind's chances as it finds out; a job that it starts must leave the line before it goes on.
+    """
+    chances: dict[int, Chances] = {}
+    heads: list[tuple[Key, int, Kind, Bucket]] = []
+    for kind in line.kinds.values():
+        if kind.ranks <= free:
+            chances[id(kind)] = Chances()
+            heads.extend((bucket.keys[0], 0, kind, bucket) for bucket in kind.buckets.values())
+    heapify(heads)
+    while heads:
+        key, index, kind, bucket = heads[0]
+        chance = chances[id(kind)]
+        if not chance.short or (
+            not chance.long and window_ns is not None and bucket.lengths_ns and bucket.lengths_ns[0] > window_ns
+        ):
+            heappop(heads)
+            continue
+        length_ns = line.places[key[-1]].length_ns
+        if chance.long or window_ns is None or length_ns <= window_ns:
+            yield key, kind, length_ns, chance
+            if index >= len(bucket.keys):
+                heappop(heads)
+                continue
+            if bucket.keys[index] != key:  # it was started
+                heapreplace(heads, (bucket.keys[index], index, kind, bucket))
+                continue
+        keys, places = bucket.keys, line.places
+        index += 1
+        if not chance.long and window_ns is not None:
+            while index < len(keys) and places[keys[index][-1]].length_ns > window_ns:
+                index += 1
+        if index >= len(keys):
+            heappop(heads)
         else:
-            slots, why = place(self._beside, job), "it uses no slot reserved for"
-            if slots is not None:
-                self._plan.hold(slots)
-        return None if slots is None else (slots, f"{why} {self._reservation.job_id}")
+            heapreplace(heads, (keys[index], index, kind, bucket))
+
+
+def only(line: WaitingLine, job_ids: Iterable[str], free: int) -> Iterator[tuple[Key, Kind, int, Chances]]:
+    """``candidates``, of these alone."""
+    places = sorted((line.places[job_id].key, line.places[job_id]) for job_id in job_ids if job_id in line)
+    for key, place_ in places:
+        if place_.kind.ranks <= free:
+            yield key, place_.kind, place_.length_ns, Chances()

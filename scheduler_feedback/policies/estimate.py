@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from scheduler_feedback.core.job import Job, JobState, Slot
-from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.turn import nanoseconds
 from scheduler_feedback.core.verdict import Verdict
 
@@ -17,8 +17,12 @@ _OVERRUN_SHARE = 0.1
 _OVERRUN_LEAST_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+# Where no one has promised anything, the first correction of an expired prediction is of the prediction's own size:
+# run times are so widely spread that a job which has outlived its kind's usual time mostly runs as long again.
+_PREDICTION_SHARE = 1.0
+
+
+class Release(NamedTuple):
     """Slots that are expected to become free at an instant, and whose they are."""
 
     at_ns: int
@@ -30,15 +34,53 @@ def limit_seconds(policy: Policy, job: Job) -> float:
     return policy.default_time_limit_seconds if job.spec.time_limit_seconds is None else job.spec.time_limit_seconds
 
 
-def remaining_ns(policy: Policy, job: Job) -> int:
-    """How long the job's next (or present) attempt is expected to run from its start on.
+def expected_seconds(policy: Policy, job: Job) -> float | None:
+    """How long the job is expected to work in all, alone and at full speed; None where only its limit is known."""
+    if policy.estimates is Estimates.EXACT:
+        return job.spec.exact_seconds
+    if policy.estimates is Estimates.HISTORY:
+        return job.estimate_seconds
+    return None
 
-    A restartable job resumes, so what it ran before counts; where that is its whole limit, an overrun's step is left.
+
+def done_seconds(job: Job) -> float:
+    """Work that the next attempt need not do again."""
+    if not job.spec.restartable:
+        return 0.0
+    return job.done_seconds or 0.0
+
+
+def remaining_ns(policy: Policy, job: Job) -> int:
+    """How long the job's next (or present) attempt is expected to run from its start (or last word) on.
+
+    A restartable job resumes, so what it did before counts; where that is all that was expected, a correction is left.
     """
-    limit = nanoseconds(limit_seconds(policy, job))
-    if not job.spec.restartable or not job.run_ns:
-        return limit
-    return max(limit - job.run_ns, 0) or _overrun_ns(limit)
+    expected = expected_seconds(policy, job)
+    if expected is None:
+        limit = nanoseconds(limit_seconds(policy, job))
+        if not job.spec.restartable or not job.run_ns:
+            return limit
+        return max(limit - job.run_ns, 0) or _overrun_ns(limit)
+    done = done_seconds(job)
+    if not job.attempt:
+        return nanoseconds(expected)
+    if done >= expected:
+        expected = _outlived(expected, done)
+    began = job.attempt - (job.state in _HOLDING)
+    restart = job.spec.restart_cost_seconds if began and job.progress_ns is None else 0.0
+    share = job.spec.ranks / len(job.ranks) if job.spec.min_ranks is not None and job.state in _HOLDING else 1.0
+    return nanoseconds(restart + (expected - done) * share)
+
+
+_HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
+
+
+def _outlived(expected: float, done: float) -> float:
+    """The prediction's first correction that is still to come."""
+    expected = max(expected, _OVERRUN_LEAST_SECONDS)
+    while expected <= done:
+        expected *= 1 + _PREDICTION_SHARE
+    return expected
 
 
 def _overrun_ns(limit_ns: int) -> int:
@@ -68,13 +110,27 @@ def slowest(verdicts: Iterable[Verdict]) -> dict[str, Verdict]:
 def healthy_end_ns(policy: Policy, job: Job, now_ns: int) -> int:
     """When the running attempt would end if nothing slowed it: by its limit, moved on in steps where it has overrun."""
     assert job.attempt_started_ns is not None
-    return _moved_on(policy, job, job.attempt_started_ns + remaining_ns(policy, job), now_ns)
+    return _moved_on(policy, job, _reckoned_ns(policy, job), now_ns)
+
+
+def _reckoned_ns(policy: Policy, job: Job) -> int:
+    """When the attempt ends if it runs as expected from its start, or from when it last told how far it is."""
+    assert job.attempt_started_ns is not None
+    if job.progress_ns is None or policy.estimates is Estimates.LIMIT:
+        return job.attempt_started_ns + remaining_ns(policy, job)
+    return job.progress_ns + remaining_ns(policy, job)
 
 
 def _moved_on(policy: Policy, job: Job, end_ns: int, now_ns: int) -> int:
     """The estimate, or the first of its corrections that is still to come."""
     if end_ns > now_ns:
         return end_ns
+    if policy.estimates is Estimates.HISTORY and job.state is not JobState.STOPPING:
+        begun_ns = job.attempt_started_ns or 0
+        length = max(end_ns - begun_ns, nanoseconds(_OVERRUN_LEAST_SECONDS))
+        while begun_ns + length <= now_ns:
+            length *= 2
+        return begun_ns + length
     step = _overrun_ns(nanoseconds(limit_seconds(policy, job)))
     return end_ns + step * ((now_ns - end_ns) // step + 1)
 
@@ -87,30 +143,30 @@ def end_ns(policy: Policy, job: Job, verdict: Verdict | None, now_ns: int) -> in
     assert job.attempt_started_ns is not None
     if job.state is JobState.STOPPING and job.stopping_ns is not None:
         return _moved_on(policy, job, job.stopping_ns + nanoseconds(job.spec.grace_seconds), now_ns)
-    end = job.attempt_started_ns + remaining_ns(policy, job)
+    end = _reckoned_ns(policy, job)
     if verdict is not None:
         left_seconds = max(end - max(verdict.first_wall_ns, job.attempt_started_ns), 0) / 1e9
         end += nanoseconds(loss_seconds(verdict.slowdown, left_seconds, policy.expected_persistence_seconds))
     return _moved_on(policy, job, end, now_ns)
 
 
-def releases(state: State, now_ns: int) -> list[Release]:
-    """What the jobs that hold or claim slots are expected to free, in order of time."""
+def job_releases(state: State, job: Job, now_ns: int) -> list[Release]:
+    """What the job, if it holds or claims slots, is expected to free and when."""
     found: list[Release] = []
-    worst: Mapping[str, Verdict] = slowest(state.verdicts.values())
-    for job in state.jobs.values():
-        claimed = tuple(job.claim)
-        if claimed:
-            restart = now_ns if job.state is JobState.PENDING else end_ns(state.policy, job, None, now_ns)
-            length = nanoseconds(job.spec.restart_cost_seconds) + _left_after_restart(state.policy, job)
-            found.append(Release(restart + length, job.job_id, claimed))
-        if job.state.holds_slots:
-            at_ns = end_ns(state.policy, job, worst.get(job.job_id), now_ns)
-            slots = [rank.slot for rank in job.ranks]
-            if claimed:  # what it will go on holding is not freed
-                slots = [slot for slot in slots if slot not in claimed]
-            found.append(Release(at_ns, job.job_id, tuple(slots)))
-    found.sort(key=lambda release: (release.at_ns, release.job_id))
+    holding = job.state in _HOLDING
+    if job.claim:
+        restart = now_ns if job.state is JobState.PENDING else end_ns(state.policy, job, None, now_ns)
+        length = nanoseconds(job.spec.restart_cost_seconds) + _left_after_restart(state.policy, job)
+        found.append(Release(restart + length, job.job_id, tuple(job.claim)))
+    if holding and job.attempt_started_ns is not None:
+        worst = None
+        if state.verdicts:
+            worst = slowest(v for v in state.verdicts.values() if v.gang == job.job_id).get(job.job_id)
+        slots = tuple([rank.slot for rank in job.ranks])
+        if job.claim:  # what it will go on holding is not freed
+            claimed = set(job.claim)
+            slots = tuple(slot for slot in slots if slot not in claimed)
+        found.append(Release(end_ns(state.policy, job, worst, now_ns), job.job_id, slots))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from scheduler_feedback.core.state import PAST_VERDICTS, PastVerdict
 from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.core.verdict import Abstention, Cleared, Evidence, Verdict
+from scheduler_feedback.policies.ledger import ledger_of
 from scheduler_feedback.policies.migration import score_observed
 from scheduler_feedback.policies.quarantine import in_words
 
@@ -21,6 +22,7 @@ def verdict_found(turn: Turn, verdict: Verdict) -> None:
         turn.count("verdicts", verdict.kind.value, verdict.cause.value)
         turn.tell(verdict.gang, "verdict", f"{in_words(verdict)} on {verdict.node}", evidence_detail(verdict))
     state.verdicts[verdict.verdict_id] = verdict
+    ledger_of(state).expect_anew(job)
 
 
 def verdict_cleared(turn: Turn, cleared: Cleared) -> None:
@@ -50,6 +52,8 @@ def drop_verdict(turn: Turn, verdict: Verdict, why: str) -> None:
     del past[:-PAST_VERDICTS]
     del turn.state.verdicts[verdict.verdict_id]
     turn.state.cases.pop(verdict.verdict_id, None)
+    if (job := turn.state.jobs.get(verdict.gang)) is not None:
+        ledger_of(turn.state).expect_anew(job)
 
 
 def drop_verdicts_of(turn: Turn, job_id: str, why: str) -> None:

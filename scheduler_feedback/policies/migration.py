@@ -20,6 +20,7 @@ from scheduler_feedback.core.state import Case, Decision, Mode, Policy, State
 from scheduler_feedback.core.turn import Turn, nanoseconds, span
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.policies.estimate import healthy_end_ns, loss_seconds
+from scheduler_feedback.policies.ledger import Ledger, ledger_of
 from scheduler_feedback.policies.placement import place, where
 from scheduler_feedback.policies.quarantine import ACCUSING, in_words, quarantine
 
@@ -93,13 +94,15 @@ class Ruling:
         )
 
 
-def judge_running_gangs(turn: Turn, plan: Plan) -> None:
+def judge_running_gangs(turn: Turn, ledger: Ledger) -> None:
     """Rule on every verdict that stands against a member of a running gang; act on it, or say why not, once."""
+    plan = ledger.plan if turn.state.verdicts else None
     for verdict in list(turn.state.verdicts.values()):
         job = turn.state.jobs.get(verdict.gang)
         case = turn.state.cases.setdefault(verdict.verdict_id, Case())
         if (
-            job is None
+            plan is None
+            or job is None
             or job.state is not JobState.RUNNING
             or job.stop_reason is not None
             or verdict.kind not in ACCUSING
@@ -108,7 +111,7 @@ def judge_running_gangs(turn: Turn, plan: Plan) -> None:
             continue
         ruling = rule(turn.state, job, verdict, plan, turn.now_ns)
         if ruling.code == "migrate":
-            _migrate(turn, job, verdict, case, ruling, plan)
+            _migrate(turn, job, verdict, case, ruling)
         elif ruling.code != case.ruling:
             turn.decide(job.job_id, "stay", f"stays where it is: {ruling.reason}", ruling.detail(verdict))
             case.ruling, case.reason = ruling.code, ruling.reason
@@ -193,7 +196,7 @@ def _target(state: State, job: Job, plan: Plan) -> tuple[Slot, ...] | None:
     mark = plan.checkpoint()
     try:
         plan.give(rank.slot for rank in job.ranks)
-        return place(plan, job, excluded=accused_nodes(state, job), suspects=False)
+        return place(plan, job, excluded=accused_nodes(state, job), suspects=False, policy=state.policy)
     finally:
         plan.rollback(mark)
 
@@ -203,7 +206,7 @@ def accused_nodes(state: State, job: Job) -> tuple[str, ...]:
     return tuple(sorted({v.node for v in state.verdicts.values() if v.gang == job.job_id and v.kind in ACCUSING}))
 
 
-def _migrate(turn: Turn, job: Job, verdict: Verdict, case: Case, ruling: Ruling, plan: Plan) -> None:
+def _migrate(turn: Turn, job: Job, verdict: Verdict, case: Case, ruling: Ruling) -> None:
     state = turn.state
     case.reason = ruling.reason
     if state.frozen:
@@ -242,7 +245,7 @@ def _migrate(turn: Turn, job: Job, verdict: Verdict, case: Case, ruling: Ruling,
     job.last_migration_ns = turn.now_ns
     job.excluded_nodes = accused_nodes(state, job)
     job.claim = list(ruling.target)
-    plan.hold(ruling.target)
+    ledger_of(state).file(job)
     node = state.nodes.get(verdict.node)
     if node is not None and node.state in (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.PROBATION):
         quarantine(turn, node, f"{job.job_id} moves away: {in_words(verdict)}", verdict.verdict_id)

@@ -12,12 +12,14 @@ from scheduler_feedback.core.events import (
     AttemptUnknown,
     FirstStep,
     NodeSeen,
-    RankExit,
+    Progressed,
     RankFailed,
+    as_seen,
 )
 from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot, StopReason
 from scheduler_feedback.core.turn import Turn, span
 from scheduler_feedback.policies.findings import drop_verdicts_of
+from scheduler_feedback.policies.ledger import ledger_of
 from scheduler_feedback.policies.migration import score_applied
 from scheduler_feedback.policies.wishes import end
 
@@ -28,6 +30,7 @@ def node_seen(turn: Turn, event: NodeSeen) -> None:
         if event.present:
             node = turn.state.nodes[event.node] = Node(event.node, event.slots, since_ns=turn.now_ns)
             _describe(node, event)
+            ledger_of(turn.state).nodes_came()
             turn.tell(f"node:{event.node}", "seen", f"a node with {event.slots} slots")
         return
     if node.present is not event.present:
@@ -35,9 +38,13 @@ def node_seen(turn: Turn, event: NodeSeen) -> None:
         turn.tell(f"node:{event.node}", kind, text)
     elif event.present and node.slots != event.slots:
         turn.tell(f"node:{event.node}", "seen", f"has {event.slots} slots now, {node.slots} before")
+    if as_seen(node) == event:
+        return
     node.present = event.present
     if event.present:
         _describe(node, event)
+        ledger_of(turn.state).nodes_came()
+    ledger_of(turn.state).node_changed(node)
 
 
 def _describe(node: Node, event: NodeSeen) -> None:
@@ -50,16 +57,20 @@ def attempt_running(turn: Turn, event: AttemptRunning) -> None:
     job = _held(turn, event.job_id, event.attempt, "running")
     if job is None:
         return
-    seen = {rank.rank: rank for rank in event.ranks}
-    job.ranks = [
-        RankRecord(old.rank, Slot(new.node, new.slot), new.pid, new.start_time, old.exit_code)
-        if (new := seen.get(old.rank)) is not None
-        else old
-        for old in job.ranks
-    ]
+    if event.ranks:
+        seen = {rank.rank: rank for rank in event.ranks}
+        job.ranks = [
+            RankRecord(old.rank, Slot(new.node, new.slot), new.pid, new.start_time, old.exit_code)
+            if (new := seen.get(old.rank)) is not None
+            else old
+            for old in job.ranks
+        ]
+        if job.state is JobState.RUNNING:
+            ledger_of(turn.state).runs(job)
     if job.state is JobState.STARTING:
         job.state = JobState.RUNNING
         job.excluded_nodes = ()
+        ledger_of(turn.state).runs(job)
         began = turn.now_ns - (job.attempt_started_ns or turn.now_ns)
         turn.tell(job.job_id, "running", f"all ranks of attempt {job.attempt} run, {span(began / 1e9)} after the start")
 
@@ -73,6 +84,14 @@ def first_step(turn: Turn, event: FirstStep) -> None:
     score_applied(turn, job, event.wall_ns)
 
 
+def progressed(turn: Turn, event: Progressed) -> None:
+    """What is left is counted from here on."""
+    job = _held(turn, event.job_id, event.attempt, "progress")
+    if job is not None:
+        job.done_seconds, job.progress_ns = event.done_seconds, turn.now_ns
+        ledger_of(turn.state).expect_anew(job)
+
+
 def rank_failed(turn: Turn, event: RankFailed) -> None:
     """The gang cannot go on without the rank: it is to be stopped."""
     job = _held(turn, event.job_id, event.attempt, "failure of a rank")
@@ -80,6 +99,7 @@ def rank_failed(turn: Turn, event: RankFailed) -> None:
         return
     job.stop_reason = StopReason.RANK_FAILED
     job.failure = exit_in_words(event.rank, event.exit_code)
+    ledger_of(turn.state).stops(job)
     turn.tell(job.job_id, "rank-failed", f"{job.failure} while others still ran")
 
 
@@ -88,25 +108,30 @@ def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
     job = _held(turn, event.job_id, event.attempt, "end")
     if job is None:
         return
-    codes = {item.rank: item.exit_code for item in event.exits}
-    job.ranks = [RankRecord(r.rank, r.slot, r.pid, r.start_time, codes.get(r.rank, r.exit_code)) for r in job.ranks]
-    _leave_attempt(turn, job, event.ended_wall_ns)
-    completed = event.started and all(codes.get(rank) == 0 for rank in range(job.spec.ranks))
+    codes, other = {item.rank: item.exit_code for item in event.exits}, event.all_exited_with
+    job.ranks = [
+        RankRecord(r.rank, r.slot, r.pid, r.start_time, codes.get(r.rank, r.exit_code if other is None else other))
+        for r in job.ranks
+    ]
+    _leave_attempt(turn, job, event.ended_wall_ns, event.started, event.done_seconds)
+    completed = event.started and all(codes.get(r.rank, other) == 0 for r in job.ranks)
     # Many trainings save and exit with 0 when told to stop. One that had finished all the same loses nothing by another
     # attempt: it resumes from its last checkpoint and ends at once.
-    saved = job.stop_reason is StopReason.MIGRATE and event.signalled
+    again = job.stop_reason in (StopReason.MIGRATE, StopReason.PREEMPT)
+    saved = again and event.signalled
     if job.stop_reason is StopReason.CANCEL:
         end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
     elif job.stop_reason is None and event.why == StopReason.CANCEL.value:
         end(turn, job, JobState.CANCELLED, event.reason or "cancelled")
     elif completed and not saved:
         end(turn, job, JobState.COMPLETED, "all ranks exited with 0")
-    elif job.stop_reason is StopReason.MIGRATE:
-        _wait_again(turn, job, "stopped to be moved")
+    elif again:
+        moved = job.stop_reason is StopReason.MIGRATE
+        _wait_again(turn, job, "stopped to be moved" if moved else job.failure or "stopped for another gang")
     elif job.stop_reason is None and not event.started:
         end(turn, job, JobState.FAILED, f"it could not be started: {event.reason or 'the backend gave no reason'}")
     else:
-        _fail(turn, job, job.failure or failure_in_words(job, event.exits))
+        _fail(turn, job, job.failure or failure_in_words(job, event))
 
 
 def attempt_unknown(turn: Turn, event: AttemptUnknown) -> None:
@@ -119,7 +144,7 @@ def attempt_unknown(turn: Turn, event: AttemptUnknown) -> None:
     if job is None:
         return
     ran = any(rank.pid is not None for rank in job.ranks)
-    _leave_attempt(turn, job, 0)
+    _leave_attempt(turn, job, 0, ran)
     if job.stop_reason is StopReason.CANCEL:
         end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
     elif ran and not job.spec.restartable:
@@ -138,14 +163,16 @@ def action_failed(turn: Turn, event: ActionFailed) -> None:
     again = f"it is tried again in {span(turn.state.policy.retry_backoff_seconds)}"
     if job.state is JobState.STARTING:
         turn.tell(job.job_id, "refused", f"attempt {job.attempt} could not be set going: {event.reason}; {again}")
-        _leave_attempt(turn, job, 0)
+        _leave_attempt(turn, job, 0, False)
         if job.stop_reason is StopReason.CANCEL:
             end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
         else:
             _wait_again(turn, job, f"the backend refused to start it: {event.reason}")
             job.not_before_ns = again_ns
+            ledger_of(turn.state).file(job)
     elif job.state is JobState.STOPPING:
         job.not_before_ns = again_ns
+        ledger_of(turn.state).stops(job)
         turn.tell(job.job_id, "refused", f"attempt {job.attempt} could not be stopped: {event.reason}; {again}")
 
 
@@ -160,18 +187,34 @@ def _held(turn: Turn, job_id: str, attempt: int, what: str) -> Job | None:
     return job if attempt == job.attempt and job.state.holds_slots else None
 
 
-def _leave_attempt(turn: Turn, job: Job, ended_wall_ns: int) -> None:
+def _leave_attempt(turn: Turn, job: Job, ended_wall_ns: int, ran: bool, done_seconds: float | None = None) -> None:
     """The attempt holds no slots any more; its verdicts fall with it."""
     begun_ns = job.attempt_started_ns if job.attempt_started_ns is not None else turn.now_ns
     job.attempt_ended_ns = min(max(ended_wall_ns, begun_ns), turn.now_ns) if ended_wall_ns else turn.now_ns
-    if any(rank.pid is not None for rank in job.ranks):
+    if ran:
         job.run_ns += job.attempt_ended_ns - begun_ns
+    job.done_seconds = done_seconds if done_seconds is not None else _work_done(job, begun_ns, ran)
+    job.progress_ns = None
     job.stopping_ns, job.action_id, job.not_before_ns = None, "", 0
-    drop_verdicts_of(turn, job.job_id, "the attempt has ended")
+    if turn.state.verdicts:
+        drop_verdicts_of(turn, job.job_id, "the attempt has ended")
+
+
+def _work_done(job: Job, begun_ns: int, ran: bool) -> float:
+    """What is saved when nobody says: the time run, without the restart that came first."""
+    done = job.done_seconds or 0.0
+    assert job.attempt_ended_ns is not None
+    if not ran or not job.spec.restartable:
+        return done
+    if job.progress_ns is not None:
+        return done + max(job.attempt_ended_ns - job.progress_ns, 0) / 1e9
+    restart = job.spec.restart_cost_seconds if job.attempt > 1 else 0.0
+    return done + max((job.attempt_ended_ns - begun_ns) / 1e9 - restart, 0.0)
 
 
 def _wait_again(turn: Turn, job: Job, why: str) -> None:
     job.state, job.stop_reason, job.failure = JobState.PENDING, None, why
+    ledger_of(turn.state).file(job)
     turn.arrived.append(job.job_id)
     turn.tell(job.job_id, "pending", f"waits for its next attempt: {why}")
 
@@ -186,12 +229,12 @@ def _fail(turn: Turn, job: Job, why: str) -> None:
     _wait_again(turn, job, f"{why}; retry {job.retries} of {job.spec.max_retries}")
 
 
-def failure_in_words(job: Job, exits: tuple[RankExit, ...]) -> str:
+def failure_in_words(job: Job, event: AttemptEnded) -> str:
     """Why the attempt counts as failed: its first rank, by number, that did not exit with 0."""
-    codes = {item.rank: item.exit_code for item in exits}
-    for rank in range(job.spec.ranks):
-        if codes.get(rank) != 0:
-            return exit_in_words(rank, codes.get(rank))
+    codes = {item.rank: item.exit_code for item in event.exits}
+    for record in job.ranks:
+        if (code := codes.get(record.rank, event.all_exited_with)) != 0:
+            return exit_in_words(record.rank, code)
     return "it ended before all of its ranks had been started"
 
 

@@ -1,51 +1,304 @@
-"""Placement: which slots a gang gets: the fewest nodes, the tightest fit, healthy nodes before suspect ones.
+"""Placement: which slots a gang gets: one node, else the narrowest domain that holds it; the tightest fit in either.
 
-A gang is as slow as its slowest member and as its longest wire, so nodes in doubt come last and few nodes come first. A
-tight fit keeps the large holes for large gangs. Ties go by name, so that the same state gives the same placement.
+A gang is as slow as its slowest member and as its longest wire. So nodes in doubt come last; then it goes by the level
+of the domain (NVLink island, node, rail, rack, spine); then by how little is left over, which keeps large holes for
+large gangs. What does not fit into one domain is cut into equal slices where that can be had (a collective over
+unequal halves waits for the larger one), and ranks go by the order of the wires. A gang runs on one type of GPU: of
+those it can run on, the one on which it is fastest. Ties go by number, so that the same state gives the same placement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
-from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.job import Job, Slot
-from scheduler_feedback.core.plan import Plan, Tier, tier_of
+from scheduler_feedback.core.cluster import Level, Node
+from scheduler_feedback.core.job import Job, JobSpec, Packing, Slot
+from scheduler_feedback.core.plan import NOWHERE, TIERS, Plan, Tier, tier_of
+from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.topology import WIDTH, numbers
+
+_NARROW_FIRST = (Level.ISLAND, Level.RAIL, Level.RACK, Level.SPINE)
+Shape = tuple[Any, ...]
+Pieces = list[tuple[int, tuple[Slot, ...]]]
 
 
-def place(plan: Plan, job: Job, excluded: Collection[str] = (), suspects: bool = True) -> tuple[Slot, ...] | None:
-    """Slots for all ranks of the job, by rank, taken from the plan; or None, and the plan is as it was.
+def shape_of(job: Job) -> Shape:
+    """All that decides whether a place can be found: of two jobs of one shape, both or none can be placed."""
+    spec = job.spec
+    return (
+        spec.ranks,
+        spec.min_ranks,
+        spec.pinned_node,
+        job.excluded_nodes,
+        spec.gpu_types,
+        spec.required_level,
+        spec.preferred_level,
+        spec.packing,
+        spec.groups,
+    )
+
+
+def place(
+    plan: Plan,
+    job: Job,
+    excluded: Collection[str] = (),
+    suspects: bool = True,
+    policy: Policy | None = None,
+    most: int | None = None,
+) -> tuple[Slot, ...] | None:
+    """Slots for the job, by rank, taken from the plan; or None, and the plan is as it was.
 
     Healthy nodes first; then one node on probation, if it can hold the whole gang; then suspect nodes for what healthy
     ones cannot hold (unless `suspects` is False). excluded: nodes that are not to be used, beside the job's own.
+    policy: whose throughput matrix orders the GPU types. most: ranks that an elastic gang may have; None: what it asks
+    for. An elastic gang gets as many as can be had, from its least on.
     """
-    ranks, barred = job.spec.ranks, {*excluded, *job.excluded_nodes}
-    if job.spec.pinned_node is not None:
-        name = job.spec.pinned_node
-        fits = plan.usable(name) and name not in barred and plan.free_on(name) >= ranks
-        return plan.take(name, ranks) if fits else None
-    healthy = plan.free(Tier.HEALTHY, barred)
-    if healthy >= ranks:
-        return _fill(plan, Tier.HEALTHY, ranks, barred)
-    if (name_on_probation := plan.tightest(Tier.PROBATION, ranks, barred)) is not None:
-        return plan.take(name_on_probation, ranks)
-    if suspects and healthy + plan.free(Tier.SUSPECT, barred) >= ranks:
-        return _fill(plan, Tier.HEALTHY, healthy, barred) + _fill(plan, Tier.SUSPECT, ranks - healthy, barred)
+    spec = job.spec
+    barred = plan.topology.bits_of((*excluded, *job.excluded_nodes)) if excluded or job.excluded_nodes else 0
+    ranks = most or spec.ranks
+    if spec.pinned_node is not None:
+        number = plan.topology.number.get(spec.pinned_node, NOWHERE)
+        if number == NOWHERE or plan.pool[number] == NOWHERE or barred >> number & 1 or plan.count[number] < ranks:
+            return None
+        return plan.take_from(number, ranks)
+    if (slots := _place(plan, spec, ranks, barred, suspects, policy)) is not None:
+        return slots
+    if spec.min_ranks is None or spec.min_ranks >= ranks:
+        return None
+    # More ranks never fit where fewer do not: the largest number that fits is found by halving.
+    least, beyond, best = spec.min_ranks, ranks, None
+    while least < beyond:
+        middle = (least + beyond) // 2
+        mark = plan.checkpoint()
+        if (found := _place(plan, spec, middle, barred, suspects, policy)) is None:
+            beyond = middle
+        else:
+            best, least = middle, middle + 1
+        if found is not None:
+            plan.rollback(mark)
+    return None if best is None else _place(plan, spec, best, barred, suspects, policy)
+
+
+def _place(
+    plan: Plan, spec: JobSpec, ranks: int, barred: int, suspects: bool, policy: Policy | None
+) -> tuple[Slot, ...] | None:
+    types = types_for(plan, spec, policy)
+    free_in = plan.free_in
+    for number in types:
+        healthy = number * TIERS + Tier.HEALTHY
+        if free_in[healthy][0] >= ranks and (slots := _lay(plan, (healthy,), spec, ranks, barred)) is not None:
+            return slots
+    for number in types:
+        on_probation = plan.tightest(number * TIERS + Tier.PROBATION, ranks, barred)
+        if on_probation != NOWHERE:
+            return plan.take_from(on_probation, ranks)
+    if suspects:
+        for number in types:
+            pools = (number * TIERS + Tier.HEALTHY, number * TIERS + Tier.SUSPECT)
+            if not free_in[pools[1]][0] or free_in[pools[0]][0] + free_in[pools[1]][0] < ranks:
+                continue
+            if (slots := _lay(plan, pools, spec, ranks, barred)) is not None:
+                return slots
     return None
 
 
-def _fill(plan: Plan, tier: Tier, ranks: int, barred: Collection[str]) -> tuple[Slot, ...]:
-    """Take `ranks` slots of the tier, which has them: the largest holes first, the last ranks where they fit tightest.
+def types_for(plan: Plan, spec: JobSpec, policy: Policy | None) -> Collection[int]:
+    """Numbers of the GPU types that the job can run on, the fastest first, else in the order that its user gave."""
+    names = plan.topology.type_names
+    if len(names) == 1:
+        return (0,) if not spec.gpu_types or names[0] in spec.gpu_types else ()
+    allowed = [name for name in (spec.gpu_types or names) if name in names]
+    allowed.sort(key=lambda name: -speed(policy, spec, name))
+    return [names.index(name) for name in allowed]
 
-    Largest first uses the fewest nodes that are possible.
+
+def speed(policy: Policy | None, spec: JobSpec, gpu_type: str) -> float:
+    """Of the job on that type, as a share of its speed on the type that its estimates are for."""
+    if (own := spec.throughput.get(gpu_type)) is not None:
+        return own
+    matrix: Mapping[str, Mapping[str, float]] = policy.throughput if policy is not None else {}
+    row = matrix.get(spec.workload) or matrix.get("") or {}
+    return row.get(gpu_type, 1.0)
+
+
+# --- where a gang lies -----------------------------------------------------------------------------------------------
+
+
+def _lay(plan: Plan, pools: tuple[int, ...], spec: JobSpec, ranks: int, barred: int) -> tuple[Slot, ...] | None:
+    """The gang in the narrowest domain that holds it, on nodes of these pools, those of the first before the second."""
+    required = spec.required_level
+    if spec.packing is Packing.PACK and not spec.groups:
+        if ranks <= plan.topology.largest:
+            for pool in pools:
+                number = _one_node(plan, pool, ranks, barred, required is Level.ISLAND)
+                if number != NOWHERE:
+                    return plan.take_from(number, ranks)
+    elif required is Level.NODE and ranks <= plan.topology.largest:
+        for pool in pools:
+            if (number := plan.tightest(pool, ranks, barred)) != NOWHERE:
+                return plan.take_from(number, ranks)
+    for domain in _domains(plan, pools, spec, ranks, barred):
+        if not spec.groups:
+            pieces = _fill(plan, pools, ranks, barred, domain, spec.packing)
+            if len(pieces) > 1:
+                pieces.sort()
+            return tuple(slot for _, slots in pieces for slot in slots)
+        if (by_group := _fill_groups(plan, pools, spec, barred, domain)) is not None:
+            return by_group
+    return None
+
+
+def _one_node(plan: Plan, pool: int, ranks: int, barred: int, whole_island: bool) -> int:
+    """The node that the gang fits tightest; where nodes have islands, one with room in a single island before others."""
+    first = number = plan.tightest(pool, ranks, barred)
+    if number == NOWHERE or not (plan.topology.islands[number] or whole_island):
+        return number
+    while number != NOWHERE and not plan.island(number, ranks):
+        barred |= plan.topology.bits[number]
+        number = plan.tightest(pool, ranks, barred)
+    return number if number != NOWHERE or whole_island else first
+
+
+def _domains(plan: Plan, pools: tuple[int, ...], spec: JobSpec, ranks: int, barred: int) -> Iterable[int]:
+    """Domains with room for the gang, as good as allowed: by level, then by how little is left over."""
+    topology, required, preferred = plan.topology, spec.required_level, spec.preferred_level
+    if required is not None:
+        levels = [(required, topology.narrow(required))] if WIDTH[required] != 1 else []
+    elif spec.packing is Packing.SPREAD:
+        levels = []
+    else:
+        least = WIDTH[preferred] if preferred is not None else 0
+        levels = [(level, topology.by_level[level]) for level in _NARROW_FIRST if WIDTH[level] >= least]
+    free_in = [plan.free_in[pool] for pool in pools]
+    for _, domains in levels:
+        found = []
+        for domain in domains:
+            free = sum(inside[domain] for inside in free_in)
+            if free >= ranks and (not barred or free - _barred_free(plan, pools, barred, domain) >= ranks):
+                found.append((free, domain))
+        found.sort()
+        for _, domain in found:
+            yield domain
+    if required is None:
+        free = sum(inside[0] for inside in free_in)
+        if free - (_barred_free(plan, pools, barred, 0) if barred else 0) >= ranks:
+            yield 0
+
+
+def _barred_free(plan: Plan, pools: Collection[int], barred: int, domain: int) -> int:
+    inside = numbers(barred & plan.topology.domains[domain].nodes)
+    return sum(plan.count[number] for number in inside if plan.pool[number] in pools)
+
+
+def _fill(plan: Plan, pools: tuple[int, ...], ranks: int, barred: int, domain: int, packing: Packing) -> Pieces:
+    """Take `ranks` slots inside of the domain, which has them."""
+    pieces: Pieces = []
+    for pool in pools:
+        free = plan.free_in[pool][domain] - (_barred_free(plan, (pool,), barred, domain) if barred else 0)
+        part = min(free, ranks)
+        if part:
+            if packing is Packing.SPREAD:
+                pieces += _spread(plan, pool, part, barred, domain)
+            else:
+                pieces += _pack(plan, pool, part, barred, domain)
+            ranks -= part
+    assert not ranks, "the domain's total says that there is room"
+    return pieces
+
+
+def _pack(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces:
+    """Into the sub-domain that it fits tightest; else in equal slices over the fewest; else the largest holes first."""
+    children = plan.topology.domains[domain].children
+    if not children:
+        return _pack_nodes(plan, pool, ranks, barred, domain)
+    inside = plan.free_in[pool]
+    holes = []
+    for child in children:
+        free = inside[child] - (_barred_free(plan, (pool,), barred, child) if barred else 0)
+        if free:
+            holes.append((free, child))
+    if sum(free for free, _ in holes) < ranks:  # the place of some nodes is known only so far
+        return _pack_nodes(plan, pool, ranks, barred, domain)
+    fitting = [hole for hole in holes if hole[0] >= ranks]
+    if fitting:
+        return _pack(plan, pool, ranks, barred, min(fitting)[1])
+    holes.sort(key=lambda hole: (-hole[0], hole[1]))
+    pieces: Pieces = []
+    for child, part in _slices(plan, holes, ranks):
+        pieces += _pack(plan, pool, part, barred, child)
+    return pieces
+
+
+def _slices(plan: Plan, holes: list[tuple[int, int]], ranks: int) -> list[tuple[int, int]]:
+    """(domain, ranks) over the fewest domains, given (free, domain), the largest first."""
+    room, fewest = 0, 0
+    while room < ranks:
+        room += holes[fewest][0]
+        fewest += 1
+    unit = plan.topology.largest
+    whole, rest = divmod(ranks, unit)
+    each, more = divmod(whole, fewest)
+    equal = [each * unit + (unit if number < more else 0) for number in range(fewest)]
+    equal[min(more, fewest - 1)] += rest
+    if all(part <= hole[0] for part, hole in zip(equal, holes, strict=False)):
+        return [(hole[1], part) for part, hole in zip(equal, holes, strict=False) if part]
+    parts = [(domain, free) for free, domain in holes[: fewest - 1]]
+    last = ranks - sum(free for _, free in parts)
+    return [*parts, (min(hole for hole in holes[fewest - 1 :] if hole[0] >= last)[1], last)]
+
+
+def _pack_nodes(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces:
+    """The largest holes first, which uses the fewest nodes that are possible; the last where they fit tightest."""
+    pieces: Pieces = []
+    while ranks:
+        number = plan.tightest(pool, ranks, barred, domain)
+        if number == NOWHERE:
+            number = plan.emptiest(pool, barred, domain)
+        part = min(ranks, plan.count[number])
+        pieces.append((number, plan.take_from(number, part)))
+        ranks -= part
+    return pieces
+
+
+def _spread(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces:
+    """As few ranks a node as can be: level by level over the emptiest nodes."""
+    share: dict[int, int] = {}
+    nodes = plan.topology.domains[domain].nodes & ~barred
+    holes = sorted(
+        (-plan.count[number], number) for sets in plan.with_free[pool][1:] for number in numbers(sets & nodes)
+    )
+    while ranks:
+        for free, number in holes:
+            if ranks and share.get(number, 0) < -free:
+                share[number] = share.get(number, 0) + 1
+                ranks -= 1
+    return [(number, plan.take_from(number, part)) for number, part in share.items()]
+
+
+def _fill_groups(
+    plan: Plan, pools: tuple[int, ...], spec: JobSpec, barred: int, domain: int
+) -> tuple[Slot, ...] | None:
+    """Group by group, in the order of ranks; None, and nothing taken, where one that needs a node finds none.
+
+    Groups that must be on one node are placed first, the largest first; they are what may fail.
     """
-    taken: list[Slot] = []
-    while len(taken) < ranks:
-        missing = ranks - len(taken)
-        name = plan.tightest(tier, missing, barred) or plan.emptiest(tier, barred)
-        assert name is not None, "the tier's total says that there is room"
-        taken.extend(plan.take(name, min(missing, plan.free_on(name))))
-    return tuple(taken)
+    mark = plan.checkpoint()
+    placed: dict[int, tuple[Slot, ...]] = {}
+    single = sorted((-group.ranks, n) for n, group in enumerate(spec.groups) if group.same_node)
+    for ranks, number in single:
+        for pool in pools:
+            if (node := plan.tightest(pool, -ranks, barred, domain)) != NOWHERE:
+                placed[number] = plan.take_from(node, -ranks)
+                break
+        else:
+            plan.rollback(mark)
+            return None
+    for number, group in enumerate(spec.groups):
+        if number not in placed:
+            pieces = sorted(_fill(plan, pools, group.ranks, barred, domain, spec.packing))
+            placed[number] = tuple(slot for _, slots in pieces for slot in slots)
+    return tuple(slot for number in range(len(spec.groups)) for slot in placed[number])
 
 
 def place_probe(plan: Plan, job: Job) -> tuple[Slot, ...] | None:
@@ -62,46 +315,39 @@ def still_usable(plan: Plan, nodes: Mapping[str, Node], slots: Iterable[Slot]) -
 
 
 class Capacity:
-    """What the nodes that are usable now could hold if nothing ran on them; made once a cycle, asked for every job.
+    """What the nodes that are usable now could hold if nothing ran on them; made anew when a node changes.
 
     slots: of nodes that may share a gang. unusable: names of the nodes that take nothing.
     """
 
-    __slots__ = ("_nodes", "_probation", "slots", "unusable")
+    __slots__ = ("_empty", "_held", "_nodes", "slots", "unusable")
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self._nodes = nodes
-        self._probation: list[Node] = []
-        self.slots = 0
-        self.unusable: list[str] = []
-        for node in nodes.values():
-            tier = tier_of(node)
-            if tier is None:
-                self.unusable.append(node.name)
-            elif tier is Tier.PROBATION:
-                self._probation.append(node)
-            else:
-                self.slots += node.slots
+        self._empty = Plan(nodes.values())
+        self._held: dict[Shape, bool] = {}
+        self.slots = self._empty.free(Tier.HEALTHY) + self._empty.free(Tier.SUSPECT)
+        self.unusable = [node.name for node in nodes.values() if tier_of(node) is None]
 
     def shared(self, job: Job) -> int:
-        """Slots that a gang over several nodes could have, without the job's excluded nodes."""
-        barred = [self._nodes[name] for name in job.excluded_nodes if name in self._nodes]
-        return self.slots - sum(node.slots for node in barred if tier_of(node) in (Tier.HEALTHY, Tier.SUSPECT))
+        """Slots that a gang over several nodes could have, without the job's excluded nodes, on one type of GPU."""
+        plan, barred = self._empty, self._empty.topology.bits_of(job.excluded_nodes)
+        most = 0
+        for number in types_for(plan, job.spec, None):
+            pools = (number * TIERS + Tier.HEALTHY, number * TIERS + Tier.SUSPECT)
+            free = sum(plan.free_in[pool][0] for pool in pools) - _barred_free(plan, pools, barred, 0)
+            most = max(most, free)
+        return most
 
-    def could_hold(self, job: Job) -> bool:
-        """Whether the job would fit into an empty cluster as its nodes are now."""
-        ranks = job.spec.ranks
-        if job.spec.pinned_node is not None:
-            node = self._nodes.get(job.spec.pinned_node)
-            return (
-                node is not None
-                and tier_of(node) is not None
-                and node.name not in job.excluded_nodes
-                and node.slots >= ranks
-            )
-        return self.shared(job) >= ranks or any(
-            node.slots >= ranks and node.name not in job.excluded_nodes for node in self._probation
-        )
+    def could_hold(self, job: Job, shape: Shape | None = None) -> bool:
+        """Whether the job would fit into an empty cluster as its nodes are now; asked once a shape."""
+        shape = shape_of(job) if shape is None else shape
+        held = self._held.get(shape)
+        if held is None:
+            mark = self._empty.checkpoint()
+            held = self._held[shape] = place(self._empty, job) is not None
+            self._empty.rollback(mark)
+        return held
 
 
 def where(slots: Iterable[Slot]) -> str:

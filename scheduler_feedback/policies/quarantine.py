@@ -18,6 +18,7 @@ from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, StopRea
 from scheduler_feedback.core.state import Case, Mode, Policy, State
 from scheduler_feedback.core.turn import Turn, nanoseconds, span
 from scheduler_feedback.core.verdict import Kind, Verdict
+from scheduler_feedback.policies.ledger import ledger_of
 
 # Kinds that speak against the node. Interference speaks against another job, workload against the job itself.
 ACCUSING = frozenset({Kind.STRAGGLER, Kind.HANG, Kind.HEALTH})
@@ -112,6 +113,7 @@ def _below_cap(state: State) -> bool:
 def _become(turn: Turn, node: Node, state: NodeState, until_ns: int | None, reason: str, verdict_id: str = "") -> None:
     node.state, node.since_ns, node.until_ns = state, turn.now_ns, until_ns
     node.reason, node.verdict_id = reason, verdict_id
+    ledger_of(turn.state).node_changed(node)
 
 
 # --- the clock -------------------------------------------------------------------------------------------------------
@@ -120,7 +122,8 @@ def _become(turn: Turn, node: Node, state: NodeState, until_ns: int | None, reas
 def let_time_pass(turn: Turn) -> None:
     """End what has lasted long enough: suspicion, quarantine, probation; and take the results of probes."""
     accused = {verdict.node for verdict in turn.state.verdicts.values() if verdict.kind in ACCUSING}
-    for node in turn.state.nodes.values():
+    for name in sorted(ledger_of(turn.state).doubtful):
+        node = turn.state.nodes[name]
         if node.state is NodeState.SUSPECT:
             _let_suspicion_run_out(turn, node, node.name in accused)
         elif node.state is NodeState.QUARANTINE:
@@ -137,6 +140,7 @@ def _let_suspicion_run_out(turn: Turn, node: Node, accused: bool) -> None:
         return
     if node.until_ns is None:
         node.until_ns = turn.after(turn.state.policy.suspect_seconds)
+        ledger_of(turn.state).node_changed(node)
     elif turn.now_ns >= node.until_ns:
         backoff = node.backoff
         recover(turn, node, "recovered", "healthy: no verdict against it stands any more")
@@ -161,7 +165,8 @@ def _end_quarantine(turn: Turn, node: Node) -> None:
         grace_seconds=5.0,
         pinned_node=node.name,
     )
-    turn.state.jobs[job_id] = Job(job_id, spec, JobState.PENDING, turn.now_ns)
+    job = turn.state.jobs[job_id] = Job(job_id, spec, JobState.PENDING, turn.now_ns)
+    ledger_of(turn.state).came(job)
     turn.arrived.append(job_id)
     node.probe_job, node.until_ns = job_id, None
     turn.decide(f"node:{node.name}", "probe", f"its quarantine has ended; {job_id} measures it")
@@ -189,9 +194,12 @@ def recover(turn: Turn, node: Node, kind: str, text: str) -> None:
     _become(turn, node, NodeState.HEALTHY, None, "")
     node.backoff, node.accusers = 0, ()
     _drop_probe(turn, node)
-    for job in turn.state.jobs.values():
+    ledger = ledger_of(turn.state)
+    for job_id in sorted(ledger.excluders):
+        job = turn.state.jobs[job_id]
         if node.name in job.excluded_nodes:
             job.excluded_nodes = tuple(name for name in job.excluded_nodes if name != node.name)
+            ledger.file(job)
     turn.decide(f"node:{node.name}", kind, text)
 
 
@@ -203,8 +211,10 @@ def _drop_probe(turn: Turn, node: Node) -> None:
         return
     if probe.state is JobState.PENDING:
         probe.state, probe.ended_ns, probe.end_reason = JobState.CANCELLED, turn.now_ns, "the node needs no probe"
+        ledger_of(turn.state).file(probe)
     else:
         probe.stop_reason = StopReason.CANCEL
+        ledger_of(turn.state).stops(probe)
 
 
 # --- operators -------------------------------------------------------------------------------------------------------

@@ -12,19 +12,17 @@ from scheduler_feedback.core.plan import Plan, Tier, tier_of
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.turn import span
 from scheduler_feedback.policies.backfill import Reservation
-from scheduler_feedback.policies.estimate import Release, releases, remaining_ns
+from scheduler_feedback.policies.estimate import Release, remaining_ns
+from scheduler_feedback.policies.ledger import ledger_of
 from scheduler_feedback.policies.order import queue
 from scheduler_feedback.policies.placement import Capacity, place, where
 
 
 def free_slots(state: State, beside: Iterable[Slot] = ()) -> Plan:
-    """What is free now: no attempt holds it, no gang on the move claims it, and it is not among `beside`."""
-    busy: list[Slot] = list(beside)
-    for job in state.jobs.values():
-        busy.extend(job.claim)
-        if job.state.holds_slots:
-            busy.extend([rank.slot for rank in job.ranks])
-    return Plan(state.nodes.values(), busy)
+    """A copy of what is free now: no attempt holds it, no gang on the move claims it, and it is not among `beside`."""
+    plan = ledger_of(state).plan.copy()
+    plan.hold(beside)
+    return plan
 
 
 # --- one sentence, for the job's record ------------------------------------------------------------------------------
@@ -54,19 +52,43 @@ def paused(state: State, job: Job, now_ns: int) -> str | None:
     return None
 
 
+def why_waits(state: State, job: Job) -> str:
+    """Why the job waits, in a sentence, as things are now; '' where it does not wait."""
+    if job.state is not JobState.PENDING:
+        return ""
+    if job.spec.kind is JobKind.PROBE:
+        return paused(state, job, state.now_ns) or f"waits until all slots of {job.spec.pinned_node} are free"
+    if (why_not := paused(state, job, state.now_ns)) is not None:
+        return why_not
+    ledger = ledger_of(state)
+    if (other := ledger.dependencies.why(job)) is not None:
+        return other
+    if not job.claim and not ledger.capacity.could_hold(job):
+        return unholdable(ledger.capacity, job)
+    if job.claim:
+        return f"its place on {where(job.claim)} is not free yet"
+    if (limit := ledger.shares.room(job.spec.queue, job.spec.min_ranks or job.spec.ranks)) is not None:
+        return f"queue {limit[0]} may hold {limit[1]} slots, and holds {ledger.shares.held[limit[0]]}"
+    if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
+        return head_waits(ledger.plan, job, state.reserved_from_ns, state.now_ns)
+    return behind_waits(ledger.plan, job, state.reserved_for)
+
+
 def _shared_free(plan: Plan, job: Job) -> int:
     """Free slots that a gang over several nodes could have."""
     return plan.free(Tier.HEALTHY, job.excluded_nodes) + plan.free(Tier.SUSPECT, job.excluded_nodes)
 
 
-def head_waits(plan: Plan, job: Job, reservation: Reservation, now_ns: int) -> str:
+def head_waits(plan: Plan, job: Job, from_ns: int, now_ns: int) -> str:
     ranks = job.spec.ranks
     free = _shared_free(plan, job)
-    wait = span(max(reservation.from_ns - now_ns, 0) / 1e9)
+    wait = span(max(from_ns - now_ns, 0) / 1e9)
     return f"first in the queue; needs {ranks} slots, {free} can be had now; expected to start in {wait}"
 
 
-def behind_waits(plan: Plan, job: Job, head: str) -> str:
+def behind_waits(plan: Plan, job: Job, head: str | None) -> str:
+    if head is None:
+        return f"needs {job.spec.ranks} slots, which are not free together"
     if _shared_free(plan, job) >= job.spec.ranks:
         return f"there is room, but it is expected to run too long: {head}, first in the queue, would be delayed"
     return f"needs {job.spec.ranks} slots, which are not free together; behind {head} in the queue"
@@ -82,8 +104,7 @@ def explain(state: State, job_id: str) -> Explanation | None:
         return None
     if job.state is JobState.PENDING:
         if job.spec.kind is JobKind.PROBE:
-            why = job.waiting_because or f"waits until all slots of {job.spec.pinned_node} are free"
-            return Explanation(job_id, job.state, why)
+            return Explanation(job_id, job.state, why_waits(state, job))
         return _explain_waiting(state, job)
     return Explanation(job_id, job.state, _explain_present(state, job), what_would_change_it=_rulings(state, job))
 
@@ -114,15 +135,16 @@ def _rulings(state: State, job: Job) -> tuple[str, ...]:
 
 def _explain_waiting(state: State, job: Job) -> Explanation:
     now_ns = state.now_ns
-    held = Capacity(state.nodes).could_hold(job)
+    ledger = ledger_of(state)
+    held = ledger.capacity.could_hold(job)
     is_head = state.reserved_for == job.job_id
-    ends = releases(state, now_ns)
+    ends = ledger.ends
     expected = forecast(state, ends, job, now_ns) if held else None
     until_ns = expected.from_ns if expected is not None else None
     return Explanation(
         job.job_id,
         job.state,
-        paused(state, job, now_ns) or job.waiting_because or "was submitted, and no cycle has run since",
+        why_waits(state, job),
         waits_for=tuple(
             WaitsFor(release.job_id, len(release.slots), release.at_ns)
             for release in ends
@@ -142,7 +164,7 @@ def forecast(state: State, ends: list[Release], job: Job, now_ns: int) -> Reserv
 
     One sweep over the queue and the expected ends: O(jobs log jobs) placements.
     """
-    plan, capacity = free_slots(state), Capacity(state.nodes)
+    plan, capacity = free_slots(state), ledger_of(state).capacity
     pending = [(release.at_ns, number, release.slots) for number, release in enumerate(ends)]
     heapify(pending)
     at_ns = now_ns

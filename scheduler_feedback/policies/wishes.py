@@ -15,11 +15,12 @@ from scheduler_feedback.core.events import (
     VerdictJudged,
 )
 from scheduler_feedback.core.job import Job, JobState, StopReason
-from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.policies import quarantine
 from scheduler_feedback.policies.admission import malformed
 from scheduler_feedback.policies.findings import drop_verdict
+from scheduler_feedback.policies.ledger import ledger_of
 
 
 def submitted(turn: Turn, event: Submitted) -> None:
@@ -27,6 +28,9 @@ def submitted(turn: Turn, event: Submitted) -> None:
     if event.job_id in turn.state.jobs:
         return
     spec = event.spec
+    if spec.array_size and not (wrong := malformed(spec)):
+        _submitted_array(turn, event)
+        return
     job = Job(event.job_id, spec, JobState.PENDING, turn.now_ns)
     turn.state.jobs[event.job_id] = job
     limit = "no time limit" if spec.time_limit_seconds is None else f"time limit {spec.time_limit_seconds:g} s"
@@ -35,20 +39,50 @@ def submitted(turn: Turn, event: Submitted) -> None:
     if (wrong := malformed(spec)) is not None:
         end(turn, job, JobState.FAILED, wrong)
     else:
-        turn.arrived.append(job.job_id)
+        arrived(turn, job)
+
+
+def _submitted_array(turn: Turn, event: Submitted) -> None:
+    """Each member is a job of its own, 'ID.0' and so on."""
+    spec = event.spec
+    text = f"{spec.name or event.job_id}: an array of {spec.array_size} jobs, {spec.ranks} ranks each{_by(spec.user)}"
+    turn.tell(event.job_id, "submitted", text)
+    for index in range(spec.array_size):
+        job_id = f"{event.job_id}.{index}"
+        if job_id not in turn.state.jobs:
+            job = Job(job_id, spec, JobState.PENDING, turn.now_ns, array_of=event.job_id, array_index=index)
+            turn.state.jobs[job_id] = job
+            arrived(turn, job)
+
+
+def arrived(turn: Turn, job: Job) -> None:
+    """A new job waits."""
+    ledger_of(turn.state).came(job)
+    turn.arrived.append(job.job_id)
 
 
 def cancel_requested(turn: Turn, event: CancelRequested) -> None:
     """A waiting job ends now; one that holds slots once its processes have gone, whatever their exit codes."""
     job = turn.state.jobs.get(event.job_id)
-    if job is None or job.state.ended or job.stop_reason is StopReason.CANCEL:
+    if job is None:
+        for member in sorted(array_members(turn.state, event.job_id)):
+            cancel_requested(turn, CancelRequested(member, event.by))
+        return
+    if job.state.ended or job.stop_reason is StopReason.CANCEL:
         return
     job.claim = []
     if job.state is JobState.PENDING:
         end(turn, job, JobState.CANCELLED, f"cancelled while it waited{_by(event.by)}")
         return
     job.stop_reason, job.failure = StopReason.CANCEL, f"cancelled{_by(event.by)}"
+    ledger_of(turn.state).file(job)
     turn.tell(job.job_id, "cancel", f"to be cancelled{_by(event.by)}")
+
+
+def array_members(state: State, array: str) -> set[str]:
+    """Ids of the array's jobs that are known; empty where there is no such array."""
+    found = ledger_of(state).dependencies.arrays.get(array)
+    return set() if found is None else found.members
 
 
 def node_commanded(turn: Turn, event: NodeCommanded) -> None:
@@ -93,6 +127,7 @@ def freeze_set(turn: Turn, event: FreezeSet) -> None:
     if turn.state.frozen is event.frozen:
         return
     turn.state.frozen = event.frozen
+    ledger_of(turn.state).thawed()
     turn.state.frozen_by = event.by if event.frozen else ""
     kind, text = ("frozen", "all actions are frozen") if event.frozen else ("thawed", "actions are allowed again")
     turn.tell("cluster", kind, f"{text}{_by(event.by)}")
@@ -114,7 +149,8 @@ def end(turn: Turn, job: Job, state: JobState, reason: str) -> None:
     """The job has ended for good."""
     job.state, job.end_reason, job.ended_ns = state, reason, turn.now_ns
     job.claim, job.excluded_nodes, job.stop_reason = [], (), None
-    job.waiting_because, job.expected_start_ns, job.not_before_ns = "", None, 0
+    job.expected_start_ns, job.not_before_ns = None, 0
+    ledger_of(turn.state).file(job)
     turn.tell(job.job_id, "ended", f"{state.value}: {reason}")
 
 

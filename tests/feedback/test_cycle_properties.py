@@ -161,7 +161,7 @@ def _without_clock(state: State) -> State:
     copy.now_ns = copy.cycle = 0
     copy.reserved_for, copy.reserved_from_ns, copy.reserved_nodes, copy.reserved_slots = None, None, {}, []
     for job in copy.jobs.values():
-        job.waiting_because, job.expected_start_ns = "", None
+        job.expected_start_ns = None
     return copy
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Slot
-from scheduler_feedback.core.plan import Plan, Tier, tier_of
+from scheduler_feedback.core.plan import NOWHERE, Plan, Tier, tier_of
 
 
 def test_rollback_undoes_taking_and_giving_and_commit_keeps() -> None:
@@ -47,7 +47,7 @@ def test_nodes_that_take_nothing_are_in_no_tier() -> None:
     assert [tier_of(node) for node in nodes] == [None, None, None, Tier.SUSPECT, Tier.PROBATION]
     plan = Plan(nodes)
     assert [plan.free(tier) for tier in Tier] == [0, 2, 2]
-    assert plan.tightest(Tier.HEALTHY, 1) is None
+    assert plan.tightest(Tier.HEALTHY, 1) == NOWHERE
     assert plan.free_on("a") == 2, "its slots are known all the same, for a probe"
 
 
@@ -96,6 +96,10 @@ def test_the_index_always_agrees_with_a_plain_set(nodes: list[Node], steps: list
             _agrees(copy, nodes, free)
 
 
+def _name(plan: Plan, number: int) -> str | None:
+    return None if number == NOWHERE else plan.topology.names[number]
+
+
 def _agrees(plan: Plan, nodes: list[Node], free: set[Slot]) -> None:
     count = {node.name: sum(slot.node == node.name for slot in free) for node in nodes}
     for tier in Tier:
@@ -104,7 +108,8 @@ def _agrees(plan: Plan, nodes: list[Node], free: set[Slot]) -> None:
             left = {name: n for name, n in members.items() if name not in excluded}
             assert plan.free(tier, excluded) == sum(left.values())
             fits = sorted((n, name) for name, n in left.items() if n >= 2)
-            assert plan.tightest(tier, 2, excluded) == (fits[0][1] if fits else None)
+            barred = plan.topology.bits_of(excluded)
+            assert _name(plan, plan.tightest(tier, 2, barred)) == (fits[0][1] if fits else None)
             largest = sorted((-n, name) for name, n in left.items() if n)
-            assert plan.emptiest(tier, excluded) == (largest[0][1] if largest else None)
+            assert _name(plan, plan.emptiest(tier, barred)) == (largest[0][1] if largest else None)
     assert all(plan.free_on(name) == n for name, n in count.items())

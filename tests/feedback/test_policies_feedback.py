@@ -474,7 +474,7 @@ def test_a_probe_waits_until_what_still_runs_on_the_node_has_gone() -> None:
     world.cycle(VerdictJudged(verdict.verdict_id, True, "eve"))
     world.advance(150.0)
     assert world.job_state("probe-n0-1") is JobState.PENDING
-    assert world.state.jobs["probe-n0-1"].waiting_because == "waits until all slots of n0 are free"
+    assert cycle.why_waits(world.state, world.state.jobs["probe-n0-1"]) == "waits until all slots of n0 are free"
     world.advance(150.0)
     assert world.job_state("probe-n0-1") is JobState.RUNNING
 

@@ -61,7 +61,7 @@ def test_what_does_not_fit_leaves_the_plan_as_it_was() -> None:
 def test_suspect_nodes_are_used_last_and_only_for_what_healthy_ones_cannot_hold() -> None:
     cluster = nodes(a=(4, S), b=(2, H), c=(2, H))
     assert where(place(Plan(cluster), job(4)) or ()) == "b:0,1 c:0,1", "two healthy nodes before one suspect"
-    assert where(place(Plan(cluster), job(5)) or ()) == "b:0,1 c:0,1 a:0"
+    assert where(place(Plan(cluster), job(5)) or ()) == "a:0 b:0,1 c:0,1"
     assert place(Plan(cluster), job(5), suspects=False) is None
 
 

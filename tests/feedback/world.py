@@ -25,6 +25,7 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import JobKind, JobSpec, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+from scheduler_feedback.policies.ledger import Ledger, ledger_of
 
 SECOND = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND
@@ -197,10 +198,31 @@ class World:
                 assert slot not in owners, f"{slot} is held by {owners[slot]} and {job.job_id}"
                 owners[slot] = job.job_id
             if job.state is JobState.PENDING:
-                assert job.waiting_because, f"{job.job_id} waits and no one knows why"
+                assert cycle.why_waits(self.state, job), f"{job.job_id} waits and no one knows why"
         for (job_id, attempt), living in self.alive.items():
             job = self.state.jobs[job_id]
             if job.attempt == attempt and job.state.holds_slots:
                 assert tuple(rank.slot for rank in job.ranks) == living.placement
         if self.round_trips:
             assert decode_state(encode_state(self.state)) == self.state
+            self._check_ledger()
+
+    def _check_ledger(self) -> None:
+        """What is kept in step with the state is what would be derived from it anew."""
+        kept, anew = ledger_of(self.state), Ledger(self.state)
+        assert [kept.plan.free_on(name) for name in self.state.nodes] == [
+            anew.plan.free_on(name) for name in self.state.nodes
+        ]
+        assert kept.plan.free_in == anew.plan.free_in
+        assert kept.plan.with_free == anew.plan.with_free
+        assert kept.line.order == anew.line.order
+        assert {job: place.length_ns for job, place in kept.line.places.items()} == {
+            job: place.length_ns for job, place in anew.line.places.items()
+        }
+        assert [end for end in kept.ends if end.at_ns > self.state.now_ns] == [
+            end for end in anew.ends if end.at_ns > self.state.now_ns
+        ]
+        for name in ("held", "claims", "claimants", "probes", "stopping", "doubtful", "running", "excluders", "unheld"):
+            assert getattr(kept, name) == getattr(anew, name), name
+        assert kept.shares.held == anew.shares.held
+        assert sorted(kept.ended) == anew.ended

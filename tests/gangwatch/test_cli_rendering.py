@@ -32,7 +32,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 def state() -> State:
     job = Job("j-000001", JobSpec("train [bold]", ("true",), 4), JobState.RUNNING, WALL, attempt=1)
     job.ranks = [RankRecord(rank, Slot(f"node-{rank // 2}", rank % 2)) for rank in range(4)]
-    head = Job("j-000002", JobSpec("head", ("true",), 6), JobState.PENDING, WALL, waiting_because="2 of 6 slots free")
+    head = Job("j-000002", JobSpec("head", ("true",), 6), JobState.PENDING, WALL)
     nodes = {
         "node-0": Node("node-0", 2),
         "node-1": Node("node-1", 2, state=NodeState.QUARANTINE, reason="verdict v-7"),
@@ -72,7 +72,7 @@ def test_queue(state: State, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert out.startswith("frozen by ana: nothing starts\n")
     assert "2027-01-1" in out
-    assert "2 of 6 slots free" in out
+    assert "all actions are frozen by ana" in out
 
 
 def test_verdicts_with_their_evidence(state: State, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,126 @@
+"""Topology: which nodes lie in which domain, and where a gang may lie as a whole.
+
+Nodes are numbered so that every domain is a range of numbers: a set of nodes is the bits of one integer, and "which of
+them lie in this rack" is one AND. The order is spine, rack, rail, island, then name; so neighbours in number are
+neighbours on the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from scheduler_feedback.core.cluster import Level, Node
+from scheduler_feedback.core.job import Slot
+
+WIDE = (Level.SPINE, Level.RACK, Level.RAIL, Level.ISLAND)
+"""Levels above the node, from wide to narrow."""
+
+WIDTH = {Level.ISLAND: 0, Level.NODE: 1, Level.RAIL: 2, Level.RACK: 3, Level.SPINE: 4}
+
+
+@dataclass(slots=True)
+class Domain:
+    """Nodes that share a switch. nodes: their bits. children: domains inside of it, by number; none: nodes alone."""
+
+    number: int
+    level: Level | None
+    name: str
+    nodes: int = 0
+    children: list[int] = field(default_factory=list)
+
+
+class Topology:
+    """What does not change while nodes neither come, go, nor change their size or place.
+
+    names, sizes, types, slots: of each node, by number. types: number of its GPU type in `type_names`. islands: size of
+    the NVLink islands inside of it, 0 where it is one. largest: of the sizes.
+    domains: number 0 is the whole cluster. above: of each node, the numbers of its domains, 0 among them.
+    """
+
+    __slots__ = (
+        "above",
+        "bits",
+        "by_level",
+        "domains",
+        "islands",
+        "largest",
+        "names",
+        "number",
+        "sizes",
+        "slots",
+        "type_names",
+        "types",
+    )
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        ordered = sorted(nodes, key=lambda node: (node.spine, node.rack, node.rail, node.island, node.name))
+        self.names = [node.name for node in ordered]
+        self.number = {name: number for number, name in enumerate(self.names)}
+        self.sizes = [node.slots for node in ordered]
+        self.bits = [1 << number for number in range(len(ordered))]
+        self.slots = [tuple(Slot(node.name, slot) for slot in range(node.slots)) for node in ordered]
+        self.islands = [node.island_slots for node in ordered]
+        self.largest = max(self.sizes, default=0)
+        self.type_names = sorted({node.gpu_type for node in ordered}) or [""]
+        known = {name: number for number, name in enumerate(self.type_names)}
+        self.types = [known[node.gpu_type] for node in ordered]
+        self.domains = [Domain(0, None, "the cluster")]
+        self.by_level: dict[Level, list[int]] = {level: [] for level in WIDE}
+        self.above: list[tuple[int, ...]] = []
+        self._grow(ordered)
+
+    def _grow(self, ordered: list[Node]) -> None:
+        found: dict[tuple[str, ...], int] = {}
+        for number, node in enumerate(ordered):
+            path: tuple[str, ...] = ()
+            inside = [0]
+            for level, name in zip(WIDE, (node.spine, node.rack, node.rail, node.island), strict=True):
+                path = (*path, name)
+                if not name:
+                    continue
+                domain = found.get(path)
+                if domain is None:
+                    domain = found[path] = len(self.domains)
+                    self.domains.append(Domain(domain, level, name))
+                    self.domains[inside[-1]].children.append(domain)
+                    self.by_level[level].append(domain)
+                inside.append(domain)
+            for domain in inside:
+                self.domains[domain].nodes |= self.bits[number]
+            self.above.append(tuple(inside))
+
+    def bits_of(self, names: Iterable[str]) -> int:
+        """The nodes of these names; what is not there is passed over."""
+        bits = 0
+        for name in names:
+            if (number := self.number.get(name)) is not None:
+                bits |= self.bits[number]
+        return bits
+
+    def narrow(self, widest: Level) -> list[int]:
+        """The domains of that level and, where a node's place on it is not known, the widest below it."""
+        covered, chosen = 0, []
+        for level in WIDE:
+            if WIDTH[level] <= WIDTH[widest]:
+                for number in self.by_level[level]:
+                    domain = self.domains[number]
+                    if not domain.nodes & covered:
+                        chosen.append(number)
+                        covered |= domain.nodes
+        return chosen
+
+
+def lowest(bits: int) -> int:
+    """Number of the lowest bit that is set."""
+    return (bits & -bits).bit_length() - 1
+
+
+def numbers(bits: int) -> list[int]:
+    """The numbers of the bits that are set, rising."""
+    found = []
+    while bits:
+        bit = bits & -bits
+        found.append(bit.bit_length() - 1)
+        bits ^= bit
+    return found

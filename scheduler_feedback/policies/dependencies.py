@@ -1,0 +1,141 @@
+"""Dependencies: jobs that may not start before something has become of others; members of arrays that take turns."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from scheduler_feedback.core.job import After, Dependency, Job, JobState
+from scheduler_feedback.core.state import State
+
+
+@dataclass(slots=True)
+class Array:
+    """members: ids of all. waiting: (index, id) of those that wait, the first first. active: those that hold slots."""
+
+    parallel: int
+    members: set[str] = field(default_factory=set)
+    waiting: list[tuple[int, str]] = field(default_factory=list)
+    active: set[str] = field(default_factory=set)
+
+    def first(self) -> list[str]:
+        """Whose turn it is."""
+        return [job_id for _, job_id in self.waiting[: max(self.parallel - len(self.active), 0)]]
+
+
+class Dependencies:
+    """Who waits for whom. dependents: by the id of the job or array that is waited for."""
+
+    __slots__ = ("_state", "arrays", "dependents", "turns")
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.dependents: dict[str, dict[str, None]] = {}
+        self.arrays: dict[str, Array] = {}
+        self.turns: dict[str, list[str]] = {}
+
+    def add(self, job: Job) -> None:
+        """The job exists."""
+        for dependency in job.spec.after:
+            self.dependents.setdefault(dependency.job_id, {})[job.job_id] = None
+        if job.array_of:
+            array = self.arrays.setdefault(job.array_of, Array(job.spec.array_parallel))
+            array.members.add(job.job_id)
+            if array.parallel:
+                self._take_place(array, job)
+                self.turns[job.array_of] = array.first()
+
+    def forget(self, job: Job) -> None:
+        """The job is forgotten."""
+        for dependency in job.spec.after:
+            self.dependents.get(dependency.job_id, {}).pop(job.job_id, None)
+        self.dependents.pop(job.job_id, None)
+        if (array := self.arrays.get(job.array_of)) is not None:
+            array.members.discard(job.job_id)
+            if not array.members:
+                del self.arrays[job.array_of]
+                self.turns.pop(job.array_of, None)
+
+    def changed(self, job: Job) -> Iterator[str]:
+        """The job's state has changed: ids of others that may start now, or no longer."""
+        if job.job_id in self.dependents:
+            yield from self.dependents[job.job_id]
+        if job.array_of:
+            yield from self.dependents.get(job.array_of, ())
+            array = self.arrays[job.array_of]
+            if array.parallel:
+                self._take_place(array, job)
+                before, after = self.turns[job.array_of], array.first()
+                self.turns[job.array_of] = after
+                yield from (other for other in before if other not in after)
+                yield from (other for other in after if other not in before)
+
+    @staticmethod
+    def _take_place(array: Array, job: Job) -> None:
+        place = (job.array_index, job.job_id)
+        index = bisect_left(array.waiting, place)
+        waits = index < len(array.waiting) and array.waiting[index] == place
+        if waits and job.state is not JobState.PENDING:
+            del array.waiting[index]
+        elif not waits and job.state is JobState.PENDING:
+            insort(array.waiting, place)
+        if job.state.holds_slots:
+            array.active.add(job.job_id)
+        else:
+            array.active.discard(job.job_id)
+
+    def blocks(self, job: Job) -> bool:
+        """Whether the job may not start yet."""
+        if not job.spec.after and not job.array_of:
+            return False
+        return self.why(job) is not None
+
+    def why(self, job: Job) -> str | None:
+        """What the job waits for, in words; None: for nothing."""
+        for dependency in job.spec.after:
+            if not all(_met(dependency, other) for other in self._named(dependency.job_id)):
+                return f"waits until {dependency.job_id} {_WORDS[dependency.condition]}"
+        array = self.arrays.get(job.array_of)
+        if array is not None and array.parallel and job.job_id not in self.turns[job.array_of]:
+            return f"{array.parallel} of array {job.array_of} may run at once"
+        return None
+
+    def hopeless(self, job: Job) -> str | None:
+        """Why what the job waits for can't happen any more; None: it can."""
+        for dependency in job.spec.after:
+            named = self._named(dependency.job_id)
+            if not named:
+                return f"it waits for {dependency.job_id}, which is not known"
+            for other in named:
+                if other.state.ended and not _met(dependency, other):
+                    return (
+                        f"it waited until {dependency.job_id} {_WORDS[dependency.condition]}, and it {_became(other)}"
+                    )
+        return None
+
+    def _named(self, job_id: str) -> list[Job]:
+        """The job of that id, or the members of the array."""
+        if (job := self._state.jobs.get(job_id)) is not None:
+            return [job]
+        array = self.arrays.get(job_id)
+        return [] if array is None else [self._state.jobs[member] for member in sorted(array.members)]
+
+
+_WORDS = {After.OK: "completes", After.FAILED: "fails", After.ENDED: "ends", After.STARTED: "starts"}
+
+
+def _became(job: Job) -> str:
+    return "was cancelled" if job.state is JobState.CANCELLED else job.state.value
+
+
+def _met(dependency: Dependency, job: Job) -> bool:
+    match dependency.condition:
+        case After.OK:
+            return job.state is JobState.COMPLETED
+        case After.FAILED:
+            return job.state in (JobState.FAILED, JobState.CANCELLED)
+        case After.ENDED:
+            return job.state.ended
+        case After.STARTED:
+            return job.attempt > 0

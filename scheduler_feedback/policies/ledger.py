@@ -1,0 +1,368 @@
+"""Ledger: what follows from the state, kept in step with it so that no cycle walks over all jobs or nodes.
+
+Free slots, who waits in which order, when running gangs are expected to end, which clocks run: each follows from the
+jobs and nodes alone. ``ledger_of`` builds it where a state has none (a new one, or one that was read from a snapshot);
+from then on whoever changes a job or a node says so: ``file`` and ``node_changed``. Nothing in it is a decision, so a
+state decides the same with a ledger of long standing and with a new one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
+from scheduler_feedback.core.plan import Plan
+from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.turn import nanoseconds
+from scheduler_feedback.policies import order
+from scheduler_feedback.policies.dependencies import Dependencies
+from scheduler_feedback.policies.estimate import Release, job_releases, remaining_ns
+from scheduler_feedback.policies.placement import Capacity, shape_of
+from scheduler_feedback.policies.shares import Shares
+from scheduler_feedback.policies.waiting_line import WaitingLine
+
+_HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
+_ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+_NONE: tuple[Slot, ...] = ()
+
+
+def ledger_of(state: State) -> Ledger:
+    """The state's ledger, built where it has none, or one for other settings than it goes by now."""
+    ledger = getattr(state, "derived", None)
+    if not isinstance(ledger, Ledger) or ledger.policy is not state.policy:
+        ledger = state.derived = Ledger(state)
+    return ledger
+
+
+def forget_ledger(state: State) -> None:
+    """Jobs or nodes were changed by hand: the ledger is built anew when it is needed."""
+    state.derived = None
+
+
+class Ledger:
+    """What follows from the jobs and nodes of one state.
+
+    line: who waits, in order. held, claims: slots by job. ends: what is expected to become free, in order of time.
+    claimants: jobs that wait with a place kept for them. probes: those that wait. stopping: jobs with a stop reason.
+    running: gangs that may be signalled. excluders: jobs that avoid nodes. doubtful: names of nodes that are not
+    healthy. unheld: jobs that not even the empty cluster could hold. hopeless: those whose wait can't end any more.
+    ended: (when, job id) of the jobs that have ended. clocks: a heap of instants at which something is due.
+    fresh: jobs that came into the line since the last look at it. grown: whether since then something has happened that
+    may let an older one start: slots came free, a node came back, a pause has ended. changed: whether anything has
+    happened that decides a reservation.
+    """
+
+    __slots__ = (
+        "capacity_or_none",
+        "changed",
+        "claimants",
+        "claims",
+        "clocks",
+        "dependencies",
+        "doubtful",
+        "ended",
+        "ends",
+        "ends_of",
+        "excluders",
+        "fresh",
+        "grown",
+        "held",
+        "hopeless",
+        "line",
+        "plan_or_none",
+        "policy",
+        "probes",
+        "running",
+        "shares",
+        "state",
+        "stopping",
+        "unheld",
+        "unsettled",
+    )
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.policy: Policy = state.policy
+        self.plan_or_none: Plan | None = None
+        self.capacity_or_none: Capacity | None = None
+        self.line = WaitingLine()
+        self.held: dict[str, tuple[Slot, ...]] = {}
+        self.claims: dict[str, tuple[Slot, ...]] = {}
+        self.ends: list[Release] = []
+        self.ends_of: dict[str, list[Release]] = {}
+        self.claimants: set[str] = set()
+        self.probes: set[str] = set()
+        self.stopping: set[str] = set()
+        self.doubtful: set[str] = set()
+        self.running: set[str] = set()
+        self.excluders: set[str] = set()
+        self.unheld: set[str] = set()
+        self.hopeless: set[str] = set()
+        self.ended: list[tuple[int, str]] = []
+        self.clocks: list[tuple[int, str]] = []
+        self.fresh: set[str] = set()
+        self.grown = self.changed = True
+        self.unsettled = False
+        self.shares = Shares(state.policy)
+        self.dependencies = Dependencies(state)
+        for node in state.nodes.values():
+            self._watch(node)
+        for job in state.jobs.values():
+            self.dependencies.add(job)
+        for job in state.jobs.values():
+            self._add(job)
+        self.ended.sort()
+
+    def thawed(self) -> None:
+        """Actions are frozen, or allowed again."""
+        self.grown = self.changed = True
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def nodes_came(self) -> None:
+        """A node is new, or has another size or place."""
+        self.plan_or_none = None
+        self._capacity_changed()
+
+    def node_changed(self, node: Node) -> None:
+        """The node's state changed, or it was seen or lost."""
+        self._watch(node)
+        if self.plan_or_none is not None:
+            self.plan_or_none.change(node)
+        self._capacity_changed()
+
+    def _capacity_changed(self) -> None:
+        self.capacity_or_none = None
+        self.grown = self.changed = self.unsettled = True
+
+    def settle(self) -> None:
+        """After nodes have changed: who could be held at all, and who no longer."""
+        if not self.unsettled:
+            return
+        self.unsettled = False
+        jobs, capacity = self.state.jobs, self.capacity
+        moved = [job_id for job_id in self.unheld if capacity.could_hold(jobs[job_id])]
+        for kind in self.line.kinds.values():
+            members = [key[-1] for bucket in kind.buckets.values() for key in bucket.keys]
+            if not capacity.could_hold(jobs[members[0]], kind.shape):
+                moved += members
+        for job_id in sorted(moved):
+            self.file(jobs[job_id])
+
+    def _watch(self, node: Node) -> None:
+        if node.state is NodeState.HEALTHY:
+            self.doubtful.discard(node.name)
+        else:
+            self.doubtful.add(node.name)
+            if node.until_ns is not None:
+                heappush(self.clocks, (node.until_ns, ""))
+
+    @property
+    def plan(self) -> Plan:
+        """The free slots: what no attempt holds and no gang on the move has a claim to."""
+        if self.plan_or_none is None:
+            busy = (slot for slots in (*self.held.values(), *self.claims.values()) for slot in slots)
+            self.plan_or_none = Plan(self.state.nodes.values(), busy)
+        return self.plan_or_none
+
+    @property
+    def capacity(self) -> Capacity:
+        """What the nodes could hold if nothing ran on them."""
+        if self.capacity_or_none is None:
+            self.capacity_or_none = Capacity(self.state.nodes)
+        return self.capacity_or_none
+
+    # --- jobs --------------------------------------------------------------------------------------------------------
+
+    def came(self, job: Job) -> None:
+        """The job is new."""
+        if job.spec.after or job.array_of:
+            self.dependencies.add(job)
+        self.file(job)
+
+    def file(self, job: Job) -> None:
+        """The job has changed."""
+        self._file(job)
+        for other in self.dependencies.changed(job) if self.dependencies.dependents or job.array_of else ():
+            self._file(self.state.jobs[other])
+
+    def runs(self, job: Job) -> None:
+        """All ranks of the attempt are seen running."""
+        if self.held.get(job.job_id) != tuple([rank.slot for rank in job.ranks]):
+            self.file(job)
+            return
+        self.running.add(job.job_id)
+        if not job.excluded_nodes:
+            self.excluders.discard(job.job_id)
+        if job.spec.kind is JobKind.PROBE and job.attempt_started_ns is not None:
+            at_ns = job.attempt_started_ns + nanoseconds(self.policy.probe_timeout_seconds)
+            heappush(self.clocks, (at_ns, job.job_id))
+
+    def stops(self, job: Job) -> None:
+        """The attempt is to stop, or is being stopped."""
+        self.stopping.add(job.job_id)
+        if job.not_before_ns:
+            heappush(self.clocks, (job.not_before_ns, job.job_id))
+        if job.state is JobState.STOPPING:
+            self.running.discard(job.job_id)
+            self.expect_anew(job)
+
+    def _file(self, job: Job) -> None:
+        job_id = job.job_id
+        held, claim = self.held.pop(job_id, _NONE), self.claims.pop(job_id, _NONE)
+        if held or claim:
+            self._free(job, held, claim)
+        if job_id in self.line:
+            self.line.remove(job_id)
+            self.fresh.discard(job_id)
+        for group in (self.claimants, self.probes, self.stopping, self.running, self.excluders, self.unheld):
+            group.discard(job_id)
+        if job_id in self.ends_of:
+            self._drop_ends(job_id)
+        self._add(job)
+
+    def _free(self, job: Job, held: tuple[Slot, ...], claim: tuple[Slot, ...]) -> None:
+        freed = (*held, *claim) if claim else held
+        if self.claims:
+            # What another gang has a claim to stays taken.
+            kept = {slot for slots in self.claims.values() for slot in slots}
+            freed = tuple(slot for slot in freed if slot not in kept)
+        if self.plan_or_none is not None:
+            self.plan_or_none.give(freed)
+            if claim:  # a claim may lie on slots that the one to be stopped still holds
+                for slots in self.held.values():
+                    if not claim_is_free(slots, claim):
+                        self.plan_or_none.hold(slots)
+        self.shares.use(job.spec.queue, -len(held or claim))
+        self.grown = self.changed = True
+
+    def _add(self, job: Job) -> None:
+        job_id, state = job.job_id, job.state
+        if state in _ENDED:
+            if job.ended_ns is not None:
+                self.ended.append((job.ended_ns, job_id))
+            return
+        if job.excluded_nodes:
+            self.excluders.add(job_id)
+        if job.stop_reason is not None:
+            self.stopping.add(job_id)
+        if job.not_before_ns:
+            heappush(self.clocks, (job.not_before_ns, job_id))
+        if job.claim:
+            self.claims[job_id] = tuple(job.claim)
+        if state in _HOLDING:
+            self._hold(job)
+        elif job.spec.kind is JobKind.PROBE:
+            self.probes.add(job_id)
+        elif job.claim:
+            self.claimants.add(job_id)
+        elif self.dependencies.blocks(job):
+            if self.dependencies.hopeless(job) is not None:
+                self.hopeless.add(job_id)
+        else:
+            self._line_up(job)
+        if job.claim:
+            if self.plan_or_none is not None:
+                self.plan_or_none.hold(job.claim)
+            self.shares.use(job.spec.queue, len(job.claim) if state not in _HOLDING else 0)
+            self.changed = True
+        if job.claim or state in _HOLDING:
+            self._expect(job)
+
+    def _hold(self, job: Job) -> None:
+        slots = tuple([rank.slot for rank in job.ranks])
+        self.held[job.job_id] = slots
+        if self.plan_or_none is not None:
+            self.plan_or_none.hold(slots)
+        self.shares.use(job.spec.queue, len(slots))
+        self.changed = True
+        if job.state is JobState.RUNNING:
+            self.running.add(job.job_id)
+        if job.attempt_started_ns is not None:
+            policy = self.policy
+            if job.state is JobState.STARTING and policy.start_timeout_seconds:
+                at_ns = job.attempt_started_ns + nanoseconds(policy.start_timeout_seconds)
+                heappush(self.clocks, (at_ns, job.job_id))
+            elif job.state is JobState.RUNNING and job.spec.kind is JobKind.PROBE:
+                at_ns = job.attempt_started_ns + nanoseconds(policy.probe_timeout_seconds)
+                heappush(self.clocks, (at_ns, job.job_id))
+
+    def _line_up(self, job: Job) -> None:
+        shape = shape_of(job)
+        if not self.capacity.could_hold(job, shape):
+            self.unheld.add(job.job_id)
+            return
+        key = order.key_of(self.state, job)
+        queue = job.spec.queue if self.shares.limited else ""
+        self.line.add(job.job_id, key, shape, queue, remaining_ns(self.policy, job))
+        self.fresh.add(job.job_id)
+        if self.line.order[0] is key or self.state.reserved_for is None or self.shares.limited:
+            self.changed = True  # it may be the one that a place is kept for
+
+    # --- expected ends -----------------------------------------------------------------------------------------------
+
+    def _expect(self, job: Job) -> None:
+        found = job_releases(self.state, job, self.state.now_ns)
+        if found:
+            self.ends_of[job.job_id] = found
+            for release in found:
+                insort(self.ends, release)
+
+    def _drop_ends(self, job_id: str) -> None:
+        for release in self.ends_of.pop(job_id, ()):
+            index = bisect_left(self.ends, release)
+            del self.ends[index]
+
+    def expect_anew(self, job: Job) -> None:
+        """What is known of the job's speed has changed: when it is expected to end."""
+        if job.job_id in self.ends_of:
+            self._drop_ends(job.job_id)
+            self._expect(job)
+            self.grown = self.changed = True
+
+    def overtake(self, now_ns: int) -> None:
+        """Time has passed: what has overrun its estimate, and what waits for the stop of another, is expected later."""
+        ends = self.ends
+        while ends and ends[0].at_ns <= now_ns:
+            self.expect_anew(self.state.jobs[ends[0].job_id])
+        if self.claimants:
+            for job_id in sorted(self.claimants):
+                self.expect_anew(self.state.jobs[job_id])
+
+    # --- clocks ------------------------------------------------------------------------------------------------------
+
+    def due(self, now_ns: int) -> list[str]:
+        """Ids of the jobs ('' for nodes) of which a clock has run out since it was last asked."""
+        found: list[str] = []
+        clocks = self.clocks
+        while clocks and clocks[0][0] <= now_ns:
+            job_id = heappop(clocks)[1]
+            found.append(job_id)
+            if job_id in self.line or job_id in self.claimants:
+                self.grown = self.changed = True  # a pause has ended
+        return found
+
+    def is_clear(self, claim: Iterable[Slot]) -> bool:
+        """Whether no attempt holds any of the slots."""
+        if not self.stopping and not self.held:
+            return True
+        wanted = set(claim)
+        return all(wanted.isdisjoint(slots) for slots in self.held.values())
+
+    def forget(self, most: int) -> Iterable[str]:
+        """Ids of the oldest ended jobs beyond so many; they are out of the ledger then."""
+        extra = len(self.ended) - most
+        self.ended.sort()
+        forgotten = [job_id for _, job_id in self.ended[:extra]]
+        del self.ended[:extra]
+        for job_id in forgotten:
+            self.dependencies.forget(self.state.jobs[job_id])
+        return forgotten
+
+
+def claim_is_free(held: Iterable[Slot], claim: Iterable[Slot]) -> bool:
+    """Whether nobody holds what is claimed."""
+    return set(held).isdisjoint(claim)

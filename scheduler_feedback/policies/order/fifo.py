@@ -1,0 +1,18 @@
+"""First come, first served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler_feedback.core.job import Job
+from scheduler_feedback.core.state import Order, State
+
+
+class FirstComeFirstServed:
+    """By submission."""
+
+    name = Order.FIFO
+    restless = False
+
+    def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:  # noqa: ARG002 - the least rule of all
+        return ()

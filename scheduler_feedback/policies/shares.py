@@ -1,0 +1,53 @@
+"""Shares: what each queue of the hierarchy holds, and what it may hold."""
+
+from __future__ import annotations
+
+from scheduler_feedback.core.state import Policy, Queue
+
+
+class Shares:
+    """held: slots that each named queue holds with all below it; a gang counts from its start, or its claim, on.
+
+    limited: whether any queue may be kept from starting something by what it holds.
+    """
+
+    __slots__ = ("_chains", "held", "limited", "queues")
+
+    def __init__(self, policy: Policy) -> None:
+        self.queues: dict[str, Queue] = {queue.name: queue for queue in policy.queues}
+        self.limited = any(_most(queue) is not None for queue in policy.queues)
+        self.held: dict[str, int] = dict.fromkeys(self.queues, 0)
+        self._chains: dict[str, tuple[str, ...]] = {}
+
+    def chain(self, queue: str) -> tuple[str, ...]:
+        """The queue and all above it, from below; () where no policy names it."""
+        chain = self._chains.get(queue)
+        if chain is None:
+            found: list[str] = []
+            name = queue
+            while name in self.queues and name not in found:
+                found.append(name)
+                name = self.queues[name].parent
+            chain = self._chains[queue] = tuple(found)
+        return chain
+
+    def use(self, queue: str, slots: int) -> None:
+        """The queue holds so many more."""
+        if self.queues:
+            for name in self.chain(queue):
+                self.held[name] += slots
+
+    def room(self, queue: str, ranks: int) -> tuple[str, int] | None:
+        """The queue at whose limit so many more ranks would not fit, and that limit; None where they do."""
+        for name in self.chain(queue):
+            most = _most(self.queues[name])
+            if most is not None and self.held[name] + ranks > most:
+                return name, most
+        return None
+
+
+def _most(queue: Queue) -> int | None:
+    """Slots that the queue may hold at all."""
+    if queue.borrow or queue.quota is None:
+        return queue.limit
+    return queue.quota if queue.limit is None else min(queue.quota, queue.limit)
