@@ -38,10 +38,10 @@ class Publisher:
     ) -> None:
         """Raises ConfigError for an address, a web configuration or a target that can't be used."""
         self._source = source
-        self._security = Security(web_config) if web_config is not None else None
+        self.security = Security(web_config) if web_config is not None else None
         self._app = agent_app(source.newest, source.add_listener, settings=settings, own=self._own)
         self._pushers = _make_pushers(source, settings, targets)
-        self._server = ThreadedServer(self._app, host, port, self._security)
+        self._server = ThreadedServer(self._app, host, port, self.security)
         self.url = self._server.url
 
     def start(self) -> None:
@@ -72,8 +72,8 @@ class Publisher:
 
     def reload_web_config(self) -> None:
         """Read the web configuration and its files again now. Raises ConfigError, and all stays as it was."""
-        if self._security is not None:
-            self._security.reload()
+        if self.security is not None:
+            self.security.reload()
 
     def healthy(self) -> bool:
         """Whether frames are made, or the first is still awaited."""
