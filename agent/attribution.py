@@ -1,4 +1,5 @@
-"""Which process is which rank: from the folder in which the local backend's shims write it, and from control groups.
+"""Which process is which rank: from the folder in which the local backend's shims write it, from control groups, and
+from Slurm's step daemons.
 
 ``ranks/NODE`` holds one file a rank, ``JOB.ATTEMPT.RANK.json``, written by the shim that started the rank. Only a
 process whose pid *and* start time stand there is that rank; a descendant belongs to its nearest such ancestor. What
@@ -8,7 +9,6 @@ another node's folder names belongs to that node: this node's agent must not tak
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +17,12 @@ from typing import Literal
 import msgspec
 
 from agent.schema.clock import Clock, SystemClock
+from agent.sources.cgroup import Membership, parse_cgroup
 from agent.sources.files import read_file
-from agent.sources.proc import ProcessStat, read_process_stat
+from agent.sources.pod_logs import FOLDER as POD_LOGS
+from agent.sources.pod_logs import pods_by_uid
+from agent.sources.proc import TICK_NS, ProcessStat, read_process_stat
+from agent.sources.slurm import ATTEMPT, JOB, RANK, read_environment, step_of_daemon
 
 RELIST_NS = 1_000_000_000
 """The folder is listed anew at least this often: its modification time alone has the grain of a kernel tick."""
@@ -32,13 +36,31 @@ class Identity:
     """Whose a process is, as the machine attests it.
 
     attempt: None where the source does not tell it. rank: None where the process is known to belong to the gang but
-    not to which rank. source: 'local' (a shim's rank file), 'slurm' or 'kubernetes' (a control group's path).
+    not to which rank. source: 'local' (a shim's rank file), 'slurm' (a control group's path, or a step daemon among
+    the ancestors) or 'kubernetes' (a control group's path).
     """
 
     gang: str
     attempt: int | None
     rank: int | None
     source: Literal["local", "slurm", "kubernetes"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Owner:
+    """Whose a device or process is, in words; "" where it is not known.
+
+    attempt and rank are attested by a shim's rank file, and otherwise the process's own word about itself: it is
+    believed inside the gang that is attested, and nowhere else.
+    """
+
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    gang: str = ""
+    attempt: str = ""
+    rank: str = ""
+    slurm_job: str = ""
 
 
 class RankFile(msgspec.Struct, frozen=True):
@@ -59,29 +81,24 @@ _decoder = msgspec.json.Decoder(RankFile)
 
 # --- control groups --------------------------------------------------------------------------------------------------
 
-_SLURM = re.compile(r"/job_(\d+)(?:/step_([0-9A-Za-z_]+))?")
-"""cgroup v1 ``/slurm/uid_U/job_N/step_S/task_T``, v2 ``.../[NODE_]slurmstepd.scope/job_N/step_S/user/task_T``. The
-task is the number on this node, not the rank."""
-
-_POD = re.compile(
-    r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"
-)
-"""Pod uid in every kubelet layout: cgroupfs with dashes, systemd slices with underscores, static pods as one hash."""
-
 
 def identity_of_cgroup(cgroup: str) -> Identity | None:
     """What the text of /proc/PID/cgroup attests: a Slurm job step or a Kubernetes pod, None for neither.
 
     The gang is ``slurm-JOB.STEP`` (``slurm-JOB`` outside a step) or ``pod-UID``. Neither names attempt or rank.
     """
-    for line in cgroup.splitlines():
-        path = line.rpartition(":")[2]
-        if "slurm" in path and (match := _SLURM.search(path)):
-            job, step = match.groups()
-            return Identity(f"slurm-{job}.{step}" if step else f"slurm-{job}", None, None, "slurm")
-        if match := _POD.search(path):
-            return Identity(f"pod-{match.group(1).replace('_', '-')}", None, None, "kubernetes")
-    return None
+    membership = parse_cgroup(cgroup)
+    return None if membership is None else _identity(membership)
+
+
+def _identity(membership: Membership) -> Identity:
+    if membership.slurm_job:
+        return _slurm(membership.slurm_job, membership.slurm_step)
+    return Identity(f"pod-{membership.pod}", None, None, "kubernetes")
+
+
+def _slurm(job: str, step: str) -> Identity:
+    return Identity(f"slurm-{job}.{step}" if step else f"slurm-{job}", None, None, "slurm")
 
 
 # --- the folder ------------------------------------------------------------------------------------------------------
@@ -122,12 +139,22 @@ class Attribution:
     """Says of processes which rank they are. May be asked from several threads.
 
     ranks_folder: this node's ``ranks/NODE``, None where no local backend writes one; its siblings are other nodes'.
+    pod_logs: the kubelet's folder of logs, which tells pods' names.
     """
 
-    def __init__(self, ranks_folder: str | None, proc_root: str = "/proc", clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        ranks_folder: str | None,
+        proc_root: str = "/proc",
+        clock: Clock | None = None,
+        pod_logs: str = POD_LOGS,
+    ) -> None:
         self._folder = ranks_folder
         self._proc_root = proc_root
         self._clock = clock or SystemClock()
+        self._pod_logs = pod_logs
+        self._pods: dict[str, tuple[str, str]] = {}
+        self._pods_listed_ns: int | None = None
         self._lock = threading.Lock()
         self._index = _Index((), {})
         self._listed_ns: int | None = None
@@ -148,15 +175,70 @@ class Attribution:
 
         None where nothing attests it, and where there is no such process.
         """
-        index = self._own()
-        for stat in self._ancestors(pid):
-            if (identity := index.by_process.get((stat.pid, stat.start_time))) is not None:
-                return identity
-        try:
-            cgroup = read_file(f"{self._proc_root}/{pid}/cgroup")
-        except OSError:
+        return self._attested(pid)[0]
+
+    def owner(self, pid: int) -> Owner | None:
+        """Whose the process is, in words, with the rank that it was started as; None where nothing attests it."""
+        identity, membership = self._attested(pid)
+        if identity is None:
             return None
-        return identity_of_cgroup(cgroup.decode("utf-8", "replace"))
+        attempt, rank = identity.attempt, identity.rank
+        namespace, pod = self.pod(membership.pod) if membership.pod else ("", "")
+        job = identity.gang.removeprefix("slurm-").partition(".")[0] if identity.source == "slurm" else ""
+        words = {}
+        if identity.source != "local":
+            words = read_environment(self._proc_root, pid)
+            if any(words.get(name, job) != job for name in JOB):
+                words = {}  # another job's environment: it was started from there, and is no rank of this one
+        return Owner(
+            namespace,
+            pod,
+            "",
+            identity.gang,
+            _first(words, ATTEMPT) if attempt is None else str(attempt),
+            _first(words, RANK) if rank is None else str(rank),
+            job,
+        )
+
+    def pod(self, uid: str) -> tuple[str, str]:
+        """Namespace and name of the pod; ("", "") where they are not known. Pods that came are looked for anew."""
+        names = self.pods()
+        return names.get(uid, ("", ""))
+
+    def pods(self) -> dict[str, tuple[str, str]]:
+        """(namespace, name) of every pod by uid, listed at most RELIST_NS ago."""
+        with self._lock:
+            now_ns = self._clock.monotonic_ns()
+            if self._pods_listed_ns is None or now_ns - self._pods_listed_ns >= RELIST_NS:
+                self._pods = pods_by_uid(self._pod_logs)
+                self._pods_listed_ns = now_ns
+            return self._pods
+
+    def started_ns(self, pid: int) -> int | None:
+        """When the process began, in nanoseconds since the boot (CLOCK_BOOTTIME); None where there is none such."""
+        stat = read_process_stat(self._proc_root, pid) if pid > 0 else None
+        return None if stat is None else stat.start_time * TICK_NS
+
+    def _attested(self, pid: int) -> tuple[Identity | None, Membership]:
+        """What rank files tell of the process or its nearest ancestor, else its control group, else a step daemon."""
+        index = self._own()
+        ancestors = list(self._ancestors(pid))
+        if not ancestors:
+            return None, Membership()
+        try:
+            cgroup = read_file(f"{self._proc_root}/{pid}/cgroup").decode("utf-8", "replace")
+        except OSError:
+            cgroup = ""
+        membership = parse_cgroup(cgroup) or Membership()
+        for stat in ancestors:
+            if (identity := index.by_process.get((stat.pid, stat.start_time))) is not None:
+                return identity, membership
+        if membership != Membership():
+            return _identity(membership), membership
+        for stat in ancestors[1:]:
+            if (step := step_of_daemon(self._proc_root, stat.pid)) is not None:
+                return _slurm(*step), membership
+        return None, membership
 
     def elsewhere(self, pid: int) -> str | None:
         """The other node whose folder attests the process; None where this node's does first, or none.
@@ -203,3 +285,7 @@ class Attribution:
                 self._listed_ns = now_ns
                 self._modified_ns = modified_ns
             return self._index
+
+
+def _first(words: dict[str, str], names: tuple[str, ...]) -> str:
+    return next((words[name] for name in names if name in words), "")

@@ -15,11 +15,17 @@ from agent.schema.errors import SourceError
 
 @dataclass(frozen=True, slots=True)
 class MigDevice:
-    """One MIG compute instance. uuid: ``MIG-...``; the instances' ids are the driver's."""
+    """One MIG compute instance. uuid: ``MIG-...``; the instances' ids are the driver's.
+
+    profile, placement: the GPU instance's profile id and first memory slice, None where nobody asked; resource claims
+    name instances by them.
+    """
 
     uuid: str
     gpu_instance: int
     compute_instance: int
+    profile: int | None = None
+    placement: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ each rank's records into counters, step records, and the step or collective that
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict, deque
 
 from agent.attribution import Attribution, Identity
@@ -14,6 +15,7 @@ from agent.collectors.block import Block
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import ReporterError
 from agent.schema.frame import MAX_RECORDS, Column, EventRecord, Member, OpenRecord, Record, StepRecord
+from agent.sources.proc import TICK_NS
 from agent.sources.rings import COLLECTIVE_ENTERED, COLLECTIVE_LEFT, MAX_SLOTS, STEP_BEGUN, STEP_ENDED, Ring, RingRecord
 from agent.sources.step_socket import MESSAGE_SECONDS, Claim, Peer, StepSocket
 
@@ -34,6 +36,9 @@ MAX_STEPS_IN_FLIGHT = 64
 """Bounds on what one rank may have begun and not ended; the oldest is forgotten."""
 
 MAX_REMEMBERED_REFUSALS = 256
+
+ATTESTED = ("pod-", "slurm-")
+"""Names of gangs that only a control group gives begin so: who claims one must be of it."""
 
 _WRAP = 2**64 - 1
 
@@ -156,9 +161,11 @@ def judge(claim: Claim, identity: Identity) -> Member:
     if identity.source == "slurm" and gang is not None and gang.isdecimal():
         gang = f"slurm-{gang}"  # SLURM_JOB_ID; the attested name may also have the step
         agrees = identity.gang == gang or identity.gang.startswith(f"{gang}.")
+    elif identity.source == "local" or (gang is not None and gang.startswith(ATTESTED)):
+        agrees = gang is None or gang == identity.gang
     else:
-        # A pod's uid is nothing that a process in it would claim.
-        agrees = gang is None or gang == identity.gang or identity.source != "local"
+        # A pod's uid is nothing that a process in it would claim: what it calls itself is of no account.
+        agrees = True
     if not agrees:
         raise ReporterError(f"claims gang {claim.gang}, and is of {identity.gang}")
     for word, claimed, attested in (
@@ -254,6 +261,12 @@ class StepCollector:
 
     def _admit(self, peer: Peer, claim: Claim, waited_seconds: float) -> Member | None:
         """Whose the process is; None while its rank file may still be on its way. Raises ReporterError."""
+        # The kernel's word was given when the process connected. Where that one has ended since, another may have got
+        # its number, and must not be taken for the one that holds the other end.
+        began_ns = self._attribution.started_ns(peer.pid)
+        connected_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - round(waited_seconds * 1e9)
+        if began_ns is not None and began_ns > connected_ns + TICK_NS:
+            raise ReporterError(f"process {peer.pid} began after it connected: the one that connected has ended")
         elsewhere = self._attribution.elsewhere(peer.pid)
         if elsewhere is not None:
             raise ReporterError(f"process {peer.pid} belongs to node {elsewhere}")

@@ -19,10 +19,7 @@ import h2.exceptions
 import h2.settings
 
 from agent.schema.errors import SourceError, UnsupportedError
-from agent.sources.pod_resources import Pod, parse_allocatable, parse_list
-
-SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
-"""Where every kubelet since 1.15 listens (kubernetes.io, "Device Plugins": "Monitoring device plugin resources")."""
+from agent.sources.pod_resources import SOCKET, Pod, parse_allocatable, parse_list
 
 SERVICE = "/v1.PodResourcesLister/"
 

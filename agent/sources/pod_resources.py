@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from agent.schema.errors import SourceError
 from agent.sources.protobuf import demand, fields, text
 
+SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
+"""Where every kubelet since 1.15 listens (kubernetes.io, "Device Plugins": "Monitoring device plugin resources")."""
+
 MAX_DEVICES = 65536
 """More devices than this in one answer are refused: a node has hundreds, with replicas thousands, and an empty id costs
 two bytes on the wire and forty in memory."""

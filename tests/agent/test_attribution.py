@@ -10,10 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agent.attribution import Attribution, Identity, identity_of_cgroup
+from agent.attribution import Attribution, Identity, Owner, identity_of_cgroup
 from agent.schema.clock import ManualClock
+from agent.sources.pod_logs import pods_by_uid
 from agent.sources.proc import read_process_stat
+from agent.sources.slurm import parse_environment, step_of_daemon
+from tests.fakes.processes import ProcTree
 
 PARENT_OF_A_CHILD = """
 import subprocess, sys
@@ -176,3 +181,99 @@ def test_control_group_paths(path: str, gang: str | None) -> None:
         if found is not None:
             assert found.rank is None and found.attempt is None
             assert found.source == ("slurm" if found.gang.startswith("slurm") else "kubernetes")
+
+
+# --- owners: what a process may say of itself, and what it may not ---------------------------------------------------
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> ProcTree:
+    return ProcTree(tmp_path / "proc")
+
+
+def told_of(tree: ProcTree, pid: int) -> Owner | None:
+    return Attribution(None, str(tree.root), pod_logs=str(tree.root.parent / "logs")).owner(pid)
+
+
+JOB = "/system.slice/slurmstepd.scope/job_871/step_0/user/task_1"
+
+
+def test_a_slurm_task_is_the_rank_that_it_was_started_as(tree: ProcTree) -> None:
+    tree.add(77, JOB, environment={"SLURM_JOB_ID": "871", "SLURM_PROCID": "9", "SLURM_RESTART_COUNT": "2"})
+    assert told_of(tree, 77) == Owner("", "", "", "slurm-871.0", "2", "9", "871")
+    # torchrun in a task: its RANK counts, the task's number is the node's.
+    tree.add(78, JOB, environment={"SLURM_JOB_ID": "871", "SLURM_PROCID": "1", "RANK": "13"})
+    assert told_of(tree, 78) == Owner("", "", "", "slurm-871.0", "", "13", "871")
+
+
+def test_an_environment_names_no_job(tree: ProcTree) -> None:
+    tree.add(77, "/user.slice/user-1000.slice/session-2.scope", environment={"SLURM_JOB_ID": "871", "RANK": "0"})
+    assert told_of(tree, 77) is None
+    # In a job of one's own, another's environment tells nothing.
+    tree.add(78, JOB, environment={"SLURM_JOB_ID": "999", "RANK": "0"})
+    assert told_of(tree, 78) == Owner(gang="slurm-871.0", slurm_job="871")
+
+
+def test_a_users_own_control_group_attests_nothing(tree: ProcTree) -> None:
+    own = "/user.slice/user-1000.slice/user@1000.service"
+    tree.add(77, f"{own}/slurmstepd.scope/job_871/step_0/user/task_0", environment={"SLURM_JOB_ID": "871"})
+    tree.add(78, f"{own}/kubepods/pod{UID}/{CONTAINER}")
+    attribution = Attribution(None, str(tree.root))
+    assert [attribution.of_pid(pid) for pid in (77, 78)] == [None, None]
+    assert [attribution.owner(pid) for pid in (77, 78)] == [None, None]
+
+
+def test_without_control_groups_roots_step_daemon_attests_the_job(tree: ProcTree) -> None:
+    tree.add(5, command=b"slurmstepd: [871.0]\0", start_time=50)
+    tree.add(6, parent=5, environment={"SLURM_JOB_ID": "871", "SLURM_PROCID": "3"})
+    tree.add(7, parent=6, environment={"SLURM_JOB_ID": "871", "SLURM_PROCID": "3"})
+    uid = os.getuid()
+    assert step_of_daemon(str(tree.root), 5, uid) == ("871", "0")
+    assert step_of_daemon(str(tree.root), 5, uid + 1) is None, "anybody can give a process that title"
+    for command in (b"slurmstepd: [871]\0", b"-slurmstepd: [871.0]", b"slurmstepd: [x.0]", b""):
+        tree.add(4, command=command)
+        assert step_of_daemon(str(tree.root), 4, uid) is None
+    if uid == 0:
+        assert told_of(tree, 7) == Owner("", "", "", "slurm-871.0", "", "3", "871")
+        os.chown(tree.root / "5", 1000, 1000)
+    assert told_of(tree, 7) is None
+
+
+def test_a_pods_name_comes_from_the_kubelets_folder(tree: ProcTree) -> None:
+    logs = tree.root.parent / "logs"
+    (logs / f"team_llama-worker-0_{UID}").mkdir(parents=True)
+    tree.add(77, f"/kubepods/pod{UID}/{CONTAINER}", environment={"RANK": "4", "GANGWATCH_ATTEMPT": "1"})
+    assert told_of(tree, 77) == Owner("team", "llama-worker-0", "", f"pod-{UID}", "1", "4")
+    tree.add(78, f"/kubepods/pod{UID[:-1]}0/{CONTAINER}")
+    assert told_of(tree, 78) == Owner(gang=f"pod-{UID[:-1]}0")
+
+
+def test_folders_that_are_no_pods(tmp_path: Path) -> None:
+    for name in (f"team_p_{UID}", f"kube-system_etcd-n0_{'0a' * 16}", f"a_b_c_{UID}", f"A_b_{UID}", "team_p", "x"):
+        (tmp_path / name).mkdir()
+    assert pods_by_uid(str(tmp_path)) == {UID: ("team", "p"), "0a" * 16: ("kube-system", "etcd-n0")}
+    assert pods_by_uid(str(tmp_path / "none")) == {}
+
+
+def test_pods_that_come_are_found(tree: ProcTree) -> None:
+    clock = ManualClock()
+    logs = tree.root.parent / "logs"
+    logs.mkdir()
+    attribution = Attribution(None, str(tree.root), clock, str(logs))
+    assert attribution.pod(UID) == ("", "")
+    (logs / f"team_p_{UID}").mkdir()
+    clock.advance(1)
+    assert attribution.pod(UID) == ("team", "p")
+
+
+@given(st.binary(max_size=200), st.integers(0, 10**9 - 1))
+def test_an_environment_of_any_octets(noise: bytes, rank: int) -> None:
+    assert parse_environment(b"RANK=%d\0" % rank + noise)["RANK"] == str(rank)
+    for name, value in parse_environment(noise).items():
+        assert name.isupper() and value.isdecimal()
+
+
+def test_numbers_that_are_none() -> None:
+    for value in (b"", b"-1", b"1e3", b"0x1", b"9" * 30, "٣".encode()):
+        assert parse_environment(b"RANK=" + value) == {}
+    assert parse_environment(b"RANK=007\0RANK=8") == {"RANK": "7"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +24,9 @@ from agent.schema.frame import EventRecord, Member, OpenRecord, Record, StepReco
 from agent.sources import rings
 from agent.sources.proc import read_process_stat
 from agent.sources.rings import RingRecord
-from agent.sources.step_socket import Claim
+from agent.sources.step_socket import Claim, Peer
 from gangwatch import steps
+from tests.fakes.processes import ProcTree
 
 SELF = Member("j-000001", 2, 3)
 
@@ -35,20 +38,16 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
-def start_time() -> int:
-    stat = read_process_stat("/proc", os.getpid())
+def write_rank_file(folder: Path, member: Member = SELF, pid: int | None = None) -> None:
+    stat = read_process_stat("/proc", os.getpid() if pid is None else pid)
     assert stat is not None
-    return stat.start_time
-
-
-def write_rank_file(folder: Path, member: Member = SELF) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         "gang": member.gang,
         "attempt": member.attempt,
         "rank": member.rank,
-        "pid": os.getpid(),
-        "start_time": start_time(),
+        "pid": stat.pid,
+        "start_time": stat.start_time,
         "slot": "s0",
         "shim_pid": 1,
         "shim_start_time": 1,
@@ -296,6 +295,11 @@ def test_a_second_agent_is_refused(bench: Bench) -> None:
         (Claim(1, gang="13", rank=1), Identity("slurm-12.0", None, None, "slurm"), "claims gang 13"),
         (Claim(1, gang="1", rank=1), Identity("slurm-12.0", None, None, "slurm"), "claims gang 1,"),
         (Claim(1), Identity("j-1", 2, None, "local"), "nothing tells which rank"),
+        (Claim(1, gang="pod-u", rank=0), Identity("pod-u", None, None, "kubernetes"), Member("pod-u", 0, 0)),
+        (Claim(1, gang="pod-v", rank=0), Identity("pod-u", None, None, "kubernetes"), "claims gang pod-v"),
+        (Claim(1, gang="slurm-12", rank=0), Identity("pod-u", None, None, "kubernetes"), "claims gang slurm-12"),
+        (Claim(1, gang="slurm-13.0", rank=0), Identity("slurm-12.0", None, None, "slurm"), "claims gang slurm-13.0"),
+        (Claim(1, gang="pod-u", rank=0), Identity("slurm-12.0", None, None, "slurm"), "claims gang pod-u"),
     ],
 )
 def test_what_is_attested_beats_what_is_claimed(claim: Claim, identity: Identity, expected: Member | str) -> None:
@@ -304,6 +308,74 @@ def test_what_is_attested_beats_what_is_claimed(claim: Claim, identity: Identity
     else:
         with pytest.raises(ReporterError, match=expected):
             judge(claim, identity)
+
+
+# --- forging ---------------------------------------------------------------------------------------------------------
+
+POD = "0123abcd-4567-89ef-0123-456789abcdef"
+VICTIM = "0123abcd-4567-89ef-0123-000000000000"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "environment", "outcome"),
+    [
+        (f"/kubepods/pod{POD}/{'f0' * 32}", {"GANGWATCH_JOB": "mine", "RANK": "1"}, Member(f"pod-{POD}", 0, 1)),
+        (f"/kubepods/pod{POD}/{'f0' * 32}", {"GANGWATCH_JOB": f"pod-{VICTIM}", "RANK": "1"}, "claims gang pod-"),
+        (f"/kubepods/pod{POD}/{'f0' * 32}", {"GANGWATCH_JOB": "slurm-871.0", "RANK": "1"}, "claims gang slurm-871.0"),
+        # What another pod or job is called, made as a control group of one's own, further in.
+        (
+            f"/kubepods/pod{POD}/{'f0' * 32}/kubepods/pod{VICTIM}/{'0f' * 32}",
+            {"GANGWATCH_JOB": f"pod-{VICTIM}", "RANK": "1"},
+            "claims gang pod-",
+        ),
+        (
+            "/system.slice/slurmstepd.scope/job_12/step_0/user/task_0/slurmstepd.scope/job_871/step_0",
+            {"SLURM_JOB_ID": "871", "SLURM_PROCID": "0"},
+            "claims gang 871",
+        ),
+        (
+            "/system.slice/slurmstepd.scope/job_12/step_0/user/task_0",
+            {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_RESTART_COUNT": "1"},
+            Member("slurm-12.0", 1, 0),
+        ),
+        # Below a user's own manager, nothing is attested: it may report, under a name that no job can have.
+        (
+            "/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_871/step_0/user/task_0",
+            {"SLURM_JOB_ID": "871", "SLURM_PROCID": "0"},
+            Member(f"uid-{os.getuid()}/871", 0, 0),
+        ),
+    ],
+)
+def test_no_process_reports_as_another_pod_or_job(
+    tmp_path: Path, cgroup: str, environment: dict[str, str], outcome: Member | str
+) -> None:
+    """A real process at the real socket; only its control group is made up."""
+    tree = ProcTree(tmp_path / "proc")
+    tree.add(os.getpid(), cgroup, start_time=1)
+    path = str(tmp_path / "run" / "n.sock")
+    collector = StepCollector(path, Attribution(None, str(tree.root)))
+    reporter = steps.Reporter({"GANGWATCH_SOCKET": path, **environment})
+    try:
+        wait_until(lambda: reporter.status == "registered" or reporter.status.startswith("refused"), "an answer")
+        members = [registered.member for registered in collector._socket.registered()]
+        if isinstance(outcome, Member):
+            assert members == [outcome]
+        else:
+            assert outcome in reporter.status and members == []
+    finally:
+        reporter.close()
+        collector.close()
+
+
+def test_a_process_that_got_the_number_of_the_one_that_connected_is_not_taken_for_it(bench: Bench) -> None:
+    """Connect, leave the connection to a child, end, and wait for a victim to get the number."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
+        write_rank_file(bench.ranks, pid=victim.pid)
+        peer, claim = Peer(victim.pid, os.getuid()), Claim(1, gang="j-000001", rank=3)
+        assert bench.collector._admit(peer, claim, 0.0) == SELF, "it could have connected now"
+        with pytest.raises(ReporterError, match="began after it connected"):
+            bench.collector._admit(peer, claim, 3600.0)
+        victim.communicate(b"\n")
 
 
 # --- folding ---------------------------------------------------------------------------------------------------------
