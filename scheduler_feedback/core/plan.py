@@ -12,7 +12,7 @@ from enum import IntEnum
 
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Slot
-from scheduler_feedback.core.topology import Topology, lowest
+from scheduler_feedback.core.topology import Topology, lowest, numbers
 
 
 class Tier(IntEnum):
@@ -259,6 +259,18 @@ class Plan:
                 nodes &= domain.nodes
             return lowest(nodes)
         return NOWHERE
+
+    def tight_holes(self, count: int) -> list[Slot]:
+        """So many free slots, of the fullest nodes first; they are not taken. Nodes in doubt come last."""
+        found: list[Slot] = []
+        for pool in sorted(range(len(self.with_free)), key=lambda pool: pool % TIERS):
+            for free, nodes in enumerate(self.with_free[pool]):
+                for number in numbers(nodes) if free else ():
+                    if len(found) >= count:
+                        return found[:count]
+                    mask = self._mask[number]
+                    found += [slot for slot in self.topology.slots[number] if mask >> slot.slot & 1]
+        return found[:count]
 
     def emptiest(self, pool: int, barred: int = 0, within: int = 0) -> int:
         """Number of the pool's node that has the most free slots, at least one; the lowest of several; or NOWHERE."""

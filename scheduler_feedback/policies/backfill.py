@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
 from scheduler_feedback.core.job import Job, Slot
-from scheduler_feedback.core.plan import Plan
+from scheduler_feedback.core.plan import NOWHERE, Plan
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.policies.estimate import Release, remaining_ns
-from scheduler_feedback.policies.placement import place
+from scheduler_feedback.policies.placement import goes_anywhere, place
 from scheduler_feedback.policies.waiting_line import Bucket, Key, Kind, WaitingLine
 
 
@@ -35,8 +35,46 @@ def reserve(
 ) -> Reservation | None:
     """The earliest reservation for the job, given what is free now and what will be; the plan is left as it was.
 
-    releases: in order of time. None where even the end of every running job leaves no place. What has room once has it
-    ever after, so the earliest end that makes room is found by doubling and halving.
+    releases: in order of time. None where even the end of every running job leaves no place.
+    """
+    at_ns = max(now_ns, job.not_before_ns)
+    ended = bisect_right(releases, at_ns, key=_at_ns) if releases and releases[0].at_ns <= at_ns else 0
+    least = min(job.spec.ranks, job.spec.min_ranks or job.spec.ranks)
+    if goes_anywhere(plan, job):
+        return _reserve_any(plan, releases, job, least, at_ns, ended)
+    return _reserve_place(plan, releases, job, least, at_ns, ended, policy)
+
+
+def _reserve_any(
+    plan: Plan, releases: Sequence[Release], job: Job, ranks: int, at_ns: int, ended: int
+) -> Reservation | None:
+    """For a gang that goes into any free slots: it is enough to count them.
+
+    What is still to come free is reserved before what is free already, so that as much as can be is left to those
+    behind it. Where the gang will really lie is decided when it starts.
+    """
+    coming: list[Slot] = []
+    short = ranks - sum([free[0] for free in plan.free_in])
+    clean = NOWHERE not in plan.pool
+    for number, release in enumerate(releases):
+        if number >= ended:
+            if len(coming) >= short and (release.at_ns > at_ns or number == ended):
+                break
+            at_ns = max(at_ns, release.at_ns)
+        coming += release.slots if clean else [slot for slot in release.slots if plan.usable(slot.node)]
+    if len(coming) < short:
+        return None
+    if len(coming) >= ranks:
+        return Reservation(job.job_id, at_ns, tuple(coming[-ranks:]))
+    return Reservation(job.job_id, at_ns, (*coming, *plan.tight_holes(ranks - len(coming))))
+
+
+def _reserve_place(
+    plan: Plan, releases: Sequence[Release], job: Job, ranks: int, at_ns: int, ended: int, policy: Policy | None
+) -> Reservation | None:
+    """For a gang that needs a certain kind of place.
+
+    What has room once has it ever after, so the earliest end that makes room is found by doubling and halving.
     """
     mark = plan.checkpoint()
     given = 0
@@ -55,17 +93,18 @@ def reserve(
         return found
 
     try:
-        at_ns = max(now_ns, job.not_before_ns)
-        least = bisect_right(releases, at_ns, key=_at_ns) if releases and releases[0].at_ns <= at_ns else 0
-        if (slots := with_ends(least)) is not None:
+        # Fewer ends than free as many slots as it needs, whatever their place, need not be tried.
+        short = ranks - sum([free[0] for free in plan.free_in])
+        short -= sum([len(release.slots) for release in releases[:ended]])
+        if short <= 0 and (slots := with_ends(ended)) is not None:
             return Reservation(job.job_id, at_ns, slots)
-        # No fewer than frees as many slots as it needs, whatever their place.
-        short = min(job.spec.ranks, job.spec.min_ranks or job.spec.ranks) - sum(free[0] for free in plan.free_in)
-        enough = least
-        while enough < len(releases) and (short > 0 or enough == least):
+        enough = ended
+        while enough < len(releases) and (short > 0 or enough == ended):
             short -= len(releases[enough].slots)
             enough += 1
-        step = 1
+        if short > 0:
+            return None
+        least, step = enough - 1, 1
         while with_ends(enough) is None:
             if enough == len(releases):
                 return None

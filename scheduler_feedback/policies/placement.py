@@ -80,6 +80,20 @@ def place(
     return None if best is None else _place(plan, spec, best, barred, suspects, policy)
 
 
+def goes_anywhere(plan: Plan, job: Job) -> bool:
+    """Whether the gang fits wherever there are slots enough: no level, type, node or group binds it."""
+    spec = job.spec
+    return (
+        spec.required_level is None
+        and not spec.groups
+        and spec.pinned_node is None
+        and not job.excluded_nodes
+        and len(plan.topology.type_names) == 1
+        and (not spec.gpu_types or plan.topology.type_names[0] in spec.gpu_types)
+        and not any(plan.with_free[Tier.PROBATION])
+    )
+
+
 def _place(
     plan: Plan, spec: JobSpec, ranks: int, barred: int, suspects: bool, policy: Policy | None
 ) -> tuple[Slot, ...] | None:
@@ -150,7 +164,7 @@ def _lay(plan: Plan, pools: tuple[int, ...], spec: JobSpec, ranks: int, barred: 
 
 
 def _one_node(plan: Plan, pool: int, ranks: int, barred: int, whole_island: bool) -> int:
-    """The node that the gang fits tightest; where nodes have islands, one with room in a single island before others."""
+    """The node that the gang fits tightest; where nodes have islands, one with room in one island before others."""
     first = number = plan.tightest(pool, ranks, barred)
     if number == NOWHERE or not (plan.topology.islands[number] or whole_island):
         return number
