@@ -136,7 +136,7 @@ class Meter:
         stage = plan.coordinates()[0]
         hops = (stage > 0).astype(float) + (stage < plan.stages - 1)
         between = plan.stage_bytes * plan.microbatches * hops
-        exchanged = 2.0 * 3.0 * plan.exchange_bytes * plan.microbatches if plan.expert > 8 else 0.0
+        exchanged = 2.0 * 3.0 * plan.exchange_bytes * plan.microbatches if plan.expert > plan.per_node else 0.0
         inside = replicas if local >= plan.data else 0.0
         found[FEATURE["nvlink_bytes"]] = computing * around + moving * inside
         sent = computing * (between + exchanged) + moving * (replicas - inside)

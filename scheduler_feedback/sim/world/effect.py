@@ -220,11 +220,16 @@ def _crossed(scene: Scene, intensity: FloatArray, magnitude: float) -> None:
 
 
 def crossing(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """The other side of traffic that crosses: the aggressor's flows are marked and slowed, too, if less."""
+    """The other side of traffic that crosses: the aggressor's own flows are marked and slowed, too, if less.
+
+    What it sends besides its gradients (a shuffle, an upload, another phase) is what presses on the victim.
+    """
     left = 1.0 / (1.0 + 0.3 * magnitude * intensity * _duty(scene))
     scene.change("nic", scene.ranks, left)
-    marks = np.asarray(marks_a_second(1.0 / (1.0 + magnitude * intensity)))
-    scene.tell("nic_congestion", scene.ranks, _duty(scene) * marks)
+    pressure = magnitude * intensity / (1.0 + magnitude * intensity)
+    scene.tell("nic_congestion", scene.ranks, 0.5 * np.asarray(marks_a_second(1.0 / (1.0 + magnitude * intensity))))
+    for feature in ("nic_transmit_bytes", "nic_receive_bytes"):
+        scene.tell(feature, scene.ranks, 0.7 * pressure * hardware.NIC_BYTES_PER_SECOND)
 
 
 def _duty(scene: Scene) -> float:

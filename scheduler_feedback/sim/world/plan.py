@@ -56,7 +56,7 @@ class Plan:
     microbatch by a rank. data_bytes: gradients and weights of a rank moved per step among its replicas; rounds: in how
     many parts. exchange_bytes: of an expert all-to-all per microbatch and direction, 0 without experts.
     expert_share: share of the matrix products that is experts' work. attention_share: share of a microbatch's time
-    that grows with the squares of its sequences' lengths. step_seconds: what a step takes when nothing varies.
+    that grows with the squares of its sequences' lengths. tokens: of a rank's step. per_node: ranks on a node.
     """
 
     name: str
@@ -80,6 +80,7 @@ class Plan:
     attention_share: float
     tokens: float
     tells_tokens: bool
+    per_node: int
     model: GpuModel = hardware.H100
 
     @property
@@ -98,20 +99,30 @@ class Plan:
         return self.attention_share > 0
 
 
-def _cut(gpus: int, workload: Workload, random: np.random.Generator) -> tuple[int, int, int]:
-    """(tensor, stages, data)."""
-    tensor = 8 if gpus >= 32 or workload == "dp2" else int(random.choice([2, 4]))
+def _cut(gpus: int, workload: Workload, per_node: int, random: np.random.Generator) -> tuple[int, int, int]:
+    """(tensor, stages, data). Tensor groups stay inside of a node, as NVLink does."""
+    tensor = per_node if gpus >= 32 or workload == "dp2" else int(random.choice([2, 4]))
     units = gpus // tensor
     if workload == "dp2":
         return tensor, units // 2, 2
-    wanted = 4 if workload == "unequal-stages" else int(random.choice([1, 2, 4, 8]))
+    wanted = 4 if workload == "unequal-stages" else int(random.choice([1, 2, 4, 8] if gpus > 16 else [1]))
     replicas = 2 if workload == "unequal-stages" else 4
     stages = max(s for s in range(1, min(wanted, max(1, units // replicas)) + 1) if units % s == 0)
     return tensor, stages, units // stages
 
 
-def make(name: str, gpus: int, workload: Workload, step_seconds: float, random: np.random.Generator) -> Plan:
-    """A job of this size and kind whose step takes about `step_seconds`.
+def make(
+    name: str,
+    gpus: int,
+    workload: Workload,
+    step_seconds: float,
+    random: np.random.Generator,
+    per_node: int = hardware.GPUS_PER_NODE,
+    communication: float | None = None,
+) -> Plan:
+    """A job of this size and kind whose step takes about `step_seconds`, with `per_node` GPUs of each of its nodes.
+
+    communication: share of the step that moves gradients; drawn where not given.
 
     Raises ValueError for sizes that are not cut: not a multiple of 16, or two replicas of too many stages.
     """
@@ -119,13 +130,14 @@ def make(name: str, gpus: int, workload: Workload, step_seconds: float, random: 
         raise ValueError(f"{name}: {gpus} GPUs; a multiple of 16")
     if workload == "dp2" and gpus > MOST_DP2_GPUS:
         raise ValueError(f"{name}: {gpus} GPUs in two replicas; at most {MOST_DP2_GPUS}")
-    tensor, stages, data = _cut(gpus, workload, random)
+    tensor, stages, data = _cut(gpus, workload, per_node, random)
     # As many microbatches as keep the bubbles small; a short step has no time for many.
     microbatches = int(np.clip(round(2.0 * stages + step_seconds * 1.5), 2 * stages, 24 if stages < 16 else 2 * stages))
     model = hardware.H100
     hidden = 4096 if gpus <= 32 else int(random.choice([8192, 12288]))
     bubble = (microbatches + stages - 1) / microbatches
-    communication = float(random.uniform(0.08, 0.22))
+    drawn = float(random.uniform(0.08, 0.22))
+    communication = drawn if communication is None else communication
     busy = step_seconds * (1.0 - communication) / bubble / microbatches
     peak = model.peak_flops * model.achieved
     # One microbatch forward and backward of one layer and token, on one rank: products, then the exposed all-reduce.
@@ -147,7 +159,7 @@ def make(name: str, gpus: int, workload: Workload, step_seconds: float, random: 
         expert_share = 0.55
         exchange = 0.5 * communication * step_seconds / bubble / microbatches / 2 * nic
         communication *= 0.5
-    local = max(1, min(data, hardware.GPUS_PER_NODE // tensor))
+    local = max(1, min(data, per_node // tensor))
     data_bytes = 0.5 * communication * step_seconds * nic * local
     rounds = max(1, round(data_bytes / (2.0 * parameters * BYTES_PER_ELEMENT)))
     return Plan(
@@ -175,4 +187,5 @@ def make(name: str, gpus: int, workload: Workload, step_seconds: float, random: 
         attention_share=0.4 if workload.startswith("long-context") else 0.0,
         tokens=tokens * microbatches,
         tells_tokens=not workload.endswith("untold"),
+        per_node=per_node,
     )

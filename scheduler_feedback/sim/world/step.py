@@ -73,7 +73,7 @@ def run(plan: Plan, conditions: Conditions) -> Steps:
     nic = nic_bytes_per_second() * c.nic
     meet = collective.ring(plan.tensor_bytes, nvlink, tensor, hardware.LAUNCH_SECONDS)
     if plan.expert > 1:
-        width = nvlink if plan.expert <= hardware.GPUS_PER_NODE else nic
+        width = nvlink if plan.expert <= plan.per_node else nic
         latency = collective.NVLINK_LATENCY_SECONDS if width is nvlink else collective.NETWORK_LATENCY_SECONDS
         moved = np.broadcast_to(plan.exchange_bytes * c.load, np.broadcast_shapes(c.load.shape, width.shape))
         exchange = collective.all_to_all(
@@ -135,4 +135,4 @@ def _gradients(plan: Plan, nic: FloatArray, nvlink: FloatArray) -> FloatArray:
 
 def local_replicas(plan: Plan) -> int:
     """How many replicas of a stage and tensor rank stand in one node: their NICs share the group's traffic."""
-    return max(1, min(plan.data, hardware.GPUS_PER_NODE // plan.tensor))
+    return max(1, min(plan.data, plan.per_node // plan.tensor))

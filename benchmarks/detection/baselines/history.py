@@ -1,0 +1,166 @@
+"""What the rules look back on: each job's newest steps and counter windows, kept once for all of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from benchmarks.detection.claims import Claim
+from scheduler_feedback.core.telemetry import Shape, Telemetry
+from scheduler_feedback.sim.world.arrays import BoolArray, FloatArray
+from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS
+
+MOST_STEPS = 256
+"""Kept of a job; EROICA looks back furthest, on twice 50."""
+
+MOST_CELLS = 8_000_000
+"""Steps times ranks kept of one job: fewer steps of a very large one."""
+
+MOST_WINDOWS = 32
+
+
+@dataclass(slots=True)
+class JobHistory:
+    """Newest steps and windows of a job. new: lengths of the steps that came with
+    the newest telemetry. now: its time, in world seconds.
+    """
+
+    shape: Shape
+    ends: deque[float] = field(default_factory=deque)
+    seconds: deque[FloatArray] = field(default_factory=deque)
+    waits: deque[FloatArray] = field(default_factory=deque)
+    windows: deque[FloatArray] = field(default_factory=deque)
+    new: list[float] = field(default_factory=list)
+    now: float = 0.0
+
+    def take(self, telemetry: Telemetry, number: int, columns: slice) -> None:
+        """Fold in what is new."""
+        self.new = []
+        self.now = (telemetry.now_ns - WALL_START_NS) / NS
+        steps = telemetry.jobs[number].steps
+        most = int(min(MOST_STEPS, max(64, MOST_CELLS // max(1, len(self.shape)))))
+        if steps is not None:
+            told = np.flatnonzero(np.isfinite(steps.seconds).any(axis=1))
+            ends = (steps.end_ns.max(axis=1) - WALL_START_NS) / NS if len(told) else np.zeros(0)
+            # Steps end together: a few ranks tell the length, and the median forgives those whose report is missing.
+            self.new = [float(v) for v in np.nanmedian(steps.seconds[told, :64], axis=1)] if len(told) else []
+            for row in told.tolist():
+                self.ends.append(float(ends[row]))
+                self.seconds.append(steps.seconds[row])
+                self.waits.append(steps.wait_seconds[row])
+                if len(self.ends) > most:
+                    self.ends.popleft()
+                    self.seconds.popleft()
+                    self.waits.popleft()
+        for window in range(telemetry.counters.values.shape[1]):
+            self.windows.append(telemetry.counters.values[:, window, columns])
+            if len(self.windows) > MOST_WINDOWS:
+                self.windows.popleft()
+
+    def since(self, at: float) -> int:
+        """How many steps ended after this time."""
+        count = 0
+        for end in reversed(self.ends):
+            if end <= at:
+                break
+            count += 1
+        return count
+
+    def compute(self, steps: int) -> FloatArray:
+        """Own time of each rank in the newest steps: float64 [steps, ranks], NaN where not reported."""
+        rows = list(self.seconds)[-steps:] if steps else []
+        waits = list(self.waits)[-steps:] if steps else []
+        return np.array([s - w for s, w in zip(rows, waits, strict=True)]).reshape(len(rows), len(self.shape))
+
+    def medians(self, steps: int) -> FloatArray:
+        """Each rank's median own time over the newest steps: [ranks]; of ranks that told nothing, the median of all."""
+        return _medians(self.compute(steps))
+
+    def waiting(self, steps: int) -> FloatArray:
+        """Each rank's median waiting over the newest steps: [ranks]."""
+        return _medians(np.array(list(self.waits)[-steps:]).reshape(-1, len(self.shape)))
+
+
+def _medians(values: FloatArray) -> FloatArray:
+    known = np.isfinite(values)
+    if not known.all():
+        filled = values.copy()
+        filled[:, ~known.any(axis=0)] = np.median(values[known])
+        return np.asarray(np.nanmedian(filled, axis=0))
+    return np.asarray(np.median(values, axis=0))
+
+
+class Rule:
+    """One published rule: `judge` names ranks (or, where it knows machines only, nodes) of one job."""
+
+    name: ClassVar[str] = ""
+    every_seconds: ClassVar[float] = 60.0
+
+    def judge(self, history: JobHistory) -> Iterable[int | str]:
+        """Ranks (int) or nodes (str) that it accuses now, the worst first."""
+        raise NotImplementedError
+
+    def note(self, history: JobHistory) -> None:
+        """See every tick, before judging."""
+
+    def forget(self, job: str) -> None:
+        """The job has ended."""
+
+
+class Panel:
+    """All rules on one stream."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.rules = rules
+        self._jobs: dict[str, JobHistory] = {}
+        self._due: dict[tuple[str, str], float] = {}
+
+    def look(self, telemetry: Telemetry) -> dict[str, list[Claim]]:
+        """Claims by rule."""
+        now = (telemetry.now_ns - WALL_START_NS) / NS
+        found: dict[str, list[Claim]] = {rule.name: [] for rule in self.rules}
+        present = {job.shape.job for job in telemetry.jobs}
+        for name in [name for name in self._jobs if name not in present]:
+            del self._jobs[name]
+            for rule in self.rules:
+                rule.forget(name)
+        for number, (job, columns) in enumerate(zip(telemetry.jobs, telemetry.columns(), strict=True)):
+            name = job.shape.job
+            history = self._jobs.setdefault(name, JobHistory(job.shape))
+            history.take(telemetry, number, columns)
+            for rule in self.rules:
+                rule.note(history)
+                due = self._due.setdefault((rule.name, name), now + rule.every_seconds)
+                if now < due:
+                    continue
+                self._due[(rule.name, name)] = now + rule.every_seconds
+                found[rule.name] += _claims(rule.name, history.shape, now, rule.judge(history))
+        return found
+
+
+def _claims(name: str, shape: Shape, now: float, accused: Iterable[int | str]) -> list[Claim]:
+    listed = list(accused)
+    suspects = tuple(f"node:{one}" if isinstance(one, str) else f"gpu:{shape.gpus[one]}" for one in listed[:4])
+    return [
+        Claim(
+            now,
+            f"{name}/{shape.job}/{one}",
+            shape.job,
+            "straggler",
+            rank=-1 if isinstance(one, str) else one,
+            node=one if isinstance(one, str) else shape.nodes[one],
+            level="node" if isinstance(one, str) else "gpu",
+            suspects=suspects[1:],
+        )
+        for one in listed
+    ]
+
+
+def worst_first(values: FloatArray, flagged: BoolArray) -> list[int]:
+    """Flagged ranks, the largest value first."""
+    ranks = np.flatnonzero(flagged)
+    return [int(rank) for rank in ranks[np.argsort(-values[ranks], kind="stable")]]

@@ -1,0 +1,245 @@
+"""The grid: what is wrong, how hard, in jobs of which size and kind, and how such a job is put into a world."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_feedback.sim.world import fabric, plan
+from scheduler_feedback.sim.world.course import Course
+from scheduler_feedback.sim.world.fabric import NODES_PER_POD, Place
+from scheduler_feedback.sim.world.fault import DISORDERS, FORMS, Disorder, Fault, Form
+from scheduler_feedback.sim.world.plan import MOST_DP2_GPUS, WORKLOADS, Workload
+
+SEVERITIES = (0.03, 0.05, 0.10, 0.20, 0.50)
+SIZES = (16, 64, 256, 1024, 8192, 16384)
+MINUTES = (1, 10, 60)
+STEP_SECONDS = (0.3, 45.0)
+LEAST_STEPS = 8
+"""A fault lasts its minutes or this many steps, whichever is longer: what is over after one step nobody can confirm."""
+
+LEAD_SECONDS, LEAD_STEPS = 300.0, 50
+"""In health before the fault begins."""
+
+TAIL_SECONDS, TAIL_STEPS = 45.0, 4
+"""After it is over, in which a verdict about it still counts: it was told late, but is true."""
+
+OF_WORKLOAD_ONLY = {
+    "stage-imbalance": ("balanced", "unequal-stages"),
+    "sequence-imbalance": ("balanced", "long-context"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of one cell of the grid."""
+
+    disorder: str
+    severity: float
+    gpus: int
+    form: Form
+    workload: Workload
+    minutes: float
+    step_seconds: float
+    seed: int
+    reports: bool = True
+
+    @property
+    def key(self) -> tuple[str, float, int, str, str]:
+        """The row of the grid it counts for."""
+        return self.disorder, self.severity, self.gpus, self.form, self.workload
+
+    @property
+    def name(self) -> str:
+        """Name of the job in trouble; says nothing of what is wrong with it."""
+        return f"j-{self.seed:010d}"
+
+
+@dataclass(slots=True)
+class Staged:
+    """A cell in a world: the victim, all courses, the fault with its magnitude, and when all is over."""
+
+    cell: Cell
+    victim: Course
+    courses: list[Course]
+    fault: Fault
+    end: float
+
+    @property
+    def disorder(self) -> Disorder:
+        return DISORDERS[self.fault.disorder]
+
+
+def possible(disorder: str, gpus: int, workload: Workload) -> bool:
+    """Whether a job of this kind and size can have this fault."""
+    if workload == "dp2" and gpus > MOST_DP2_GPUS:
+        return False
+    if disorder in ("host-interference", "nic-interference") and gpus > 1024:
+        return False
+    if disorder == "stage-imbalance":
+        return workload in OF_WORKLOAD_ONLY[disorder] and gpus >= 64
+    if disorder == "sequence-imbalance":
+        return workload in OF_WORKLOAD_ONLY[disorder]
+    return not (disorder == "mass-loss" and gpus < 256)
+
+
+def grid(sizes: tuple[int, ...] = SIZES, workloads: tuple[Workload, ...] = WORKLOADS) -> Iterator[Cell]:
+    """Every row of the grid once, with no luck in it yet: minutes, step length and seed are drawn per run."""
+    for disorder, gpus, workload in itertools.product(DISORDERS.values(), sizes, workloads):
+        if not possible(disorder.name, gpus, workload):
+            continue
+        severities = (1.0,) if disorder.lasting else SEVERITIES
+        forms: tuple[Form, ...] = ("step",) if disorder.lasting else FORMS
+        for severity, form in itertools.product(severities, forms):
+            yield Cell(disorder.name, severity, gpus, form, workload, 1, 1.0, 0)
+
+
+def drawn(
+    cell: Cell,
+    seed: int,
+    number: int,
+    random: np.random.Generator,
+    minutes: tuple[int, ...] = MINUTES,
+    repeats: int = 4,
+) -> Cell:
+    """One run of a row: step lengths are stratified over the whole range, so that every row sees short and long."""
+    low, high = np.log(STEP_SECONDS[0]), np.log(STEP_SECONDS[1])
+    part = (number % repeats + random.random()) / repeats
+    step_seconds = float(np.exp(low + (high - low) * part))
+    return replace(
+        cell,
+        minutes=float(random.choice(minutes)),
+        step_seconds=round(step_seconds, 3),
+        seed=int(seed * 1_000_000 + random.integers(1_000_000)),
+    )
+
+
+def stage(cell: Cell, first_node: int, begin: float = 0.0) -> tuple[Staged, int]:
+    """Put a cell into a world from `first_node` on: (what is there, the next free node, on a pod's boundary).
+
+    Raises ValueError where the job cannot be slowed by this much in this way.
+    """
+    random = np.random.default_rng([cell.seed, 77])
+    disorder = DISORDERS[cell.disorder]
+    if disorder.family == "interference":
+        victim, courses, ranks, aggressor = _neighbours(cell, first_node, begin, random)
+    else:
+        nodes = cell.gpus // 8
+        spread = fabric.place(np.arange(first_node, first_node + nodes), cell.gpus)
+        made = plan.make(cell.name, cell.gpus, cell.workload, cell.step_seconds, random)
+        victim = Course(made, spread, _own(cell, 1), begin, adaptive=bool(random.random() < 0.5))
+        courses, aggressor = [victim], ""
+        ranks = _at_fault(disorder, victim, random)
+    victim.reports = cell.reports
+    usual = victim.usual
+    onset = begin + max(LEAD_SECONDS, LEAD_STEPS * usual) + float(random.uniform(0.0, max(30.0, usual)))
+    seconds = max(cell.minutes * 60.0, LEAST_STEPS * usual)
+    period = max(30.0, 10.0 * usual)
+    fault = Fault(cell.disorder, cell.name, ranks, onset, seconds, cell.form, cell.severity, period, 0.0, aggressor)
+    victim.block_seconds = max(5.0, min(20.0, seconds / 6.0))
+    if aggressor:
+        other = next(c for c in courses if c.plan.name == aggressor)
+        fault = _pressed(victim, other, fault, random)
+    else:
+        fault = victim.solved(fault)
+    victim.faults.append(fault)
+    end = fault.end + max(TAIL_SECONDS, TAIL_STEPS * usual)
+    used = max(int(course.place.node.max()) for course in courses) + 1
+    return Staged(cell, victim, courses, fault, end), -(-used // NODES_PER_POD) * NODES_PER_POD
+
+
+def _own(cell: Cell, number: int) -> np.random.Generator:
+    return np.random.default_rng([cell.seed, number])
+
+
+def _at_fault(disorder: Disorder, victim: Course, random: np.random.Generator) -> tuple[int, ...]:
+    made, place = victim.plan, victim.place
+    rank = int(random.integers(made.gpus))
+    if disorder.name == "stage-imbalance":
+        return tuple(np.flatnonzero(made.coordinates()[0] == made.stages - 1).tolist())
+    if disorder.name == "mass-loss":
+        nodes = np.unique(place.node)
+        lost = random.choice(nodes, max(3, int(0.3 * len(nodes))), replace=False)
+        return tuple(np.flatnonzero(np.isin(place.node, lost)).tolist())
+    if disorder.level == "node":
+        return tuple(np.flatnonzero(place.node == place.node[rank]).tolist())
+    if disorder.level in ("gpu", "nic", "link"):
+        return (rank,)
+    return tuple(range(made.gpus))
+
+
+def _neighbours(
+    cell: Cell, first_node: int, begin: float, random: np.random.Generator
+) -> tuple[Course, list[Course], tuple[int, ...], str]:
+    """A victim, a job that disturbs it, and jobs beside them that don't: (victim, all, ranks touched, aggressor)."""
+    name, kind = cell.name, cell.disorder
+    nodes = max(1, cell.gpus // 8)
+    if kind == "uplink-congestion":
+        pods = max(2, -(-nodes // 16))
+        own = np.array([first_node + (i % pods) * NODES_PER_POD + i // pods for i in range(nodes)])
+        order = np.sort(own)
+        made = plan.make(name, cell.gpus, cell.workload, cell.step_seconds, random)
+        place = fabric.place(order, cell.gpus)
+        many = int(random.choice([2, 4, 8]))
+        of_other = np.array([first_node + p * NODES_PER_POD + 20 + i for p in range(2) for i in range(many)])
+        other_place = fabric.place(of_other, len(of_other) * 8)
+        beside = fabric.place(np.arange(first_node + 29, first_node + 31), 16)
+        per_node = 8
+    else:
+        spots, others = ((0, 1, 2, 3), (4, 5, 6, 7)) if kind == "host-interference" else ((0, 2, 4, 6), (1, 3, 5, 7))
+        shared, per_node = (1 if kind == "host-interference" else 2), 4
+        made = plan.make(name, cell.gpus, cell.workload, cell.step_seconds, random, per_node=4)
+        own = np.arange(first_node, first_node + cell.gpus // 4)
+        place = fabric.place(own, cell.gpus, spots, shared)
+        many = min(len(own), 4)
+        start = int(random.integers(0, len(own) - many + 1))
+        other_place = fabric.place(own[start : start + many], many * 4, others, shared)
+        beside = fabric.place(np.arange(own[-1] + 1, own[-1] + 5), 16, others, shared)
+    lengths = np.exp(random.uniform(np.log(0.5), np.log(20.0), 2))
+    aggressor, bystander = f"{name}-b", f"{name}-c"
+    if random.random() < 0.5:
+        aggressor, bystander = bystander, aggressor
+    workloads: tuple[Workload, ...] = ("balanced", "moe")
+    other_plan = plan.make(
+        aggressor, len(other_place), workloads[int(random.integers(2))], float(lengths[0]), random, per_node, 0.4
+    )
+    calm_plan = plan.make(bystander, 16, "balanced", float(lengths[1]), random, per_node)
+    victim = Course(made, place, _own(cell, 1), begin, adaptive=bool(random.random() < 0.5))
+    other = Course(other_plan, other_place, _own(cell, 2), begin)
+    calm = Course(calm_plan, beside, _own(cell, 3), begin)
+    victim.neighbours[aggressor] = other
+    names = {"uplink-congestion": "uplinks", "host-interference": "nodes", "nic-interference": "nics"}[kind]
+    theirs = set(getattr(other_place, names))
+    ranks = np.flatnonzero([resource in theirs for resource in getattr(place, names)])
+    return victim, [victim, other, calm], tuple(ranks.tolist()), aggressor
+
+
+def _pressed(victim: Course, other: Course, fault: Fault, random: np.random.Generator) -> Fault:
+    """The fault with its magnitude, and the aggressor doing its part.
+
+    Half of the aggressors press with the exchange of their gradients, in bursts, from the moment they start; the other
+    half run before and send or compute something more while the fault lasts.
+    """
+    bursts = fault.disorder != "host-interference" and fault.form == "step" and random.random() < 0.5
+    if not bursts:
+        del victim.neighbours[other.plan.name]
+    fault = victim.solved(fault)
+    mine = {"uplink-congestion": "uplinks", "host-interference": "nodes", "nic-interference": "nics"}[fault.disorder]
+    theirs = {getattr(victim.place, mine)[rank] for rank in fault.ranks}
+    ranks = tuple(np.flatnonzero([name in theirs for name in getattr(other.place, mine)]).tolist())
+    if bursts:
+        other.begin = other.now = fault.begin
+        other.finish = fault.end
+        return fault
+    own = "crowding" if fault.disorder == "host-interference" else "crossing"
+    other.faults.append(replace(fault, disorder=own, job=other.plan.name, ranks=ranks, aggressor=""))
+    return fault
+
+
+def nodes_of(place: Place) -> npt.NDArray[np.int64]:
+    """Numbers of the nodes of a placement, each once."""
+    return np.unique(place.node)

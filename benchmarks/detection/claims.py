@@ -1,0 +1,62 @@
+"""What a method says and what is true, in one form for ours and for every published rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from scheduler_feedback.core.telemetry import Telemetry
+
+ACCUSING = frozenset({"straggler", "hang", "health"})
+"""Kinds that accuse hardware; 'interference' accuses another job."""
+
+OF_WORKLOAD = frozenset({"workload", "stage_imbalance", "sequence_imbalance"})
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One verdict: at what time of the world it was told, about whom, and what it says.
+
+    at: world seconds. key: claims with one key are one claim told again. rank: -1 where it names none. node, device,
+    level: what is accused. suspects: what else it could be, as the method ranks it: level:name or node names.
+    """
+
+    at: float
+    key: str
+    job: str
+    kind: str
+    rank: int = -1
+    node: str = ""
+    device: str = ""
+    level: str = ""
+    aggressor: str = ""
+    cause: str = ""
+    confidence: float = 1.0
+    suspects: tuple[str, ...] = ()
+
+
+class Method(Protocol):
+    """What judges a stream of telemetry."""
+
+    name: str
+
+    def look(self, telemetry: Telemetry) -> Sequence[Claim]:
+        """Claims that are new."""
+        ...
+
+
+@dataclass(slots=True)
+class Heard:
+    """Claims of one method in one run, those told first by key."""
+
+    claims: dict[str, Claim] = field(default_factory=dict)
+
+    def hear(self, claims: Sequence[Claim]) -> None:
+        """Keep each claim's first telling."""
+        for claim in claims:
+            self.claims.setdefault(claim.key, claim)
+
+    def about(self, job: str) -> list[Claim]:
+        """Claims about a job, in order of time."""
+        return sorted((c for c in self.claims.values() if c.job == job), key=lambda claim: claim.at)

@@ -1,0 +1,178 @@
+"""What counts as right.
+
+A verdict is right if it is told between the fault's beginning and shortly after its end, its kind is one that names the
+fault, and it names the member: the very GPU or NIC (its rank), the node where a node is at fault, the aggressor where
+another job disturbs. Whatever else accuses hardware or a job is a false alarm, also inside of that time. What is said
+of the workload is a false alarm where the workload doesn't do it. "Unknown" accuses nobody and finds nothing.
+
+A published rule names ranks and no kinds: it is right about a member at fault if it names that member, and about
+nothing else. A rule that knows machines only (Minder's) is right with the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks.detection.cells import TAIL_SECONDS, TAIL_STEPS, Staged
+from benchmarks.detection.claims import ACCUSING, OF_WORKLOAD, Claim
+from scheduler_feedback.sim.world.arrays import FloatArray
+from scheduler_feedback.sim.world.fault import DISORDERS, Fault
+
+HEADLINE_SEVERITY = 0.10
+
+RECENT_SECONDS, RECENT_STEPS = 120.0, 6
+"""How long after a saving or an evaluation one may still say that there was one."""
+
+
+@dataclass(slots=True)
+class Truth:
+    """What really happened to a job: kept while it runs, since the world forgets its blocks.
+
+    onset: when the fault's effect on the step first reached 10 %, or its severity where that is less; None where it
+    never did. slowdown: mean of the affected steps over what they would have taken. ends: ends of all steps.
+    saved: when the job saved or evaluated.
+    """
+
+    staged: Staged
+    onset: float | None = None
+    slowed: list[float] = field(default_factory=list)
+    ends: list[FloatArray] = field(default_factory=list)
+    saved: list[float] = field(default_factory=list)
+    seen: int = 0
+
+    def follow(self) -> None:
+        """Take in the blocks that are new."""
+        fault = self.staged.fault
+        bar = min(HEADLINE_SEVERITY, fault.severity) * 0.9
+        for block in self.staged.victim.blocks:
+            if block.first < self.seen:
+                continue
+            self.seen = block.first + len(block)
+            ratio = (block.end - block.begin) / block.without - 1.0
+            during = (block.end > fault.begin) & (block.begin < fault.end)
+            self.slowed += ratio[during].tolist()
+            crossed = np.flatnonzero(during & (ratio >= bar))
+            if self.onset is None and len(crossed):
+                self.onset = max(fault.begin, float(block.begin[crossed[0]]))
+            self.ends.append(block.end)
+            self.saved += block.end[block.pause > 0].tolist()
+            # An evaluation shows as steps of a third; the world doesn't mark them, their lengths do.
+            self.saved += block.end[block.without < 0.6 * self.staged.victim.usual].tolist()
+
+    def steps_between(self, begin: float, end: float) -> int:
+        """How many steps ended in this time."""
+        ends = np.concatenate(self.ends) if self.ends else np.zeros(0)
+        return int(((ends > begin) & (ends <= end)).sum())
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One method in one run. first: kind of its first claim in the fault's time, 'none' where there is none."""
+
+    tp: int = 0
+    fp: int = 0
+    fn: int = 0
+    seconds: float | None = None
+    steps: int | None = None
+    first: str = "none"
+    cause: str = "none"
+    top1: bool | None = None
+    top3: bool | None = None
+    confidences: list[tuple[float, bool]] = field(default_factory=list)
+    false_kinds: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What goes from a worker to the report."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def names_member(claim: Claim, fault: Fault, staged: Staged, coarse: bool = False) -> bool:
+    """Whether the claim names what is at fault; `coarse`: a machine will do where the claim names machines only."""
+    disorder, place = DISORDERS[fault.disorder], staged.victim.place
+    if disorder.family == "interference":
+        return claim.aggressor == fault.aggressor
+    if disorder.family == "workload":
+        return True
+    if disorder.level == "node":
+        return claim.node == place.nodes[fault.ranks[0]] or claim.rank in fault.ranks
+    rank = fault.ranks[0]
+    if coarse and claim.rank < 0:
+        return claim.node == place.nodes[rank]
+    named = claim.device and claim.device.startswith((place.gpus[rank], place.nics[rank]))
+    return claim.rank == rank or bool(named)
+
+
+def told_truly(claim: Claim, truth: Truth) -> bool:
+    """Whether what the claim says of the workload is so, fault or not."""
+    staged, workload = truth.staged, truth.staged.cell.workload
+    fault, usual = staged.fault, staged.victim.usual
+    if staged.disorder.family == "workload" and fault.begin <= claim.at <= _closing(staged):
+        return claim.kind in staged.disorder.kinds
+    if claim.kind == "stage_imbalance":
+        return workload == "unequal-stages"
+    if claim.kind == "sequence_imbalance":
+        return workload.startswith(("long-context", "moe"))
+    if claim.cause in ("checkpoint", "evaluation"):
+        reach = max(RECENT_SECONDS, RECENT_STEPS * usual)
+        return any(0.0 <= claim.at - at <= reach for at in truth.saved)
+    if claim.cause in ("sequence-length", "data-loading"):
+        return claim.cause == "sequence-length" and workload.startswith(("long-context", "moe"))
+    return claim.cause in ("standing-offset", "stage-partition")
+
+
+def _closing(staged: Staged) -> float:
+    return staged.fault.end + max(TAIL_SECONDS, TAIL_STEPS * staged.victim.usual)
+
+
+def judge(truth: Truth, claims: list[Claim], names_kinds: bool) -> Outcome:
+    """Score one method's claims about the job in trouble."""
+    staged, fault, disorder = truth.staged, truth.staged.fault, truth.staged.disorder
+    found = Outcome()
+    closing = _closing(staged)
+    silent = disorder.family == "telemetry" or (not names_kinds and disorder.family in ("workload", "interference"))
+    right: Claim | None = None
+    inside: list[Claim] = []
+    for claim in claims:
+        if claim.kind == "unknown":
+            continue
+        within = fault.begin <= claim.at <= closing
+        kind_right = claim.kind in disorder.kinds or (not names_kinds and disorder.family in ("hardware", "hang"))
+        if within and kind_right and names_member(claim, fault, staged, not names_kinds):
+            right = claim if right is None else right
+            inside.append(claim)
+            found.confidences.append((claim.confidence, True))
+            continue
+        if claim.kind in OF_WORKLOAD and told_truly(claim, truth):
+            continue
+        if within and (claim.kind in ACCUSING or claim.kind == "interference" or claim.kind in disorder.kinds):
+            inside.append(claim)
+        found.fp += 1
+        found.false_kinds.append(claim.kind)
+        if claim.kind not in OF_WORKLOAD:
+            found.confidences.append((claim.confidence, False))
+    if inside:
+        found.first, found.cause = inside[0].kind, inside[0].cause
+    if disorder.family == "telemetry":
+        expected = bool(disorder.kinds)
+        found.tp, found.fn = int(right is not None), int(expected and right is None)
+        return found
+    if silent:
+        found.fn = 1
+        return found
+    found.tp, found.fn = int(right is not None), int(right is None)
+    if right is not None:
+        onset = fault.begin if truth.onset is None else truth.onset
+        found.seconds = max(0.0, right.at - onset)
+        found.steps = truth.steps_between(onset, right.at)
+    if disorder.level in ("gpu", "node", "nic", "link") and inside:
+        found.top1 = names_member(inside[0], fault, staged)
+        place, rank = staged.victim.place, fault.ranks[0]
+        near = " ".join(inside[0].suspects[:2])
+        among = place.gpus[rank] in near or place.nics[rank] in near
+        if disorder.level == "node":
+            among = among or place.nodes[rank] in near
+        found.top3 = found.top1 or among or any(names_member(claim, fault, staged) for claim in inside[1:3])
+    return found

@@ -1,0 +1,93 @@
+"""The few formulas of statistics that the evaluation needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Z95 = 1.959963984540054
+"""Two-sided 95 % quantile of the normal distribution."""
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float] | None:
+    """95 % interval of a share (Wilson 1927); None without trials."""
+    if trials == 0:
+        return None
+    share, square = successes / trials, Z95**2
+    centre = (share + square / (2 * trials)) / (1 + square / trials)
+    half = Z95 / (1 + square / trials) * math.sqrt(share * (1 - share) / trials + square / (4 * trials**2))
+    low = 0.0 if successes == 0 else max(0.0, centre - half)
+    return low, 1.0 if successes == trials else min(1.0, centre + half)
+
+
+def poisson_upper(events: int, confidence: float = 0.95) -> float:
+    """One-sided upper bound of a Poisson mean after `events` (Garwood 1936), by bisection of the distribution.
+
+    3.0 for none at 95 %: the rule of three.
+    """
+
+    def at_most(mean: float) -> float:
+        term = total = math.exp(-mean)
+        for k in range(1, events + 1):
+            term *= mean / k
+            total += term
+        return total
+
+    low, high = 0.0, 10.0 + 3.0 * events + 10.0 * math.sqrt(events)
+    if events > 500:  # the sum underflows; the normal approximation is good to a part in a thousand there
+        return events + 1.6448536269514722 * math.sqrt(events) + 1.3
+    for _ in range(80):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if at_most(middle) > 1.0 - confidence else (low, middle)
+    return high
+
+
+def f1_interval(tp: int, fp: int, fn: int, draws: int = 4000) -> tuple[float, float] | None:
+    """95 % interval of F1 by resampling the three counts (parametric bootstrap, fixed seed)."""
+    total = tp + fp + fn
+    if total == 0:
+        return None
+    drawn = np.random.default_rng(1).multinomial(total, [tp / total, fp / total, fn / total], draws)
+    scores = 2 * drawn[:, 0] / np.maximum(2 * drawn[:, 0] + drawn[:, 1] + drawn[:, 2], 1)
+    low, high = np.quantile(scores, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """Quantile of what was found; None where nothing was."""
+    return round(float(np.quantile(values, share)), 3) if len(values) else None
+
+
+def scores(tp: int, fp: int, fn: int) -> dict[str, Any]:
+    """Precision, recall and F1 with their 95 % intervals; None where there is nothing to divide by."""
+
+    def rounded(pair: tuple[float, float] | None) -> list[float] | None:
+        return None if pair is None else [round(pair[0], 4), round(pair[1], 4)]
+
+    return {
+        "precision": round(tp / (tp + fp), 4) if tp + fp else None,
+        "precision_interval": rounded(wilson(tp, tp + fp)),
+        "recall": round(tp / (tp + fn), 4) if tp + fn else None,
+        "recall_interval": rounded(wilson(tp, tp + fn)),
+        "f1": round(2 * tp / (2 * tp + fp + fn), 4) if tp + fp + fn else None,
+        "f1_interval": rounded(f1_interval(tp, fp, fn)),
+        "tp": tp,
+        "fp": fp,
+        "fn": fn,
+    }
+
+
+def calibration_error(confidences: Sequence[float], right: Sequence[bool], bins: int = 10) -> float | None:
+    """Expected calibration error: mean gap between confidence and truth over bins, weighted by their size."""
+    if not confidences:
+        return None
+    told, true = np.clip(np.asarray(confidences), 0.0, 1.0), np.asarray(right, float)
+    bin_of = np.minimum((told * bins).astype(int), bins - 1)
+    gap = 0.0
+    for number in np.unique(bin_of):
+        members = bin_of == number
+        gap += members.sum() * abs(told[members].mean() - true[members].mean())
+    return round(float(gap / len(told)), 4)
