@@ -7,15 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agent.attribution import Attribution
+from agent.collectors.attribution import KubeletCollector, OwnerCollector, PodTable
 from agent.collectors.block import Block, Collector, RecordSource
-from agent.collectors.gpu import GpuCollector
 from agent.collectors.host import HostCollector
+from agent.collectors.nvml import NvmlCollector
 from agent.collectors.process import ProcessCollector
 from agent.collectors.rdma import RdmaCollector
 from agent.collectors.steps import StepCollector
 from agent.collectors.xid import XidCollector, XidLedger
 from agent.inventory import Inventory
 from agent.schema.errors import UnsupportedError
+from agent.sources.pod_resources import SOCKET as KUBELET_SOCKET
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class Machine:
     steps and processes are sampled twice as often, so that what is short is still seen. xids: where the driver's
     events and the kernel's log meet. inventory: what the GPUs are called, for those who join them to their owners.
     rdma_excluded: patterns of RDMA devices' names or PCI addresses that are not read.
+    kubelet_socket, job_files: where a kubelet listens, and where a Slurm prolog writes which job has which GPU; None
+    for neither. pods: what the kubelet listed. gpu_burst: read each GPU ten times a second besides.
     """
 
     attribution: Attribution
@@ -38,7 +42,11 @@ class Machine:
     interval_seconds: float = 1.0
     xids: XidLedger = field(default_factory=XidLedger)
     inventory: Inventory = field(default_factory=Inventory)
+    kubelet_socket: str | None = KUBELET_SOCKET
+    job_files: str | None = None
+    pods: PodTable = field(default_factory=PodTable)
     rdma_excluded: tuple[str, ...] = ()
+    gpu_burst: bool = False
 
 
 def _steps(machine: Machine) -> Collector:
@@ -47,19 +55,50 @@ def _steps(machine: Machine) -> Collector:
     return StepCollector(machine.step_socket, machine.attribution, interval_seconds=machine.interval_seconds / 2)
 
 
+def _nvml(machine: Machine) -> Collector:
+    return NvmlCollector(
+        machine.nvml_library,
+        machine.interval_seconds,
+        machine.gpus,
+        burst=machine.gpu_burst,
+        xids=machine.xids,
+        inventory=machine.inventory,
+    )
+
+
 def _xid(machine: Machine) -> Collector:
     folders = (f"{machine.proc_root}/driver/nvidia", f"{machine.sys_root}/bus/pci/drivers/nvidia")
     present = machine.nvml_library is not None or any(map(os.path.isdir, folders))
     return XidCollector(machine.xids, machine.interval_seconds, driver_present=present)
 
 
+def _kubelet(machine: Machine) -> Collector:
+    if machine.kubelet_socket is None:
+        raise UnsupportedError("kubelet: no socket is configured")
+    return KubeletCollector(machine.kubelet_socket, machine.pods)
+
+
+def _owners(machine: Machine) -> Collector:
+    return OwnerCollector(
+        machine.attribution,
+        machine.pods,
+        machine.inventory,
+        proc_root=machine.proc_root,
+        sys_root=machine.sys_root,
+        slots=machine.gpus,
+        job_files=machine.job_files,
+    )
+
+
 COLLECTORS: tuple[Callable[[Machine], Collector], ...] = (
     lambda machine: HostCollector(machine.proc_root, machine.sys_root, machine.interval_seconds),
     lambda machine: ProcessCollector(machine.attribution, machine.proc_root, machine.interval_seconds / 2),
     _steps,
-    lambda machine: GpuCollector(machine.nvml_library, machine.interval_seconds, machine.gpus),
+    _nvml,
     _xid,
     lambda machine: RdmaCollector.of(machine.sys_root, machine.interval_seconds, machine.rdma_excluded),
+    _kubelet,
+    _owners,
 )
 
 

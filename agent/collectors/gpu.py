@@ -1,117 +1,222 @@
-"""The GPUs, as the driver's library tells of them."""
+"""What moves every second on one GPU: utilisation, memory, power, heat, clocks, profiling, NVLink's bytes.
+
+One batch of fields and a dozen single calls; those that the GPU does not answer are found out at the first run and have
+no columns. ``nvmlDeviceGetPcieThroughput`` is not among them: it measures for 20 ms while it holds the driver's lock.
+"""
 
 from __future__ import annotations
 
-from agent.collectors.block import Block
-from agent.schema.errors import SourceError, UnsupportedError
-from agent.schema.frame import Column
-from agent.sources.nvml import THROTTLE_REASONS, Gpu, GpuReading, Nvml
+from collections.abc import Iterator, Sequence
+from ctypes import byref, c_uint, c_ulonglong
 
-_GAUGES = (
-    "gangwatch_gpu_utilization_ratio",
-    "gangwatch_gpu_memory_utilization_ratio",
-    "gangwatch_gpu_memory_total_bytes",
-    "gangwatch_gpu_memory_used_bytes",
-    "gangwatch_gpu_power_watts",
-    "gangwatch_gpu_temperature_celsius",
-    "gangwatch_gpu_sm_clock_hertz",
-    "gangwatch_gpu_memory_clock_hertz",
+from agent.collectors import nvlink
+from agent.collectors.device import DeviceCollector, Part, SingleCall, series
+from agent.collectors.utilization import UtilizationSamples
+from agent.sources.nvml import Device, Query
+from agent.sources.nvml_fields import FieldBatch, Source, Wanted, counter, gauge
+from agent.sources.nvml_gpm import MEBIBYTE, Gpm, GpmColumn
+from agent.sources.nvml_interface import Memory, Temperature, Utilization
+
+TEMPERATURE = "gangwatch_gpu_temperature_celsius"
+
+PERCENT = 0.01
+MILLI = 1e-3
+MEGA = 1e6
+
+THROTTLE_REASONS = (
+    ("gpu_idle", 0x1),
+    ("clocks_setting", 0x2),
+    ("power_cap", 0x4),
+    ("hw_slowdown", 0x8),
+    ("sync_boost", 0x10),
+    ("sw_thermal", 0x20),
+    ("hw_thermal", 0x40),
+    ("hw_power_brake", 0x80),
+    ("display_clocks", 0x100),
+    ("board_limit", 0x200),
+    ("reliability", 0x400),
 )
+"""Bits of nvmlClocksEventReason* under the names that DCGM's ``clock_event`` label has, and the two that it has not."""
+
+THROTTLE_TIMES = (
+    ("power_cap", 74),
+    ("thermal_policy", 75),
+    ("sync_boost", 76),
+    ("board_limit", 77),
+    ("low_utilization", 78),
+    ("reliability", 79),
+    ("sw_thermal", 269),
+    ("hw_thermal", 270),
+    ("hw_power_brake", 271),
+)
+"""Fields that count nanoseconds below the wanted clock, by reason (NVML_FI_DEV_CLOCKS_EVENT_REASON_* and
+NVML_FI_DEV_PERF_POLICY_*)."""
+
+CLOCKS = (("graphics", 0), ("sm", 1), ("memory", 2), ("video", 3))
+"""nvmlClockType_t."""
+
+PIPES = (
+    ("integer", 4),
+    ("tensor_dfma", 6),
+    ("tensor_hmma", 7),
+    ("tensor_dmma", 8),
+    ("tensor_imma", 9),
+    ("fp64", 11),
+    ("fp32", 12),
+    ("fp16", 13),
+)
+"""GPM metrics of single pipes; any tensor pipe has a metric of its own."""
 
 
-class GpuCollector:
-    """Reads the node's GPUs once a run. What a GPU does not tell is absent, and so is all of a GPU that is lost.
+def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
+    """The fields of the fast tier."""
+    # 185 is the mean of a second (Ampere and newer, but for GA100); 186 is what there is elsewhere.
+    yield gauge(series("gangwatch_gpu_power_watts", device), Source(185, MILLI), Source(186, MILLI))
+    yield gauge(series("gangwatch_gpu_power_instant_watts", device), Source(186, MILLI))
+    yield gauge(series("gangwatch_gpu_module_power_watts", device), Source(186, MILLI, 1))
+    # With a fraction of a degree, where the driver is new enough.
+    yield gauge(series(TEMPERATURE, device), Source(308))
+    yield gauge(series("gangwatch_gpu_memory_temperature_celsius", device), Source(82))
+    yield counter(series("gangwatch_gpu_energy_joules_total", device), Source(83), Source(191))
+    for reason, field in THROTTLE_TIMES:
+        yield counter(series("gangwatch_gpu_throttle_seconds_total", device, reason=reason), Source(field))
+    yield from nvlink.fast_fields(device, links)
 
-    library: path of an NVML to load instead of the system's. It is loaded by the first run, in the collector's own
-    thread: a driver that hangs in its initialisation hangs nobody else. devices: UUIDs of the node's GPUs where
-    several nodes share the machine; () for all.
-    """
 
-    name = "gpu"
+def _utilization(device: Device) -> SingleCall:
+    rates = Utilization()
+    return SingleCall(
+        Query(device, "nvmlDeviceGetUtilizationRates", byref(rates)),
+        lambda: (rates.gpu * PERCENT, rates.memory * PERCENT),
+        [
+            series("gangwatch_gpu_utilization_ratio", device),
+            series("gangwatch_gpu_memory_utilization_ratio", device),
+        ],
+    )
 
-    def __init__(
-        self, library: str | None = None, interval_seconds: float = 1.0, devices: tuple[str, ...] = ()
-    ) -> None:
-        self.interval_seconds = interval_seconds
-        self._library = library
-        self._devices = devices
-        self._gpus: list[Gpu] = []
-        self._nvml: Nvml | None = None
-        self._block = Block()
-        self._found = False
 
-    def collect(self) -> Block:
-        if self._nvml is None:
-            self._nvml = self._open()
-            self._gpus = [gpu for gpu in self._nvml.gpus if not self._devices or gpu.uuid in self._devices]
-            self._block = self._make_block(self._nvml.driver, self._gpus)
-            self._found = True
-        block = self._block
-        block.clear()
-        try:
-            for position, gpu in enumerate(self._gpus):
-                reading = self._nvml.read(gpu)
-                if reading is not None:
-                    self._fill(position, reading)
-        except SourceError:
-            # The library is dead as it is loaded: begin anew at the next run, which succeeds once the driver is back.
-            self.close()
-            raise
-        return block
+def _coding(device: Device, which: str) -> SingleCall:
+    percent, period_us = c_uint(), c_uint()
+    return SingleCall(
+        Query(device, f"nvmlDeviceGet{which.capitalize()}Utilization", byref(percent), byref(period_us)),
+        lambda: (percent.value * PERCENT,),
+        [series(f"gangwatch_gpu_{which}_utilization_ratio", device)],
+    )
 
-    def _open(self) -> Nvml:
-        try:
-            return Nvml(self._library)
-        except UnsupportedError as error:
-            if self._found:
-                # There were GPUs: the driver is being reloaded or has failed, which is no reason to stop asking.
-                raise SourceError(str(error)) from None
-            raise
 
-    def close(self) -> None:
-        if self._nvml is not None:
-            self._nvml.close()
-            self._nvml = None
+def _memory(device: Device) -> SingleCall:
+    memory = Memory()
+    return SingleCall(
+        Query(device, "nvmlDeviceGetMemoryInfo_v2", byref(memory)),
+        lambda: (memory.total, memory.used, memory.free, memory.reserved),
+        [series(f"gangwatch_gpu_memory_{what}_bytes", device) for what in ("total", "used", "free", "reserved")],
+    )
 
-    @staticmethod
-    def _make_block(driver: str, gpus: list[Gpu]) -> Block:
-        """Gauges a GPU: info, _GAUGES, one a throttle reason. Counters a GPU: energy."""
-        gauges: list[Column] = []
-        counters: list[Column] = []
-        for gpu in gpus:
-            label = ("gpu", gpu.uuid)
-            gauges.append(
-                Column(
-                    "gangwatch_gpu_info",
-                    (("driver", driver), label, ("model", gpu.model), ("pci_address", gpu.pci_address)),
+
+def _temperature(device: Device) -> SingleCall:
+    """The die's, by the newest call that the driver has."""
+    column = series(TEMPERATURE, device)
+    temperature = Temperature()
+    newer = SingleCall(
+        Query(device, "nvmlDeviceGetTemperatureV", byref(temperature)), lambda: (temperature.celsius,), [column]
+    )
+    if newer.answers:
+        return newer
+    celsius = c_uint()
+    return SingleCall(
+        Query(device, "nvmlDeviceGetTemperature", c_uint(0), byref(celsius)), lambda: (celsius.value,), [column]
+    )
+
+
+def _clock(device: Device, name: str, kind: int) -> SingleCall:
+    megahertz = c_uint()
+    return SingleCall(
+        Query(device, "nvmlDeviceGetClockInfo", c_uint(kind), byref(megahertz)),
+        lambda: (megahertz.value * MEGA,),
+        [series(f"gangwatch_gpu_{name}_clock_hertz", device)],
+    )
+
+
+def _throttle(device: Device) -> SingleCall:
+    reasons = c_ulonglong()
+    bits = [bit for _, bit in THROTTLE_REASONS]
+
+    def one_each() -> list[float]:
+        now = reasons.value
+        return [float(now & bit != 0) for bit in bits]
+
+    columns = [series("gangwatch_gpu_throttle_state", device, reason=reason) for reason, _ in THROTTLE_REASONS]
+    newer = SingleCall(Query(device, "nvmlDeviceGetCurrentClocksEventReasons", byref(reasons)), one_each, columns)
+    if newer.answers:
+        return newer
+    # The name that drivers before 535 have for it.
+    return SingleCall(Query(device, "nvmlDeviceGetCurrentClocksThrottleReasons", byref(reasons)), one_each, columns)
+
+
+def _performance_state(device: Device) -> SingleCall:
+    state = c_uint()
+    unknown = 32  # NVML_PSTATE_UNKNOWN
+    return SingleCall(
+        Query(device, "nvmlDeviceGetPerformanceState", byref(state)),
+        lambda: (float(state.value) if state.value != unknown else None,),
+        [series("gangwatch_gpu_performance_state", device)],
+    )
+
+
+def gpm_columns(device: Device) -> list[GpmColumn]:
+    """Profiling of the whole GPU (nvmlGpmMetricId_t)."""
+    columns = [
+        GpmColumn(1, series("gangwatch_gpu_graphics_engine_active_ratio", device), PERCENT),
+        GpmColumn(2, series("gangwatch_gpu_sm_active_ratio", device), PERCENT),
+        GpmColumn(3, series("gangwatch_gpu_sm_occupancy_ratio", device), PERCENT),
+        GpmColumn(5, series("gangwatch_gpu_tensor_active_ratio", device), PERCENT),
+        GpmColumn(10, series("gangwatch_gpu_dram_active_ratio", device), PERCENT),
+    ]
+    columns.extend(
+        GpmColumn(metric, series("gangwatch_gpu_pipe_active_ratio", device, pipe=pipe), PERCENT)
+        for pipe, metric in PIPES
+    )
+    for link, first in (("pcie", (("transmit", 20), ("receive", 21))), ("nvlink", (("receive", 60), ("transmit", 61)))):
+        for direction, metric in first:
+            columns.append(
+                GpmColumn(
+                    metric,
+                    series(f"gangwatch_gpu_{link}_{direction}_bytes_per_second", device),
+                    MEBIBYTE,
+                    series(f"gangwatch_gpu_pcie_{direction}_bytes_total", device) if link == "pcie" else None,
                 )
             )
-            gauges.extend(Column(metric, (label,)) for metric in _GAUGES)
-            gauges.extend(
-                Column("gangwatch_gpu_throttle_state", (label, ("reason", reason))) for reason, _ in THROTTLE_REASONS
-            )
-            counters.append(Column("gangwatch_gpu_energy_joules_total", (label,)))
-        return Block(gauges, counters)
+    return columns
 
-    def _fill(self, position: int, reading: GpuReading) -> None:
-        """Set the values of the GPU at `position`, in base units."""
-        block = self._block
-        at = position * (1 + len(_GAUGES) + len(THROTTLE_REASONS))
-        block.set_gauge(at, 1.0)
-        for offset, value, times, per in (
-            (1, reading.utilization_percent, 1, 100),
-            (2, reading.memory_utilization_percent, 1, 100),
-            (3, reading.memory_total_bytes, 1, 1),
-            (4, reading.memory_used_bytes, 1, 1),
-            (5, reading.power_milliwatts, 1, 1000),
-            (6, reading.temperature_celsius, 1, 1),
-            (7, reading.sm_clock_megahertz, 1_000_000, 1),
-            (8, reading.memory_clock_megahertz, 1_000_000, 1),
-        ):
-            if value is not None:
-                block.set_gauge(at + offset, value * times / per)
-        if reading.throttle_reasons is not None:
-            for offset, (_, bit) in enumerate(THROTTLE_REASONS, 1 + len(_GAUGES)):
-                block.set_gauge(at + offset, float(reading.throttle_reasons & bit != 0))
-        if reading.energy_millijoules is not None:
-            block.set_counter(position, reading.energy_millijoules)
+
+def pcie_bytes(device: Device) -> Iterator[Wanted]:
+    """PCIe's byte counters, for GPUs without GPM; in 32 bits they would turn many times between two runs."""
+    for direction, field in (("transmit", 197), ("receive", 198)):
+        column = series(f"gangwatch_gpu_pcie_{direction}_bytes_total", device)
+        yield counter(column, Source(field), wide_only=True)
+
+
+def fast_parts(device: Device) -> Sequence[Part]:
+    """Everything of the fast tier. Raises GpuLostError, LibraryDeadError."""
+    gpm = Gpm(device, gpm_columns(device))
+    fields = list(fast_fields(device, nvlink.link_count(device)))
+    if not gpm.answers:
+        fields.extend(pcie_bytes(device))
+    batch = FieldBatch(device, fields)
+    told = {column.metric for column in batch.gauges}
+    return (
+        batch,
+        _utilization(device),
+        UtilizationSamples(device),
+        _memory(device),
+        *(() if TEMPERATURE in told else (_temperature(device),)),
+        *(_clock(device, name, kind) for name, kind in CLOCKS),
+        _throttle(device),
+        _performance_state(device),
+        *(_coding(device, which) for which in ("encoder", "decoder")),
+        gpm,
+    )
+
+
+def fast_collector(device: Device, interval_seconds: float, phase: float) -> DeviceCollector:
+    return DeviceCollector(f"gpu/{device.pci_address}", device, fast_parts, interval_seconds, phase)

@@ -41,15 +41,16 @@ class _Count:
 
 
 class Snapshot(NamedTuple):
-    """What a ledger holds. changes: rises whenever a GPU or a (GPU, code) is new or gets its UUID.
+    """What a ledger holds. changes: rises whenever a GPU, a code or an event is new, or a GPU gets its UUID.
 
     gpus: UUIDs, addresses where none is known, of all GPUs named or told of, sorted.
-    counts: (GPU, code, occurrences, newest wall time in ns), sorted.
+    counts: (GPU, code, occurrences, newest wall time in ns), sorted. events: (GPU, event, occurrences), sorted.
     """
 
     changes: int
     gpus: tuple[str, ...]
     counts: tuple[tuple[str, int, int, int], ...]
+    events: tuple[tuple[str, str, int], ...]
 
 
 def _function(pci_address: str) -> str:
@@ -68,6 +69,7 @@ class XidLedger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, int], _Count] = {}
+        self._events: dict[tuple[str, str], int] = {}
         self._uuids: dict[str, str] = {}
         self._records: deque[Record] = deque(maxlen=MOST_RECORDS)
         self._sequence = 0
@@ -111,6 +113,19 @@ class XidLedger:
             self._records.append(self._record(address, code, time_ns, origin, message))
             return True
 
+    def note(self, gpu_pci_address: str, event: str, time_ns: int) -> None:
+        """Something that the driver told of a GPU and that is no XID."""
+        address = _function(gpu_pci_address)
+        with self._lock:
+            if (address, event) not in self._events:
+                if len(self._events) >= MOST_SERIES:
+                    self.dropped += 1
+                    return
+                self._changes += 1
+            self._events[address, event] = self._events.get((address, event), 0) + 1
+            uuid = self._uuids.get(address, address)
+            self._records.append(EventRecord("gpu", uuid, time_ns, {"event": event, "pci_address": address}))
+
     def _record(self, address: str, code: int, time_ns: int, origin: Origin, message: str) -> EventRecord:
         known = describe(code)
         detail = {
@@ -136,7 +151,7 @@ class XidLedger:
     def newest(self) -> Snapshot:
         """Everything counted so far, as of one instant."""
         with self._lock:
-            addresses = {*self._uuids, *(address for address, _ in self._counts)}
+            addresses = {*self._uuids, *(address for address, _ in [*self._counts, *self._events])}
             return Snapshot(
                 self._changes,
                 tuple(sorted(self._uuids.get(address, address) for address in addresses)),
@@ -144,6 +159,12 @@ class XidLedger:
                     sorted(
                         (self._uuids.get(address, address), code, count.total, count.newest_ns)
                         for (address, code), count in self._counts.items()
+                    )
+                ),
+                tuple(
+                    sorted(
+                        (self._uuids.get(address, address), event, total)
+                        for (address, event), total in self._events.items()
                     )
                 ),
             )
@@ -164,29 +185,35 @@ class XidCollector:
         self._laid_out = -1
 
     def collect(self) -> Block:
-        changes, gpus, counts = self._ledger.newest()
-        if changes != self._laid_out:
-            self._laid_out = changes
-            self._block = self._lay_out(gpus, counts)
+        newest = self._ledger.newest()
+        if newest.changes != self._laid_out:
+            self._laid_out = newest.changes
+            self._block = self._lay_out(newest)
         block = self._block
-        totals = dict.fromkeys(gpus, 0)
-        for index, (uuid, _, total, newest_ns) in enumerate(counts):
+        totals = dict.fromkeys(newest.gpus, 0)
+        for index, (uuid, _, total, newest_ns) in enumerate(newest.counts):
             block.set_gauge(index, newest_ns / 1e9)
             block.set_counter(index, total)
             totals[uuid] += total
-        for index, total in enumerate(totals.values(), len(counts)):
+        for index, total in enumerate(totals.values(), len(newest.counts)):
+            block.set_counter(index, total)
+        for index, (_, _, total) in enumerate(newest.events, len(newest.counts) + len(newest.gpus)):
             block.set_counter(index, total)
         return block
 
     @staticmethod
-    def _lay_out(gpus: tuple[str, ...], counts: tuple[tuple[str, int, int, int], ...]) -> Block:
-        """Gauges: newest time of each (GPU, code). Counters: those of each (GPU, code), then all of each GPU."""
-        labels = [(("code", str(code)), ("gpu", uuid)) for uuid, code, _, _ in counts]
+    def _lay_out(newest: Snapshot) -> Block:
+        """Gauges: newest time of each (GPU, code). Counters: those of each (GPU, code), all of each GPU, events."""
+        labels = [(("code", str(code)), ("gpu", uuid)) for uuid, code, _, _ in newest.counts]
         return Block(
             [Column("gangwatch_gpu_xid_newest_timestamp_seconds", pair) for pair in labels],
             [
                 *(Column("gangwatch_gpu_xid_total", pair) for pair in labels),
-                *(Column("gangwatch_gpu_xid_events_total", (("gpu", uuid),)) for uuid in gpus),
+                *(Column("gangwatch_gpu_xid_events_total", (("gpu", uuid),)) for uuid in newest.gpus),
+                *(
+                    Column("gangwatch_gpu_driver_events_total", (("event", event), ("gpu", uuid)))
+                    for uuid, event, _ in newest.events
+                ),
             ],
         )
 

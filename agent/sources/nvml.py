@@ -1,75 +1,54 @@
-"""NVML, the driver's library, through pynvml, which is imported only where a GPU is looked for.
+"""NVML, the driver's library, loaded without any binding between: the hot path is a prepared call through ctypes.
 
-A value that this GPU or driver does not have is asked for once and then left alone; a GPU that has fallen off the bus
-is asked again only now and then, since every call on it may take the driver's lock for long.
+A value that this GPU or driver does not have is asked for once and then left alone. A GPU that has fallen off the bus
+is asked again only now and then, since every call on it may take the driver's lock for long. A symbol that is missing
+is a value that this driver does not have. What the codes mean: agent/sources/nvml_interface.py.
 
-Errors and units: nvml.h of the driver; pynvml raises NVMLError with the code in ``value``.
+Calls may come from several threads; the library serialises them itself.
 """
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from ctypes import byref, c_char, c_uint, c_void_p
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import SourceError, UnsupportedError
-
-_NEVER = frozenset({2, 3, 13, 25})
-"""INVALID_ARGUMENT, NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH: so for the life of the handle."""
-
-_LOST = frozenset({15, 16, 28})
-"""GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND: this GPU answers nothing until it is reset."""
-
-_DEAD = frozenset({1, 9, 18})
-"""UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH: the library as it is loaded answers nothing any more."""
-
-RETRY_LOST_RUNS = 30
-"""A lost GPU is left alone for this many runs."""
-
-THROTTLE_REASONS = (
-    ("gpu_idle", 0x1),
-    ("clocks_setting", 0x2),
-    ("power_cap", 0x4),
-    ("hw_slowdown", 0x8),
-    ("sync_boost", 0x10),
-    ("sw_thermal", 0x20),
-    ("hw_thermal", 0x40),
-    ("hw_power_brake", 0x80),
-    ("display_clocks", 0x100),
+from agent.schema.frame import CounterArray, GaugeArray, ValidArray
+from agent.sources.nvml_interface import (
+    ABSENT_DRIVER,
+    DEAD,
+    INSUFFICIENT_SIZE,
+    LOST,
+    NEVER,
+    NOT_FOUND,
+    SUCCESS,
+    Attributes,
+    Pci,
+    code_text,
 )
-"""Bits of nvmlClocksEventReason* under the names that DCGM's ``clock_event`` label has."""
+
+LIBRARY = "libnvidia-ml.so.1"
+
+RETRY_LOST_SECONDS = 30.0
+"""A lost GPU is left alone for so long between attempts."""
+
+_TEXT_BYTES = 96
+"""NVML_DEVICE_UUID_V2_BUFFER_SIZE and NVML_DEVICE_NAME_V2_BUFFER_SIZE, the longest texts that are asked for."""
 
 
-class GpuReading(NamedTuple):
-    """What one GPU said, in NVML's own units; None where it does not tell."""
-
-    utilization_percent: int | None = None
-    memory_utilization_percent: int | None = None
-    memory_total_bytes: int | None = None
-    memory_used_bytes: int | None = None
-    power_milliwatts: int | None = None
-    energy_millijoules: int | None = None
-    temperature_celsius: int | None = None
-    sm_clock_megahertz: int | None = None
-    memory_clock_megahertz: int | None = None
-    throttle_reasons: int | None = None
+class GpuLostError(SourceError):
+    """This GPU has fallen off the bus or needs a reset; the others are well."""
 
 
-@dataclass(slots=True)
-class Gpu:
-    """One GPU of the machine. The UUID is its identity: an index changes when another GPU fails."""
-
-    uuid: str
-    pci_address: str
-    model: str
-    handle: Any
-    unsupported: set[str] = field(default_factory=set)
-    lost_runs: int = 0
-
-
-class _LostError(Exception):
-    """The GPU being read is lost."""
+class LibraryDeadError(SourceError):
+    """The driver is gone, or another than this library is for; nothing answers until it is loaded anew."""
 
 
 def pci_address(bus_id: str) -> str:
@@ -78,104 +57,301 @@ def pci_address(bus_id: str) -> str:
     return f"{int(domain, 16):04x}:{rest}"
 
 
-class Nvml:
-    """The library, initialised, and the GPUs it found. Used from one thread."""
+class Library:
+    """The library, loaded and initialised. ``close`` gives the driver back and, where nothing is inside of it, unloads.
 
-    def __init__(self, library: str | None = None) -> None:
-        """Load and initialise. library: a path to load instead of the system's libnvidia-ml.so.1.
+    dead: set by the first call that says so, and by ``close``; whoever owns the library then opens another.
+    """
 
-        Raises UnsupportedError where there is no library, driver or GPU, SourceError where it fails otherwise.
+    def __init__(self, path: str | None = None) -> None:
+        """path: what to load instead of the system's libnvidia-ml.so.1.
+
+        Raises UnsupportedError where there is no library or driver, SourceError where it fails otherwise.
         """
         try:
-            import pynvml
-        except ImportError as error:
-            raise UnsupportedError(f"pynvml: {error}") from None
-        self._nvml: Any = pynvml
-        if library is not None:
-            try:
-                pynvml.nvmlLib = ctypes.CDLL(library)
-            except OSError as error:
-                raise UnsupportedError(f"NVML: {error}") from None
-            pynvml._nvmlGetFunctionPointer_cache.clear()
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            kind = UnsupportedError if error.value in (9, 12) else SourceError
-            raise kind(f"NVML: nvmlInit: {error}") from None
-        try:
-            self.driver: str = pynvml.nvmlSystemGetDriverVersion()
-            self.gpus: tuple[Gpu, ...] = tuple(self._find_gpus(pynvml.nvmlDeviceGetCount()))
-        except pynvml.NVMLError as error:
-            self.close()
-            raise SourceError(f"NVML: {error}") from None
-        if not self.gpus:
-            self.close()
-            raise UnsupportedError("NVML: no GPU answers")
+            self._library: ctypes.CDLL | None = ctypes.CDLL(path or LIBRARY)
+        except OSError as error:
+            raise UnsupportedError(f"NVML: {error}") from None
+        self.dead = False
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._missing: set[str] = set()
+        start = self.function("nvmlInit_v2")
+        if start is None:
+            self._unload()
+            raise UnsupportedError(f"NVML: {path or LIBRARY} has no nvmlInit_v2: it is no NVML")
+        code = start()
+        if code != SUCCESS:
+            self._unload()
+            kind = UnsupportedError if code in ABSENT_DRIVER else SourceError
+            raise kind(f"NVML: nvmlInit: {code_text(code)}")
 
-    def _find_gpus(self, count: int) -> list[Gpu]:
-        """The GPUs that tell who they are; one that is lost already when the agent starts is not among them."""
-        gpus: list[Gpu] = []
-        for index in range(count):
-            try:
-                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                bus_id = self._nvml.nvmlDeviceGetPciInfo(handle).busId
-                gpus.append(
-                    Gpu(
-                        self._nvml.nvmlDeviceGetUUID(handle),
-                        pci_address(bus_id.decode() if isinstance(bus_id, bytes) else bus_id),
-                        self._nvml.nvmlDeviceGetName(handle),
-                        handle,
-                    )
-                )
-            except self._nvml.NVMLError as error:
-                if error.value in _DEAD:
-                    raise
-        return gpus
-
-    def read(self, gpu: Gpu) -> GpuReading | None:
-        """Everything the GPU tells now; None while it is lost. Raises SourceError where the library itself is dead."""
-        if gpu.lost_runs > 0:
-            gpu.lost_runs -= 1
-            return None
-        nvml, handle = self._nvml, gpu.handle
+    def function(self, symbol: str) -> Callable[..., int] | None:
+        """The symbol, as a function that gives NVML's code; None where this driver has none of that name."""
+        if self._library is None:
+            raise LibraryDeadError("NVML: the library is closed")
         try:
-            rates = self._ask(gpu, "utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-            memory = self._ask(gpu, "memory", lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2))
-            return GpuReading(
-                rates and rates.gpu,
-                rates and rates.memory,
-                memory and memory.total,
-                memory and memory.used,
-                self._ask(gpu, "power", lambda: nvml.nvmlDeviceGetPowerUsage(handle)),
-                self._ask(gpu, "energy", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
-                self._ask(gpu, "temperature", lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-                self._ask(gpu, "SM clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-                self._ask(gpu, "memory clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-                self._ask(gpu, "clock reasons", lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)),
-            )
-        except _LostError:
-            gpu.lost_runs = RETRY_LOST_RUNS
+            found: Callable[..., int] = getattr(self._library, symbol)
+        except AttributeError:
+            self._missing.add(symbol)
             return None
+        return found
 
-    def _ask(self, gpu: Gpu, what: str, call: Callable[[], Any]) -> Any:
-        """The call's result, None where this GPU does not give it (this time, or ever)."""
-        if what in gpu.unsupported:
-            return None
+    def call(self, symbol: str, *arguments: Any) -> int:
+        """Call once, for what is asked rarely; 13 (FUNCTION_NOT_FOUND) where the symbol is missing."""
+        function = self.function(symbol)
+        return 13 if function is None else function(*arguments)
+
+    def text(self, symbol: str, *before: Any) -> str:
+        """The text that the call writes into a buffer; '' where this driver or GPU has none."""
+        buffer = (c_char * _TEXT_BYTES)()
+        code = self.call(symbol, *before, buffer, c_uint(_TEXT_BYTES))
+        self.check(code, symbol)
+        return buffer.value.decode("utf-8", "replace") if code == SUCCESS else ""
+
+    def check(self, code: int, what: str) -> None:
+        """Raise LibraryDeadError where the code says so."""
+        if code in DEAD:
+            self.dead = True
+            raise LibraryDeadError(f"NVML: {what}: {code_text(code)}")
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Symbols that were asked for and are not in this driver's library."""
+        return frozenset(self._missing)
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Calls are made inside; the library is not unloaded meanwhile."""
+        with self._lock:
+            self._inside += 1
         try:
-            return call()
-        except self._nvml.NVMLError as error:
-            code = error.value
-            if code in _LOST:
-                raise _LostError from None
-            if code in _DEAD:
-                raise SourceError(f"NVML: {what} of {gpu.uuid}: {error}") from None
-            if code in _NEVER:
-                gpu.unsupported.add(what)
-            return None
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
 
     def close(self) -> None:
-        """Let go of the driver; an open handle would block a GPU's reset and the driver's unloading."""
-        try:
-            self._nvml.nvmlShutdown()
-        except self._nvml.NVMLError:
-            pass
+        """Let go of the driver; an open handle would block a GPU's reset and the driver's unloading.
+
+        A call that has not returned keeps the library mapped: unmapping it would take the code away under its feet.
+        """
+        if self._library is None:
+            return
+        self.dead = True
+        shutdown = self.function("nvmlShutdown")
+        if shutdown is not None:
+            shutdown()
+        with self._lock:
+            stuck = self._inside > 0
+        if stuck:
+            self._library = None
+        else:
+            self._unload()
+
+    def _unload(self) -> None:
+        """Unmap the library, so that the next one loaded is the one on disk: a new driver brings a new library."""
+        if self._library is not None:
+            _ctypes.dlclose(self._library._handle)
+            self._library = None
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One MIG compute instance. profile: as in '1g.10gb'."""
+
+    uuid: str
+    profile: str
+    gpu_instance: int
+    compute_instance: int
+    handle: c_void_p
+
+
+@dataclass(slots=True)
+class Device:
+    """One GPU, and whether it answers. The UUID is its identity: an index changes when another GPU fails.
+
+    minor: N of /dev/nvidiaN, None where it is not told. mig: None where the GPU has no MIG.
+    """
+
+    library: Library
+    handle: c_void_p
+    uuid: str
+    pci_address: str
+    index: int
+    model: str = ""
+    minor: int | None = None
+    serial: str = ""
+    vbios: str = ""
+    mig: bool | None = None
+    instances: tuple[Instance, ...] = ()
+    clock: Clock = field(default_factory=SystemClock)
+    lost_until_ns: int | None = None
+
+    def check_present(self) -> None:
+        """Raise GpuLostError while the GPU is left alone; the first call after that shows whether it is back."""
+        if self.lost_until_ns is not None:
+            if self.clock.monotonic_ns() < self.lost_until_ns:
+                raise GpuLostError(f"GPU {self.uuid} at {self.pci_address} is lost")
+            self.lost_until_ns = None
+
+    def judge(self, code: int, what: str) -> bool:
+        """Whether the code means never; raises where it is about the GPU or the library as a whole."""
+        if code in LOST:
+            self.lost_until_ns = self.clock.monotonic_ns() + round(RETRY_LOST_SECONDS * 1e9)
+            raise GpuLostError(f"GPU {self.uuid} at {self.pci_address}: {what}: {code_text(code)}")
+        self.library.check(code, f"{what} of {self.uuid}")
+        return code in NEVER
+
+
+class Values(NamedTuple):
+    """Where the values of some columns go: views of the arrays of a block. All is absent there before a read."""
+
+    gauges: GaugeArray
+    counters: CounterArray
+    counters_valid: ValidArray
+
+
+class Query:
+    """One prepared call on a device. Not asked again once it is known that the answer is never."""
+
+    __slots__ = ("_arguments", "_device", "_function", "symbol")
+
+    def __init__(self, device: Device, symbol: str, *arguments: Any, handle: c_void_p | None = None) -> None:
+        """handle: of one of the device's MIG instances, where it is about that."""
+        self.symbol = symbol
+        self._device = device
+        self._function = device.library.function(symbol)
+        self._arguments = (device.handle if handle is None else handle, *arguments)
+
+    @property
+    def gone(self) -> bool:
+        return self._function is None
+
+    def ask(self) -> bool:
+        """Whether the call answered just now. Raises GpuLostError, LibraryDeadError."""
+        function = self._function
+        if function is None:
+            return False
+        code = function(*self._arguments)
+        if code == SUCCESS:
+            return True
+        if self._device.judge(code, self.symbol):
+            self._function = None
+        return False
+
+
+# --- enumeration -----------------------------------------------------------------------------------------------------
+
+
+def _number(library: Library, symbol: str, handle: c_void_p) -> int | None:
+    value = c_uint()
+    code = library.call(symbol, handle, byref(value))
+    library.check(code, symbol)
+    return value.value if code == SUCCESS else None
+
+
+def find_devices(library: Library, clock: Clock | None = None, known: Iterable[Device] = ()) -> tuple[Device, ...]:
+    """The GPUs that tell who they are now, in the driver's order; one that is lost is not among them.
+
+    known: those of the last time; where a GPU does not tell its MIG instances this time, they are taken to be as then.
+    Raises LibraryDeadError, or SourceError where they cannot even be counted.
+    """
+    count = c_uint()
+    code = library.call("nvmlDeviceGetCount_v2", byref(count))
+    library.check(code, "nvmlDeviceGetCount")
+    if code != SUCCESS:
+        raise SourceError(f"NVML: nvmlDeviceGetCount: {code_text(code)}")
+    devices: list[Device] = []
+    before = {device.uuid: device for device in known}
+    for index in range(count.value):
+        handle = c_void_p()
+        code = library.call("nvmlDeviceGetHandleByIndex_v2", c_uint(index), byref(handle))
+        library.check(code, "nvmlDeviceGetHandleByIndex")
+        if code != SUCCESS:
+            continue
+        pci = Pci()
+        code = library.call("nvmlDeviceGetPciInfo_v3", handle, byref(pci))
+        library.check(code, "nvmlDeviceGetPciInfo")
+        uuid = library.text("nvmlDeviceGetUUID", handle)
+        if code == SUCCESS and uuid:
+            device = Device(
+                library, handle, uuid, pci_address(pci.bus_id.decode()), index, clock=clock or SystemClock()
+            )
+            try:
+                _find_instances(device, before.get(uuid))
+            except GpuLostError:
+                continue
+            devices.append(device)
+    return tuple(devices)
+
+
+def describe_device(device: Device) -> None:
+    """Fill in what does not change while the driver is loaded: model, minor number, serial, VBIOS."""
+    library, handle = device.library, device.handle
+    device.model = library.text("nvmlDeviceGetName", handle)
+    device.serial = library.text("nvmlDeviceGetSerial", handle)
+    device.vbios = library.text("nvmlDeviceGetVbiosVersion", handle)
+    device.minor = _number(library, "nvmlDeviceGetMinorNumber", handle)
+
+
+def _find_instances(device: Device, before: Device | None) -> None:
+    """Fill in whether MIG is switched on, and the instances that are configured. Raises GpuLostError."""
+    library = device.library
+    current, pending, most = c_uint(), c_uint(), c_uint()
+    code = library.call("nvmlDeviceGetMigMode", device.handle, byref(current), byref(pending))
+    if code == SUCCESS and current.value:
+        code = library.call("nvmlDeviceGetMaxMigDeviceCount", device.handle, byref(most))
+    if code != SUCCESS:
+        if not device.judge(code, "nvmlDeviceGetMigMode") and before is not None:
+            device.mig, device.instances = before.mig, before.instances
+        return
+    device.mig = bool(current.value)
+    found: list[Instance] = []
+    for index in range(most.value):
+        handle = c_void_p()
+        code = library.call("nvmlDeviceGetMigDeviceHandleByIndex", device.handle, c_uint(index), byref(handle))
+        if code != SUCCESS:
+            if code != NOT_FOUND:  # which is an empty slot
+                device.judge(code, "nvmlDeviceGetMigDeviceHandleByIndex")
+            continue
+        uuid = library.text("nvmlDeviceGetUUID", handle)
+        gpu_instance = _number(library, "nvmlDeviceGetGpuInstanceId", handle)
+        compute_instance = _number(library, "nvmlDeviceGetComputeInstanceId", handle)
+        if uuid and gpu_instance is not None and compute_instance is not None:
+            found.append(Instance(uuid, _profile(library, handle), gpu_instance, compute_instance, handle))
+    device.instances = tuple(found)
+
+
+def _profile(library: Library, handle: c_void_p) -> str:
+    """The instance's profile: the end of its name, or made of its attributes as the driver makes it."""
+    name = library.text("nvmlDeviceGetName", handle)
+    _, found, profile = name.partition(" MIG ")
+    if found:
+        return profile
+    attributes = Attributes()
+    if library.call("nvmlDeviceGetAttributes_v2", handle, byref(attributes)) != SUCCESS:
+        return ""
+    gigabytes = round(attributes.memory_mib / 1024)
+    slices = f"{attributes.gpu_slices}g.{gigabytes}gb"
+    shared = attributes.compute_slices != attributes.gpu_slices
+    return f"{attributes.compute_slices}c.{slices}" if shared else slices
+
+
+def growing_list(
+    function: Callable[..., int], entry: Any, *before: Any, after: tuple[Any, ...] = ()
+) -> tuple[int, Any]:
+    """Call for a list whose length is not known: (code, the entries as a sliceable array).
+
+    The call's arguments are `before`, a pointer to the length, the array, `after`. Where the list outgrew the room it
+    says so and is asked once more with twice what it wanted; a list that grows faster than that is cut.
+    """
+    room = 32
+    for _ in range(3):
+        count = c_uint(room)
+        entries = (entry * room)()
+        code = function(*before, byref(count), entries, *after)
+        if code != INSUFFICIENT_SIZE:
+            return code, entries[: count.value] if code == SUCCESS else []
+        room = max(2 * count.value, 2 * room)
+    return code, []

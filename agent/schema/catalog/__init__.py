@@ -20,6 +20,7 @@ from agent.schema.catalog.feedback import FEEDBACK
 from agent.schema.catalog.gpu import GPU
 from agent.schema.catalog.host import HOST
 from agent.schema.catalog.metric import Kind, Metric
+from agent.schema.catalog.nvlink import NVLINK
 from agent.schema.catalog.process import PROCESS
 from agent.schema.catalog.rdma import RDMA
 from agent.schema.catalog.renamed import RENAMED, Renamed
@@ -34,6 +35,7 @@ METRICS: tuple[Metric, ...] = (
     *PROCESS,
     *STEP,
     *GPU,
+    *NVLINK,
     *XID,
     *RDMA,
     *FEEDBACK,
@@ -60,6 +62,7 @@ __all__ = [
     "GPU",
     "HOST",
     "METRICS",
+    "NVLINK",
     "PROCESS",
     "RDMA",
     "RENAMED",

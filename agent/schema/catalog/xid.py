@@ -13,4 +13,7 @@ XID: tuple[Metric, ...] = (
            _SOURCE),
     Metric("gangwatch_gpu_xid_newest_timestamp_seconds", "gauge", "When the newest XID of this code was reported.",
            "seconds", ("code", "gpu"), _SOURCE),
+    Metric("gangwatch_gpu_driver_events_total", "counter",
+           "Events of the driver that are no XIDs: ECC, retired memory, poison, MIG, recovery action.", "",
+           ("event", "gpu"), "nvmlEventSetWait_v2"),
 )  # fmt: skip

@@ -18,8 +18,8 @@ const struct mig_profile *mig_layout(u32 layout)
 }
 
 #define HOPPER                                                                                                         \
-    .model = "NVIDIA H100 80GB HBM3", .driver = "550.163.01", .vbios = "96.00.74.00.09",                               \
-    .part = "699-21010-0200-000", .cuda_version = 12040, .architecture = 9, .compute_major = 9, .compute_minor = 0,    \
+    .model = "NVIDIA H100 80GB HBM3", .driver = "570.158.01", .vbios = "96.00.74.00.09",                               \
+    .part = "699-21010-0200-000", .cuda_version = 12080, .architecture = 9, .compute_major = 9, .compute_minor = 0,    \
     .cores = 16896, .memory_bytes = 80 * GIB, .reserved_bytes = 1 * GIB, .bar1_bytes = 256 * GIB, .idle_mw = 95000,    \
     .limit_mw = 700000, .least_mw = 200000, .most_mw = 700000, .graphics_mhz = 1980, .idle_mhz = 345,                  \
     .memory_mhz = 2619, .pcie_generation = 5, .pci_device = 0x233010DE, .pci_subsystem = 0x165810DE, .ecc = 1,         \
@@ -47,7 +47,7 @@ const struct board boards[] = {
      .graphics_mhz = 1965, .idle_mhz = 120, .memory_mhz = 3996, .pcie_generation = 5, .pci_device = 0x290110DE,
      .pci_subsystem = 0x199910DE, .links = 18, .link_mbps = 53125, .nvlink_version = 7, .switches = 2, .ecc = 1,
      .row_remap = 1, .memory_temperature = 1, .temperature_limits = 1, .power_average = 1, .throttle_times = 1,
-     .pcie_errors = 1, .pcie_bytes = 1, .gpm = 1, .fabric_version = 3, .temperature_v = 1, .recovery_action = 1,
+     .pcie_errors = 1, .pcie_bytes = 1, .gpm = 1, .fabric_version = 3, .recovery_action = 1,
      .mig = 1,
      .pci = {"00000000:1B:00.0", "00000000:43:00.0", "00000000:52:00.0", "00000000:61:00.0", "00000000:9D:00.0",
              "00000000:C3:00.0", "00000000:D1:00.0", "00000000:DF:00.0"}},

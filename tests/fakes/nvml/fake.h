@@ -54,7 +54,7 @@ struct board {
     int links, link_mbps, nvlink_version, switches;
     /* What this generation of GPU and driver tells. */
     int ecc, retired_pages, row_remap, memory_temperature, temperature_limits, power_average, throttle_times;
-    int pcie_errors, pcie_bytes, gpm, fabric_version, temperature_v, recovery_action, mig;
+    int pcie_errors, pcie_bytes, gpm, fabric_version, recovery_action, mig;
     const char *pci[GPUS];
 };
 

@@ -187,8 +187,6 @@ EXPORT int nvmlDeviceGetTemperature(struct device *device, u32 sensor, u32 *cels
 EXPORT int nvmlDeviceGetTemperatureV(struct device *device, struct temperature_v1 *temperature)
 {
     ENTER_WHOLE(device);
-    if (!board()->temperature_v)
-        return FUNCTION_NOT_FOUND;
     if (temperature->version != VERSION_OF(struct temperature_v1, 1))
         return VERSION_MISMATCH;
     temperature->celsius = temperature_celsius(device->gpu, elapsed_us());

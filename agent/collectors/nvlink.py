@@ -1,0 +1,128 @@
+"""NVLink, link by link: bytes at every run of the fast tier; state, speed and errors at the slow one.
+
+Which counters there are depends on the generation: up to NVLink 4 replays, recoveries and CRC errors of the data link
+layer, from NVLink 5 on packets, symbol errors, forward error correction and bit error ratios. Every candidate is tried
+on every link, and what the GPU answers is kept (nvml.h, field ids 32-59, 91, 138-168, 201-250 and 291-295).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ctypes import byref
+
+from agent.collectors.device import series
+from agent.sources.nvml import Device
+from agent.sources.nvml_fields import Source, Wanted, counter, decoded, gauge
+from agent.sources.nvml_interface import SUCCESS, FieldValue
+
+LINK_COUNT = 91
+"""NVML_FI_DEV_NVLINK_LINK_COUNT; the header's NVML_NVLINK_MAX_LINKS differs by its version."""
+
+MOST_LINKS = 72
+"""NVML_GPM_METRIC_NVLINK_L71 is the highest link that nvml.h 13.5 knows."""
+
+KIBIBYTE = 1024.0
+
+_REPLACED = {
+    "replay": (161, 52),
+    "recovery": (162, 59),
+    "crc": (163,),
+    "crc_flit": (38,),
+    "crc_data": (45,),
+    "malformed_packet": (206,),
+    "buffer_overrun": (207,),
+    "receive": (208,),
+    "receive_remote": (209,),
+    "receive_general": (210,),
+    "link_integrity": (211,),
+    "transmit_discard": (212,),
+    "effective": (219,),
+}
+"""Error kinds, and the fields that give them: the newer first, the older where the GPU does not have that."""
+
+_ECC_FIRST, _ECC_LINKS = 148, 12
+"""NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_L0 to L11: a field for each link, of NVLink 3."""
+
+FEC_FIRST, FEC_BINS = 235, 16
+"""NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0 to 15: codewords by the number of symbols that had to be corrected."""
+
+
+def bit_error_ratio(packed: int) -> tuple[float]:
+    """The ratio that a BER field packs: mantissa in bits 8-11, exponent in bits 0-7 (nvml.h,
+    NVML_NVLINK_ERROR_COUNTER_BER_GET), meaning mantissa x 10^-exponent."""
+    return ((packed >> 8 & 0xF) * 10.0 ** -(packed & 0xFF),)
+
+
+def link_count(device: Device) -> int:
+    """How many NVLinks the GPU has; 0 where it has none. Raises GpuLostError, LibraryDeadError."""
+    entry = FieldValue(field=LINK_COUNT)
+    code = device.library.call("nvmlDeviceGetFieldValues", device.handle, 1, byref(entry))
+    if code == SUCCESS:
+        code = entry.code
+    if code != SUCCESS:
+        device.judge(code, "NVLink count")
+        return 0
+    return min(int(entry.value) & 0xFFFF_FFFF, MOST_LINKS)
+
+
+def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
+    """Bytes in both directions: what programs sent, and with the links' own overhead."""
+    for link in range(links):
+        for direction, data, raw, bytes_sent in (("transmit", 138, 140, 202), ("receive", 139, 141, 204)):
+            label = str(link)
+            yield counter(
+                series(f"gangwatch_nvlink_{direction}_bytes_total", device, link=label), Source(data, KIBIBYTE, link)
+            )
+            yield counter(
+                series(f"gangwatch_nvlink_{direction}_raw_bytes_total", device, link=label),
+                Source(raw, KIBIBYTE, link),
+                Source(bytes_sent, 1, link),
+            )
+
+
+def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
+    """State, speed, and every kind of error."""
+    for link in range(links):
+        label = str(link)
+        yield gauge(series("gangwatch_nvlink_state", device, link=label), Source(165, 1, link))
+        yield gauge(series("gangwatch_nvlink_speed_bytes_per_second", device, link=label), Source(164, 1e6, link))
+        for kind, fields in _REPLACED.items():
+            yield counter(
+                series("gangwatch_nvlink_errors_total", device, kind=kind, link=label),
+                *(Source(field, 1, link) for field in fields),
+            )
+        if link < _ECC_LINKS:
+            yield counter(
+                series("gangwatch_nvlink_errors_total", device, kind="ecc_data", link=label),
+                Source(_ECC_FIRST + link, 1, link),
+            )
+        for direction, packets in (("transmit", 201), ("receive", 203)):
+            yield counter(
+                series(f"gangwatch_nvlink_{direction}_packets_total", device, link=label), Source(packets, 1, link)
+            )
+        for outcome, field in (("succeeded", 213), ("failed", 214)):
+            yield counter(
+                series("gangwatch_nvlink_recoveries_total", device, link=label, outcome=outcome),
+                Source(field, 1, link),
+            )
+        yield counter(series("gangwatch_nvlink_recovery_attempts_total", device, link=label), Source(215, 1, link))
+        yield counter(series("gangwatch_nvlink_symbol_errors_total", device, link=label), Source(221, 1, link))
+        for bin_ in range(FEC_BINS):
+            yield counter(
+                series("gangwatch_nvlink_fec_codewords_total", device, corrected_symbols=str(bin_), link=label),
+                Source(FEC_FIRST + bin_, 1, link),
+            )
+        for stage, field in (("raw", 293), ("effective", 220), ("symbol", 222)):
+            yield decoded(
+                [series("gangwatch_nvlink_bit_error_ratio", device, link=label, stage=stage)],
+                bit_error_ratio,
+                Source(field, 1, link),
+            )
+        for lane, field in (("0", 291), ("1", 292)):
+            yield decoded(
+                [series("gangwatch_nvlink_lane_bit_error_ratio", device, lane=lane, link=label)],
+                bit_error_ratio,
+                Source(field, 1, link),
+            )
+        yield counter(series("gangwatch_nvlink_retransmission_blocks_total", device, link=label), Source(294, 1, link))
+        yield counter(series("gangwatch_nvlink_retransmitted_blocks_total", device, link=label), Source(295, 1, link))

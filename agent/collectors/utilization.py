@@ -1,0 +1,75 @@
+"""Utilisation between two runs, from the samples that the driver keeps (nvmlDeviceGetSamples).
+
+The driver samples several times a second on its own. A single reading a second misses what lies between; the samples
+since the last run give its minimum, mean and maximum.
+"""
+
+from __future__ import annotations
+
+from ctypes import byref, c_uint, c_ulonglong
+
+from agent.collectors.device import series
+from agent.schema.frame import Column
+from agent.sources.nvml import Device, Values
+from agent.sources.nvml_interface import NOT_FOUND, SUCCESS, Sample
+
+GPU_UTILIZATION = 1
+"""NVML_GPU_UTILIZATION_SAMPLES."""
+
+ROOM = 256
+"""Samples in one call; drivers keep about a hundred."""
+
+STATISTICS = ("min", "mean", "max")
+
+
+class UtilizationSamples:
+    """Minimum, mean and maximum of the driver's utilisation samples since the last read."""
+
+    def __init__(self, device: Device) -> None:
+        """Raises GpuLostError, LibraryDeadError."""
+        self._device = device
+        self._function = device.library.function("nvmlDeviceGetSamples")
+        self._newest_us = c_ulonglong(0)
+        self._value_type = c_uint()
+        self._count = c_uint()
+        self._samples = (Sample * ROOM)()
+        self.counters: tuple[Column, ...] = ()
+        # What the driver has kept from before is no part of the first window.
+        self.take()
+        self.gauges: tuple[Column, ...] = tuple(
+            series("gangwatch_gpu_utilization_window_ratio", device, statistic=statistic)
+            for statistic in (STATISTICS if self._function is not None else ())
+        )
+
+    def place(self, values: Values) -> None:
+        self._values = values.gauges
+
+    def take(self) -> list[float]:
+        """Utilisation, 0 to 1, of each sample since the last call. Raises GpuLostError, LibraryDeadError."""
+        if self._function is None:
+            return []
+        self._count.value = ROOM
+        code = self._function(
+            self._device.handle,
+            c_uint(GPU_UTILIZATION),
+            self._newest_us,
+            byref(self._value_type),
+            byref(self._count),
+            self._samples,
+        )
+        if code != SUCCESS:
+            if code != NOT_FOUND and self._device.judge(code, "nvmlDeviceGetSamples"):
+                self._function = None
+            return []
+        taken = self._samples[: min(self._count.value, ROOM)]
+        seen_us = self._newest_us.value
+        # A slot of the driver's ring that was never filled has no time.
+        shares = [(one.value & 0xFFFF_FFFF) / 100 for one in taken if one.timestamp > seen_us]
+        if taken:
+            self._newest_us.value = max(seen_us, *(one.timestamp for one in taken))
+        return [share for share in shares if share <= 1.0]
+
+    def read(self) -> None:
+        shares = self.take()
+        if shares:
+            self._values[0], self._values[1], self._values[2] = min(shares), sum(shares) / len(shares), max(shares)

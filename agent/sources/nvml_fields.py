@@ -1,0 +1,231 @@
+"""Many fields of one GPU in one driver call (nvmlDeviceGetFieldValues), straight into columns.
+
+Which fields a GPU answers is found out once, when the batch is made; from then on a run is one call on a reused array
+and a few vectorised copies. Each entry's own code and value type are honoured (the header promises neither that all
+fields succeed together nor that a field keeps its type): a field that turns out never to answer is dropped, one that
+fails for a moment is absent for that moment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import c_int
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from agent.schema.frame import Column, CounterArray, GaugeArray, ValidArray
+from agent.sources.nvml import Device, Query, Values
+from agent.sources.nvml_interface import NEVER, SUCCESS, FieldValue
+
+CALL_FIELDS = 128
+"""Most fields in one call: a call holds the driver's lock, and hundreds of NVLink registers take their time."""
+
+PROBES = 2
+"""A field that fails for a moment when it is probed is asked so often before it is kept on trust."""
+
+_DOUBLE, _UNSIGNED, _SIGNED, _SHORT, _SIGNED_LONG = 0, 1, 5, 6, 4
+_TYPES = 7
+
+_MASKS = np.full(_TYPES, 0xFFFF_FFFF_FFFF_FFFF, np.uint64)
+_MASKS[[_UNSIGNED, _SIGNED]] = 0xFFFF_FFFF
+_MASKS[_SHORT] = 0xFFFF
+_SIGNS = np.zeros(_TYPES, np.uint64)
+_SIGNS[_SIGNED] = 1 << 31
+_SIGNS[_SIGNED_LONG] = 1 << 63
+_WIDTHS = {_UNSIGNED: 32, _SIGNED: 32, _SHORT: 32}
+"""NVML value types: bits that hold the value, its sign bit, and how wide a counter of that type is taken to be."""
+
+_ENTRY = np.dtype(
+    {
+        "names": ["field", "scope", "timestamp", "value_type", "code", "value"],
+        "formats": ["<u4", "<u4", "<i8", "<u4", "<i4", "<u8"],
+        "offsets": [getattr(FieldValue, name).offset for name in
+                    ("field", "scope", "timestamp", "value_type", "code", "value")],
+        "itemsize": ctypes.sizeof(FieldValue),
+    }
+)  # fmt: skip
+
+
+class Source(NamedTuple):
+    """One way to have a value. factor: from the field's unit to the column's; a whole number for a counter."""
+
+    field: int
+    factor: float = 1.0
+    scope: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a field is to fill.
+
+    columns: one, or as many as `decode` gives values. sources: the first that the GPU answers is used.
+    decode: of a gauge that is no plain number: the raw integer -> the columns' values. wide_only: see `counter`.
+    """
+
+    columns: tuple[Column, ...]
+    sources: tuple[Source, ...]
+    counter: bool = False
+    decode: Callable[[int], Sequence[float]] | None = None
+    wide_only: bool = False
+
+
+def gauge(column: Column, *sources: Source) -> Wanted:
+    return Wanted((column,), sources)
+
+
+def counter(column: Column, *sources: Source, wide_only: bool = False) -> Wanted:
+    """wide_only: not at all where the driver gives it in 32 bits that turn too fast to be followed."""
+    return Wanted((column,), sources, counter=True, wide_only=wide_only)
+
+
+def decoded(columns: Iterable[Column], decode: Callable[[int], Sequence[float]], *sources: Source) -> Wanted:
+    return Wanted(tuple(columns), sources, decode=decode)
+
+
+class _Entry(NamedTuple):
+    wanted: Wanted
+    source: Source
+    at: int
+
+
+class FieldBatch:
+    """The fields of one GPU that it answers, read together. ``gauges`` and ``counters`` are their columns."""
+
+    def __init__(self, device: Device, wanted: Iterable[Wanted]) -> None:
+        """Asks each field once. Raises GpuLostError, LibraryDeadError."""
+        self._device = device
+        self.gauges: list[Column] = []
+        self.counters: list[Column] = []
+        self._entries: list[_Entry] = []
+        self._calls: list[Query] = []
+        for one, source, value_type in _probe(device, list(wanted)):
+            if one.counter and one.wide_only and value_type in _WIDTHS:
+                continue
+            kind = self.counters if one.counter else self.gauges
+            self._entries.append(_Entry(one, source, len(kind)))
+            kind.extend(
+                msgspec.structs.replace(column, width=_WIDTHS.get(value_type, 64)) if one.counter else column
+                for column in one.columns
+            )
+        self._gauge_values: GaugeArray = np.empty(0)
+        self._counter_values: CounterArray = np.empty(0, np.uint64)
+        self._counter_valid: ValidArray = np.empty(0, np.bool_)
+        self._compile()
+
+    def place(self, values: Values) -> None:
+        """Where the values go: as many as ``gauges`` and ``counters``."""
+        self._gauge_values, self._counter_values, self._counter_valid = values
+
+    def read(self) -> None:
+        """Ask, and fill in what was answered; the rest stays as it is. Raises GpuLostError, LibraryDeadError."""
+        for call in self._calls:
+            if not call.ask():
+                return
+        answered = self._view["code"] == SUCCESS
+        if not answered.all() and self._drop(self._view["code"]):
+            self.read()
+            return
+        types = self._view["value_type"]
+        if not np.array_equal(types, self._types):
+            self._take_types(types)
+        raw = self._view["value"]
+        whole = ((raw & self._mask) ^ self._sign) - self._sign
+        if len(self._gauge_from):
+            values = whole[self._gauge_from].view(np.int64).astype(np.float64)
+            if self._doubles:
+                real = raw.view(np.float64)[self._gauge_from]
+                values = np.where(self._gauge_is_double, real, values)
+            values *= self._gauge_factor
+            values[~answered[self._gauge_from]] = np.nan
+            self._gauge_values[self._gauge_to] = values
+        if len(self._counter_from):
+            self._counter_values[self._counter_to] = whole[self._counter_from] * self._counter_factor
+            self._counter_valid[self._counter_to] = answered[self._counter_from]
+        for position, at, wanted in self._decoded:
+            assert wanted.decode is not None
+            known = bool(answered[position])
+            values_of = wanted.decode(int(whole[position])) if known else [float("nan")] * len(wanted.columns)
+            self._gauge_values[at : at + len(wanted.columns)] = values_of
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _compile(self) -> None:
+        """Lay the array out anew for the entries that there are."""
+        entries = self._entries
+        self._array = (FieldValue * max(1, len(entries)))()
+        self._view = np.frombuffer(memoryview(self._array).cast("B"), _ENTRY)[: len(entries)]
+        for position, entry in enumerate(entries):
+            self._array[position].field = entry.source.field
+            self._array[position].scope = entry.source.scope
+        self._calls = _calls(self._device, self._array, len(entries))
+        plain = [(p, e) for p, e in enumerate(entries) if not e.wanted.counter and e.wanted.decode is None]
+        counted = [(p, e) for p, e in enumerate(entries) if e.wanted.counter]
+        self._decoded = [(p, e.at, e.wanted) for p, e in enumerate(entries) if e.wanted.decode is not None]
+        self._gauge_from = np.array([p for p, _ in plain], np.intp)
+        self._gauge_to = np.array([e.at for _, e in plain], np.intp)
+        self._gauge_factor = np.array([e.source.factor for _, e in plain], np.float64)
+        self._counter_from = np.array([p for p, _ in counted], np.intp)
+        self._counter_to = np.array([e.at for _, e in counted], np.intp)
+        self._counter_factor = np.array([round(e.source.factor) for _, e in counted], np.uint64)
+        self._take_types(np.zeros(len(entries), np.uint32))
+
+    def _take_types(self, types: npt.NDArray[np.uint32]) -> None:
+        self._types = types.copy()
+        known = np.minimum(self._types, _TYPES - 1)
+        self._mask = _MASKS[known]
+        self._sign = _SIGNS[known]
+        self._gauge_is_double = (self._types == _DOUBLE)[self._gauge_from]
+        self._doubles = bool(self._gauge_is_double.any())
+
+    def _drop(self, codes: npt.NDArray[np.int32]) -> bool:
+        """Look at the entries that did not answer, and drop those that never will; whether there were any."""
+        never = {
+            int(position)
+            for position in np.flatnonzero(codes != SUCCESS)
+            if self._device.judge(int(codes[position]), f"field {self._array[int(position)].field}")
+        }
+        if never:
+            self._entries = [entry for position, entry in enumerate(self._entries) if position not in never]
+            self._compile()
+        return bool(never)
+
+
+def _calls(device: Device, array: ctypes.Array[FieldValue], count: int) -> list[Query]:
+    """Prepared calls for all of the array, CALL_FIELDS at a time."""
+    size = ctypes.sizeof(FieldValue)
+    return [
+        Query(
+            device,
+            "nvmlDeviceGetFieldValues",
+            c_int(min(CALL_FIELDS, count - first)),
+            ctypes.byref(array, first * size),
+        )
+        for first in range(0, count, CALL_FIELDS)
+    ]
+
+
+def _probe(device: Device, wanted: Sequence[Wanted]) -> list[tuple[Wanted, Source, int]]:
+    """Each wanted with the first source that the GPU answers, or may answer later, and its value type."""
+    asked = [(one, source) for one in wanted for source in one.sources]
+    if not asked:
+        return []
+    array = (FieldValue * len(asked))()
+    for entry, (_, source) in zip(array, asked, strict=True):
+        entry.field, entry.scope = source.field, source.scope
+    for _ in range(PROBES):
+        for call in _calls(device, array, len(asked)):
+            if not call.ask() and call.gone:
+                return []
+        if all(entry.code in NEVER or entry.code == SUCCESS for entry in array):
+            break
+    chosen: dict[int, tuple[Wanted, Source, int]] = {}
+    for entry, (one, source) in zip(array, asked, strict=True):
+        never = entry.code != SUCCESS and device.judge(entry.code, f"field {entry.field}")
+        if not never:
+            chosen.setdefault(id(one), (one, source, entry.value_type))
+    return [chosen[id(one)] for one in wanted if id(one) in chosen]

@@ -1,0 +1,241 @@
+"""What NVML's calls take and give: structures, codes, value types.
+
+Layouts and numbers are those of nvml.h (12.9 and 13.5); tests/agent/test_nvml_interface.py compares them with the
+vendor's own bindings. A structure that carries a version says its size in the low bits and its version from bit 24 on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure, c_char, c_double, c_int, c_longlong, c_ubyte, c_uint, c_ulonglong, c_void_p
+from typing import Any, ClassVar
+
+SUCCESS = 0
+NOT_FOUND = 6
+INSUFFICIENT_SIZE = 7
+TIMEOUT = 10
+
+NEVER = frozenset({2, 3, 4, 13, 25})
+"""INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH: so for the life of
+the handle, and of this process, whose rights don't change."""
+
+LOST = frozenset({15, 16, 28})
+"""GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND: this GPU answers nothing until it is reset."""
+
+DEAD = frozenset({1, 9, 18})
+"""UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH: the library as it is loaded answers nothing any more."""
+
+ABSENT_DRIVER = frozenset({9, 12})
+"""DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND: what nvmlInit says where there is no driver."""
+
+ALL_LINKS = 0xFFFFFFFF
+"""As a field's scope: the sum of all NVLinks."""
+
+NOT_AVAILABLE = (1 << 64) - 1
+"""NVML_VALUE_NOT_AVAILABLE of an unsigned 64-bit value."""
+
+WHOLE_GPU = 0xFFFFFFFF
+"""As a process's or event's instance: not in a MIG instance."""
+
+CODES = {
+    1: "Uninitialized", 2: "Invalid Argument", 3: "Not Supported", 4: "No Permission", 6: "Not Found",
+    7: "Insufficient Size", 9: "Driver Not Loaded", 10: "Timeout", 12: "Library Not Found", 13: "Function Not Found",
+    15: "GPU is lost", 16: "Reset Required", 17: "Operating System", 18: "Driver/library version mismatch",
+    19: "In Use", 20: "Memory", 21: "No Data", 23: "Insufficient Resources", 25: "Argument Version Mismatch",
+    26: "Deprecated", 27: "Not Ready", 28: "GPU Not Found", 29: "Invalid State", 999: "Unknown",
+}  # fmt: skip
+
+
+def code_text(code: int) -> str:
+    """The code in nvml.h's words and as a number, for errors."""
+    return f"{CODES.get(code, 'error')} ({code})"
+
+
+class Versioned(Structure):
+    """A structure whose first word is its version."""
+
+    number: ClassVar[int] = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = ctypes.sizeof(self) | self.number << 24
+
+
+class Utilization(Structure):
+    _fields_: ClassVar[Any] = [("gpu", c_uint), ("memory", c_uint)]
+
+
+class Memory(Versioned):
+    number = 2
+    _fields_: ClassVar[Any] = [
+        ("version", c_uint),
+        ("total", c_ulonglong),
+        ("reserved", c_ulonglong),
+        ("free", c_ulonglong),
+        ("used", c_ulonglong),
+    ]
+
+
+class Bar1(Structure):
+    _fields_: ClassVar[Any] = [("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong)]
+
+
+class Temperature(Versioned):
+    """sensor 0: the die."""
+
+    _fields_: ClassVar[Any] = [("version", c_uint), ("sensor", c_uint), ("celsius", c_int)]
+
+
+class Margin(Versioned):
+    _fields_: ClassVar[Any] = [("version", c_uint), ("celsius", c_int)]
+
+
+class Pci(Structure):
+    _fields_: ClassVar[Any] = [
+        ("legacy", c_char * 16),
+        ("domain", c_uint),
+        ("bus", c_uint),
+        ("device", c_uint),
+        ("device_id", c_uint),
+        ("subsystem_id", c_uint),
+        ("bus_id", c_char * 32),
+    ]
+
+
+class FieldValue(Structure):
+    """value: a union of eight bytes, here as unsigned; value_type says what it holds."""
+
+    _fields_: ClassVar[Any] = [
+        ("field", c_uint),
+        ("scope", c_uint),
+        ("timestamp", c_longlong),
+        ("latency", c_longlong),
+        ("value_type", c_uint),
+        ("code", c_int),
+        ("value", c_ulonglong),
+    ]
+
+
+class Sample(Structure):
+    """timestamp: microseconds since the epoch."""
+
+    _fields_: ClassVar[Any] = [("timestamp", c_ulonglong), ("value", c_ulonglong)]
+
+
+class SramErrors(Versioned):
+    _fields_: ClassVar[Any] = [
+        ("version", c_uint),
+        ("aggregate_parity", c_ulonglong),
+        ("aggregate_secded", c_ulonglong),
+        ("aggregate_corrected", c_ulonglong),
+        ("volatile_parity", c_ulonglong),
+        ("volatile_secded", c_ulonglong),
+        ("volatile_corrected", c_ulonglong),
+        ("bucket_l2", c_ulonglong),
+        ("bucket_sm", c_ulonglong),
+        ("bucket_pcie", c_ulonglong),
+        ("bucket_mcu", c_ulonglong),
+        ("bucket_other", c_ulonglong),
+        ("threshold_exceeded", c_uint),
+    ]
+
+
+class ProcessInfo(Structure):
+    """The v2 and v3 calls' form."""
+
+    _fields_: ClassVar[Any] = [
+        ("pid", c_uint),
+        ("memory", c_ulonglong),
+        ("gpu_instance", c_uint),
+        ("compute_instance", c_uint),
+    ]
+
+
+class ProcessSample(Structure):
+    """timestamp: microseconds since the epoch; the rest are percent."""
+
+    _fields_: ClassVar[Any] = [
+        ("pid", c_uint),
+        ("timestamp", c_ulonglong),
+        ("sm", c_uint),
+        ("memory", c_uint),
+        ("encoder", c_uint),
+        ("decoder", c_uint),
+    ]
+
+
+class EventData(Structure):
+    _fields_: ClassVar[Any] = [
+        ("device", c_void_p),
+        ("event_type", c_ulonglong),
+        ("event_data", c_ulonglong),
+        ("gpu_instance", c_uint),
+        ("compute_instance", c_uint),
+    ]
+
+
+class Attributes(Structure):
+    """Of a MIG instance."""
+
+    _fields_: ClassVar[Any] = [
+        ("multiprocessors", c_uint),
+        ("copy_engines", c_uint),
+        ("decoders", c_uint),
+        ("encoders", c_uint),
+        ("jpeg", c_uint),
+        ("optical_flow", c_uint),
+        ("gpu_slices", c_uint),
+        ("compute_slices", c_uint),
+        ("memory_mib", c_ulonglong),
+    ]
+
+
+class FabricV2(Versioned):
+    number = 2
+    _fields_: ClassVar[Any] = [
+        ("version", c_uint),
+        ("cluster", c_ubyte * 16),
+        ("status", c_uint),
+        ("clique", c_uint),
+        ("state", c_ubyte),
+        ("health", c_uint),
+    ]
+
+
+class FabricV3(Versioned):
+    number = 3
+    _fields_: ClassVar[Any] = [*FabricV2._fields_, ("summary", c_ubyte)]
+
+
+class GpmMetric(Structure):
+    _fields_: ClassVar[Any] = [
+        ("metric", c_uint),
+        ("code", c_int),
+        ("value", c_double),
+        ("short_name", c_void_p),
+        ("long_name", c_void_p),
+        ("unit", c_void_p),
+    ]
+
+
+GPM_METRICS = 477
+"""Room for metrics in a request (NVML_GPM_METRIC_MAX of 13.5, the largest so far; a driver touches only as many as it
+is asked for)."""
+
+
+class GpmRequest(Structure):
+    """version: 1, without a size."""
+
+    _fields_: ClassVar[Any] = [
+        ("version", c_uint),
+        ("count", c_uint),
+        ("first", c_void_p),
+        ("second", c_void_p),
+        ("metrics", GpmMetric * GPM_METRICS),
+    ]
+
+
+class GpmSupport(Structure):
+    """version: 1, without a size."""
+
+    _fields_: ClassVar[Any] = [("version", c_uint), ("supported", c_uint)]
