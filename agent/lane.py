@@ -18,10 +18,10 @@ from agent.schema.clock import Clock
 
 log = logging.getLogger(__name__)
 
-HAND_OVER_SECONDS = 2.0
-HAND_OVER_INTERVALS = 2
-"""The lane's others are moved once a call has kept them waiting for so long: two of the shortest of their intervals,
-and not before two seconds."""
+HAND_OVER_SECONDS = 1.0
+HAND_OVER_INTERVALS = 1.5
+"""The lane's others are moved once a call has kept them waiting for so long: one and a half of the shortest of their
+intervals, and not before a second. Their samples are then two and a half intervals old, and go stale after three."""
 
 MOST_ABANDONED = 8
 """Threads of one lane that may be stuck at once. Where the whole driver hangs, each collector that tries it gets stuck
@@ -78,16 +78,22 @@ class Lane:
         self._thread = threading.Thread(target=self._run, args=(self._turn,), name=name, daemon=True)
         self._thread.start()
 
+    def hand_over_ns(self) -> int | None:
+        """When the lane's others will have waited for too long if the present call does not return; None for never."""
+        with self._changed:
+            busy = self._busy
+            if busy is None or self._stopping or self.abandoned >= MOST_ABANDONED:
+                return None
+            shortest_ns = min((one.interval_ns for one in self._runners if one is not busy), default=None)
+            if shortest_ns is None:
+                return None
+            return self._busy_since_ns + max(round(HAND_OVER_INTERVALS * shortest_ns), round(HAND_OVER_SECONDS * 1e9))
+
     def hand_over(self, now_ns: int) -> None:
         """Move the lane's others to a fresh thread where one has kept them waiting for too long."""
         with self._changed:
-            busy = self._busy
-            if busy is None or self._stopping or not (others := [one for one in self._runners if one is not busy]):
-                return
-            patience_ns = max(
-                HAND_OVER_INTERVALS * min(one.interval_ns for one in others), round(HAND_OVER_SECONDS * 1e9)
-            )
-            if now_ns - self._busy_since_ns <= patience_ns or self.abandoned >= MOST_ABANDONED:
+            busy, due_ns = self._busy, self.hand_over_ns()
+            if busy is None or due_ns is None or now_ns < due_ns:
                 return
             log.warning("collector %s is stuck: the others of lane %s go on without it", busy.name, self.name)
             self.abandoned += 1
@@ -156,9 +162,19 @@ class Lane:
                 return runner, runner.close
             if runner.releasable is not None and runner.released is not self._released:
                 return runner, runner.release if self._released else runner.acquire
-            if runner.due_ns <= now_ns and not runner.released and (due is None or runner.due_ns <= due.due_ns):
+            if runner.due_ns <= now_ns and not runner.released and (due is None or self._goes_before(runner, due)):
                 due = runner
         return None if due is None else (due, partial(self._collect, due))
+
+    def _goes_before(self, runner: Runner, other: Runner) -> bool:
+        """Whether a collector that is due is run before another.
+
+        While one is stuck, the next is likely to be of the same device: those who wait for a sample every second go
+        first, so that two in a row don't cost them theirs.
+        """
+        if self.abandoned and runner.interval_ns != other.interval_ns:
+            return runner.interval_ns < other.interval_ns
+        return runner.due_ns <= other.due_ns
 
     def _collect(self, runner: Runner) -> None:
         runner.run_once()

@@ -19,7 +19,7 @@ from agent.assembly import NODE_TIER, Assembly, Own
 from agent.collectors.block import Collector
 from agent.lane import Lane
 from agent.meter import Meter
-from agent.runner import Runner, ticks
+from agent.runner import Runner, next_due_ns
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.frame import MAX_RECORDS, Frame, Layout, Record
 from agent.sources.proc import read_boot_id
@@ -158,11 +158,20 @@ class Node:
             lane.start()
         lane.add(runner)
 
-    def _run(self, first_ns: int) -> None:
-        for _ in ticks(self._stopping, self._clock, first_ns, round(self.interval_seconds * 1e9)):
-            for lane in tuple(self._lanes.values()):
-                lane.hand_over(self._clock.monotonic_ns())
-            self._publish()
+    def _run(self, due_ns: int) -> None:
+        """Make a frame at every due instant, those that have passed meanwhile skipped; see to lanes that are stuck."""
+        interval_ns = round(self.interval_seconds * 1e9)
+        while True:
+            lanes = tuple(self._lanes.values())
+            wake_ns = min([due_ns, *(instant for lane in lanes if (instant := lane.hand_over_ns()) is not None)])
+            if self._stopping.wait(max(0, wake_ns - self._clock.monotonic_ns()) / 1e9):
+                return
+            now_ns = self._clock.monotonic_ns()
+            for lane in lanes:
+                lane.hand_over(now_ns)
+            if now_ns >= due_ns:
+                self._publish()
+                due_ns = next_due_ns(due_ns, interval_ns, self._clock.monotonic_ns())
 
     def stop(self) -> None:
         """End the threads, and close the collectors; a collector that is stuck in a driver's call is left behind."""

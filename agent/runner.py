@@ -8,9 +8,7 @@ for. A collector that costs too much of its interval is run less often, and that
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agent.collectors.block import Block, Collector, Parent, RecordSource, Releasable
@@ -123,8 +121,7 @@ class Runner:
     def _plan(self, now_ns: int) -> None:
         """Set the next due instant: the first of the grid that lies ahead."""
         first_ns = self._origin_ns + self._phase_ns
-        passed = (now_ns - first_ns) // self.interval_ns + 1
-        self.due_ns = first_ns + max(0, passed) * self.interval_ns
+        self.due_ns = next_due_ns(first_ns - self.interval_ns, self.interval_ns, now_ns)
 
     def _set_interval(self, interval_ns: int) -> None:
         self.interval_ns = interval_ns
@@ -237,11 +234,6 @@ class Runner:
         return since_ns is not None and now_ns - since_ns > self._stuck_ns
 
 
-def ticks(stopping: threading.Event, clock: Clock, due_ns: int, interval_ns: int) -> Iterator[None]:
-    """Yield at every due instant until told to stop. Instants that have passed meanwhile are skipped."""
-    while True:
-        if stopping.wait(max(0, due_ns - clock.monotonic_ns()) / 1e9):
-            return
-        yield
-        late_ns = clock.monotonic_ns() - due_ns
-        due_ns += interval_ns * (1 + max(0, late_ns) // interval_ns)
+def next_due_ns(due_ns: int, interval_ns: int, now_ns: int) -> int:
+    """The first instant of the schedule through `due_ns` that lies ahead of `now_ns`, and after `due_ns`."""
+    return due_ns + interval_ns * (1 + max(0, now_ns - due_ns) // interval_ns)

@@ -15,7 +15,7 @@ from agent.attribution import Attribution
 from agent.collectors import COLLECTORS, Machine, make_collectors
 from agent.collectors.block import Block, RecordSource
 from agent.node import Node
-from agent.runner import STALE_SECONDS, ticks
+from agent.runner import STALE_SECONDS, next_due_ns
 from agent.schema.catalog import BY_NAME
 from agent.schema.clock import ManualClock
 from agent.schema.errors import SourceError, UnsupportedError
@@ -206,20 +206,13 @@ def test_two_collectors_of_one_name_are_refused() -> None:
 # --- by itself -------------------------------------------------------------------------------------------------------
 
 
-def test_ticks_do_not_drift_and_missed_ones_are_skipped() -> None:
-    clock = ManualClock()
-    due: list[int] = []
-
-    class Waiting(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            clock.advance(timeout or 0.0)
-            return len(due) == 5
-
-    for _ in ticks(Waiting(), clock, 1_000_000_000, 1_000_000_000):
-        due.append(clock.monotonic_ns())
-        # The third takes two and a half intervals: ticks 4 and 5 are skipped, 6 is on time.
-        clock.advance(2.5 if len(due) == 3 else 0.3)
-    assert due == [1_000_000_000, 2_000_000_000, 3_000_000_000, 6_000_000_000, 7_000_000_000]
+def test_frames_do_not_drift_and_missed_ones_are_skipped() -> None:
+    due, instants = 1_000, []
+    for took in (300, 300, 2_500, 1_000, 0):
+        instants.append(due)
+        due = next_due_ns(due, 1_000, due + took)
+    # The third takes two and a half intervals: 4,000 and 5,000 are skipped, 6,000 is on time.
+    assert instants == [1_000, 2_000, 3_000, 6_000, 8_000]
 
 
 def test_a_started_node_makes_frames_until_it_is_stopped(started: Callable[[Node], Node]) -> None:
