@@ -31,6 +31,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "node": ("gangwatch.commands.cluster:node", "Release a node, quarantine it, or take it out for maintenance."),
     "freeze": ("gangwatch.commands.cluster:freeze", "Stop all actions at once; running jobs go on."),
     "thaw": ("gangwatch.commands.cluster:thaw", "Allow actions again."),
+    "detect": ("gangwatch.commands.detect:detect", "Say who held up recorded jobs, and why."),
+    "simulate": ("gangwatch.commands.simulate:simulate", "Run the scheduler over a trace of jobs, with a virtual clock."),
     "check": ("gangwatch.commands.machine:check", "Say what this machine offers and what is missing."),
     "demo": ("gangwatch.demo.command:demo", "Show a real straggler found and moved away from, on this machine."),
     "config": ("gangwatch.commands.configuration:config", "Show the effective configuration, or what is wrong in it."),

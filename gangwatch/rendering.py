@@ -171,6 +171,31 @@ def _clock(wall_ns: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_ns / 1e9))
 
 
+def simulated(report: dict[str, Any]) -> None:
+    """The table of `gangwatch simulate`."""
+    console = _console()
+    for note in report["notes"]:
+        console.print(note)
+    for one in report["refused"][:10]:
+        console.print(f"refused: job {_shown(one['job'])}: {one['reason']}")
+    if len(report["refused"]) > 10:
+        console.print(f"refused: {len(report['refused']) - 10} more")
+    table = _table("WHAT", "")
+    for key, value in report.items():
+        if isinstance(value, int | float) or value is None:
+            _row(table, key, f"{value:.4g}" if isinstance(value, float) and abs(value) < 1e4 else _whole(value))
+    _row(table, "decision_ms", ", ".join(f"{name} {_whole(ms, 3)}" for name, ms in report["decision_ms"].items()))
+    console.print(table)
+    table = _table("QUEUE", "JOBS", "AVERAGE JCT s", "P99 JCT s", "AVERAGE WAIT s")
+    for name, queue in report["per_queue"].items():
+        _row(table, name, *(_whole(value) for value in queue.values()))
+    console.print(table)
+
+
+def _whole(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
 def machine(found: Machine) -> None:
     """The table of `gangwatch check`."""
     console = _console()

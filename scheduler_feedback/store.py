@@ -34,7 +34,17 @@ from scheduler_feedback.store_reading import (
     RecordedAction,
 )
 
-__all__ = ["Store", "Retention", "CycleRecord", "Reader", "Loaded", "JournalRow", "NumberedEntry", "RecordedAction"]
+__all__ = [
+    "Store",
+    "Retention",
+    "CycleRecord",
+    "CycleRow",
+    "Reader",
+    "Loaded",
+    "JournalRow",
+    "NumberedEntry",
+    "RecordedAction",
+]
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x47574A4E  # "GWJN"; https://sqlite.org/pragma.html#pragma_application_id
@@ -77,6 +87,16 @@ class Retention:
     journal_bytes: int = 512 * 1024 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class CycleRow:
+    """A cycle that has run: what it was told and what it decided."""
+
+    cycle: int
+    now_ns: int
+    events: Sequence[Event]
+    actions: Sequence[Action]
+
+
 class CycleRecord:
     """A cycle that is being written: its inputs stand; ``decided`` adds the rest, ``discard`` keeps nothing of it."""
 
@@ -117,15 +137,16 @@ class CycleRecord:
 
 
 class Store(Reader):
-    """The store of one controller.
+    """The store of one controller. durable: a commit returns only when the disk has it.
 
     Raises StoreError, naming the file and what to do, where the file can't be opened, is damaged, is not ours, or was
     written by a newer build.
     """
 
-    def __init__(self, path: Path, retention: Retention = Retention()) -> None:
+    def __init__(self, path: Path, retention: Retention = Retention(), durable: bool = True) -> None:
         super().__init__(path)
         self.retention = retention
+        self._durable = durable
         with self._named("open it"):
             try:
                 # SQLite gives its side files the mode of the main file, so this one is made first, for its owner only.
@@ -162,7 +183,7 @@ class Store(Reader):
             problems = "; ".join(row[0] for row in database.execute("PRAGMA quick_check(3)"))
             if problems != "ok":
                 raise StoreError(f"{self.path}: damaged ({' '.join(problems.split())}). {WHEN_DAMAGED}")
-        database.execute("PRAGMA synchronous=FULL")
+        database.execute(f"PRAGMA synchronous={'FULL' if self._durable else 'OFF'}")
         self.job_number = int(self.meta("job_number") or 0)
 
     def close(self) -> None:
@@ -200,6 +221,22 @@ class Store(Reader):
         with self.cycle(cycle, now_ns, events) as record:
             record.decided(actions, entries)
         return record.entries
+
+    def append_all(self, rows: Sequence[CycleRow]) -> None:
+        """Write many cycles, without sentences, in one transaction. Raises StoreError; nothing is written then."""
+        with self._named("write cycles"), self._transaction() as database:
+            database.executemany(
+                "INSERT INTO journal (cycle, now_ns, events) VALUES (?, ?, ?)",
+                [(row.cycle, row.now_ns, _encode([encode_event(event) for event in row.events])) for row in rows],
+            )
+            database.executemany(
+                "INSERT INTO actions (action_id, cycle, job_id, body) VALUES (?, ?, ?, ?)",
+                [
+                    (action.action_id, row.cycle, action.job_id, encode_action(action))
+                    for row in rows
+                    for action in row.actions
+                ],
+            )
 
     def outcomes(self, outcomes: Iterable[tuple[str, str]], now_ns: int) -> None:
         """Record what came of actions: (action id, words)."""

@@ -11,6 +11,7 @@
     ├── ReporterError              what a training process sent over the step socket or wrote in its ring
     ├── SubmissionError            a job that cannot be accepted as it stands
     ├── StoreError                 the journal could not be written or read
+    ├── TraceError                 a job trace or topology file that is not what it was said to be
     ├── StateFolderBusyError       another controller or supervisor holds the state folder
     └── BackendError               the execution backend could not do or tell something
 
@@ -54,6 +55,10 @@ class SubmissionError(GangwatchError):
 
 class StoreError(GangwatchError):
     """The journal could not be written or read; what was to be recorded has not happened."""
+
+
+class TraceError(GangwatchError):
+    """A file of jobs, nodes or faults for a simulation can't be read; names file, line and column."""
 
 
 class StateFolderBusyError(GangwatchError):

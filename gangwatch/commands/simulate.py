@@ -1,0 +1,130 @@
+"""Command that simulates: simulate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from gangwatch.commands.options import print_json, say
+from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy
+from scheduler_feedback.sim.account import Report
+from scheduler_feedback.sim.engine import Engine
+from scheduler_feedback.sim.journal import JournalFile
+from scheduler_feedback.sim.nodes import nodes_of
+from scheduler_feedback.sim.page import write_page
+from scheduler_feedback.sim.presets import PRESETS
+from scheduler_feedback.sim.simulation import Simulation, read_trace
+from scheduler_feedback.sim.traces import TRACES
+
+
+@click.command()
+@click.option(
+    "--jobs",
+    "jobs_file",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The trace.",
+)
+@click.option(
+    "--format", "format_name", required=True, type=click.Choice([one.name for one in TRACES]), help="Its format."
+)
+@click.option("--nodes", "nodes_text", required=True, metavar="NxG|FILE", help="N nodes of G GPUs, or a topology file.")
+@click.option("--order", type=click.Choice([one.value for one in Order]), default="fair", show_default=True)
+@click.option("--backfill", type=click.Choice([one.value for one in Backfilling]), default="easy", show_default=True)
+@click.option("--load", default=1.0, show_default=True, metavar="FACTOR", help="Jobs arrive so many times as fast.")
+@click.option("--preempt", is_flag=True, help="Running gangs may be stopped for others; they resume later.")
+@click.option("--replan", type=float, metavar="SECONDS", help="Least time between two looks at what to preempt.")
+@click.option(
+    "--restart-cost", type=float, default=0.0, show_default=True, metavar="SECONDS", help="Lost by each restart."
+)
+@click.option(
+    "--estimates",
+    type=click.Choice([one.value for one in Estimates]),
+    default="exact",
+    show_default=True,
+    help="Where expected run times come from.",
+)
+@click.option("--preset", type=click.Choice([one.name for one in PRESETS]), help="The rules of published runs.")
+@click.option("--faults", metavar="PRESET|FILE", help="Nodes that become slow: a preset, or a file of them.")
+@click.option("--feedback", type=click.Choice(["off", "on", "oracle"]), default="off", show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of the faults and of the detector's errors.")
+@click.option("--journal", type=click.Path(path_type=Path), metavar="FILE", help="Keep every cycle, for `replay`.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="A page with the Gantt chart and queues.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
+def simulate(
+    jobs_file: Path,
+    format_name: str,
+    nodes_text: str,
+    order: str,
+    backfill: str,
+    load: float,
+    preempt: bool,
+    replan: float | None,
+    restart_cost: float,
+    estimates: str,
+    preset: str | None,
+    faults: str | None,
+    feedback: str,
+    seed: int,
+    journal: Path | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Run the scheduler over a trace of jobs with a virtual clock: the same cycle that runs in production.
+
+    \b
+    Example:
+      gangwatch simulate --jobs philly.csv --format philly --nodes 64x8 --order fifo --backfill easy --json
+      gangwatch simulate --jobs trace1.csv --format muri --nodes 8x8 --order srsf --preset muri --html page.html
+    """
+    if not (math.isfinite(load) and load > 0):
+        raise click.BadParameter(f"{load:g}: it must be more than 0", param_hint="--load")
+    for name, seconds in (("--replan", replan), ("--restart-cost", restart_cost)):
+        if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+            raise click.BadParameter(f"{seconds:g}: it cannot be less than 0", param_hint=name)
+    policy = Policy(
+        order=Order(order),
+        backfill=Backfilling(backfill),
+        estimates=Estimates(estimates),
+        preempt=preempt,
+        replan_seconds=replan or 0.0,
+    )
+    simulation = Simulation(
+        trace=read_trace(jobs_file, format_name),
+        nodes=nodes_of(nodes_text),
+        policy=policy,
+        load=load,
+        restart_cost_seconds=restart_cost,
+        preset=preset,
+        faults=faults,
+        feedback=feedback,
+        seed=seed,
+        spans=html is not None,
+    )
+    engine = simulation.engine(JournalFile(journal) if journal is not None else None)
+    report = _watched(engine)
+    if html is not None:
+        write_page(html, engine, report)
+        say(f"page: {html}")
+    if as_json:
+        print_json(asdict(report))
+        return
+    from gangwatch import rendering
+
+    rendering.simulated(asdict(report))
+
+
+def _watched(engine: Engine) -> Report:
+    """Run it, with a bar on standard error where a person is watching."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("jobs ended"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("jobs", total=None)
+        return engine.run(lambda ended, of_all: bar.update(task, completed=ended, total=of_all))

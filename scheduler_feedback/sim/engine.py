@@ -1,0 +1,381 @@
+"""Engine: a virtual clock over the production cycle.
+
+It owns what a cluster would: when jobs arrive, how far they are, when they end, which nodes are slow. At every instant
+at which something happens it hands all of it to ``cycle.run``, carries out what that decides, and hands over what comes
+of it at the same instant, until nothing more is decided. It knows no rule of scheduling; it never looks at a policy.
+
+::
+
+    next instant = the earliest of: an arrival, an end, a stop carried out, the timetable, the cycle's own clock
+    events       = what happened then, in that order
+    cycle.run(state, events, instant) -> actions -> starts and stops -> (again, if that had any consequence at once)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+
+from scheduler_feedback import cycle
+from scheduler_feedback.core.actions import Action, StartGang, StopGang
+from scheduler_feedback.core.events import (
+    AttemptEnded,
+    AttemptRunning,
+    Event,
+    NodeSeen,
+    PolicySet,
+    Progressed,
+    RankExit,
+    Submitted,
+    Tick,
+)
+from scheduler_feedback.core.job import JobKind, StopReason
+from scheduler_feedback.core.state import Estimates, Policy, State
+from scheduler_feedback.core.turn import nanoseconds
+from scheduler_feedback.policies.admission import malformed, oversized
+from scheduler_feedback.sim.account import Account, Report, report
+from scheduler_feedback.sim.disturbances import Disturbances
+from scheduler_feedback.sim.occurrence import Occurrence
+from scheduler_feedback.sim.trace import Trace, TraceJob
+from scheduler_feedback.sim.truth import Course, Gang, Machines, saved_ns
+
+MOST_TURNS = 10_000
+"""Cycles at one instant after which it is a bug that nothing settles."""
+
+SAVED_AND_STOPPED = 128 + 15
+"""Exit code of a rank that SIGTERM ended, as a shell counts."""
+
+
+class Journal:
+    """Where cycles are written; this one forgets them."""
+
+    def write(self, now_ns: int, events: Sequence[Event], outcome: cycle.Outcome, state: State) -> None:
+        """A cycle that has run."""
+
+    def close(self) -> None:
+        """No more will come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An attempt that is over, for the chart. why: 'ended', or the stop's reason."""
+
+    job_id: str
+    began_ns: int
+    ended_ns: int
+    nodes: dict[str, int]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to simulate.
+
+    restart_cost_seconds: what every attempt after a job's first loses before it works on; None: what each job says.
+    stall_seconds: what a replan costs each gang that runs (published runs of Muri): at every instant at which the cycle
+    runs it loses so much progress, at most what it made since the instant before. spans: keep them for the chart.
+    """
+
+    policy: Policy
+    restart_cost_seconds: float | None = None
+    stall_seconds: Callable[[TraceJob], float] | None = None
+    spans: bool = False
+
+
+class Engine:
+    """One simulation. ``run`` may be called once."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        nodes: Sequence[NodeSeen],
+        settings: Settings,
+        disturbances: Disturbances | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        self.state = State()
+        self.courses: dict[str, Course] = {}
+        self.gangs: dict[str, Gang] = {}
+        self.machines = Machines()
+        self.account = Account({node.node: node.slots for node in nodes})
+        self.refused: list[dict[str, str | int]] = [
+            {"job": one.job_id, "line": one.line, "reason": one.reason} for one in trace.refused
+        ]
+        self.spans: list[Span] = []
+        self.waiting = 0
+        self._trace = trace
+        self._nodes = tuple(nodes)
+        self._settings = settings
+        self._journal = journal if journal is not None else Journal()
+        self._exact = settings.policy.estimates is Estimates.EXACT
+        self._base_ns = trace.first_ns - trace.jobs[0].submitted_ns if trace.jobs else 0
+        self._told: list[Event] = []
+        self._heap: list[tuple[int, int, str, int]] = []
+        self._disturbances = disturbances
+        self._later: list[tuple[int, int, Occurrence]] = []
+        self._sequence = 0
+        self._exits: dict[tuple[int, int], tuple[RankExit, ...]] = {}
+        self._probes: dict[str, StartGang] = {}
+
+    @property
+    def first_ns(self) -> int:
+        """The instant of the first submission."""
+        return self._trace.first_ns
+
+    def run(self, progress: Callable[[int, int], None] | None = None) -> Report:
+        """Simulate until every job has ended or none can start any more. progress: told (jobs ended, of all)."""
+        began = time.perf_counter()
+        jobs, next_job = self._admitted(), 0
+        if self._disturbances is not None:
+            self._disturbances.begin(self)
+        ended = 0
+        while True:
+            arrival_ns = self._base_ns + jobs[next_job].submitted_ns if next_job < len(jobs) else None
+            now_ns = self._next_instant(arrival_ns)
+            if now_ns is None:
+                break
+            events = self._told
+            self._told = []
+            if self._settings.stall_seconds is not None:
+                self._stall(now_ns, events)
+            ended_now = self._take_ends(now_ns, events)
+            ended += ended_now
+            while next_job < len(jobs) and self._base_ns + jobs[next_job].submitted_ns <= now_ns:
+                events.append(self._submit(jobs[next_job], now_ns))
+                next_job += 1
+            self._take_occurrences(now_ns, events)
+            self._settle(now_ns, events or [Tick()])
+            if progress is not None and ended_now:
+                progress(ended, len(jobs))
+        self._journal.close()
+        self.account.backfilled = self.state.counts.get("decisions/backfilled/applied", 0)
+        return report(
+            self.account,
+            list(self.courses.values()),
+            time.perf_counter() - began,
+            self.refused,
+            self._trace.notes,
+        )
+
+    # --- what comes in ------------------------------------------------------------------------------------------------
+
+    def _admitted(self) -> list[TraceJob]:
+        """The jobs that this cluster could ever run; the settings and the nodes are told before the first comes."""
+        self._settle(self.first_ns, [PolicySet(self._settings.policy, "simulation"), *self._nodes])
+        jobs = []
+        for job in self._trace.jobs:
+            why_not = malformed(job.spec) or oversized(self.state, job.spec)
+            if why_not is None:
+                jobs.append(job)
+            else:
+                self.refused.append({"job": job.job_id, "line": job.line, "reason": why_not})
+        return jobs
+
+    def _next_instant(self, arrival_ns: int | None) -> int | None:
+        heap = self._heap
+        while heap and self._outdated(heap[0]):
+            heappop(heap)
+        candidates: list[int | None] = [
+            arrival_ns,
+            heap[0][0] if heap else None,
+            self._later[0][0] if self._later else None,
+        ]
+        if not heap and arrival_ns is None and not self.waiting:
+            return None
+        wake_ns = cycle.next_wake_ns(self.state)
+        if wake_ns is not None and wake_ns > self.state.now_ns:  # what was due by now, the last cycle has done
+            candidates.append(wake_ns)
+        return min((instant for instant in candidates if instant is not None), default=None)
+
+    def _outdated(self, entry: tuple[int, int, str, int]) -> bool:
+        gang = self.gangs.get(entry[2])
+        return entry[2] not in self._probes and (gang is None or gang.version != entry[3])
+
+    def _submit(self, job: TraceJob, now_ns: int) -> Submitted:
+        spec = job.spec
+        if self._settings.restart_cost_seconds is not None:
+            spec = replace(spec, restart_cost_seconds=self._settings.restart_cost_seconds, grace_seconds=0.0)
+        if self._exact:
+            spec = replace(spec, exact_seconds=job.run_seconds)
+        job = replace(job, spec=spec)
+        work_ns = nanoseconds(job.run_seconds)
+        self.courses[job.job_id] = Course(job, work_ns, work_ns, now_ns, waits_since_ns=now_ns)
+        self.waiting += 1
+        return Submitted(job.job_id, spec)
+
+    def _take_occurrences(self, now_ns: int, events: list[Event]) -> None:
+        while self._later and self._later[0][0] <= now_ns:
+            events += heappop(self._later)[2].happen(self, now_ns)
+
+    def later(self, occurrence: Occurrence) -> None:
+        """Put this on the timetable."""
+        self._sequence += 1
+        heappush(self._later, (occurrence.at_ns, self._sequence, occurrence))
+
+    # --- what ends ----------------------------------------------------------------------------------------------------
+
+    def _take_ends(self, now_ns: int, events: list[Event]) -> int:
+        ended = 0
+        heap = self._heap
+        while heap and heap[0][0] <= now_ns:
+            entry = heappop(heap)
+            if self._outdated(entry):
+                continue
+            job_id = entry[2]
+            if job_id in self._probes:
+                events.append(self._probe_ended(job_id, now_ns))
+            else:
+                ended += not self.gangs[job_id].stopping
+                self._end(job_id, now_ns, events)
+        return ended
+
+    def _end(self, job_id: str, now_ns: int, events: list[Event]) -> None:
+        """The attempt is gone: its job is done, or it was stopped and what it had not saved is lost."""
+        gang = self.gangs.pop(job_id)
+        course = gang.course
+        if gang.stopping:
+            course.left_ns = saved_ns(gang)
+            course.waits_since_ns = now_ns
+            self.waiting += 1
+        else:
+            course.left_ns, course.ended_ns = 0, now_ns
+        self._release(job_id, gang, now_ns)
+        stopped = gang.stopping
+        reason = self.state.jobs[job_id].stop_reason if stopped else None
+        self._keep_span(job_id, gang, now_ns, reason.value if reason is not None else "ended")
+        events.append(
+            AttemptEnded(
+                job_id,
+                gang.attempt,
+                self._exit_of(gang.slots, SAVED_AND_STOPPED if stopped else 0),
+                ended_wall_ns=now_ns,
+                signalled=stopped,
+                why=reason.value if reason is not None else "",
+                done_seconds=(course.work_ns - course.left_ns) / 1e9,
+            )
+        )
+
+    def _release(self, job_id: str, gang: Gang, now_ns: int) -> None:
+        self.machines.leave(job_id, gang)
+        self.account.pass_time(now_ns)
+        self.account.give(gang.nodes)
+        self.account.held_slot_ns += gang.slots * (now_ns - gang.began_ns)
+
+    def _keep_span(self, job_id: str, gang: Gang, now_ns: int, why: str) -> None:
+        if self._settings.spans:
+            self.spans.append(Span(job_id, gang.began_ns, now_ns, gang.nodes, why))
+
+    def _exit_of(self, ranks: int, code: int) -> tuple[RankExit, ...]:
+        exits = self._exits.get((ranks, code))
+        if exits is None:
+            exits = self._exits[ranks, code] = tuple(RankExit(rank, code) for rank in range(ranks))
+        return exits
+
+    def _stall(self, now_ns: int, events: list[Event]) -> None:
+        """A replan stops every gang for a moment; one that ends at this very instant is past it."""
+        stall = self._settings.stall_seconds
+        assert stall is not None
+        for job_id, gang in self.gangs.items():
+            if gang.end_ns <= now_ns:
+                continue
+            lost_ns = min(nanoseconds(stall(gang.course.job)), now_ns - gang.since_ns)
+            gang.advance(now_ns, lost_ns)
+            if lost_ns:
+                self.reschedule(job_id, gang)
+                events.append(Progressed(job_id, gang.attempt, gang.done_seconds))
+
+    # --- what is decided ----------------------------------------------------------------------------------------------
+
+    def _settle(self, now_ns: int, events: list[Event]) -> None:
+        """Cycles at one instant, until a cycle's actions have no consequence at that instant."""
+        for _ in range(MOST_TURNS):
+            began = time.perf_counter()
+            outcome = cycle.run(self.state, events, now_ns)
+            self.account.cycle_seconds.append(time.perf_counter() - began)
+            if outcome.changed:
+                self._journal.write(now_ns, events, outcome, self.state)
+            events = []
+            for action in outcome.actions:
+                self._carry_out(action, now_ns, events)
+            self.account.decisions += len(outcome.actions)
+            if not events:
+                return
+        raise RuntimeError(f"{MOST_TURNS} cycles at {now_ns} ns, and still something is decided: a bug of the cycle")
+
+    def _carry_out(self, action: Action, now_ns: int, events: list[Event]) -> None:
+        if isinstance(action, StopGang):
+            self._stop(action, now_ns, events)
+        elif action.spec.kind is JobKind.PROBE:
+            self._start_probe(action, now_ns)
+        else:
+            self._start(action, now_ns, events)
+
+    def _start(self, action: StartGang, now_ns: int, events: list[Event]) -> None:
+        course = self.courses[action.job_id]
+        gang = self.machines.start(action, course, self.state.nodes, now_ns)
+        self.gangs[action.job_id] = gang
+        self.account.pass_time(now_ns)
+        self.account.take(gang.nodes)
+        assert course.waits_since_ns is not None
+        course.waiting_ns += now_ns - course.waits_since_ns
+        course.waits_since_ns = None
+        course.first_start_ns = now_ns if course.first_start_ns is None else course.first_start_ns
+        self.waiting -= 1
+        self._told.append(AttemptRunning(action.job_id, action.attempt, ()))
+        self.reschedule(action.job_id, gang)
+        if self._disturbances is not None:
+            events += self._disturbances.started(self, action.job_id, gang, now_ns)
+
+    def reschedule(self, job_id: str, gang: Gang) -> None:
+        """Its expected end is another one now."""
+        gang.version += 1
+        self._sequence += 1
+        heappush(self._heap, (gang.end_ns, self._sequence, job_id, gang.version))
+
+    def _stop(self, action: StopGang, now_ns: int, events: list[Event]) -> None:
+        """It is told to save, and is gone when that is done; what a save costs is the job's own word."""
+        if action.job_id in self._probes:
+            events.append(self._probe_ended(action.job_id, now_ns))
+            return
+        gang = self.gangs.get(action.job_id)
+        if gang is None or gang.stopping or gang.attempt != action.attempt:
+            return
+        self.account.preemptions += action.why is StopReason.PREEMPT
+        self.account.migrations += action.why is StopReason.MIGRATE
+        gang.advance(now_ns)
+        gang.stopping = True
+        save_ns = nanoseconds(min(gang.course.job.spec.checkpoint_cost_seconds, action.grace_seconds))
+        gang.version += 1
+        if save_ns:
+            self._sequence += 1
+            heappush(self._heap, (now_ns + save_ns, self._sequence, action.job_id, gang.version))
+        else:
+            # What was told of the start must be taken in before what is told of the end.
+            events += self._told
+            self._told = []
+            self._end(action.job_id, now_ns, events)
+
+    # --- probes -------------------------------------------------------------------------------------------------------
+
+    def _start_probe(self, action: StartGang, now_ns: int) -> None:
+        self._probes[action.job_id] = action
+        self._sequence += 1
+        at_ns = now_ns + PROBE_NS
+        heappush(self._heap, (at_ns, self._sequence, action.job_id, 0))
+        self._told.append(AttemptRunning(action.job_id, action.attempt, ()))
+
+    def _probe_ended(self, job_id: str, now_ns: int) -> AttemptEnded:
+        """It fails where the node is still slow: that is what it measures."""
+        action = self._probes.pop(job_id)
+        slow = self.machines.worst(slot.node for slot in action.placement) > PROBE_FINDS_SLOWDOWN
+        exits = self._exit_of(len(action.placement), 1 if slow else 0)
+        return AttemptEnded(job_id, action.attempt, exits, ended_wall_ns=now_ns)
+
+
+PROBE_NS = 60 * 10**9
+"""How long our own probe of a node takes (``backends/probe.py`` measures for less; with its start-up, a minute)."""
+
+PROBE_FINDS_SLOWDOWN = 1.1
+"""A node slower than this fails its probe."""

@@ -1,0 +1,98 @@
+"""Nodes of a simulation: so many alike ('64x8'), or a file that names each one and where in the network it lies.
+
+A file is a table with a header. Column names of public files are understood beside our own:
+
+========= ============================================================================================================
+node      ip (Alibaba's Lingjun), sn (Alibaba's OpenB)
+slots     gpu (OpenB); 8 where the file tells none: what a Lingjun host has (Qian et al., SIGCOMM'24)
+gpu_type  model (OpenB)
+rack      ASW, the access switch (Lingjun)       spine   DSW, the core switch, and PSW, the pod's (Lingjun)
+rail, island, island_slots: as in ``NodeSeen``
+========= ============================================================================================================
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from agent.schema.errors import TraceError
+from scheduler_feedback.core.events import NodeSeen
+from scheduler_feedback.sim.table import CellError, Row, rows
+
+RACK_NODES = 32
+"""Nodes under one leaf switch where nobody says: a scalable unit of NVIDIA's DGX SuperPOD (reference architecture)."""
+
+DEFAULT_SLOTS = 8
+MOST_SLOTS = 1_000_000
+"""Of all nodes together; a larger cluster is a slip of the keyboard."""
+
+_GRID = re.compile(r"(\d+)x(\d+)(?:/(\d+))?")
+
+
+def nodes_of(text: str) -> tuple[NodeSeen, ...]:
+    """'NODESxGPUS', 'NODESxGPUS/NODES A RACK', or the path of a file. Raises TraceError."""
+    found = _GRID.fullmatch(text)
+    if found is not None:
+        count, slots, rack = int(found[1]), int(found[2]), int(found[3] or RACK_NODES)
+        if not count or not slots or not rack:
+            raise TraceError(f"--nodes {text}: none of the numbers can be 0")
+        if count * slots > MOST_SLOTS:
+            raise TraceError(f"--nodes {text}: {count * slots} GPUs; at most {MOST_SLOTS} can be simulated")
+        return grid(count, slots, rack)
+    path = Path(text)
+    if not path.is_file():
+        raise TraceError(f"--nodes {text}: neither a shape like 64x8 nor a file")
+    return read(path)
+
+
+def grid(count: int, slots: int, rack: int = RACK_NODES) -> tuple[NodeSeen, ...]:
+    """Nodes that are all alike, named so that the order of their names is that of their numbers."""
+    digits, rack_digits = len(str(count - 1)), len(str((count - 1) // rack))
+    return tuple(
+        NodeSeen(
+            f"n{number:0{digits}}", slots, machine=f"n{number:0{digits}}", rack=f"r{number // rack:0{rack_digits}}"
+        )
+        for number in range(count)
+    )
+
+
+def read(path: Path) -> tuple[NodeSeen, ...]:
+    """The nodes of this file. Raises TraceError naming line and column: a cluster with a hole in it is no cluster."""
+    found: dict[str, NodeSeen] = {}
+    for row in rows(path, ()):
+        try:
+            if isinstance(row, CellError):
+                raise row
+            node = _node(row)
+            if node.node in found:
+                raise row.wrong("node", f"{node.node!r} stands twice")
+        except CellError as error:
+            raise TraceError(f"{path}: {error}") from error
+        found[node.node] = node
+    if not found:
+        raise TraceError(f"{path}: no node in it")
+    return tuple(found.values())
+
+
+def _node(row: Row) -> NodeSeen:
+    name = _first(row, "node", "ip", "sn")
+    if not name:
+        raise row.wrong("node", "is missing (or one of ip, sn)")
+    column = next((column for column in ("slots", "gpu") if row.text(column)), "")
+    spine = row.text("spine") or "/".join(filter(None, (row.text("DSW"), row.text("PSW"))))
+    return NodeSeen(
+        name,
+        row.count(column, 1) if column else DEFAULT_SLOTS,
+        machine=name,
+        gpu_type=_first(row, "gpu_type", "model"),
+        spine=spine,
+        rack=_first(row, "rack", "ASW"),
+        rail=row.text("rail"),
+        island=row.text("island"),
+        island_slots=row.count("island_slots") if row.text("island_slots") else 0,
+    )
+
+
+def _first(row: Row, *columns: str) -> str:
+    return next((text for column in columns if (text := row.text(column))), "")

@@ -1,0 +1,146 @@
+"""Page: one HTML file, with nothing to load, that draws a simulation: who ran where and when, and who waited."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any
+
+from agent.schema.errors import TraceError
+from scheduler_feedback.sim.account import Report
+from scheduler_feedback.sim.engine import Engine, Span
+from scheduler_feedback.sim.truth import Course
+
+MOST_SPANS = 100_000
+"""Drawn at most, the longest first: a browser holds some megabytes of them with ease."""
+
+MOST_POINTS = 2000
+"""Of a plot: more than a screen has columns."""
+
+_TEMPLATE = Path(__file__).with_name("page.html")
+_PLACE = "/*DATA*/"
+
+
+def write_page(path: Path, engine: Engine, report: Report) -> None:
+    """Write the page. Raises TraceError where the file can't be written."""
+    document = json.dumps(page_data(engine, report), separators=(",", ":"), ensure_ascii=False)
+    # A job's name may hold '</script>': inside of a string of JSON the escaped slash is the same text.
+    text = _TEMPLATE.read_text(encoding="utf-8").replace(_PLACE, document.replace("<", "\\u003c"))
+    try:
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from error
+
+
+def page_data(engine: Engine, report: Report) -> dict[str, Any]:
+    """All that the page shows. Times in seconds after the first submission.
+
+    bars: [node, lane, lanes, begin, end, job, why] with node and job as numbers. queue, used: [time, value] steps.
+    """
+    first_ns = engine.first_ns
+    spans = sorted(engine.spans, key=lambda span: span.began_ns)
+    kept = spans
+    if len(spans) > MOST_SPANS:
+        kept = sorted(spans, key=lambda span: span.began_ns - span.ended_ns)[:MOST_SPANS]
+        kept.sort(key=lambda span: span.began_ns)
+    jobs = {job_id: number for number, job_id in enumerate(dict.fromkeys(span.job_id for span in kept))}
+    nodes = {name: number for number, name in enumerate(engine.account.capacity)}
+    return {
+        "report": asdict(report),
+        "nodes": [[name, slots] for name, slots in engine.account.capacity.items()],
+        "jobs": [_job(engine.courses[job_id]) for job_id in jobs],
+        "bars": [
+            [nodes[name], lane, lanes, _seconds(span.began_ns - first_ns), _seconds(span.ended_ns - first_ns), job, why]
+            for name, lane, lanes, span in lay_out(kept, engine.account.capacity)
+            for job, why in ((jobs[span.job_id], span.why),)
+        ],
+        "left_out": len(spans) - len(kept),
+        "waiting": thinned(_waiting(spans, engine.courses, first_ns, by_ranks=False)),
+        "waiting_ranks": thinned(_waiting(spans, engine.courses, first_ns, by_ranks=True)),
+        "used": thinned(_used(spans, first_ns)),
+    }
+
+
+def _job(course: Course) -> list[Any]:
+    spec = course.job.spec
+    return [course.job.job_id, spec.queue, spec.workload, spec.ranks, _seconds(course.waiting_ns)]
+
+
+def _seconds(ns: int) -> float:
+    return round(ns / 1e9, 1)
+
+
+def lay_out(spans: Sequence[Span], capacity: Mapping[str, int]) -> list[tuple[str, int, int, Span]]:
+    """(node, first lane, lanes, span) of each, so that no two share a lane; spans by their beginning.
+
+    A gang may find its lanes apart, and is then drawn in several pieces.
+    """
+    free = {name: list(range(slots)) for name, slots in capacity.items()}
+    busy: dict[str, list[tuple[int, int]]] = {name: [] for name in capacity}
+    found = []
+    for span in spans:
+        for name, count in span.nodes.items():
+            while busy[name] and busy[name][0][0] <= span.began_ns:
+                heappush(free[name], heappop(busy[name])[1])
+            lanes = [heappop(free[name]) for _ in range(count)]
+            for lane in lanes:
+                heappush(busy[name], (span.ended_ns, lane))
+            start = 0
+            for position in range(1, count + 1):
+                if position == count or lanes[position] != lanes[position - 1] + 1:
+                    found.append((name, lanes[start], position - start, span))
+                    start = position
+    return found
+
+
+def _waiting(
+    spans: Sequence[Span], courses: Mapping[str, Course], first_ns: int, by_ranks: bool
+) -> list[tuple[float, int]]:
+    """How many jobs (or their ranks) wait, from each change on."""
+    moves = []
+    for course in courses.values():
+        moves.append((course.submitted_ns, course.job.spec.ranks if by_ranks else 1))
+    for span in spans:
+        weight = courses[span.job_id].job.spec.ranks if by_ranks else 1
+        moves.append((span.began_ns, -weight))
+        if span.why != "ended":
+            moves.append((span.ended_ns, weight))
+    return _steps(moves, first_ns)
+
+
+def _used(spans: Sequence[Span], first_ns: int) -> list[tuple[float, int]]:
+    moves = []
+    for span in spans:
+        slots = sum(span.nodes.values())
+        moves += [(span.began_ns, slots), (span.ended_ns, -slots)]
+    return _steps(moves, first_ns)
+
+
+def _steps(moves: list[tuple[int, int]], first_ns: int) -> list[tuple[float, int]]:
+    moves.sort()
+    steps: list[tuple[float, int]] = []
+    value = 0
+    for at_ns, change in moves:
+        value += change
+        at = _seconds(at_ns - first_ns)
+        if steps and steps[-1][0] == at:
+            steps[-1] = (at, value)
+        else:
+            steps.append((at, value))
+    return steps
+
+
+def thinned(steps: list[tuple[float, int]], most: int = MOST_POINTS) -> list[tuple[float, int]]:
+    """At most so many steps: of each stretch of time the largest, for peaks are what one looks for."""
+    if len(steps) <= most:
+        return steps
+    begin, length = steps[0][0], (steps[-1][0] - steps[0][0]) / most
+    best: dict[int, tuple[float, int]] = {}
+    for at, value in steps:
+        stretch = int((at - begin) / length)
+        if stretch not in best or value > best[stretch][1]:
+            best[stretch] = (at, value)
+    return list(best.values())

@@ -1,0 +1,29 @@
+"""Readers of job traces: one file a format, one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from scheduler_feedback.sim.trace import Trace
+from scheduler_feedback.sim.traces import gangwatch, muri, openb, philly, slurm
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format by name. read: raises TraceError, naming file, line and column. about: for `--help` and the pages."""
+
+    name: str
+    read: Callable[[Path], Trace]
+    about: str
+
+
+TRACES = (
+    Format("philly", philly.read, "timestamp, duration (s), num_gpus, cluster; the Philly trace as siasosp23 has it"),
+    Format("muri", muri.read, "submit_time and duration in ms, num_gpu, model_name; the traces of Muri"),
+    Format("openb", openb.read, "pods of Alibaba's cluster-trace-gpu-v2023"),
+    Format("slurm", slurm.read, "`sacct --parsable2` with its header, or `sacct --json`"),
+    Format("gangwatch", gangwatch.read, "JSON lines of submitted_seconds, run_seconds and a job specification"),
+)
+"""Every format that can be read."""

@@ -1,0 +1,67 @@
+"""Our own format: JSON lines, one job each, for traces that say all that the scheduler can know.
+
+::
+
+    {"submitted_seconds": 0, "run_seconds": 5400, "job": "a", "ranks": 8, "queue": "vision", "time_limit_seconds": 7200}
+
+submitted_seconds, run_seconds and ranks are needed. job is the id, the number of the line where it is missing. Every
+other key is a field of the job's specification (``scheduler_feedback.core.job.JobSpec``), with the same names and
+units; a key that is none is refused, so that a misspelt one is not lost. exact_seconds is not for users to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from scheduler_feedback.core.job import JobKind, JobSpec
+from scheduler_feedback.sim.table import lines_of
+from scheduler_feedback.sim.trace import SIMULATED_COMMAND, Refused, Trace, TraceJob, collect
+
+_FIELDS = frozenset(JobSpec.__dataclass_fields__) - {"exact_seconds", "kind", "command"}
+_OWN = frozenset({"submitted_seconds", "run_seconds", "job"})
+_line = msgspec.json.Decoder(dict[str, Any])
+
+
+def read(path: Path) -> Trace:
+    """The trace in this file. Raises TraceError."""
+    return collect(str(path), _jobs(path))
+
+
+def _jobs(path: Path) -> Iterator[TraceJob | Refused]:
+    for line, text in lines_of(path):
+        job_id = str(line)
+        try:
+            said = _line.decode(text.encode(errors="replace"))
+            job_id = str(said.get("job", line))
+            yield _job(line, job_id, said)
+        except msgspec.DecodeError as error:  # of JSON, and of a field of the wrong type
+            yield Refused(job_id, line, f"line {line}: {error}")
+        except ValueError as error:
+            yield Refused(job_id, line, f"line {line}: {error}")
+
+
+def _job(line: int, job_id: str, said: dict[str, Any]) -> TraceJob:
+    for key in said:
+        if key not in _FIELDS and key not in _OWN:
+            raise ValueError(f"key {key!r} is no field of a job")
+    specification = {key: value for key, value in said.items() if key in _FIELDS}
+    spec = msgspec.convert(
+        {"name": job_id, **specification, "command": SIMULATED_COMMAND, "kind": JobKind.TRAINING}, JobSpec
+    )
+    if spec.ranks < 1:
+        raise ValueError(f"key ranks: {spec.ranks} is less than 1")
+    submitted_ns = round(_seconds(said, "submitted_seconds") * 1e9)
+    return TraceJob(job_id, line, submitted_ns, _seconds(said, "run_seconds"), spec)
+
+
+def _seconds(said: dict[str, Any], key: str) -> float:
+    value = said.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"key {key}: " + ("is missing" if value is None else f"{value!r} is no number"))
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"key {key}: {value!r} is " + ("negative" if value < 0 else "not finite"))
+    return float(value)

@@ -1,0 +1,28 @@
+"""Muri: the traces of Rivendile/Muri (Zhao et al., SIGCOMM'22), after Philly's, with a model for each job.
+
+Columns: job_id, num_gpu, submit_time and duration in milliseconds, model_name. What else the files hold (iterations,
+their times, the share of each resource) describes how jobs would share a GPU, and is not read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.sim.table import Row, rows
+from scheduler_feedback.sim.trace import SIMULATED_COMMAND, Trace, TraceJob, collect, jobs_of
+
+_NEEDED = ("num_gpu", "submit_time", "duration")
+
+
+def read(path: Path) -> Trace:
+    """The trace in this file. Raises TraceError."""
+    return collect(str(path), jobs_of(rows(path, _NEEDED), "job_id", _job))
+
+
+def _job(row: Row, job_id: str) -> TraceJob:
+    model = row.text("model_name")
+    spec = JobSpec(
+        job_id, SIMULATED_COMMAND, row.count("num_gpu", 1), workload=model, restartable=True, preemptible=True
+    )
+    return TraceJob(job_id, row.line, round(row.number("submit_time") * 1e6), row.number("duration") / 1e3, spec)

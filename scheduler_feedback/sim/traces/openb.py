@@ -1,0 +1,55 @@
+"""OpenB: pods of Alibaba's production clusters (cluster-trace-gpu-v2023; Weng et al., ATC'23). Times in seconds.
+
+A pod runs from scheduled_time to deletion_time; one that was never scheduled has no known run time and is refused, as
+is one without a GPU. A pod that asks for a share of a GPU (gpu_milli below 1000) takes a whole one here: slots are not
+divided. gpu_spec, where it is given, names the types that it may run on, separated by '|'. qos is the queue: BE pods
+are best effort and may be preempted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.sim.table import Row, rows
+from scheduler_feedback.sim.trace import SIMULATED_COMMAND, Trace, TraceJob, collect, jobs_of
+
+_NEEDED = ("num_gpu", "creation_time", "deletion_time", "scheduled_time")
+
+
+def read(path: Path) -> Trace:
+    """The trace in this file. Raises TraceError."""
+    trace = collect(str(path), jobs_of(rows(path, _NEEDED), "name", _job))
+    shared = _shared(path)
+    if not shared:
+        return trace
+    note = f"{shared} pods ask for a share of a GPU and take a whole one: slots are not divided"
+    return Trace(trace.name, trace.jobs, trace.refused, (*trace.notes, note))
+
+
+def _job(row: Row, job_id: str) -> TraceJob:
+    if row.count("num_gpu") == 0:
+        raise row.wrong("num_gpu", "asks for no GPU")
+    if not row.text("scheduled_time"):
+        raise row.wrong("scheduled_time", "was never scheduled, so how long it runs is not known")
+    run_seconds = row.number("deletion_time") - row.number("scheduled_time")
+    if run_seconds < 0:
+        raise row.wrong("deletion_time", "was deleted before it was scheduled")
+    quality = row.text("qos")
+    spec = JobSpec(
+        job_id,
+        SIMULATED_COMMAND,
+        row.count("num_gpu", 1),
+        queue=quality or "default",
+        gpu_types=tuple(filter(None, row.text("gpu_spec").split("|"))),
+        restartable=quality == "BE",
+        preemptible=quality == "BE",
+    )
+    return TraceJob(job_id, row.line, round(row.number("creation_time") * 1e9), run_seconds, spec)
+
+
+def _shared(path: Path) -> int:
+    return sum(
+        isinstance(row, Row) and row.text("num_gpu") == "1" and row.text("gpu_milli") not in ("", "1000")
+        for row in rows(path, ())
+    )

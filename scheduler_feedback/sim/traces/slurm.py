@@ -1,0 +1,199 @@
+"""Slurm: what `sacct` tells of past jobs, as `sacct --parsable2` (cells under a header, '|' between) or `sacct --json`.
+
+Fields and units: slurm.schedmd.com/sacct.html. Columns were added and renamed over the versions, so each fact is looked
+for under every name that it has had:
+
+========== ===========================================================================================================
+run time   ElapsedRaw (seconds), Elapsed ([days-]hours:minutes:seconds), or End less Start
+GPUs       AllocTRES or ReqTRES (``gres/gpu=8``, typed ``gres/gpu:a100=8``, since 16.05); AllocGRES or ReqGRES
+           (``gpu:8`` on each of NNodes nodes, until 20.11)
+limit      TimelimitRaw (minutes), Timelimit (as Elapsed; UNLIMITED and Partition_Limit are none)
+queue      Partition        user  User        workload  JobName
+========== ===========================================================================================================
+
+Lines of job steps (a '.' in JobID) are passed over: a job's own line has all that is needed. A job without a GPU, and
+one that never started, is refused. Whether a job can be restarted
+sacct does not tell, so none is taken to be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent.schema.errors import TraceError
+from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.sim.table import Row, lines_of, rows
+from scheduler_feedback.sim.trace import SIMULATED_COMMAND, Refused, Trace, TraceJob, collect, jobs_of
+
+_NEEDED = ("JobID", "Submit")
+_TIMED = ("ElapsedRaw", "Elapsed", "End")
+_COUNTED = ("AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES", "AllocGres", "ReqGres")
+_NONE = frozenset({"", "Unknown", "None", "N/A", "UNLIMITED", "Partition_Limit", "INVALID"})
+_SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
+_TRES = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)")
+_GRES = re.compile(r"gpu(?::([^:,(]+))?:(\d+)")
+
+
+def read(path: Path) -> Trace:
+    """The trace in this file. Raises TraceError."""
+    first = next(lines_of(path), None)
+    if first is not None and first[1].lstrip().startswith("{"):
+        return collect(str(path), _of_json(path))
+    if first is not None:
+        header = set(first[1].split("|"))
+        for names, what in ((_TIMED, "run time"), (_COUNTED, "GPUs")):
+            if "JobID" in header and not header.intersection(names):
+                raise TraceError(f"{path}: line {first[0]}: no column for the {what}: one of {', '.join(names)}")
+    return collect(str(path), jobs_of(rows(path, _NEEDED, "|"), "JobID", _job))
+
+
+# --- sacct --parsable2 -----------------------------------------------------------------------------------------------
+
+
+def _job(row: Row, job_id: str) -> TraceJob | None:
+    if "." in job_id:
+        return None
+    gpus, gpu_type = _gpus(row)
+    limit = row.number("TimelimitRaw") * 60 if _said(row, "TimelimitRaw") else _span(row, "Timelimit")
+    spec = JobSpec(
+        row.text("JobName") or job_id,
+        SIMULATED_COMMAND,
+        gpus,
+        user=row.text("User"),
+        queue=row.text("Partition") or "default",
+        workload=row.text("JobName"),
+        time_limit_seconds=limit or None,
+        gpu_types=(gpu_type,) if gpu_type else (),
+    )
+    return TraceJob(job_id, row.line, round(_instant(row, "Submit") * 1e9), _run_seconds(row), spec)
+
+
+def _said(row: Row, column: str) -> bool:
+    return row.text(column) not in _NONE
+
+
+def _run_seconds(row: Row) -> float:
+    if not _said(row, "Start") and "Start" in row.cells:
+        raise row.wrong("Start", "never started, so how long it runs is not known")
+    if _said(row, "ElapsedRaw"):
+        return row.number("ElapsedRaw")
+    if (elapsed := _span(row, "Elapsed")) is not None:
+        return elapsed
+    if not _said(row, "End") or not _said(row, "Start"):
+        raise row.wrong("End", "neither Elapsed nor Start and End are there")
+    seconds = _instant(row, "End") - _instant(row, "Start")
+    if seconds < 0:
+        raise row.wrong("End", "ended before it started")
+    return seconds
+
+
+def _span(row: Row, column: str) -> float | None:
+    """[days-]hours:minutes:seconds in seconds; None where nothing is said."""
+    if not _said(row, column):
+        return None
+    found = _SPAN.fullmatch(row.text(column))
+    if found is None:
+        raise row.wrong(column, f"{row.text(column)[:40]!r} is no [days-]hours:minutes:seconds")
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _instant(row: Row, column: str) -> float:
+    """sacct prints local time without a zone, or what SLURM_TIME_FORMAT says; seconds since the epoch pass too."""
+    text = row.text(column)
+    if text.isdecimal():
+        return float(text)
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise row.wrong(column, f"{text[:40]!r} is no date and time") from None
+    return (instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)).timestamp()
+
+
+def _gpus(row: Row) -> tuple[int, str]:
+    """How many, and of which type where one is named. A typed and an untyped count of the same GPUs stand together."""
+    for column in ("AllocTRES", "ReqTRES"):
+        if counts := _TRES.findall(row.text(column)):
+            return _counted(counts)
+    for column in ("AllocGRES", "ReqGRES", "AllocGres", "ReqGres"):
+        if counts := _GRES.findall(row.text(column)):
+            gpus, gpu_type = _counted(counts)
+            return gpus * (row.count("NNodes", 1) if _said(row, "NNodes") else 1), gpu_type
+    has = next((column for column in _COUNTED if column in row.cells), "AllocTRES")
+    raise row.wrong(has, "asks for no GPU")
+
+
+def _counted(counts: list[tuple[str, str]]) -> tuple[int, str]:
+    typed = [(int(count), kind) for kind, count in counts if kind]
+    total = max(sum(count for count, _ in typed), max((int(count) for kind, count in counts if not kind), default=0))
+    return total, typed[0][1] if len(typed) == 1 else ""
+
+
+# --- sacct --json ----------------------------------------------------------------------------------------------------
+
+
+def _of_json(path: Path) -> Iterator[TraceJob | Refused]:
+    try:
+        document = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise TraceError(f"{path}: {error}") from error
+    jobs = document.get("jobs") if isinstance(document, dict) else None
+    if not isinstance(jobs, list):
+        raise TraceError(f"{path}: has no list named 'jobs', so it is no output of sacct --json")
+    for number, job in enumerate(jobs, 1):
+        job_id = str(job.get("job_id", number)) if isinstance(job, dict) else str(number)
+        try:
+            yield _json_job(number, job_id, job)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else str(error)
+            yield Refused(job_id, number, f"jobs[{number - 1}]: {what}")
+
+
+def _json_job(number: int, job_id: str, job: Mapping[str, Any]) -> TraceJob:
+    time = job["time"]
+    if not time.get("start"):
+        raise ValueError("time.start: never started, so how long it runs is not known")
+    run_seconds = float(time["elapsed"])
+    if run_seconds < 0:
+        raise ValueError(f"time.elapsed: {run_seconds:g} is negative")
+    tres = job["tres"]
+    counts = [
+        (str(one.get("name", "")).removeprefix("gpu").removeprefix(":"), str(one["count"]))
+        for one in tres.get("allocated") or tres.get("requested") or ()
+        if one.get("type") == "gres" and str(one.get("name", "")).split(":")[0] == "gpu"
+    ]
+    gpus, gpu_type = _counted(counts)
+    if gpus < 1:
+        raise ValueError("tres.allocated: asks for no GPU")
+    array = job.get("array") or {}
+    task = _number(array.get("task_id"))
+    if array.get("job_id") and task is not None:
+        job_id = f"{array['job_id']}_{task:.0f}"
+    limit = _number(time.get("limit"))
+    spec = JobSpec(
+        str(job.get("name") or job_id),
+        SIMULATED_COMMAND,
+        gpus,
+        user=str(job.get("user") or ""),
+        queue=str(job.get("partition") or "default"),
+        workload=str(job.get("name") or ""),
+        time_limit_seconds=limit * 60 if limit else None,
+        gpu_types=(gpu_type,) if gpu_type else (),
+    )
+    return TraceJob(job_id, number, round(float(time["submission"]) * 1e9), run_seconds, spec)
+
+
+def _number(value: Any) -> float | None:
+    """A number plain (until 22.05), or as {set, infinite, number} (since 23.02); None where it is unset or infinite."""
+    if isinstance(value, Mapping):
+        usable = value.get("set", True) and not value.get("infinite", False)
+        value = value.get("number") if usable else None
+    return None if value is None or isinstance(value, str) else float(value)
