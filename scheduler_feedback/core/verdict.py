@@ -116,12 +116,16 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """A verdict no longer holds: the member kept pace again for the detector's holding time."""
+    """A verdict no longer holds: the member kept pace again for the detector's holding time.
+
+    last_step: the last step that still showed it; -1 where steps are not reported.
+    """
 
     verdict_id: str
     gang: str
     wall_ns: int
     reason: str
+    last_step: int = -1
 
 
 @dataclass(frozen=True, slots=True)

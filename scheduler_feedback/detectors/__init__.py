@@ -9,6 +9,8 @@ from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.telemetry import Telemetry
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors.straggler import StragglerDetector
+from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.detectors.workload import WorkloadDetector
 
 
 class Detector(Protocol):
@@ -33,4 +35,19 @@ class Detector(Protocol):
         ...
 
 
-DETECTORS: tuple[type[Detector], ...] = (StragglerDetector,)
+class Maker(Protocol):
+    """A detector's class. timed: whether times are real seconds on a clock; else each step is a window of its own."""
+
+    def __call__(self, timed: bool = True, switches: Switches | None = None) -> Detector: ...
+
+
+DETECTORS: tuple[Maker, ...] = (
+    StragglerDetector,
+    WorkloadDetector,
+)
+"""Every detector, in the order in which they look."""
+
+
+def make_all(timed: bool = True, switches: Switches | None = None) -> tuple[Detector, ...]:
+    """One of each."""
+    return tuple(make(timed, switches) for make in DETECTORS)

@@ -28,6 +28,9 @@ from scheduler_feedback.detectors.windows import (
 LEAST_SLOWDOWN = 1.05
 """Below five per cent nothing is worth stopping a job for (EROICA's and Guard's threshold)."""
 
+FIRST_SLOWDOWN = 1.15
+"""While the norm is young, only what is plain is told: real workers wander by a tenth for a few steps (PAI job 1)."""
+
 HIT_SIGMAS = 2.0
 """A window in which a rank is slow: by two standard deviations."""
 
@@ -217,7 +220,7 @@ def judge(case: Case) -> Judgement:
                 1.0,
                 "",
                 "an own healthy past; its part of the work may be larger",
-                weighing.ROLE_UNKNOWN,
+                weighing.ROLE_LAID_OUT if case.where.layout_known else weighing.ROLE_UNKNOWN,
             )
         )
 
@@ -234,6 +237,8 @@ def judge(case: Case) -> Judgement:
         if strangers:
             numbers = ", ".join(str(case.ranks[r]) for r in sorted([rank, *strangers]))
             refusal = f"ranks {numbers} are slow alike: no single one explains the steps"
+    elif not baseline.final and not from_start and slowdown < FIRST_SLOWDOWN:
+        refusal, harmless = "the warm-up is not over, and it is not plain", True
     elif inversion and held < HELD_SHARE * excess:
         refusal = "its peers do not wait for it: the gang is not held up by it"
     elif inversion and from_start and len(case.ranks) >= LEAST_PEERS and wait[rank] >= INVERTED * others_wait:
@@ -299,7 +304,11 @@ def _rhythm(case: Case, usual: float) -> int:
     peaks = np.array([window.peak[rank] - usual for window in slow])
     if len(slow) < OWN_RHYTHM_HITS or (peaks < CONCENTRATED * excess).any():
         return 0
-    apart = np.diff([int(window.peak_step[rank]) for window in slow])
+    peak_steps = [int(window.peak_step[rank]) for window in slow]
+    if all(judged.window.steps == 1 for judged in case.interval):  # a trace may number every tenth step only
+        place = {judged.window.last_step: index for index, judged in enumerate(case.interval)}
+        peak_steps = [place[number] for number in peak_steps]
+    apart = np.diff(peak_steps)
     rhythm = int(apart.min())
     return rhythm if rhythm >= OWN_RHYTHM_STEPS and not (apart % rhythm).any() else 0
 

@@ -53,7 +53,7 @@ from scheduler_feedback.detectors.windows import (
     spread,
     spread_of_others,
 )
-from scheduler_feedback.detectors.work import fit
+from scheduler_feedback.detectors.work import Work, fit
 
 CLIP_SIGMAS = 6.0
 """One window adds at most this: a single stall, however long, can't alarm; two that are near one another can."""
@@ -94,10 +94,15 @@ PATIENCE_WINDOWS = 3
 
 GANG_SLOWDOWN = 1.10
 GANG_WINDOWS = 8
-"""So much slower for so long with nobody standing out: told as an abstention about the gang."""
+GANG_STEPS = 25
+"""So much slower for so long with nobody standing out: told as an abstention about the gang. Windows of one step are
+noisier by far."""
 
 CALM_WINDOWS = 10
 """So many quiet windows end an episode; until then a reason is told once."""
+
+FIRST_WINDOWS = 8
+"""So many windows give a first norm, by which the rest of the warm-up is judged already."""
 
 WORK_FIELDS = ("compute", "tokens", "squares")
 
@@ -196,44 +201,45 @@ class StragglerDetector:
 
     def _take(self, name: str, watched: Watched, window: Window, job: JobTelemetry) -> list[Finding]:
         findings: list[Finding] = []
-        if watched.baseline is None or not watched.baseline.final:
-            early = watched.baseline is not None
+        baseline = watched.baseline
+        if baseline is not None:
+            self._judge_window(watched, baseline, blame_stopped(window, baseline.shared_wait, watched.where))
+            findings += self._conclude(name, watched, baseline, job)
+        if baseline is None or not baseline.final:
             findings += self._warm_up(name, watched, window, job)
-            if not early:
-                return findings
-        if watched.baseline is None:
-            return findings
-        blamed = blame_stopped(window, watched.baseline.shared_wait, watched.where)
-        self._judge_window(watched, watched.baseline, blamed)
-        return findings + self._conclude(name, watched, watched.baseline, job)
+        return findings
 
     def _warm_up(self, name: str, watched: Watched, window: Window, job: JobTelemetry) -> list[Finding]:
+        """Learn what is healthy: from the whole warm-up, and while it lasts from what there is, as long as all is calm.
+
+        A rank that began to be slow in the meantime is not learned as healthy: the norm then stays as it was.
+        """
         if watched.warm_up and watched.warm_up[-1].known != window.known:
             watched.warm_up.clear()  # whether waits are known must not change within a baseline
         watched.warm_up.append(window)
-        windows = watched.warm_up
+        windows, before = watched.warm_up, watched.baseline
         seconds = sum(w.steps * w.step_seconds for w in windows)
         role = self._roles.get(name)
         known_role = role[1] if role is not None and role[0] == watched.ranks else None
-        early = watched.baseline is not None
-        if (self._timed and seconds < WARM_UP_SECONDS) or sum(w.steps for w in windows) < WARM_UP_STEPS:
-            if not early:
-                watched.baseline = learn_early(windows, known_role, watched.where)
-        else:
+        long_enough = not self._timed or seconds >= WARM_UP_SECONDS
+        final = long_enough and sum(w.steps for w in windows) >= WARM_UP_STEPS
+        uneasy = bool((watched.score >= UNEASY_SCORE).any()) or bool(watched.standing)
+        if before is not None and uneasy:
+            watched.baseline = replace(before, final=final)
+        elif long_enough and (final or len(windows) >= FIRST_WINDOWS):
             if watched.work is None:
-                compute, tokens, squares = (np.array([getattr(w, f) for w in windows]) for f in WORK_FIELDS)
+                compute, tokens, squares = (np.array([getattr(w, field) for w in windows]) for field in WORK_FIELDS)
                 watched.work = fit(compute, tokens, squares)
-                if watched.work is not None:
-                    factors = watched.work.factor(tokens, squares)
-                    windows = [
-                        replace(w, compute=w.compute / factor) for w, factor in zip(windows, factors, strict=True)
-                    ]
-            watched.baseline = learn(windows, known_role, watched.where)
-            watched.warm_up = []
+                windows[:] = _given_usual_work(windows, watched.work)
+            watched.baseline = learn(windows, known_role, watched.where, final)
+        elif before is None:
+            watched.baseline = learn_early(windows, known_role, watched.where)
         if watched.baseline is None:
             return []
+        if final:
+            watched.warm_up = []
         watched.best_step_seconds = min(watched.best_step_seconds, watched.baseline.step_seconds)
-        if early or not watched.baseline.from_start.any():
+        if before is not None or not watched.baseline.from_start.any():
             return []
         for past in windows:  # a rank slow from the start has been slow in these already
             self._judge_window(watched, watched.baseline, past)
@@ -360,7 +366,7 @@ class StragglerDetector:
                 frames=job.frames,
                 detector=self.name,
                 level="node",
-                first_step=interval[0].window.first_step,
+                first_step=_onset(interval, rank).first_step,
                 last_step=interval[-1].window.last_step,
                 detected_step=interval[-1].window.last_step,
             )
@@ -387,7 +393,10 @@ class StragglerDetector:
         watched.score[over] = 0.0
         watched.since[over] = -1
         reason = f"the rank kept pace with its peers and its past for {CLEAR_WINDOWS} windows"
-        return [Cleared(watched.standing.pop(rank).verdict_id, name, window.last_ns, reason) for rank in over]
+        return [
+            Cleared(watched.standing.pop(rank).verdict_id, name, window.last_ns, reason, _last_slow(watched, rank))
+            for rank in over
+        ]
 
     def _whole_gang(self, name: str, watched: Watched, baseline: Baseline, alarmed: bool) -> list[Finding]:
         """Slow without anybody standing out, or with waits unknown: told once an episode; and the episode's end."""
@@ -398,7 +407,12 @@ class StragglerDetector:
         if watched.calm_windows >= CALM_WINDOWS:
             watched.told.clear()
         watched.slow_windows = watched.slow_windows + 1 if slower >= GANG_SLOWDOWN else 0
-        if alarmed or watched.standing or -1 in watched.told or watched.slow_windows < GANG_WINDOWS:
+        if (
+            alarmed
+            or watched.standing
+            or -1 in watched.told
+            or watched.slow_windows < (GANG_WINDOWS if self._timed else GANG_STEPS)
+        ):
             return []
         watched.told.add(-1)
         why = "no rank stands out: the workload or the machine"
@@ -406,6 +420,30 @@ class StragglerDetector:
             why = "waits in collectives are unknown"
         reason = f"steps take {slower:.3g} times as long as at their best and {why}"
         return [Abstention(name, watched.attempt, None, window.last_ns, reason, (), self.name)]
+
+
+def _given_usual_work(windows: list[Window], work: Work | None) -> list[Window]:
+    """The windows of the warm-up as later ones are cut: had all ranks been given their usual work."""
+    if work is None:
+        return windows
+    return [replace(w, compute=w.compute / work.factor(w.tokens, w.squares)) for w in windows]
+
+
+def _onset(interval: list[Judged], rank: int) -> Window:
+    """The window in which the slowness most likely began: an earlier chance excess can have kept the sum from zero.
+
+    The likeliest beginning of a shift is where the excess over half of it, summed up to the end, is largest.
+    """
+    sigmas = np.array([min(judged.sigmas[rank], CLIP_SIGMAS) for judged in interval])
+    newest = float(np.median(sigmas[-LEAST_HITS:]))
+    to_the_end = np.cumsum((sigmas - newest / 2)[::-1])[::-1]
+    return interval[int(to_the_end.argmax())].window
+
+
+def _last_slow(watched: Watched, rank: int) -> int:
+    """The last step of the newest window in which the rank was slow; -1 where none is remembered."""
+    slow = (judged.window.last_step for judged in reversed(watched.history) if judged.sigmas[rank] >= HIT_SIGMAS)
+    return next(slow, -1)
 
 
 def _before(watched: Watched, interval: int) -> float:

@@ -27,6 +27,9 @@ ROLE_UNKNOWN = -5.0
 """Slow from the start with no earlier attempt to compare: its part of the work may simply be larger. With this, no
 verdict of that sort reaches the confidence that an action on a running job needs, unless the rank was seen stopped."""
 
+ROLE_LAID_OUT = -2.0
+"""The same where the job's layout says that its peers do the same work: uneven data is left as an explanation."""
+
 
 def bounded(value: float, low: float = -BOUND, high: float = BOUND) -> float:
     """The value within bounds; 0 where it is not a number."""

@@ -29,6 +29,9 @@ LEAST_COMPUTE = 0.02
 MAD_TO_SIGMA = 1.4826
 """Median absolute deviation of a normal distribution times this is its standard deviation."""
 
+LONGEST_NS = 4e18
+"""A trace's unit of time may be anything; a time beyond this would leave 64 bits."""
+
 LEAST_PEERS = 4
 """In groups below four two peers cannot out-vote a third: only a rank's own past speaks there."""
 
@@ -141,7 +144,7 @@ def _window(steps: StepTable, rows: slice, where: Places, consumed: ConsumedAt |
     if not whole:
         seconds, waits, compute = (_filled(array) for array in (seconds, waits, compute))
     end_ns = steps.end_ns[rows]
-    began_ns: IntArray = end_ns[0] - np.rint(np.nan_to_num(seconds[0]) * 1e9).astype(np.int64)
+    began_ns: IntArray = end_ns[0] - np.rint(np.minimum(np.nan_to_num(seconds[0]) * 1e9, LONGEST_NS)).astype(np.int64)
     if consumed is None:
         began = Consumed(np.full((ranks, len(CONSUMED)), np.nan), began_ns)
         stopped = np.zeros(ranks)

@@ -31,7 +31,8 @@ class Work:
     def factor(self, tokens: FloatArray, squares: FloatArray | None) -> FloatArray:
         """Times the usual computing time that this work should take; 1 where it is not reported."""
         value = self.fixed + self.a_token * tokens + (0.0 if squares is None else self.a_square * squares)
-        return np.clip(np.where(np.isfinite(value), value, 1.0), LEAST_FACTOR, MOST_FACTOR)
+        result: FloatArray = np.clip(np.where(np.isfinite(value), value, 1.0), LEAST_FACTOR, MOST_FACTOR)
+        return result
 
 
 def fit(compute: FloatArray, tokens: FloatArray, squares: FloatArray) -> Work | None:
@@ -50,7 +51,8 @@ def fit(compute: FloatArray, tokens: FloatArray, squares: FloatArray) -> Work | 
 
     def centred(values: FloatArray) -> FloatArray:
         values = np.where(known, values, np.nan)
-        return (values - np.nanmean(values, axis=0, keepdims=True))[known]
+        result: FloatArray = (values - np.nanmean(values, axis=0, keepdims=True))[known]
+        return result
 
     seen = known.any(axis=0)
     if not seen.all():

@@ -1,0 +1,177 @@
+"""`gangwatch detect`: verdicts on recorded steps, with no daemon."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gangwatch.commands.options import json_option, print_json
+
+if TYPE_CHECKING:
+    from scheduler_feedback.core.verdict import Evidence, Verdict
+    from scheduler_feedback.step_traces.judging import JobReport
+
+FORMAT_NAMES = ("bytedance", "pai", "jsonl", "frames")
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option(
+    "--format", "format_name", type=click.Choice(FORMAT_NAMES), help="Format of the files. Default: told from each."
+)
+@click.option(
+    "--html",
+    "html_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="OUT",
+    help="Write verdicts and heat maps as one self-contained page.",
+)
+@json_option
+def detect(files: tuple[Path, ...], format_name: str | None, html_file: Path | None, as_json: bool) -> None:
+    """Say who held up recorded jobs, and why: stragglers, imbalance, the workload, or unknown.
+
+    Each FILE is read as a stream: a verdict uses nothing later than the step at which it is told. Formats: ByteDance's
+    step traces (Parquet), Alibaba PAI's mini-batch times (CSV), JSON lines, and recorded frames.
+
+    \b
+    Example:
+      gangwatch detect steps.jsonl --html steps.html
+      gangwatch detect steps.parquet --json
+    """
+    from agent.schema.errors import TraceError
+    from scheduler_feedback import step_traces
+    from scheduler_feedback.step_traces.judging import judge
+
+    reports = []
+    documents = []
+    for path in files:
+        for report in judge(step_traces.read(path, format_name)):
+            reports.append(report)
+            documents.append(document(report, path))
+    if not reports:
+        raise TraceError(f"{files[0]}: no job in it")
+    if html_file is not None:
+        from gangwatch import heat_map
+
+        title = "gangwatch detect: " + ", ".join(path.name for path in files)
+        try:
+            html_file.write_text(heat_map.page(reports, documents, title), encoding="utf-8")
+        except OSError as error:
+            raise click.FileError(str(html_file), error.strerror) from None
+        click.echo(f"wrote {html_file}", err=True)
+    if as_json:
+        print_json(documents[0] if len(documents) == 1 else {"recordings": documents})
+        return
+    for report, found in zip(reports, documents, strict=True):
+        _show(report, found)
+
+
+def document(report: JobReport, path: Path) -> dict[str, Any]:
+    """What --json prints of one job."""
+    from scheduler_feedback.core.verdict import Verdict
+
+    told: list[Verdict] = [*report.verdicts, *report.unknown]
+    told.sort(key=lambda verdict: verdict.detected_step)
+    return {
+        "file": str(path),
+        "name": report.name,
+        "verdicts": [_verdict(report, verdict) for verdict in told],
+        "job": {
+            "slowdown": _number(report.slowdown),
+            "step_seconds": _number(report.step_seconds),
+            "without_suspects_seconds": _number(report.without_suspects_seconds),
+            "steps": len(report.number),
+            "ranks": len(report.shape),
+        },
+        "notes": list(report.notes),
+    }
+
+
+def _verdict(report: JobReport, verdict: Verdict) -> dict[str, Any]:
+    place = {int(rank): index for index, rank in enumerate(report.shape.ranks.tolist())}
+    about = [place[rank] for rank in verdict.ranks or (verdict.rank,) if rank in place]
+
+    def coordinate(name: str) -> int | None:
+        values = {int(report.shape.coordinate(name)[index]) for index in about} - {-1}
+        return values.pop() if len(values) == 1 else None
+
+    rank = None if verdict.rank < 0 else verdict.rank
+    return {
+        "kind": verdict.kind.value,
+        "rank": rank,
+        "ranks": list(verdict.ranks),
+        "dp_rank": coordinate("data"),
+        "stage": coordinate("stage"),
+        "worker": rank if report.worker else None,
+        "node": verdict.node or None,
+        "device": verdict.device or None,
+        "aggressor": verdict.aggressor or None,
+        "first_step": _step(verdict.first_step),
+        "last_step": _step(verdict.last_step),
+        "detected_step": _step(verdict.detected_step),
+        "slowdown": _number(verdict.slowdown),
+        "confidence": _number(verdict.confidence),
+        "cause": verdict.cause.value,
+        "evidence": [_evidence(item) for item in verdict.evidence],
+    }
+
+
+def _evidence(item: Evidence) -> dict[str, Any]:
+    return {
+        "measure": item.measure,
+        "value": _number(item.value),
+        "reference": _number(item.reference),
+        "unit": item.unit,
+        "against": item.against,
+        "log_likelihood_ratio": _number(item.log_likelihood_ratio),
+    }
+
+
+def _number(value: float) -> float | None:
+    """JSON has no word for what is not a number."""
+    return value if math.isfinite(value) else None
+
+
+def _step(value: int) -> int | None:
+    return None if value < 0 else value
+
+
+def _show(report: JobReport, found: dict[str, Any]) -> None:
+    from gangwatch import heat_map
+
+    job = found["job"]
+    click.secho(f"{found['name']}: {job['steps']} steps of {job['ranks']} ranks", bold=True)
+    for note in found["notes"]:
+        click.echo(f"  note: {note}")
+    if job["step_seconds"] is not None:
+        without, slowdown = job["without_suspects_seconds"], job["slowdown"]
+        words = f"  mean step {job['step_seconds']:.4g} s"
+        words += "" if slowdown is None else f", {slowdown:.3g} times what it would be were all peers alike"
+        words += "" if without is None else f"; {without:.4g} s without the suspects"
+        click.echo(words)
+    for line in heat_map.terminal(report):
+        click.echo("  " + "".join(text if colour is None else click.style(text, fg=colour) for text, colour in line))
+    if not found["verdicts"]:
+        click.echo("  no verdict: every rank kept pace")
+    word = "worker" if report.worker else "rank"
+    for verdict in found["verdicts"]:
+        who = "the job" if verdict["rank"] is None else f"{word} {verdict['rank']}"
+        if verdict["rank"] is None and verdict["stage"] is not None:
+            who = f"stage {verdict['stage']}"
+        kind = verdict["kind"].replace("_", " ")
+        click.echo(f"  step {_word(verdict['detected_step'])}: ", nl=False)
+        click.secho(kind, bold=True, nl=False)
+        sure = "" if verdict["kind"] == "unknown" else f", confidence {verdict['confidence']:.2f}"
+        click.echo(
+            f": {who}, cause {verdict['cause']}, steps {_word(verdict['first_step'])} to {_word(verdict['last_step'])}, "
+            f"costs {verdict['slowdown']:.3g} times{sure}"
+        )
+        for item in verdict["evidence"]:
+            click.echo(f"      {heat_map.sentence(item)}")
+
+
+def _word(step: int | None) -> str:
+    return "?" if step is None else str(step)

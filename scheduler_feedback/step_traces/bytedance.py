@@ -1,0 +1,132 @@
+"""ByteDance's step traces (StragglerAnalysis, OSDI'25): one row an operation, in Parquet.
+
+Columns: dp_rank, stage, rank, step, optype, start_ts (seconds from the step's beginning), duration (seconds); seq_id,
+mc, mb_id and gmc are not needed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent.schema.errors import TraceError
+from scheduler_feedback.core.gangs import FloatArray
+from scheduler_feedback.core.telemetry import Shape, StepTable
+from scheduler_feedback.step_traces.replay import OWN, Operations
+from scheduler_feedback.step_traces.trace import Trace, check_size, ends_of, unique_columns
+
+WHOLE = ("dp_rank", "stage", "rank", "step")
+TIMES = ("start_ts", "duration")
+MOST_COORDINATE = 1 << 17
+
+
+def read(path: Path) -> Trace:
+    """Read one trace. Raises TraceError naming column and row where it is none."""
+    table = _table(path)
+    where = str(path)
+    unique_columns(table.column_names, (*WHOLE, "optype", *TIMES), where)
+    check_size(table.num_rows, 1, where)
+    columns = {name: _whole(table, name, where) for name in WHOLE}
+    start, duration = (_times(table, name, where) for name in TIMES)
+    optype = np.array(["" if value is None else str(value) for value in table.column("optype").to_pylist()])
+    _refuse(optype == "", where, "optype", "no name of an operation")
+    rows = np.stack([*(columns[name] for name in WHOLE), np.unique(optype, return_inverse=True)[1]], axis=1)
+    _, kept = np.unique(np.column_stack([rows.astype(float), start, duration]), axis=0, return_index=True)
+    notes = () if len(kept) == len(rows) else (f"{len(rows) - len(kept)} rows stand twice and count once",)
+    kept = np.sort(kept)
+    rank_of, step_of = columns["rank"][kept], columns["step"][kept]
+    ranks, rank = np.unique(rank_of, return_inverse=True)
+    numbers, step = np.unique(step_of, return_inverse=True)
+    check_size(len(numbers), len(ranks), where)
+    coordinates = {}
+    for name in ("dp_rank", "stage"):
+        values = np.full(len(ranks), -1, np.int64)
+        values[rank] = columns[name][kept]
+        _refuse(_spread(kept, values[rank] != columns[name][kept], len(rows)), where, name, "differs for one rank")
+        coordinates[name] = values
+    start, duration, optype = start[kept], duration[kept], optype[kept]
+    shape = Shape(
+        path.stem, 1, ranks, tuple(f"rank-{one}" for one in ranks), data=coordinates["dp_rank"],
+        stage=coordinates["stage"],
+    )  # fmt: skip
+    kinds, kind = np.unique(optype, return_inverse=True)
+    cell = step * len(ranks) + rank
+
+    def total(chosen: tuple[str, ...]) -> FloatArray:
+        picked = np.isin(optype, chosen)
+        sums = np.bincount(cell[picked], duration[picked], len(numbers) * len(ranks))
+        return sums.astype(np.float64).reshape(len(numbers), len(ranks))
+
+    begun, ended = np.full(len(numbers), np.inf), np.full(len(numbers), -np.inf)
+    np.minimum.at(begun, step, start)
+    np.maximum.at(ended, step, start + duration)
+    _refuse(_spread(kept, ((ended - begun) <= 0)[step], len(rows)), where, "duration", "a step that takes no time")
+    present = np.bincount(cell, minlength=len(numbers) * len(ranks)).reshape(len(numbers), len(ranks)) > 0
+    seconds = np.where(present, (ended - begun)[:, None], np.nan)
+    own = tuple(str(one) for one in kinds if one in OWN or str(one).endswith("-compute"))
+    steps = StepTable(
+        number=numbers.astype(np.int64),
+        end_ns=ends_of(seconds),
+        seconds=seconds,
+        wait_seconds=np.maximum(seconds - total(own), 0.0),
+        forward_seconds=np.where(present, total(("forward-compute",)), np.nan),
+        backward_seconds=np.where(present, total(("backward-compute",)), np.nan),
+    )
+    operations = Operations(
+        tuple(str(one) for one in kinds), step_of, rank.astype(np.int64), kind.astype(np.int64),
+        start, duration, coordinates["dp_rank"], coordinates["stage"],
+    )  # fmt: skip
+    return Trace(path.stem, shape, steps, operations=operations, notes=notes)
+
+
+def _table(path: Path) -> Any:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise TraceError(f"{path}: reading Parquet needs pyarrow: pip install 'gangwatch[traces]'") from None
+    try:
+        return parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise TraceError(f"{path}: no Parquet file that can be read: {error}") from None
+
+
+def _whole(table: Any, name: str, where: str) -> Any:
+    column = table.column(name)
+    _refuse(np.asarray(column.is_null()), where, name, "nothing")
+    try:
+        values = column.to_numpy().astype(np.float64)
+    except (TypeError, ValueError):
+        raise TraceError(f"{where}: column '{name}' holds {column.type}, no whole numbers") from None
+    most = float(1 << 53) if name == "step" else MOST_COORDINATE
+    with np.errstate(invalid="ignore"):
+        _refuse(~np.isfinite(values) | (values != np.floor(values)), where, name, "no whole number")
+        _refuse((values < 0) | (values >= most), where, name, "out of range")
+    return values.astype(np.int64)
+
+
+def _times(table: Any, name: str, where: str) -> FloatArray:
+    column = table.column(name)
+    _refuse(np.asarray(column.is_null()), where, name, "nothing")
+    try:
+        values: FloatArray = column.to_numpy().astype(np.float64)
+    except (TypeError, ValueError):
+        raise TraceError(f"{where}: column '{name}' holds {column.type}, no numbers") from None
+    _refuse(~np.isfinite(values), where, name, "no finite number")
+    if name == "duration":
+        _refuse(values < 0, where, name, "a negative length of time")
+    return values
+
+
+def _spread(kept: Any, wrong: Any, count: int) -> Any:
+    """Marks of the kept rows as marks of all rows."""
+    result = np.zeros(count, np.bool_)
+    result[kept] = wrong
+    return result
+
+
+def _refuse(wrong: Any, where: str, column: str, what: str) -> None:
+    if wrong.any():
+        raise TraceError(f"{where}: row {int(wrong.argmax()) + 1}, column '{column}': {what}")

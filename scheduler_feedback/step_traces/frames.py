@@ -1,0 +1,65 @@
+"""Recorded frames: an agent's frame stream as it came over the wire, kept in a file.
+
+Messages of several agents may be mixed. They are folded as the controller folds them, in the order of their wall
+time, and the detectors look as often as the controller's do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent.schema.errors import FrameError, TraceError
+from agent.schema.frame import Frame, Layout, MessageSplitter, decode
+from scheduler_feedback.core.fleet import Fleet
+from scheduler_feedback.core.look import Look
+from scheduler_feedback.core.telemetry import Telemetry
+
+TICK_NS = 500_000_000
+"""As watch.py: the controller looks twice a second."""
+
+CHUNK_BYTES = 1 << 20
+
+
+def read(path: Path) -> list[tuple[Layout, Frame]]:
+    """Every frame with its layout, by wall time. Raises TraceError naming the message where the file is none."""
+    layouts: dict[str, Layout] = {}
+    found: list[tuple[Layout, Frame]] = []
+    splitter, count = MessageSplitter(), 0
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                for message in splitter.feed(chunk):
+                    count += 1
+                    value = decode(message)
+                    if isinstance(value, Layout):
+                        layouts[value.layout_id] = value
+                    elif value.layout_id in layouts:
+                        found.append((layouts[value.layout_id], value))
+                    else:
+                        raise TraceError(
+                            f"{path}: message {count}: its layout {value.layout_id} did not come before it"
+                        )
+    except FrameError as error:
+        raise TraceError(f"{path}: message {count}: {error}") from None
+    except OSError as error:
+        raise TraceError(f"{path}: {error}") from None
+    if not found:
+        raise TraceError(f"{path}: no frames in it")
+    return sorted(found, key=lambda item: item[1].wall_ns)
+
+
+def stream(path: Path, frames: list[tuple[Layout, Frame]]) -> Iterator[Telemetry]:
+    """What the detectors would have seen. Raises TraceError for a frame that does not fit its layout."""
+    fleet = Fleet()
+    look = Look(fleet)
+    due = frames[0][1].wall_ns + TICK_NS
+    for number, (layout, frame) in enumerate(frames, 1):
+        while due < frame.wall_ns:
+            yield look.next(due, due)
+            due = max(due + TICK_NS, frame.wall_ns - 60 * TICK_NS)
+        try:
+            fleet.observe(layout, frame, frame.wall_ns)
+        except FrameError as error:
+            raise TraceError(f"{path}: frame {number}: {error}") from None
+    yield look.next(due, due)

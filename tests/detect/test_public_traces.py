@@ -1,0 +1,176 @@
+"""`gangwatch detect` on the public traces, and on what they become when ranks, times, places and moments change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import needs
+from tests.detect.traces import authors, bytedance, detect, of_kind, pai, write_bytedance, write_pai
+
+# --- as they are ------------------------------------------------------------------------------------------------------
+
+
+def test_the_worker_slowed_on_purpose() -> None:
+    found = detect(needs.data("steps", "bytedance-AR.parquet"))
+    result = authors("AR")
+    (straggler,) = of_kind(found, "straggler")
+    numbers = sorted(int(step) for step in result["step_t_base"])
+    assert (straggler["rank"], straggler["dp_rank"], straggler["stage"]) == (0, 0, 0)
+    assert straggler["detected_step"] <= numbers[4]
+    assert straggler["evidence"]
+    assert not of_kind(found, "stage_imbalance")
+    ideal = np.mean(list(result["step_t_noblk"].values()))
+    assert found["job"]["slowdown"] == pytest.approx(result["blocking_slowdown"], rel=0.05)
+    assert found["job"]["without_suspects_seconds"] == pytest.approx(ideal, rel=0.05)
+    assert found["job"]["step_seconds"] == pytest.approx(np.mean(list(result["step_t_base"].values())), rel=1e-4)
+    assert (found["job"]["steps"], found["job"]["ranks"]) == (44, 16)
+
+
+def test_unequal_stages_on_healthy_machines() -> None:
+    found = detect(needs.data("steps", "bytedance-ST.parquet"))
+    assert not of_kind(found, "straggler")
+    (imbalance,) = of_kind(found, "stage_imbalance")
+    assert (imbalance["stage"], imbalance["rank"]) == (3, None)
+    assert found["job"]["slowdown"] == pytest.approx(authors("ST")["blocking_slowdown"], rel=0.05)
+
+
+def test_a_worker_that_is_slow_for_a_while() -> None:
+    found = detect(needs.data("steps", "pai-job1.csv"))
+    (straggler,) = of_kind(found, "straggler")
+    assert (straggler["worker"], straggler["rank"]) == (6, 6)
+    assert straggler["first_step"] == pytest.approx(1811, abs=50)
+    assert straggler["last_step"] == pytest.approx(1941, abs=50)
+    assert straggler["first_step"] <= straggler["detected_step"] <= 1941
+    assert {verdict["worker"] for verdict in of_kind(found, "workload")} == {0, 1, 2}
+    assert all(verdict["cause"] == "standing-offset" for verdict in of_kind(found, "workload"))
+
+
+def test_several_slow_workers_are_said_to_be_unknown() -> None:
+    """Nobody states the truth: workers 6 to 9 are slow alike late in it, and no single one explains the steps."""
+    found = detect(needs.data("steps", "pai-job3.csv"))
+    assert not of_kind(found, "straggler")
+    assert {verdict["worker"] for verdict in of_kind(found, "workload")} == {0, 1}
+    unknown = of_kind(found, "unknown")
+    assert {6, 7} <= {verdict["worker"] for verdict in unknown}
+    assert all(verdict["detected_step"] > 2150 for verdict in unknown)
+
+
+# --- read as a stream -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_later_than_the_step_is_used(tmp_path: Path) -> None:
+    """Cut off at the step at which it was told, a trace gives the same verdict."""
+    table = bytedance("AR")
+    whole = detect(needs.data("steps", "bytedance-AR.parquet"))
+    (told,) = of_kind(whole, "straggler")
+    kept = table["step"] <= told["detected_step"]
+    begun = detect(write_bytedance(tmp_path / "begun.parquet", {name: values[kept] for name, values in table.items()}))
+    (again,) = of_kind(begun, "straggler")
+    same = ("rank", "first_step", "detected_step", "slowdown", "confidence", "evidence")
+    assert [again[name] for name in same] == [told[name] for name in same]
+
+
+def test_nothing_later_is_used_of_a_worker_either(tmp_path: Path) -> None:
+    iterations, times = pai("pai-job1")
+    (told,) = of_kind(detect(needs.data("steps", "pai-job1.csv")), "straggler")
+    kept = iterations <= told["detected_step"]
+    (again,) = of_kind(detect(write_pai(tmp_path / "begun.csv", iterations[kept], times[kept])), "straggler")
+    assert (again["worker"], again["detected_step"]) == (told["worker"], told["detected_step"])
+
+
+# --- variants ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_permuting_the_replicas_permutes_the_verdict(tmp_path: Path, seed: int) -> None:
+    """Data ranks exchanged, rank numbers exchanged at random, rows in any order."""
+    random = np.random.default_rng(seed)
+    table = bytedance("AR")
+    to = random.permutation(4)
+    numbers = np.unique(table["rank"])
+    renamed = dict(zip(numbers.tolist(), random.permutation(64)[: len(numbers)].tolist(), strict=True))
+    table["dp_rank"] = to[table["dp_rank"]]
+    table["rank"] = np.array([renamed[rank] for rank in table["rank"].tolist()])
+    order = random.permutation(len(table["rank"]))
+    found = detect(write_bytedance(tmp_path / "t.parquet", {name: values[order] for name, values in table.items()}))
+    (straggler,) = of_kind(found, "straggler")
+    assert (straggler["rank"], straggler["dp_rank"], straggler["stage"]) == (renamed[0], to[0], 0)
+    assert found["job"]["slowdown"] == pytest.approx(authors("AR")["blocking_slowdown"], rel=0.05)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 60.0, 1e9])
+def test_the_unit_of_time_changes_nothing(tmp_path: Path, scale: float) -> None:
+    table = bytedance("AR")
+    for name in ("start_ts", "duration"):
+        table[name] = table[name].astype(np.float64) * scale
+    found = detect(write_bytedance(tmp_path / "t.parquet", table))
+    whole = detect(needs.data("steps", "bytedance-AR.parquet"))
+    same = ("kind", "rank", "first_step", "last_step", "detected_step", "cause")
+    assert [[v[name] for name in same] for v in found["verdicts"]] == [
+        [v[name] for name in same] for v in whole["verdicts"]
+    ]
+    assert found["job"]["slowdown"] == pytest.approx(whole["job"]["slowdown"], rel=1e-3)
+    iterations, times = pai("pai-job1")
+    scaled = detect(write_pai(tmp_path / "t.csv", iterations, times * scale))
+    usual = detect(needs.data("steps", "pai-job1.csv"))
+    assert [[v[name] for name in same] for v in scaled["verdicts"]] == [
+        [v[name] for name in same] for v in usual["verdicts"]
+    ]
+
+
+@pytest.mark.parametrize("worker", range(10))
+@pytest.mark.parametrize("begin", [60, 140, 230])
+def test_the_slowdown_moved_to_another_worker_and_time(tmp_path: Path, worker: int, begin: int) -> None:
+    iterations, times = pai("pai-job1")
+    slow = slice(int(np.searchsorted(iterations, 1811)), int(np.searchsorted(iterations, 1941)) + 1)
+    usual = np.median(times, axis=0)
+    ratio = times[slow, 6] / usual[6]
+    times[slow, 6] = times[slow.start - len(ratio) : slow.start, 6]
+    times[begin : begin + len(ratio), worker] = usual[worker] * ratio
+    found = detect(write_pai(tmp_path / "t.csv", iterations, times))
+    (straggler,) = of_kind(found, "straggler")
+    assert straggler["worker"] == worker
+    assert straggler["first_step"] == pytest.approx(iterations[begin], abs=50)
+    assert straggler["last_step"] == pytest.approx(iterations[begin + len(ratio) - 1], abs=50)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_its_slow_stretch_the_job_has_no_straggler(tmp_path: Path, seed: int) -> None:
+    """Healthy jobs made of real noise: PAI job 1 without the stretch, its workers exchanged, its times in any order."""
+    random = np.random.default_rng(seed)
+    iterations, times = pai("pai-job1")
+    slow = slice(int(np.searchsorted(iterations, 1811)), int(np.searchsorted(iterations, 1941)) + 1)
+    keep = np.ones(len(iterations), np.bool_)
+    keep[slow] = False
+    times = times[keep][:, random.permutation(10)]
+    order = random.permutation(len(times)) if seed else np.arange(len(times))
+    found = detect(write_pai(tmp_path / "t.csv", iterations[keep], times[order]))
+    assert not of_kind(found, "straggler")
+
+
+@pytest.mark.parametrize(("rank", "factor"), [(1, 1.5), (4, 2.0), (7, 1.7)])
+@pytest.mark.parametrize("begin", [10, 20])
+def test_a_slow_rank_of_a_small_unequal_pipeline(tmp_path: Path, rank: int, factor: float, begin: int) -> None:
+    """Trial ST with one rank's computing stretched from some step on, and its step made longer by as much: two ranks a
+    stage can't out-vote one another, its own past tells."""
+    table = bytedance("ST")
+    numbers = np.unique(table["step"])
+    own = np.isin(table["optype"].astype(str), ["forward-compute", "backward-compute"])
+    for name in ("start_ts", "duration"):
+        table[name] = table[name].astype(np.float64)
+    for step in numbers[begin:]:
+        rows = table["step"] == step
+        slow = rows & own & (table["rank"] == rank)
+        longer = (factor - 1) * float(table["duration"][slow].sum())
+        table["duration"][slow] *= factor
+        last = rows & (table["optype"].astype(str) == "grads-reduce-scatter")
+        table["duration"][last & (table["rank"] != rank)] += longer
+        late = rows & np.isin(table["optype"].astype(str), ["optimizer", "optimizer-clip-main-grad"])
+        table["start_ts"][late] += longer
+    found = detect(write_bytedance(tmp_path / "t.parquet", table))
+    assert [verdict["rank"] for verdict in of_kind(found, "straggler")] == [rank]
+    (straggler,) = of_kind(found, "straggler")
+    assert numbers[begin] <= straggler["detected_step"] <= numbers[begin + 6]
