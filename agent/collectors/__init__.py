@@ -10,10 +10,15 @@ from agent.attribution import Attribution
 from agent.collectors.attribution import KubeletCollector, OwnerCollector, PodTable
 from agent.collectors.block import Block, Collector, RecordSource
 from agent.collectors.host import HostCollector
+from agent.collectors.kernel_log import KernelLogCollector
+from agent.collectors.network import NetworkCollector
+from agent.collectors.nfs import NfsCollector
 from agent.collectors.nvml import NvmlCollector
+from agent.collectors.pcie import PcieCollector
 from agent.collectors.process import ProcessCollector
 from agent.collectors.rdma import RdmaCollector
 from agent.collectors.steps import StepCollector
+from agent.collectors.topology import TopologyCollector
 from agent.collectors.xid import XidCollector, XidLedger
 from agent.inventory import Inventory
 from agent.schema.errors import UnsupportedError
@@ -28,7 +33,8 @@ class Machine:
     system's libnvidia-ml.so.1. gpus: UUIDs of the node's, () for all. interval_seconds: the frame's; ranks'
     steps and processes are sampled twice as often, so that what is short is still seen. xids: where the driver's
     events and the kernel's log meet. inventory: what the GPUs are called, for those who join them to their owners.
-    rdma_excluded: patterns of RDMA devices' names or PCI addresses that are not read.
+    rdma_excluded: patterns of RDMA devices' names or PCI addresses that are not read. kernel_log: the kernel's log, or
+    a recorded one.
     kubelet_socket, job_files: where a kubelet listens, and where a Slurm prolog writes which job has which GPU; None
     for neither. pods: what the kubelet listed. gpu_burst: read each GPU ten times a second besides.
     """
@@ -46,6 +52,7 @@ class Machine:
     job_files: str | None = None
     pods: PodTable = field(default_factory=PodTable)
     rdma_excluded: tuple[str, ...] = ()
+    kernel_log: str = "/dev/kmsg"
     gpu_burst: bool = False
 
 
@@ -97,6 +104,11 @@ COLLECTORS: tuple[Callable[[Machine], Collector], ...] = (
     _nvml,
     _xid,
     lambda machine: RdmaCollector.of(machine.sys_root, machine.interval_seconds, machine.rdma_excluded),
+    lambda machine: NetworkCollector(machine.sys_root),
+    lambda machine: PcieCollector(machine.sys_root),
+    lambda machine: TopologyCollector(machine.sys_root, machine.rdma_excluded),
+    lambda machine: NfsCollector(machine.proc_root),
+    lambda machine: KernelLogCollector(machine.kernel_log, machine.xids),
     _kubelet,
     _owners,
 )

@@ -16,13 +16,17 @@ from agent.sources.proc import (
     Disk,
     Interface,
     Memory,
+    Paging,
     Pressure,
+    Scheduler,
     parse_diskstats,
     parse_loadavg,
     parse_meminfo,
     parse_net_dev,
     parse_pressure,
+    parse_scheduler,
     parse_stat,
+    parse_vmstat,
 )
 from agent.sources.sysfs import whole_disks
 
@@ -33,14 +37,33 @@ POD_INTERFACES = ("veth", "cali", "lxc", "tap")
 """Beginnings of names of the host's ends of containers' and machines' interfaces: they come and go with pods, each
 would be a new series, and what they carry is counted on the uplink too."""
 
-_IO_MS_WRAP = 1 << 32
-"""The kernel prints a disk's busy milliseconds as an unsigned int: it wraps after 49.7 busy days."""
+_MS_WRAP = 1 << 32
+"""The kernel prints a disk's milliseconds as an unsigned int: it wraps after 49.7 days of them."""
+
+_DISK = (
+    "gangwatch_host_disk_read_bytes_total",
+    "gangwatch_host_disk_written_bytes_total",
+    "gangwatch_host_disk_io_time_seconds_total",
+    "gangwatch_host_disk_reads_total",
+    "gangwatch_host_disk_writes_total",
+    "gangwatch_host_disk_read_time_seconds_total",
+    "gangwatch_host_disk_write_time_seconds_total",
+)
 
 _T = TypeVar("_T")
 
 
-class _BusyTime:
-    """A disk's busy time without the wrap of the kernel's 32-bit milliseconds."""
+def _parse_stat(data: bytes) -> tuple[CpuTimes, Scheduler | None]:
+    """Both things that stand in /proc/stat, read once; a container runtime's own /proc/stat has only the first."""
+    times = parse_stat(data)
+    try:
+        return times, parse_scheduler(data)
+    except SourceError:
+        return times, None
+
+
+class _Milliseconds:
+    """A disk's time without the wrap of the kernel's 32-bit milliseconds."""
 
     __slots__ = ("_newest_ms", "_wraps")
 
@@ -48,12 +71,12 @@ class _BusyTime:
         self._newest_ms = 0
         self._wraps = 0
 
-    def nanoseconds(self, io_ms: int) -> int:
+    def nanoseconds(self, milliseconds: int) -> int:
         # A device that went and came back between two samples begins at 0: only a fall from the upper half is a wrap.
-        if io_ms < self._newest_ms:
-            self._wraps = self._wraps + 1 if self._newest_ms - io_ms > _IO_MS_WRAP // 2 else 0
-        self._newest_ms = io_ms
-        return (self._wraps * _IO_MS_WRAP + io_ms) * 1_000_000
+        if milliseconds < self._newest_ms:
+            self._wraps = self._wraps + 1 if self._newest_ms - milliseconds > _MS_WRAP // 2 else 0
+        self._newest_ms = milliseconds
+        return (self._wraps * _MS_WRAP + milliseconds) * 1_000_000
 
 
 class HostCollector:
@@ -72,6 +95,7 @@ class HostCollector:
         self._loadavg = KeptFile(f"{proc_root}/loadavg")
         self._meminfo = KeptFile(f"{proc_root}/meminfo")
         self._pressure = tuple(KeptFile(f"{proc_root}/pressure/{resource}") for resource in RESOURCES)
+        self._vmstat = KeptFile(f"{proc_root}/vmstat")
         self._diskstats = KeptFile(f"{proc_root}/diskstats")
         # Under a host's /proc mounted into a container, net/ is the container's own: process 1 has the host's.
         self._net_dev = (KeptFile(f"{proc_root}/1/net/dev"), KeptFile(f"{proc_root}/net/dev"))
@@ -81,21 +105,21 @@ class HostCollector:
         self._whole: frozenset[str] | None = None
         self._disks: tuple[str, ...] = ()
         self._interfaces: tuple[str, ...] = ()
-        self._busy: dict[str, _BusyTime] = {}
+        self._times: dict[str, tuple[_Milliseconds, ...]] = {}
         self._block = self._make_block()
 
     def _make_block(self) -> Block:
-        """Fixed series first, so that their indexes are known: gauges 4; counters 8 modes, 2 x 3 pressures, ..."""
+        """Fixed series first, so that their indexes are known: gauges 6; counters 8 modes, 3, 2 x 3 pressures, ..."""
         counters = [Column("gangwatch_host_cpu_seconds_total", (("mode", mode),)) for mode in CPU_MODES]
+        counters.append(Column("gangwatch_host_context_switches_total"))
+        counters.append(Column("gangwatch_host_major_page_faults_total"))
+        counters.append(Column("gangwatch_host_out_of_memory_kills_total"))
         for resource in RESOURCES:
             labels = (("resource", resource),)
             counters.append(Column("gangwatch_host_pressure_waiting_seconds_total", labels))
             counters.append(Column("gangwatch_host_pressure_stalled_seconds_total", labels))
         for disk in self._disks:
-            labels = (("device", disk),)
-            counters.append(Column("gangwatch_host_disk_read_bytes_total", labels))
-            counters.append(Column("gangwatch_host_disk_written_bytes_total", labels))
-            counters.append(Column("gangwatch_host_disk_io_time_seconds_total", labels))
+            counters.extend(Column(metric, (("device", disk),)) for metric in _DISK)
         for interface in self._interfaces:
             labels = (("device", interface),)
             counters.append(Column("gangwatch_host_network_receive_bytes_total", labels))
@@ -107,12 +131,16 @@ class HostCollector:
             Column("gangwatch_host_load1"),
             Column("gangwatch_host_memory_total_bytes"),
             Column("gangwatch_host_memory_available_bytes"),
+            Column("gangwatch_host_processes_running"),
+            Column("gangwatch_host_processes_blocked"),
+            *(Column("gangwatch_host_disk_requests_in_flight", (("device", disk),)) for disk in self._disks),
         )
         return Block(gauges, counters)
 
     def collect(self) -> Block:
         self._errors.clear()
-        times = self._read(parse_stat, self._stat)
+        times, scheduler = self._read(_parse_stat, self._stat) or (None, None)
+        paging = self._read(parse_vmstat, self._vmstat)
         load = self._read(parse_loadavg, self._loadavg)
         memory = self._read(parse_meminfo, self._meminfo)
         pressures = [self._read(parse_pressure, file) for file in self._pressure]
@@ -126,13 +154,22 @@ class HostCollector:
         block.clear()
         self._set_gauges(times, load, memory)
         index = self._set_times(times)
+        index = self._set_tasks(index, scheduler, paging)
         index = self._set_pressures(index, pressures)
         index = self._set_disks(index, disks)
         self._set_interfaces(index, interfaces)
         return block
 
     def close(self) -> None:
-        for file in (self._stat, self._loadavg, self._meminfo, *self._pressure, self._diskstats, *self._net_dev):
+        for file in (
+            self._stat,
+            self._vmstat,
+            self._loadavg,
+            self._meminfo,
+            self._diskstats,
+            *self._pressure,
+            *self._net_dev,
+        ):
             file.close()
 
     def _read(self, parse: Callable[[bytes], _T], *files: KeptFile) -> _T | None:
@@ -169,7 +206,9 @@ class HostCollector:
             return
         self._disks = disk_names
         self._interfaces = interface_names
-        self._busy = {name: self._busy.get(name) or _BusyTime() for name in disk_names}
+        self._times = {
+            name: self._times.get(name) or (_Milliseconds(), _Milliseconds(), _Milliseconds()) for name in disk_names
+        }
         self._block = self._make_block()
 
     def _set_gauges(self, times: CpuTimes | None, load: float | None, memory: Memory | None) -> None:
@@ -191,6 +230,18 @@ class HostCollector:
                 self._block.set_counter(index, self._highest_ticks[index] * TICK_NS)
         return len(CPU_MODES)
 
+    def _set_tasks(self, index: int, scheduler: Scheduler | None, paging: Paging | None) -> int:
+        block = self._block
+        if scheduler is not None:
+            block.set_counter(index, scheduler.context_switches)
+            block.set_gauge(4, scheduler.running)
+            block.set_gauge(5, scheduler.blocked)
+        if paging is not None:
+            block.set_counter(index + 1, paging.major_faults)
+            if paging.kills is not None:
+                block.set_counter(index + 2, paging.kills)
+        return index + 3
+
     def _set_pressures(self, index: int, pressures: list[Pressure | None]) -> int:
         for pressure in pressures:
             if pressure is not None:
@@ -202,11 +253,20 @@ class HostCollector:
 
     def _set_disks(self, index: int, disks: list[Disk]) -> int:
         for position, disk in enumerate(disks):
-            at = index + 3 * position
-            self._block.set_counter(at, disk.read_bytes)
-            self._block.set_counter(at + 1, disk.written_bytes)
-            self._block.set_counter(at + 2, self._busy[disk.name].nanoseconds(disk.io_ms))
-        return index + 3 * len(self._disks)
+            busy, reading, writing = self._times[disk.name]
+            values = (
+                disk.read_bytes,
+                disk.written_bytes,
+                busy.nanoseconds(disk.io_ms),
+                disk.reads,
+                disk.writes,
+                reading.nanoseconds(disk.read_ms),
+                writing.nanoseconds(disk.write_ms),
+            )
+            for at, value in enumerate(values, index + len(_DISK) * position):
+                self._block.set_counter(at, value)
+            self._block.set_gauge(6 + position, disk.in_flight)
+        return index + len(_DISK) * len(self._disks)
 
     def _set_interfaces(self, index: int, interfaces: list[Interface]) -> None:
         for position, interface in enumerate(interfaces):

@@ -120,7 +120,7 @@ class DeviceFinder:
 
 
 def _manages_switch(device: str) -> bool:
-    if not read_text(f"{device}/class").startswith(_INFINIBAND_CLASS) or os.path.exists(f"{device}/physfn"):
+    if not read_text(f"{device}/class").startswith(_INFINIBAND_CLASS) or os.path.lexists(f"{device}/physfn"):
         return False
     try:
         descriptor = os.open(f"{device}/vpd", os.O_RDONLY | os.O_CLOEXEC)

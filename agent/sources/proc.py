@@ -54,6 +54,49 @@ def parse_stat(data: bytes) -> CpuTimes:
     return CpuTimes(ticks, processors)
 
 
+class Scheduler(NamedTuple):
+    """/proc/stat: context switches since the boot, and tasks that run or wait for a disk now."""
+
+    context_switches: int
+    running: int
+    blocked: int
+
+
+def parse_scheduler(data: bytes) -> Scheduler:
+    """/proc/stat."""
+    return Scheduler(
+        _line_number(data, b"ctxt ", "/proc/stat"),
+        _line_number(data, b"procs_running ", "/proc/stat"),
+        _line_number(data, b"procs_blocked ", "/proc/stat"),
+    )
+
+
+class Paging(NamedTuple):
+    """/proc/vmstat: page faults that waited for a disk, and tasks killed for want of memory (None before 4.13)."""
+
+    major_faults: int
+    kills: int | None
+
+
+def parse_vmstat(data: bytes) -> Paging:
+    """/proc/vmstat."""
+    kills = _line_number(data, b"oom_kill ", "/proc/vmstat") if b"\noom_kill " in data else None
+    return Paging(_line_number(data, b"pgmajfault ", "/proc/vmstat"), kills)
+
+
+def _line_number(data: bytes, key: bytes, file: str) -> int:
+    """The number after a key at a line's beginning."""
+    start = data.find(b"\n" + key)
+    if start < 0:
+        raise SourceError(f"{file}: no {key.decode().strip()}")
+    start += 1 + len(key)
+    end = data.find(b"\n", start)
+    digits = data[start : end if end >= 0 else len(data)].strip()
+    if not digits.isdigit():
+        raise SourceError(f"{file}: {data[start - len(key) : start + 40]!r}")
+    return int(digits)
+
+
 def parse_loadavg(data: bytes) -> float:
     """/proc/loadavg: the load average over one minute."""
     try:
@@ -119,12 +162,20 @@ def parse_pressure(data: bytes) -> Pressure:
 
 
 class Disk(NamedTuple):
-    """One line of /proc/diskstats. io_ms is the kernel's unsigned int: it wraps at 2^32."""
+    """One line of /proc/diskstats. Milliseconds are the kernel's unsigned ints: they wrap at 2^32.
+
+    read_ms, write_ms: what requests waited, together; io_ms: time with a request under way; in_flight: requests now.
+    """
 
     name: str
     read_bytes: int
     written_bytes: int
     io_ms: int
+    reads: int
+    writes: int
+    read_ms: int
+    write_ms: int
+    in_flight: int
 
 
 def parse_diskstats(data: bytes) -> list[Disk]:
@@ -137,7 +188,17 @@ def parse_diskstats(data: bytes) -> list[Disk]:
             continue
         try:
             disks.append(
-                Disk(words[2].decode(), int(words[5]) * SECTOR_BYTES, int(words[9]) * SECTOR_BYTES, int(words[12]))
+                Disk(
+                    words[2].decode(),
+                    int(words[5]) * SECTOR_BYTES,
+                    int(words[9]) * SECTOR_BYTES,
+                    int(words[12]),
+                    int(words[3]),
+                    int(words[7]),
+                    int(words[6]),
+                    int(words[10]),
+                    int(words[11]),
+                )
             )
         except ValueError:
             raise SourceError(f"/proc/diskstats: {line[:80]!r}") from None

@@ -19,12 +19,16 @@ from agent.schema.catalog.exporter import EXPORTER
 from agent.schema.catalog.feedback import FEEDBACK
 from agent.schema.catalog.gpu import GPU
 from agent.schema.catalog.host import HOST
+from agent.schema.catalog.kernel_log import KERNEL_LOG
 from agent.schema.catalog.metric import Kind, Metric
+from agent.schema.catalog.network import NETWORK
 from agent.schema.catalog.nvlink import NVLINK
+from agent.schema.catalog.pcie import PCIE
 from agent.schema.catalog.process import PROCESS
 from agent.schema.catalog.rdma import RDMA
 from agent.schema.catalog.renamed import RENAMED, Renamed
 from agent.schema.catalog.step import STEP
+from agent.schema.catalog.topology import TOPOLOGY
 from agent.schema.catalog.xid import XID
 
 METRICS: tuple[Metric, ...] = (
@@ -38,6 +42,10 @@ METRICS: tuple[Metric, ...] = (
     *NVLINK,
     *XID,
     *RDMA,
+    *NETWORK,
+    *PCIE,
+    *TOPOLOGY,
+    *KERNEL_LOG,
     *FEEDBACK,
 )
 

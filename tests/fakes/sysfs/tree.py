@@ -102,8 +102,8 @@ class Tree:
 
     def log(self, message: str, seconds_since_boot: float, level: int = 4) -> None:
         """Append a record to the kernel's log, in the form of /dev/kmsg."""
+        sequence = self.kernel_log.read_text().count("\n")
         with self.kernel_log.open("a") as log:
-            sequence = sum(1 for _ in self.kernel_log.open())
             log.write(f"{level},{sequence},{round(seconds_since_boot * 1e6)},-;{message}\n")
 
 
