@@ -62,6 +62,10 @@ class Owner:
     rank: str = ""
     slurm_job: str = ""
 
+    def in_pod(self) -> bool:
+        """Whether it is of a pod, be that known by name or by uid alone."""
+        return bool(self.pod) or self.gang.startswith("pod-")
+
 
 class RankFile(msgspec.Struct, frozen=True):
     """The content of one file in ``ranks/NODE``. Start times are field 22 of /proc/PID/stat."""

@@ -28,6 +28,27 @@ MOST_ABANDONED = 8
 in its turn: beyond these the lane waits, and all that it reads is stale until one of the calls returns."""
 
 
+class _Bell:
+    """Wakes one sleeper. A condition variable would do, at half as much again for each wake-up."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        """End the present wait, or the next."""
+        try:
+            self._lock.release()
+        except RuntimeError:
+            pass  # it rings already
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until it rings, or so long; negative is until it rings."""
+        self._lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+
+
 class Lane:
     """Runs collectors in one thread. Every method may be called from any thread; none waits for a collector."""
 
@@ -39,7 +60,8 @@ class Lane:
         self._clock = clock
         self._ran = ran
         # Reentrant: a signal handler may ask for a release while its thread is in here.
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._bell = _Bell()
         self._runners: list[Runner] = []
         self._released = False
         self._busy: Runner | None = None
@@ -53,24 +75,24 @@ class Lane:
 
     def add(self, runner: Runner) -> None:
         """Run the collector from its next due instant on."""
-        with self._changed:
+        with self._lock:
             self._runners.append(runner)
-            self._changed.notify()
+            self._bell.ring()
 
     def remove(self, runner: Runner) -> None:
         """Run the collector no more, and close it in this lane's thread, or in the one that it is stuck in."""
-        with self._changed:
+        with self._lock:
             runner.leaving = True
-            self._changed.notify()
+            self._bell.ring()
 
     def set_released(self, released: bool) -> None:
         """Have every collector that can do so give its device back, or take it again."""
-        with self._changed:
+        with self._lock:
             self._released = released
-            self._changed.notify()
+            self._bell.ring()
 
     def start(self) -> None:
-        with self._changed:
+        with self._lock:
             self._start_thread()
 
     def _start_thread(self) -> None:
@@ -80,7 +102,7 @@ class Lane:
 
     def hand_over_ns(self) -> int | None:
         """When the lane's others will have waited for too long if the present call does not return; None for never."""
-        with self._changed:
+        with self._lock:
             busy = self._busy
             if busy is None or self._stopping or self.abandoned >= MOST_ABANDONED:
                 return None
@@ -91,7 +113,7 @@ class Lane:
 
     def hand_over(self, now_ns: int) -> None:
         """Move the lane's others to a fresh thread where one has kept them waiting for too long."""
-        with self._changed:
+        with self._lock:
             busy, due_ns = self._busy, self.hand_over_ns()
             if busy is None or due_ns is None or now_ns < due_ns:
                 return
@@ -107,18 +129,18 @@ class Lane:
 
     def left_behind(self) -> int:
         """Threads that are stuck and that nothing waits for any more."""
-        with self._changed:
+        with self._lock:
             return self.abandoned + (self._stopping and self._busy is not None)
 
     def stop(self) -> None:
         """Run nothing more; the collectors are closed in the lane's thread."""
-        with self._changed:
+        with self._lock:
             self._stopping = True
-            self._changed.notify_all()
+            self._bell.ring()
 
     def join(self, deadline_ns: int) -> None:
         """Wait for the lane's threads to end, until the deadline; one that is stuck in a call is left behind."""
-        with self._changed:
+        with self._lock:
             threads = [*self._old_threads, *([self._thread] if self._thread is not None else [])]
         for thread in threads:
             thread.join(max(0, deadline_ns - self._clock.monotonic_ns()) / 1e9)
@@ -133,7 +155,7 @@ class Lane:
             act()
             if not self._done(turn, runner):
                 return
-        with self._changed:
+        with self._lock:
             closing = list(self._runners)
             self._runners.clear()
         # Members stand after their parents, whose library they may still need.
@@ -142,29 +164,36 @@ class Lane:
 
     def _next_task(self) -> tuple[Runner, Callable[[], None]] | None:
         """What is to be done now, waited for; None when the lane stops."""
-        with self._changed:
-            while not self._stopping:
+        while True:
+            with self._lock:
+                if self._stopping:
+                    return None
                 now_ns = self._clock.monotonic_ns()
-                task = self._due_task(now_ns)
+                task, next_ns = self._due_task(now_ns)
                 if task is not None:
                     self._busy = task[0]
                     self._busy_since_ns = now_ns
                     return task
-                next_ns = min((one.due_ns for one in self._runners if not one.released), default=None)
-                self._changed.wait(None if next_ns is None else max(0, next_ns - now_ns) / 1e9)
-            return None
+            self._bell.wait(-1 if next_ns is None else max(0, next_ns - now_ns) / 1e9)
 
-    def _due_task(self, now_ns: int) -> tuple[Runner, Callable[[], None]] | None:
+    def _due_task(self, now_ns: int) -> tuple[tuple[Runner, Callable[[], None]] | None, int | None]:
+        """What is to be done now, or when something will be; neither where there is nothing to wait for."""
         due: Runner | None = None
+        next_ns: int | None = None
         for runner in reversed(self._runners):
             if runner.leaving:
                 self._runners.remove(runner)
-                return runner, runner.close
+                return (runner, runner.close), None
             if runner.releasable is not None and runner.released is not self._released:
-                return runner, runner.release if self._released else runner.acquire
-            if runner.due_ns <= now_ns and not runner.released and (due is None or self._goes_before(runner, due)):
+                return (runner, runner.release if self._released else runner.acquire), None
+            if runner.released:
+                continue
+            if runner.due_ns > now_ns:
+                if next_ns is None or runner.due_ns < next_ns:
+                    next_ns = runner.due_ns
+            elif due is None or self._goes_before(runner, due):
                 due = runner
-        return None if due is None else (due, partial(self._collect, due))
+        return (None if due is None else (due, partial(self._collect, due))), next_ns
 
     def _goes_before(self, runner: Runner, other: Runner) -> bool:
         """Whether a collector that is due is run before another.
@@ -182,7 +211,7 @@ class Lane:
 
     def _done(self, turn: int, runner: Runner) -> bool:
         """Put a collector back after what was done with it; whether this thread is still the lane's."""
-        with self._changed:
+        with self._lock:
             if turn == self._turn:
                 self._busy = None
                 return True
@@ -190,7 +219,7 @@ class Lane:
             back = not (runner.closed or runner.leaving or self._stopping)
             if back:
                 self._runners.append(runner)
-                self._changed.notify()
+                self._bell.ring()
         if back:
             log.warning("collector %s is back in lane %s", runner.name, self.name)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from agent.attribution import Attribution, Owner
@@ -27,6 +28,9 @@ ALLOCATABLE_NS = 60_000_000_000
 KEEP_NS = 45_000_000_000
 """What a kubelet said is believed for so long when it stops answering: the owner of an ended job is gone within a
 minute, whatever the kubelet does."""
+
+ASK_AGAIN_NS = 10_000_000_000
+"""How often a process that nobody vouched for is asked about again."""
 
 MAX_RESOURCES = 64
 
@@ -145,6 +149,50 @@ class KubeletCollector:
             block.set_gauge(position + len(resources), allocated[resource])
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """All that goes into a join: where nothing of it changed, nor did its outcome."""
+
+    gpus: tuple[GpuDevice, ...]
+    pods: tuple[Pod, ...]
+    uids: dict[tuple[str, str], str]
+    rdma_by_address: dict[str, str]
+    processes: list[tuple[GpuProcess, Owner]]
+    ranks: list[tuple[str, Owner]]
+    files: tuple[tuple[str, str], ...]
+
+    def owners(self) -> Owners:
+        join = Join(self.gpus, self.rdma_by_address)
+        join.pods(self.pods, self.uids)
+        join.processes(self.processes)
+        for gpu, owner in self.ranks:
+            join.rank(gpu, owner)
+        join.jobs(self.files)
+        return join.owners()
+
+
+@dataclass(slots=True)
+class _Known:
+    """A process on a GPU, and whose it is.
+
+    What was once attested is kept while it lives. Its start time tells it from a later one that got its number since
+    the driver was asked: that one has the GPU only once the driver says so, in another `process`.
+    """
+
+    process: GpuProcess
+    started_ns: int
+    alive: bool = True
+    owner: Owner | None = None
+    asked_ns: int | None = None
+
+    def due(self, now_ns: int) -> bool:
+        """Whether to ask whose it is: its rank file or its pod's folder may come after it, even much later."""
+        if self.asked_ns is None:
+            return True
+        unknown = self.owner is None or (self.owner.in_pod() and not self.owner.pod)
+        return unknown and now_ns - self.asked_ns >= ASK_AGAIN_NS
+
+
 class OwnerCollector:
     """Joins what is known about who uses what, and publishes it as series of constant 1.
 
@@ -153,6 +201,7 @@ class OwnerCollector:
     """
 
     name = "attribution"
+    lane = "host"
 
     def __init__(
         self,
@@ -165,7 +214,7 @@ class OwnerCollector:
         slots: tuple[str, ...] = (),
         job_files: str | None = None,
         clock: Clock | None = None,
-        interval_seconds: float = 2.0,
+        interval_seconds: float = 5.0,
     ) -> None:
         self.interval_seconds = interval_seconds
         self._attribution = attribution
@@ -176,34 +225,54 @@ class OwnerCollector:
         self._slots = slots
         self._job_files = job_files
         self._clock = clock or SystemClock()
-        self._known: dict[int, tuple[int, Owner | None]] = {}
+        self._known: dict[int, _Known] = {}
+        self._rdma: dict[str, str] = {}
+        self._rdma_ns: int | None = None
+        self._told: _Told | None = None
         self._owners: Owners | None = None
         self._block = Block()
 
     def collect(self) -> Block:
         now_ns = self._clock.monotonic_ns()
-        join = Join(self._gpus(), self._rdma_by_address())
         pods = self._table.pods(now_ns)
-        uids = self._uids()
-        join.pods(pods, uids)
-        join.processes(self._processes({(pod.namespace, pod.name) for pod in pods}))
-        for rank in self._attribution.ranks():
-            if self._slots and (gpu := self._slot(rank.slot)) is not None:
-                join.rank(gpu, Owner(gang=rank.gang, attempt=str(rank.attempt), rank=str(rank.rank)))
+        files: tuple[tuple[str, str], ...] = ()
+        failure: SourceError | None = None
         try:
-            join.jobs(read_job_files(self._job_files) if self._job_files is not None else ())
+            files = read_job_files(self._job_files) if self._job_files is not None else ()
         except OSError as error:
-            raise SourceError(f"{self._job_files}: {error.strerror}") from None
-        finally:
-            # An unreadable folder costs what it would have told, and is seen as this collector's failure.
-            owners = join.owners()
+            # It costs what it would have told, and is seen as this collector's failure.
+            failure = SourceError(f"{self._job_files}: {error.strerror}")
+        told = _Told(
+            self._gpus(),
+            pods,
+            self._uids() if pods else {},
+            self._rdma_by_address(now_ns) if pods else {},
+            self._processes({(pod.namespace, pod.name) for pod in pods}, now_ns),
+            self._ranks(),
+            files,
+        )
+        if told != self._told:
+            self._told = told
+            owners = told.owners()
             if owners != self._owners:
                 self._owners = owners
                 self._block = _block_of(owners)
+        if failure is not None:
+            raise failure
         return self._block
 
     def close(self) -> None:
         """Nothing is kept open."""
+
+    def _ranks(self) -> list[tuple[str, Owner]]:
+        """The local backend's ranks and the GPU that each was given."""
+        if not self._slots:
+            return []
+        return [
+            (gpu, Owner(gang=rank.gang, attempt=str(rank.attempt), rank=str(rank.rank)))
+            for rank in self._attribution.ranks()
+            if (gpu := self._slot(rank.slot)) is not None
+        ]
 
     def _slot(self, slot: str | int | None) -> str | None:
         """The GPU of a slot: the local backend counts them."""
@@ -213,34 +282,31 @@ class OwnerCollector:
             return slot if isinstance(slot, str) and slot in self._slots else None
         return self._slots[position] if 0 <= position < len(self._slots) else None
 
-    def _processes(self, listed: set[tuple[str, str]]) -> list[tuple[GpuProcess, Owner]]:
-        """The processes on GPUs whose owner is attested; one of an unlisted pod has the kubelet asked again.
-
-        What was once attested of a process is kept while it lives: its start time tells it from a later one that got
-        its number since the driver was asked.
-        """
-        known: dict[int, tuple[int, Owner | None]] = {}
+    def _processes(self, listed: set[tuple[str, str]], now_ns: int) -> list[tuple[GpuProcess, Owner]]:
+        """The processes on GPUs whose owner is attested; one of an unlisted pod has the kubelet asked again."""
+        known: dict[int, _Known] = {}
         found: list[tuple[GpuProcess, Owner]] = []
         for process in self._inventory.processes:
-            started_ns = self._attribution.started_ns(process.pid)
-            if started_ns is None:
-                continue
-            before = self._known.get(process.pid)
-            if before is None:
-                owner = self._attribution.owner(process.pid)
-                if owner is not None and owner.gang.startswith("pod-") and (owner.namespace, owner.pod) not in listed:
-                    self._table.wanted = True
-            elif before[0] != started_ns:
-                known[process.pid] = before
-                continue
-            else:
-                owner = before[1]
-                if owner is None or (not owner.pod and owner.gang.startswith("pod-")):
-                    # Its rank file, or its pod's folder, may have come after it.
-                    owner = self._attribution.owner(process.pid)
-            known[process.pid] = (started_ns, owner)
-            if owner is not None:
-                found.append((process, owner))
+            one = known.get(process.pid)
+            if one is None:
+                one = self._known.get(process.pid)
+                started_ns = self._attribution.started_ns(process.pid)
+                if started_ns is None:
+                    continue
+                if one is None or (one.started_ns != started_ns and one.process is not process):
+                    one = _Known(process, started_ns)
+                elif one.started_ns == started_ns:
+                    # As the driver lists it anew, it is this process still.
+                    one.process = process
+                one.alive = one.started_ns == started_ns
+                known[process.pid] = one
+                if one.alive and one.due(now_ns):
+                    one.asked_ns = now_ns
+                    owner = one.owner = self._attribution.owner(process.pid)
+                    if owner is not None and owner.in_pod() and (owner.namespace, owner.pod) not in listed:
+                        self._table.wanted = True
+            if one.alive and one.owner is not None:
+                found.append((process, one.owner))
         self._known = known
         return found
 
@@ -271,13 +337,17 @@ class OwnerCollector:
             for gpu in listed
         )
 
-    def _rdma_by_address(self) -> dict[str, str]:
-        folder = f"{self._sys_root}/class/infiniband"
-        try:
-            devices = os.listdir(folder)
-        except OSError:
-            return {}
-        return {os.path.basename(os.path.realpath(f"{folder}/{one}/device")): one for one in sorted(devices)}
+    def _rdma_by_address(self, now_ns: int) -> dict[str, str]:
+        """RDMA devices by their PCI address, looked for every LIST_NS."""
+        if self._rdma_ns is None or now_ns - self._rdma_ns >= LIST_NS:
+            self._rdma_ns = now_ns
+            folder = f"{self._sys_root}/class/infiniband"
+            try:
+                devices = sorted(os.listdir(folder))
+            except OSError:
+                devices = []
+            self._rdma = {os.path.basename(os.path.realpath(f"{folder}/{one}/device")): one for one in devices}
+        return self._rdma
 
     def _uids(self) -> dict[tuple[str, str], str]:
         """Uids by namespace and name; a name that had several pods (folders of the ended ones linger) has none."""

@@ -157,6 +157,7 @@ class ProcessCollector:
     """
 
     name = "process"
+    lane = "host"
 
     def __init__(
         self,

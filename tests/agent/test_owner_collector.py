@@ -157,8 +157,6 @@ def test_a_number_that_passes_to_another_process_does_not_pass_its_gpu_on(world:
     world.processes.add(77, "/slurm/uid_2/job_999/step_0/task_0", start_time=200)
     assert world.rows() == []
     assert world.rows() == []
-    world.inventory.processes = ()
-    assert world.rows() == []
     world.inventory.processes = (GpuProcess(77, GPU),)
     assert [row["slurm_job"] for row in world.rows()] == ["999"], "the driver was asked anew, and says so"
 
