@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agent.collectors import gpu_processes, gpu_slow
 from agent.collectors.block import Block, Collector
 from agent.collectors.device import LANE, series
 from agent.collectors.gpu import fast_collector
@@ -26,6 +27,9 @@ from agent.sources.nvml import Device, Library, describe_device, find_devices
 from agent.sources.nvml_events import EventWatcher, GpuEvent
 
 INTERVAL_SECONDS = 10.0
+
+MOST_STAGGERED = 16
+"""GPUs that each have an instant of their own in the fast tier's interval; the largest machines have so many."""
 
 
 class NvmlCollector:
@@ -155,17 +159,22 @@ class NvmlCollector:
 
     def _make_members(self, device: Device) -> tuple[Collector, ...]:
         """The GPU's collectors, each at its own place in the tick."""
-        # GPUs are counted anew for the phase: what matters is only that they don't fall together.
-        place = list(self._devices).index(device.uuid) % 16 / 16
+        place = list(self._devices).index(device.uuid)
+
+        def phase(interval_seconds: float) -> float:
+            """The GPU's instant in each second, so that slower collectors need no wake-up of their own."""
+            return (place + place / MOST_STAGGERED) * self._fast_seconds / interval_seconds % 1
+
+        fast = phase(self._fast_seconds)
         members: list[Collector] = [
-            fast_collector(device, self._fast_seconds, place),
-            slow_collector(device, place),
-            GpuProcessCollector(device, self._tell_processes, place),
+            fast_collector(device, self._fast_seconds, fast),
+            slow_collector(device, phase(gpu_slow.INTERVAL_SECONDS)),
+            GpuProcessCollector(device, self._tell_processes, phase(gpu_processes.INTERVAL_SECONDS)),
         ]
         if device.instances:
-            members.append(mig_collector(device, self._fast_seconds, place))
+            members.append(mig_collector(device, self._fast_seconds, fast))
         if self._burst:
-            members.append(burst_collector(device, self._fast_seconds, place))
+            members.append(burst_collector(device, self._fast_seconds, fast))
         return tuple(members)
 
     def _watch(self, library: Library) -> None:

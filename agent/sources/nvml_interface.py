@@ -212,9 +212,7 @@ class GpmMetric(Structure):
         ("metric", c_uint),
         ("code", c_int),
         ("value", c_double),
-        ("short_name", c_void_p),
-        ("long_name", c_void_p),
-        ("unit", c_void_p),
+        ("names", c_void_p * 3),
     ]
 
 

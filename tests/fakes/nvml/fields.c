@@ -186,6 +186,8 @@ int field_value(const struct device *device, u32 field, u32 scope, u32 *type, u6
         return INVALID_ARGUMENT;
     if (device->slot >= 0 || !is_supported(field))
         return NOT_SUPPORTED;
+    if ((field == 185 || field == 186) && scope != 0) /* the module's: there is no processor on it */
+        return NOT_SUPPORTED;
     if (is_link_field(field) && !(is_total_field(field) && scope == ALL) && scope >= (u32)board()->links)
         return INVALID_ARGUMENT;
     if (!control->pattern) {

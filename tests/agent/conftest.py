@@ -1,0 +1,31 @@
+"""Fixtures of the agent's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.sources import nvml_events
+from tests import needs
+from tests.fakes.nvml.build import build
+from tests.fakes.nvml.control import FakeNvml
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Path of the fake of NVML."""
+    return build(tmp_path_factory.mktemp("nvml"), compiler=needs.component("gcc", "gcc"))
+
+
+@pytest.fixture
+def nvml(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+    """The fake's controls, on eight H100; whoever used the library has given it back by the end."""
+    # Each test ends the thread that waits for events; a second a time would be most of what they take.
+    monkeypatch.setattr(nvml_events, "WAIT_MILLISECONDS", 20)
+    fake = FakeNvml(nvml_library)
+    fake.reset()
+    yield fake
+    fake.reset()
+    assert not fake.is_initialized(), "the driver is let go"

@@ -1,0 +1,86 @@
+"""The GPU collectors on the fake of NVML, for tests: a machine whose clocks stand still until they are moved."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent.collectors.block import Block, Collector
+from agent.collectors.nvml import NvmlCollector
+from agent.collectors.xid import XidLedger
+from agent.inventory import Inventory
+from agent.schema.clock import ManualClock
+from tests.fakes.nvml.control import FakeNvml
+
+BEGAN_SECONDS = 1000.0
+
+_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-4000-8000-0*([0-9a-f]+)")
+"""The fake's UUIDs, of which only the end tells them apart within one machine."""
+
+
+class Machine:
+    """A parent and its members on the fake. Times move together: the clock's, and the fake's counters."""
+
+    def __init__(self, library: Path, fake: FakeNvml, *, burst: bool = False, devices: tuple[str, ...] = ()) -> None:
+        self.fake = fake
+        self.clock = ManualClock()
+        self.xids = XidLedger()
+        self.inventory = Inventory()
+        self.parent = NvmlCollector(
+            str(library), 1.0, devices, burst=burst, xids=self.xids, inventory=self.inventory, clock=self.clock
+        )
+        self._elapsed = BEGAN_SECONDS
+        fake.set_clock(self._elapsed)
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self._elapsed += seconds
+        self.fake.set_clock(self._elapsed)
+
+    def members(self) -> dict[str, Collector]:
+        return {member.name: member for member in self.parent.members()}
+
+    def member(self, kind: str, gpu: int = 0) -> Collector:
+        """The collector of that kind of the gpu-th GPU that has one."""
+        return [member for name, member in self.members().items() if name.startswith(f"{kind}/")][gpu]
+
+    def close(self) -> None:
+        for member in reversed(self.parent.members()):
+            member.close()
+        self.parent.close()
+
+
+@contextmanager
+def machine(library: Path, fake: FakeNvml, *, burst: bool = False, devices: tuple[str, ...] = ()) -> Iterator[Machine]:
+    """A machine that is closed afterwards, and has given the driver back then."""
+    made = Machine(library, fake, burst=burst, devices=devices)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def uuid(board: int, gpu: int) -> str:
+    """The fake's UUID of a GPU; boards are numbered from 1 as in boards.c."""
+    return f"GPU-{board:08x}-0000-4000-8000-{gpu:012x}"
+
+
+def lines(blocks: list[Block]) -> list[str]:
+    """Every series and its value, one a line, sorted; the links of one series on one line, since there are many."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for block in blocks:
+        values: list[float | int | None] = list(block.gauges.tolist())
+        values = [None if isinstance(value, float) and math.isnan(value) else value for value in values]
+        counted = zip(block.counters.tolist(), block.counters_valid.tolist(), strict=True)
+        values += [value if valid else None for value, valid in counted]
+        for column, value in zip((*block.gauge_columns, *block.counter_columns), values, strict=True):
+            labels = dict(column.labels)
+            link = int(labels.pop("link", -1))
+            label = ",".join(f'{name}="{text}"' for name, text in labels.items())
+            text = "absent" if value is None else f"{value:.15g}" if isinstance(value, float) else str(value)
+            found.setdefault(f"{column.metric}{{{label}}}", []).append((link, text))
+    told = sorted(f"{name} {' '.join(text for _, text in sorted(values))}" for name, values in found.items())
+    return [_UUID.sub(r"\1-\2", line) for line in told]

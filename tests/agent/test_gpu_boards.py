@@ -1,0 +1,82 @@
+"""Every value of every board, against what was looked at and found right: tests/agent/golden/gpu-BOARD.txt.
+
+In the fake's pattern each field is a number of its own (field x 1000 + GPU x 100 + link), so that no value can stand in
+another's place; GANGWATCH_UPDATE_GOLDEN=1 writes the files anew.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.collectors.block import Block
+from tests.agent.catalogued import assert_catalogued
+from tests.agent.gpus import Machine, lines, machine
+from tests.fakes.nvml.control import BOARDS, FakeNvml
+
+GOLDEN = Path(__file__).with_name("golden")
+
+
+def read_all(one: Machine) -> list[Block]:
+    """Every member twice, a second apart, as profiling needs two samples; then the parent's own."""
+    one.parent.collect()
+    for _ in range(2):
+        one.advance(1.0)
+        blocks = [member.collect() for member in one.parent.members()]
+    return [one.parent.collect(), *blocks]
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_every_value(nvml_library: Path, nvml: FakeNvml, board: str) -> None:
+    nvml.reset(board)
+    nvml.set_pattern()
+    nvml.set_gpus(1 if board in ("a100", "b200", "geforce") else 2)
+    with machine(nvml_library, nvml, burst=True) as one:
+        blocks = read_all(one)
+        for block in blocks:
+            assert_catalogued(block)
+        told = lines(blocks)
+    golden = GOLDEN / f"gpu-{board}.txt"
+    if os.environ.get("GANGWATCH_UPDATE_GOLDEN"):
+        golden.write_text("\n".join(told) + "\n")
+    assert told == golden.read_text().splitlines()
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_no_series_is_absent_on_a_healthy_board_and_none_stands_twice(
+    nvml_library: Path, nvml: FakeNvml, board: str
+) -> None:
+    nvml.reset(board)
+    with machine(nvml_library, nvml) as one:
+        told = lines(read_all(one))
+        seen = [column for block in read_all(one) for column in (*block.gauge_columns, *block.counter_columns)]
+    assert [line for line in told if "absent" in line] == []
+    names = [(column.metric, column.labels) for column in seen]
+    assert len(names) == len(set(names))
+
+
+def test_eight_h100_have_two_thousand_series_and_more(nvml_library: Path, nvml: FakeNvml) -> None:
+    with machine(nvml_library, nvml) as one:
+        columns = [
+            column
+            for block in read_all(one)
+            for column in (*block.gauge_columns, *block.counter_columns)
+            if not column.metric.endswith("_info")
+        ]
+    assert len(columns) > 2800
+
+
+def test_the_calls_that_a_second_costs_are_few(nvml_library: Path, nvml: FakeNvml) -> None:
+    """One batch of fields, and nothing that is known to measure inside of the driver."""
+    with machine(nvml_library, nvml) as one:
+        one.parent.collect()
+        fast = one.member("gpu")
+        fast.collect()
+        before = {symbol: nvml.asked(symbol, 0) for symbol in ("nvmlDeviceGetFieldValues", "nvmlGpmSampleGet")}
+        one.advance(1.0)
+        fast.collect()
+        assert nvml.asked("nvmlDeviceGetFieldValues", 0) == before["nvmlDeviceGetFieldValues"] + 1
+        assert nvml.asked("nvmlGpmSampleGet", 0) == before["nvmlGpmSampleGet"] + 1
+        assert nvml.asked("nvmlDeviceGetPcieThroughput", 0) == 0

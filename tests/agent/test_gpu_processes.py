@@ -1,0 +1,104 @@
+"""Who computes on a GPU, and how much of it each process has for itself."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from agent.collectors import gpu_processes
+from agent.inventory import GpuProcess
+from tests.agent.catalogued import assert_catalogued, gauge
+from tests.agent.gpus import machine, uuid
+from tests.fakes.nvml.control import NOT_SUPPORTED, FakeNvml
+
+GIB = 1 << 30
+PREFIX = "gangwatch_gpu_process_"
+
+
+def test_processes_that_take_turns_have_each_their_own_share(nvml_library: Path, nvml: FakeNvml) -> None:
+    nvml.add_process(0, 4711, 30 * GIB, sm_percent=61, memory_percent=20)
+    nvml.add_process(0, 4712, 10 * GIB, sm_percent=33, memory_percent=5)
+    nvml.add_process(0, 4713, 1 * GIB)
+    with machine(nvml_library, nvml) as one:
+        one.parent.collect()
+        block = one.member("gpu-processes").collect()
+        assert_catalogued(block)
+        shares = {
+            pid: gauge(block, f"{PREFIX}sm_utilization_ratio", gpu=uuid(1, 0), mig="", pid=pid)
+            for pid in ("4711", "4712", "4713")
+        }
+        assert shares == {"4711": 0.61, "4712": 0.33, "4713": 0.0}
+        assert gauge(block, f"{PREFIX}memory_used_bytes", gpu=uuid(1, 0), mig="", pid="4712") == 10 * GIB
+        assert gauge(block, "gangwatch_gpu_processes", gpu=uuid(1, 0)) == 3
+        assert GpuProcess(4712, uuid(1, 0)) in one.inventory.processes
+        assert {gpu.uuid: gpu.minor for gpu in one.inventory.gpus}[uuid(1, 3)] == 3
+
+
+def test_without_shares_the_total_is_given_to_nobody(nvml_library: Path, nvml: FakeNvml) -> None:
+    nvml.add_process(0, 4711, 30 * GIB, sm_percent=61)
+    nvml.add_process(0, 4712, 10 * GIB, sm_percent=33)
+    nvml.set_call("nvmlDeviceGetProcessUtilization", NOT_SUPPORTED)
+    with machine(nvml_library, nvml) as one:
+        one.parent.collect()
+        block = one.member("gpu-processes").collect()
+        assert {column.metric for column in block.gauge_columns if column.metric.startswith(PREFIX)} == {
+            f"{PREFIX}memory_used_bytes"
+        }
+
+
+def test_a_process_that_comes_or_goes_has_series_or_none(nvml_library: Path, nvml: FakeNvml) -> None:
+    nvml.add_process(0, 4711, GIB, sm_percent=10)
+    with machine(nvml_library, nvml) as one:
+        one.parent.collect()
+        collector = one.member("gpu-processes")
+        first = collector.collect()
+        assert collector.collect() is first
+        nvml.clear_processes()
+        one.advance(15)
+        second = collector.collect()
+        assert second is not first
+        assert [column.metric for column in second.gauge_columns] == [
+            "gangwatch_gpu_processes",
+            "gangwatch_gpu_processes_not_shown",
+        ]
+        assert one.inventory.processes == ()
+
+
+def test_an_impossible_share_is_absent(nvml_library: Path, nvml: FakeNvml) -> None:
+    """Drivers have given thousands of percent for a process that just began."""
+    nvml.add_process(0, 4711, GIB, sm_percent=4000, memory_percent=12)
+    with machine(nvml_library, nvml) as one:
+        one.parent.collect()
+        block = one.member("gpu-processes").collect()
+        labels = {"gpu": uuid(1, 0), "mig": "", "pid": "4711"}
+        assert math.isnan(gauge(block, f"{PREFIX}sm_utilization_ratio", **labels))
+        assert gauge(block, f"{PREFIX}memory_utilization_ratio", **labels) == 0.12
+
+
+def test_processes_of_mig_instances_are_theirs(nvml_library: Path, nvml: FakeNvml) -> None:
+    nvml.reset("h100-mig")
+    nvml.add_process(0, 4711, GIB, gpu_instance=1)
+    nvml.add_process(0, 4712, 2 * GIB, gpu_instance=3)
+    with machine(nvml_library, nvml) as one:
+        one.parent.collect()
+        migs = {mig.gpu_instance: mig.uuid for mig in one.inventory.gpus[0].instances}
+        block = one.member("gpu-processes").collect()
+        used = f"{PREFIX}memory_used_bytes"
+        assert gauge(block, used, gpu=uuid(4, 0), mig=migs[1], pid="4711") == GIB
+        assert gauge(block, used, gpu=uuid(4, 0), mig=migs[3], pid="4712") == 2 * GIB
+        assert GpuProcess(4712, uuid(4, 0), migs[3]) in one.inventory.processes
+
+
+def test_a_crowd_is_bounded_and_counted(nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_processes, "MOST_PROCESSES", 5)
+    for number in range(60):
+        nvml.add_process(0, 5000 + number, (number + 1) * GIB)
+    with machine(nvml_library, nvml) as one:
+        one.parent.collect()
+        block = one.member("gpu-processes").collect()
+        assert gauge(block, "gangwatch_gpu_processes", gpu=uuid(1, 0)) == 60
+        assert gauge(block, "gangwatch_gpu_processes_not_shown", gpu=uuid(1, 0)) == 55
+        shown = {dict(column.labels)["pid"] for column in block.gauge_columns[2:]}
+        assert shown == {"5055", "5056", "5057", "5058", "5059"}, "those of most memory"
