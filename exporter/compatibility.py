@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
-from agent.schema.catalog import Metric
+from agent.schema.catalog import BY_NAME, Metric
 from exporter.series import Family, Labels, Render, Row, Series, View, render_of
-from exporter.windows import WINDOW_NS, Memory, Newest, Rises, Times
+from exporter.windows import WINDOW_NS, Memory, Newest, Rises, Sums, Times
 
 
 class Wanted(Protocol):
@@ -44,26 +44,65 @@ def _raw(value: float) -> str:
     return str(int(value))
 
 
-def _dcgm_render(metric: Metric) -> Render:
-    """From our unit to DCGM's: MiB, MHz, percent, mJ, microseconds; ratios of the profiling fields stay ratios."""
-    name = metric.compatibility
+_SPLIT: dict[str, tuple[str, dict[str, str]]] = {
+    "gangwatch_gpu_ecc_errors_total": (
+        "severity",
+        {"corrected": "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "uncorrected": "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"},
+    ),
+    "gangwatch_gpu_ecc_lifetime_errors_total": (
+        "severity",
+        {"corrected": "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL", "uncorrected": "DCGM_FI_DEV_ECC_DBE_AGG_TOTAL"},
+    ),
+    "gangwatch_gpu_retired_pages_total": (
+        "cause",
+        {"corrected": "DCGM_FI_DEV_RETIRED_SBE", "uncorrected": "DCGM_FI_DEV_RETIRED_DBE"},
+    ),
+    "gangwatch_gpu_remapped_rows_total": (
+        "cause",
+        {
+            "corrected": "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",
+            "uncorrected": "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
+        },
+    ),
+    "gangwatch_gpu_throttle_seconds_total": (
+        "reason",
+        {
+            "power_cap": "DCGM_FI_DEV_POWER_VIOLATION",
+            "thermal_policy": "DCGM_FI_DEV_THERMAL_VIOLATION",
+            "sync_boost": "DCGM_FI_DEV_SYNC_BOOST_VIOLATION",
+            "board_limit": "DCGM_FI_DEV_BOARD_LIMIT_VIOLATION",
+            "low_utilization": "DCGM_FI_DEV_LOW_UTIL_VIOLATION",
+            "reliability": "DCGM_FI_DEV_RELIABILITY_VIOLATION",
+        },
+    ),
+}
+"""Where one of ours is several of theirs: our label, and their name for each of its values."""
+
+
+def _dcgm_name(metric: Metric, labels: Mapping[str, str]) -> str:
+    """DCGM's name of one series; '' where it has none. An instance has the names of the whole GPU."""
+    if (split := _SPLIT.get(metric.name)) is not None:
+        return split[1].get(labels.get(split[0], ""), "")
+    whole = BY_NAME.get(metric.name.replace("gangwatch_gpu_mig_", "gangwatch_gpu_"), metric)
+    return whole.compatibility if whole.compatibility.startswith("DCGM_") else ""
+
+
+def _dcgm_render(name: str, metric: Metric) -> Render:
+    """From our unit to that of DCGM's `name`: MiB, MHz, percent, mJ, microseconds; ratios of profiling stay ratios."""
     if metric.kind == "counter":
-        if name.endswith("_VIOLATION"):
-            return lambda value: str(round(value * metric.scale * 1e6))
-        # The integer inside is in DCGM's own unit: mJ, KiB of NVLink, counts.
-        return _raw
-    if name.startswith("DCGM_FI_PROF_"):
-        return _six
-    match metric.unit:
-        case "ratio":
-            return _whole(0.01)
-        case "bytes":
-            return _whole(1024 * 1024)
-        case "hertz":
-            return _whole(1e6)
-        case "watts":
-            return _six
-    return _whole(1)
+        # Otherwise the integer inside is in DCGM's own unit: mJ, or a count.
+        return _microseconds if name.endswith("_VIOLATION") else _raw
+    if metric.unit == "ratio":
+        return _six if name.startswith("DCGM_FI_PROF_") else _whole(0.01)
+    if metric.unit == "bytes":
+        return _whole(1024 * 1024) if name.startswith("DCGM_FI_DEV_FB_") else _whole(1)
+    if metric.unit == "hertz":
+        return _whole(1e6)
+    return _six if metric.unit == "watts" else _whole(1)
+
+
+def _microseconds(nanoseconds: float) -> str:
+    return str(int(nanoseconds) // 1000)
 
 
 class _DcgmLabels:
@@ -108,18 +147,11 @@ def dcgm_address(pci_address: str) -> str:
     return f"{domain.rjust(8, '0')}:{rest}".upper() if colon else pci_address.upper()
 
 
-CLOCK_EVENTS = {
-    "gpu_idle": "gpu_idle",
-    "applications_clocks": "clocks_setting",
-    "sw_power_cap": "power_cap",
-    "hw_slowdown": "hw_slowdown",
-    "sync_boost": "sync_boost",
-    "sw_thermal": "sw_thermal",
-    "hw_thermal": "hw_thermal",
-    "hw_power_brake": "hw_power_brake",
-    "display_clocks": "display_clocks",
-}
-"""From our throttle reasons to DCGM_EXP_CLOCK_EVENTS_COUNT's."""
+CLOCK_EVENTS = (
+    *("gpu_idle", "clocks_setting", "power_cap", "hw_slowdown", "sync_boost", "sw_thermal", "hw_thermal"),
+    *("hw_power_brake", "display_clocks"),
+)
+"""Values of DCGM_EXP_CLOCK_EVENTS_COUNT's label, which our throttle reasons are called by too."""
 
 
 def dcgm(view: View, wanted: Wanted, memory: Memory) -> Iterator[Family]:
@@ -127,20 +159,37 @@ def dcgm(view: View, wanted: Wanted, memory: Memory) -> Iterator[Family]:
     labels = _DcgmLabels(view, wanted.hostname_label)
     families: dict[str, Family] = {}
     for metric, series in view.metrics():
-        if not metric.compatibility.startswith("DCGM_"):
+        if not metric.name.startswith("gangwatch_gpu_"):
             continue
-        family = families.setdefault(
-            metric.compatibility, Family(metric.compatibility, metric.kind, f"{metric.help} As DCGM prints it.")
-        )
-        render = _dcgm_render(metric)
         for one in series:
-            named = labels.of(one.labels)
+            own = one.labels
+            name = _dcgm_name(metric, own)
+            named = labels.of(own) if name else None
             if named is not None:
-                family.rows.append(Row(named, one.source, render))
+                family = families.setdefault(name, Family(name, metric.kind, f"{metric.help} As DCGM prints it."))
+                family.rows.append(Row(named, one.source, _dcgm_render(name, metric)))
     yield from families.values()
+    yield _nvlink_bandwidth(view, labels)
     yield _xid_errors(view, labels)
     yield _xid_counts(view, labels, memory)
     yield _clock_events(view, labels, memory)
+
+
+def _nvlink_bandwidth(view: View, labels: _DcgmLabels) -> Family:
+    """DCGM's field 449: KiB/s of both directions over 1000 (DcgmCacheManager, ReadAndCacheNvLinkBandwidth).
+
+    dcgm-exporter calls it a counter, which it is not.
+    """
+    family = Family("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "gauge", "NVLink traffic of all links, as DCGM prints it.")
+    sent = {one.labels["gpu"]: one.source for one in view.of("gangwatch_gpu_nvlink_transmit_bytes_per_second")}
+    received = {one.labels["gpu"]: one.source for one in view.of("gangwatch_gpu_nvlink_receive_bytes_per_second")}
+    both = sorted(sent.keys() & received.keys())
+    source = view.derive(Sums([(sent[gpu], received[gpu]) for gpu in both]))
+    for offset, gpu in enumerate(both):
+        named = labels.of({"gpu": gpu})
+        if named is not None:
+            family.rows.append(Row(named, source + offset, _whole(1024 * 1000)))
+    return family
 
 
 def _xid_errors(view: View, labels: _DcgmLabels) -> Family:
@@ -182,7 +231,7 @@ def _clock_events(view: View, labels: _DcgmLabels, memory: Memory) -> Family:
     series = [one for one in view.of("gangwatch_gpu_throttle_state") if one.labels["reason"] in CLOCK_EVENTS]
     source = view.derive(Times(memory, [("clock", one.column.labels) for one in series], [s.source for s in series]))
     for offset, one in enumerate(series):
-        named = labels.of(one.labels, ("clock_event", CLOCK_EVENTS[one.labels["reason"]]), _WINDOW)
+        named = labels.of(one.labels, ("clock_event", one.labels["reason"]), _WINDOW)
         if named is not None:
             family.rows.append(Row(named, source + offset, _raw))
     return family

@@ -90,7 +90,7 @@ class Pusher:
         self._wake = threading.Condition()
         self._stopping = threading.Event()
         self._remove: Callable[[], None] | None = None
-        self._due_ns = 0
+        self._due_ns: int | None = None
         self._thread = threading.Thread(target=self._run, name=f"push {sink.name}", daemon=True)
         self.sent = self.failures = self.dropped_full = self.refused = 0
         self._complaint = ""
@@ -106,8 +106,9 @@ class Pusher:
 
     def stop(self) -> None:
         """Take no more frames; what is under way may end within STOP_SECONDS, what waits is lost."""
-        if self._remove is not None:
-            self._remove()
+        remove, self._remove = self._remove, None
+        if remove is not None:
+            remove()
         self._stopping.set()
         with self._wake:
             self._wake.notify()
@@ -125,11 +126,13 @@ class Pusher:
 
     def offer(self, layout: Layout, frame: Frame) -> None:
         """Queue a frame where one is due. Called by the node: never waits."""
+        if self._due_ns is None:
+            self._due_ns = frame.monotonic_ns
         if frame.monotonic_ns < self._due_ns:
             return
         interval_ns = round(self._target.interval_seconds * 1e9)
-        # By the frames' own clock; at most one interval is made up for after a pause.
-        self._due_ns = max(self._due_ns + interval_ns, frame.monotonic_ns + interval_ns // 2)
+        # By the frames' own clock, on a schedule that does not drift; what a pause missed is not made up for.
+        self._due_ns += interval_ns * (1 + (frame.monotonic_ns - self._due_ns) // interval_ns)
         with self._wake:
             if len(self._queue) >= self._target.queue_frames:
                 self._queue.popleft()

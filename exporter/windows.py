@@ -112,3 +112,15 @@ class Newest:
             happened = [(float(frame.gauges[at]), value) for at, value in group if not np.isnan(frame.gauges[at])]
             newest.append(max(happened)[1] if happened else 0)
         return newest
+
+
+class Sums:
+    """Of each pair of gauges the sum; absent where one of them is."""
+
+    def __init__(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self.outputs = len(pairs)
+        self._pairs = list(pairs)
+
+    def update(self, frame: Frame) -> list[float | None]:
+        sums = [float(frame.gauges[one] + frame.gauges[other]) for one, other in self._pairs]
+        return [None if np.isnan(value) else value for value in sums]

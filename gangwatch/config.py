@@ -7,7 +7,7 @@ strings such as "90s", "10m", "2h".
 
     [cluster]     nodes = 1, slots, gpus = true, names
     [agent]       interval_seconds = 1, port = 0, listen, web_config, nvml_library, sysfs_root, proc_root,
-                  kubelet_socket
+                  kubelet_socket, job_files, kernel_log, rdma_excluded, gpu_burst = false
     [exporter]    profile = "default", allow, deny, series_limit, compatibility, hostname_label, owner_labels
     [otlp]        endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
     [remote_write] endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
@@ -25,8 +25,9 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping
+from dataclasses import MISSING, replace
 from dataclasses import fields as dataclass_fields
-from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -74,7 +75,10 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """interval_seconds: time between two frames. port: of the first node's agent on loopback, the next nodes' follow; 0
     takes any free ones. listen: HOST:PORT instead; off loopback it needs web_config, a file in the exporter-toolkit's
     format. nvml_library: instead of the system's libnvidia-ml.so.1. sysfs_root, proc_root: where those file systems
-    are. kubelet_socket: of its pod-resources; '' asks no kubelet.
+    are. kubelet_socket: of its pod-resources; '' asks no kubelet. job_files: folder in which a Slurm prolog writes
+    which job has which GPU, as for dcgm-exporter. kernel_log: the kernel's, or a recorded one. rdma_excluded: patterns
+    of RDMA devices' names or PCI addresses that are never read. gpu_burst: read each GPU ten times a second, for
+    extremes within the interval.
     """
 
     interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
@@ -85,6 +89,10 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sysfs_root: str = "/sys"
     proc_root: str = "/proc"
     kubelet_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    job_files: str | None = None
+    kernel_log: str = "/dev/kmsg"
+    rdma_excluded: tuple[str, ...] = ()
+    gpu_burst: bool = False
 
 
 class ExporterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,7 +157,12 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "store": StoreSection,
 }
 
-_POLICY_DEFAULTS = {field.name: field.default for field in dataclass_fields(Policy) if field.name != "mode"}
+_POLICY_TYPES = get_type_hints(Policy)
+_POLICY_DEFAULTS = {
+    field.name: field.default if field.default is not MISSING else None
+    for field in dataclass_fields(Policy)
+    if field.name != "mode"
+}
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -274,13 +287,21 @@ def probe_command() -> tuple[str, ...]:
 
 
 def _policy_value(key: str, value: object, name: str) -> Any:
-    """The value as the policy holds it: a number, a count or a command, by what the field's own default is."""
+    """The value as the policy holds it: a number or a count by what its name says, all else by the field's type."""
     value = _prepared(key, value, tuple(_POLICY_DEFAULTS), name)
     default = _POLICY_DEFAULTS[key]
-    if isinstance(default, tuple):
-        if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
-            raise ConfigError(f"{name}: expected a list of strings, not {value!r}")
-        return tuple(value)
+    if isinstance(default, bool) or not isinstance(default, int | float):
+        try:
+            return msgspec.convert(value, _POLICY_TYPES[key], strict=True)
+        except msgspec.ValidationError as error:
+            if isinstance(default, Enum):
+                reason = f"expected {' or '.join(repr(one.value) for one in type(default))}"
+            else:
+                reason, _, path = str(error).partition(" - at `$")
+                found = re.match(r"Expected `(\w+)", reason)
+                reason = f"expected {_TYPE_WORDS.get(found[1], found[1])}" if found is not None else reason
+                reason += f" at {path.strip('`.')}" if path else ""
+            raise ConfigError(f"{name}: {reason}, not {value!r}") from None
     if isinstance(default, int):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ConfigError(f"{name}: expected a whole number >= 0, not {value!r}")
@@ -401,9 +422,18 @@ def as_toml(config: Config) -> str:
         if section != newest:
             lines += ([""] if lines else []) + [f"[{section}]"]
             newest = section
-        # A JSON string, number, boolean or list of strings is a TOML one too.
-        lines.append(f"{name} = {msgspec.json.encode(value).decode()}")
+        lines.append(f"{name} = {_toml(value)}")
     return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    """A value in TOML: a string, number or boolean is written as in JSON; what is None in a table is left out."""
+    if isinstance(value, dict):
+        pairs = (f"{msgspec.json.encode(key).decode()} = {_toml(one)}" for key, one in value.items() if one is not None)
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return msgspec.json.encode(value).decode()
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -104,15 +104,19 @@ class _Agent:
         self._slots, self._devices, self._reload = slots, devices, reload
         section = config.agent
         self._socket_path = state.socket_path(node_name)
-        attribution = Attribution(str(state.path / "ranks" / node_name), section.proc_root)
         machine = Machine(
-            attribution,
+            Attribution(str(state.path / "ranks" / node_name), section.proc_root),
             str(self._socket_path),
             section.proc_root,
             section.sysfs_root,
             section.nvml_library,
             devices,
             section.interval_seconds,
+            kubelet_socket=section.kubelet_socket or None,
+            job_files=section.job_files,
+            rdma_excluded=section.rdma_excluded,
+            kernel_log=section.kernel_log,
+            gpu_burst=section.gpu_burst,
         )
         collectors, left_out = make_collectors(machine)
         for reason in left_out:

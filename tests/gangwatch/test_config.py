@@ -44,6 +44,17 @@ def write(folder: Path, text: str) -> Path:
         ("[policy]\nquarantine_seconds = '2d'", "policy.quarantine_max_seconds: 86400 s is less than"),
         ("[agent]\ninterval_seconds = '1ms'", "agent.interval_seconds: expected a number >= 0.05, not '1ms'"),
         ("[agent", "not TOML"),
+        ("[agent]\nlisten = '9400'", "agent.listen: expected HOST:PORT or [IPV6]:PORT, not '9400'"),
+        ("[agent]\nlisten = '::1:9400'", "agent.listen: expected HOST:PORT"),
+        ("[agent]\nlisten = 'host:99999'", "agent.listen: expected HOST:PORT"),
+        ("[exporter]\nprofile = 'tiny'", "exporter.profile: expected 'default' or 'full', not 'tiny'"),
+        (
+            "[exporter]\ncompatibility = ['prometheus']",
+            "exporter.compatibility: expected a list of 'dcgm' or 'node_exporter' or 'rdma_exporter', not ['prom",
+        ),
+        ("[exporter]\nseries_limit = 5", "exporter.series_limit: expected a whole number >= 100, not 5"),
+        ("[otlp]\ninterval_seconds = '0s'", "otlp.interval_seconds: expected a number >= 1"),
+        ("[remote_write]\nurl = 'x'", "remote_write.url: unknown key"),
     ],
 )
 def test_what_is_wrong_is_refused_with_file_key_and_reason(tmp_path: Path, text: str, complaint: str) -> None:
@@ -140,6 +151,22 @@ def test_no_value_of_any_key_raises_anything_but_config_error(value: object) -> 
             config._convert({section: {name: value}}, "file")
         except ConfigError as error:
             assert str(error).startswith("file: ")
+
+
+def test_the_exporters_sections_are_taken_and_shown_as_they_are_read(tmp_path: Path) -> None:
+    first = load(
+        write(
+            tmp_path,
+            "[agent]\nlisten = '[::]:9400'\nweb_config = '/etc/web.yml'\nrdma_excluded = ['mlx5_9']\n"
+            "[exporter]\nprofile = 'full'\ncompatibility = ['dcgm', 'node_exporter']\ndeny = ['*_bits_total']\n"
+            "[otlp]\nendpoint = 'http://c:4318/v1/metrics'\ninterval_seconds = '30s'\n",
+        )
+    )
+    assert first.exporter.compatibility == ("dcgm", "node_exporter")
+    assert (first.otlp.interval_seconds, first.remote_write.endpoint) == (30.0, "")
+    assert config.parse_listen(first.agent.listen or "", "") == ("[::]", 9400)
+    again = load(write(tmp_path, as_toml(first)))
+    assert flatten(again) == flatten(first)
 
 
 # --- nodes -----------------------------------------------------------------------------------------------------------
