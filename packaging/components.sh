@@ -3,14 +3,15 @@
 #   prometheus    promtool and a server that really scrapes
 #   python3-torch PyTorch with gloo, for the DistributedDataParallel tests
 #   gcc           compiles the fake NVML at its real ABI
+#   prometheus-node-exporter, ethtool  say of the same machine what the agent says
 #   curl, openssl ask over TLS, and make the certificates for it
 set -eu
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-    echo "make components: needs root on Debian (apt-get); install these yourself: prometheus python3-torch gcc curl openssl" >&2
+    echo "make components: needs root on Debian (apt-get); install these yourself: prometheus prometheus-node-exporter ethtool python3-torch gcc curl openssl" >&2
     exit 1
 fi
 missing=""
-for package in prometheus python3-torch gcc libc6-dev curl openssl; do
+for package in prometheus prometheus-node-exporter ethtool python3-torch gcc libc6-dev curl openssl; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $package"
 done
 [ -z "$missing" ] && exit 0

@@ -52,7 +52,8 @@ _PATTERNS: tuple[_Pattern, ...] = (
         r"High temperature|Port module event(?:\[error\])?: module \d+, Cable error|handling bad device)",
     ),
     _pattern(
-        "nic_command_error", rf"^mlx5_core {_PCI}(?: [^:\s]+)?: mlx5_cmd_(?:out_err|check).*?(?P<what>\S+\(0x\w+\)).*"
+        "nic_command_error",
+        rf"^mlx5_core {_PCI}(?: [^:\s]+)?: mlx5_cmd_(?:out_err|check):\d+:\(pid \d+\): (?P<what>\w+\(0x\w+\))",
     ),
     # PCI Express
     _pattern(
@@ -100,12 +101,16 @@ _PATTERNS: tuple[_Pattern, ...] = (
 
 KINDS = tuple(dict.fromkeys(pattern.kind for pattern in _PATTERNS))
 
+MOST_READ = 1024
+"""The kernel's own limit for a message (PRINTKRB_RECORD_MAX): of what is longer, the rest is not looked through."""
+
 MOST_TEXT = 512
 """Of a message, in a record; the rest is in the log itself."""
 
 
 def parse_message(text: str) -> Event | None:
     """What a message tells of; None for one that is none of the above."""
+    text = text[:MOST_READ]
     for pattern in _PATTERNS:
         match = pattern.expression.search(text)
         if match is None:

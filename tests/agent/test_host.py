@@ -29,6 +29,13 @@ cpu1 151854 300 56000 4489502 1776 1 2000 5 22 18
 intr 8885917 17 0 0
 ctxt 38014093
 btime 1418183276
+processes 26442
+procs_running 3
+procs_blocked 1
+"""
+VMSTAT = b"""nr_free_pages 977769
+pgmajfault 175
+oom_kill 2
 """
 MEMINFO = b"""MemTotal:       15666184 kB
 MemFree:          440324 kB
@@ -56,6 +63,7 @@ def roots(tmp_path: Path) -> tuple[Path, Path]:
     for disk in ("loop0", "nvme0n1", "sda"):
         (sys / "block" / disk).mkdir(parents=True)
     (proc / "stat").write_bytes(STAT)
+    (proc / "vmstat").write_bytes(VMSTAT)
     (proc / "loadavg").write_bytes(b"0.21 0.37 0.39 1/719 19737\n")
     (proc / "meminfo").write_bytes(MEMINFO)
     (proc / "diskstats").write_bytes(DISKSTATS)
@@ -94,6 +102,16 @@ def test_every_value_of_the_files(roots: tuple[Path, Path]) -> None:
     assert counter(block, "gangwatch_host_disk_read_bytes_total", device="nvme0n1") == 4643973 * 512
     assert counter(block, "gangwatch_host_disk_written_bytes_total", device="sda") == 505697032 * 512
     assert counter(block, "gangwatch_host_disk_io_time_seconds_total", device="sda") == 9653880 * 10**6
+    assert counter(block, "gangwatch_host_disk_reads_total", device="nvme0n1") == 47114
+    assert counter(block, "gangwatch_host_disk_writes_total", device="sda") == 28444756
+    assert counter(block, "gangwatch_host_disk_read_time_seconds_total", device="nvme0n1") == 21650 * 10**6
+    assert counter(block, "gangwatch_host_disk_write_time_seconds_total", device="sda") == 63877960 * 10**6
+    assert gauge(block, "gangwatch_host_disk_requests_in_flight", device="nvme0n1") == 0
+    assert counter(block, "gangwatch_host_context_switches_total") == 38014093
+    assert gauge(block, "gangwatch_host_processes_running") == 3
+    assert gauge(block, "gangwatch_host_processes_blocked") == 1
+    assert counter(block, "gangwatch_host_major_page_faults_total") == 175
+    assert counter(block, "gangwatch_host_out_of_memory_kills_total") == 2
     assert counter(block, "gangwatch_host_network_receive_bytes_total", device="eth0") == 68210035552
     assert counter(block, "gangwatch_host_network_transmit_bytes_total", device="lo") == 1664039048
     assert counter(block, "gangwatch_host_network_receive_errors_total", device="eth0") == 7
@@ -138,6 +156,19 @@ def test_busy_milliseconds_wrap_at_32_bits_and_a_new_disk_begins_anew(roots: tup
     assert busy(5) == (2**32 + 5) * 10**6
     assert busy(7) == (2**32 + 7) * 10**6
     assert busy(3) == 3 * 10**6, "a fall that is no wrap is another disk of that name"
+    collector.close()
+
+
+def test_an_old_kernel_tells_less(roots: tuple[Path, Path]) -> None:
+    (roots[0] / "vmstat").write_bytes(b"nr_free_pages 1\npgmajfault 175\n")
+    (roots[0] / "stat").write_bytes(STAT.split(b"intr")[0])
+    collector = collector_of(roots)
+    block = collector.collect()
+    assert counter(block, "gangwatch_host_out_of_memory_kills_total") is None
+    assert counter(block, "gangwatch_host_major_page_faults_total") == 175
+    assert counter(block, "gangwatch_host_context_switches_total") is None
+    assert math.isnan(gauge(block, "gangwatch_host_processes_running"))
+    assert gauge(block, "gangwatch_host_cpus") == 2
     collector.close()
 
 

@@ -1,0 +1,204 @@
+"""What reading eight NICs costs: microseconds of processor time a second, collector by collector, beside node_exporter.
+
+    python -m benchmarks.sysfs --json
+
+A synthesised node (tests/fakes/sysfs) with eight mlx5 NICs and eight GPUs is read by every collector that reads files,
+at the intervals that the agent has. Debian's node_exporter reads the same tree in the same run, with its infiniband
+collector alone; its figure has the HTTP answer in it, ours are the collectors'. A file system in memory answers faster
+than a kernel that renders each file, and far faster than a NIC's firmware: what is measured is the readers' own cost.
+Exits non-zero where ours is above the range that the design counts on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from agent.collectors.block import Block, Collector
+from agent.collectors.host import HostCollector
+from agent.collectors.kernel_log import KernelLogCollector
+from agent.collectors.network import NetworkCollector
+from agent.collectors.nfs import NfsCollector
+from agent.collectors.pcie import PcieCollector
+from agent.collectors.rdma import RdmaCollector
+from agent.collectors.topology import TopologyCollector
+from agent.sources.netlink import Shape
+from agent.sources.proc import CLOCK_TICKS_PER_SECOND, parse_process_stat
+from tests.fakes.netlink import FakeRdma, message, statistics
+from tests.fakes.sysfs.names import HARDWARE
+from tests.fakes.sysfs.tree import Tree, build
+
+MOST_CORE_SHARE = 0.003
+"""Of one core, all of these together at 1 Hz. The whole agent is allowed 0.005."""
+
+
+def _cpu_microseconds(run: Callable[[], object], seconds: float) -> float:
+    """Processor time of one run, over as many as fit into so much of it."""
+    run()
+    began = time.process_time()
+    runs = 0
+    while (spent := time.process_time() - began) < seconds:
+        run()
+        runs += 1
+    return spent / runs * 1e6
+
+
+def _collect(group: Sequence[Collector]) -> None:
+    for one in group:
+        one.collect()
+
+
+def _series(block: Block) -> int:
+    """Distinct series that are present, info series not counted."""
+    gauges = sum(
+        not column.metric.endswith("_info") and value == value
+        for column, value in zip(block.gauge_columns, block.gauges, strict=True)
+    )
+    return gauges + int(block.counters_valid.sum())
+
+
+def _ours(tree: Tree, seconds: float) -> dict[str, object]:
+    root = str(tree.root)
+    rdma = RdmaCollector.of(root, 1.0)
+    rdma.collect()
+    groups: dict[str, list[Collector]] = {
+        "rdma discovery": [rdma],
+        "rdma counters": [one for one in rdma.members() if one.name.startswith("rdma/")],
+        "rdma slow counters": [one for one in rdma.members() if one.name.startswith("rdma-slow/")],
+        "rdma ethtool": [one for one in rdma.members() if one.name.startswith("rdma-ethtool/")],
+        "network": [NetworkCollector(root)],
+        "pcie": [PcieCollector(root)],
+        "topology": [TopologyCollector(root)],
+        "nfs": [NfsCollector(root)],
+        "kernel log": [KernelLogCollector(str(tree.kernel_log))],
+        "host": [HostCollector(root, root)],
+    }
+    collectors: dict[str, dict[str, float]] = {}
+    for name, group in groups.items():
+        run = _cpu_microseconds(partial(_collect, group), seconds)
+        interval = group[0].interval_seconds
+        collectors[name] = {
+            "interval_seconds": interval,
+            "cpu_us_per_run": round(run, 1),
+            "cpu_us_per_second": round(run / interval, 1),
+            "series": sum(_series(one.collect()) for one in group),
+        }
+    for group in groups.values():
+        for one in group:
+            one.close()
+    total = sum(one["cpu_us_per_second"] for one in collectors.values())
+    return {
+        "collectors": collectors,
+        "cpu_us_per_second": round(total, 1),
+        "cpu_percent_of_core": round(total / 1e4, 4),
+        "series": sum(int(one["series"]) for one in collectors.values()),
+    }
+
+
+def _decoding(seconds: float) -> dict[str, float]:
+    """One port's answer of 31 counters, taken apart: in general, and where its shape is known."""
+    counters = [(name, 2**40 + number) for number, name in enumerate(HARDWARE["mlx5_core"])]
+    fake = FakeRdma({"mlx5_0": counters})
+    answer = message(5137, 0, 1, statistics(counters, fake.index_of("mlx5_0")))
+    shape = Shape(answer, len(answer))
+    return {
+        "counters": len(counters),
+        "generic_us": round(_cpu_microseconds(lambda: Shape(answer, len(answer)), seconds), 2),
+        "known_shape_us": round(_cpu_microseconds(lambda: shape.values(answer, len(answer)), seconds), 2),
+    }
+
+
+def _node_exporter(tree: Tree, scrapes: int) -> dict[str, object] | None:
+    """Its processor time a scrape, whole process; None where it is not installed."""
+    program = shutil.which("prometheus-node-exporter")
+    if program is None:
+        return None
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    arguments = [
+        program,
+        f"--web.listen-address=127.0.0.1:{port}",
+        f"--path.sysfs={tree.root}",
+        "--collector.disable-defaults",
+        "--collector.infiniband",
+        "--web.disable-exporter-metrics",
+    ]
+    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            address = f"http://127.0.0.1:{port}/metrics"
+            text = _fetch(address, 30)
+            before = _ticks(process.pid)
+            for _ in range(scrapes):
+                text = _fetch(address, 10)
+            spent = (_ticks(process.pid) - before) / CLOCK_TICKS_PER_SECOND
+        finally:
+            process.terminate()
+    series = sum(line.startswith("node_infiniband") and "_info" not in line for line in text.splitlines())
+    return {"cpu_us_per_scrape": round(spent / scrapes * 1e6, 1), "series": series}
+
+
+def _fetch(address: str, seconds: float) -> str:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            with urllib.request.urlopen(address, timeout=seconds) as answer:
+                return str(answer.read().decode())
+        except urllib.error.URLError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def _ticks(pid: int) -> int:
+    data = Path(f"/proc/{pid}/stat").read_bytes()
+    assert parse_process_stat(data).pid == pid
+    words = data[data.rfind(b")") + 2 :].split()
+    return int(words[11]) + int(words[12])  # utime and stime, proc(5)
+
+
+def measure(seconds: float, scrapes: int) -> dict[str, object]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        tree = build(Path(folder))
+        tree.advance(100.0, {"mlx5_3": 0.5})
+        return {
+            "nics": len(tree.nics),
+            "gpus": len(tree.gpus),
+            "ours": _ours(tree, seconds),
+            "netlink": _decoding(seconds),
+            "node_exporter": _node_exporter(tree, scrapes),
+        }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of processor time for each collector")
+    parser.add_argument("--scrapes", type=int, default=200, help="of node_exporter")
+    options = parser.parse_args(arguments)
+    measured = measure(options.seconds, options.scrapes)
+    ours = measured["ours"]
+    assert isinstance(ours, dict)
+    if options.json:
+        print(json.dumps(measured, indent=2))
+    else:
+        for name, one in ours["collectors"].items():
+            print(f"{name:20} {one['cpu_us_per_second']:8.1f} us/s {one['series']:5} series")
+        print(f"{'all':20} {ours['cpu_us_per_second']:8.1f} us/s {ours['series']:5} series")
+        print(f"node_exporter        {measured['node_exporter']}")
+        print(f"netlink              {measured['netlink']}")
+    return int(ours["cpu_percent_of_core"] / 100 > MOST_CORE_SHARE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""RDMA netlink: messages byte by byte, and the exchange over a raw socket pair."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from agent.schema.errors import SourceError, UnsupportedError
+from agent.sources import netlink
+from agent.sources.netlink import RdmaNetlink, Shape, messages, parse_device, parse_statistics, request
+from tests.fakes.netlink import FakeRdma, device, message, statistics
+from tests.fakes.sysfs.names import HARDWARE
+
+COUNTERS = [(name, 1000 + number) for number, name in enumerate(HARDWARE["mlx5_core"])]
+
+
+def answer(counters: list[tuple[str, int]], sequence: int = 1, *, padded: bool = False) -> bytes:
+    return message(netlink.STATISTICS_GET, 0, sequence, statistics(counters, padded=padded))
+
+
+def test_the_request_is_what_iproute2_sends() -> None:
+    """`rdma statistic show link mlx5_0/1`, by rdma-core's header: type 5137, device index 3, port 1."""
+    assert request(netlink.STATISTICS_GET, 0, 7, (netlink.DEVICE_INDEX, 3), (netlink.PORT_INDEX, 1)) == struct.pack(
+        "=IHHII HHI HHI", 32, 5137, 1, 7, 0, 8, 1, 3, 8, 3, 1
+    )
+    assert request(netlink.DEVICE_GET, netlink.DUMP, 8) == struct.pack("=IHHII", 16, 5121, 0x301, 8, 0)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_statistics(padded: bool) -> None:
+    data = answer(COUNTERS, padded=padded)
+    (only,) = messages(data, len(data))
+    found = parse_statistics(data, only)
+    assert [name for name, _ in found] == [name for name, _ in COUNTERS]
+    assert [struct.unpack_from("=Q", data, at)[0] for _, at in found] == [value for _, value in COUNTERS]
+
+
+def test_a_shape_takes_all_values_at_once() -> None:
+    first = answer(COUNTERS)
+    shape = Shape(first, len(first))
+    assert shape.names == tuple(name for name, _ in COUNTERS)
+    again = answer([(name, 2**64 - 1 - value) for name, value in COUNTERS], sequence=99)
+    assert shape.values(again, len(again)) == tuple(2**64 - 1 - value for _, value in COUNTERS)
+
+
+def test_a_shape_knows_when_it_does_not_fit() -> None:
+    first = answer(COUNTERS)
+    shape = Shape(first, len(first))
+    renamed = answer([(name[::-1], value) for name, value in COUNTERS])
+    assert len(renamed) == len(first) and shape.values(renamed, len(renamed)) is None
+    swapped = answer([*COUNTERS[1:], COUNTERS[0]])
+    assert shape.values(swapped, len(swapped)) is None
+    shorter = answer(COUNTERS[1:])
+    assert shape.values(shorter, len(shorter)) is None
+    with pytest.raises(SourceError, match="without counters"):
+        Shape(answer([]), len(answer([])))
+
+
+def test_a_device() -> None:
+    data = message(netlink.DEVICE_GET, netlink.MULTI, 1, device("mlx5_0", 4))
+    (only,) = messages(data, len(data))
+    assert parse_device(data, only) == ("mlx5_0", 4)
+    nameless = message(netlink.DEVICE_GET, 0, 1, b"")
+    (only,) = messages(nameless, len(nameless))
+    assert parse_device(nameless, only) is None
+
+
+@pytest.mark.parametrize("size", [0, 15, 17, 2**31])
+def test_a_length_that_cannot_be(size: int) -> None:
+    with pytest.raises(SourceError, match="bytes"):
+        list(messages(struct.pack("=IHHII", size, 5137, 0, 1, 0), 16))
+
+
+# --- the exchange ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake() -> FakeRdma:
+    return FakeRdma({"mlx5_0": COUNTERS, "mlx5_1": [("np_cnp_sent", 2**40)]})
+
+
+@pytest.fixture
+def socket(fake: FakeRdma) -> Iterator[RdmaNetlink]:
+    opened = RdmaNetlink(fake.connect)
+    yield opened
+    opened.close()
+
+
+def test_an_exchange(socket: RdmaNetlink, fake: FakeRdma) -> None:
+    devices = socket.devices()
+    assert devices == {"mlx5_0": 0, "mlx5_1": 1}
+    length = socket.statistics(devices["mlx5_1"], 1)
+    shape = Shape(socket.buffer, length)
+    assert shape.names == ("np_cnp_sent",) and shape.values(socket.buffer, length) == (2**40,)
+    assert fake.asked == 2
+
+
+def test_late_answers_to_earlier_requests_are_passed_over(socket: RdmaNetlink, fake: FakeRdma) -> None:
+    fake.stale = 3
+    length = socket.statistics(0, 1)
+    assert len(Shape(socket.buffer, length).names) == len(COUNTERS)
+    fake.stale = 100
+    with pytest.raises(SourceError, match="other requests"):
+        socket.statistics(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("number", "unsupported"), [(errno.EINVAL, True), (errno.EOPNOTSUPP, True), (errno.EPERM, True), (errno.EIO, False)]
+)
+def test_refusals(socket: RdmaNetlink, fake: FakeRdma, number: int, unsupported: bool) -> None:
+    fake.refuses = number
+    for ask in (socket.devices, lambda: socket.statistics(0, 1)):
+        with pytest.raises(SourceError) as raised:
+            ask()
+        assert isinstance(raised.value, UnsupportedError) is unsupported
+
+
+def test_silence_ends(socket: RdmaNetlink, fake: FakeRdma, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netlink, "TIMEOUT_SECONDS", 0.05)
+    fake.silent = True
+    with pytest.raises(SourceError, match="timed out"):
+        socket.statistics(0, 1)
+    fake.silent = False
+    assert socket.statistics(0, 1) > 0, "a fresh socket"
+
+
+def test_this_kernel() -> None:
+    """With RDMA it lists the devices that sysfs has; without, it says that it has none, which is remembered."""
+    opened = RdmaNetlink()
+    try:
+        assert isinstance(opened.devices(), dict)
+    except UnsupportedError as error:
+        assert "RDMA netlink" in str(error)
+    finally:
+        opened.close()
