@@ -1,0 +1,178 @@
+"""Faults of GPUs and their driver: each costs its own series, shows in the agent's own metrics, and heals by itself."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.told import wait_until
+from tests.agent.training_node import MOST_FRAMES, TrainingNode, hurry, threads_of
+from tests.fakes.nvml.control import GPU_IS_LOST, SUCCESS, FakeNvml
+
+HANG_SECONDS = float(os.environ.get("GANGWATCH_HANG_SECONDS", "6"))
+"""How long the hung call hangs; 60 is what is promised, and what nightly runs try."""
+
+SCRAPE_SECONDS = 0.05
+
+POWER = "gangwatch_gpu_power_instant_watts"
+ALL_GPUS = 8
+
+
+@pytest.fixture
+def site(tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainingNode]:
+    hurry(monkeypatch)
+    with TrainingNode(tmp_path, nvml_library, nvml) as running:
+        try:
+            yield running
+        finally:
+            nvml.reset()
+    assert not threads_of()
+
+
+def of_gpu(name: str, address: str = "0000:61:00.0") -> bool:
+    """Whether a collector is of the GPU of that address: the fake's fourth."""
+    return name.endswith(address)
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_a_hung_driver_call_costs_its_gpu_and_nobody_else(tmp_path: Path, nvml_library: Path, nvml: FakeNvml) -> None:
+    """At the product's own intervals: /metrics answers within 50 ms all the while, and all others stay fresh."""
+    with TrainingNode(tmp_path, nvml_library, nvml, 1.0) as site:
+        others = [f"gpu/{address}" for address in site.tree.gpus if not of_gpu(address)]
+        nvml.hang(3)
+        try:
+            frames = site.frames_until(lambda: "gpu/0000:61:00.0" in site.stuck())
+            assert frames <= 3, "a run that hangs begins within the first of them"
+            ends = time.monotonic() + HANG_SECONDS
+            took: list[float] = []
+            while time.monotonic() < ends:
+                text, seconds = site.scrape()
+                took.append(seconds)
+                assert all(of_gpu(name) or name == "nvml" for name in site.failing()), "only its own"
+                assert max(site.age(name) for name in (*others, "host", "rdma/mlx5_0", "network")) < 3.0
+                assert site.present(POWER) == ALL_GPUS - 1
+                assert 'gangwatch_collector_stuck{collector="gpu/0000:61:00.0",node="n0"} 1' in text
+                time.sleep(0.1)
+            assert statistics.median(took) < SCRAPE_SECONDS
+            assert sorted(took)[len(took) * 9 // 10] < SCRAPE_SECONDS, "but for what else the machine does"
+        finally:
+            nvml.hang(3, False)
+        wait_until(lambda: site.failing() == set() and site.present(POWER) == ALL_GPUS)
+        assert site.value("gangwatch_agent_threads_abandoned") == 0
+    assert not threads_of()
+
+
+def test_a_driver_that_hangs_as_a_whole_costs_its_lane(site: TrainingNode) -> None:
+    for gpu in range(ALL_GPUS):
+        site.nvml.hang(gpu)
+    wait_until(lambda: site.present(POWER) == 0)
+    lanes_others = {"host", "network", "rdma", "rdma/mlx5_3", "kubelet", "pcie"}
+    began = site.seq()
+    while site.seq() < began + 8:
+        assert not lanes_others & site.failing()
+        assert site.scrape()[0]
+        time.sleep(0.1)
+    abandoned = site.value("gangwatch_agent_threads_abandoned")
+    assert abandoned is not None and 1 <= abandoned <= 8
+    for gpu in range(ALL_GPUS):
+        site.nvml.hang(gpu, False)
+    wait_until(lambda: site.failing() == set() and site.present(POWER) == ALL_GPUS)
+    assert site.value("gangwatch_agent_threads_abandoned") == 0
+
+
+def test_a_gpu_that_falls_off_the_bus_and_comes_back(site: TrainingNode) -> None:
+    site.nvml.set_gpu_code(3, GPU_IS_LOST)
+    frames = site.frames_until(lambda: "gpu/0000:61:00.0" in site.failing())
+    assert frames <= MOST_FRAMES
+    wait_until(lambda: site.gpus_up() == ALL_GPUS - 1)
+    wait_until(lambda: site.present(POWER) == ALL_GPUS - 1)
+    assert {name for name in site.failing() if name != "nvml"} <= {
+        f"{kind}/0000:61:00.0" for kind in ("gpu", "gpu-slow", "gpu-processes")
+    }
+    assert site.present("gangwatch_gpu_up") == ALL_GPUS, "it is shown as down, not forgotten"
+    site.nvml.set_gpu_code(3, SUCCESS)
+    wait_until(lambda: site.gpus_up() == ALL_GPUS and site.present(POWER) == ALL_GPUS)
+    wait_until(lambda: site.failing() == set())
+
+
+def test_a_driver_reload(site: TrainingNode) -> None:
+    site.nvml.set_driver_loaded(False)
+    frames = site.frames_until(lambda: any(name == "nvml" or name.startswith("gpu/") for name in site.failing()))
+    assert frames <= MOST_FRAMES
+    wait_until(lambda: "nvml" in site.failing())
+    wait_until(lambda: site.present(POWER) == 0)
+    assert site.scrape()[0]
+    assert not {"host", "rdma/mlx5_0", "network"} & site.failing()
+    site.nvml.set_driver_loaded(True)
+    wait_until(lambda: site.failing() == set() and site.present(POWER) == ALL_GPUS and site.gpus_up() == ALL_GPUS)
+
+
+def test_a_mig_reconfiguration(site: TrainingNode) -> None:
+    assert site.present("gangwatch_gpu_mig_info") == 0
+    before = set(site.values(POWER))
+    for layout in (1, 2, 0):
+        site.nvml.set_mig(2, layout)
+        wait_until(lambda layout=layout: (site.present("gangwatch_gpu_mig_info") > 0) is (layout > 0))  # type: ignore[misc]
+        wait_until(lambda: site.failing() == set() and site.present(POWER) == ALL_GPUS)
+        assert set(site.values(POWER)) == before, "the GPUs' own series are what they were"
+    assert site.present("gangwatch_gpu_mig_info") == 0
+
+
+def test_the_gpus_are_given_back_for_a_reset_and_taken_again(site: TrainingNode) -> None:
+    assert site.nvml.is_initialized()
+    site.node.release()
+    wait_until(lambda: site.value("gangwatch_agent_released") == 1)
+    assert not site.nvml.is_initialized(), "nothing of ours stands in the way of a reset"
+    wait_until(lambda: site.present(POWER) == 0)
+    assert not {"host", "rdma/mlx5_0", "network"} & site.failing()
+    site.node.acquire()
+    wait_until(lambda: site.failing() == set() and site.present(POWER) == ALL_GPUS)
+    assert site.nvml.is_initialized() and site.value("gangwatch_agent_released") == 0
+
+
+def test_released_while_a_call_hangs_it_is_not_claimed_to_be_released(site: TrainingNode) -> None:
+    site.nvml.hang(3)
+    wait_until(lambda: "gpu/0000:61:00.0" in site.stuck())
+    site.node.release()
+    began = site.seq()
+    wait_until(lambda: site.seq() > began + 4)
+    assert site.value("gangwatch_agent_released") == 0
+    site.nvml.hang(3, False)
+    wait_until(lambda: site.value("gangwatch_agent_released") == 1)
+    assert not site.nvml.is_initialized()
+    site.node.acquire()
+    wait_until(lambda: site.failing() == set() and site.present(POWER) == ALL_GPUS)
+
+
+@pytest.mark.parametrize("fault", ["lost", "reload", "mig"])
+def test_counters_never_run_backwards_or_leap(site: TrainingNode, fault: str) -> None:
+    """What a reader makes of the frames around a fault: no negative rate, and none that no GPU can have."""
+    from agent.schema.frame import Frame, Layout
+    from tests.agent.rates_of_frames import Rates
+
+    rates = Rates(("gangwatch_gpu_energy_joules_total",))
+    listener: Callable[[Layout, Frame], None] = rates.add
+    remove = site.node.add_listener(listener)
+    actions: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
+        "lost": (lambda: site.nvml.set_gpu_code(3, GPU_IS_LOST), lambda: site.nvml.set_gpu_code(3, SUCCESS)),
+        "reload": (lambda: site.nvml.set_driver_loaded(False), lambda: site.nvml.set_driver_loaded(True)),
+        "mig": (lambda: site.nvml.set_mig(3, 1), lambda: site.nvml.set_mig(3, 0)),
+    }
+    hurt, heal = actions[fault]
+    wait_until(lambda: rates.count > 8 * 4)
+    hurt()
+    began = site.seq()
+    wait_until(lambda: site.seq() > began + 4)
+    heal()
+    wait_until(lambda: site.failing() == set() and site.present(POWER) == ALL_GPUS)
+    before = rates.count
+    wait_until(lambda: rates.count > before + 8 * 4)
+    remove()
+    # 8 GPUs of at most 700 W each; a read that was late makes the next interval shorter than it seems.
+    assert rates.least >= 0 and rates.most < 2000, (rates.least, rates.most)

@@ -1,0 +1,153 @@
+"""A whole agent on the fakes: eight H100 and eight NICs, a kubelet, a server; for tests that break one thing of it.
+
+Everything is the product's own but for the hardware: the collectors that ``make_collectors`` gives, in a running node,
+behind the exporter's server. Slow tiers are run as often as the fast one, so that a test need not wait for them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from agent.attribution import Attribution
+from agent.collectors import Machine, make_collectors
+from agent.collectors import nvml as nvml_collector
+from agent.collectors import rdma as rdma_collector
+from agent.node import Node
+from agent.sources import nvml as nvml_source
+from exporter.server import ThreadedServer, agent_app
+from tests.agent.told import shown, value, wait_until
+from tests.fakes.kubelet import FakeKubelet
+from tests.fakes.nvml.control import FakeNvml
+from tests.fakes.sysfs.tree import Tree, build
+
+INTERVAL_SECONDS = 0.25
+
+MOST_FRAMES = 12
+"""A fault is to show in two intervals. A machine that runs other tests beside may take some more, and the least time
+after which a call counts as stuck is four of these short intervals; what holds exactly is tried with a clock that
+stands still (test_lane.py)."""
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the product does every ten or thirty seconds, it does twice a second."""
+    monkeypatch.setattr(nvml_collector, "INTERVAL_SECONDS", 2 * INTERVAL_SECONDS)
+    monkeypatch.setattr(nvml_source, "RETRY_LOST_SECONDS", 2 * INTERVAL_SECONDS)
+    monkeypatch.setattr(rdma_collector, "DISCOVERY_SECONDS", 2 * INTERVAL_SECONDS)
+    monkeypatch.setattr(rdma_collector, "RETRY_SECONDS", 4 * INTERVAL_SECONDS)
+
+
+class TrainingNode:
+    """The agent, running while the ``with`` lasts; then its threads are gone and its descriptors closed."""
+
+    def __init__(self, folder: Path, library: Path, nvml: FakeNvml, interval_seconds: float = INTERVAL_SECONDS) -> None:
+        self.nvml = nvml
+        self.tree: Tree = build(folder / "host")
+        self.kubelet = FakeKubelet(folder / "kubelet.sock")
+        self.proc_root = self.tree.root
+        root = str(self.tree.root)
+        machine = Machine(
+            Attribution(None, root, pod_logs=str(folder / "pods")),
+            proc_root=root,
+            sys_root=root,
+            nvml_library=str(library),
+            interval_seconds=interval_seconds,
+            kubelet_socket=self.kubelet.path,
+            kernel_log=str(self.tree.kernel_log),
+        )
+        self.collectors, self.left_out = make_collectors(machine)
+        for collector in self.collectors:
+            if collector.interval_seconds > interval_seconds:
+                setattr(collector, "interval_seconds", interval_seconds)  # noqa: B010 (the protocol says it is read only)
+        self.node = Node("n0", self.collectors, interval_seconds=interval_seconds, proc_root=root)
+        self.server = ThreadedServer(agent_app(self.node.newest, self.node.add_listener))
+
+    def __enter__(self) -> TrainingNode:
+        self.kubelet.start()
+        self.node.start()
+        self.server.start()
+        wait_until(lambda: self.failing() == set() and self.gpus_up() == 8 and self.age("rdma/mlx5_0") < 60)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.server.stop()
+        self.node.stop()
+        self.kubelet.stop()
+
+    # --- questions to the newest frame -------------------------------------------------------------------------------
+
+    def values(self, metric: str) -> dict[tuple[tuple[str, str], ...], float]:
+        """The present series of a metric, by their labels."""
+        newest = self.node.newest()
+        if newest is None:
+            return {}
+        layout, frame = newest
+        found: dict[tuple[tuple[str, str], ...], float] = {}
+        for index, column in enumerate(layout.gauges):
+            if column.metric == metric and not math.isnan(frame.gauges[index]):
+                found[column.labels] = float(frame.gauges[index])
+        for index, column in enumerate(layout.counters):
+            if column.metric == metric and frame.counters_valid[index]:
+                found[column.labels] = float(frame.counters[index])
+        return found
+
+    def failing(self) -> set[str]:
+        """Collectors whose newest run failed, is stuck or is too old; {"?"} before there is any."""
+        told = self.values("gangwatch_collector_success")
+        return {labels[0][1] for labels, success in told.items() if not success} if told else {"?"}
+
+    def stuck(self) -> set[str]:
+        return {labels[0][1] for labels, stuck in self.values("gangwatch_collector_stuck").items() if stuck}
+
+    def age(self, collector: str) -> float:
+        """Age of the collector's newest sample, in seconds; infinite where it has none."""
+        age = shown(self.node, "gangwatch_collector_sample_age_seconds", collector=collector)
+        return math.inf if age is None or math.isnan(age) else float(age)
+
+    def gpus_up(self) -> float:
+        return sum(self.values("gangwatch_gpu_up").values())
+
+    def present(self, metric: str) -> int:
+        """How many series of the metric have a value."""
+        return len(self.values(metric))
+
+    def value(self, metric: str, **labels: str) -> float | int | None:
+        return value(self.node.newest(), metric, **labels)
+
+    def seq(self) -> int:
+        newest = self.node.newest()
+        return 0 if newest is None else newest[1].seq
+
+    def frames_until(self, condition: Callable[[], bool]) -> int:
+        """Wait for it; in the how manieth frame from now it held."""
+        began = self.seq()
+        wait_until(condition)
+        return self.seq() - began
+
+    # --- the server --------------------------------------------------------------------------------------------------
+
+    def scrape(self) -> tuple[str, float]:
+        """/metrics, and how many seconds it took."""
+        began = time.monotonic()
+        with urllib.request.urlopen(f"{self.server.url}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        return text, time.monotonic() - began
+
+
+def threads_of(node: str = "n0") -> set[str]:
+    """Names of a node's threads that are alive."""
+    return {thread.name for thread in threading.enumerate() if re.match(rf"{node}/|nvml-events", thread.name)}
+
+
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
