@@ -1,0 +1,95 @@
+"""The fake node that every program of one run reads: ``python -m benchmarks.agent.hardware FOLDER``.
+
+Eight H100 with NVSwitch (a C library at NVML's real interface), eight NICs with their counter files, a kubelet that
+gives each GPU to a pod. It runs as a process of its own, so that moving the counters is not charged to who reads them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+GPUS = 8
+NICS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Where the fake node is. library: the fake NVML. root: of both /sys and /proc. kubelet: its socket."""
+
+    folder: Path
+
+    @property
+    def library(self) -> Path:
+        return self.folder / "libnvidia-ml.so.1"
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    @property
+    def kubelet(self) -> Path:
+        return self.folder / "kubelet.sock"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes the fake NVML the board of this node."""
+        return {"GANGWATCH_FAKE_NVML_BOARD": "h100"}
+
+
+class HardwareProcess:
+    """The fake node, running. Enter it to start it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.hardware = Hardware(folder)
+
+    def __enter__(self) -> Hardware:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.agent.hardware", str(self.hardware.folder)], stdout=subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        if self._process.stdout.readline().strip() != b"ready":
+            raise RuntimeError("the fake node did not come up")
+        return self.hardware
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        self._process.wait(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def main(folder: Path) -> None:
+    """Build the node and move its counters on once a second until the process is stopped."""
+    from agent.sources.pod_resources import Container, Pod
+    from tests.fakes.kubelet import FakeKubelet
+    from tests.fakes.nvml.build import build as build_nvml
+    from tests.fakes.sysfs.tree import build as build_tree
+
+    hardware = Hardware(folder)
+    build_nvml(folder)
+    tree = build_tree(hardware.root, nics=NICS, gpus=GPUS)
+    pods = [
+        Pod("training", f"worker-{index}", (Container("main", (("nvidia.com/gpu", _uuid(index)),)),))
+        for index in range(GPUS)
+    ]
+    with FakeKubelet(hardware.kubelet, pods):
+        print("ready", flush=True)
+        while True:
+            time.sleep(1.0)
+            tree.advance(1.0)
+
+
+def _uuid(index: int) -> str:
+    """What the fake board calls its GPUs."""
+    return f"GPU-00000001-0000-4000-8000-{index:012d}"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,56 @@
+"""The peers: nvitop-exporter from PyPI on the same fake library, Debian's prometheus-node-exporter on the same tree."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from benchmarks.agent.hardware import Hardware
+from benchmarks.agent.programs import Program, free_port
+
+NVITOP_EXPORTER = "nvitop-exporter==1.7.2"
+"""The release that the figures are of; a newer one is measured by changing this line."""
+
+
+def nvitop_program(cache: Path) -> Path:
+    """nvitop-exporter in its own environment, made at the first call. Raises RuntimeError where it can't be had."""
+    folder = cache / NVITOP_EXPORTER.replace("==", "-")
+    program = folder / "bin" / "nvitop-exporter"
+    if not program.exists():
+        print(f"installing {NVITOP_EXPORTER} into {folder}", file=sys.stderr)
+        shutil.rmtree(folder, ignore_errors=True)
+        venv.create(folder, with_pip=True)
+        made = subprocess.run(
+            [folder / "bin" / "pip", "install", "--quiet", NVITOP_EXPORTER], capture_output=True, text=True
+        )
+        if made.returncode:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise RuntimeError(f"{NVITOP_EXPORTER} can't be installed: {made.stderr.strip()[-400:]}")
+    return program
+
+
+def nvitop_exporter(hardware: Hardware, cache: Path, log: Path) -> Program:
+    port = free_port()
+    command = [str(nvitop_program(cache)), "--bind-address", "127.0.0.1", "--port", str(port), "--interval", "1"]
+    environment = {**hardware.environment, "LD_LIBRARY_PATH": str(hardware.library.parent)}
+    return Program("nvitop-exporter", command, port, log, environment)
+
+
+def node_exporter(hardware: Hardware, log: Path) -> Program:
+    """Raises RuntimeError where the program is absent."""
+    found = shutil.which("prometheus-node-exporter")
+    if found is None:
+        raise RuntimeError("prometheus-node-exporter is absent: apt-get install prometheus-node-exporter")
+    port = free_port()
+    command = [
+        found,
+        f"--path.sysfs={hardware.root}",
+        "--collector.disable-defaults",
+        "--collector.infiniband",
+        "--web.disable-exporter-metrics",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    return Program("node_exporter", command, port, log)

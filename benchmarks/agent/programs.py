@@ -1,0 +1,85 @@
+"""A program under measurement: started, watched from outside, ended. Nothing is subtracted from what it used."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from benchmarks.agent.scraping import get
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Program:
+    """One exporter as a process. Enter it to start it; it is up once its /metrics answers."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], port: int, log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.port = port
+        self._command = list(command)
+        self._environment = {**os.environ, **(environment or {})}
+        self._log = log
+
+    def __enter__(self) -> Program:
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                self._command, env=self._environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                get(self.port)
+                return self
+            except OSError as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    self._end()
+                    told = self._log.read_text(errors="replace")[-2000:]
+                    raise RuntimeError(f"{self.name} does not serve /metrics: {error}\n{told}") from None
+                time.sleep(0.2)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGTERM)
+            self._process.wait(10)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            pass
+        finally:
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def cpu_seconds(self) -> float:
+        """User and system time of the whole process so far: every thread, the ended ones too, and ended children."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(int(fields[index]) for index in (11, 12, 13, 14)) / _TICKS
+
+    def resident_mib(self) -> float:
+        """Resident memory now."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise RuntimeError(f"{self.name}: no VmRSS")

@@ -1,0 +1,70 @@
+"""The agent's benchmark counts what it says it counts, and times the driver's calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.agent.__main__ import missed, ratios
+from benchmarks.agent.real import calls_and_gaps
+from benchmarks.agent.scraping import distinct_series
+from tests import needs
+from tests.fakes.nvml.build import build
+
+EXPOSITION = """# HELP gangwatch_gpu_power_watts Power.
+gangwatch_gpu_power_watts{gpu="a"} 300
+gangwatch_gpu_power_watts{gpu="a"} 301
+gangwatch_gpu_power_watts{gpu="b"} NaN
+gangwatch_gpu_info{gpu="a"} 1
+gangwatch_scrapes_total 0
+DCGM_FI_DEV_POWER_USAGE{gpu="0"} 300
+node_infiniband_info{device="mlx5_0"} 1
+latency_bucket{le="1"} 3
+"""
+
+
+def test_a_series_counts_once_and_only_with_a_value() -> None:
+    assert distinct_series(EXPOSITION) == 6
+    assert distinct_series(EXPOSITION, own=True) == 2
+
+
+def test_every_budget_and_ratio_is_judged() -> None:
+    good: dict[str, float | int | str] = {
+        "cpu_percent_of_core_1hz": 0.4,
+        "cpu_percent_of_core_10hz": 2.0,
+        "rss_mib": 60,
+        "series": 3100,
+        "series_default": 1100,
+        "scrape_ms_p99": 4,
+        "cpu_ms_per_scrape": 4,
+    }
+    peers: dict[str, dict[str, float | int | str]] = {
+        "nvitop_exporter": {"cpu_ms_per_scrape": 25, "series": 600},
+        "node_exporter": {"cpu_ms_per_scrape": 4, "series": 200},
+    }
+
+    def judge(ours: dict[str, float | int | str]) -> list[str]:
+        found = {"ours": ours, **peers}
+        return missed({**found, "ratios": ratios(found)})
+
+    assert judge(good) == []
+    for key, bad, broken in (
+        ("cpu_percent_of_core_1hz", 0.6, 1),
+        ("cpu_percent_of_core_10hz", 3.1, 1),
+        ("rss_mib", 65, 1),
+        ("series", 2900, 2),  # also fewer than five times the peer's
+        ("series_default", 1201, 1),
+        ("scrape_ms_p99", 5.1, 1),
+        ("cpu_ms_per_scrape", 70, 2),  # more than a fifth of the one peer, and more a series than the other
+    ):
+        assert len(judge({**good, key: bad})) == broken, key
+
+
+def test_the_drivers_calls_are_timed_and_gaps_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs.component("gcc", "gcc libc6-dev")
+    monkeypatch.setenv("GANGWATCH_FAKE_NVML_BOARD", "geforce")
+    calls, absent = calls_and_gaps(str(build(tmp_path)), ticks=2)
+    assert float(calls["nvmlDeviceGetFieldValues"]["us_p50"]) > 0
+    assert "gangwatch_nvlink_transmit_bytes_total" in absent
+    assert "gangwatch_gpu_temperature_celsius" not in absent
