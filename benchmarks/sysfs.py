@@ -65,7 +65,7 @@ def _series(block: Block) -> int:
         not column.metric.endswith("_info") and value == value
         for column, value in zip(block.gauge_columns, block.gauges, strict=True)
     )
-    return gauges + int(block.counters_valid.sum())
+    return int(gauges) + int(block.counters_valid.sum())
 
 
 def _ours(tree: Tree, seconds: float) -> dict[str, object]:
@@ -197,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{'all':20} {ours['cpu_us_per_second']:8.1f} us/s {ours['series']:5} series")
         print(f"node_exporter        {measured['node_exporter']}")
         print(f"netlink              {measured['netlink']}")
-    return int(ours["cpu_percent_of_core"] / 100 > MOST_CORE_SHARE)
+    return int(float(ours["cpu_percent_of_core"]) / 100 > MOST_CORE_SHARE)
 
 
 if __name__ == "__main__":

@@ -264,7 +264,7 @@ class RdmaCollector:
         slow += [one for one in hardware if not is_fast(one.meaning)]
         slow += naming.device_files()
         if collector is None and fast:
-            collector = FileCounters(f"rdma/{device.name}", _first_first(fast), self._fast_seconds)
+            collector = FileCounters(f"rdma/{device.name}", fast, self._fast_seconds)
         return _Members(
             device,
             index,
@@ -317,11 +317,6 @@ class RdmaCollector:
                 for port in device.ports
             )
         return Block(gauges)
-
-
-def _first_first(series: list[Series]) -> list[Series]:
-    """With the counter first that makes its driver ask the device for all of them."""
-    return sorted(series, key=lambda one: not one.path.endswith(f"/{FIRST}"))
 
 
 def _first_files(device: RdmaDevice) -> list[str]:

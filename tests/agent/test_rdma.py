@@ -13,6 +13,7 @@ import pytest
 from agent.collectors.block import Block, Collector
 from agent.collectors.rdma import RdmaCollector
 from agent.collectors.rdma_counters import FIRST
+from agent.node import Node
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.sources.ethtool import RecordedEthtool
 from agent.sources.infiniband import DeviceFinder, parse_rate, parse_state
@@ -120,6 +121,27 @@ def test_values_and_widths(tmp_path: Path) -> None:
     assert gauge(slow, "gangwatch_rdma_port_rate_bytes_per_second", **port) == 50e9
     assert gauge(slow, "gangwatch_rdma_port_lanes", **port) == 4
     assert gauge(slow, "gangwatch_rdma_counter_lifespan_seconds", **port) == 0.01
+    close(parent)
+
+
+def test_two_files_of_one_meaning_are_two_series(tmp_path: Path) -> None:
+    """As in bnxt_re of Linux 6.13 and newer, which has words of mlx5's beside its own."""
+    tree = build(tmp_path, nics=1, driver="bnxt_en")
+    hardware = tree.nics[0].port / "hw_counters"
+    write_number(hardware / "rx_out_of_buffer", 5)
+    write_number(hardware / "out_of_buffer", 6)
+    parent = collector_of(tree)
+    parent.collect()
+    blocks = [one.collect() for one in parent.members() if not one.name.startswith("rdma-ethtool")]
+    every = series_of(*blocks)
+    assert len(set(every)) == len(every)
+    told = {
+        (column.metric, dict(column.labels).get("counter")): int(value)
+        for block in blocks
+        for column, value in zip(block.counter_columns, block.counters, strict=True)
+    }
+    assert told["gangwatch_rdma_out_of_buffer_total", None] == 6
+    assert told["gangwatch_rdma_hw_counter_total", "rx_out_of_buffer"] == 5
     close(parent)
 
 
@@ -304,6 +326,30 @@ def test_representors_are_no_ports_netdev(tmp_path: Path) -> None:
     (representor / "phys_port_name").write_text("pf0vf3\n")
     (devices, _) = DeviceFinder(str(tmp_path)).find()
     assert devices[0].ports[0].netdev == "rail0"
+
+
+def test_a_nodes_frames_follow_the_devices(tmp_path: Path) -> None:
+    tree = build(tmp_path, nics=2)
+    node = Node("here", [collector_of(tree)], proc_root=str(tmp_path), version="1")
+
+    def devices() -> dict[str, int]:
+        """How many counters each RDMA device has in the newest frame that are present."""
+        node.tick()  # the parent first, and the members that it has found since
+        layout, frame = node.tick()
+        found: dict[str, int] = {}
+        for column, good in zip(layout.counters, frame.counters_valid, strict=True):
+            name = dict(column.labels).get("device")
+            if name is not None and good:
+                found[name] = found.get(name, 0) + 1
+        return found
+
+    both = devices()
+    assert set(both) == {"mlx5_0", "mlx5_1"} and both["mlx5_0"] == both["mlx5_1"] > 100
+    tree.remove_nic("mlx5_0")
+    assert devices() == {"mlx5_1": both["mlx5_1"]}
+    tree.return_nic("mlx5_0")
+    assert devices() == both
+    node.stop()
 
 
 # --- by netlink ------------------------------------------------------------------------------------------------------
