@@ -11,19 +11,23 @@ import re
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
 import pytest
 
 from agent.attribution import Attribution
-from agent.collectors import Machine, make_collectors
+from agent.collectors import Machine, make_collectors, rdma_series
+from agent.collectors import attribution as attribution_collector
 from agent.collectors import nvml as nvml_collector
 from agent.collectors import rdma as rdma_collector
 from agent.node import Node
+from agent.schema.clock import Clock
 from agent.sources import nvml as nvml_source
-from exporter.server import ThreadedServer, agent_app
+from exporter.exposition import EVERYTHING
+from exporter.publisher import Publisher
+from exporter.push import PushTarget
 from tests.agent.told import shown, value, wait_until
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.nvml.control import FakeNvml
@@ -43,12 +47,24 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml_source, "RETRY_LOST_SECONDS", 2 * INTERVAL_SECONDS)
     monkeypatch.setattr(rdma_collector, "DISCOVERY_SECONDS", 2 * INTERVAL_SECONDS)
     monkeypatch.setattr(rdma_collector, "RETRY_SECONDS", 4 * INTERVAL_SECONDS)
+    monkeypatch.setattr(rdma_collector, "SLOW_SECONDS", INTERVAL_SECONDS)
+    monkeypatch.setattr(rdma_series, "SLOW_SECONDS", INTERVAL_SECONDS)
+    monkeypatch.setattr(attribution_collector, "LIST_NS", round(INTERVAL_SECONDS * 1e9))
 
 
 class TrainingNode:
     """The agent, running while the ``with`` lasts; then its threads are gone and its descriptors closed."""
 
-    def __init__(self, folder: Path, library: Path, nvml: FakeNvml, interval_seconds: float = INTERVAL_SECONDS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        library: Path,
+        nvml: FakeNvml,
+        interval_seconds: float = INTERVAL_SECONDS,
+        *,
+        clock: Clock | None = None,
+        targets: Mapping[str, PushTarget] | None = None,
+    ) -> None:
         self.nvml = nvml
         self.tree: Tree = build(folder / "host")
         self.kubelet = FakeKubelet(folder / "kubelet.sock")
@@ -67,8 +83,8 @@ class TrainingNode:
         for collector in self.collectors:
             if collector.interval_seconds > interval_seconds:
                 setattr(collector, "interval_seconds", interval_seconds)  # noqa: B010 (the protocol says it is read only)
-        self.node = Node("n0", self.collectors, interval_seconds=interval_seconds, proc_root=root)
-        self.server = ThreadedServer(agent_app(self.node.newest, self.node.add_listener))
+        self.node = Node("n0", self.collectors, clock, interval_seconds, proc_root=root)
+        self.server = Publisher(self.node, "127.0.0.1", 0, None, EVERYTHING, targets or {})
 
     def __enter__(self) -> TrainingNode:
         self.kubelet.start()

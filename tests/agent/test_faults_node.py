@@ -1,0 +1,199 @@
+"""Faults of the network, the kubelet, receivers and clocks: each costs its own series, shows, and heals by itself."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.collectors.attribution import KEEP_NS
+from agent.schema.clock import SystemClock
+from agent.sources.pod_resources import Container, Pod
+from exporter import push
+from exporter.push import PushTarget
+from tests import needs
+from tests.agent.rates_of_frames import Rates
+from tests.agent.told import wait_until
+from tests.agent.training_node import INTERVAL_SECONDS, MOST_FRAMES, TrainingNode, hurry, threads_of
+from tests.fakes.nvml.control import FakeNvml
+from tests.fakes.sysfs.tree import write_number
+
+RECEIVED = "gangwatch_rdma_port_receive_bytes_total"
+SYMBOLS = "gangwatch_rdma_port_symbol_errors_total"
+
+WORD_BYTES = 4
+
+
+class Jumping(SystemClock):
+    """The machine's clocks, ahead by what the test says."""
+
+    def __init__(self) -> None:
+        self.ahead_ns = 0
+        self.wall_ahead_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return super().monotonic_ns() + self.ahead_ns
+
+    def wall_ns(self) -> int:
+        return super().wall_ns() + self.wall_ahead_ns
+
+
+@pytest.fixture
+def clock() -> Jumping:
+    return Jumping()
+
+
+@pytest.fixture
+def site(
+    tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, clock: Jumping
+) -> Iterator[TrainingNode]:
+    hurry(monkeypatch)
+    with TrainingNode(tmp_path, nvml_library, nvml, clock=clock) as running:
+        yield running
+    assert not threads_of()
+
+
+# --- the network -----------------------------------------------------------------------------------------------------
+
+
+def test_a_nic_that_vanishes_and_comes_back(site: TrainingNode) -> None:
+    assert site.value("gangwatch_rdma_devices") == site.present(RECEIVED) == 8
+    site.tree.remove_nic("mlx5_3")
+    frames = site.frames_until(lambda: site.value("gangwatch_rdma_devices") == 7)
+    assert frames <= MOST_FRAMES
+    wait_until(lambda: site.present(RECEIVED) == 7 and site.failing() == set())
+    assert all(dict(labels)["device"] != "mlx5_3" for labels in site.values(RECEIVED))
+    site.tree.return_nic("mlx5_3")
+    wait_until(lambda: site.present(RECEIVED) == 8 and site.failing() == set())
+
+
+def test_one_file_that_answers_einval_costs_one_series(site: TrainingNode) -> None:
+    # A real file that answers so: a loopback has no speed (net-sysfs.c, speed_show).
+    speed = Path("/sys/class/net/lo/speed")
+    try:
+        speed.read_bytes()
+        needs.absent("this kernel's loopback has a speed, and no file here answers EINVAL")
+    except OSError as error:
+        assert error.strerror == "Invalid argument"
+    wait_until(lambda: site.present(SYMBOLS) == 8)
+    before = {metric: site.present(metric) for metric in (RECEIVED, "gangwatch_rdma_port_link_downed_total")}
+    file = site.tree.nic("mlx5_5").port / "counters" / "symbol_error"
+    content = file.read_bytes()
+    file.unlink()
+    file.symlink_to(speed)
+    frames = site.frames_until(lambda: site.value("gangwatch_rdma_files_unreadable", device="mlx5_5") == 1)
+    assert frames <= MOST_FRAMES
+    assert site.present(SYMBOLS) == 7 and site.failing() == set()
+    assert {metric: site.present(metric) for metric in before} == before
+    file.unlink()
+    file.write_bytes(content)
+    wait_until(lambda: site.present(SYMBOLS) == 8)
+    wait_until(lambda: site.value("gangwatch_rdma_files_unreadable", device="mlx5_5") == 0)
+
+
+def test_counters_that_are_reset_or_turn_give_no_negative_and_no_absurd_rate(site: TrainingNode) -> None:
+    rates = Rates((RECEIVED, "gangwatch_rdma_out_of_sequence_packets_total"))
+    port = site.tree.nic("mlx5_0").port
+    words = port / "counters" / "port_rcv_data"
+    sequence = port / "hw_counters" / "out_of_sequence"
+    # 64 bits high up, where a float is no longer exact; 32 bits just below their end.
+    write_number(words, 2**62)
+    write_number(sequence, 2**32 - 10)
+    began = site.seq()
+    wait_until(lambda: site.seq() > began + 4)
+    remove = site.node.add_listener(rates.add)
+    for data, packets in ((2**62 + 1000, 2**32 - 5), (2**62 + 2000, 5), (500, 0), (1000, 7), (0, 0)):
+        write_number(words, data)
+        write_number(sequence, packets)
+        began = site.seq()
+        wait_until(lambda: site.seq() > began + 3)  # noqa: B023
+    remove()
+    assert rates.count > 100
+    # At most 1,000 words or a dozen packets came between two samples, which are a good part of an interval apart.
+    assert rates.least >= 0 and rates.most <= 1000 * WORD_BYTES / (INTERVAL_SECONDS / 4), (rates.worst, rates.most)
+
+
+# --- the kubelet -----------------------------------------------------------------------------------------------------
+
+
+def test_a_kubelet_that_restarts(site: TrainingNode, clock: Jumping) -> None:
+    gpu = next(iter(site.values("gangwatch_gpu_up")))[0][1]
+    site.kubelet.pods = [Pod("team", "llama-0", (Container("main", (("nvidia.com/gpu", gpu),)),))]
+    wait_until(lambda: site.present("gangwatch_gpu_owner_info") == 1)
+    site.kubelet.stop()
+    frames = site.frames_until(lambda: site.failing() == {"kubelet"})
+    assert frames <= MOST_FRAMES
+    assert site.present("gangwatch_gpu_owner_info") == 1, "a restart takes no series away"
+    site.kubelet.start()
+    wait_until(lambda: site.failing() == set())
+    # One that hangs is as one that is gone.
+    site.kubelet.hanging.set()
+    wait_until(lambda: site.failing() == {"kubelet"})
+    assert KEEP_NS < 60e9
+    site.kubelet.hanging.clear()
+    site.kubelet.pods = []
+    wait_until(lambda: site.failing() == set() and site.present("gangwatch_gpu_owner_info") == 0)
+
+
+# --- receivers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_receiver_that_takes_nothing_fills_its_own_queue(
+    tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch)
+    monkeypatch.setattr(push, "SEND_SECONDS", 0.5)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/metrics"
+        target = PushTarget(endpoint, INTERVAL_SECONDS, queue_frames=3)
+        with TrainingNode(tmp_path, nvml_library, nvml, targets={"otlp": target}) as site:
+
+            def dropped() -> bool:
+                text = site.scrape()[0]
+                return any(
+                    line.startswith("gangwatch_push_dropped_total{")
+                    and 'reason="queue full"' in line
+                    and line[-2:] != " 0"
+                    for line in text.splitlines()
+                )
+
+            wait_until(dropped)
+            before = site.seq()
+            wait_until(lambda: site.seq() > before + 4)
+            assert site.failing() == set(), "frames go on being made and served"
+            text = site.scrape()[0]
+            assert 'gangwatch_push_queue_frames{sink="otlp"} 3' in text.replace('node="n0",', "").replace(
+                ',node="n0"', ""
+            )
+            assert "gangwatch_push_failures_total" in text
+
+
+# --- clocks ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_wall_clock_that_jumps_moves_nothing_but_the_label(site: TrainingNode, clock: Jumping) -> None:
+    rates = Rates()
+    remove = site.node.add_listener(rates.add)
+    for jump_seconds in (-3600, 7200, -(10**8)):
+        clock.wall_ahead_ns += jump_seconds * 10**9
+        began = site.seq()
+        wait_until(lambda: site.seq() > began + 3)  # noqa: B023
+        assert site.failing() == set()
+    remove()
+    assert rates.least >= 0
+    newest = site.node.newest()
+    assert newest is not None and abs(newest[1].wall_ns - clock.wall_ns()) < 60 * 10**9, "the label is the clock's"
+
+
+def test_a_machine_that_was_suspended_goes_on(site: TrainingNode, clock: Jumping) -> None:
+    """Monotonic time leaps by an hour, for the node and its schedules: missed runs are skipped, not made up for."""
+    runs = site.value("gangwatch_agent_frames_total")
+    clock.ahead_ns += 3600 * 10**9
+    wait_until(lambda: site.failing() == set() and site.age("gpu/0000:61:00.0") < 5)
+    after = site.value("gangwatch_agent_frames_total")
+    assert runs is not None and after is not None and after < runs + 200
+    wait_until(lambda: site.value("gangwatch_agent_threads_abandoned") == 0 and site.stuck() == set())
