@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from benchmarks.detection.claims import Claim
 from scheduler_feedback import detectors
 from scheduler_feedback.core.telemetry import Telemetry
@@ -18,8 +16,7 @@ class Ours:
     name = "ours"
 
     def __init__(self, switches: Switches | None = None) -> None:
-        chosen: dict[str, Any] = {} if switches is None else {"switches": switches}
-        self._detectors = [kind(**chosen) for kind in detectors.DETECTORS]
+        self._detectors = detectors.make_all(switches=switches)
 
     def look(self, telemetry: Telemetry) -> list[Claim]:
         """Verdicts of this tick."""

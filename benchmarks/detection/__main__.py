@@ -1,0 +1,234 @@
+"""``python -m benchmarks.detection --json``: ours and seven published rules on one grid of faults, and on healthy jobs.
+
+What is run: the rows of the grid (class of fault x severity x size x shape x workload), each with step lengths drawn
+from 0.3 to 45 s, stratified over a row's repeats, and lengths of 1, 10 and 60 minutes; then healthy jobs of every
+workload. ``--quick`` takes a random sample of the rows. Several cells run in one world, so that faults are concurrent;
+one in five worlds loses samples, records and agents at a high rate; counters are sampled every 1, 10 or 30 s.
+
+Seeds and workloads of tuning and test are apart: whoever sets a threshold of a detector uses seeds below 100,000
+(``--tuning`` does: seed 1, and the workloads balanced, dp2 and long-context only); a test uses others (default 900,001)
+and all workloads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+
+from benchmarks.detection import fleet, healthy, report
+from benchmarks.detection.baselines import NAMES
+from benchmarks.detection.cells import MINUTES, SIZES, Cell, drawn, grid
+from benchmarks.detection.fleet import Fleet, Result
+from benchmarks.detection.healthy import Alarms, Health
+from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.sim.world.fault import DISORDERS
+from scheduler_feedback.sim.world.plan import WORKLOADS, Workload
+
+TEST_SEED = 900_001
+TUNING_SEED = 1
+TUNING_WORKLOADS: tuple[Workload, ...] = ("balanced", "dp2", "long-context")
+
+QUICK_CELLS, QUICK_LOCATED, QUICK_HEALTHY_DAYS = 110, 8, 700.0
+QUICK_SECONDS = 270.0
+"""After which ``--quick`` begins nothing more."""
+
+HEALTHY_DAYS = 21_000.0
+"""3,000 GPU-days of each of the seven workloads."""
+
+HEALTHY_PART_DAYS = 250.0
+LARGE = 8192
+LOCATED = ("thermal", "clock-lock", "memory-errors", "nvlink", "pcie", "nic-flap", "nic-errors", "cpu-contention")
+
+Task = Fleet | Health
+
+
+def chosen(options: argparse.Namespace) -> list[Cell]:
+    """The runs of the grid, in an order drawn by the seed."""
+    random = np.random.default_rng([options.seed, 3])
+    sizes = tuple(s for s in SIZES if not options.quick or s <= 1024)
+    minutes = (1, 10) if options.quick else MINUTES
+    rows = list(grid(sizes, options.workloads))
+    order = random.permutation(len(rows))
+    limit = options.cells or (QUICK_CELLS if options.quick else len(rows) * options.repeats)
+    cells = []
+    for number in range(limit):
+        row = rows[order[number % len(rows)]]
+        if options.quick:
+            # A sample of rows leaves no row for most classes; each class has its turn, slowdowns of 10 % and more.
+            names = list(DISORDERS)
+            of_class = [r for r in rows if r.disorder == names[number % len(names)] and r.severity >= 0.10]
+            row = of_class[int(random.integers(len(of_class)))] if of_class else row
+        lengths = tuple(m for m in minutes if row.gpus < LARGE or m <= 10)
+        cells.append(drawn(row, options.seed, number if options.quick else number // len(rows), random, lengths))
+    return [replace(cell, reports=not options.counter_only) for cell in cells]
+
+
+def located(options: argparse.Namespace) -> list[Cell]:
+    """Faults of a member in large jobs, for how well they are localised."""
+    random = np.random.default_rng([options.seed, 4])
+    sizes = (LARGE,) if options.quick else (64, 1024, LARGE, 16384)
+    most = QUICK_LOCATED if options.quick else 40
+    workloads = tuple(w for w in options.workloads if w in ("balanced", "long-context", "moe", "unequal-stages"))
+    found = []
+    for gpus in sizes:
+        for number in range(most):
+            workload = (workloads or options.workloads)[number % len(workloads or options.workloads)]
+            row = Cell(LOCATED[number % len(LOCATED)], 0.2, gpus, "step", workload, 1, 1.0, 0)
+            found.append(drawn(row, options.seed, number, random, (1,) if options.quick else (1, 10)))
+    return [replace(cell, reports=not options.counter_only) for cell in found]
+
+
+def health(options: argparse.Namespace) -> list[Health]:
+    """Healthy jobs of every workload, in parts."""
+    days = QUICK_HEALTHY_DAYS if options.healthy_days is None and options.quick else options.healthy_days
+    days = HEALTHY_DAYS if days is None else days
+    parts = max(len(options.workloads), round(days / HEALTHY_PART_DAYS))
+    parts = 0 if days <= 0 else parts
+    random = np.random.default_rng([options.seed, 6])
+    return [
+        Health(
+            options.workloads[number % len(options.workloads)],
+            days / parts,
+            int(random.integers(2**31)),
+            baselines=number < 2 * len(options.workloads),
+            reports=not options.counter_only,
+            rough=bool(random.random() < 0.2),
+        )
+        for number in range(parts)
+    ]
+
+
+def work(task: Task) -> list[Result] | Alarms:
+    """One task, in a worker."""
+    return fleet.run(task) if isinstance(task, Fleet) else healthy.run(task)
+
+
+def done(tasks: Sequence[Task], jobs: int, until: float, name: str) -> Iterator[list[Result] | Alarms]:
+    """Results of the tasks as they come; tasks that have not begun by `until` are left out. Tells how far it is."""
+    begun, finished, left = time.monotonic(), 0, list(tasks)
+    with ProcessPoolExecutor(jobs) as pool:
+        running: set[Future[list[Result] | Alarms]] = set()
+        while left or running:
+            while left and len(running) < jobs and time.monotonic() < until:
+                running.add(pool.submit(work, left.pop(0)))
+            if not running:
+                break
+            ready, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in ready:
+                finished += 1
+                took = time.monotonic() - begun
+                print(f"{name}: {finished} of {len(tasks)} parts, {took:.0f} s", file=sys.stderr, flush=True)
+                yield future.result()
+    if left:
+        print(f"{name}: {len(left)} of {len(tasks)} parts left out: out of time", file=sys.stderr)
+
+
+def in_turn(*lists: Sequence[Task]) -> list[Task]:
+    """All tasks, each list spread evenly over the whole: whatever the time allows has some of everything."""
+    places = [((at + 0.5) / len(tasks), number, at) for number, tasks in enumerate(lists) for at in range(len(tasks))]
+    return [lists[number][at] for _, number, at in sorted(places)]
+
+
+def measure(options: argparse.Namespace, switches: Switches | None = None, baselines: bool = True) -> dict[str, Any]:
+    """The whole of it once."""
+    until = time.monotonic() + (options.budget or float("inf"))
+    cells = fleet.compose(chosen(options), options.seed, baselines=baselines, switches=switches)
+    order = np.random.default_rng([options.seed, 8]).permutation(len(cells))
+    tasks: list[Task] = [cells[i] for i in order]
+    if switches is None:
+        large = fleet.compose(located(options), options.seed + 1, most_gpus=20_000, baselines=baselines)
+        tasks = in_turn(tasks, large, health(options))
+    results: list[Result] = []
+    alarms: list[Alarms] = []
+    for found in done(tasks, options.jobs, until, "ablation" if switches else "detection"):
+        if isinstance(found, Alarms):
+            alarms.append(found)
+        else:
+            results += found
+    document: dict[str, Any] = {"ours": report.method("ours", results, alarms) | report.ours_more(results, alarms)}
+    if baselines:
+        document["baselines"] = {name: report.method(name, results, alarms) for name in NAMES}
+    rows = report.grid(results)
+    return document | {"grid": rows, "behind": report.behind(rows), "runs": len(results)}
+
+
+def ablations(options: argparse.Namespace) -> dict[str, Any]:
+    """Each part of the detectors off in turn, on the same cells."""
+    found = {}
+    for name in (None, *Switches.__dataclass_fields__):
+        switches = Switches() if name is None else replace(Switches(), **{name: False})
+        ours = measure(options, switches, baselines=False)["ours"]
+        kept = ("precision", "recall", "f1", "f1_interval", "ttd_seconds_p95", "kind_confusion", "calibration_error")
+        found[name or "none"] = {key: ours[key] for key in kept}
+    return found
+
+
+def table(document: dict[str, Any]) -> Iterator[str]:
+    """The headline for a person."""
+    keys = ("precision", "recall", "f1", "ttd_seconds_p95", "ttd_steps_p95", "false_alarms_per_1000_gpu_days")
+    yield f"{'':18}" + "".join(f"{key.replace('_per_1000_gpu_days', ''):>17}" for key in keys)
+    for name, row in {"ours": document["ours"], **document.get("baselines", {})}.items():
+        yield f"{name:18}" + "".join(f"{row[key]!s:>17}" for key in keys)
+    ours = document["ours"]
+    for part in ("by_family", "by_fault", "by_workload"):
+        for name, row in ours[part].items():
+            yield f"{part[3:]:9} {name:22} precision {row['precision']}, recall {row['recall']} of {row['runs']}"
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Options, with what follows from them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.detection", description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    parser.add_argument("--quick", action="store_true", help="a sample of the grid, within five minutes")
+    parser.add_argument("--seed", type=int, help=f"of everything (default {TEST_SEED})")
+    parser.add_argument("--workloads", help=f"mix, by commas: {', '.join(get_args(Workload))} (default all)")
+    parser.add_argument("--tuning", action="store_true", help="the seed and workloads that thresholds may be set on")
+    parser.add_argument("--counter-only", action="store_true", help="jobs that report no steps")
+    parser.add_argument("--ablations", action="store_true", help="each part of the detectors off in turn")
+    parser.add_argument("--healthy-days", type=float, help=f"GPU-days of healthy jobs (default {HEALTHY_DAYS:.0f})")
+    parser.add_argument("--repeats", type=int, default=2, help="runs of each row (default 2)")
+    parser.add_argument("--cells", type=int, help="runs in all, in an order drawn by the seed")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: processors)")
+    parser.add_argument("--budget", type=float, help="seconds after which nothing more is begun")
+    options = parser.parse_args(arguments)
+    if options.seed is None:
+        options.seed = TUNING_SEED if options.tuning else TEST_SEED
+    names = options.workloads.split(",") if options.workloads else (TUNING_WORKLOADS if options.tuning else WORKLOADS)
+    unknown = [name for name in names if name not in WORKLOADS]
+    if unknown:
+        parser.error(f"--workloads: {', '.join(unknown)}; known are {', '.join(WORKLOADS)}")
+    options.workloads = tuple(names)
+    if options.quick and options.budget is None:
+        options.budget = QUICK_SECONDS
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it and print what came of it."""
+    options = parsed(arguments)
+    document: dict[str, Any] = {
+        "benchmark": "detection",
+        "seed": options.seed,
+        "workloads": options.workloads,
+        "quick": options.quick,
+        "counter_only": options.counter_only,
+    }
+    document |= {"ablations": ablations(options)} if options.ablations else measure(options)
+    if options.json or options.ablations:
+        print(json.dumps(document, indent=2))
+    else:
+        print("\n".join(table(document)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

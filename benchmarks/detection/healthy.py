@@ -1,0 +1,120 @@
+"""Jobs with nothing wrong, for many GPU-days: who accuses anybody is wrong.
+
+Jobs come, run for hours to days, save, evaluate, collect garbage, have hiccups, drift, lose samples and agents, and
+end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.detection.baselines import BASELINES, Panel
+from benchmarks.detection.claims import ACCUSING, Claim, Heard
+from benchmarks.detection.ours import Ours
+from scheduler_feedback.core.state import Policy
+from scheduler_feedback.sim.world import fabric, plan
+from scheduler_feedback.sim.world.course import Course
+from scheduler_feedback.sim.world.fabric import NODES_PER_POD
+from scheduler_feedback.sim.world.plan import MOST_DP2_GPUS, Workload
+from scheduler_feedback.sim.world.telemetry import ROUGH, Delivery, World
+
+DAY_SECONDS = 86_400.0
+TICK_SECONDS = 60.0
+SHORTEST_DAYS = 0.15
+SIZES = (64, 256, 1024, 2048)
+SHORTEST_STEP = {64: 0.3, 256: 0.3, 1024: 1.0, 2048: 2.0}
+"""Very short steps only in jobs whose GPU-days they don't make too dear to simulate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Healthy jobs of one kind in one world, for about this many GPU-days."""
+
+    workload: Workload
+    gpu_days: float
+    seed: int
+    baselines: bool = False
+    reports: bool = True
+    rough: bool = False
+
+
+@dataclass(slots=True)
+class Alarms:
+    """What was said of healthy jobs. by_method: claims that accuse; wrong_actions: ours, as sure as an action needs.
+
+    untrue: ours about the workload of jobs that did nothing of the kind is not an accusation and is counted apart.
+    """
+
+    workload: str
+    gpu_days: float
+    jobs: int
+    by_method: dict[str, int]
+    kinds: dict[str, int] = field(default_factory=dict)
+    wrong_actions: int = 0
+    of_workload: dict[str, int] = field(default_factory=dict)
+
+
+def jobs(health: Health) -> list[Course]:
+    """Jobs that begin one after the other and together last for the GPU-days asked for."""
+    random = np.random.default_rng([health.seed, 41])
+    sizes = [s for s in SIZES if health.workload != "dp2" or s <= MOST_DP2_GPUS]
+    left, number, node, found = health.gpu_days, 0, 0, []
+    while left > 0:
+        # A job lives for hours at least: the smaller the remainder, the smaller the job.
+        gpus = int(random.choice([s for s in sizes if s * SHORTEST_DAYS <= left] or sizes[:1]))
+        days = min(left / gpus, float(random.uniform(SHORTEST_DAYS, 3.0)))
+        longest = max(SHORTEST_STEP[gpus] * 1.01, 45.0)
+        step_seconds = float(np.exp(random.uniform(np.log(SHORTEST_STEP[gpus]), np.log(longest))))
+        made = plan.make(f"h-{health.seed:08d}-{number}", gpus, health.workload, step_seconds, random)
+        place = fabric.place(np.arange(node, node + gpus // 8), gpus)
+        begin = float(random.uniform(0.0, 600.0))
+        course = Course(made, place, np.random.default_rng([health.seed, number]), begin, bool(random.random() < 0.5))
+        course.block_seconds = TICK_SECONDS
+        course.reports = health.reports
+        course.finish = begin + days * DAY_SECONDS
+        found.append(course)
+        left -= gpus * max(days, 1e-3)
+        number += 1
+        node += -(-gpus // 8 // NODES_PER_POD) * NODES_PER_POD
+    return found
+
+
+def run(health: Health) -> Alarms:
+    """Let them run, and count who accuses them."""
+    courses = jobs(health)
+    world = World(courses, health.seed, 30.0, ROUGH if health.rough else Delivery())
+    ours = Ours()
+    panel = Panel([rule() for rule in BASELINES] if health.baselines else [])
+    heard = {"ours": Heard()} | {rule.name: Heard() for rule in panel.rules}
+    until = max(course.finish for course in courses)
+    while world.now < until:
+        telemetry = world.tick(TICK_SECONDS)
+        heard["ours"].hear(ours.look(telemetry))
+        for name, claims in panel.look(telemetry).items():
+            heard[name].hear(claims)
+    gpu_days = sum(c.plan.gpus * (c.finish - c.begin) for c in courses) / DAY_SECONDS
+    told = list(heard["ours"].claims.values())
+    false = [claim for claim in told if accuses(claim)]
+    return Alarms(
+        health.workload,
+        gpu_days,
+        len(courses),
+        {name: sum(accuses(claim) for claim in one.claims.values()) for name, one in heard.items()},
+        dict(Counter(f"{claim.kind}/{claim.cause}" for claim in false)),
+        wrong_actions(false),
+        dict(Counter(f"{claim.kind}/{claim.cause}" for claim in told if not accuses(claim))),
+    )
+
+
+def accuses(claim: Claim) -> bool:
+    """Whether the claim accuses hardware or another job."""
+    return claim.kind in ACCUSING or claim.kind == "interference"
+
+
+def wrong_actions(claims: Sequence[Claim]) -> int:
+    """Claims that a scheduler with our own policy's bounds would act on."""
+    return sum(claim.confidence >= Policy().minimum_confidence for claim in claims)
