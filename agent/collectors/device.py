@@ -43,12 +43,12 @@ class Part(Protocol):
 
 
 class SingleCall:
-    """A call that gives a few values. values: takes them out of the call's structures; None is absent."""
+    """A call that gives a few values. values: takes them out of the call's structures; NaN is absent."""
 
     def __init__(
         self,
         query: Query,
-        values: Callable[[], Sequence[float | None]],
+        values: Callable[[], Sequence[float]],
         gauges: Iterable[Column] = (),
         counters: Iterable[Column] = (),
     ) -> None:
@@ -72,13 +72,10 @@ class SingleCall:
         gauges, counters, counters_valid = self._placed
         values = self._values()
         count = len(self.gauges)
-        for index, value in enumerate(values[:count]):
-            if value is not None:
-                gauges[index] = value
-        for index, value in enumerate(values[count:]):
-            if value is not None:
-                counters[index] = int(value)
-                counters_valid[index] = True
+        gauges[:] = values[:count]
+        if self.counters:
+            counters[:] = values[count:]
+            counters_valid[:] = True
 
 
 class DeviceCollector:

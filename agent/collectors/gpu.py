@@ -6,6 +6,7 @@ no columns. ``nvmlDeviceGetPcieThroughput`` is not among them: it measures for 2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from ctypes import byref, c_uint, c_ulonglong
 
@@ -158,7 +159,7 @@ def _performance_state(device: Device) -> SingleCall:
     unknown = 32  # NVML_PSTATE_UNKNOWN
     return SingleCall(
         Query(device, "nvmlDeviceGetPerformanceState", byref(state)),
-        lambda: (float(state.value) if state.value != unknown else None,),
+        lambda: (float(state.value) if state.value != unknown else math.nan,),
         [series("gangwatch_gpu_performance_state", device)],
     )
 

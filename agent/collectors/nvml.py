@@ -7,7 +7,7 @@ that is dead is closed and opened anew, which succeeds once the driver is back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agent.collectors import gpu_processes, gpu_slow
 from agent.collectors.block import Block, Collector
@@ -38,7 +38,7 @@ class NvmlCollector:
     library: path of an NVML to load instead of the system's. It is loaded by the first run, in the lane's thread: a
     driver that hangs in its initialisation hangs nobody else. devices: UUIDs of the node's GPUs where several nodes
     share the machine; () for all. interval_seconds: the fast tier's. burst: whether each GPU is also read ten times a
-    second. xids, inventory: where events go, and what the GPUs are called.
+    second. xids, inventory: where events go, and what the GPUs are called. load: what opens the library.
     """
 
     name = "nvml"
@@ -55,8 +55,10 @@ class NvmlCollector:
         xids: XidLedger | None = None,
         inventory: Inventory | None = None,
         clock: Clock | None = None,
+        load: Callable[[str | None], Library] = Library,
     ) -> None:
         self.interval_seconds = INTERVAL_SECONDS
+        self._load = load
         self._path = library
         self._fast_seconds = interval_seconds
         self._wanted = devices
@@ -118,7 +120,7 @@ class NvmlCollector:
 
     def _open(self) -> None:
         try:
-            library = Library(self._path)
+            library = self._load(self._path)
         except UnsupportedError as error:
             if self._found:
                 # There were GPUs: the driver is being reloaded or has failed, which is no reason to stop asking.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from ctypes import byref, c_uint, c_ulonglong
 
+import numpy as np
+
 from agent.collectors.device import series
 from agent.schema.frame import Column
 from agent.sources.nvml import Device, Values
@@ -18,6 +20,9 @@ GPU_UTILIZATION = 1
 
 ROOM = 256
 """Samples in one call; drivers keep about a hundred."""
+
+_SAMPLE = np.dtype({"names": ["timestamp", "value"], "formats": ["<u8", "<u4"], "offsets": [0, 8], "itemsize": 16})
+"""A sample as numpy sees it; utilisation is an unsigned int in percent."""
 
 STATISTICS = ("min", "mean", "max")
 
@@ -33,6 +38,7 @@ class UtilizationSamples:
         self._value_type = c_uint()
         self._count = c_uint()
         self._samples = (Sample * ROOM)()
+        self._view = np.frombuffer(memoryview(self._samples).cast("B"), _SAMPLE)
         self.counters: tuple[Column, ...] = ()
         # What the driver has kept from before is no part of the first window.
         self.take()
@@ -61,15 +67,19 @@ class UtilizationSamples:
             if code != NOT_FOUND and self._device.judge(code, "nvmlDeviceGetSamples"):
                 self._function = None
             return []
-        taken = self._samples[: min(self._count.value, ROOM)]
-        seen_us = self._newest_us.value
+        taken = self._view[: min(self._count.value, ROOM)]
         # A slot of the driver's ring that was never filled has no time.
-        shares = [(one.value & 0xFFFF_FFFF) / 100 for one in taken if one.timestamp > seen_us]
-        if taken:
-            self._newest_us.value = max(seen_us, *(one.timestamp for one in taken))
-        return [share for share in shares if share <= 1.0]
+        seen_us = self._newest_us.value
+        found = [
+            (timestamp, percent / 100)
+            for timestamp, percent in zip(taken["timestamp"].tolist(), taken["value"].tolist(), strict=True)
+            if timestamp > seen_us
+        ]
+        if found:
+            self._newest_us.value = max(timestamp for timestamp, _ in found)
+        return [share for _, share in found if share <= 1.0]
 
     def read(self) -> None:
         shares = self.take()
         if shares:
-            self._values[0], self._values[1], self._values[2] = min(shares), sum(shares) / len(shares), max(shares)
+            self._values[:] = min(shares), sum(shares) / len(shares), max(shares)

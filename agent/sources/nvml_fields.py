@@ -9,6 +9,7 @@ fails for a moment is absent for that moment.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import c_int
 from dataclasses import dataclass
@@ -42,13 +43,15 @@ _WIDTHS = {_UNSIGNED: 32, _SIGNED: 32, _SHORT: 32}
 
 _ENTRY = np.dtype(
     {
-        "names": ["field", "scope", "timestamp", "value_type", "code", "value"],
-        "formats": ["<u4", "<u4", "<i8", "<u4", "<i4", "<u8"],
-        "offsets": [getattr(FieldValue, name).offset for name in
-                    ("field", "scope", "timestamp", "value_type", "code", "value")],
+        "names": ["state", "value_type", "code", "value"],
+        "formats": ["<u8", "<u4", "<i4", "<u8"],
+        "offsets": [FieldValue.value_type.offset, FieldValue.value_type.offset, FieldValue.code.offset,
+                    FieldValue.value.offset],
         "itemsize": ctypes.sizeof(FieldValue),
     }
 )  # fmt: skip
+"""An entry as numpy sees it. state: value type and code, which lie side by side, as one number: one comparison says
+that every entry answered, and in the type that it had the last time."""
 
 
 class Source(NamedTuple):
@@ -126,39 +129,48 @@ class FieldBatch:
         for call in self._calls:
             if not call.ask():
                 return
-        answered = self._view["code"] == SUCCESS
-        if not answered.all() and self._drop(self._view["code"]):
+        if self._states.tobytes() == self._usual_states:
+            self._fill(None)
+            return
+        # Not every entry answered, or one is of another type now.
+        codes = self._view["code"]
+        if codes.any() and self._drop(codes):
             self.read()
             return
-        types = self._view["value_type"]
-        if not np.array_equal(types, self._types):
-            self._take_types(types)
-        raw = self._view["value"]
-        whole = ((raw & self._mask) ^ self._sign) - self._sign
-        if len(self._gauge_from):
+        self._take_types()
+        self._fill(codes == SUCCESS)
+
+    def _fill(self, answered: ValidArray | None) -> None:
+        """Copy the values out. answered: which of the entries did; None for all."""
+        whole = self._values & self._mask
+        if self._signed:
+            whole = (whole ^ self._sign) - self._sign
+        if self._gauge_count:
             values = whole[self._gauge_from].view(np.int64).astype(np.float64)
             if self._doubles:
-                real = raw.view(np.float64)[self._gauge_from]
-                values = np.where(self._gauge_is_double, real, values)
+                values = np.where(self._gauge_is_double, self._values.view(np.float64)[self._gauge_from], values)
             values *= self._gauge_factor
-            values[~answered[self._gauge_from]] = np.nan
+            if answered is not None:
+                values[~answered[self._gauge_from]] = np.nan
             self._gauge_values[self._gauge_to] = values
-        if len(self._counter_from):
+        if self._counter_count:
             self._counter_values[self._counter_to] = whole[self._counter_from] * self._counter_factor
-            self._counter_valid[self._counter_to] = answered[self._counter_from]
+            self._counter_valid[self._counter_to] = True if answered is None else answered[self._counter_from]
         for position, at, wanted in self._decoded:
             assert wanted.decode is not None
-            known = bool(answered[position])
-            values_of = wanted.decode(int(whole[position])) if known else [float("nan")] * len(wanted.columns)
-            self._gauge_values[at : at + len(wanted.columns)] = values_of
+            known = answered is None or bool(answered[position])
+            decoded_values = wanted.decode(int(whole[position])) if known else [math.nan] * len(wanted.columns)
+            self._gauge_values[at : at + len(wanted.columns)] = decoded_values
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _compile(self) -> None:
-        """Lay the array out anew for the entries that there are."""
-        entries = self._entries
+        """Lay the array out anew for the entries that there are: gauges, counters, those that are decoded."""
+        entries = sorted(self._entries, key=lambda entry: (entry.wanted.decode is not None, entry.wanted.counter))
+        self._entries = entries
         self._array = (FieldValue * max(1, len(entries)))()
         self._view = np.frombuffer(memoryview(self._array).cast("B"), _ENTRY)[: len(entries)]
+        self._states, self._values = self._view["state"], self._view["value"]
         for position, entry in enumerate(entries):
             self._array[position].field = entry.source.field
             self._array[position].scope = entry.source.scope
@@ -166,20 +178,24 @@ class FieldBatch:
         plain = [(p, e) for p, e in enumerate(entries) if not e.wanted.counter and e.wanted.decode is None]
         counted = [(p, e) for p, e in enumerate(entries) if e.wanted.counter]
         self._decoded = [(p, e.at, e.wanted) for p, e in enumerate(entries) if e.wanted.decode is not None]
-        self._gauge_from = np.array([p for p, _ in plain], np.intp)
-        self._gauge_to = np.array([e.at for _, e in plain], np.intp)
+        self._gauge_count, self._counter_count = len(plain), len(counted)
+        self._gauge_from = _slice([p for p, _ in plain])
+        self._gauge_to = _slice([e.at for _, e in plain])
         self._gauge_factor = np.array([e.source.factor for _, e in plain], np.float64)
-        self._counter_from = np.array([p for p, _ in counted], np.intp)
-        self._counter_to = np.array([e.at for _, e in counted], np.intp)
+        self._counter_from = _slice([p for p, _ in counted])
+        self._counter_to = _slice([e.at for _, e in counted])
         self._counter_factor = np.array([round(e.source.factor) for _, e in counted], np.uint64)
-        self._take_types(np.zeros(len(entries), np.uint32))
+        self._take_types()
 
-    def _take_types(self, types: npt.NDArray[np.uint32]) -> None:
-        self._types = types.copy()
-        known = np.minimum(self._types, _TYPES - 1)
+    def _take_types(self) -> None:
+        """Prepare for the value types that the entries have now."""
+        types = self._view["value_type"]
+        self._usual_states = types.astype(np.uint64).tobytes()
+        known = np.minimum(types, _TYPES - 1)
         self._mask = _MASKS[known]
         self._sign = _SIGNS[known]
-        self._gauge_is_double = (self._types == _DOUBLE)[self._gauge_from]
+        self._signed = bool(self._sign.any())
+        self._gauge_is_double = (types == _DOUBLE)[self._gauge_from]
         self._doubles = bool(self._gauge_is_double.any())
 
     def _drop(self, codes: npt.NDArray[np.int32]) -> bool:
@@ -193,6 +209,13 @@ class FieldBatch:
             self._entries = [entry for position, entry in enumerate(self._entries) if position not in never]
             self._compile()
         return bool(never)
+
+
+def _slice(positions: list[int]) -> slice | npt.NDArray[np.intp]:
+    """The positions as a slice where they follow one another, which numpy copies several times faster."""
+    if positions and positions == list(range(positions[0], positions[0] + len(positions))):
+        return slice(positions[0], positions[0] + len(positions))
+    return np.array(positions, np.intp)
 
 
 def _calls(device: Device, array: ctypes.Array[FieldValue], count: int) -> list[Query]:

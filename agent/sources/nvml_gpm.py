@@ -6,13 +6,17 @@ are allocated once and swapped. Older GPUs have no GPM.
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Sequence
 from ctypes import byref, c_uint, c_void_p
 from typing import NamedTuple
 
+import numpy as np
+
 from agent.schema.frame import Column
 from agent.sources.nvml import Device, Query, Values
-from agent.sources.nvml_interface import SUCCESS, GpmRequest, GpmSupport
+from agent.sources.nvml_interface import SUCCESS, GpmMetric, GpmRequest, GpmSupport
 
 LEAST_APART_NS = 100_000_000
 
@@ -20,6 +24,16 @@ VERSION = 1
 """NVML_GPM_METRICS_GET_VERSION and NVML_GPM_SUPPORT_VERSION."""
 
 MEBIBYTE = float(1 << 20)
+
+_METRIC = np.dtype(
+    {
+        "names": ["code", "value"],
+        "formats": ["<i4", "<f8"],
+        "offsets": [GpmMetric.code.offset, GpmMetric.value.offset],
+        "itemsize": ctypes.sizeof(GpmMetric),
+    }
+)
+"""A metric of a request as numpy sees it."""
 
 
 class GpmColumn(NamedTuple):
@@ -67,6 +81,8 @@ class Gpm:
             self.close()
             return
         self._request = GpmRequest(VERSION, 0)
+        metrics = memoryview(self._request).cast("B")[GpmRequest.metrics.offset :]
+        self._metrics = np.frombuffer(metrics, _METRIC)
         self._get = library.function("nvmlGpmMetricsGet")
         self._want(tuple(columns))
 
@@ -93,24 +109,26 @@ class Gpm:
         if code != SUCCESS:
             self._device.judge(code, "nvmlGpmMetricsGet")
             return
+        codes = self._metrics["code"][: len(self._columns)]
+        values = self._metrics["value"][: len(self._columns)] * self._factors
+        if codes.any():
+            failed = np.flatnonzero(codes != SUCCESS)
+            never = {
+                int(index)
+                for index in failed
+                if self._device.judge(int(codes[index]), f"GPM metric {self._columns[int(index)].metric}")
+            }
+            if never:
+                self._want(tuple(column for index, column in enumerate(self._columns) if index not in never))
+                return
+            values[failed] = np.nan
+        self._gauge_values[:] = values
         seconds = (self._taken_ns - before_ns) / 1e9
-        never: set[int] = set()
-        counter = 0
-        for index, column in enumerate(self._columns):
-            metric = request.metrics[index]
-            if metric.code == SUCCESS:
-                value = metric.value * column.factor
-                self._gauge_values[index] = value
-            elif self._device.judge(metric.code, f"GPM metric {column.metric}"):
-                never.add(index)
-            if column.total is not None:
-                if metric.code == SUCCESS:
-                    self._totals[counter] += value * seconds
-                    self._counter_values[counter] = int(self._totals[counter])
-                    self._counter_valid[counter] = True
-                counter += 1
-        if never:
-            self._want(tuple(column for index, column in enumerate(self._columns) if index not in never))
+        for counter, index in enumerate(self._totalled):
+            if not math.isnan(values[index]):
+                self._totals[counter] += float(values[index]) * seconds
+                self._counter_values[counter] = int(self._totals[counter])
+                self._counter_valid[counter] = True
 
     def _sample(self, at: int) -> bool:
         """Take a sample into one of the two buffers, which then is the newest."""
@@ -127,6 +145,8 @@ class Gpm:
         self.gauges = tuple(column.gauge for column in columns)
         self.counters = tuple(column.total for column in columns if column.total is not None)
         self._totals = [0.0] * len(self.counters)
+        self._totalled = [index for index, column in enumerate(columns) if column.total is not None]
+        self._factors = np.array([column.factor for column in columns], np.float64)
         self._request.count = len(columns)
         for index, column in enumerate(columns):
             self._request.metrics[index].metric = column.metric
