@@ -30,10 +30,10 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import Job, JobKind, JobState, RankRecord, Slot, StopReason
-from scheduler_feedback.core.state import Backfilling, State
+from scheduler_feedback.core.state import Backfilling, Order, State
 from scheduler_feedback.core.turn import Turn, nanoseconds, span
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
-from scheduler_feedback.policies import findings, observations, order, wishes
+from scheduler_feedback.policies import findings, observations, order, preemption, wishes
 from scheduler_feedback.policies.admission import admit_check
 from scheduler_feedback.policies.backfill import Backfill, Reservation, candidates, only, reserve
 from scheduler_feedback.policies.ledger import Ledger, ledger_of
@@ -73,9 +73,18 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     ledger = ledger_of(state)  # 5  who waits, in order; what is free; what will be
     ledger.settle()
     start_probes(turn, ledger)
+    if preemption.renewal_due(state, turn.now_ns):
+        preemption.renew(turn, ledger)
     if ledger.grown or ledger.changed or ledger.fresh:
-        reservation = place_or_reserve(turn, ledger)  # 6  the head starts, or a place is kept for it
-        backfill(turn, ledger, reservation)  # 7  whoever does not delay it goes ahead
+        restart_moved(turn, ledger)
+        look = preemption.due(state, turn.now_ns)
+        if look and state.policy.order is not Order.FAIR:
+            choose_anew(turn, ledger)  # 6, 7  of all, running or waiting, who should have the slots
+        else:
+            if look:
+                preemption.swap(turn, ledger)
+            reservation = place_or_reserve(turn, ledger)  # 6  the head starts, or a place is kept for it
+            backfill(turn, ledger, reservation)  # 7  whoever does not delay it goes ahead
     judge_running_gangs(turn, ledger)  # 8  is a gang with a slow member better moved?
     ask_for_stops(turn, ledger)
     return commit(turn, ledger, events)  # 9  what is to be done, and why
@@ -186,7 +195,6 @@ def place_or_reserve(turn: Turn, ledger: Ledger) -> Reservation | None:
     them, and to keep slots for them would only leave the slots idle. Those whose queue is at its limit are passed over.
     """
     state, now_ns = turn.state, turn.now_ns
-    restart_moved(turn, ledger)
     if not ledger.changed:
         return _kept(state)
     ledger.changed = False
@@ -208,6 +216,18 @@ def place_or_reserve(turn: Turn, ledger: Ledger) -> Reservation | None:
             continue
         return _keep(turn, ledger, reservation)
     return _keep(turn, ledger, None)
+
+
+def choose_anew(turn: Turn, ledger: Ledger) -> None:
+    """Stop those that others should go before; start those others, as far as there is room already."""
+    ledger.grown = ledger.changed = False
+    ledger.fresh = set()
+    _keep(turn, ledger, None)
+    for job in preemption.choose(turn, ledger):
+        slots = place(ledger.plan, job, policy=turn.state.policy)
+        if slots is not None:
+            start(turn, ledger, job, slots, "started", "its turn has come")
+    ledger.grown = ledger.changed = False
 
 
 def restart_moved(turn: Turn, ledger: Ledger) -> None:
@@ -353,7 +373,7 @@ def commit(turn: Turn, ledger: Ledger, events: Sequence[Event]) -> Outcome:
     forget_the_oldest(state, ledger)
     if ledger.plan_or_none is not None:
         ledger.plan_or_none.commit()
-    changed = bool(turn.actions or turn.entries) or any(not isinstance(event, Tick) for event in events)
+    changed = bool(turn.actions or turn.entries) or turn.looked or any(not isinstance(event, Tick) for event in events)
     return Outcome(turn.actions, turn.entries, turn.now_ns, changed)
 
 

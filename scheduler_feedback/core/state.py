@@ -87,6 +87,8 @@ class Policy:
     las_thresholds: attained GPU-seconds at which a job falls into the next queue of LAS (Tiresias section 5: 2 queues).
     las_promote: waiting of so many times its run time brings it back to the first; 0: never.
     throughput: speed by workload ('' for all others) and GPU type.
+    history_quantile: of the run times of jobs alike, what is taken for an estimate.
+    preempt_gain: a gang stops for another only where that is expected to spend so many times less for its end.
     spares: of each rack, so many nodes are kept free for gangs that move; they are lent to preemptible gangs.
     """
 
@@ -119,6 +121,8 @@ class Policy:
     las_thresholds: tuple[float, ...] = (3600.0,)
     las_promote: float = 0.0
     throughput: dict[str, dict[str, float]] = field(default_factory=dict)
+    history_quantile: float = 0.6
+    preempt_gain: float = 2.0
     spares: int = 0
 
 
@@ -170,11 +174,23 @@ PAST_VERDICTS = 256
 """Past verdicts that the state keeps, newest last; older ones are in the stories."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Of a job that has ended: what kind it was of, and how much work it took."""
+
+    queue: str
+    user: str
+    workload: str
+    ranks: int
+    seconds: float
+
+
 class Derived:
     """A place for what follows from a state, kept by whoever derives it; no part of its value or its bytes."""
 
-    __slots__ = ("derived",)
+    __slots__ = ("derived", "remembered")
     derived: Any
+    remembered: Any
 
 
 @dataclass(slots=True)
@@ -187,6 +203,12 @@ class State(Derived):
     reserved_for, reserved_from_ns, reserved_nodes, reserved_slots: what is held for the head of the queue and from
     when, None and empty where nothing waits. counts: of verdicts, abstentions and decisions, for the metrics.
     past_verdicts: the newest of those that stood once, at most PAST_VERDICTS.
+    planned_ns, renewed_ns: when it was last looked at what to preempt, and at how all that wait stand.
+    first_turn, last_turn, chosen_turn: of the queues of LAS.
+    history: of each kind of jobs, how many ran how long, in bins of half an octave; old ones fade. lately: those that
+    have ended and are not counted in it yet.
+    queue_use, queue_use_ns: slot-seconds that each queue has used, fading, as of that instant. queue_turns: how the
+    queues stand, the least first, as of the last look.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -208,3 +230,13 @@ class State(Derived):
     frozen_by: str = ""
     reserved_slots: list[Slot] = field(default_factory=list)
     past_verdicts: list[PastVerdict] = field(default_factory=list)
+    planned_ns: int = 0
+    renewed_ns: int = 0
+    first_turn: int = 1
+    last_turn: int = 0
+    chosen_turn: int = 0
+    history: dict[str, list[float]] = field(default_factory=dict)
+    lately: list[Ended] = field(default_factory=list)
+    queue_use: dict[str, float] = field(default_factory=dict)
+    queue_use_ns: int = 0
+    queue_turns: dict[str, int] = field(default_factory=dict)

@@ -10,13 +10,17 @@ from scheduler_feedback.core.state import State
 
 @dataclass(slots=True)
 class Turn:
-    """state: changed in place. now_ns: the cycle's time. arrived: jobs that became pending in this turn."""
+    """state: changed in place. now_ns: the cycle's time. arrived: jobs that became pending in this turn.
+
+    looked: whether it was looked at what to preempt, which may change the state even where nothing is done.
+    """
 
     state: State
     now_ns: int
     actions: list[Action] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     arrived: list[str] = field(default_factory=list)
+    looked: bool = False
 
     def tell(
         self, subject: str, kind: str, text: str, detail: tuple[tuple[str, str], ...] = (), applied: bool = True

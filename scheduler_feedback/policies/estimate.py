@@ -72,6 +72,13 @@ def remaining_ns(policy: Policy, job: Job) -> int:
     return nanoseconds(restart + (expected - done) * share)
 
 
+def left_ns(policy: Policy, job: Job, now_ns: int) -> int:
+    """How long the job is expected to run from now on, were it to run from now on."""
+    if job.state in _HOLDING and job.attempt_started_ns is not None:
+        return max(healthy_end_ns(policy, job, now_ns) - now_ns, 0)
+    return remaining_ns(policy, job)
+
+
 _HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 
 

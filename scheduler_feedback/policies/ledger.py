@@ -15,11 +15,12 @@ from heapq import heappop, heappush
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
 from scheduler_feedback.core.plan import Plan
-from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.state import Order, Policy, State
 from scheduler_feedback.core.turn import nanoseconds
 from scheduler_feedback.policies import order
 from scheduler_feedback.policies.dependencies import Dependencies
 from scheduler_feedback.policies.estimate import Release, job_releases, remaining_ns
+from scheduler_feedback.policies.order import las
 from scheduler_feedback.policies.placement import Capacity, shape_of
 from scheduler_feedback.policies.shares import Shares
 from scheduler_feedback.policies.waiting_line import WaitingLine
@@ -281,6 +282,8 @@ class Ledger:
         self.changed = True
         if job.state is JobState.RUNNING:
             self.running.add(job.job_id)
+        if self.policy.preempt and self.policy.order is Order.LAS:
+            self.watch_fall(job)
         if job.attempt_started_ns is not None:
             policy = self.policy
             if job.state is JobState.STARTING and policy.start_timeout_seconds:
@@ -290,12 +293,21 @@ class Ledger:
                 at_ns = job.attempt_started_ns + nanoseconds(policy.probe_timeout_seconds)
                 heappush(self.clocks, (at_ns, job.job_id))
 
+    def watch_fall(self, job: Job) -> None:
+        """Of LAS: wake when the job falls into the next queue."""
+        at_ns = las.falls_ns(self.state, job)
+        if at_ns is not None:
+            heappush(self.clocks, (at_ns, job.job_id))
+
     def _line_up(self, job: Job) -> None:
         shape = shape_of(job)
         if not self.capacity.could_hold(job, shape):
             self.unheld.add(job.job_id)
             return
         key = order.key_of(self.state, job)
+        starves_ns = order.starves_ns(self.state, job)
+        if starves_ns is not None and starves_ns > self.state.now_ns:
+            heappush(self.clocks, (starves_ns, job.job_id))
         queue = job.spec.queue if self.shares.limited else ""
         self.line.add(job.job_id, key, shape, queue, remaining_ns(self.policy, job))
         self.fresh.add(job.job_id)
@@ -341,8 +353,11 @@ class Ledger:
         while clocks and clocks[0][0] <= now_ns:
             job_id = heappop(clocks)[1]
             found.append(job_id)
-            if job_id in self.line or job_id in self.claimants:
-                self.grown = self.changed = True  # a pause has ended
+            if job_id in self.line:  # a pause has ended, or it has waited too long
+                self.file(self.state.jobs[job_id])
+                self.grown = self.changed = True
+            elif job_id in self.claimants or (job_id in self.held and self.policy.order is Order.LAS):
+                self.grown = self.changed = True
         return found
 
     def is_clear(self, claim: Iterable[Slot]) -> bool:

@@ -18,9 +18,11 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot, StopReason
 from scheduler_feedback.core.turn import Turn, span
+from scheduler_feedback.policies import history
 from scheduler_feedback.policies.findings import drop_verdicts_of
 from scheduler_feedback.policies.ledger import ledger_of
 from scheduler_feedback.policies.migration import score_applied
+from scheduler_feedback.policies.order.fair import appraise
 from scheduler_feedback.policies.wishes import end
 
 
@@ -124,6 +126,7 @@ def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
     elif job.stop_reason is None and event.why == StopReason.CANCEL.value:
         end(turn, job, JobState.CANCELLED, event.reason or "cancelled")
     elif completed and not saved:
+        history.learn(turn.state, job, _lived(job))
         end(turn, job, JobState.COMPLETED, "all ranks exited with 0")
     elif again:
         moved = job.stop_reason is StopReason.MIGRATE
@@ -200,6 +203,13 @@ def _leave_attempt(turn: Turn, job: Job, ended_wall_ns: int, ran: bool, done_sec
         drop_verdicts_of(turn, job.job_id, "the attempt has ended")
 
 
+def _lived(job: Job) -> float:
+    """The work that it took the job to end, in seconds."""
+    if job.spec.restartable:
+        return job.done_seconds or 0.0
+    return ((job.attempt_ended_ns or 0) - (job.attempt_started_ns or 0)) / 1e9
+
+
 def _work_done(job: Job, begun_ns: int, ran: bool) -> float:
     """What is saved when nobody says: the time run, without the restart that came first."""
     done = job.done_seconds or 0.0
@@ -214,6 +224,7 @@ def _work_done(job: Job, begun_ns: int, ran: bool) -> float:
 
 def _wait_again(turn: Turn, job: Job, why: str) -> None:
     job.state, job.stop_reason, job.failure = JobState.PENDING, None, why
+    appraise(turn.state, job, turn.now_ns)
     ledger_of(turn.state).file(job)
     turn.arrived.append(job.job_id)
     turn.tell(job.job_id, "pending", f"waits for its next attempt: {why}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.state import Policy, Queue
+from scheduler_feedback.core.state import Policy, Queue, State
 
 
 class Shares:
@@ -36,6 +36,28 @@ class Shares:
         if self.queues:
             for name in self.chain(queue):
                 self.held[name] += slots
+
+    def rank_queues(self, state: State, now_ns: int) -> None:
+        """Let time pass over what the queues have used, and say how they stand: under quota first, then by use."""
+        if not self.queues:
+            return
+        seconds = (now_ns - state.queue_use_ns) / 1e9 if state.queue_use_ns else 0.0
+        fading = 0.5 ** (seconds / state.policy.usage_half_life_seconds)
+        state.queue_use_ns = now_ns
+        for name in self.queues:
+            state.queue_use[name] = state.queue_use.get(name, 0.0) * fading + self.held[name] * seconds
+        ranked = sorted(self.queues, key=lambda name: self._standing(state, name))
+        state.queue_turns = {name: number for number, name in enumerate(ranked)}
+
+    def _standing(self, state: State, queue: str) -> tuple[tuple[bool, float], ...]:
+        """From the root down: does it borrow, and how much has it used for its weight."""
+        return tuple(
+            (
+                self.queues[name].quota is not None and self.held[name] >= (self.queues[name].quota or 0),
+                state.queue_use.get(name, 0.0) / self.queues[name].weight,
+            )
+            for name in reversed(self.chain(queue))
+        )
 
     def room(self, queue: str, ranks: int) -> tuple[str, int] | None:
         """The queue at whose limit so many more ranks would not fit, and that limit; None where they do."""

@@ -15,12 +15,14 @@ from scheduler_feedback.core.events import (
     VerdictJudged,
 )
 from scheduler_feedback.core.job import Job, JobState, StopReason
-from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.state import Order, Policy, State
 from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.policies import quarantine
 from scheduler_feedback.policies.admission import malformed
 from scheduler_feedback.policies.findings import drop_verdict
 from scheduler_feedback.policies.ledger import ledger_of
+from scheduler_feedback.policies.order import las
+from scheduler_feedback.policies.order.fair import appraise
 
 
 def submitted(turn: Turn, event: Submitted) -> None:
@@ -57,6 +59,9 @@ def _submitted_array(turn: Turn, event: Submitted) -> None:
 
 def arrived(turn: Turn, job: Job) -> None:
     """A new job waits."""
+    if turn.state.policy.order is Order.LAS:
+        las.enter(turn.state, job)
+    appraise(turn.state, job, turn.now_ns)
     ledger_of(turn.state).came(job)
     turn.arrived.append(job.job_id)
 

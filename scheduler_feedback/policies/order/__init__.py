@@ -1,45 +1,67 @@
 """Order: who is first. One rule a file; ``ORDERS`` lists them.
 
-A rule gives each job a key, the least first. Before it come, in this order: gangs on the move with a place kept for
-them (they gave up their slots for a promise), the priority that users gave, and whoever has waited past the policy's
-starvation bound. A retry keeps the place of its submission. Probes are in no queue: they run where no one else may.
+A rule gives each job a key, waiting or running, the least first. Before it come the priority that users gave, and
+whoever has waited past the policy's starvation bound, the longest submitted first. A retry keeps the place of its
+submission. Gangs on the move, with a place kept for them, stand outside of the line; so do probes.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 from scheduler_feedback.core.job import Job, JobKind, JobState
 from scheduler_feedback.core.state import Order, State
+from scheduler_feedback.policies.order.fair import Fair
 from scheduler_feedback.policies.order.fifo import FirstComeFirstServed
+from scheduler_feedback.policies.order.las import LeastAttainedService
+from scheduler_feedback.policies.order.sjf import ShortestJobFirst
+from scheduler_feedback.policies.order.srsf import ShortestRemainingServiceFirst
+from scheduler_feedback.policies.order.srtf import ShortestRemainingTimeFirst
+from scheduler_feedback.policies.order.themis import FinishTimeFairness
 
 
 class Rule(Protocol):
-    """name: its word in the policy. restless: keys of waiting jobs change with time, so they are looked at anew."""
+    """name: its word in the policy."""
 
     @property
     def name(self) -> Order: ...
-
-    @property
-    def restless(self) -> bool: ...
 
     def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:
         """How the job stands, waiting or running; the least first. Ties go by submission, then by id."""
 
 
-ORDERS: tuple[Rule, ...] = (FirstComeFirstServed(),)
+ORDERS: tuple[Rule, ...] = (
+    FirstComeFirstServed(),
+    ShortestJobFirst(),
+    ShortestRemainingTimeFirst(),
+    ShortestRemainingServiceFirst(),
+    LeastAttainedService(),
+    FinishTimeFairness(),
+    Fair(),
+)
 
 _RULES = {rule.name: rule for rule in ORDERS}
 
 
-def rule_of(state: State) -> Rule:
-    """The rule that the policy names."""
-    return _RULES[state.policy.order]
-
-
 def key_of(state: State, job: Job) -> tuple[Any, ...]:
     """The job's whole key in the line; its last item is the id."""
-    return (-job.spec.priority, *rule_of(state).key(state, job, state.now_ns), job.submitted_ns, job.job_id)
+    order = state.policy.order
+    if order is Order.FIFO:  # by submission it has waited longest anyway
+        return (-job.spec.priority, job.submitted_ns, job.job_id)
+    now_ns = state.now_ns
+    at_ns = starves_ns(state, job)
+    if at_ns is not None and at_ns <= (now_ns if job.state is JobState.PENDING else job.attempt_started_ns or now_ns):
+        return (-job.spec.priority, 0, job.submitted_ns, job.job_id)
+    return (-job.spec.priority, 1, *_RULES[order].key(state, job, now_ns), job.submitted_ns, job.job_id)
+
+
+def starves_ns(state: State, job: Job) -> int | None:
+    """When the job, if it waits from now on, will have waited past the bound in all; None: there is no bound."""
+    bound = state.policy.starvation_seconds
+    if math.isinf(bound) or state.policy.order is Order.FIFO:
+        return None
+    return job.submitted_ns + job.run_ns + round(bound * 1e9)
 
 
 def queue(state: State) -> list[Job]:

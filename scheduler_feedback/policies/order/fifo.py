@@ -12,7 +12,6 @@ class FirstComeFirstServed:
     """By submission."""
 
     name = Order.FIFO
-    restless = False
 
     def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:  # noqa: ARG002 - the least rule of all
         return ()

@@ -1,0 +1,201 @@
+"""Preemption: who of all, running or waiting, should have the slots now; whole gangs stop for others, or go on.
+
+At a look the running gangs that may be stopped and all that wait stand in one line, by the policy's order. From the
+front each that still fits into what is left of the cluster is chosen, whoever does not fit is passed over. A gang that
+runs and was not chosen is stopped; one that waits and was chosen starts where there is room, or when what is stopped
+has gone. (The look of the simulators of Tiresias and Muri; where stopping costs nothing it is theirs exactly.)
+
+A gang may be stopped if it declared that it is preemptible and can be restarted, and has run its least time.
+"""
+
+from __future__ import annotations
+
+from heapq import merge
+
+from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
+from scheduler_feedback.core.state import Estimates, Mode, Order, State
+from scheduler_feedback.core.turn import Turn, nanoseconds
+from scheduler_feedback.policies import history, order
+from scheduler_feedback.policies.ledger import Ledger
+from scheduler_feedback.policies.order import las
+from scheduler_feedback.policies.order.fair import appraise
+from scheduler_feedback.policies.placement import place
+
+RENEW_NS = 3600 * 1_000_000_000
+"""Between two appraisals of all that wait: what jobs alike have run changes slowly."""
+
+PASSED_OVER = 16
+"""Gangs for which no room can be made, after which a look ends."""
+
+
+def due(state: State, now_ns: int) -> bool:
+    """Whether it is time for a look."""
+    policy = state.policy
+    return policy.preempt and not state.frozen and now_ns >= state.planned_ns + nanoseconds(policy.replan_seconds)
+
+
+def may_be_stopped(state: State, job: Job, now_ns: int) -> bool:
+    """Whether the running gang may be stopped for another one now."""
+    spec = job.spec
+    if not (spec.preemptible and spec.restartable) or job.stop_reason is not None or job.attempt_started_ns is None:
+        return False
+    least = state.policy.min_run_seconds if spec.min_run_seconds is None else spec.min_run_seconds
+    return now_ns - job.attempt_started_ns >= nanoseconds(least)
+
+
+def lost_gpu_seconds(job: Job, now_ns: int) -> float:
+    """What stopping the gang throws away: GPUs x (time since its checkpoint + a save + the restart)."""
+    spec = job.spec
+    interval = spec.checkpoint_interval_seconds
+    since = 0.0
+    if interval and job.attempt_started_ns is not None:
+        since = (now_ns - job.attempt_started_ns) / 1e9 % interval
+    return len(job.ranks) * (since + spec.checkpoint_cost_seconds + spec.restart_cost_seconds)
+
+
+def choose(turn: Turn, ledger: Ledger) -> list[Job]:
+    """Take the look: stop who is to stop; those that wait and were chosen, in order."""
+    state, now_ns = turn.state, turn.now_ns
+    state.planned_ns = now_ns
+    turn.looked = True
+    running = [state.jobs[job_id] for job_id in ledger.held]
+    movable = [job for job in running if may_be_stopped(state, job, now_ns)]
+    if state.policy.order is Order.LAS:
+        for job in las.demote(state, running, now_ns):
+            ledger.watch_fall(job)
+    left = ledger.capacity.slots
+    for job in running:
+        if job.stop_reason is None:
+            left -= len(job.ranks)
+    left += sum(len(job.ranks) for job in movable)
+    left -= sum(len(slots) for job_id, slots in ledger.claims.items() if job_id not in ledger.held)
+    ranked = sorted(order.key_of(state, job) for job in movable)
+    chosen: list[Job] = []
+    kept: set[str] = set()
+    for key in merge(ranked, ledger.line.order):
+        if left <= 0:
+            break
+        job = state.jobs[key[-1]]
+        waits = job.state is JobState.PENDING
+        ranks = job.spec.ranks if waits else len(job.ranks)
+        if waits and (job.not_before_ns > now_ns or ledger.shares.room(job.spec.queue, ranks) is not None):
+            continue
+        if ranks <= left:
+            left -= ranks
+            chosen.append(job)
+            kept.add(job.job_id)
+    stopped = [state.jobs[key[-1]] for key in ranked if key[-1] not in kept]
+    starting = [job for job in chosen if job.state is JobState.PENDING]
+    if state.policy.order is Order.LAS:
+        for job in las.take_turns(state, chosen, stopped):
+            ledger.file(job)
+    if starting:
+        for job in sorted(stopped, key=lambda job: (lost_gpu_seconds(job, now_ns), job.job_id)):
+            _stop(turn, ledger, job, starting[0])
+    return starting
+
+
+# --- the fair order: only where it pays ------------------------------------------------------------------------------
+
+
+def renew(turn: Turn, ledger: Ledger) -> None:
+    """Learn from those that have ended; appraise all that wait by it, and let the queues stand as they have used."""
+    state = turn.state
+    turn.looked = True
+    history.take_in(state)
+    state.renewed_ns = turn.now_ns
+    ledger.shares.rank_queues(state, turn.now_ns)
+    for key in list(ledger.line.order):
+        job = state.jobs[key[-1]]
+        appraise(state, job, turn.now_ns)
+        ledger.file(job)
+
+
+def renewal_due(state: State, now_ns: int) -> bool:
+    """Whether it is time to learn; only what ends or waits makes it so."""
+    policy = state.policy
+    learns = policy.order is Order.FAIR or policy.estimates is Estimates.HISTORY
+    return learns and bool(state.lately or policy.queues) and now_ns >= state.renewed_ns + RENEW_NS
+
+
+def swap(turn: Turn, ledger: Ledger) -> None:
+    """Stop gangs for ones that wait, where those are expected to end for much less; keep them the place.
+
+    Those that wait are asked in order; each may have the slots of gangs that are expected to spend `preempt_gain` times
+    as much for their end, restart included: the most wasteful first, of alike ones the one that loses least. One that
+    has waited past the bound may have those of any that has not.
+    """
+    state, now_ns = turn.state, turn.now_ns
+    state.planned_ns = now_ns
+    turn.looked = True
+    if not ledger.line.order:
+        return
+    movable = []
+    for job_id in ledger.held:
+        job = state.jobs[job_id]
+        if may_be_stopped(state, job, now_ns) and not has_starved(state, job):
+            appraise(state, job, now_ns)
+            movable.append((-job.urgency, lost_gpu_seconds(job, now_ns), job_id))
+    movable.sort()
+    free = sum([inside[0] for inside in ledger.plan.free_in])
+    passed, gain = 0, state.policy.preempt_gain
+    for key in list(ledger.line.order):
+        job = state.jobs[key[-1]]
+        starved = key[1] == 0
+        if not movable or passed >= PASSED_OVER:
+            break
+        if not starved and -movable[0][0] <= gain * job.urgency:
+            passed += 1
+            continue
+        if job.not_before_ns > now_ns or job.spec.ranks <= free:
+            continue  # it starts, or waits, anyway
+        if ledger.shares.room(job.spec.queue, job.spec.ranks) is not None:
+            continue
+        victims, found = [], free
+        for urgency, _, job_id in movable:
+            if found >= job.spec.ranks or not (starved or -urgency > gain * job.urgency):
+                break
+            victims.append(state.jobs[job_id])
+            found += len(state.jobs[job_id].ranks)
+        slots = _place_without(ledger, job, victims, state) if found >= job.spec.ranks else None
+        if slots is None:
+            passed += 1
+            continue
+        used = set(slots)
+        victims = [victim for victim in victims if not used.isdisjoint(rank.slot for rank in victim.ranks)]
+        gone = {victim.job_id for victim in victims}
+        movable = [one for one in movable if one[2] not in gone]
+        for victim in victims:
+            _stop(turn, ledger, victim, job)
+        if state.policy.mode is Mode.ACT:
+            job.claim = list(slots)
+            ledger.file(job)
+            free = sum([inside[0] for inside in ledger.plan.free_in])
+
+
+def _place_without(ledger: Ledger, job: Job, victims: list[Job], state: State) -> tuple[Slot, ...] | None:
+    """A place for the job once the victims have gone; it is not taken."""
+    plan = ledger.plan
+    mark = plan.checkpoint()
+    claimed = {slot for slots in ledger.claims.values() for slot in slots}
+    plan.give(rank.slot for victim in victims for rank in victim.ranks if rank.slot not in claimed)
+    slots = place(plan, job, policy=state.policy)
+    plan.rollback(mark)
+    return slots
+
+
+def has_starved(state: State, job: Job) -> bool:
+    """Whether the running job had waited past the bound when it started: it is not stopped again."""
+    at_ns = order.starves_ns(state, job)
+    return at_ns is not None and job.attempt_started_ns is not None and at_ns <= job.attempt_started_ns
+
+
+def _stop(turn: Turn, ledger: Ledger, job: Job, first: Job) -> None:
+    if turn.state.policy.mode is Mode.OBSERVE:
+        turn.decide(job.job_id, "preempt", f"would be stopped for {first.job_id}", outcome="observed")
+        return
+    job.stop_reason = StopReason.PREEMPT
+    job.failure = f"stopped for others, {first.job_id} first of them"
+    job.preemptions += 1
+    ledger.stops(job)
+    turn.decide(job.job_id, "preempt", f"is stopped for others, {first.job_id} first of them")
