@@ -122,8 +122,8 @@ def test_the_same_seed_happens_the_same_way_and_another_one_does_not() -> None:
 
 
 def test_what_cannot_slow_a_job_is_refused() -> None:
-    one = course(gpus=16, workload="unequal-stages")
-    one.plan = plan.make("j", 16, "balanced", 1.0, np.random.default_rng(2), communication=0.0)
+    made = plan.make("j", 16, "balanced", 1.0, np.random.default_rng(2), communication=0.0)
+    one = Course(made, fabric.place(np.arange(2), 16), np.random.default_rng(5))
     with pytest.raises(ValueError, match="nic-errors cannot slow j by 50%"):
         one.solved(Fault("nic-errors", "j", (9,), ONSET, LENGTH, severity=0.5))
 

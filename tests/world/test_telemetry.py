@@ -71,7 +71,7 @@ def test_counters_of_faults_speak_where_the_fault_is() -> None:
         values = feature(heard(World([one], 1, 10.0, PERFECT), ONSET + LENGTH), name)
         inside = values[int(ONSET + 100) // 10 :].mean(axis=0)
         assert int(inside.argmax()) == 9, disorder
-        assert values[: int(ONSET) // 10 - 2, 9].max() < 0.1 * inside[9], disorder
+        assert values[2 : int(ONSET) // 10 - 2, 9].max() < 0.1 * inside[9], disorder
 
 
 def test_steps_come_once_in_order_and_add_up() -> None:
