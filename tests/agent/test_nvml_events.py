@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +16,7 @@ from agent.sources import nvml_events
 from agent.sources.nvml import Library, find_devices
 from agent.sources.nvml_events import EventWatcher, GpuEvent
 from tests.agent.gpus import machine, uuid
+from tests.fakes.nvml.build import build
 from tests.fakes.nvml.control import DRIVER_NOT_LOADED, GPU_IS_LOST, SYSTEM, UNKNOWN, FakeNvml
 
 WAIT = "nvmlEventSetWait_v2"
@@ -137,3 +141,34 @@ def test_the_parent_keeps_the_ledger_with_what_the_driver_tells(nvml_library: Pa
         assert [(gpu, code, count) for gpu, code, count, _ in newest.counts] == [(uuid(1, 2), 79, 1)]
         assert newest.events == ((uuid(1, 2), "double_bit_ecc_error", 1),)
         assert not ledger.add("0000:52:00", 79, newest.counts[0][3], "kernel_log"), "the log tells of the same"
+
+
+def test_another_process_puts_an_xid_into_a_live_one(nvml_library: Path, tmp_path: Path) -> None:
+    """As fault tests and benchmarks do with a running agent: both map one control file."""
+    file = tmp_path / "control"
+    other = FakeNvml(build(tmp_path), file)
+    other.reset("a100")
+    program = (
+        "import sys, time\n"
+        "from agent.sources.nvml import Library, find_devices\n"
+        "from agent.sources.nvml_events import EventWatcher\n"
+        "library, told = Library(sys.argv[1]), []\n"
+        "watcher = EventWatcher(library, find_devices(library), told.append)\n"
+        "watcher.start()\n"
+        "print('ready', flush=True)\n"
+        "while not told: time.sleep(0.01)\n"
+        "print(told[0].device.uuid, told[0].code, flush=True)\n"
+    )
+    environment = {**os.environ, "GANGWATCH_FAKE_NVML_CONTROL": str(file)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(nvml_library)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        # The thread may not wait yet: it is told of what comes after it has asked.
+        deadline = time.monotonic() + 30
+        while process.poll() is None:
+            assert time.monotonic() < deadline
+            other.push_xid(1, 48)
+            time.sleep(0.05)
+        assert process.stdout.readline() == f"{uuid(2, 1)} 48\n"

@@ -210,6 +210,17 @@ int enter(const char *symbol, const struct device *device)
     return SUCCESS;
 }
 
+u64 reading(const char *symbol, const struct device *device, u64 plausible)
+{
+    for (int index = 0; index < CALL_RULES; index++) {
+        const struct call_rule *rule = &control->calls[index];
+        if (rule->active && rule->has_value && (rule->gpu == ALL || rule->gpu == (u32)device->gpu) &&
+            !strcmp(rule->symbol, symbol))
+            return rule->value;
+    }
+    return plausible;
+}
+
 /* --- what tests call --------------------------------------------------------------------------------------------- */
 
 EXPORT void fake_reset(const char *board_name)
@@ -246,8 +257,7 @@ EXPORT void fake_set_hang(u32 gpu, u32 hang)
     syscall(SYS_futex, &control->gpu_hang[gpu], FUTEX_WAKE, 1 << 20, NULL, NULL, 0);
 }
 
-/* Let `symbol` give `code` for `gpu` (16: calls of no GPU; ALL: any) after `delay` microseconds. 0, or -1: no room. */
-EXPORT int fake_set_call(const char *symbol, u32 gpu, u32 code, u32 delay)
+static struct call_rule *place_for_call(const char *symbol, u32 gpu)
 {
     struct call_rule *place = NULL;
     for (int index = 0; index < CALL_RULES; index++) {
@@ -260,13 +270,35 @@ EXPORT int fake_set_call(const char *symbol, u32 gpu, u32 code, u32 delay)
             place = rule;
     }
     if (!place || strlen(symbol) >= sizeof place->symbol)
+        return NULL;
+    if (!place->active) {
+        *place = (struct call_rule){.gpu = gpu};
+        strcpy(place->symbol, symbol);
+    }
+    return place;
+}
+
+/* Let `symbol` give `code` for `gpu` (16: calls of no GPU; ALL: any) after `delay` microseconds. 0, or -1: no room. */
+EXPORT int fake_set_call(const char *symbol, u32 gpu, u32 code, u32 delay)
+{
+    struct call_rule *rule = place_for_call(symbol, gpu);
+    if (!rule)
         return -1;
-    place->active = 0;
-    place->gpu = gpu;
-    place->code = code;
-    place->delay_us = delay;
-    strcpy(place->symbol, symbol);
-    place->active = code != SUCCESS || delay != 0;
+    rule->code = code;
+    rule->delay_us = delay;
+    rule->active = code != SUCCESS || delay != 0 || rule->has_value;
+    return 0;
+}
+
+/* Let a call that gives one number give this one; of a fabric it is the health mask. 0, or -1: no room. */
+EXPORT int fake_set_reading(const char *symbol, u32 gpu, u64 value)
+{
+    struct call_rule *rule = place_for_call(symbol, gpu);
+    if (!rule)
+        return -1;
+    rule->value = value;
+    rule->has_value = 1;
+    rule->active = 1;
     return 0;
 }
 

@@ -35,6 +35,7 @@ class FakeNvml:
         self._c.fake_add_process.argtypes = [ctypes.c_uint, ctypes.c_uint, ctypes.c_uint64, *[ctypes.c_uint] * 4]
         self._c.fake_push_event.argtypes = [ctypes.c_uint, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint]
         self._c.fake_set_field.argtypes = [*[ctypes.c_uint] * 5, ctypes.c_uint64]
+        self._c.fake_set_reading.argtypes = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint64]
         self._c.fake_set_clock_us.argtypes = [ctypes.c_uint64]
         if control_file is not None and self._c.fake_attach(os.fsencode(control_file)):
             raise OSError(f"{control_file}: cannot be mapped")
@@ -75,6 +76,12 @@ class FakeNvml:
     def set_call(self, symbol: str, code: int, gpu: int = ALL, delay: float = 0.0) -> None:
         """The call gives this code, after so many seconds; SUCCESS without delay takes that back."""
         if self._c.fake_set_call(symbol.encode(), gpu, code, round(delay * 1e6)):
+            raise ValueError(f"no room for a rule on {symbol}")
+
+    def set_reading(self, symbol: str, value: int, gpu: int = ALL) -> None:
+        """The call gives this number: PCIe generations and widths, temperature, clock reasons, power state,
+        utilisation; of nvmlDeviceGetGpuFabricInfoV it is the health mask."""
+        if self._c.fake_set_reading(symbol.encode(), gpu, value):
             raise ValueError(f"no room for a rule on {symbol}")
 
     def set_field(self, field: int, value: int = 0, *, gpu: int = ALL, scope: int = ALL, code: int = SUCCESS,

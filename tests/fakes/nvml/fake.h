@@ -84,7 +84,9 @@ struct field_rule {
 };
 
 struct call_rule {
-    u32 active, gpu, code, delay_us; /* code SUCCESS: delay only */
+    u32 active, gpu, code, delay_us; /* code SUCCESS: delay or value only */
+    u32 has_value, pad;
+    u64 value;
     char symbol[56];
 };
 
@@ -139,6 +141,9 @@ int enter(const char *symbol, const struct device *device);
         if (entered != SUCCESS)                                                                                        \
             return entered;                                                                                            \
     } while (0)
+
+/* What the reading is where a test has set it otherwise, or `plausible`. */
+u64 reading(const char *symbol, const struct device *device, u64 plausible);
 
 /* The same for calls that are meaningless on a MIG instance. */
 #define ENTER_WHOLE(device)                                                                                            \

@@ -25,7 +25,7 @@ EXPORT int nvmlDeviceGetUtilizationRates(struct device *device, struct utilizati
     ENTER(device);
     if (device->slot >= 0 || mig_enabled(device->gpu))
         return NOT_SUPPORTED;
-    rates->gpu = utilization_percent(device->gpu, elapsed_us());
+    rates->gpu = (u32)reading(__func__, device, utilization_percent(device->gpu, elapsed_us()));
     rates->memory = rates->gpu / 2;
     return SUCCESS;
 }
@@ -189,7 +189,7 @@ EXPORT int nvmlDeviceGetTemperatureV(struct device *device, struct temperature_v
     ENTER_WHOLE(device);
     if (temperature->version != VERSION_OF(struct temperature_v1, 1))
         return VERSION_MISMATCH;
-    temperature->celsius = temperature_celsius(device->gpu, elapsed_us());
+    temperature->celsius = (int)reading(__func__, device, (u64)temperature_celsius(device->gpu, elapsed_us()));
     return SUCCESS;
 }
 
@@ -247,7 +247,7 @@ EXPORT int nvmlDeviceGetMaxClockInfo(struct device *device, u32 clock, u32 *mhz)
 EXPORT int nvmlDeviceGetCurrentClocksEventReasons(struct device *device, u64 *reasons)
 {
     ENTER(device);
-    *reasons = device->gpu % 4 == 3 ? 0x4 | 0x20 : 0x4;
+    *reasons = reading(__func__, device, device->gpu % 4 == 3 ? 0x4 | 0x20 : 0x4);
     return SUCCESS;
 }
 EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(struct device *device, u64 *reasons)
@@ -258,7 +258,7 @@ EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(struct device *device, u64 
 EXPORT int nvmlDeviceGetPerformanceState(struct device *device, u32 *state)
 {
     ENTER(device);
-    *state = 0;
+    *state = (u32)reading(__func__, device, 0);
     return SUCCESS;
 }
 
@@ -340,7 +340,7 @@ EXPORT int nvmlDeviceGetRemappedRows(struct device *device, u32 *corrected, u32 
     EXPORT int call(struct device *device, u32 *answer)                                                                \
     {                                                                                                                  \
         ENTER_WHOLE(device);                                                                                           \
-        *answer = (value);                                                                                             \
+        *answer = (u32)reading(__func__, device, value);                                                               \
         return SUCCESS;                                                                                                \
     }
 

@@ -105,7 +105,7 @@ EXPORT int nvmlDeviceGetGpuFabricInfoV(struct device *device, struct fabric *fab
     fabric->status = SUCCESS;
     fabric->clique = 7;
     fabric->state = 3;
-    fabric->health = device->gpu == 6 ? (HEALTHY & ~3u) | 1u : HEALTHY;
+    fabric->health = (u32)reading(__func__, device, device->gpu == 6 ? (HEALTHY & ~3u) | 1u : HEALTHY);
     if (version == 3)
         fabric->summary = device->gpu == 6 ? 3 : 1;
     return SUCCESS;
