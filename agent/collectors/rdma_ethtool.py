@@ -56,7 +56,11 @@ class EthtoolCounters:
                 continue
             told[netdev] = (statistics.names, statistics.values.copy())
         if not told:
-            raise next((error for error in errors if not isinstance(error, UnsupportedError)), errors[0])
+            failed = [error for error in errors if not isinstance(error, UnsupportedError)]
+            if failed or not self._ports:
+                raise (failed or errors)[0]
+            # They had statistics before: a driver that is being loaded again is no reason never to ask again.
+            raise SourceError(str(errors[0]))
         if any(port.netdev in told and told[port.netdev][0] is not port.names for port in self._ports) or not (
             self._ports
         ):

@@ -28,6 +28,11 @@ def parse_number(data: bytes) -> int:
     return int(digits)
 
 
+def _error(data: bytes) -> OSError | ValueError:
+    """What a reading without a number means: an empty one that the file is going, any other that it has none."""
+    return ValueError("no number") if data else OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+
 class CounterFiles:
     """Reads files into consecutive cells.
 
@@ -64,15 +69,14 @@ class CounterFiles:
                 continue
             try:
                 data = pread(descriptor, _MOST_BYTES, 0)
-                if data.strip().isdigit():
+                if data.strip().isdigit():  # parse_number, without the call
                     cells[index] = int(data)
                     valid[index] = True
                     good += 1
-                    continue
+                else:
+                    self._failed(index, _error(data))
             except (OSError, ValueError) as error:
                 self._failed(index, error)
-                continue
-            self._failed(index, None)
         return good
 
     def unreadable(self) -> int:
@@ -95,7 +99,10 @@ class CounterFiles:
             return False
         self._descriptors[index] = descriptor
         try:
-            cells[index] = parse_number(os.pread(descriptor, _MOST_BYTES, 0))
+            data = os.pread(descriptor, _MOST_BYTES, 0)
+            if not data:
+                raise _error(data)
+            cells[index] = parse_number(data)
             valid[index] = True
         except (OSError, ValueError) as error:
             self._failed(index, error)
@@ -104,7 +111,7 @@ class CounterFiles:
             self._close(index)
         return True
 
-    def _failed(self, index: int, error: OSError | ValueError | None) -> None:
+    def _failed(self, index: int, error: OSError | ValueError) -> None:
         self._close(index)
         if not isinstance(error, OSError) or error.errno in _NO_ANSWER:
             self._skips[index] = self._retry_runs

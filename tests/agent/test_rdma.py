@@ -120,7 +120,7 @@ def test_values_and_widths(tmp_path: Path) -> None:
     assert gauge(slow, "gangwatch_rdma_port_physical_state", **port) == 5
     assert gauge(slow, "gangwatch_rdma_port_rate_bytes_per_second", **port) == 50e9
     assert gauge(slow, "gangwatch_rdma_port_lanes", **port) == 4
-    assert gauge(slow, "gangwatch_rdma_counter_lifespan_seconds", **port) == 0.01
+    assert gauge(slow, "gangwatch_rdma_statistics_lifespan_seconds", **port) == 0.01
     close(parent)
 
 
@@ -141,7 +141,7 @@ def test_two_files_of_one_meaning_are_two_series(tmp_path: Path) -> None:
         for column, value in zip(block.counter_columns, block.counters, strict=True)
     }
     assert told["gangwatch_rdma_out_of_buffer_total", None] == 6
-    assert told["gangwatch_rdma_hw_counter_total", "rx_out_of_buffer"] == 5
+    assert told["gangwatch_rdma_hw_counters_total", "rx_out_of_buffer"] == 5
     close(parent)
 
 
@@ -169,7 +169,6 @@ def test_a_nic_that_vanishes_costs_only_its_own_series_and_heals(tmp_path: Path)
     parent.collect()
     gone, stays = member(parent, "rdma/mlx5_0"), member(parent, "rdma/mlx5_1")
     gone.collect()
-    gone.close()  # as a dead descriptor: a file of a removed device answers ENODEV, and its path is gone
     tree.remove_nic("mlx5_0")
     with pytest.raises(SourceError, match="rdma/mlx5_0"):
         gone.collect()
@@ -405,7 +404,7 @@ def test_a_counter_that_appears_in_the_message_is_a_new_series(tmp_path: Path) -
     assert_catalogued(second)
     port = {"device": "mlx5_0", "port": "1"}
     assert counter(second, "gangwatch_rdma_cnp_sent_total", **port) == 5
-    assert counter(second, "gangwatch_rdma_hw_counter_total", counter="cc_rx_ce_pkts", **port) == 7
+    assert counter(second, "gangwatch_rdma_hw_counters_total", counter="cc_rx_ce_pkts", **port) == 7
     assert fast.collect() is second
     close(parent)
 

@@ -88,9 +88,16 @@ class Tree:
         return next(nic for nic in self.nics if nic.name == name)
 
     def remove_nic(self, name: str) -> None:
-        """Take a NIC off the bus: its folder goes, and the links to it with it."""
+        """Take a NIC off the bus: its folder goes, and the links to it with it.
+
+        A kernel answers ENODEV to those who still hold a file of it; here they read nothing.
+        """
         nic = self.nic(name)
-        shutil.move(nic.device, self.root / f"removed-{nic.name}")
+        shutil.copytree(nic.device, self.root / f"removed-{nic.name}", symlinks=True)
+        for path in nic.device.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                os.truncate(path, 0)
+        shutil.rmtree(nic.device)
         for link in (f"class/infiniband/{name}", f"class/net/{nic.netdev}", f"bus/pci/devices/{nic.address}"):
             (self.root / link).unlink(missing_ok=True)
 
