@@ -31,7 +31,7 @@ from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, Polic
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.measures import measure
 from scheduler_feedback.core.state import Policy
-from scheduler_feedback.detectors import DETECTORS, Detector
+from scheduler_feedback.detectors import Detector, make_all
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.gate import Gate
 from scheduler_feedback.loop import SNAPSHOT_SECONDS, CycleThread, Hooks
@@ -84,7 +84,7 @@ class Controller:
         self._snapshot_seconds = snapshot_seconds
         self._retention = retention or Retention()
         self._watch = Watch(
-            detectors if detectors is not None else (make() for make in DETECTORS), self._found, self._clock
+            detectors if detectors is not None else make_all(), self._found, self._clock
         )
         self._feed = Feed(folder / "agents", self._watch.offer, WANTED, self._clock)
         self._gate = Gate(folder / "frozen")

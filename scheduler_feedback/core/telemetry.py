@@ -306,7 +306,7 @@ class Grouping:
     """A partition of N columns into groups of any sizes, laid out for arithmetic on all groups at once.
 
     Sizes within a factor of 1.25 share a bucket, so that padding costs at most a quarter. of: int [N], group of each
-    column.
+    column. sizes [groups]. order, starts: the columns by group, and where in that order each group begins.
     """
 
     PADDING = 1.25
@@ -314,9 +314,9 @@ class Grouping:
     def __init__(self, of: Sequence[int] | IndexArray) -> None:
         self.of = _number(np.asarray(of, np.int64)) if len(of) else np.zeros(0, np.intp)
         self.sizes = np.bincount(self.of) if len(self.of) else np.zeros(0, np.intp)
-        order = np.argsort(self.of, kind="stable")
-        starts = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.intp)
-        self.buckets: tuple[Bucket, ...] = tuple(self._bucket(order, starts))
+        self.order = np.argsort(self.of, kind="stable").astype(np.intp)
+        self.starts = (np.cumsum(self.sizes) - self.sizes).astype(np.intp)
+        self.buckets: tuple[Bucket, ...] = tuple(self._bucket(self.order, self.starts))
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -8,6 +8,10 @@ from typing import Protocol
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.telemetry import Telemetry
 from scheduler_feedback.core.verdict import Finding
+from scheduler_feedback.detectors.hang import HangDetector
+from scheduler_feedback.detectors.health import HealthDetector
+from scheduler_feedback.detectors.interference import InterferenceDetector
+from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.straggler import StragglerDetector
 from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.detectors.workload import WorkloadDetector
@@ -36,18 +40,25 @@ class Detector(Protocol):
 
 
 class Maker(Protocol):
-    """A detector's class. timed: whether times are real seconds on a clock; else each step is a window of its own."""
+    """A detector's class. timed: whether times are real seconds on a clock; else each step is a window of its own.
+    panel: the counters, shared by the detectors of one stream."""
 
-    def __call__(self, timed: bool = True, switches: Switches | None = None) -> Detector: ...
+    def __call__(
+        self, timed: bool = True, switches: Switches | None = None, panel: Panel | None = None
+    ) -> Detector: ...
 
 
 DETECTORS: tuple[Maker, ...] = (
     StragglerDetector,
+    HangDetector,
+    HealthDetector,
+    InterferenceDetector,
     WorkloadDetector,
 )
 """Every detector, in the order in which they look."""
 
 
 def make_all(timed: bool = True, switches: Switches | None = None) -> tuple[Detector, ...]:
-    """One of each."""
-    return tuple(make(timed, switches) for make in DETECTORS)
+    """One of each, for one stream."""
+    panel = Panel(switches)
+    return tuple(make(timed, switches, panel) for make in DETECTORS)

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.gangs import FloatArray
-from scheduler_feedback.core.telemetry import JobTelemetry, Telemetry
-from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.core.telemetry import JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
+from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.baseline import (
     SKIPPED_STEPS,
     SPREAD_FLOOR,
@@ -40,6 +42,8 @@ from scheduler_feedback.detectors.gates import (
     slow_windows,
     stopped_again,
 )
+from scheduler_feedback.detectors.panel import Panel
+from scheduler_feedback.detectors.signatures import MARGIN, OF_HOST, OF_NIC, Priors, evidence, weigh
 from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.detectors.watched import RECENT_WINDOWS, Standing, Watched, dump, load, rest
 from scheduler_feedback.detectors.windows import (
@@ -106,6 +110,8 @@ FIRST_WINDOWS = 8
 
 WORK_FIELDS = ("compute", "tokens", "squares")
 
+MISSING = "process_counters"
+
 LARGE_GANG = 64
 """From here on the spread of all ranks stands for that of the others: one of so many hardly moves it."""
 
@@ -122,9 +128,11 @@ class StragglerDetector:
 
     name = "straggler"
 
-    def __init__(self, timed: bool = True, switches: Switches | None = None) -> None:
+    def __init__(self, timed: bool = True, switches: Switches | None = None, panel: Panel | None = None) -> None:
         self._timed = timed
         self._switches = Switches() if switches is None else switches
+        self._panel = Panel(self._switches) if panel is None else panel
+        self._priors = Priors()
         self._watched: dict[str, Watched] = {}
         self._roles: dict[str, tuple[tuple[int, ...], FloatArray]] = {}
 
@@ -132,6 +140,7 @@ class StragglerDetector:
         """Look at what was completed since the last tick; the findings that are new."""
         findings: list[Finding] = []
         present = set()
+        self._panel.at(telemetry)
         for job in telemetry.jobs:
             name = job.shape.job
             present.add(name)
@@ -293,7 +302,7 @@ class StragglerDetector:
         for rank in alarmed:
             if rank in watched.standing and watched.standing[rank].told_confidence >= ACTING_CONFIDENCE:
                 continue
-            judgement = judge(self._case(watched, baseline, rank, alarmed, job))
+            judgement = self._with_counters(judge(self._case(watched, baseline, rank, alarmed, job)), job, baseline)
             if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:
                 judgement = _too_weak(judgement)
             if not judgement.refusal:
@@ -308,6 +317,22 @@ class StragglerDetector:
         findings += self._whole_gang(name, watched, baseline, bool(alarmed))
         return findings
 
+    def _with_counters(self, judgement: Judgement, job: JobTelemetry, baseline: Baseline) -> Judgement:
+        """The cause as the devices' counters tell it, where the processes' own do not."""
+        if judgement.refusal or judgement.cause is not Cause.UNKNOWN or job.shape.job not in self._panel.columns:
+            return judgement
+        column = self._panel.of(job.shape.job).start + judgement.rank
+        if np.isnan(self._panel.newest[:, column]).all():
+            return judgement
+        from_start = bool(baseline.from_start[judgement.rank])
+        weighed = weigh(self._panel, np.array([column], np.intp), self._priors, self._switches, from_start)
+        told = (*(item for item in judgement.evidence if item.measure != MISSING), *evidence(self._panel, column))
+        cause = weighed.name(0)
+        if cause is not Cause.UNKNOWN:
+            margin = weighing.bounded(float(weighed.margin[0]), 0.0, 1.0)
+            told = (*told, Evidence("log_odds_of_cause", float(weighed.margin[0]), MARGIN, "", str(cause), margin))
+        return replace(judgement, cause=cause, evidence=told, confidence=weighing.confidence(told), counters=True)
+
     def _persistent(self, watched: Watched, rank: int) -> bool:
         """Whether the alarm rests on enough slow windows to be no accident, and on enough time to say where it went."""
         interval = watched.interval(rank)
@@ -317,6 +342,11 @@ class StragglerDetector:
         if self._timed and interval[-1].window.first_ns - interval[0].window.first_ns < ATTRIBUTION_NS:
             return False
         return len(slow) >= (LEAST_HITS_STOPPED if stopped_again(interval, rank) else LEAST_HITS)
+
+    def _mates(self, watched: Watched, rank: int) -> tuple[int, ...]:
+        """The other alarmed ranks of the node."""
+        same = watched.where.index == watched.where.index[rank]
+        return tuple(r for r in np.flatnonzero(same & (watched.score >= ALARM)).tolist() if r != rank)
 
     def _case(self, watched: Watched, baseline: Baseline, rank: int, alarmed: list[int], job: JobTelemetry) -> Case:
         return Case(
@@ -342,6 +372,7 @@ class StragglerDetector:
                 return []
             first_ns = interval[0].window.first_ns
             verdict_id = f"{name}.{watched.attempt}.{watched.ranks[rank]}.{first_ns}"
+            self._panel.accused.add((name, watched.attempt, watched.ranks[rank]))
             standing = watched.standing[rank] = Standing(verdict_id, first_ns, judgement.confidence)
         elif standing.told_confidence < ACTING_CONFIDENCE <= judgement.confidence:
             standing.told_confidence = judgement.confidence
@@ -365,7 +396,7 @@ class StragglerDetector:
                 evidence=judgement.evidence,
                 frames=job.frames,
                 detector=self.name,
-                level="node",
+                **_place(job.shape, rank, judgement.cause, self._mates(watched, rank)),
                 first_step=_onset(interval, rank).first_step,
                 last_step=interval[-1].window.last_step,
                 detected_step=interval[-1].window.last_step,
@@ -383,14 +414,14 @@ class StragglerDetector:
             self.name,
         )
 
-    @staticmethod
-    def _cleared(name: str, watched: Watched, window: Window) -> list[Finding]:
+    def _cleared(self, name: str, watched: Watched, window: Window) -> list[Finding]:
         newest = np.array([judged.sigmas for judged in list(watched.history)[-CLEAR_WINDOWS:]])
         if len(newest) < CLEAR_WINDOWS:
             return []
         paced = (newest < HIT_SIGMAS).all(axis=0) & (newest.mean(axis=0) < ALLOWANCE_SIGMAS)
         over = [rank for rank in watched.standing if paced[rank]]
         watched.score[over] = 0.0
+        self._panel.accused -= {(name, watched.attempt, watched.ranks[rank]) for rank in over}
         watched.since[over] = -1
         reason = f"the rank kept pace with its peers and its past for {CLEAR_WINDOWS} windows"
         return [
@@ -427,6 +458,25 @@ def _given_usual_work(windows: list[Window], work: Work | None) -> list[Window]:
     if work is None:
         return windows
     return [replace(w, compute=w.compute / work.factor(w.tokens, w.squares)) for w in windows]
+
+
+def _place(shape: Shape, rank: int, cause: Cause, mates: tuple[int, ...]) -> dict[str, Any]:
+    """What is accused, and what else it could be: the GPU, its NIC, or the node where several of its ranks are slow."""
+    node, gpu = shape.nodes[rank], shape.gpus[rank] if shape.gpus else ""
+    nic = shape.nics[rank] if shape.nics else ""
+    places = [("gpu", gpu), ("nic", nic), ("node", node)]
+    if cause in OF_NIC:
+        places = [("nic", nic), ("gpu", gpu), ("node", node)]
+    elif mates or cause in OF_HOST:
+        places = [("node", node), ("gpu", gpu), ("nic", nic)]
+    known = [(level, name) for level, name in places if name]
+    level, device = known[0] if known else ("", "")
+    return {
+        "level": level,
+        "device": "" if level == "node" else device,
+        "suspects": tuple(f"{other}:{name}" for other, name in known[1:]),
+        "ranks": tuple(shape.ranks[[rank, *mates]].tolist()) if mates else (),
+    }
 
 
 def _onset(interval: list[Judged], rank: int) -> Window:

@@ -16,6 +16,9 @@ from scheduler_feedback.detectors.attribution import CONTESTED_HINT, Attribution
 PRIOR = -2.0
 """Of alarms that pass every gate about one in eight would be a straggler if nothing more were known."""
 
+LEAST_CONFIDENCE = 0.5
+"""Less likely than not is no verdict but an abstention."""
+
 BOUND = 5.0
 """No single fact decides alone."""
 

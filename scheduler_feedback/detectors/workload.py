@@ -21,6 +21,7 @@ from scheduler_feedback.core.telemetry import JobTelemetry, Shape, StepTable, Te
 from scheduler_feedback.core.verdict import Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.baseline import SKIPPED_STEPS, WARM_UP_STEPS
+from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.detectors.windows import MAD_TO_SIGMA, Places, middle_of_peers, places
 from scheduler_feedback.detectors.work import fit
@@ -117,7 +118,12 @@ class WorkloadDetector:
 
     name = "workload"
 
-    def __init__(self, timed: bool = True, switches: Switches | None = None) -> None:  # noqa: ARG002 - none applies
+    def __init__(
+        self,
+        timed: bool = True,
+        switches: Switches | None = None,  # noqa: ARG002 - none applies
+        panel: Panel | None = None,  # noqa: ARG002 - steps alone are looked at
+    ) -> None:
         self._timed = timed
         self._courses: dict[str, _Course] = {}
 

@@ -1,0 +1,262 @@
+"""The hang detector: a job that makes no steps, and who of it never arrived.
+
+Collectives are numbered by each rank. While a job hangs, the ranks that wait are inside of the newest one; who is not
+inside of it, and has not come past it, never arrived: it hangs in its own work (Aegis, NSDI'25: the lowest count of
+launches is the culprit). If all are inside, all have arrived and it is the transport that does not deliver: then a port
+or link that fails is named where one does, and else nobody. A job none of whose ranks waits in a collective is busy
+with something else, such as saving, and is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_feedback.core.fleet import Sample
+from scheduler_feedback.core.gangs import IntArray
+from scheduler_feedback.core.telemetry import FEATURE, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
+from scheduler_feedback.detectors import weighing
+from scheduler_feedback.detectors.panel import ALARM, Panel
+from scheduler_feedback.detectors.switches import Switches
+
+LEAST_SECONDS = 40.0
+TIMES_THE_USUAL = 4.5
+TIMES_THE_LONGEST = 1.5
+"""Silence is a hang beyond forty seconds, four and a half usual steps, and one and a half times the longest step so
+far, whichever is longest: saving and evaluating take tens of seconds and come again. DLRover waits 300 s, ByteRobust
+600 s."""
+
+FRESH_SECONDS = 15.0
+"""What was last seen open longer ago than this (and the agent was heard since) is not open any more."""
+
+FEW = 8
+"""More than one rank in eight that never arrived: the job stopped in different places, and nobody is the culprit."""
+
+USUAL_STEPS = 64
+PAGED_RANKS = 16
+SNAPSHOT_VERSION = 1
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One attempt: when it last finished a step, lengths of its newest steps, its longest."""
+
+    shape: Shape
+    finished_ns: int
+    step: int = -1
+    seconds: list[float] = field(default_factory=list)
+    longest: float = 0.0
+    told: Verdict | None = None
+    abstained: bool = False
+
+
+class HangDetector:
+    """Finds jobs that hang. Owned by one thread."""
+
+    name = "hang"
+
+    def __init__(
+        self,
+        timed: bool = True,
+        switches: Switches | None = None,
+        panel: Panel | None = None,
+    ) -> None:
+        self._timed = timed
+        self._switches = Switches() if switches is None else switches
+        self._panel = Panel(self._switches) if panel is None else panel
+        self._watched: dict[str, _Watched] = {}
+
+    def tick(self, telemetry: Telemetry) -> list[Finding]:
+        """Look at what is open; the findings that are new. Says nothing of a recorded trace, which has no clock."""
+        findings: list[Finding] = []
+        if not self._timed:
+            return findings
+        self._panel.at(telemetry)
+        present = {job.shape.job for job in telemetry.jobs}
+        for name in [name for name in self._watched if name not in present]:
+            del self._watched[name]
+        for job in telemetry.jobs:
+            findings += self._look(job, telemetry)
+        return findings
+
+    def measures(self) -> Iterator[Sample]:
+        """None of its own."""
+        return iter(())
+
+    def snapshot(self) -> bytes:
+        """Nothing but its version: a hang that lasts is found again."""
+        return msgspec.msgpack.encode(SNAPSHOT_VERSION)
+
+    def restore(self, data: bytes) -> None:
+        """Take a snapshot's place. Raises ValueError where it is not one of ours."""
+        try:
+            version = msgspec.msgpack.decode(data, type=int)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            version = -1
+        if version != SNAPSHOT_VERSION:
+            raise ValueError(f"hang snapshot of {len(data)} bytes: version {version}")
+
+    def _look(self, job: JobTelemetry, telemetry: Telemetry) -> list[Finding]:
+        name = job.shape.job
+        watched = self._watched.get(name)
+        if watched is None or watched.shape.attempt != job.shape.attempt:
+            watched = self._watched[name] = _Watched(job.shape, telemetry.now_ns)
+        watched.shape = job.shape
+        findings: list[Finding] = []
+        if job.steps is not None and len(job.steps):
+            seconds = job.steps.seconds
+            lengths = np.nanmax(np.where(np.isfinite(seconds), seconds, 0.0), axis=1)
+            watched.seconds = [*watched.seconds, *lengths.tolist()][-USUAL_STEPS:]
+            watched.longest = max(watched.longest, float(lengths.max()))
+            watched.finished_ns = max(watched.finished_ns, int(job.steps.end_ns.max()))
+            watched.step = int(job.steps.number[-1])
+            watched.abstained = False
+            if watched.told is not None:
+                told, watched.told = watched.told, None
+                findings.append(Cleared(told.verdict_id, name, telemetry.now_ns, "the job makes steps again"))
+            return findings
+        if watched.told is not None or not watched.seconds or job.open_collectives is None:
+            return findings
+        silent = (telemetry.now_ns - watched.finished_ns) * 1e-9
+        usual = float(np.median(watched.seconds))
+        if silent < max(LEAST_SECONDS, TIMES_THE_USUAL * usual, TIMES_THE_LONGEST * watched.longest):
+            return findings
+        return self._judge(job, watched, telemetry, silent, usual)
+
+    def _judge(
+        self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, silent: float, usual: float
+    ) -> list[Finding]:
+        opened = job.open_collectives
+        assert opened is not None
+        inside = _inside(opened, telemetry.now_ns)
+        if not inside.any():
+            return []
+        newest = int(opened[inside, 0].max())
+        absent = np.flatnonzero(~inside)
+        if not len(absent):
+            absent = np.flatnonzero(_behind(opened[:, 0], job.shape))
+        entered = float(np.mean((telemetry.now_ns - opened[inside, 1]) * 1e-9))
+        if entered < LEAST_SECONDS / 2:
+            return []
+        heard = np.array([telemetry.heard_ns.get(node, 0) for node in job.shape.nodes])
+        lost = (telemetry.now_ns - heard) * 1e-9 > FRESH_SECONDS if telemetry.heard_ns else np.zeros(len(heard), bool)
+        waiting = Evidence(
+            "ranks_in_the_newest_collective", float(inside.sum()), float(len(inside)), "ranks",
+            f"all ranks; they have been in collective {newest} for {entered:.0f} s on the mean", 2.0,
+        )  # fmt: skip
+        silence = Evidence("seconds_without_a_step", silent, usual, "seconds", "a usual step", 2.0)
+        if not len(absent):
+            return self._transport(job, watched, telemetry, (silence, waiting))
+        if lost[absent].all() and lost.any():
+            return self._abstain(job, watched, telemetry, "those who are absent are not heard of: it is told by health")
+        nodes = {job.shape.nodes[index] for index in absent.tolist()}
+        if len(nodes) > 1 and len(absent) > max(1, len(inside) // FEW):
+            return self._abstain(
+                job, watched, telemetry, f"{len(absent)} of {len(inside)} ranks never arrived, on {len(nodes)} nodes"
+            )
+        behind = opened[absent, 0]
+        who = absent[int(np.argmin(behind))]
+        arrived = Evidence(
+            "collective_entered",
+            float(opened[who, 0]),
+            float(newest),
+            "",
+            "the collective that the others wait in",
+            4.0,
+        )
+        evidence = (silence, waiting, arrived)
+        return [self._verdict(job, watched, telemetry, int(who), absent, Cause.NEVER_ARRIVED, evidence)]
+
+    def _transport(
+        self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, evidence: tuple[Evidence, ...]
+    ) -> list[Finding]:
+        """All have arrived: the port or link that fails, where there is just one."""
+        columns = self._panel.of(job.shape.job)
+        features = {Cause.NIC: ("nic_physical_errors", "nic_sequence_errors"), Cause.NVLINK: ("nvlink_errors",),
+                    Cause.PCIE: ("pcie_errors", "pcie_link")}  # fmt: skip
+        found = []
+        for cause, names in features.items():
+            score = np.max([self._panel.score[FEATURE[name], columns] for name in names], axis=0)
+            failing = np.flatnonzero(score >= ALARM)
+            if len({job.shape.nodes[index] for index in failing.tolist()}) == 1:
+                found.append((float(score[failing].max()), cause, failing))
+        if not found:
+            reason = "all ranks have arrived in one collective, and no port or link shows errors: the transport"
+            return self._abstain(job, watched, telemetry, reason)
+        score, cause, failing = max(found, key=lambda one: one[0])
+        told = Evidence("error_counters", score, ALARM, "sigma", "sum of the excess over its peers'", 3.0)
+        return [self._verdict(job, watched, telemetry, int(failing[0]), failing, cause, (*evidence, told))]
+
+    def _abstain(self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, reason: str) -> list[Finding]:
+        if watched.abstained:
+            return []
+        watched.abstained = True
+        shape = job.shape
+        text = f"no step is finished any more: {reason}"
+        return [Abstention(shape.job, shape.attempt, None, telemetry.now_ns, text, (), self.name)]
+
+    def _verdict(
+        self,
+        job: JobTelemetry,
+        watched: _Watched,
+        telemetry: Telemetry,
+        who: int,
+        all_of_them: IntArray,
+        cause: Cause,
+        evidence: tuple[Evidence, ...],
+    ) -> Verdict:
+        shape = job.shape
+        gpu = shape.gpus[who] if shape.gpus else ""
+        nic = shape.nics[who] if shape.nics else ""
+        level, device = ("nic", nic) if cause is Cause.NIC and nic else ("gpu", gpu) if gpu else ("node", "")
+        rank = int(shape.ranks[who])
+        ranks = tuple(shape.ranks[all_of_them].tolist()) if 1 < len(all_of_them) <= PAGED_RANKS else ()
+        usual = float(np.median(watched.seconds))
+        watched.told = Verdict(
+            verdict_id=f"{shape.job}.{shape.attempt}.hang.{rank}.{watched.finished_ns}",
+            kind=Kind.HANG,
+            gang=shape.job,
+            attempt=shape.attempt,
+            rank=rank,
+            node=shape.nodes[who],
+            cause=cause,
+            confidence=weighing.confidence(evidence),
+            slowdown=max(1.0, (telemetry.now_ns - watched.finished_ns) * 1e-9 / max(usual, 1e-9)),
+            step_seconds_before=usual,
+            step_seconds_now=(telemetry.now_ns - watched.finished_ns) * 1e-9,
+            first_wall_ns=watched.finished_ns,
+            last_wall_ns=telemetry.now_ns,
+            evidence=evidence,
+            frames=job.frames,
+            detector=self.name,
+            ranks=ranks,
+            level=level,
+            device=device,
+            suspects=(f"node:{shape.nodes[who]}",) if level != "node" else (),
+            first_step=watched.step,
+            last_step=watched.step,
+            detected_step=watched.step,
+        )
+        return watched.told
+
+
+def _behind(numbers: IntArray, shape: Shape) -> npt.NDArray[np.bool_]:
+    """Which ranks are inside of an earlier collective than others of their role: roles count for themselves."""
+    roles = shape.roles
+    newest = np.zeros(int(roles.max()) + 1, np.int64)
+    np.maximum.at(newest, roles, numbers)
+    result: npt.NDArray[np.bool_] = numbers < newest[roles]
+    return result
+
+
+def _inside(opened: IntArray, now_ns: int) -> npt.NDArray[np.bool_]:
+    """Which ranks are inside of a collective, as far as they were seen lately: the newest sight of any is 'now'."""
+    newest = int(opened[:, 2].max())
+    seen_ns = max(newest, now_ns - round(FRESH_SECONDS * 1e9))
+    result: npt.NDArray[np.bool_] = (opened[:, 0] >= 0) & (seen_ns - opened[:, 2] <= FRESH_SECONDS * 1e9)
+    return result

@@ -1,0 +1,391 @@
+"""The interference detector: a job that is slow because of another one, which is named.
+
+Jobs that share something (a host, a PCIe switch, a NIC, an uplink) are neighbours there. A victim's communication time
+(for an uplink or NIC) or the excess of its ranks on the shared host is followed beside what each neighbour sends or
+burns there. The two must rise and fall together more than they do when one is shifted against the other in a circle: a
+neighbour's starts, stops and pauses are natural experiments, and a shifted copy has the same ones at the wrong times.
+Nobody is quarantined for it. Without a known topology it says that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from scheduler_feedback.core.fleet import Sample
+from scheduler_feedback.core.gangs import FloatArray, IntArray
+from scheduler_feedback.core.telemetry import FEATURE, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
+from scheduler_feedback.detectors import weighing
+from scheduler_feedback.detectors.panel import ALARM, Panel
+from scheduler_feedback.detectors.switches import Switches
+
+KEPT_WINDOWS = 720
+LEAST_WINDOWS = 48
+TEST_EVERY = 6
+"""Windows that are looked back over; fewer than four dozen leave too few shifts to test against."""
+
+CHANCE = 0.01
+GUARD_SHARE = 0.05
+LEAST_CORRELATION = 0.35
+"""One shift in a hundred may do as well by chance; shifts by less than a twentieth of the time are the same thing, and
+are left out. A correlation below a third explains a tenth of the variance, whatever its chance."""
+
+LEAST_COST = 0.05
+"""What the victim loses while the neighbour is busy, as a share of its step: below five per cent nobody cares."""
+
+CONGESTED_RANKS = 0.2
+UNKNOWN_COST = 0.10
+HOLD_TESTS = 20
+
+SENDING = ("uplink", "nic", "pcie_switch")
+SNAPSHOT_VERSION = 1
+
+
+@dataclass(slots=True)
+class _Course:
+    """One job on the common clock: communication share of the step in each window, NaN where not known yet; what each
+    of its resources sees of it. Rings of KEPT_WINDOWS, newest last."""
+
+    shape: Shape
+    communication: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
+    excess: dict[str, deque[float]] = field(default_factory=dict)
+    sent: dict[tuple[str, str], deque[float]] = field(default_factory=dict)
+    usual_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    step: int = -1
+    unknown_told: bool = False
+
+
+@dataclass(slots=True)
+class _Standing:
+    verdict: Verdict
+    missed: int = 0
+
+
+class InterferenceDetector:
+    """Finds jobs that others slow down. Owned by one thread."""
+
+    name = "interference"
+
+    def __init__(self, timed: bool = True, switches: Switches | None = None, panel: Panel | None = None) -> None:
+        self._timed = timed
+        self._switches = Switches() if switches is None else switches
+        self._panel = Panel(self._switches) if panel is None else panel
+        self._courses: dict[str, _Course] = {}
+        self._ends: deque[int] = deque(maxlen=KEPT_WINDOWS)
+        self._standing: dict[tuple[str, str], _Standing] = {}
+        self._windows = 0
+        self._tested = 0
+
+    def tick(self, telemetry: Telemetry) -> list[Finding]:
+        """Follow neighbours; the findings that are new."""
+        self._panel.at(telemetry)
+        if not self._timed:
+            return []
+        present = {job.shape.job: job for job in telemetry.jobs}
+        for gone in self._courses.keys() - present.keys():
+            del self._courses[gone]
+        for key in [key for key in self._standing if key[0] not in present]:
+            del self._standing[key]
+        resources = _shared(telemetry.jobs)
+        self._advance(telemetry, resources)
+        for job in telemetry.jobs:
+            self._steps(job)
+        if self._windows - self._tested < TEST_EVERY or len(self._ends) < LEAST_WINDOWS:
+            return []
+        self._tested = self._windows
+        findings: list[Finding] = []
+        for name, course in self._courses.items():
+            findings += self._judge(present[name], course, resources, telemetry)
+        return findings
+
+    def measures(self) -> Iterator[Sample]:
+        """None of its own."""
+        return iter(())
+
+    def snapshot(self) -> bytes:
+        """Nothing but its version: neighbours are followed anew."""
+        return msgspec.msgpack.encode(SNAPSHOT_VERSION)
+
+    def restore(self, data: bytes) -> None:
+        """Take a snapshot's place. Raises ValueError where it is not one of ours."""
+        try:
+            version = msgspec.msgpack.decode(data, type=int)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            version = -1
+        if version != SNAPSHOT_VERSION:
+            raise ValueError(f"interference snapshot of {len(data)} bytes: version {version}")
+
+    # --- following --------------------------------------------------------------------------------------------------
+
+    def _advance(self, telemetry: Telemetry, resources: dict[tuple[str, str], dict[str, IntArray]]) -> None:
+        """Windows of counters are the clock: one more place in every ring for each."""
+        values, ends = telemetry.counters.values, telemetry.counters.at_ns
+        columns = dict(zip((job.shape.job for job in telemetry.jobs), telemetry.columns(), strict=True))
+        for window in range(len(ends)):
+            self._windows += 1
+            for job in telemetry.jobs:
+                course = self._courses.get(job.shape.job)
+                if course is None or course.shape.attempt != job.shape.attempt:
+                    course = self._courses[job.shape.job] = _Course(job.shape)
+                course.shape = job.shape
+                _pad(course.communication, len(self._ends), np.nan)
+                course.communication.append(np.nan)
+                for ring in course.excess.values():
+                    ring.append(np.nan)
+            for (kind, place), members in resources.items():
+                for name, ranks in members.items():
+                    course = self._courses[name]
+                    ring = course.sent.setdefault((kind, place), deque(maxlen=KEPT_WINDOWS))
+                    _pad(ring, len(self._ends), 0.0)
+                    row = FEATURE["nic_transmit_bytes" if kind in SENDING else "processor"]
+                    sample = values[row, window, columns[name]][ranks]
+                    known = np.isfinite(sample)
+                    ring.append(
+                        float(sample[known].mean() * len(ranks)) if known.any() else (ring[-1] if ring else 0.0)
+                    )
+                    if kind == "host":
+                        _pad(course.excess.setdefault(place, deque(maxlen=KEPT_WINDOWS)), len(self._ends) + 1, np.nan)
+            self._ends.append(int(ends[window]))
+
+    def _steps(self, job: JobTelemetry) -> None:
+        """Finished steps fill the windows that they covered."""
+        course, steps = self._courses.get(job.shape.job), job.steps
+        if course is None or steps is None or not len(steps) or not self._ends:
+            return
+        ends = np.fromiter(self._ends, np.int64, len(self._ends))
+        known = np.isfinite(steps.seconds) & np.isfinite(steps.wait_seconds)
+        hosts = {place: _ranks_of(job.shape, "host", place) for place in course.excess}
+        for k in range(len(steps)):
+            fine = known[k]
+            if not fine.any():
+                continue
+            seconds = float(steps.seconds[k][fine].mean())
+            own = np.where(fine, steps.seconds[k] - steps.wait_seconds[k], np.nan)
+            course.usual_seconds.append(seconds)
+            course.step = int(steps.number[k])
+            last_ns = int(steps.end_ns[k][fine].max())
+            first = int(np.searchsorted(ends, last_ns - round(seconds * 1e9), side="right"))
+            until = min(int(np.searchsorted(ends, last_ns, side="right")) + 1, len(ends))
+            usual = float(np.median(course.usual_seconds))
+            communication = (seconds - float(np.nanmax(own))) / usual
+            for index in range(first, until):
+                before = course.communication[index]
+                course.communication[index] = communication if np.isnan(before) else (before + communication) / 2
+            for place, ranks in hosts.items():
+                there = own[ranks]
+                if not np.isfinite(there).any():
+                    continue
+                over = (float(np.nanmax(there)) - float(np.nanmedian(own))) / usual
+                for index in range(first, until):
+                    course.excess[place][index] = over
+
+    # --- judging ----------------------------------------------------------------------------------------------------
+
+    def _judge(
+        self,
+        job: JobTelemetry,
+        course: _Course,
+        resources: dict[tuple[str, str], dict[str, IntArray]],
+        telemetry: Telemetry,
+    ) -> list[Finding]:
+        name = job.shape.job
+        best: tuple[float, str, tuple[str, str], float, float, int] | None = None
+        others: list[str] = []
+        for (kind, place), members in resources.items():
+            if name not in members:
+                continue
+            own = course.excess.get(place) if kind == "host" else course.communication
+            if own is None:
+                continue
+            victim = np.array(own)
+            for aggressor in members.keys() - {name}:
+                sent = np.array(self._courses[aggressor].sent[kind, place])
+                found = _together(victim, sent)
+                if found is None:
+                    continue
+                correlation, chance, cost = found
+                if chance < CHANCE and correlation >= LEAST_CORRELATION and cost >= LEAST_COST:
+                    others.append(aggressor)
+                    if best is None or correlation > best[0]:
+                        best = (correlation, aggressor, (kind, place), chance, cost, len(members[name]))
+        if best is None:
+            return [*self._clear(name, telemetry.now_ns), *self._unknown(job, course, telemetry)]
+        return self._told(job, course, best, tuple(dict.fromkeys(others)), telemetry)
+
+    def _told(
+        self,
+        job: JobTelemetry,
+        course: _Course,
+        best: tuple[float, str, tuple[str, str], float, float, int],
+        others: tuple[str, ...],
+        telemetry: Telemetry,
+    ) -> list[Finding]:
+        correlation, aggressor, (kind, place), chance, cost, ranks = best
+        shape = job.shape
+        key = (shape.job, aggressor)
+        if key in self._standing:
+            self._standing[key].missed = 0
+            return []
+        columns = self._panel.of(shape.job)
+        members = _ranks_of(shape, kind, place)
+        congested = self._panel.peers[FEATURE["nic_congestion"], columns]
+        congestion = float(np.nanmean(congested[members])) if np.isfinite(congested[members]).any() else 0.0
+        errors = float(self._panel.score[FEATURE["nic_physical_errors"], columns][members].max(initial=0.0))
+        usual = float(np.median(course.usual_seconds))
+        evidence = [
+            Evidence("correlation", correlation, LEAST_CORRELATION, "", f"what {aggressor} does on {kind} {place}",
+                     weighing.bounded(4.0 * (correlation - 0.3), 0.0, 2.5)),
+            Evidence("chance", chance, CHANCE, "", "shifts in a circle that do as well", 2.0),
+            Evidence("step_share_lost_while_it_is_busy", cost, LEAST_COST, "ratio", "windows in which it is not", 1.5),
+            Evidence("ranks_there", float(ranks), float(len(shape)), "ranks", "all ranks of the job", 0.0),
+        ]  # fmt: skip
+        if kind in SENDING:
+            evidence.append(
+                Evidence(
+                    "congestion_over_peers",
+                    congestion,
+                    0.0,
+                    "log 1/s",
+                    "ranks elsewhere",
+                    0.5 if congestion > 0 else 0.0,
+                )
+            )
+            evidence.append(
+                Evidence("physical_errors", errors, ALARM, "sigma", "a faulty port would show them",
+                         -3.0 if errors >= ALARM else 0.5)
+            )  # fmt: skip
+        confidence = weighing.confidence(evidence)
+        if confidence < weighing.LEAST_CONFIDENCE:
+            return []
+        verdict = Verdict(
+            verdict_id=f"{shape.job}.{shape.attempt}.interference.{aggressor}.{telemetry.now_ns}",
+            kind=Kind.INTERFERENCE,
+            gang=shape.job,
+            attempt=shape.attempt,
+            rank=-1,
+            node="",
+            cause=Cause.HOST_CONTENTION if kind == "host" else Cause.CONGESTION,
+            confidence=confidence,
+            slowdown=1.0 / max(1.0 - min(cost, 0.9), 0.1),
+            step_seconds_before=usual * (1.0 - min(cost, 0.9)),
+            step_seconds_now=usual,
+            first_wall_ns=self._ends[0],
+            last_wall_ns=telemetry.now_ns,
+            evidence=tuple(evidence),
+            frames=job.frames,
+            detector=self.name,
+            ranks=tuple(shape.ranks[members].tolist())[:64],
+            suspects=tuple(f"job:{other}" for other in others if other != aggressor),
+            aggressor=aggressor,
+            resource=f"{kind}:{place}",
+            first_step=course.step,
+            last_step=course.step,
+            detected_step=course.step,
+        )
+        self._standing[key] = _Standing(verdict)
+        return [verdict]
+
+    def _clear(self, name: str, now_ns: int) -> list[Finding]:
+        over = []
+        for key, standing in list(self._standing.items()):
+            if key[0] == name:
+                standing.missed += 1
+                if standing.missed > HOLD_TESTS:
+                    del self._standing[key]
+                    over.append(Cleared(standing.verdict.verdict_id, name, now_ns, "they rise and fall apart again"))
+        return list(over)
+
+    def _unknown(
+        self,
+        job: JobTelemetry,
+        course: _Course,
+        telemetry: Telemetry,
+    ) -> list[Finding]:
+        """Congested on many ports and slower for it, with no topology to say whom it shares the fabric with."""
+        if course.unknown_told or "uplink" in job.shape.sharing or len(telemetry.jobs) < 2:
+            return []
+        victim = np.array(course.communication)
+        known = victim[np.isfinite(victim)]
+        if len(known) < LEAST_WINDOWS:
+            return []
+        grown = float(np.median(known[-8:]) - np.quantile(known, 0.2))
+        level = self._panel.newest[FEATURE["nic_congestion"], self._panel.of(job.shape.job)]
+        marked = level > 10.0 * max(float(np.nanquantile(level, 0.1)), 1.0) if np.isfinite(level).any() else level > 0
+        if grown < UNKNOWN_COST or float(np.mean(marked)) < CONGESTED_RANKS:
+            return []
+        course.unknown_told = True
+        shape = job.shape
+        share = float(np.mean(marked))
+        words = (
+            f"communication takes {grown:.0%} of a step more than it did and {share:.0%} of its ports are marked for "
+            "congestion; whom it shares the fabric with is not known"
+        )
+        return [Abstention(shape.job, shape.attempt, None, telemetry.now_ns, words, (), self.name)]
+
+
+def _together(victim: FloatArray, sent: FloatArray) -> tuple[float, float, float] | None:
+    """Correlation of the two, the chance of one as high, and what the victim loses while the neighbour is busy.
+
+    None where too little is known, or one of them never changes: then nothing can be told.
+    """
+    length = min(len(victim), len(sent))
+    victim, sent = victim[len(victim) - length :], sent[len(sent) - length :]
+    known = np.flatnonzero(np.isfinite(victim))
+    if len(known) < LEAST_WINDOWS:
+        return None
+    victim, sent = victim[known[0] : known[-1] + 1].copy(), sent[known[0] : known[-1] + 1]
+    holes = ~np.isfinite(victim)
+    if holes.any():
+        places = np.arange(len(victim))
+        victim[holes] = np.interp(places[holes], places[~holes], victim[~holes])
+    if len(victim) < LEAST_WINDOWS:
+        return None
+    # Ranks, so that one huge stall does not make the whole correlation.
+    high = float(np.quantile(victim, 0.98))
+    victim = np.minimum(victim, high)
+    if victim.std() <= 1e-9 or sent.std() <= 1e-9 * max(float(np.abs(sent).max()), 1e-9):
+        return None
+    y, x = (victim - victim.mean()) / victim.std(), (sent - sent.mean()) / sent.std()
+    length = len(y)
+    shifted = np.fft.irfft(np.fft.rfft(y) * np.conj(np.fft.rfft(x)), length) / length
+    guard = max(2, round(GUARD_SHARE * length))
+    here = float(max(shifted[0], shifted[1], shifted[2], shifted[-1]))
+    null = shifted[guard : length - guard]
+    chance = float((1 + np.sum(null >= here)) / (1 + len(null)))
+    middle = float((np.quantile(sent, 0.05) + np.quantile(sent, 0.95)) / 2)
+    busy = sent > middle
+    if min(busy.mean(), 1 - busy.mean()) < 0.05:
+        return None
+    cost = float(np.median(victim[busy]) - np.median(victim[~busy]))
+    return here, chance, cost
+
+
+def _shared(jobs: tuple[JobTelemetry, ...]) -> dict[tuple[str, str], dict[str, IntArray]]:
+    """Resources on which two jobs or more stand: (kind, name) -> job -> indices of its ranks there."""
+    found: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for job in jobs:
+        for kind, names in job.shape.sharing.items():
+            for index, place in enumerate(names):
+                if place:
+                    found.setdefault((kind, place), {}).setdefault(job.shape.job, []).append(index)
+    return {
+        key: {name: np.array(ranks, np.int64) for name, ranks in members.items()}
+        for key, members in found.items()
+        if len(members) > 1
+    }
+
+
+def _ranks_of(shape: Shape, kind: str, place: str) -> IntArray:
+    return np.array([index for index, name in enumerate(shape.sharing.get(kind, ())) if name == place], np.int64)
+
+
+def _pad(ring: deque[float], length: int, value: float) -> None:
+    """Fill a ring that began late up to this length, in front."""
+    missing = min(length, ring.maxlen or length) - len(ring)
+    for _ in range(max(0, missing)):
+        ring.appendleft(value)

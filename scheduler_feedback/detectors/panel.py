@@ -1,0 +1,229 @@
+"""Panel: every counter of every rank of every job against its peers and its own healthy place among them, as arrays.
+
+A residual is x - median(peers) - own usual offset, where x is the counter on the scale on which it is judged (a
+logarithm for what is a rate of work, itself for a share, log(1 + x) for what counts mishaps). Peers are the ranks of a
+role, or of the whole job where roles are small. The offset and its scale are those of the first windows, then frozen: a
+norm that went on learning would take a lasting fault for the normal state. What holds over several windows is kept as
+a decaying mean, and as a sum that alarms (CUSUM).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_feedback.core.telemetry import (
+    FEATURE,
+    FEATURES,
+    Float32Array,
+    Grouping,
+    IndexArray,
+    Shape,
+    Telemetry,
+)
+from scheduler_feedback.detectors.groups import group_mean, group_median
+from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.detectors.windows import LEAST_PEERS
+
+WARM_UP_WINDOWS = 30
+"""Samples from which a rank's usual place is learned: a robust scale settles in about 25 (public step traces)."""
+
+DECAY = np.float32(1 / 8)
+CLIP = np.float32(3.0)
+ALLOWANCE = np.float32(0.75)
+HIGHEST = np.float32(24.0)
+ALARM = 8.0
+"""As for steps: an allowance of 0.75 and an alarm at 6 to 10 (trials on public traces); clipped at three sigma."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """How a feature is judged. kind: 'log', 'share' or 'count'. bad: the direction in which it is a fault, +1, -1 or 0
+    for one that is only looked at. floor: no scale is smaller."""
+
+    kind: str
+    bad: int
+    floor: float
+
+
+_SCALES: dict[str, _Scale] = {
+    "sm_active": _Scale("share", 0, 0.02),
+    "tensor_active": _Scale("log", 0, 0.03),
+    "dram_active": _Scale("log", 0, 0.03),
+    "sm_clock": _Scale("log", -1, 0.01),
+    "power": _Scale("log", 0, 0.03),
+    "temperature": _Scale("share", 1, 3.0),
+    "thermal_throttle": _Scale("share", 1, 0.02),
+    "power_throttle": _Scale("share", 1, 0.02),
+    "memory_errors": _Scale("count", 1, 0.2),
+    "nvlink_bytes": _Scale("log", -1, 0.05),
+    "nvlink_errors": _Scale("count", 1, 0.2),
+    "pcie_link": _Scale("share", -1, 0.05),
+    "pcie_errors": _Scale("count", 1, 0.2),
+    "nic_transmit_bytes": _Scale("log", -1, 0.05),
+    "nic_receive_bytes": _Scale("log", -1, 0.05),
+    "nic_congestion": _Scale("count", 1, 0.5),
+    "nic_pause_received": _Scale("count", 1, 0.5),
+    "nic_pause_sent": _Scale("count", 1, 0.5),
+    "nic_physical_errors": _Scale("count", 1, 0.2),
+    "nic_sequence_errors": _Scale("count", 1, 0.2),
+    "cpu_waiting": _Scale("share", 1, 0.03),
+    "io_waiting": _Scale("share", 1, 0.03),
+    "runqueue_wait": _Scale("share", 1, 0.03),
+    "processor": _Scale("log", 0, 0.05),
+}
+"""Floors: what is less than this is nobody's trouble, whatever the noise. Clocks come in steps of 15 MHz of 2 GHz."""
+
+COUNT = len(FEATURES)
+BAD = np.array([_SCALES[feature.name].bad for feature in FEATURES], np.float32)
+FLOOR = np.array([_SCALES[feature.name].floor for feature in FEATURES], np.float32)
+_LOGS = np.array([_SCALES[feature.name].kind == "log" for feature in FEATURES])
+_COUNTS = np.array([_SCALES[feature.name].kind == "count" for feature in FEATURES])
+LEAST = np.float32(1e-6)
+
+
+class Panel:
+    """State over F features and N columns, float32 [F, N] each. Shared by the detectors of one stream.
+
+    level: decaying mean of the residual, NaN where unknown. scale: the frozen scale. peers: decaying mean of the
+    residual against the peers alone. newest: the newest values as they came. score: CUSUM in the direction that is bad.
+    accused: (job, attempt, rank) of standing verdicts about hardware, so that no detector tells another's again.
+    group_level: for each way in which ranks overlap, the mean residual of each column's group.
+    """
+
+    def __init__(self, switches: Switches | None = None) -> None:
+        self._switches = Switches() if switches is None else switches
+        self._seen: Telemetry | None = None
+        self._shapes: tuple[Shape, ...] = ()
+        self.columns: dict[str, slice] = {}
+        self.peers_of = Grouping(())
+        self.overlapping: dict[str, Grouping] = {}
+        self.accused: set[tuple[str, int, int]] = set()
+        self.group_level: dict[str, Float32Array] = {}
+        self._shape(0)
+
+    def _shape(self, columns: int) -> None:
+        shape = (COUNT, columns)
+        self._mean = np.zeros(shape, np.float32)
+        self._square = np.zeros(shape, np.float32)
+        self._taken = np.zeros(shape, np.float32)
+        self.scale = np.repeat(FLOOR[:, None], columns, axis=1)
+        self.level = np.full(shape, np.nan, np.float32)
+        self.peers = np.full(shape, np.nan, np.float32)
+        self.newest = np.full(shape, np.nan, np.float32)
+        self.score = np.zeros(shape, np.float32)
+
+    _STATE = ("_mean", "_square", "_taken", "scale", "level", "peers", "newest", "score")
+
+    def at(self, telemetry: Telemetry) -> Panel:
+        """Fold this telemetry in, once however many detectors ask; the panel as of it."""
+        if telemetry is self._seen:
+            return self
+        self._seen = telemetry
+        shapes = tuple(job.shape for job in telemetry.jobs)
+        if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
+            self._move(shapes)
+        values = telemetry.counters.values
+        for window in range(values.shape[1]):
+            self._take(values[:, window])
+        return self
+
+    def of(self, job: str) -> slice:
+        """The job's columns. Raises KeyError for one that is not there."""
+        return self.columns[job]
+
+    # --- one window -------------------------------------------------------------------------------------------------
+
+    def _take(self, values: Float32Array) -> None:
+        known = ~np.isnan(values)
+        if not known.any():
+            return
+        whole = bool(known.all())
+        x = values.copy()
+        np.maximum(x, LEAST, out=x, where=_LOGS[:, None])
+        np.log(x, out=x, where=_LOGS[:, None])
+        np.log1p(np.maximum(x, 0.0, out=x, where=_COUNTS[:, None]), out=x, where=_COUNTS[:, None])
+        middle = group_median(x, self.peers_of)
+        x -= middle[:, self.peers_of.of]  # residual against the peers, from here on
+        warming = (self._taken < WARM_UP_WINDOWS) & known
+        if warming.any():
+            self._learn(x, warming)
+        residual = x - self._mean if self._switches.self_residual else x
+        if whole:
+            fresh = np.isnan(self.level)
+            if fresh.any():
+                self.level[fresh] = residual[fresh]
+                self.peers[fresh] = x[fresh]
+            self.newest = values
+        else:
+            residual = np.where(known, residual, self.level)
+            fresh = np.isnan(self.level) & known
+            self.level[fresh], self.peers[fresh] = residual[fresh], x[fresh]
+            x = np.where(known, x, self.peers)
+            self.newest = np.where(known, values, self.newest)
+        self.level += DECAY * (residual - self.level)
+        self.peers += DECAY * (x - self.peers)
+        scale = self.scale if self._switches.frozen_scale else np.maximum(np.abs(self.level), FLOOR[:, None])
+        step = residual / scale
+        step *= BAD[:, None]
+        np.clip(step, -CLIP, CLIP, out=step)
+        step -= ALLOWANCE
+        if not whole:
+            step[~known] = 0.0  # a sample that is missing speaks neither for nor against
+        np.nan_to_num(step, copy=False, nan=0.0)
+        self.score += step
+        np.clip(self.score, 0.0, HIGHEST, out=self.score)
+        if self._switches.group_intersection:
+            self.group_level = {way: group_mean(self.level, one) for way, one in self.overlapping.items()}
+
+    def _learn(self, x: Float32Array, warming: npt.NDArray[np.bool_]) -> None:
+        """Welford's running mean and variance of the residual against the peers, where the warm-up is not over."""
+        self._taken += warming
+        away = np.where(warming, np.nan_to_num(x - self._mean), np.float32(0.0))
+        self._mean += away / np.maximum(self._taken, 1.0)
+        self._square += away * np.where(warming, np.nan_to_num(x - self._mean), np.float32(0.0))
+        deviation = np.sqrt(self._square / np.maximum(self._taken - 1.0, 1.0))
+        self.scale = np.maximum(deviation, FLOOR[:, None])
+
+    # --- other ranks ------------------------------------------------------------------------------------------------
+
+    def _move(self, shapes: tuple[Shape, ...]) -> None:
+        """Columns came or went: what is known of those that stay moves with them."""
+        old = {id(shape): columns for shape, columns in zip(self._shapes, self.columns.values(), strict=True)}
+        kept = {name: getattr(self, name) for name in self._STATE}
+        ends = np.cumsum([len(shape) for shape in shapes], dtype=np.intp).tolist()
+        columns = [slice(end - len(shape), end) for end, shape in zip(ends, shapes, strict=True)]
+        self._shape(ends[-1] if ends else 0)
+        for shape, place in zip(shapes, columns, strict=True):
+            if id(shape) in old:
+                for name in self._STATE:
+                    getattr(self, name)[:, place] = kept[name][:, old[id(shape)]]
+        self._shapes = shapes
+        self.columns = {shape.job: place for shape, place in zip(shapes, columns, strict=True)}
+        self.peers_of = Grouping(_joined([_peers(shape) for shape in shapes]))
+        ways = sorted({way for shape in shapes for way in shape.groups})
+        self.overlapping = {
+            way: Grouping(_joined([shape.groups.get(way, np.arange(len(shape))) for shape in shapes])) for way in ways
+        }
+
+
+def _peers(shape: Shape) -> IndexArray:
+    """Number of each rank's peers: its role, or the job where a role is too small to vote."""
+    roles = shape.roles
+    return roles if len(roles) and np.bincount(roles).min() >= LEAST_PEERS else np.zeros(len(shape), np.intp)
+
+
+def _joined(parts: list[IndexArray]) -> IndexArray:
+    """Group numbers of several jobs, made distinct."""
+    found, first = [], 0
+    for part in parts:
+        found.append(part + first)
+        first += int(part.max()) + 1 if len(part) else 0
+    return np.concatenate(found) if found else np.zeros(0, np.intp)
+
+
+def row(name: str) -> int:
+    """Row of a feature."""
+    return FEATURE[name]
