@@ -192,13 +192,17 @@ class Node:
         if not self._thread.is_alive():
             self._meter.close()
 
-    def tick(self) -> tuple[Layout, Frame]:
-        """Run every collector once, here and now, and publish the frame of it. Not for a node that is started."""
+    def tick(self, *, due_only: bool = False) -> tuple[Layout, Frame]:
+        """Run every collector once, here and now, and publish the frame of it. Not for a node that is started.
+
+        due_only: only those whose interval has passed, by the node's clock.
+        """
         if self._thread is not None:
             raise RuntimeError(f"node {self.name} is running by itself")
         waiting = list(self._runners)
         for runner in waiting:
-            if runner in self._runners and not runner.released:
+            due = not due_only or runner.due_ns <= self._clock.monotonic_ns()
+            if due and runner in self._runners and not runner.released:
                 runner.run_once()
                 waiting.extend(self._follow(runner))
         return self._publish()

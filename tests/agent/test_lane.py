@@ -275,7 +275,7 @@ def test_devices_are_given_back_and_taken_again(started: Callable[..., Node]) ->
     assert len(holder.threads) == 1, "in the lane's thread"
     node.acquire()
     wait_until(lambda: success(node, "holder") == 1)
-    assert holder.held and shown(node, "gangwatch_agent_released") == 0
+    assert [holder.held, shown(node, "gangwatch_agent_released")] == [True, 0]
 
 
 def test_what_is_stuck_has_not_given_its_device_back(started: Callable[..., Node]) -> None:

@@ -77,6 +77,16 @@ def test_a_frame_holds_what_the_collectors_gave(clock: ManualClock) -> None:
     assert node.tick()[1].seq == 2
 
 
+def test_only_what_is_due_is_run_where_that_is_asked(clock: ManualClock) -> None:
+    fast, slow = Told("fast"), Told("slow", interval_seconds=10.0, block=Block([Column("gangwatch_host_cpus")]))
+    slow.act = lambda told: told.block
+    node = Node("n0", [fast, slow], clock)
+    for _ in range(20):
+        node.tick(due_only=True)
+        clock.advance(1.0)
+    assert (fast.runs, slow.runs) == (20, 3), "at once, and then at the instants of its own schedule"
+
+
 def test_a_tiers_time_is_from_before_the_read(clock: ManualClock) -> None:
     def slow(told: Told) -> Block:
         clock.advance(0.25)
