@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from agent.collectors.rdma import RdmaCollector
+from agent.node import Node
 from agent.schema.catalog import BY_NAME
+from exporter.exposition import Settings, expose
 from tests import needs
 from tests.fakes.sysfs.tree import build
 
@@ -92,6 +94,15 @@ def ours(root: Path) -> Series:
     return found
 
 
+def exposed(root: Path) -> Series:
+    """What an agent's own exposition has under their names."""
+    node = Node("here", [RdmaCollector(str(root))], version="1")
+    node.tick()  # finds the devices; the next one reads them
+    text = expose(*node.tick(), Settings(compatibility=("node_exporter",))).decode()
+    node.stop()
+    return {(name, tuple(sorted(LABEL.findall(labels)))): float(value) for name, labels, value in SERIES.findall(text)}
+
+
 def compare(root: Path) -> tuple[Series, Series]:
     them, us = theirs(root), ours(root)
     assert len(them) > 50
@@ -120,6 +131,18 @@ def test_the_recorded_tree() -> None:
     ):
         assert us[f"node_infiniband_{name}", port] == int((files / file).read_text())
     assert us[KNOWN_BUG, port] == 0.01
+
+
+def test_the_recorded_tree_through_the_exposition() -> None:
+    root = needs.data("sysfs-tree")
+    them = theirs(root)
+    us = {
+        (name, tuple(pair for pair in labels if pair[0] != "node")): value
+        for (name, labels), value in exposed(root).items()
+    }
+    assert {key: us.get(key) for key in them if key[0] != KNOWN_BUG} == {
+        key: value for key, value in them.items() if key[0] != KNOWN_BUG
+    }
 
 
 @pytest.mark.parametrize("driver", ["mlx5_core", "bnxt_en", "efa"])

@@ -187,6 +187,27 @@ def test_a_nic_that_vanishes_costs_only_its_own_series_and_heals(tmp_path: Path)
     gone.close()
 
 
+def test_a_nic_that_comes_and_goes_leaves_nothing_behind(tmp_path: Path) -> None:
+    tree = build(tmp_path, nics=1)
+    parent = collector_of(tree)
+    descriptors: list[int] = []
+    for _ in range(12):
+        parent.collect()
+        members = parent.members()
+        for one in members:
+            one.collect()
+        tree.remove_nic("mlx5_0")
+        with pytest.raises(SourceError):
+            members[0].collect()
+        parent.collect()
+        for one in members:  # which a node does with those that are members no more
+            one.close()
+        descriptors.append(len(list(Path("/proc/self/fd").iterdir())))
+        tree.return_nic("mlx5_0")
+    assert len(set(descriptors)) == 1
+    close(parent)
+
+
 def test_files_without_a_number_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = build(tmp_path, nics=1)
     hardware, counters = tree.nics[0].port / "hw_counters", tree.nics[0].port / "counters"
