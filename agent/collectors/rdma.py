@@ -259,7 +259,7 @@ class RdmaCollector:
         hardware = [one for port in device.ports for one in naming.hardware_files(port)]
         if by_message:
             # The message tells them all; the lifespan is no counter, and stands in a file alone.
-            hardware = [one for one in hardware if one.column.metric == "gangwatch_rdma_counter_lifespan_seconds"]
+            hardware = [one for one in hardware if one.column.metric == "gangwatch_rdma_statistics_lifespan_seconds"]
         fast += [one for one in hardware if is_fast(one.meaning)]
         slow += [one for one in hardware if not is_fast(one.meaning)]
         slow += naming.device_files()

@@ -150,7 +150,7 @@ _LABELLED: dict[str, Meaning] = {
     for operation in ("read", "write")
 }
 
-_LIFESPAN = Meaning("gangwatch_rdma_counter_lifespan_seconds", gauge=True, scale=1e-3)
+_LIFESPAN = Meaning("gangwatch_rdma_statistics_lifespan_seconds", gauge=True, scale=1e-3)
 
 _OPEN = "active_"
 """bnxt_re counts open objects among its counters: levels, which fall as they are closed."""
@@ -217,7 +217,7 @@ def hardware_counter(driver: str, file: str) -> Meaning:
 
 def own_name(file: str) -> Meaning:
     """The counter under the name that its driver gives it."""
-    return Meaning("gangwatch_rdma_hw_counter_total", (("counter", file),))
+    return Meaning("gangwatch_rdma_hw_counters_total", (("counter", file),))
 
 
 def is_fast(meaning: Meaning) -> bool:

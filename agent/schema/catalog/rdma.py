@@ -77,7 +77,7 @@ RDMA: tuple[Metric, ...] = (
     Metric("gangwatch_rdma_port_rate_bytes_per_second", "gauge", "Signalling rate of the port as it is linked now.",
            "bytes_per_second", _PORT, "ports/*/rate", compatibility="node_infiniband_rate_bytes_per_second"),
     Metric("gangwatch_rdma_port_lanes", "gauge", "Lanes of the port as it is linked now.", "", _PORT, "ports/*/rate"),
-    Metric("gangwatch_rdma_counter_lifespan_seconds", "gauge",
+    Metric("gangwatch_rdma_statistics_lifespan_seconds", "gauge",
            "How old a hardware counter may be when it is read: the driver asks the device no more often.", "seconds",
            _PORT, "hw_counters/lifespan", compatibility="node_infiniband_lifespan_seconds"),
 
@@ -201,7 +201,7 @@ RDMA: tuple[Metric, ...] = (
            ("device", "operation", "port", "side"), _HW_COUNTERS),
     Metric("gangwatch_rdma_resources", "gauge", "Objects of the driver that are open: queue pairs, memory regions.", "",
            ("device", "port", "resource"), _HW_COUNTERS),
-    Metric("gangwatch_rdma_hw_counter_total", "counter",
+    Metric("gangwatch_rdma_hw_counters_total", "counter",
            "Every other hardware counter, by the name that its driver gives it.", "", ("counter", "device", "port"),
            _HW_COUNTERS),
 
@@ -238,8 +238,8 @@ RDMA: tuple[Metric, ...] = (
     _ethtool("physical_transmit_errors", "Packets that could not be sent for an error."),
     _ethtool("physical_symbol_errors", "Symbols received in error."),
     _ethtool("physical_uncorrected_symbols", "Symbols that forward error correction could not mend."),
-    _ethtool("physical_corrected_bits", "Bits mended by forward error correction."),
-    _ethtool("physical_received_bits", "Bits received: corrected bits over these is the raw error rate."),
+    _ethtool("physical_corrected_bit_errors", "Bits mended by forward error correction."),
+    _ethtool("physical_received_bit", "Bits received: corrected bits over these is the raw error rate."),
     Metric("gangwatch_rdma_physical_lane_errors_total", "counter", "Bits mended on the lane.", "",
            ("device", "lane", "port"), _ETHTOOL),
     _ethtool("physical_crc_errors", "Frames whose checksum was wrong."),
