@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import struct
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from agent.schema.errors import SourceError, UnsupportedError
-from agent.sources import netlink
+from agent.sources import ethtool, netlink
 from agent.sources.netlink import RdmaNetlink, Shape, messages, parse_device, parse_statistics, request
+from tests import needs
 from tests.fakes.netlink import FakeRdma, device, message, statistics
 from tests.fakes.sysfs.names import HARDWARE
 
@@ -21,8 +24,8 @@ def answer(counters: list[tuple[str, int]], sequence: int = 1, *, padded: bool =
     return message(netlink.STATISTICS_GET, 0, sequence, statistics(counters, padded=padded))
 
 
-def test_the_request_is_what_iproute2_sends() -> None:
-    """`rdma statistic show link mlx5_0/1`, by rdma-core's header: type 5137, device index 3, port 1."""
+def test_a_request() -> None:
+    """Counters of device 3, port 1; and the list of all devices."""
     assert request(netlink.STATISTICS_GET, 0, 7, (netlink.DEVICE_INDEX, 3), (netlink.PORT_INDEX, 1)) == struct.pack(
         "=IHHII HHI HHI", 32, 5137, 1, 7, 0, 8, 1, 3, 8, 3, 1
     )
@@ -72,6 +75,50 @@ def test_a_device() -> None:
 def test_a_length_that_cannot_be(size: int) -> None:
     with pytest.raises(SourceError, match="bytes"):
         list(messages(struct.pack("=IHHII", size, 5137, 0, 1, 0), 16))
+
+
+CONSTANTS = {
+    "RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, RDMA_NLDEV_CMD_GET)": netlink.DEVICE_GET,
+    "RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, RDMA_NLDEV_CMD_STAT_GET)": netlink.STATISTICS_GET,
+    "RDMA_NLDEV_ATTR_DEV_INDEX": netlink.DEVICE_INDEX,
+    "RDMA_NLDEV_ATTR_DEV_NAME": netlink.DEVICE_NAME,
+    "RDMA_NLDEV_ATTR_PORT_INDEX": netlink.PORT_INDEX,
+    "RDMA_NLDEV_ATTR_STAT_HWCOUNTERS": netlink.COUNTERS,
+    "RDMA_NLDEV_ATTR_STAT_HWCOUNTER_ENTRY": netlink.COUNTER,
+    "RDMA_NLDEV_ATTR_STAT_HWCOUNTER_ENTRY_NAME": netlink.COUNTER_NAME,
+    "RDMA_NLDEV_ATTR_STAT_HWCOUNTER_ENTRY_VALUE": netlink.COUNTER_VALUE,
+    "NETLINK_RDMA": netlink.NETLINK_RDMA,
+    "NLM_F_REQUEST": netlink.REQUEST,
+    "NLM_F_DUMP": netlink.DUMP,
+    "NLM_F_MULTI": netlink.MULTI,
+    "NLMSG_ERROR": netlink.ERROR,
+    "NLMSG_DONE": netlink.DONE,
+    "sizeof(struct nlmsghdr)": netlink.HEADER.size,
+    "SIOCETHTOOL": ethtool.SIOCETHTOOL,
+    "ETHTOOL_GSSET_INFO": ethtool.GET_SET_INFO,
+    "ETHTOOL_GSTRINGS": ethtool.GET_STRINGS,
+    "ETHTOOL_GSTATS": ethtool.GET_STATISTICS,
+    "ETH_SS_STATS": ethtool.STATISTICS_SET,
+    "ETH_GSTRING_LEN": ethtool.NAME_BYTES,
+    "offsetof(struct ethtool_sset_info, data)": 16,
+    "offsetof(struct ethtool_gstrings, data)": 12,
+    "offsetof(struct ethtool_stats, data)": 8,
+    "offsetof(struct ifreq, ifr_data)": 16,
+    "sizeof(struct ifreq)": 40,
+}
+
+
+def test_constants_are_the_kernel_headers(tmp_path: Path) -> None:
+    """Also ethtool's; a 64-bit machine's sizes."""
+    compiler = needs.component("gcc", "gcc")
+    headers = ("stddef.h", "stdio.h", "linux/ethtool.h", "linux/if.h", "linux/netlink.h", "linux/sockios.h",
+               "rdma/rdma_netlink.h")  # fmt: skip
+    source = "".join(f"#include <{header}>\n" for header in headers)
+    source += "int main(void) {" + "".join(f'printf("%ld\\n", (long)({name}));' for name in CONSTANTS) + "}\n"
+    (tmp_path / "constants.c").write_text(source)
+    subprocess.run([compiler, str(tmp_path / "constants.c"), "-o", str(tmp_path / "constants")], check=True)
+    printed = subprocess.run([str(tmp_path / "constants")], capture_output=True, text=True, check=True).stdout
+    assert dict(zip(CONSTANTS, map(int, printed.split()), strict=True)) == CONSTANTS
 
 
 # --- the exchange ----------------------------------------------------------------------------------------------------
