@@ -11,9 +11,7 @@ import importlib.metadata
 import logging
 import secrets
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Callable, Sequence
 
 from agent.assembly import NODE_TIER, Assembly, Own
 from agent.collectors.block import Collector
@@ -23,56 +21,12 @@ from agent.runner import Runner, next_due_ns
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.frame import MAX_RECORDS, Frame, Layout, Record
 from agent.sources.proc import read_boot_id
+from agent.subscription import Listener, Subscription
 
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 2.0
 """How long stopping waits for threads altogether; one that is stuck in a driver is abandoned (they are daemons)."""
-
-Listener = Callable[[Layout, Frame], None]
-
-
-class Subscription:
-    """Frames as they are made, for one reader in a thread of its own; a reader that is slow loses the oldest."""
-
-    def __init__(self, most: int, remove: Callable[[Listener], None]) -> None:
-        self._frames: deque[tuple[Layout, Frame]] = deque(maxlen=most)
-        self._condition = threading.Condition()
-        self._remove = remove
-        self._closed = False
-        self.lost = 0
-
-    def put(self, layout: Layout, frame: Frame) -> None:
-        """Called by the node; never waits for the reader."""
-        with self._condition:
-            self.lost += len(self._frames) == self._frames.maxlen
-            self._frames.append((layout, frame))
-            self._condition.notify()
-
-    def get(self, timeout_seconds: float | None = None) -> tuple[Layout, Frame] | None:
-        """The oldest frame not yet read; None where the time passes or the subscription is closed meanwhile."""
-        with self._condition:
-            self._condition.wait_for(lambda: self._frames or self._closed, timeout_seconds)
-            return self._frames.popleft() if self._frames else None
-
-    def close(self) -> None:
-        """Take no more frames, and let a waiting reader go."""
-        self._remove(self.put)
-        with self._condition:
-            self._closed = True
-            self._condition.notify_all()
-
-    def __iter__(self) -> Iterator[tuple[Layout, Frame]]:
-        while (newest := self.get()) is not None:
-            yield newest
-
-    def __enter__(self) -> Subscription:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Node:

@@ -1,0 +1,90 @@
+"""Frames put together: what is shown of a collector whose call does not return, and how soon; and at what cost."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from agent.assembly import Assembly, Own
+from agent.collectors.block import Block
+from agent.meter import Cost
+from agent.runner import Runner
+from agent.schema.clock import ManualClock
+from agent.schema.frame import Column, check_fits
+from agent.schema.frame import Frame as WholeFrame
+from tests.agent.told import COUNTER, GAUGE, Told, value
+
+SECOND = 1_000_000_000
+OWN = Own(1, Cost(0, None, None, 1), 0, False)
+
+
+def shown(assembly: Assembly, runners: list[Runner], now_ns: int, metric: str, **labels: str) -> float | int | None:
+    tier_ns, gauges, counters, valid = assembly.frame(runners, now_ns, OWN)
+    layout = assembly.layout
+    frame = WholeFrame("n0", "b", "a", 1, layout.layout_id, 0, now_ns, tier_ns, gauges, counters, valid)
+    check_fits(layout, frame)
+    return value((layout, frame), metric, **labels)
+
+
+@pytest.mark.parametrize("interval_seconds", [0.1, 1.0, 10.0])
+def test_a_run_that_does_not_return_shows_within_two_frames(interval_seconds: float) -> None:
+    clock = ManualClock()
+    runner = Runner(Told(interval_seconds=interval_seconds), clock)
+    assembly = Assembly("n0", 1.0, "boot", "1")
+    runner.run_once()
+    # The next run begins just after a frame was made, and does not return.
+    clock.advance(interval_seconds + 0.01)
+    runner.running_since_ns = began_ns = clock.monotonic_ns()
+    one, two = began_ns + SECOND - 1, began_ns + 2 * SECOND + 1
+    assert shown(assembly, [runner], one, "gangwatch_collector_stuck", collector="told") == 0
+    assert shown(assembly, [runner], one, COUNTER.metric, device="sda") == 2**60 + 1, "it may be slow for once"
+    assert shown(assembly, [runner], two, "gangwatch_collector_stuck", collector="told") == 1
+    assert shown(assembly, [runner], two, "gangwatch_collector_success", collector="told") == 0
+    assert shown(assembly, [runner], two, COUNTER.metric, device="sda") is None, "absent at once, not once it is stale"
+    runner.running_since_ns = None
+    assert shown(assembly, [runner], two, "gangwatch_collector_success", collector="told") == 1
+    assert shown(assembly, [runner], two, COUNTER.metric, device="sda") == 2**60 + 1
+
+
+def test_a_frames_arrays_are_its_own() -> None:
+    clock = ManualClock()
+    runner = Runner(Told(), clock)
+    assembly = Assembly("n0", 1.0, "boot", "1")
+    runner.run_once()
+    first = assembly.frame([runner], 0, OWN)
+    again = assembly.frame([runner], 0, OWN)
+    for mine, other in zip(first, again, strict=True):
+        mine[:] = 0
+        assert not np.shares_memory(mine, other)
+    assert again[1][-1] == 1.0
+
+
+def test_what_this_kernel_does_not_tell_of_us_is_absent() -> None:
+    assembly = Assembly("n0", 1.0, "boot", "1")
+    absent = shown(assembly, [], 0, "gangwatch_agent_memory_resident_bytes")
+    assert absent != absent
+    assert shown(assembly, [], 0, "gangwatch_agent_threads") == 1
+
+
+def test_a_frame_costs_nothing_a_column() -> None:
+    """Of thirty collectors, ten times the columns cost less than twice the time."""
+
+    def cost(columns: int) -> float:
+        clock = ManualClock()
+        runners = []
+        for number in range(30):
+            block = Block([Column(GAUGE.metric, (("device", f"{number}-{column}"),)) for column in range(columns)])
+            runners.append(Runner(Told(str(number), lambda told: told.block, block=block), clock))
+        assembly = Assembly("n0", 1.0, "boot", "1")
+        best = float("inf")
+        for _ in range(30):
+            for runner in runners:
+                runner.run_once()
+            began = time.thread_time()
+            assembly.frame(runners, 0, OWN)
+            best = min(best, time.thread_time() - began)
+        return best
+
+    assert cost(200) < 2 * cost(20)
