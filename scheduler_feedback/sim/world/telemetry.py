@@ -344,7 +344,7 @@ class World:
         for heard in self._jobs.values():
             course = heard.course
             for fault in course.faults:
-                found += self._told(course, fault, before)
+                found += self.told(course, fault, before, self.now)
             per_tick = 0.02 * course.plan.gpus * (self.now - before) / 86400.0
             for _ in range(self.random.poisson(per_tick)):
                 rank = int(self.random.integers(course.plan.gpus))
@@ -356,9 +356,9 @@ class World:
         record = EventRecord(XID, gpu, WALL_START_NS + round(at * NS), {"code": str(code), "gpu": gpu})
         return NodeEvent(course.place.nodes[rank], record)
 
-    def _told(self, course: Course, fault: Fault, before: float) -> list[NodeEvent]:
-        """Events of a fault that fall between the last tick and this one."""
-        begun = before < fault.begin <= self.now
+    def told(self, course: Course, fault: Fault, before: float, now: float) -> list[NodeEvent]:
+        """Events of a fault that fall between these two times."""
+        begun = before < fault.begin <= now
         rank = fault.ranks[0] if fault.ranks else 0
         node, found = course.place.nodes[rank], []
         if fault.disorder == "memory-errors" and begun:
@@ -367,8 +367,8 @@ class World:
             found.append(self._xid(course, rank, 79, fault.begin))  # the GPU has fallen off the bus
             at_ns = WALL_START_NS + round(fault.begin * NS)
             found.append(NodeEvent(node, EventRecord(DEVICE_LOST, course.place.gpus[rank], at_ns)))
-        if fault.disorder == "nic-flap" and before < fault.end and self.now >= fault.begin:
-            turns = np.arange(max(0, np.ceil((before - fault.begin) / 15.0)), (self.now - fault.begin) / 15.0)
+        if fault.disorder == "nic-flap" and before < fault.end and now >= fault.begin:
+            turns = np.arange(max(0, np.ceil((before - fault.begin) / 15.0)), (now - fault.begin) / 15.0)
             for turn in turns.tolist():
                 at = fault.begin + 15.0 * turn
                 if fault.intensity(np.array([at]))[0] > 0:

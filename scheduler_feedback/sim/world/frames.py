@@ -1,0 +1,399 @@
+"""The world's exact exit: the frames that the nodes' agents would send, under the catalogue's names.
+
+For small worlds and the product's own path (feed, fleet, detectors): every node has an agent with a layout, integer
+counters that only rise, a sample time for each tier, step and open records, and a clock of its own. On the way frames
+can be lost, late or doubled, agents can be restarted and drivers reloaded, so that counters begin anew.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agent.schema.catalog import BY_NAME
+from agent.schema.frame import (
+    Column,
+    EventRecord,
+    Frame,
+    Layout,
+    Member,
+    OpenRecord,
+    Record,
+    StepRecord,
+    Tier,
+    make_layout,
+)
+from scheduler_feedback.core.telemetry import FEATURE
+from scheduler_feedback.sim.world.arrays import FloatArray
+from scheduler_feedback.sim.world.counters import Meter
+from scheduler_feedback.sim.world.course import Block, Course
+from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS, World
+
+TIERS = ("gpu", "nvlink", "pcie", "rdma", "host", "process", "steps")
+
+NVLINKS = 4
+"""Links a GPU in a layout: an H100 has 18; what a detector sums up does not need them all."""
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """How a feature of the world is published: the metric, its labels besides the device, the tier, and the share of
+    the feature that each series of it carries."""
+
+    feature: str
+    metric: str
+    tier: str
+    labels: Labels = ()
+    share: float = 1.0
+
+
+PUBLISHED: tuple[Series, ...] = (
+    Series("sm_active", "gangwatch_gpu_sm_active_ratio", "gpu"),
+    Series("tensor_active", "gangwatch_gpu_tensor_active_ratio", "gpu"),
+    Series("dram_active", "gangwatch_gpu_dram_active_ratio", "gpu"),
+    Series("sm_clock", "gangwatch_gpu_sm_clock_hertz", "gpu"),
+    Series("power", "gangwatch_gpu_power_watts", "gpu"),
+    Series("temperature", "gangwatch_gpu_temperature_celsius", "gpu"),
+    Series("thermal_throttle", "gangwatch_gpu_throttle_seconds_total", "gpu", (("reason", "hw_thermal"),)),
+    Series("power_throttle", "gangwatch_gpu_throttle_seconds_total", "gpu", (("reason", "hw_power_brake"),)),
+    Series("memory_errors", "gangwatch_gpu_ecc_errors_total", "gpu", (("severity", "corrected"),)),
+    *(
+        Series(feature, metric, "nvlink", (*extra, ("link", str(link))), share)
+        for link in range(NVLINKS)
+        for feature, metric, extra, share in (
+            ("nvlink_bytes", "gangwatch_nvlink_transmit_bytes_total", (), 1.0 / NVLINKS),
+            ("nvlink_errors", "gangwatch_nvlink_errors_total", (("kind", "replay"),), 1.0 if link == 0 else 0.0),
+        )
+    ),
+    Series("pcie_link", "gangwatch_gpu_pcie_link_ratio", "pcie"),
+    Series("pcie_errors", "gangwatch_gpu_pcie_replays_total", "pcie"),
+    Series("nic_transmit_bytes", "gangwatch_rdma_port_transmit_bytes_total", "rdma"),
+    Series("nic_receive_bytes", "gangwatch_rdma_port_receive_bytes_total", "rdma"),
+    Series("nic_congestion", "gangwatch_rdma_cnp_handled_total", "rdma"),
+    Series(
+        "nic_pause_received",
+        "gangwatch_rdma_pause_frames_total",
+        "rdma",
+        (("direction", "receive"), ("priority", "3")),
+    ),
+    Series(
+        "nic_pause_sent", "gangwatch_rdma_pause_frames_total", "rdma", (("direction", "transmit"), ("priority", "3"))
+    ),
+    Series("nic_physical_errors", "gangwatch_rdma_physical_symbol_errors_total", "rdma"),
+    Series("nic_sequence_errors", "gangwatch_rdma_out_of_sequence_total", "rdma"),
+    Series("cpu_waiting", "gangwatch_host_pressure_waiting_seconds_total", "host", (("resource", "cpu"),)),
+    Series("io_waiting", "gangwatch_host_pressure_waiting_seconds_total", "host", (("resource", "io"),)),
+    Series("runqueue_wait", "gangwatch_rank_runqueue_wait_seconds_total", "process"),
+    Series("processor", "gangwatch_rank_cpu_seconds_total", "process"),
+)
+"""What is published of the world, under which names."""
+
+WIDTHS = {"gangwatch_rdma_out_of_sequence_total": 32}
+"""Columns narrower than 64 bits: mlx5's hardware counters are (mlx5_ifc.h, query_q_counter_out)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """What happens to frames on their way, as probabilities for each: lost, sent twice, late by up to `late_seconds`.
+
+    restarted: the agent is started anew (another agent_id, sequence from 1). reloaded: the GPU driver is, so that GPU
+    counters begin at zero.
+    """
+
+    lost: float = 0.0
+    doubled: float = 0.0
+    late: float = 0.0
+    late_seconds: float = 5.0
+    restarted: float = 0.0
+    reloaded: float = 0.0
+
+
+CLEAR = Path()
+
+_Passed = tuple[list[tuple[Block, int]], tuple[Block, int] | None]
+"""(steps that ended since the last frame, the step under way), each as (block, row)."""
+
+Sent = tuple[float, Layout, Frame]
+"""(world seconds of its arrival, layout, frame)."""
+
+
+@dataclass(slots=True)
+class _Agent:
+    """One node's agent: its ranks of each course, its layout, and what its counters stand at."""
+
+    name: str
+    ranks: list[tuple[int, int]]
+    layout: Layout
+    gauges: list[tuple[int, int, int]]
+    counters: list[tuple[int, int, int, float]]
+    totals: FloatArray
+    clock: float
+    agent_id: str
+    tier_ns: FloatArray
+    seq: int = 0
+    record_seq: int = 0
+    shown: tuple[FloatArray, FloatArray] | None = None
+    due: dict[int, float] = field(default_factory=dict)
+
+
+class FrameExit:
+    """Agents of all nodes that jobs stand on. intervals: sampling seconds by tier, 1 where not given.
+
+    The same world as World's: courses advance as frames are asked for.
+    """
+
+    def __init__(
+        self,
+        courses: Sequence[Course],
+        seed: int,
+        intervals: Mapping[str, float] | None = None,
+        path: Path = CLEAR,
+    ) -> None:
+        self.random = np.random.default_rng([seed, 31])
+        self.courses = list(courses)
+        self.intervals = {tier: (intervals or {}).get(tier, 1.0) for tier in TIERS}
+        self.path = path
+        self.now = 0.0
+        # Every device is sampled at the end of each second here, so that a node's phase is its agent's alone.
+        self._meters = [Meter(c, np.random.default_rng(self.random.integers(2**63)), 1.0) for c in self.courses]
+        self._events = World(self.courses, seed)
+        self._agents = [self._agent(node) for node in sorted({int(n) for c in self.courses for n in c.place.node})]
+
+    def until(self, seconds: float) -> Iterator[Sent]:
+        """Frames that arrive until this time of the world, in order of arrival, one a node and second."""
+        waiting: list[tuple[float, int, Layout, Frame]] = []
+        number = 0
+        while self.now < seconds:
+            before, self.now = self.now, self.now + 1.0
+            for course in self.courses:
+                course.advance_to(self.now + 0.1)
+            windows = [meter.read(np.array([self.now]))[:, 0, :] for meter in self._meters]
+            passed = [self._passed(course, before) for course in self.courses]
+            events = self._told(before)
+            for agent in self._agents:
+                for at, frame in self._send(agent, windows, passed, events.get(agent.name, [])):
+                    heapq.heappush(waiting, (at, number, agent.layout, frame))
+                    number += 1
+            for course in self.courses:
+                course.forget(self.now - 60.0)
+            while waiting and waiting[0][0] <= self.now:
+                at, _, layout, frame = heapq.heappop(waiting)
+                yield at, layout, frame
+
+    # --- agents -------------------------------------------------------------------------------------------------------
+
+    def _agent(self, node: int) -> _Agent:
+        name = f"node-{node:05d}"
+        ranks = [
+            (number, int(rank))
+            for number, course in enumerate(self.courses)
+            for rank in np.flatnonzero(course.place.node == node)
+        ]
+        gauge_columns: list[Column] = []
+        counter_columns: list[Column] = []
+        gauges: list[tuple[int, int, int]] = []
+        counters: list[tuple[int, int, int, float]] = []
+        seen: set[tuple[str, Labels]] = set()
+        for number, rank in ranks:
+            course = self.courses[number]
+            for series in PUBLISHED:
+                metric = BY_NAME[series.metric]
+                labels = tuple(sorted((*series.labels, *_of(course, rank, series.tier))))
+                if (series.metric, labels) in seen:
+                    continue
+                seen.add((series.metric, labels))
+                column = Column(series.metric, labels, TIERS.index(series.tier), WIDTHS.get(series.metric, 64))
+                if metric.kind == "counter":
+                    counter_columns.append(column)
+                    counters.append((number, rank, FEATURE[series.feature], series.share / metric.scale))
+                else:
+                    gauge_columns.append(column)
+                    gauges.append((number, rank, FEATURE[series.feature]))
+        for number, rank in ranks:
+            gauge_columns += _known(self.courses[number], rank)
+        tiers = [Tier(tier, self.intervals[tier]) for tier in TIERS]
+        layout = make_layout(name, tiers, gauge_columns, counter_columns)
+        start = np.floor(self.random.uniform(1e3, 1e9, len(counters)))
+        offset = float(self.random.uniform(1e3, 1e6))
+        return _Agent(name, ranks, layout, gauges, counters, start, offset, f"{name}-1", np.zeros(len(TIERS)))
+
+    def _send(
+        self, agent: _Agent, windows: list[FloatArray], passed: list[_Passed], events: list[EventRecord]
+    ) -> list[tuple[float, Frame]]:
+        if not any(self.courses[number].begin < self.now for number, _ in agent.ranks) or self._silent(agent):
+            return []
+        path, random = self.path, self.random
+        if random.random() < path.restarted:
+            generation = int(agent.agent_id.rpartition("-")[2]) + 1
+            agent.agent_id, agent.seq, agent.record_seq = f"{agent.name}-{generation}", 0, 0
+        if random.random() < path.reloaded:
+            gpu = [self._tier(agent.layout.counters[i].tier) in ("gpu", "nvlink") for i in range(len(agent.counters))]
+            agent.totals[gpu] = 0.0
+        gauges, valid = self._sample(agent, windows)
+        wall_ns = WALL_START_NS + round(self.now * NS)
+        monotonic_ns = round((self.now + agent.clock) * NS)
+        records = [*self._records(agent, passed), *events]
+        agent.seq += 1
+        shown, shown_valid = agent.shown if agent.shown is not None else (agent.totals, valid)
+        frame = Frame(
+            agent.name,
+            f"boot-{agent.name}",
+            agent.agent_id,
+            agent.seq,
+            agent.layout.layout_id,
+            wall_ns,
+            monotonic_ns,
+            np.round(agent.tier_ns).astype(np.int64),
+            gauges.astype(np.float64),
+            _integers(shown, agent.layout),
+            np.asarray(shown_valid, np.bool_),
+            agent.record_seq,
+            tuple(records),
+        )
+        agent.record_seq += len(records)
+        if random.random() < path.lost:
+            return []
+        at = self.now + float(random.uniform(0.001, 0.05))
+        if random.random() < path.late:
+            at += float(random.uniform(0.0, path.late_seconds))
+        sent = [(at, frame)]
+        if random.random() < path.doubled:
+            sent.append((at + float(random.uniform(0.0, 1.0)), frame))
+        return sent
+
+    def _tier(self, index: int) -> str:
+        return TIERS[index]
+
+    def _silent(self, agent: _Agent) -> bool:
+        for course in self.courses:
+            for fault in course.faults:
+                lost = fault.disorder in ("agent-loss", "mass-loss") and fault.begin <= self.now < fault.end
+                if lost and any(course.place.nodes[rank] == agent.name for rank in fault.ranks):
+                    return True
+        return False
+
+    def _sample(self, agent: _Agent, windows: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Advance the counters by this second; what the tiers that are due show of them."""
+        advance = np.array([windows[n][f, r] * scale for n, r, f, scale in agent.counters])
+        valid = np.isfinite(advance)
+        agent.totals = agent.totals + np.where(valid, np.maximum(advance, 0.0), 0.0)
+        values = np.full(len(agent.layout.gauges), np.nan)
+        for index, (number, rank, row) in enumerate(agent.gauges):
+            values[index] = windows[number][row, rank]
+        values[len(agent.gauges) :] = [1.0] * (len(values) - len(agent.gauges))
+        for number, rank in agent.ranks:
+            for fault in self.courses[number].faults:
+                if fault.disorder == "detachment" and rank in fault.ranks and self.now >= fault.begin:
+                    gpu = self.courses[number].place.gpus[rank]
+                    valid &= np.array([("gpu", gpu) not in column.labels for column in agent.layout.counters])
+                    gone = [("gpu", gpu) in column.labels for column in agent.layout.gauges]
+                    values[gone] = np.nan
+        before = agent.shown
+        shown, shown_valid = agent.totals.copy(), valid.copy()
+        for tier, name in enumerate(TIERS):
+            if self.now + 1e-9 >= agent.due.get(tier, 0.0):
+                agent.due[tier] = self.now + self.intervals[name]
+                agent.tier_ns[tier] = (self.now - 0.02 + agent.clock) * NS
+            elif before is not None:
+                held = np.array([column.tier == tier for column in agent.layout.counters], np.bool_)
+                shown[held], shown_valid[held] = before[0][held], before[1][held]
+        agent.shown = shown, shown_valid
+        return values, valid
+
+    def _records(self, agent: _Agent, passed: list[_Passed]) -> list[Record]:
+        found: list[Record] = []
+        for number, rank in agent.ranks:
+            course, (finished, current) = self.courses[number], passed[number]
+            member = Member(course.plan.name, 1, rank)
+            for block, row in finished:
+                length = float(block.end[row] - block.begin[row])
+                stall = float(block.stall[min(row, len(block.stall) - 1), rank])
+                own = float(block.kernels[row, rank] + block.pause[row]) + stall
+                wait = min(max(length - own, 0.0), length)
+                tokens = None
+                if course.plan.tells_tokens:
+                    tokens = round(course.plan.tokens if block.tokens is None else float(block.tokens[row, rank]))
+                begin = round((float(block.begin[row]) + agent.clock) * NS)
+                found.append(
+                    StepRecord(member, block.first + row, begin, round(length * NS), round(wait * NS), tokens, 1)
+                )
+            if current is not None:
+                found += self._opened(course, rank, member, *current, agent.clock)
+        return found
+
+    def _opened(
+        self, course: Course, rank: int, member: Member, block: Block, row: int, clock: float
+    ) -> Iterator[OpenRecord]:
+        begin, meet, step = float(block.begin[row]), float(block.meet[row]), block.first + row
+        yield OpenRecord(member, "step", step, round((begin + clock) * NS))
+        if block.hangs is not None and row == len(block) - 1 and block.hangs[1] == "compute":
+            meet = begin + course.meeting * course.usual
+            if rank == block.hangs[0]:
+                return
+        if self.now >= meet:
+            yield OpenRecord(member, "collective", step, round((meet + clock) * NS))
+
+    def _passed(self, course: Course, before: float) -> _Passed:
+        """Steps that ended since `before`, and the one under way."""
+        if not course.reports:
+            return [], None
+        ended = [
+            (block, row)
+            for block in course.blocks
+            for row in np.flatnonzero((block.end > before) & (block.end <= self.now)).tolist()
+        ]
+        under_way = [
+            (block, row)
+            for block in course.blocks
+            for row in np.flatnonzero((block.begin <= self.now) & (block.end > self.now)).tolist()
+        ]
+        return ended, under_way[0] if under_way else None
+
+    def _told(self, before: float) -> dict[str, list[EventRecord]]:
+        found: dict[str, list[EventRecord]] = {}
+        for course in self.courses:
+            for fault in course.faults:
+                for one in self._events.told(course, fault, before, self.now):
+                    found.setdefault(one.node, []).append(one.event)
+        return found
+
+
+def _of(course: Course, rank: int, tier: str) -> Labels:
+    """Labels that single out the rank's device in this tier."""
+    if tier in ("gpu", "nvlink", "pcie"):
+        return (("gpu", course.place.gpus[rank]),)
+    if tier == "rdma":
+        return (("device", course.place.nics[rank].rpartition("/")[2]), ("port", "1"))
+    if tier == "process":
+        return (("attempt", "1"), ("gang", course.plan.name), ("rank", str(rank)))
+    return ()
+
+
+def _known(course: Course, rank: int) -> list[Column]:
+    """What ties the rank to its GPU and the GPU to its NIC and rail: series of constant 1."""
+    place = course.place
+    gpu, nic, local = place.gpus[rank], place.nics[rank].rpartition("/")[2], int(place.local[rank])
+    pci = f"0000:{0x10 + local:02x}:00.0"
+    owner = {"attempt": "1", "gang": course.plan.name, "gpu": gpu, "rank": str(rank)}
+    owner |= {"container": "", "mig": "", "namespace": "", "pod": "", "slurm_job": ""}
+    info = {"driver": "", "gpu": gpu, "index": str(local), "mig_mode": "", "minor": str(local), "serial": ""}
+    info |= {"model": course.plan.model.name, "pci_address": pci, "vbios": ""}
+    rail = {"distance": "1", "nic": nic, "nic_pci_address": "", "numa_node": "", "pci_address": pci}
+    rail |= {"rail": str(int(place.rail[rank]))}
+    return [
+        Column("gangwatch_gpu_owner_info", tuple(sorted(owner.items())), TIERS.index("gpu")),
+        Column("gangwatch_gpu_info", tuple(sorted(info.items())), TIERS.index("gpu")),
+        Column("gangwatch_topology_rail_info", tuple(sorted(rail.items())), TIERS.index("pcie")),
+    ]
+
+
+def _integers(totals: FloatArray, layout: Layout) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Totals as their columns show them: whole, and wrapped at the column's width."""
+    whole = np.floor(totals)
+    narrow = np.array([column.width == 32 for column in layout.counters], np.bool_)
+    return np.where(narrow, whole % 2.0**32, whole).astype(np.uint64)
