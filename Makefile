@@ -41,6 +41,7 @@ docs: $(DEVELOPS)  ## the reference pages, from the catalogue and --help
 
 components:  ## the real components that some tests run against (as root, on Debian)
 	./packaging/components.sh
+	./packaging/accasim.sh $(PYTHON)
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
