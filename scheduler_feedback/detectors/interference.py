@@ -25,9 +25,15 @@ from scheduler_feedback.detectors.panel import ALARM, Panel
 from scheduler_feedback.detectors.switches import Switches
 
 KEPT_WINDOWS = 720
-LEAST_WINDOWS = 48
-TEST_EVERY = 6
-"""Windows that are looked back over; fewer than four dozen leave too few shifts to test against."""
+LEAST_WINDOWS = 18
+LEAST_STATE = 3
+TEST_SECONDS = 6.0
+"""Windows that are looked back over, at least three of them with the neighbour busy and three without."""
+
+LEAST_SHIFTS = 160
+MOST_FINER = 12
+"""Steps end between two samples of a slow counter: both courses are laid on a finer grid, so that there are enough
+shifts to tell one in a hundred."""
 
 CHANCE = 0.01
 GUARD_SHARE = 0.05
@@ -95,7 +101,8 @@ class InterferenceDetector:
         self._advance(telemetry, resources)
         for job in telemetry.jobs:
             self._steps(job)
-        if self._windows - self._tested < TEST_EVERY or len(self._ends) < LEAST_WINDOWS:
+        apart = (self._windows - self._tested) * telemetry.counters.seconds
+        if not self._windows > self._tested or apart < TEST_SECONDS or len(self._ends) < LEAST_WINDOWS:
             return []
         self._tested = self._windows
         findings: list[Finding] = []
@@ -145,9 +152,9 @@ class InterferenceDetector:
                     row = FEATURE["nic_transmit_bytes" if kind in SENDING else "processor"]
                     sample = values[row, window, columns[name]][ranks]
                     known = np.isfinite(sample)
-                    ring.append(
-                        float(sample[known].mean() * len(ranks)) if known.any() else (ring[-1] if ring else 0.0)
-                    )
+                    # Before its first sample nothing is known; before the job came it sent nothing.
+                    newest = ring[-1] if ring else np.nan
+                    ring.append(float(sample[known].mean() * len(ranks)) if known.any() else newest)
                     if kind == "host":
                         _pad(course.excess.setdefault(place, deque(maxlen=KEPT_WINDOWS)), len(self._ends) + 1, np.nan)
             self._ends.append(int(ends[window]))
@@ -335,7 +342,7 @@ def _together(victim: FloatArray, sent: FloatArray) -> tuple[float, float, float
     """
     length = min(len(victim), len(sent))
     victim, sent = victim[len(victim) - length :], sent[len(sent) - length :]
-    known = np.flatnonzero(np.isfinite(victim))
+    known = np.flatnonzero(np.isfinite(victim) & np.isfinite(sent))
     if len(known) < LEAST_WINDOWS:
         return None
     victim, sent = victim[known[0] : known[-1] + 1].copy(), sent[known[0] : known[-1] + 1]
@@ -345,7 +352,16 @@ def _together(victim: FloatArray, sent: FloatArray) -> tuple[float, float, float
         victim[holes] = np.interp(places[holes], places[~holes], victim[~holes])
     if len(victim) < LEAST_WINDOWS:
         return None
-    # Ranks, so that one huge stall does not make the whole correlation.
+    middle = float((np.quantile(sent, 0.05) + np.quantile(sent, 0.95)) / 2)
+    busy = sent > middle
+    if min(int(busy.sum()), int((~busy).sum())) < LEAST_STATE:
+        return None
+    cost = float(np.median(victim[busy]) - np.median(victim[~busy]))
+    finer = min(MOST_FINER, -(-LEAST_SHIFTS // len(victim)))
+    if finer > 1:
+        fine = np.arange(0, len(victim) - 1, 1 / finer)
+        victim, sent = (np.interp(fine, np.arange(len(values)), values) for values in (victim, sent))
+    # One huge stall must not make the whole correlation.
     high = float(np.quantile(victim, 0.98))
     victim = np.minimum(victim, high)
     if victim.std() <= 1e-9 or sent.std() <= 1e-9 * max(float(np.abs(sent).max()), 1e-9):
@@ -354,14 +370,10 @@ def _together(victim: FloatArray, sent: FloatArray) -> tuple[float, float, float
     length = len(y)
     shifted = np.fft.irfft(np.fft.rfft(y) * np.conj(np.fft.rfft(x)), length) / length
     guard = max(2, round(GUARD_SHARE * length))
-    here = float(max(shifted[0], shifted[1], shifted[2], shifted[-1]))
+    lags = np.arange(-finer, 2 * finer + 1)
+    here = float(shifted[lags].max())
     null = shifted[guard : length - guard]
     chance = float((1 + np.sum(null >= here)) / (1 + len(null)))
-    middle = float((np.quantile(sent, 0.05) + np.quantile(sent, 0.95)) / 2)
-    busy = sent > middle
-    if min(busy.mean(), 1 - busy.mean()) < 0.05:
-        return None
-    cost = float(np.median(victim[busy]) - np.median(victim[~busy]))
     return here, chance, cost
 
 

@@ -8,7 +8,7 @@ every rank came to do more.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -34,6 +34,9 @@ STAGE_RATIO = 1.10
 STAGE_OF_EACH = 1.05
 """A stage is larger where its median rank takes a tenth longer than the other stages, and every one of its ranks takes
 longer: five per cent is where slowness begins to matter (EROICA, Guard); trial ST of ByteDance's traces has 1.6."""
+
+STAGE = "stage"
+LEAST_SLOWDOWN = 1.05
 
 OFFSET_STEPS = 100
 OFFSET_BLOCKS = 4
@@ -133,12 +136,14 @@ class WorkloadDetector:
         present = {job.shape.job for job in telemetry.jobs}
         for name in [name for name in self._courses if name not in present]:
             del self._courses[name]
+        hosts = Counter(host for job in telemetry.jobs for host in set(job.shape.sharing.get("host", ())) if host)
+        crowded = {host for host, jobs in hosts.items() if jobs > 1}
         for job in telemetry.jobs:
             if len(job.shape) < 2 or job.steps is None or not len(job.steps):
                 continue
             course = self._course(job, telemetry.now_ns)
             if _take(course, job.steps):
-                findings += self._conclude(course, job)
+                findings += self._conclude(course, job, not crowded.isdisjoint(job.shape.sharing.get("host", ())))
         return findings
 
     def measures(self) -> Iterator[Sample]:
@@ -166,10 +171,10 @@ class WorkloadDetector:
         course.seen_ns = now_ns
         return course
 
-    def _conclude(self, course: _Course, job: JobTelemetry) -> list[Finding]:
+    def _conclude(self, course: _Course, job: JobTelemetry, crowded: bool) -> list[Finding]:
         findings: list[Finding] = []
         name = job.shape.job
-        for claim in _claims(course, job):
+        for claim in _claims(course, job, crowded):
             standing = course.standing.get(claim.key)
             if standing is not None:
                 standing.seen = course.taken
@@ -249,13 +254,16 @@ def _take(course: _Course, steps: StepTable) -> bool:
     return kept > 0
 
 
-def _claims(course: _Course, job: JobTelemetry) -> Iterator[_Claim]:
+def _claims(course: _Course, job: JobTelemetry, crowded: bool) -> Iterator[_Claim]:
+    """What the rules say. crowded: whether other jobs stand on its hosts, which may slow a whole stage."""
     if len(course.compute) < LEAST_STEPS:
         return
     compute = np.array(course.compute)
     seconds = float(np.mean(course.seconds))
     ranks = tuple(course.shape.ranks.tolist())
-    yield from _stages(course, compute, seconds, ranks)
+    young = course.taken <= RECENT_STEPS or f"{STAGE}-" in " ".join(course.standing)
+    if young or not crowded:
+        yield from _stages(course, compute, seconds, ranks)
     yield from _sequences(course, compute, seconds)
     yield from _rhythms(course, seconds)
     shared = job.shared_machine is not None and bool(job.shared_machine.any())
@@ -280,7 +288,7 @@ def _stages(course: _Course, compute: FloatArray, seconds: float, ranks: tuple[i
     stages = course.shape.coordinate("stage")
     noise = float(np.std(np.log(compute[:, members]).mean(axis=1))) / math.sqrt(len(compute)) + 0.005
     yield _Claim(
-        f"stage-{int(stages[members[0]])}", Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1,
+        f"{STAGE}-{int(stages[members[0]])}", Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1,
         tuple(ranks[m] for m in members), seconds - float(of_stage[worst] - of_stage.mean()),
         (
             Evidence("stage_compute_seconds_a_step", float(of_stage[worst]), others, "seconds",
@@ -301,6 +309,13 @@ def _offsets(course: _Course, compute: FloatArray, seconds: float, ranks: tuple[
     low, mean = blocks.min(axis=0), blocks.mean(axis=0)
     with np.errstate(invalid="ignore"):
         found = np.flatnonzero((low >= OFFSET_RATIO / 2) & (mean >= OFFSET_RATIO))
+    if not len(found) or len(found) > len(ranks) // 2:
+        return
+    alike = compute.copy()
+    alike[:, found] = np.median(np.delete(compute, found, axis=1), axis=1)[:, None]
+    without = seconds - float(np.mean(compute.max(axis=1) - np.minimum(alike, compute).max(axis=1)))
+    if seconds < LEAST_SLOWDOWN * without:
+        return  # some rank is always the slowest; it costs nothing worth telling
     for rank in found.tolist():
         offset, lowest = float(mean[rank]), float(low[rank])
         residual = weighing.of_residual(offset / max(float(blocks[:, rank].std()), 0.005))
@@ -317,9 +332,6 @@ def _offsets(course: _Course, compute: FloatArray, seconds: float, ranks: tuple[
                 1.5,
             ),
         )
-        alike = compute.copy()
-        alike[:, rank] = np.median(np.delete(compute, rank, axis=1), axis=1)
-        without = seconds - float(np.mean(compute.max(axis=1) - alike.max(axis=1)))
         yield _Claim(
             f"offset-{ranks[rank]}",
             Kind.WORKLOAD,
