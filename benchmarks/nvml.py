@@ -19,14 +19,21 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from agent.collectors import nvml
 from agent.collectors.block import Collector
 from agent.collectors.gpu import fast_fields
 from agent.collectors.gpu_slow import slow_fields
 from agent.collectors.nvlink import link_count
 from agent.collectors.nvml import NvmlCollector
+from agent.node import Node
 from agent.sources.nvml import Library, find_devices
 from agent.sources.nvml_interface import SUCCESS
 from agent.sources.nvml_survey import TimedLibrary, ask_fields
+
+SPREAD = 8
+"""Instants of ``--spread``."""
+
+SETTLE_SECONDS = 1.0
 
 APART_SECONDS = 0.11
 """Between two runs: profiling needs a tenth of a second between its samples."""
@@ -85,6 +92,19 @@ def measure(collector: NvmlCollector, runs: int) -> dict[str, Any]:
     }
 
 
+def live(path: str | None, seconds: float, *, burst: bool) -> float:
+    """Percent of a core that a node takes which reads the GPUs and nothing else, frames included."""
+    node = Node("benchmark", [NvmlCollector(path, burst=burst)])
+    node.start()
+    try:
+        time.sleep(2 * SETTLE_SECONDS)
+        began, began_processor = time.monotonic(), time.process_time()
+        time.sleep(seconds)
+        return (time.process_time() - began_processor) / (time.monotonic() - began) * 100
+    finally:
+        node.stop()
+
+
 def survey(path: str | None) -> dict[str, Any]:
     """Every field that is ever asked of the first GPU, by itself."""
     library = Library(path)
@@ -110,7 +130,7 @@ def survey(path: str | None) -> dict[str, Any]:
         library.close()
 
 
-def run(path: str | None, runs: int, *, real: bool) -> dict[str, Any]:
+def run(path: str | None, runs: int, live_seconds: float, *, real: bool) -> dict[str, Any]:
     """The whole report on the library at the path, or on the machine's own."""
     made: list[TimedLibrary] = []
 
@@ -138,6 +158,9 @@ def run(path: str | None, runs: int, *, real: bool) -> dict[str, Any]:
             member.close()
         collector.close()
     report["survey"] = survey(path)
+    if live_seconds:
+        report["live_percent_of_core"] = round(live(path, live_seconds, burst=False), 3)
+        report["live_percent_of_core_with_bursts"] = round(live(path, live_seconds, burst=True), 3)
     report["rss_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
     return report
 
@@ -148,10 +171,14 @@ def main() -> int:
     parser.add_argument("--real", action="store_true", help="the machine's own driver")
     parser.add_argument("--library", default=None, help="with --real: another library than the system's")
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--live", type=float, default=0.0, metavar="SECONDS", help="also run a node of it for so long")
+    parser.add_argument("--spread", action="store_true", help="with --live: each GPU at an instant of its own")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.spread:
+        nvml.INSTANTS = tuple((place + 0.5) / SPREAD for place in range(SPREAD))
     if options.real:
-        report = run(options.library, options.runs, real=True)
+        report = run(options.library, options.runs, options.live, real=True)
     else:
         from tests.fakes.nvml.build import build
         from tests.fakes.nvml.control import FakeNvml
@@ -163,7 +190,7 @@ def main() -> int:
                 print(f"the fake of NVML cannot be compiled: {error}", file=sys.stderr)
                 return 1
             FakeNvml(library).reset(options.board)
-            report = run(str(library), options.runs, real=False)
+            report = run(str(library), options.runs, options.live, real=False)
             report["board"] = options.board
     if options.json:
         print(json.dumps(report, indent=1))
@@ -177,6 +204,11 @@ def main() -> int:
         f"{report['series']} series; {report['percent_of_core']} % of a core, "
         f"{report['percent_of_core_with_bursts']} % with bursts; {report['rss_mib']} MiB"
     )
+    if options.live:
+        print(
+            f"in a running node: {report['live_percent_of_core']} % of a core, "
+            f"{report['live_percent_of_core_with_bursts']} % with bursts"
+        )
     return 0
 
 

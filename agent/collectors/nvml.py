@@ -28,8 +28,13 @@ from agent.sources.nvml_events import EventWatcher, GpuEvent
 
 INTERVAL_SECONDS = 10.0
 
-MOST_STAGGERED = 16
-"""GPUs that each have an instant of their own in the fast tier's interval; the largest machines have so many."""
+INSTANTS: tuple[float, ...] = (0.25, 0.75)
+"""Where in the fast tier's interval the GPUs are read, every other one at each; frames are made at 0. All at once would
+keep whoever waits for the driver's lock waiting longest. Each at an instant of its own costs a wake-up each, and waking
+up costs more than reading (``python -m benchmarks.nvml --live 10``, with and without ``--spread``)."""
+
+BURST_INSTANT = 0.5
+"""At 10 Hz all GPUs share their instants, of which two are the fast tier's: a burst is one call or two for each."""
 
 
 class NvmlCollector:
@@ -164,8 +169,9 @@ class NvmlCollector:
         place = list(self._devices).index(device.uuid)
 
         def phase(interval_seconds: float) -> float:
-            """The GPU's instant in each second, so that slower collectors need no wake-up of their own."""
-            return (place + place / MOST_STAGGERED) * self._fast_seconds / interval_seconds % 1
+            """The instant of the GPU's group in each second, at which its slower collectors are run as well."""
+            turn, group = divmod(place, len(INSTANTS))
+            return (turn + INSTANTS[group]) * self._fast_seconds / interval_seconds % 1
 
         fast = phase(self._fast_seconds)
         members: list[Collector] = [
@@ -176,7 +182,7 @@ class NvmlCollector:
         if device.instances:
             members.append(mig_collector(device, self._fast_seconds, fast))
         if self._burst:
-            members.append(burst_collector(device, self._fast_seconds, fast))
+            members.append(burst_collector(device, self._fast_seconds, BURST_INSTANT))
         return tuple(members)
 
     def _watch(self, library: Library) -> None:
