@@ -14,7 +14,8 @@ from typing import Any
 import uvicorn
 
 from exporter.http import STOP_SECONDS, Answer, Request
-from exporter.security import LoopbackOnly, Security
+from exporter.loopback import LoopbackOnly
+from exporter.security import Security
 from exporter.server import listen
 
 Scope = MutableMapping[str, Any]

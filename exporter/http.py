@@ -14,13 +14,15 @@ import logging
 import re
 import select
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import ssl  # two megabytes, which an agent on loopback never needs
 
 log = logging.getLogger(__name__)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent.schema.frame import Frame, Layout
 from exporter.exposition import Settings
 from exporter.prometheus import Sample
 from exporter.push import Pusher, PushTarget
-from exporter.security import Security
 from exporter.server import ThreadedServer, agent_app
+
+if TYPE_CHECKING:
+    from exporter.security import Security
 
 Listener = Callable[[Layout, Frame], None]
 
@@ -38,7 +40,7 @@ class Publisher:
     ) -> None:
         """Raises ConfigError for an address, a web configuration or a target that can't be used."""
         self._source = source
-        self.security = Security(web_config) if web_config is not None else None
+        self.security = _security(web_config) if web_config is not None else None
         self._app = agent_app(source.newest, source.add_listener, settings=settings, own=self._own)
         self._pushers = _make_pushers(source, settings, targets)
         self._server = ThreadedServer(self._app, host, port, self.security)
@@ -83,6 +85,12 @@ class Publisher:
         yield from self._server.measures()
         for pusher in self._pushers:
             yield from pusher.measures()
+
+
+def _security(file: Path) -> Security:
+    from exporter.security import Security
+
+    return Security(file)
 
 
 def _make_pushers(source: Source, settings: Settings, targets: Mapping[str, PushTarget]) -> list[Pusher]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import random
-import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from exporter.prometheus import Sample
 
 if TYPE_CHECKING:
     import http.client
+    import ssl
 
     from exporter.exposition import Settings
 
@@ -268,6 +268,8 @@ class Sender:
 
 
 def _context(ca_file: Path | None, what: str) -> ssl.SSLContext:
+    import ssl
+
     try:
         return ssl.create_default_context(cafile=str(ca_file) if ca_file is not None else None)
     except OSError as error:

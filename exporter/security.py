@@ -11,18 +11,18 @@ import base64
 import binascii
 import hashlib
 import hmac
-import ipaddress
 import logging
 import secrets
 import ssl
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
 from agent.schema.errors import ConfigError
 from exporter.http import Answer, Request, text_answer
+from exporter.loopback import LoopbackOnly
 from exporter.web_config import WebConfig, load_web_config, make_context, names_of
 
 log = logging.getLogger(__name__)
@@ -46,21 +46,6 @@ BCRYPT_BYTES = 72
 
 _NOBODY = "$2b$10$fDyuMbrq81RUIpjWpyOdmeV1ThN7Bbpg0DYx8.YNSt0VsGoro2BEK"
 """The hash of random bytes that were thrown away: an unknown user takes as long as a known one."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or address, with no port, can only mean this machine."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:
-        return False
-
-
-def host_of(header: str) -> str:
-    """The name or address in a Host header, without its port."""
-    return header.partition("]")[0] if header.startswith("[") else header.partition(":")[0]
 
 
 class Bucket:
@@ -140,32 +125,6 @@ class Passwords:
         with self._hashing:
             self.hashed += 1
             return bcrypt.checkpw(password[:BCRYPT_BYTES], hashed.encode())
-
-
-class LoopbackOnly:
-    """Without TLS and passwords: answers only requests whose Host names loopback (against DNS rebinding).
-
-    refused: how many were not answered, by status.
-    """
-
-    def __init__(self) -> None:
-        self.refused: Counter[int] = Counter()
-
-    def context(self) -> ssl.SSLContext | None:
-        return None
-
-    def admits(self, connection: ssl.SSLSocket) -> bool:  # noqa: ARG002 - there are no such connections
-        return True
-
-    def headers(self) -> tuple[tuple[str, str], ...]:
-        return ()
-
-    def refusal(self, request: Request) -> Answer | None:
-        host = request.headers.get("host", "")
-        if is_loopback(host_of(host)):
-            return None
-        self.refused[403] += 1
-        return text_answer(403, f"Host {host!r}: this server answers as localhost, 127.0.0.1 or [::1] only")
 
 
 class Security:

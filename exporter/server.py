@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from agent.schema.clock import Clock, SystemClock
@@ -25,8 +26,11 @@ from agent.schema.frame import Frame, Layout, Selection, encode_frame, encode_la
 from exporter.exposition import EVERYTHING, Exposition, Settings
 from exporter.frames import FRAME_TYPE, JSON_TYPE, frame_json, frame_messages, selection, wanted_metrics
 from exporter.http import Answer, HttpServer, Request, accepts_gzip, text_answer, weighted
+from exporter.loopback import LoopbackOnly, is_loopback
 from exporter.prometheus import Sample
-from exporter.security import LoopbackOnly, Security, is_loopback
+
+if TYPE_CHECKING:
+    from exporter.security import Security
 
 Newest = Callable[[], tuple[Layout, Frame] | None]
 Listener = Callable[[Layout, Frame], None]
@@ -326,7 +330,7 @@ class ThreadedServer:
         """The server's own series."""
         for status, count in sorted(self._guard.refused.items()):
             yield "gangwatch_exporter_requests_refused_total", (("status", str(status)),), count
-        if isinstance(self._guard, Security):
+        if not isinstance(self._guard, LoopbackOnly):
             yield "gangwatch_exporter_web_config_in_force", (), int(not self._guard.failure)
 
     def __enter__(self) -> ThreadedServer:

@@ -16,8 +16,7 @@ from gangwatch.config import NODE_NAME, Config, changes, parse_listen
 from gangwatch.in_force import InForce, write_in_force
 from gangwatch.logs import configure_logging
 from gangwatch.service import notify, reloading, watchdog_seconds
-from gangwatch.state_folder import AgentRecord, StateFolder, this_process, write_atomically
-from gangwatch.supervisor import agent_name
+from gangwatch.state_folder import AgentRecord, StateFolder, agent_name, this_process, write_atomically
 
 if TYPE_CHECKING:
     import uvicorn

@@ -128,6 +128,11 @@ def this_process() -> ProcessRecord:
     return ProcessRecord(os.getpid(), start_time)
 
 
+def agent_name(node: str) -> str:
+    """The name of a node's agent among the daemons, and of its log."""
+    return f"agent-{node}"
+
+
 def default_state_folder() -> Path:
     """$GANGWATCH_STATE, else gangwatch in $XDG_STATE_HOME or ~/.local/state."""
     if named := os.environ.get("GANGWATCH_STATE"):

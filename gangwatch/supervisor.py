@@ -29,6 +29,7 @@ from gangwatch.state_folder import (
     ProcessRecord,
     StateFolder,
     SupervisorRecord,
+    agent_name,
     start_time_of,
     this_process,
     write_atomically,
@@ -79,11 +80,6 @@ def daemon_commands(
         for position, node in enumerate(nodes)
     }
     return {**commands, CONTROLLER: (*program, "controller", *common, *options)}
-
-
-def agent_name(node: str) -> str:
-    """The name of a node's agent among the daemons, and of its log."""
-    return f"agent-{node}"
 
 
 def answers(url: str, path: str = "/readyz", timeout_seconds: float = 2.0) -> bool:

@@ -17,8 +17,8 @@ from agent.schema.errors import ConfigError
 from agent.schema.frame import Frame, Layout, MessageSplitter, check_fits, decode
 from exporter.exposition import expose
 from exporter.frames import FRAME_TYPE
+from exporter.loopback import is_loopback
 from exporter.prometheus import OPEN_METRICS_TYPE, TEXT_TYPE
-from exporter.security import is_loopback
 from exporter.server import (
     MOST_STREAMS,
     STREAM_FRAMES,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gangwatch.state_folder import StateFolder, start_time_of
-from gangwatch.supervisor import agent_name, daemon_commands
+from gangwatch.state_folder import StateFolder, agent_name, start_time_of
+from gangwatch.supervisor import daemon_commands
 from gangwatch.teardown import open_attempts, remains
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 
