@@ -54,6 +54,7 @@ class _Place:
     """Where one collector's columns stand, and the sample that stands there now (None: nothing does)."""
 
     runner: Runner
+    block: Block | None
     gauges: slice
     counters: slice
     written: Sample | None = None
@@ -66,12 +67,12 @@ class Assembly:
         self._node = node
         self._interval_seconds = interval_seconds
         self._info = Column("gangwatch_agent_info", (("boot_id", boot_id), ("version", version)))
-        self._laid_out: list[tuple[Runner, Block | None]] | None = None
         self._places: list[_Place] = []
-        self.layout: Layout = make_layout(node, (), (), ())
-        self._gauges: GaugeArray = np.empty(0, np.float64)
-        self._counters: CounterArray = np.empty(0, np.uint64)
-        self._valid: ValidArray = np.empty(0, np.bool_)
+        self.layout: Layout
+        self._gauges: GaugeArray
+        self._counters: CounterArray
+        self._valid: ValidArray
+        self._lay_out((), ())
 
     def frame(
         self, runners: Sequence[Runner], now_ns: int, own: Own
@@ -82,55 +83,52 @@ class Assembly:
         """
         # Taken once: a runner replaces its sample at any moment.
         samples = [runner.sample for runner in runners]
-        self._lay_out(runners, samples)
+        if self._has_changed(runners, samples):
+            self._lay_out(runners, samples)
         collectors = len(runners)
-        tier_ns = np.zeros(1 + collectors, np.int64)
-        tier_ns[0] = now_ns
-        gauges = self._gauges
-        success: list[bool] = []
-        stuck: list[bool] = []
-        duration: list[float] = []
-        age: list[float] = []
-        interval: list[float] = []
-        for position, (place, sample) in enumerate(zip(self._places, samples, strict=True), 1):
+        success = [0.0] * collectors
+        stuck = [0.0] * collectors
+        ages = [np.nan] * collectors
+        tier_ns = [now_ns] + [0] * collectors
+        for position, (place, sample) in enumerate(zip(self._places, samples, strict=True)):
             runner = place.runner
-            is_stuck = runner.is_stuck(now_ns)
-            fresh = sample is not None and not is_stuck and not runner.is_stale(sample, now_ns)
-            self._write(place, sample if fresh else None)
-            success.append(runner.succeeded and fresh)
-            stuck.append(is_stuck)
-            duration.append(runner.duration_seconds)
-            interval.append(runner.interval_ns / 1e9)
-            if sample is None:
-                age.append(np.nan)
-            else:
-                tier_ns[position] = sample.sampled_ns
-                age.append((now_ns - sample.sampled_ns) / 1e9)
-
+            fresh = None
+            if runner.is_stuck(now_ns):
+                stuck[position] = 1.0
+            elif sample is not None and not runner.is_stale(sample, now_ns):
+                fresh = sample
+                success[position] = float(runner.succeeded)
+            if fresh is not place.written:
+                self._write(place, fresh)
+            if sample is not None:
+                tier_ns[1 + position] = sample.sampled_ns
+                ages[position] = (now_ns - sample.sampled_ns) / 1e9
         cost = own.cost
-        at = 1 + len(_OWN_GAUGES)
-        gauges[1:at] = [
+        # In the order of _OWN_GAUGES and _COLLECTOR_GAUGES, and of their counters.
+        told = [
             np.nan if cost.resident_bytes is None else cost.resident_bytes,
             np.nan if cost.descriptors is None else cost.descriptors,
             cost.threads,
             own.threads_abandoned,
             own.released,
+            *success,
+            *stuck,
+            *[runner.duration_seconds for runner in runners],
+            *ages,
+            *[runner.interval_ns / 1e9 for runner in runners],
         ]
-        for values in (success, stuck, duration, age, interval):
-            gauges[at : at + collectors] = values
-            at += collectors
-        counters = self._counters
-        counters[0] = own.seq
-        counters[1] = cost.processor_ns
-        at = len(_OWN_COUNTERS)
-        counters[at : at + collectors] = [runner.failures for runner in runners]
-        counters[at + collectors : at + 2 * collectors] = [runner.processor_ns for runner in runners]
-        return tier_ns, gauges.copy(), counters.copy(), self._valid.copy()
+        counted = [
+            own.seq,
+            cost.processor_ns,
+            *[runner.failures for runner in runners],
+            *[runner.processor_ns for runner in runners],
+        ]
+        self._gauges[1 : 1 + len(told)] = told
+        self._counters[: len(counted)] = counted
+        return np.array(tier_ns, np.int64), self._gauges.copy(), self._counters.copy(), self._valid.copy()
 
     def _write(self, place: _Place, sample: Sample | None) -> None:
         """Make the collector's columns show the sample, or nothing."""
-        if sample is place.written:
-            return
         if sample is None:
             self._gauges[place.gauges] = np.nan
             self._valid[place.counters] = False
@@ -140,23 +138,20 @@ class Assembly:
             self._valid[place.counters] = sample.counters_valid
         place.written = sample
 
-    def _lay_out(self, runners: Sequence[Runner], samples: Sequence[Sample | None]) -> None:
-        """Make a new layout where a collector came or left, or its block is another object than last time.
+    def _has_changed(self, runners: Sequence[Runner], samples: Sequence[Sample | None]) -> bool:
+        """Whether a collector came or left, or its block is another object than last time.
 
         A collector without a sample keeps the columns of its last block: they are absent, and the layout stands.
         """
-        before = self._laid_out
-        known = {} if before is None else {id(runner): block for runner, block in before}
-        blocks: list[tuple[Runner, Block | None]] = []
-        for runner, sample in zip(runners, samples, strict=True):
-            blocks.append((runner, known.get(id(runner)) if sample is None else sample.block))
-        if (
-            before is not None
-            and len(before) == len(blocks)
-            and all(old[0] is new[0] and old[1] is new[1] for old, new in zip(before, blocks, strict=True))
-        ):
-            return
-        self._laid_out = blocks
+        places = self._places
+        return len(places) != len(runners) or any(
+            place.runner is not runner or (sample is not None and sample.block is not place.block)
+            for place, runner, sample in zip(places, runners, samples, strict=True)
+        )
+
+    def _lay_out(self, runners: Sequence[Runner], samples: Sequence[Sample | None]) -> None:
+        """Make a new layout, in which every collector's columns have their place."""
+        known = {place.runner: place.block for place in self._places}
         tiers = [Tier(NODE_TIER, self._interval_seconds)]
         labels = [(("collector", runner.name),) for runner in runners]
         gauges = [self._info, *(Column(name) for name in _OWN_GAUGES)]
@@ -165,13 +160,14 @@ class Assembly:
         counters.extend(Column(name, label) for name in _COLLECTOR_COUNTERS for label in labels)
         own_counters = len(counters)
         places: list[_Place] = []
-        for tier, (runner, block) in enumerate(blocks, 1):
+        for tier, (runner, sample) in enumerate(zip(runners, samples, strict=True), 1):
+            block = known.get(runner) if sample is None else sample.block
             tiers.append(Tier(runner.name, runner.nominal_ns / 1e9))
             gauge_at, counter_at = len(gauges), len(counters)
             if block is not None:
                 gauges.extend(msgspec.structs.replace(column, tier=tier) for column in block.gauge_columns)
                 counters.extend(msgspec.structs.replace(column, tier=tier) for column in block.counter_columns)
-            places.append(_Place(runner, slice(gauge_at, len(gauges)), slice(counter_at, len(counters))))
+            places.append(_Place(runner, block, slice(gauge_at, len(gauges)), slice(counter_at, len(counters))))
         self._places = places
         self.layout = make_layout(self._node, tiers, gauges, counters)
         self._gauges = np.full(len(gauges), np.nan, np.float64)

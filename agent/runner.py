@@ -153,7 +153,8 @@ class Runner:
         self.duration_seconds = duration_ns / 1e9
         self.processor_ns += processor_ns
         self._keep_to_budget(duration_ns, processor_ns)
-        self._plan(began_ns + duration_ns)
+        # One that was run early is not due again at the instant that it was run for.
+        self._plan(max(began_ns + duration_ns, self.due_ns))
 
     def _keep_to_budget(self, duration_ns: int, processor_ns: int) -> None:
         """Lengthen the interval of a collector that takes too much of it, shorten it once the cost has fallen."""
