@@ -208,7 +208,7 @@ def place_or_reserve(turn: Turn, ledger: Ledger) -> Reservation | None:
         if free is not None:
             start(turn, ledger, job, free, "started", "first in the queue")
             continue
-        if state.policy.backfill in (Backfilling.NONE, Backfilling.GREEDY):
+        if state.policy.backfill in (Backfilling.NONE, Backfilling.GREEDY) or unreserved(state, line[position]):
             break
         reservation = reserve(ledger.plan, ledger.ends, job, now_ns, state.policy)
         if reservation is None:  # by what is expected to end: others' claims stand in its way
@@ -243,6 +243,14 @@ def restart_moved(turn: Turn, ledger: Ledger) -> None:
         job.expected_start_ns = max(now_ns, job.not_before_ns)
         if paused(state, job, now_ns) is None and ledger.is_clear(job.claim):
             start(turn, ledger, job, tuple(job.claim), "started", "restarts after its move")
+
+
+def unreserved(state: State, key: tuple[Any, ...]) -> bool:
+    """Whether nothing is kept for the first in the line: with the fair order, where gangs stop for one another.
+
+    What is kept idle for one is taken from all the others; it is kept only once the one has waited past the bound.
+    """
+    return state.policy.order is Order.FAIR and state.policy.preempt and key[1:2] != (0,)
 
 
 def _at_limit(ledger: Ledger, job: Job) -> bool:
@@ -284,8 +292,10 @@ def backfill(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Non
     state, now_ns, policy = turn.state, turn.now_ns, turn.state.policy
     all_of_them, fresh = ledger.grown, ledger.fresh
     ledger.grown, ledger.fresh = False, set()
-    greedy = policy.backfill is Backfilling.GREEDY
-    if state.frozen or not len(ledger.line) or (reservation is None and not greedy):
+    if state.frozen or not len(ledger.line):
+        return
+    greedy = policy.backfill is Backfilling.GREEDY or unreserved(state, ledger.line.order[0])
+    if reservation is None and not greedy:
         return
     free = sum(inside[0] for inside in ledger.plan.free_in)
     room = Backfill(ledger.plan, reservation, now_ns) if reservation is not None else None
@@ -322,7 +332,7 @@ def start(turn: Turn, ledger: Ledger, job: Job, slots: tuple[Slot, ...], kind: s
     job.started_ns = turn.now_ns if job.started_ns is None else job.started_ns
     job.first_step_ns = None
     job.claim, job.failure, job.not_before_ns = [], "", 0
-    job.expected_start_ns = None
+    job.expected_start_ns, job.appraise_ns = None, 0
     job.action_id = turn.action_id()
     ledger.file(job)
     spec = job.spec if len(slots) == job.spec.ranks else replace(job.spec, ranks=len(slots))

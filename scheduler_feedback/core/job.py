@@ -177,7 +177,8 @@ class Job:
     done_seconds: work that is saved, in seconds of running alone at full speed; None: none yet. progress_ns: when the
     running attempt last told how far it is, which is then done_seconds.
     level, turn: of LAS: the queue that it has fallen to, and its place in it.
-    urgency: of the fair order, GPU-seconds that are expected to be spent for it to end, when it was last looked at.
+    urgency: of the fair order, GPU-seconds that are expected to be spent for it to end, when it was last looked at;
+    appraise_ns: when it is worth another look.
     estimate_seconds: what jobs alike have taken in all, when it was last looked at; None: not looked at.
     preemptions, migrations: how often it was stopped for another gang, and moved.
     array_of, array_index: the array that it is a member of, '' where it is none.
@@ -212,6 +213,7 @@ class Job:
     turn: int = 0
     estimate_seconds: float | None = None
     urgency: float = 0.0
+    appraise_ns: int = 0
     preemptions: int = 0
     migrations: int = 0
     array_of: str = ""

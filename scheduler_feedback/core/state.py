@@ -122,8 +122,20 @@ class Policy:
     las_promote: float = 0.0
     throughput: dict[str, dict[str, float]] = field(default_factory=dict)
     history_quantile: float = 0.6
-    preempt_gain: float = 2.0
+    preempt_gain: float = 4.0
     spares: int = 0
+
+
+FAIR_POLICY = Policy(
+    order=Order.FAIR,
+    estimates=Estimates.HISTORY,
+    preempt=True,
+    replan_seconds=60.0,
+    min_run_seconds=600.0,
+    preempt_gain=4.0,
+    starvation_seconds=120 * 86400.0,
+)
+"""The fair order at its best, for jobs that may be stopped: the default of simulations."""
 
 
 @dataclass(slots=True)
@@ -206,7 +218,7 @@ class State(Derived):
     planned_ns, renewed_ns: when it was last looked at what to preempt, and at how all that wait stand.
     first_turn, last_turn, chosen_turn: of the queues of LAS.
     history: of each kind of jobs, how many ran how long, in bins of half an octave; old ones fade. lately: those that
-    have ended and are not counted in it yet.
+    have ended and are not counted in it yet. trust: how well each way of telling jobs alike has foretold lately.
     queue_use, queue_use_ns: slot-seconds that each queue has used, fading, as of that instant. queue_turns: how the
     queues stand, the least first, as of the last look.
     """
@@ -237,6 +249,7 @@ class State(Derived):
     chosen_turn: int = 0
     history: dict[str, list[float]] = field(default_factory=dict)
     lately: list[Ended] = field(default_factory=list)
+    trust: list[float] = field(default_factory=list)
     queue_use: dict[str, float] = field(default_factory=dict)
     queue_use_ns: int = 0
     queue_turns: dict[str, int] = field(default_factory=dict)

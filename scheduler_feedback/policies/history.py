@@ -1,8 +1,10 @@
 """History: how long jobs alike have run, and what that says of one that has run so long already.
 
-Run times spread over six decades, so they are counted in bins of half an octave. What is known of jobs alike in queue,
-user, workload and size is mixed with what is known of wider and wider kinds, the more the fewer there were: as if each
-wider kind had been seen _WEIGHT times. Old ones fade: people train in bursts of the like.
+Run times spread over six decades, so they are counted in bins of half an octave. Which jobs are alike is not given: in
+one cluster the last job of the same queue and size says most, in another nothing but all jobs together says anything.
+So several kinds are counted side by side, narrow and wide, fast and slow to forget, and each is believed by how well it
+foretold those that have ended since (Bayesian mixture, weights by faded log likelihood; Herbster, Warmuth, "Tracking
+the Best Expert", 1998).
 
 ``expense`` is what to expect to spend on a job for it to end: GPU-seconds for each end, over the best stretch of time
 that it could be given (the reciprocal of the Gittins index, the order without preemption cost that gives the least mean
@@ -13,7 +15,9 @@ is served shortest first by it; one of wide spread is tried for a while, and the
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
 
 from scheduler_feedback.core.job import Job, JobSpec
 from scheduler_feedback.core.state import Ended, State
@@ -21,13 +25,20 @@ from scheduler_feedback.core.state import Ended, State
 BINS = 56
 """Half octaves from 1 s on: up to 2^28 s, eight years."""
 
-_EDGES: tuple[float, ...] = tuple(2.0 ** (number / 2) for number in range(BINS + 1))
-_MIDDLES = tuple((low * high) ** 0.5 for low, high in pairwise(_EDGES))
-_WEIGHT = 4.0
-_FADING = 0.97
-"""Of a count, for each later one of its kind: the last 33 make up two thirds of it."""
+Spread = npt.NDArray[np.float64]
+"""How likely each bin is."""
 
-Spread = tuple[float, ...]
+_EDGES: Spread = 2.0 ** (np.arange(BINS + 1) / 2)
+_MIDDLES: Spread = np.sqrt(_EDGES[:-1] * _EDGES[1:])
+_NEVER = (0.0,) * BINS
+_WEIGHT = 2.0
+"""A kind is believed as if all jobs together had been seen so many times in it: the first few of a kind say little."""
+
+_SCORE_FADING = 0.995
+"""Of a log likelihood, for each later job: the last 200 decide whom to believe."""
+
+KINDS = (("kind, lately", 0.8), ("kind", 0.98), ("who", 0.98), ("size", 0.995), ("all", 1.0))
+"""(what is alike, how much of a count is left for each later one)."""
 
 
 def bin_of(seconds: float) -> int:
@@ -37,9 +48,9 @@ def bin_of(seconds: float) -> int:
 
 
 def kinds(spec: JobSpec | Ended) -> tuple[str, ...]:
-    """The kinds that the job is of, from the narrowest to all."""
-    alike = f"{spec.queue}|{spec.user}|{spec.workload}"
-    return (f"{alike}|{spec.ranks}", alike, f"|||{spec.ranks}", "")
+    """The job's kinds, in the order of KINDS."""
+    who = f"{spec.queue}|{spec.user}|{spec.workload}"
+    return (f"lately {who}|{spec.ranks}", f"{who}|{spec.ranks}", who, f"{spec.ranks}", "")
 
 
 def learn(state: State, job: Job, seconds: float) -> None:
@@ -50,54 +61,87 @@ def learn(state: State, job: Job, seconds: float) -> None:
 
 def take_in(state: State) -> None:
     """Count those that have ended lately. Between two calls every answer about the same job is the same."""
+    if not state.trust:
+        state.trust = [0.0] * len(KINDS)
     for ended in state.lately:
         number = bin_of(ended.seconds)
-        for kind in kinds(ended):
+        own = kinds(ended)
+        base = _base(state)
+        for index, (kind, (_, fading)) in enumerate(zip(own, KINDS, strict=True)):
             counts = state.history.get(kind)
             if counts is None:
                 counts = state.history[kind] = [0.0] * BINS
-            if kind:
-                for index, count in enumerate(counts):
+            foretold = (counts[number] + _WEIGHT * float(base[number])) / (sum(counts) + _WEIGHT)
+            state.trust[index] = state.trust[index] * _SCORE_FADING + math.log(foretold)
+            if fading < 1:
+                for other, count in enumerate(counts):
                     if count:
-                        counts[index] = count * _FADING
+                        counts[other] = count * fading
             counts[number] += 1.0
     state.lately.clear()
+
+
+def _base(state: State) -> Spread:
+    """How likely each bin is for any job: all that ever ended, and one more that could have been of any length."""
+    counts = np.array(state.history.get("", _NEVER))
+    return (counts + 1.0 / BINS) / (_total(counts) + 1.0)
+
+
+def _total(counts: Spread) -> float:
+    """The sum, added up in order: alike on every machine."""
+    return float(np.cumsum(counts)[-1])
 
 
 class Answers:
     """What the history says, kept until more is taken in."""
 
-    __slots__ = ("_expenses", "_spreads", "_state", "taken_in_ns")
+    __slots__ = ("_base", "_expenses", "_quantiles", "_spreads", "_state", "_trust", "taken_in_ns")
 
     def __init__(self, state: State) -> None:
         self._state = state
         self.taken_in_ns = state.renewed_ns
         self._spreads: dict[str, Spread] = {}
         self._expenses: dict[tuple[str, int, float], float] = {}
+        self._quantiles: dict[tuple[str, int, float], float] = {}
+        self._base = _base(state)
+        scores = state.trust or [0.0] * len(KINDS)
+        weights = [math.exp(score - max(scores)) for score in scores]
+        self._trust = [weight / sum(weights) for weight in weights]
 
     def spread(self, spec: JobSpec) -> Spread:
         """How likely each bin is for the job's whole run time."""
         own = kinds(spec)
         found = self._spreads.get(own[0])
         if found is None:
-            likely = [1.0 / BINS] * BINS
-            for kind in reversed(own):
-                counts = self._state.history.get(kind)
-                if counts is not None:
-                    total = sum(counts) + _WEIGHT
-                    likely = [(count + _WEIGHT * p) / total for count, p in zip(counts, likely, strict=True)]
-            found = self._spreads[own[0]] = tuple(likely)
+            found = np.zeros(BINS)
+            for kind, trust in zip(own, self._trust, strict=True):
+                counts = np.array(self._state.history.get(kind, _NEVER))
+                found += trust / (_total(counts) + _WEIGHT) * (counts + _WEIGHT * self._base)
+            self._spreads[own[0]] = found
         return found
 
     def expense(self, spec: JobSpec, done_seconds: float, restart_seconds: float) -> float:
-        """``expense`` of the job, what is done taken in steps of an eighth of an octave."""
-        step = round(math.log2(done_seconds) * 8) if done_seconds > 1 else 0
+        """``expense`` of the job; what is done is taken in steps of an eighth of an octave."""
+        step, done = _step(done_seconds)
         kind = (kinds(spec)[0], step, restart_seconds)
         found = self._expenses.get(kind)
         if found is None:
-            done = 2.0 ** (step / 8) if step else 0.0
             found = self._expenses[kind] = expense(self.spread(spec), done, restart_seconds)
         return found
+
+    def quantile(self, spec: JobSpec, done_seconds: float, share: float) -> float:
+        """``quantile`` of the job; what is done is taken in steps of an eighth of an octave."""
+        step, done = _step(done_seconds)
+        kind = (kinds(spec)[0], step, share)
+        found = self._quantiles.get(kind)
+        if found is None:
+            found = self._quantiles[kind] = quantile(self.spread(spec), done, share)
+        return max(found, done_seconds)
+
+
+def _step(seconds: float) -> tuple[int, float]:
+    step = round(math.log2(seconds) * 8) if seconds > 1 else 0
+    return step, 2.0 ** (step / 8) if step else 0.0
 
 
 def answers_of(state: State) -> Answers:
@@ -110,44 +154,32 @@ def answers_of(state: State) -> Answers:
 
 def expense(spread: Spread, done_seconds: float, restart_seconds: float = 0.0) -> float:
     """Seconds to be spent for each end, over the best stretch from here on. restart_seconds: spent before any work."""
-    best = float("inf")
-    ended = spent = 0.0
-    alive, first = _alive(spread, done_seconds)
+    likely, widths, alive = _ahead(spread, done_seconds)
     if alive <= 0:
         return max(done_seconds, 1.0) * 2 + restart_seconds
-    for number in range(first, BINS):
-        likely = spread[number]
-        low = max(_EDGES[number], done_seconds)
-        if number == first and done_seconds > _EDGES[number]:
-            likely *= (_EDGES[number + 1] - done_seconds) / (_EDGES[number + 1] - _EDGES[number])
-        # Those that end in this bin spend half of it, those that outlive it all of it.
-        width = _EDGES[number + 1] - low
-        spent += likely * width / 2 + (alive - ended - likely) * width
-        ended += likely
-        if ended > 1e-9 * alive:
-            best = min(best, (spent + restart_seconds * alive) / ended)
-    return best
-
-
-def _alive(spread: Spread, done_seconds: float) -> tuple[float, int]:
-    """How likely a run time above what is done is, and the first bin of it."""
-    first = bin_of(done_seconds) if done_seconds >= 1 else 0
-    alive = sum(spread[first + 1 :])
-    low, high = _EDGES[first], _EDGES[first + 1]
-    return alive + spread[first] * min((high - done_seconds) / (high - low), 1.0), first
+    ended = np.cumsum(likely)
+    # Those that end in a bin spend half of it on the average, those that outlive it all of it.
+    spent = np.cumsum((alive - ended + likely / 2) * widths)
+    worth = ended > 1e-9 * alive
+    return float(np.min((spent[worth] + restart_seconds * alive) / ended[worth]))
 
 
 def quantile(spread: Spread, done_seconds: float, share: float) -> float:
     """The run time in all that this share of those who have run so long already does not pass, in seconds."""
-    alive, first = _alive(spread, done_seconds)
+    likely, _, alive = _ahead(spread, done_seconds)
     if alive <= 0:
         return max(done_seconds, 1.0) * 2
-    passed = 0.0
-    for number in range(first, BINS):
-        likely = spread[number]
-        if number == first and done_seconds > _EDGES[number]:
-            likely *= (_EDGES[number + 1] - done_seconds) / (_EDGES[number + 1] - _EDGES[number])
-        passed += likely
-        if passed >= share * alive:
-            return max(_MIDDLES[number], (done_seconds + _EDGES[number + 1]) / 2)
-    return _EDGES[BINS]
+    number = BINS - len(likely) + int(np.searchsorted(np.cumsum(likely), share * alive))
+    number = min(number, BINS - 1)
+    return max(float(_MIDDLES[number]), (done_seconds + float(_EDGES[number + 1])) / 2)
+
+
+def _ahead(spread: Spread, done_seconds: float) -> tuple[Spread, Spread, float]:
+    """Of the bins from what is done on: how likely, how wide, and how likely all together."""
+    first = bin_of(done_seconds) if done_seconds >= 1 else 0
+    likely = spread[first:].copy()
+    lows = _EDGES[first:-1].copy()
+    if done_seconds > lows[0]:
+        likely[0] *= max((_EDGES[first + 1] - done_seconds) / (_EDGES[first + 1] - lows[0]), 0.0)
+        lows[0] = min(done_seconds, _EDGES[first + 1])
+    return likely, _EDGES[first + 1 :] - lows, _total(likely)

@@ -250,7 +250,7 @@ class Ledger:
             self.excluders.add(job_id)
         if job.stop_reason is not None:
             self.stopping.add(job_id)
-        if job.not_before_ns:
+        if job.not_before_ns > self.state.now_ns:
             heappush(self.clocks, (job.not_before_ns, job_id))
         if job.claim:
             self.claims[job_id] = tuple(job.claim)

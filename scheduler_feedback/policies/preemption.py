@@ -21,8 +21,11 @@ from scheduler_feedback.policies.order import las
 from scheduler_feedback.policies.order.fair import appraise
 from scheduler_feedback.policies.placement import place
 
-RENEW_NS = 3600 * 1_000_000_000
+RENEW_NS = 600 * 1_000_000_000
 """Between two appraisals of all that wait: what jobs alike have run changes slowly."""
+
+CHANGE = 0.1
+"""Of an appraisal, as a share of it: less is not worth another place in the line."""
 
 PASSED_OVER = 16
 """Gangs for which no room can be made, after which a look ends."""
@@ -107,8 +110,12 @@ def renew(turn: Turn, ledger: Ledger) -> None:
     ledger.shares.rank_queues(state, turn.now_ns)
     for key in list(ledger.line.order):
         job = state.jobs[key[-1]]
+        urgency, estimate = job.urgency, job.estimate_seconds
         appraise(state, job, turn.now_ns)
-        ledger.file(job)
+        if estimate is not None and abs(job.urgency - urgency) <= CHANGE * urgency:
+            job.urgency, job.estimate_seconds = urgency, estimate
+        else:
+            ledger.file(job)
 
 
 def renewal_due(state: State, now_ns: int) -> bool:
@@ -134,7 +141,8 @@ def swap(turn: Turn, ledger: Ledger) -> None:
     for job_id in ledger.held:
         job = state.jobs[job_id]
         if may_be_stopped(state, job, now_ns) and not has_starved(state, job):
-            appraise(state, job, now_ns)
+            if now_ns >= job.appraise_ns:
+                appraise(state, job, now_ns)
             movable.append((-job.urgency, lost_gpu_seconds(job, now_ns), job_id))
     movable.sort()
     free = sum([inside[0] for inside in ledger.plan.free_in])

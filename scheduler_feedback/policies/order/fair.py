@@ -35,7 +35,7 @@ def appraise(state: State, job: Job, now_ns: int) -> None:
         answers = history.answers_of(state)
         if not job.state.holds_slots:  # what was expected of a running one stands until it has outlived it
             limit = job.spec.time_limit_seconds
-            expected = history.quantile(answers.spread(job.spec), done, policy.history_quantile)
+            expected = answers.quantile(job.spec, done, policy.history_quantile)
             job.estimate_seconds = expected if limit is None else min(expected, max(limit, done + 1.0))
         spent = answers.expense(job.spec, done, _restart(job))
     else:
@@ -43,6 +43,7 @@ def appraise(state: State, job: Job, now_ns: int) -> None:
         left = (limit_seconds(policy, job) if known is None else known) - done
         spent = max(left, 1.0) + _restart(job)
     job.urgency = spent * job.spec.ranks
+    job.appraise_ns = now_ns + round(done * 1e9) // 12  # an eighth of an octave, in which the history is asked
 
 
 def work_done(job: Job, now_ns: int) -> float:
