@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +15,12 @@ from agent.collectors.nvml import NvmlCollector
 from agent.node import Node
 from agent.schema.catalog import BY_NAME
 from agent.sources.nvml import Library
+from agent.sources.nvml_survey import TimedLibrary
 from benchmarks.agent.__main__ import FULL, TEN_HERTZ, Figures, agent, measure
 from benchmarks.agent.scraping import distinct_series
 
 TICKS = 60
 """Runs of every GPU collector whose calls are timed: a minute of the fast tier."""
-
-Costs = dict[str, list[float]]
-
-
-@contextlib.contextmanager
-def timed_calls() -> Iterator[Costs]:
-    """While inside, every call into the driver's library is timed: microseconds by symbol."""
-    costs: Costs = {}
-    function = Library.function
-
-    def timed(self: Library, symbol: str) -> Callable[..., int] | None:
-        found = function(self, symbol)
-        if found is None:
-            return None
-        times = costs.setdefault(symbol, [])
-
-        def call(*arguments: Any) -> int:
-            begun = time.perf_counter_ns()
-            code = found(*arguments)
-            times.append((time.perf_counter_ns() - begun) / 1e3)
-            return code
-
-        return call
-
-    Library.function = timed  # type: ignore[method-assign]
-    try:
-        yield costs
-    finally:
-        Library.function = function  # type: ignore[method-assign]
 
 
 def calls_and_gaps(library: str | None, ticks: int = TICKS) -> tuple[dict[str, Figures], list[str]]:
@@ -57,14 +28,19 @@ def calls_and_gaps(library: str | None, ticks: int = TICKS) -> tuple[dict[str, F
 
     Raises RuntimeError where there is no GPU.
     """
-    with timed_calls() as costs:
-        node = Node("benchmark", [NvmlCollector(library, burst=True)])
-        try:
-            for _ in range(ticks):
-                layout, frame = node.tick()
-                time.sleep(0.15)  # two GPM samples lie more than a tenth of a second apart
-        finally:
-            node.stop()
+    opened: list[TimedLibrary] = []
+
+    def load(path: str | None) -> Library:
+        opened.append(TimedLibrary(path))
+        return opened[-1]
+
+    node = Node("benchmark", [NvmlCollector(library, burst=True, load=load)])
+    try:
+        for _ in range(ticks):
+            layout, frame = node.tick()
+            time.sleep(0.15)  # two GPM samples lie more than a tenth of a second apart
+    finally:
+        node.stop()
     present = {column.metric for column, value in zip(layout.gauges, frame.gauges, strict=True) if not np.isnan(value)}
     present |= {column.metric for column, valid in zip(layout.counters, frame.counters_valid, strict=True) if valid}
     if not any(name.startswith("gangwatch_gpu_") for name in present):
@@ -73,13 +49,14 @@ def calls_and_gaps(library: str | None, ticks: int = TICKS) -> tuple[dict[str, F
     absent = sorted(name for name in BY_NAME if name.startswith(families) and name not in present)
     table: dict[str, Figures] = {
         symbol: {
-            "calls": len(times),
-            "us_p50": round(statistics.median(times), 1),
-            "us_max": round(max(times), 1),
-            "us_a_tick": round(sum(times) / ticks, 1),
+            "calls": cost.calls,
+            "us_mean": round(cost.mean_us, 1),
+            "us_most": round(cost.most_ns / 1e3, 1),
+            "us_a_tick": round(cost.total_ns / 1e3 / ticks, 1),
         }
-        for symbol, times in sorted(costs.items(), key=lambda one: -sum(one[1]))
-        if times and not symbol.startswith("nvmlEventSetWait")  # its thread waits inside of it, on purpose
+        for timed in opened
+        for symbol, cost in sorted(timed.costs.items(), key=lambda one: -one[1].total_ns)
+        if cost.calls and not symbol.startswith("nvmlEventSetWait")  # its thread waits inside of it, on purpose
     }
     return table, absent
 
