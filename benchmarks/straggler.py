@@ -1,10 +1,9 @@
 """How well and how fast stragglers are found, and what looking costs: ``python -m benchmarks.straggler --json``.
 
-Gangs of known physics (gang_physics.py) run with faults of known size and beginning, and with weather that is nobody's
-fault. The same steps are judged by the detector and by two published rules: a rank's score (fastest rank's median
-computing time over its own) below 0.75, as NVIDIA's resiliency extension (NVRx) reports; and a computing time above
-twice the median, as DLRover checks. Both rules are given every ten seconds' steps, far more often than their authors do
-(NVRx: a minute; DLRover: at the start), so that their delay is not their schedule's.
+Gangs of known physics (scheduler_feedback/sim/world/processes.py) run with faults of known size and beginning, and with
+weather that is nobody's fault. The same steps are judged by the detector and by two published rules: NVRx's score and
+DLRover's twice the median (benchmarks/detection/baselines). Both are given every ten seconds' steps, far more often
+than their authors do (NVRx: a minute; DLRover: at the start), so that their delay is not their schedule's.
 
 Seeds are judging seeds: the detector was not changed after a look at them. Its weather is no judge in that sense: the
 same kinds were used while it was built. What a model of a gang can show is limited; recorded gangs are in
@@ -18,24 +17,28 @@ process that is stopped a sixth of the time may miss them all. The limit stays w
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 import platform
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from agent.schema.frame import Column, Frame, Layout, Member, StepRecord, Tier, make_layout
-from benchmarks import gang_weather as weather
-from benchmarks.gang_physics import NS, WALL_START_NS, Gang, History, frames, happen, stopped_by, watch
+from benchmarks.detection.baselines import dlrover, nvrx
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.gangs import CONSUMED
 from scheduler_feedback.core.look import Look
-from scheduler_feedback.core.verdict import Abstention, Verdict
+from scheduler_feedback.core.verdict import Abstention, Finding, Verdict
+from scheduler_feedback.detectors import Detector
 from scheduler_feedback.detectors.straggler import StragglerDetector
+from scheduler_feedback.sim.world import load as weather
+from scheduler_feedback.sim.world.processes import NS, WALL_START_NS, Gang, History, frames, happen, stopped_by
 
 FIRST_SEED = 90_000
 COURSE_SECONDS = 75.0
@@ -51,6 +54,34 @@ MOST_DELAY_SECONDS = 15.0
 
 Named = list[tuple[float, int, float]]
 """(seconds, rank, confidence) of each verdict, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A finding and when it was told, in seconds of the simulated course."""
+
+    at_seconds: float
+    finding: Finding
+
+
+def watch(
+    detector: Detector,
+    courses: Sequence[Iterator[tuple[float, Layout, Frame]]],
+    tick_seconds: float = 0.5,
+    fleet: Fleet | None = None,
+    start_seconds: float = 0.0,
+) -> list[Heard]:
+    """Fold the frames of all courses in order of arrival, let the detector look every `tick_seconds`."""
+    fleet = Fleet() if fleet is None else fleet
+    look = Look(fleet)
+    heard: list[Heard] = []
+    due = start_seconds
+    for at, layout, frame in heapq.merge(*courses, key=lambda item: item[0]):
+        while due < at:
+            heard += [Heard(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]
+            due += tick_seconds
+        fleet.observe(layout, frame, round(at * NS))
+    return heard + [Heard(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]
 
 
 def faults(ranks: int) -> Iterator[tuple[str, float, Callable[[int], Gang]]]:
@@ -112,8 +143,8 @@ def by_rule(rule: Callable[[np.ndarray], np.ndarray], history: History) -> Named
 
 
 RULES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "nvrx_score_below_0.75": lambda compute: compute.min() / compute < 0.75,
-    "dlrover_twice_the_median": lambda compute: compute > 2.0 * np.median(compute),
+    "nvrx_score_below_0.75": lambda compute: nvrx.scores(compute) < nvrx.THRESHOLD,
+    "dlrover_twice_the_median": dlrover.flagged,
 }
 
 

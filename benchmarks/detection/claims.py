@@ -58,5 +58,5 @@ class Heard:
             self.claims.setdefault(claim.key, claim)
 
     def about(self, job: str) -> list[Claim]:
-        """Claims about a job, in order of time."""
-        return sorted((c for c in self.claims.values() if c.job == job), key=lambda claim: claim.at)
+        """Claims about a job or about all of them, in order of time."""
+        return sorted((c for c in self.claims.values() if c.job in (job, "")), key=lambda claim: claim.at)

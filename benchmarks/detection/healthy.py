@@ -111,8 +111,8 @@ def run(health: Health) -> Alarms:
 
 
 def accuses(claim: Claim) -> bool:
-    """Whether the claim accuses hardware or another job."""
-    return claim.kind in ACCUSING or claim.kind == "interference"
+    """Whether the claim accuses hardware or another job, or stops everything."""
+    return claim.kind in ACCUSING or claim.kind in ("interference", "freeze")
 
 
 def wrong_actions(claims: Sequence[Claim]) -> int:

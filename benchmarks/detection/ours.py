@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.detection.claims import Claim
 from scheduler_feedback import detectors
 from scheduler_feedback.core.telemetry import Telemetry
-from scheduler_feedback.core.verdict import Verdict
+from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS
 
@@ -19,14 +19,17 @@ class Ours:
         self._detectors = detectors.make_all(switches=switches)
 
     def look(self, telemetry: Telemetry) -> list[Claim]:
-        """Verdicts of this tick."""
+        """Verdicts of this tick; and the freeze where many agents were lost at once."""
         now = (telemetry.now_ns - WALL_START_NS) / NS
-        return [
-            _claim(finding, now)
-            for detector in self._detectors
-            for finding in detector.tick(telemetry)
-            if isinstance(finding, Verdict)
-        ]
+        found = []
+        for detector in self._detectors:
+            for finding in detector.tick(telemetry):
+                if isinstance(finding, Verdict):
+                    found.append(_claim(finding, now))
+                elif isinstance(finding, Abstention) and not finding.gang:
+                    # Said of no job but of the whole fleet: nothing is acted on from now on.
+                    found.append(Claim(now, "freeze", "", "freeze", cause=finding.detector))
+        return found
 
 
 def _claim(verdict: Verdict, now: float) -> Claim:

@@ -94,7 +94,7 @@ def names_member(claim: Claim, fault: Fault, staged: Staged, coarse: bool = Fals
     disorder, place = DISORDERS[fault.disorder], staged.victim.place
     if disorder.family == "interference":
         return claim.aggressor == fault.aggressor
-    if disorder.family == "workload":
+    if disorder.family in ("workload", "telemetry"):
         return True
     if disorder.level == "node":
         return claim.node == place.nodes[fault.ranks[0]] or claim.rank in fault.ranks

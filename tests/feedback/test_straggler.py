@@ -17,13 +17,14 @@ import pyarrow.parquet as parquet
 import pytest
 
 from agent.schema.catalog import BY_NAME
-from benchmarks import gang_weather as weather
-from benchmarks.gang_physics import Gang, Heard, History, frames, happen, replay, stopped_by, watch
+from benchmarks.straggler import Heard, watch
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.look import Look
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind, Verdict
 from scheduler_feedback.detectors import DETECTORS
 from scheduler_feedback.detectors.straggler import StragglerDetector
+from scheduler_feedback.sim.world import load as weather
+from scheduler_feedback.sim.world.processes import Gang, History, frames, happen, replay, stopped_by
 from tests import needs
 
 DEVELOPMENT = (0, 1, 7001, 7002)

@@ -19,4 +19,6 @@ policies. Bottom up:
     counters     what the devices' counters show of it
     telemetry    what reaches a judge: samples that are missing, late, doubled or begun anew
     frames       the same as frames of agents
+    processes    gangs without accelerators, below the grain of a step: stops, queues, disks
+    load         what befalls such gangs
 """

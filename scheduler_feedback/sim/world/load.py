@@ -1,4 +1,4 @@
-"""What befalls gangs, for benchmarks and tests: load, pauses, stalls, unequal work, as delays by step and rank.
+"""What befalls gangs of ordinary processes: load, pauses, stalls, unequal work, as delays by step and rank.
 
 None of it is a fault of one member for its own reason, except where a name says so.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.gang_physics import Delay, FloatArray
+from scheduler_feedback.sim.world.processes import Delay, FloatArray
 
 
 def heavy_tailed(ranks: int, seconds: float, tail: float = 1.5) -> Delay:

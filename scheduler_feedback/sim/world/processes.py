@@ -1,15 +1,15 @@
-"""Physics of a synchronous gang, for benchmarks and tests: ranks compute, meet at a barrier, and are sometimes kept.
+"""Gangs of ordinary processes, moment by moment: ranks compute, meet at a barrier, and are sometimes kept.
 
-Knows nothing of detection. A rank begins a step when it left the last one, needs some processor time, may queue for a
-processor, wait for a disk, sleep, or be stopped by a signal at moments given in wall time; the collective ends a fixed
-time after the last rank arrived. What an agent would see of that becomes real frames: step records, cumulative
-counters sampled once a second at the node's own phase, stopped or not at the moment of sampling.
+What happens on a machine without accelerators, and below the grain of a step: a rank begins a step when it left the
+last one, needs some processor time, may queue for a processor, wait for a disk, sleep, or be stopped by a signal at
+moments given in wall time; the collective ends a fixed time after the last rank arrived. What an agent would see of
+that becomes real frames: step records, cumulative counters sampled once a second at the node's own phase, stopped or
+not at the moment of sampling.
 """
 
 from __future__ import annotations
 
 import bisect
-import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,10 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.frame import Column, Frame, Layout, Member, OpenRecord, Record, StepRecord, Tier, make_layout
-from scheduler_feedback.core.fleet import Fleet
-from scheduler_feedback.core.look import Look
-from scheduler_feedback.core.verdict import Finding
-from scheduler_feedback.detectors import Detector
 
 FloatArray = npt.NDArray[np.float64]
 Interval = tuple[float, float]
@@ -281,31 +277,3 @@ def _used_at(history: History, rank: int, at: float) -> list[float]:
     a, b = times[after - 1], times[after]
     share = (at - a) / (b - a) if b > a else 1.0
     return [x + share * (y - x) for x, y in zip(used[after - 1], used[after], strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """A finding and when it was told, in seconds of the simulated course."""
-
-    at_seconds: float
-    finding: Finding
-
-
-def watch(
-    detector: Detector,
-    courses: Sequence[Iterator[tuple[float, Layout, Frame]]],
-    tick_seconds: float = 0.5,
-    fleet: Fleet | None = None,
-    start_seconds: float = 0.0,
-) -> list[Heard]:
-    """Fold the frames of all courses in order of arrival, let the detector look every `tick_seconds`."""
-    fleet = Fleet() if fleet is None else fleet
-    look = Look(fleet)
-    heard: list[Heard] = []
-    due = start_seconds
-    for at, layout, frame in heapq.merge(*courses, key=lambda item: item[0]):
-        while due < at:
-            heard += [Heard(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]
-            due += tick_seconds
-        fleet.observe(layout, frame, round(at * NS))
-    return heard + [Heard(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]
