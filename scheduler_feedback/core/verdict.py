@@ -85,6 +85,8 @@ class Verdict:
     aggressor: the job that disturbs, for interference. resource: what the two share, as kind:name.
     first_step, last_step: of the evidence window, the job's own numbers; detected_step: the newest step that was known
     when the verdict was first told; -1 where steps are not reported.
+    lasts_seconds: how long the fault is expected to last from first_wall_ns on, where the detector can tell; None: the
+    policy's expectation holds.
     """
 
     verdict_id: str
@@ -112,6 +114,7 @@ class Verdict:
     first_step: int = -1
     last_step: int = -1
     detected_step: int = -1
+    lasts_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
