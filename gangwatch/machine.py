@@ -5,6 +5,7 @@ Nothing here is needed to start: what is absent is measured or done otherwise, a
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import importlib.util
 import os
@@ -57,17 +58,22 @@ def host_name() -> str:
     return socket.gethostname()
 
 
-def find_gpus() -> tuple[Gpu, ...]:
-    """The machine's GPUs in the driver's order; empty where there is no NVML or no GPU."""
-    return _nvml()[0]
+def find_gpus(library: str | None = None) -> tuple[Gpu, ...]:
+    """The machine's GPUs in the driver's order; empty where there is no NVML or no GPU. library: path of one."""
+    return _nvml(library)[0]
 
 
-def _nvml() -> tuple[tuple[Gpu, ...], Finding]:
+def _nvml(library: str | None = None) -> tuple[tuple[Gpu, ...], Finding]:
     import pynvml
 
     absent = "the NVIDIA driver brings libnvidia-ml.so.1 (Debian: libnvidia-ml1; a container: the NVIDIA toolkit)"
     try:
+        if library is not None:
+            # pynvml loads libnvidia-ml.so.1 by its SONAME, which a library that is loaded already answers to.
+            ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
         pynvml.nvmlInit()
+    except OSError as error:
+        return (), Finding("nvml", "missing", f"no GPU telemetry, slots are of CPU: {error}", absent)
     except pynvml.NVMLError as error:
         return (), Finding("nvml", "missing", f"no GPU telemetry, slots are of CPU: {error}", absent)
     try:
@@ -244,9 +250,15 @@ def module(name: str, package: str, use: str) -> Finding:
     return Finding(name, "found", use)
 
 
-def examine(state: StateFolder, port_number: int, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Machine:
-    """Look at everything. proc, sys: where those file systems are mounted."""
-    gpus, nvml = _nvml()
+def examine(
+    state: StateFolder,
+    port_number: int,
+    proc: Path = Path("/proc"),
+    sys: Path = Path("/sys"),
+    nvml_library: str | None = None,
+) -> Machine:
+    """Look at everything. proc, sys: where those file systems are mounted. nvml_library: instead of the system's."""
+    gpus, nvml = _nvml(nvml_library)
     looks: tuple[Callable[[], Finding], ...] = (
         process_descriptors,
         sealed_memory,

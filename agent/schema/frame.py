@@ -190,6 +190,12 @@ class _WireFrame(msgspec.Struct):
     records: tuple[Record, ...]
 
 
+class _NeighboursFrame(_WireFrame):
+    """A frame of another version: its records one by one, since some may be of kinds that are not known here."""
+
+    records: tuple[msgspec.Raw, ...]  # type: ignore[assignment]
+
+
 class _WireLayout(msgspec.Struct):
     v: int
     k: str
@@ -203,6 +209,8 @@ class _Envelope(msgspec.Struct):
 
 _encoder = msgspec.msgpack.Encoder()
 _frame_decoder = msgspec.msgpack.Decoder(_WireFrame)
+_neighbours_frame_decoder = msgspec.msgpack.Decoder(_NeighboursFrame)
+_record_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 _layout_decoder = msgspec.msgpack.Decoder(_WireLayout)
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 
@@ -258,22 +266,41 @@ def decode(message: bytes) -> Layout | Frame:
         )
     try:
         if envelope.k == "layout":
-            return _checked_layout(_layout_decoder.decode(message).layout)
-        if envelope.k == "frame":
+            return _checked_layout(_layout_decoder.decode(message).layout, envelope.v)
+        if envelope.k == "frame" and envelope.v == WIRE_VERSION:
             return _checked_frame(_frame_decoder.decode(message))
+        if envelope.k == "frame":
+            return _checked_frame(_of_neighbour(_neighbours_frame_decoder.decode(message)))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"{envelope.k}: {error}") from None
     raise FrameError(f"message kind {envelope.k!r}: expected 'layout' or 'frame'")
 
 
-def _checked_layout(layout: Layout) -> Layout:
+def _of_neighbour(wire: _NeighboursFrame) -> _WireFrame:
+    """The frame with those of its records that this version knows. Their numbers then no longer say which is which,
+    so ``record_seq`` counts from the first that is kept: a reader sees the missing ones as a gap, which they are.
+    """
+    known: list[Record] = []
+    for raw in wire.records:
+        try:
+            known.append(_record_decoder.decode(raw))
+        except msgspec.ValidationError:
+            continue
+    fields = msgspec.structs.asdict(wire)
+    fields["record_seq"] += len(wire.records) - len(known)
+    return _WireFrame(**{**fields, "records": tuple(known)})
+
+
+def _checked_layout(layout: Layout, version: int) -> Layout:
     for kind, columns in (("gauges", layout.gauges), ("counters", layout.counters)):
         for index, column in enumerate(columns):
             if not 0 <= column.tier < len(layout.tiers):
                 raise FrameError(f"layout {kind}[{index}] {column.metric}: tier {column.tier} of {len(layout.tiers)}")
             if column.width not in (32, 64):
                 raise FrameError(f"layout {kind}[{index}] {column.metric}: width {column.width}, expected 32 or 64")
-    if make_layout(layout.node, layout.tiers, layout.gauges, layout.counters).layout_id != layout.layout_id:
+    # Another version's digest is over fields that are not known here.
+    digest = make_layout(layout.node, layout.tiers, layout.gauges, layout.counters).layout_id
+    if version == WIRE_VERSION and digest != layout.layout_id:
         raise FrameError(f"layout {layout.layout_id}: its id is not the digest of its content")
     return layout
 

@@ -14,6 +14,7 @@ from agent.schema.errors import FrameError, VersionError
 from agent.schema.frame import (
     MAX_MESSAGE_BYTES,
     MAX_RECORDS,
+    WIRE_VERSION,
     Column,
     EventRecord,
     Frame,
@@ -202,6 +203,31 @@ def test_neighbouring_versions_understand_each_other(version: int, understood: b
     else:
         with pytest.raises(VersionError, match=f"version {version}.*upgrade"):
             decode(message)
+
+
+@pytest.mark.parametrize("version", [WIRE_VERSION - 1, WIRE_VERSION + 1])
+def test_what_a_neighbouring_release_added_is_ignored_and_the_rest_is_read(version: int) -> None:
+    """Fields at every level, and records of a kind that is not known here: their numbers are a gap to the reader."""
+    known = StepRecord(Member("j-000001", 1, 0), 7, 1, 2)
+    frame = a_frame(records=(known, EventRecord("xid", "GPU-1", 5), known), record_seq=10)
+    message = msgspec.msgpack.decode(encode_frame(frame))
+    message["v"] = version
+    message["of_next_year"] = {"deeply": [1, 2]}
+    message["records"][0]["colour"] = "green"
+    message["records"][1] = {"type": "thermogram", "pixels": b"..."}
+    read = decode(msgspec.msgpack.encode(message))
+    assert isinstance(read, Frame)
+    assert (read.records, read.record_seq) == ((known, known), 11)
+    assert read.gauges.tobytes() == frame.gauges.tobytes()
+    layout = make_layout("n0", [Tier("any", 1.0)], [Column("gangwatch_host_load1")], [])
+    told = msgspec.msgpack.decode(encode_layout(layout))
+    told["v"] = version
+    told["layout"]["gauges"][0]["statistic"] = "mean"
+    told["layout"]["tiers"][0]["phase"] = 0.5
+    told["layout"]["layout_id"] = "over fields that are not known here"
+    taken = decode(msgspec.msgpack.encode(told))
+    assert isinstance(taken, Layout)
+    assert taken.gauges == layout.gauges and taken.layout_id == "over fields that are not known here"
 
 
 def test_a_layout_that_lies_about_itself_is_refused() -> None:

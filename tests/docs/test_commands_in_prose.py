@@ -13,7 +13,7 @@ from gangwatch import config
 from gangwatch.cli import COMMANDS, cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "examples/README.md", "docs/how-to/one-machine.md"]
+PAGES = ["README.md", "examples/README.md", "docs/how-to/one-machine.md", "docs/how-to/agent.md"]
 
 
 def typed(page: str) -> list[str]:
@@ -42,6 +42,13 @@ def test_the_configuration_that_is_shown_is_taken(tmp_path: Path) -> None:
     (tmp_path / "gangwatch.toml").write_text(block)
     loaded = config.load(tmp_path / "gangwatch.toml")
     assert (loaded.controller.mode, loaded.policy.quarantine_seconds) == ("observe", 600.0)
+
+
+def test_the_agents_configuration_that_is_shown_is_taken(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/how-to/agent.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "gangwatch.toml").write_text(block)
+    loaded = config.load(tmp_path / "gangwatch.toml")
+    assert (loaded.agent.listen, loaded.exporter.compatibility) == ("0.0.0.0:9400", ("dcgm",))
 
 
 @pytest.mark.parametrize("page", PAGES)
