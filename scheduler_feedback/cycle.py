@@ -36,6 +36,7 @@ from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 from scheduler_feedback.policies import findings, observations, order, preemption, wishes
 from scheduler_feedback.policies.admission import admit_check
 from scheduler_feedback.policies.backfill import Backfill, Reservation, candidates, only, reserve
+from scheduler_feedback.policies.conservative import DEPTH, Profile
 from scheduler_feedback.policies.ledger import Ledger, ledger_of
 from scheduler_feedback.policies.migration import judge_running_gangs
 from scheduler_feedback.policies.placement import place, place_probe, still_usable, where
@@ -294,6 +295,9 @@ def backfill(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Non
     ledger.grown, ledger.fresh = False, set()
     if state.frozen or not len(ledger.line):
         return
+    if policy.backfill is Backfilling.CONSERVATIVE:
+        backfill_conservatively(turn, ledger, reservation)
+        return
     greedy = policy.backfill is Backfilling.GREEDY or unreserved(state, ledger.line.order[0])
     if reservation is None and not greedy:
         return
@@ -321,6 +325,34 @@ def backfill(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Non
             chances.long = found is not None
         if found is not None:
             start(turn, ledger, job, found[0], "backfilled", found[1])
+
+
+def backfill_conservatively(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> None:
+    """Start whoever delays none of those before it; give the next a place in time."""
+    state, now_ns, policy = turn.state, turn.now_ns, turn.state.policy
+    profile = Profile(now_ns, sum([inside[0] for inside in ledger.plan.free_in]), ledger.ends)
+    head = reservation.job_id if reservation is not None else ""
+    given = 0
+    for key in list(ledger.line.order):
+        job, place_ = state.jobs[key[-1]], ledger.line.places[key[-1]]
+        ranks, length_ns = place_.kind.ranks, place_.length_ns
+        if _at_limit(ledger, job):
+            continue
+        if job.job_id != head and job.not_before_ns <= now_ns and profile.free_for(length_ns) >= ranks:
+            slots = place(ledger.plan, job, policy=policy)
+            if slots is not None:
+                profile.take(len(slots), now_ns, length_ns)
+                start(turn, ledger, job, slots, "backfilled", "it delays none of those before it")
+                continue
+        if given >= DEPTH:
+            if not profile.free_for(1):
+                return
+            continue
+        least_ns = reservation.from_ns if reservation is not None and job.job_id == head else now_ns + 1
+        at_ns = profile.earliest(ranks, length_ns, max(least_ns, job.not_before_ns))
+        if at_ns is not None:
+            profile.take(ranks, at_ns, length_ns)
+            given += 1
 
 
 def start(turn: Turn, ledger: Ledger, job: Job, slots: tuple[Slot, ...], kind: str, why: str) -> None:

@@ -31,7 +31,11 @@ class Explanation:
     """Why a job is where it is.
 
     why: one sentence. waits_for: in order of time. expected_start_ns: None where it cannot be told, and for a job that
-    does not wait. reservation: the slots that are kept for it, by rank. what_would_change_it: each a sentence.
+    does not wait. expected_start_range_ns: from the earliest instant to the latest that is thought likely.
+    reservation: the slots that are kept for it, by rank. what_would_change_it: each a sentence, the cheapest first.
+    binds: the one constraint that keeps it from starting: frozen, pause, dependency, capacity (not even the empty
+    cluster could hold it), limit (of its queue), slots, level (they are free, but not in one domain), reservation
+    (there is room, but for another); '' where it does not wait.
     """
 
     job_id: str
@@ -42,3 +46,5 @@ class Explanation:
     reservation: tuple[Slot, ...] = ()
     blockers: tuple[Blocker, ...] = ()
     what_would_change_it: tuple[str, ...] = ()
+    expected_start_range_ns: tuple[int, int] | None = None
+    binds: str = ""

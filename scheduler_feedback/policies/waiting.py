@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.explanation import Blocker, Explanation, WaitsFor
-from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
-from scheduler_feedback.core.plan import Plan, Tier, tier_of
-from scheduler_feedback.core.state import State
+from scheduler_feedback.core.job import Job, JobKind, JobState
+from scheduler_feedback.core.plan import NOWHERE, Plan, Tier, tier_of
+from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.turn import span
-from scheduler_feedback.policies.backfill import Reservation
-from scheduler_feedback.policies.estimate import Release, remaining_ns
+from scheduler_feedback.policies.backfill import reserve
 from scheduler_feedback.policies.ledger import ledger_of
-from scheduler_feedback.policies.order import queue
 from scheduler_feedback.policies.placement import Capacity, place, where
 
-
-def free_slots(state: State, beside: Iterable[Slot] = ()) -> Plan:
-    """A copy of what is free now: no attempt holds it, no gang on the move claims it, and it is not among `beside`."""
-    plan = ledger_of(state).plan.copy()
-    plan.hold(beside)
-    return plan
+MOST_NAMED = 100
+"""Nodes and jobs that an explanation names: a person reads no more."""
 
 
 # --- one sentence, for the job's record ------------------------------------------------------------------------------
@@ -54,24 +48,42 @@ def paused(state: State, job: Job, now_ns: int) -> str | None:
 
 def why_waits(state: State, job: Job) -> str:
     """Why the job waits, in a sentence, as things are now; '' where it does not wait."""
+    return what_binds(state, job)[1]
+
+
+def what_binds(state: State, job: Job) -> tuple[str, str]:
+    """The one constraint that keeps the job from starting, as a word and as a sentence; ('', '') where it waits not."""
     if job.state is not JobState.PENDING:
-        return ""
-    if job.spec.kind is JobKind.PROBE:
-        return paused(state, job, state.now_ns) or f"waits until all slots of {job.spec.pinned_node} are free"
+        return "", ""
+    ledger, ranks = ledger_of(state), job.spec.min_ranks or job.spec.ranks
     if (why_not := paused(state, job, state.now_ns)) is not None:
-        return why_not
-    ledger = ledger_of(state)
+        return "frozen" if state.frozen else "pause", why_not
+    if job.spec.kind is JobKind.PROBE:
+        return "slots", f"waits until all slots of {job.spec.pinned_node} are free"
     if (other := ledger.dependencies.why(job)) is not None:
-        return other
-    if not job.claim and not ledger.capacity.could_hold(job):
-        return unholdable(ledger.capacity, job)
+        return "dependency", other
     if job.claim:
-        return f"its place on {where(job.claim)} is not free yet"
-    if (limit := ledger.shares.room(job.spec.queue, job.spec.min_ranks or job.spec.ranks)) is not None:
-        return f"queue {limit[0]} may hold {limit[1]} slots, and holds {ledger.shares.held[limit[0]]}"
+        return "slots", f"its place on {where(job.claim)} is not free yet"
+    if not ledger.capacity.could_hold(job):
+        return "capacity", unholdable(ledger.capacity, job)
+    if (limit := ledger.shares.room(job.spec.queue, ranks)) is not None:
+        return "limit", f"queue {limit[0]} may hold {limit[1]} slots, and holds {ledger.shares.held[limit[0]]}"
     if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
-        return head_waits(ledger.plan, job, state.reserved_from_ns, state.now_ns)
-    return behind_waits(ledger.plan, job, state.reserved_for)
+        return "slots", head_waits(ledger.plan, job, state.reserved_from_ns, state.now_ns)
+    room = _shared_free(ledger.plan, job) >= ranks
+    if room and job.spec.required_level is not None and not _fits(ledger.plan, job, state.policy):
+        return "level", f"needs {ranks} slots inside of one {job.spec.required_level.value}; more are free, but not so"
+    return "reservation" if room else "slots", behind_waits(ledger.plan, job, state.reserved_for)
+
+
+def _fits(plan: Plan, job: Job, policy: Policy, **changes: object) -> int:
+    """Ranks with which the job, its specification so changed, could start now; 0: it could not. Nothing is taken."""
+    mark = plan.checkpoint()
+    try:
+        changed = replace(job, spec=replace(job.spec, **changes)) if changes else job  # type: ignore[arg-type]
+        return len(place(plan, changed, policy=policy) or ())
+    finally:
+        plan.rollback(mark)
 
 
 def _shared_free(plan: Plan, job: Job) -> int:
@@ -138,64 +150,86 @@ def _explain_waiting(state: State, job: Job) -> Explanation:
     ledger = ledger_of(state)
     held = ledger.capacity.could_hold(job)
     is_head = state.reserved_for == job.job_id
-    ends = ledger.ends
-    expected = forecast(state, ends, job, now_ns) if held else None
-    until_ns = expected.from_ns if expected is not None else None
+    until_ns = forecast(state, job) if held else None
+    binds, why = what_binds(state, job)
+    awaited: list[WaitsFor] = []
+    for release in ledger.ends if until_ns is None or until_ns > now_ns else ():
+        if len(awaited) == MOST_NAMED or (until_ns is not None and release.at_ns > until_ns):
+            break
+        if release.slots and release.at_ns > now_ns:
+            awaited.append(WaitsFor(release.job_id, len(release.slots), release.at_ns))
     return Explanation(
         job.job_id,
         job.state,
-        why_waits(state, job),
-        waits_for=tuple(
-            WaitsFor(release.job_id, len(release.slots), release.at_ns)
-            for release in ends
-            if release.slots and (until_ns is None or now_ns < release.at_ns <= until_ns)
-        )
-        if until_ns is None or until_ns > now_ns
-        else (),
+        why,
+        waits_for=tuple(awaited),
         expected_start_ns=None if state.frozen else until_ns,
+        expected_start_range_ns=None if state.frozen or until_ns is None else _range(state, job, until_ns),
         reservation=tuple(job.claim) or (tuple(state.reserved_slots) if is_head else ()),
         blockers=_blockers(state, job),
         what_would_change_it=_changes(state, job, held, until_ns),
+        binds=binds,
     )
 
 
-def forecast(state: State, ends: list[Release], job: Job, now_ns: int) -> Reservation | None:
-    """When the job would start if all before it start in their order, nothing is backfilled and every estimate is met.
+def _range(state: State, job: Job, until_ns: int) -> tuple[int, int]:
+    """From: were nobody before it. To: if all takes twice as long as expected, or its limit where that counts."""
+    ledger = ledger_of(state)
+    alone = reserve(ledger.plan, ledger.ends, job, state.now_ns, state.policy)
+    first_ns = min(until_ns, alone.from_ns) if alone is not None else until_ns
+    if state.policy.estimates is Estimates.LIMIT:
+        return first_ns, until_ns
+    return first_ns, forecast(state, job, 2.0) or until_ns
 
-    One sweep over the queue and the expected ends: O(jobs log jobs) placements.
+
+def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
+    """When the job would start if all before it start in their order, nothing is backfilled and estimates are met.
+
+    By counting slots, whatever their place: one sweep over the line and the expected ends, O(jobs log jobs). stretch:
+    how many times longer than expected everything takes. None: it can't be told.
     """
-    plan, capacity = free_slots(state), ledger_of(state).capacity
-    pending = [(release.at_ns, number, release.slots) for number, release in enumerate(ends)]
-    heapify(pending)
-    at_ns = now_ns
-    for number, waiting in enumerate(queue(state), len(pending)):
-        if not capacity.could_hold(waiting):
-            continue
-        at_ns = max(at_ns, waiting.not_before_ns)
-        if waiting.claim:
-            # Its place is kept already, and the time that it will hold it is among the expected ends.
-            if waiting is job:
-                return Reservation(job.job_id, at_ns, tuple(waiting.claim))
-            continue
-        while True:
-            while pending and pending[0][0] <= at_ns:
-                plan.give(heappop(pending)[2])
-            if (slots := place(plan, waiting)) is not None:
-                break
-            if not pending:
-                return None
-            at_ns = pending[0][0]
-        if waiting is job:
-            return Reservation(job.job_id, at_ns, slots)
-        heappush(pending, (at_ns + remaining_ns(state.policy, waiting), number, slots))
+    ledger, now_ns = ledger_of(state), state.now_ns
+    if job.claim:
+        return max(now_ns, job.not_before_ns)
+    plan = ledger.plan
+    free = sum([inside[0] for inside in plan.free_in])
+    clean = NOWHERE not in plan.pool
+    ends = [
+        (
+            now_ns + int((release.at_ns - now_ns) * stretch),
+            len(release.slots) if clean else sum([plan.usable(slot.node) for slot in release.slots]),
+        )
+        for release in ledger.ends
+    ]
+    heapify(ends)
+    at_ns, places = now_ns, ledger.line.places
+    for key in ledger.line.order:
+        place_ = places[key[-1]]
+        ranks = place_.kind.ranks
+        if key[-1] == state.reserved_for and stretch == 1.0:
+            at_ns = max(at_ns, state.reserved_from_ns or 0)
+        while ends and (free < ranks or ends[0][0] <= at_ns):
+            ended_ns, slots = heappop(ends)
+            free += slots
+            if ended_ns > at_ns:
+                at_ns = ended_ns
+        if key[-1] == job.job_id:
+            return max(at_ns, job.not_before_ns) if free >= ranks else None
+        if free >= ranks:
+            free -= ranks
+            heappush(ends, (at_ns + int(place_.length_ns * stretch), ranks))
     return None
 
 
 def _blockers(state: State, job: Job) -> tuple[Blocker, ...]:
-    plan = free_slots(state)
+    """Nodes that it can't use freely now, at most MOST_NAMED, those that are free in part before those that are not."""
+    plan = ledger_of(state).plan
     found: list[Blocker] = []
+    full: list[Node] = []
     kept = state.reserved_nodes if state.reserved_for not in (None, job.job_id) else {}
     for node in state.nodes.values():
+        if len(found) == MOST_NAMED:
+            break
         free = plan.free_on(node.name)
         if not node.present:
             reason = "the backend does not report it"
@@ -206,12 +240,15 @@ def _blockers(state: State, job: Job) -> tuple[Blocker, ...]:
         elif node.state is NodeState.PROBATION and node.slots < job.spec.ranks:
             reason = "on probation: takes gangs that fit on it alone" + _until(state, node)
         elif not free:
-            reason = "all slots are in use"
+            full.append(node)
+            continue
         elif node.name in kept:
             reason = f"{kept[node.name]} slots are reserved for {state.reserved_for}"
         else:
             continue
         found.append(Blocker(node.name, node.state.value, free, reason))
+    for node in full[: MOST_NAMED - len(found)]:
+        found.append(Blocker(node.name, node.state.value, 0, "all slots are in use"))
     return tuple(found)
 
 
@@ -235,17 +272,28 @@ def _changes(state: State, job: Job, held: bool, until_ns: int | None) -> tuple[
         return tuple(found)
     if state.frozen:
         return tuple(found)
+    plan, policy, spec = ledger_of(state).plan, state.policy, job.spec
     head = state.jobs.get(state.reserved_for) if state.reserved_for is not None else None
-    beside = free_slots(state, () if head is job else state.reserved_slots)
-    most = _shared_free(beside, job)
-    if 0 < most < job.spec.ranks:
-        found.append(f"with {most} rank{'' if most == 1 else 's'} or fewer it could start now")
+    kept = () if head is None or head is job else state.reserved_slots
     if head is not None and head is not job and state.reserved_from_ns is not None:
         slack = (state.reserved_from_ns - now_ns) / 1e9
-        if slack > 0 and place(free_slots(state), job) is not None:
+        if slack > 0 and _fits(plan, job, policy):
             found.append(
                 f"with a time limit of at most {slack:.0f} s it could start now without delaying {head.job_id}"
             )
+    mark = plan.checkpoint()
+    plan.hold(kept)
+    if spec.required_level is not None and _fits(plan, job, policy, required_level=None):
+        found.append(f"spread over more than one {spec.required_level.value} it could start now")
+    for name in plan.topology.type_names if spec.gpu_types else ():
+        if name not in spec.gpu_types and _fits(plan, job, policy, gpu_types=(name,)):
+            found.append(f"on {name or 'GPUs of no known type'} it could start now")
+    most = 0
+    if spec.pinned_node is None and not spec.groups and spec.ranks > 1:
+        most = _fits(plan, job, policy, min_ranks=1)
+    plan.rollback(mark)
+    if 0 < most < spec.ranks:
+        found.append(f"with {most} rank{'' if most == 1 else 's'} or fewer it could start now")
     if until_ns is not None and until_ns > now_ns:
         found.append("a running job ends earlier than it is expected to")
     return tuple(found)
