@@ -31,6 +31,16 @@ class GpuOwner:
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class ProcessOwner:
+    """The owner of one process on a GPU: of several that share it, each has its own memory and its own share."""
+
+    gpu: str
+    mig: str
+    pid: int
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class RdmaOwner:
     """One container's hold on RDMA devices. device, pci_address: "" where a shared pool does not tell which."""
 
@@ -47,6 +57,7 @@ class Owners:
     """What is published. unresolved: devices in use whose id no GPU answers to. left_out: what is over MAX_OWNERS."""
 
     gpus: tuple[GpuOwner, ...] = ()
+    processes: tuple[ProcessOwner, ...] = ()
     rdma: tuple[RdmaOwner, ...] = ()
     unresolved: int = 0
     left_out: int = 0
@@ -193,6 +204,7 @@ class Join:
     gpus: Sequence[GpuDevice]
     rdma_by_address: Mapping[str, str] = field(default_factory=dict)
     _told: dict[tuple[str, str], list[Owner]] = field(default_factory=dict)
+    _processes: set[ProcessOwner] = field(default_factory=set)
     _rdma: set[RdmaOwner] = field(default_factory=set)
     _unresolved: int = 0
 
@@ -230,6 +242,7 @@ class Join:
         """What the driver and the processes' own attestation tell."""
         for process, owner in processes:
             self._add((process.gpu, process.mig), owner)
+            self._processes.add(ProcessOwner(process.gpu, process.mig, process.pid, owner))
 
     def jobs(self, files: Iterable[tuple[str, str]]) -> None:
         """What a prolog wrote: (file's name, job)."""
@@ -248,12 +261,27 @@ class Join:
 
     def owners(self) -> Owners:
         """The owners of everything told so far, at most MAX_OWNERS of each kind."""
-        gpus = [
-            GpuOwner(gpu, mig, owner) for (gpu, mig), told in sorted(self._told.items()) for owner in join_owners(told)
-        ]
+        joined = {device: join_owners(told) for device, told in sorted(self._told.items())}
+        gpus = [GpuOwner(gpu, mig, owner) for (gpu, mig), owners in joined.items() for owner in owners]
+        processes = sorted(
+            ProcessOwner(one.gpu, one.mig, one.pid, _whole(one.owner, joined[one.gpu, one.mig]))
+            for one in self._processes
+        )
         rdma = sorted(self._rdma)
-        left_out = max(0, len(gpus) - MAX_OWNERS) + max(0, len(rdma) - MAX_OWNERS)
-        return Owners(tuple(gpus[:MAX_OWNERS]), tuple(rdma[:MAX_OWNERS]), self._unresolved, left_out)
+        left_out = sum(max(0, len(rows) - MAX_OWNERS) for rows in (gpus, processes, rdma))
+        return Owners(
+            tuple(gpus[:MAX_OWNERS]),
+            tuple(processes[:MAX_OWNERS]),
+            tuple(rdma[:MAX_OWNERS]),
+            self._unresolved,
+            left_out,
+        )
+
+
+def _whole(owner: Owner, joined: Iterable[Owner]) -> Owner:
+    """The owner with all that others tell of it, where only one of the joined can be meant."""
+    meant = [one for one in joined if _tells_no_more(owner, one)]
+    return meant[0] if len(meant) == 1 else owner
 
 
 _PCI_NAME = re.compile(r"pci-([0-9a-f]{4})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])\Z")

@@ -356,11 +356,17 @@ class OwnerCollector:
         return {name: uid for uid, name in pods.items() if times[name] == 1}
 
 
+def _info(metric: str, owner: Owner, **labels: str) -> Column:
+    return Column(metric, tuple(sorted({**{label: getattr(owner, label) for label in OWNER_LABELS}, **labels}.items())))
+
+
 def _block_of(owners: Owners) -> Block:
     gauges = [Column("gangwatch_owner_devices_unresolved"), Column("gangwatch_owners_left_out")]
     for one in owners.gpus:
-        words = {"gpu": one.gpu, "mig": one.mig} | {label: getattr(one.owner, label) for label in OWNER_LABELS}
-        gauges.append(Column("gangwatch_gpu_owner_info", tuple(sorted(words.items()))))
+        gauges.append(_info("gangwatch_gpu_owner_info", one.owner, gpu=one.gpu, mig=one.mig))
+    for process in owners.processes:
+        words = {"gpu": process.gpu, "mig": process.mig, "pid": str(process.pid)}
+        gauges.append(_info("gangwatch_gpu_process_owner_info", process.owner, **words))
     for hold in owners.rdma:
         labels = ("container", "device", "namespace", "pci_address", "pod", "resource")
         gauges.append(

@@ -13,6 +13,7 @@ from agent.owners import (
     MAX_OWNERS,
     GpuOwner,
     Join,
+    ProcessOwner,
     RdmaOwner,
     join_owners,
     resolve,
@@ -107,6 +108,25 @@ def test_a_container_and_its_process_are_one_owner() -> None:
     join.pods([pod("llama-0", f"{G0}::3")], {("team", "llama-0"): "u-1"})
     join.processes([(GpuProcess(7, G0), Owner("team", "llama-0", "", "pod-u-1", "0", "5"))])
     assert join.owners().gpus == (GpuOwner(G0, "", Owner("team", "llama-0", "main", "pod-u-1", "0", "5")),)
+
+
+def test_processes_that_share_a_gpu_have_each_its_own_owner() -> None:
+    join = Join(GPUS)
+    join.pods([pod("a", f"{G0}::0"), pod("b", f"{G0}::1")], {})
+    join.processes(
+        [
+            (GpuProcess(7, G0), Owner("team", "a", "", "pod-1", "", "0")),
+            (GpuProcess(8, G0), Owner("team", "b", "", "pod-2", "", "0")),
+            (GpuProcess(9, G0), Owner("team", "b", "", "pod-2", "", "1")),
+            (GpuProcess(10, G1, M1), Owner(slurm_job="871")),
+        ]
+    )
+    assert join.owners().processes == (
+        ProcessOwner(G0, "", 7, Owner("team", "a", "main", "pod-1", "", "0")),
+        ProcessOwner(G0, "", 8, Owner("team", "b", "main", "pod-2", "", "0")),
+        ProcessOwner(G0, "", 9, Owner("team", "b", "main", "pod-2", "", "1")),
+        ProcessOwner(G1, M1, 10, Owner(slurm_job="871")),
+    )
 
 
 def test_pods_that_share_a_gpu_are_each_an_owner() -> None:

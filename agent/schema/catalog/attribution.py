@@ -14,6 +14,14 @@ ATTRIBUTION: tuple[Metric, ...] = (
         "pod-resources, NVML, /proc/PID/cgroup, rank files, job files",
     ),
     Metric(
+        "gangwatch_gpu_process_owner_info",
+        "info",
+        "Whose the process on the GPU is: with it, what several share on one GPU is each one's own.",
+        "",
+        ("attempt", "container", "gang", "gpu", "mig", "namespace", "pid", "pod", "rank", "slurm_job"),
+        "NVML, pod-resources, /proc/PID/cgroup, rank files",
+    ),
+    Metric(
         "gangwatch_rdma_owner_info",
         "info",
         "Which container holds the RDMA device; device is empty where a shared pool does not tell which.",
