@@ -112,7 +112,7 @@ class Engine:
         self._exact = settings.policy.estimates is Estimates.EXACT
         self._base_ns = trace.first_ns - trace.jobs[0].submitted_ns if trace.jobs else 0
         self._told: list[Event] = []
-        self._heap: list[tuple[int, int, str, int]] = []
+        self._heap: list[tuple[int, int, str]] = []
         self._disturbances = disturbances
         self._later: list[tuple[int, int, Occurrence]] = []
         self._sequence = 0
@@ -189,9 +189,9 @@ class Engine:
             candidates.append(wake_ns)
         return min((instant for instant in candidates if instant is not None), default=None)
 
-    def _outdated(self, entry: tuple[int, int, str, int]) -> bool:
+    def _outdated(self, entry: tuple[int, int, str]) -> bool:
         gang = self.gangs.get(entry[2])
-        return entry[2] not in self._probes and (gang is None or gang.version != entry[3])
+        return entry[2] not in self._probes and (gang is None or gang.due != entry[1])
 
     def _submit(self, job: TraceJob, now_ns: int) -> Submitted:
         spec = job.spec
@@ -330,9 +330,13 @@ class Engine:
 
     def reschedule(self, job_id: str, gang: Gang) -> None:
         """Its expected end is another one now."""
-        gang.version += 1
+        self._due(job_id, gang, gang.end_ns)
+
+    def _due(self, job_id: str, gang: Gang, at_ns: int) -> None:
+        """It is gone at this instant, whatever was expected before."""
         self._sequence += 1
-        heappush(self._heap, (gang.end_ns, self._sequence, job_id, gang.version))
+        gang.due = self._sequence
+        heappush(self._heap, (at_ns, self._sequence, job_id))
 
     def _stop(self, action: StopGang, now_ns: int, events: list[Event]) -> None:
         """It is told to save, and is gone when that is done; what a save costs is the job's own word."""
@@ -347,10 +351,8 @@ class Engine:
         gang.advance(now_ns)
         gang.stopping = True
         save_ns = nanoseconds(min(gang.course.job.spec.checkpoint_cost_seconds, action.grace_seconds))
-        gang.version += 1
         if save_ns:
-            self._sequence += 1
-            heappush(self._heap, (now_ns + save_ns, self._sequence, action.job_id, gang.version))
+            self._due(action.job_id, gang, now_ns + save_ns)
         else:
             # What was told of the start must be taken in before what is told of the end.
             events += self._told
@@ -363,7 +365,7 @@ class Engine:
         self._probes[action.job_id] = action
         self._sequence += 1
         at_ns = now_ns + PROBE_NS
-        heappush(self._heap, (at_ns, self._sequence, action.job_id, 0))
+        heappush(self._heap, (at_ns, self._sequence, action.job_id))
         self._told.append(AttemptRunning(action.job_id, action.attempt, ()))
 
     def _probe_ended(self, job_id: str, now_ns: int) -> AttemptEnded:

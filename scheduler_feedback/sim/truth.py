@@ -40,7 +40,7 @@ class Gang:
     """A running attempt. since_ns: up to when its progress is counted in left_ns.
 
     nodes: how many ranks on each. warm_ns: restart cost still to pay. speed: work a time; full speed is 1.
-    version: rises with each change of the expected end, so that an older one is known to be out of date.
+    due: number of the newest expectation of its end, so that an older one is known to be out of date.
     """
 
     course: Course
@@ -53,7 +53,7 @@ class Gang:
     warm_ns: int
     full_speed: float
     speed: float
-    version: int = 0
+    due: int = 0
     stopping: bool = False
 
     def advance(self, now_ns: int, lost_ns: int = 0) -> None:

@@ -1,7 +1,8 @@
 """Muri: the traces of Rivendile/Muri (Zhao et al., SIGCOMM'22), after Philly's, with a model for each job.
 
-Columns: job_id, num_gpu, submit_time and duration in milliseconds, model_name. What else the files hold (iterations,
-their times, the share of each resource) describes how jobs would share a GPU, and is not read.
+Columns: job_id, num_gpu, submit_time and duration in milliseconds, model_name. duration is rounded to whole seconds;
+where iterations and iteration_time (milliseconds) stand too, their product is the run time, as in the published runs.
+What else the files hold (the share of each resource) describes how jobs would share a GPU, and is not read.
 """
 
 from __future__ import annotations
@@ -25,4 +26,7 @@ def _job(row: Row, job_id: str) -> TraceJob:
     spec = JobSpec(
         job_id, SIMULATED_COMMAND, row.count("num_gpu", 1), workload=model, restartable=True, preemptible=True
     )
-    return TraceJob(job_id, row.line, round(row.number("submit_time") * 1e6), row.number("duration") / 1e3, spec)
+    run_ms = row.number("duration")
+    if row.text("iterations") and row.text("iteration_time"):
+        run_ms = row.number("iterations") * row.number("iteration_time")
+    return TraceJob(job_id, row.line, round(row.number("submit_time") * 1e6), run_ms / 1e3, spec)

@@ -1,0 +1,93 @@
+"""`--preset muri` gives the published figures, and ours of resampled traces are those of an independent reference."""
+
+from __future__ import annotations
+
+import csv
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scheduler_feedback.core.state import Order
+from scheduler_feedback.sim.engine import Engine
+from scheduler_feedback.sim.nodes import grid
+from scheduler_feedback.sim.simulation import Simulation, read_trace
+from tests import needs
+from tests.sim import muri_reference
+from tests.sim.scenario import FIFO_EASY
+
+PUBLISHED = {
+    ("muri-trace1.csv", "srtf"): (1370.603, 26045.466),
+    ("muri-trace1.csv", "srsf"): (980.141, 26065.759),
+    ("muri-trace1.csv", "las"): (3330.371, 23556.410),
+    ("muri-trace3.csv", "srtf"): (193.082, 8174.135),
+    ("muri-trace3.csv", "srsf"): (185.022, 8174.135),
+    ("muri-trace3.csv", "las"): (347.213, 8174.226),
+}
+"""(average JCT, makespan) in thousands of seconds (Rivendile/Muri, simulator/draw_fig9-10.py: the authors' results)."""
+
+
+def simulate(path: Path, order: str) -> Engine:
+    policy = replace(FIFO_EASY, order=Order(order))
+    return Simulation(read_trace(path, "muri"), grid(8, 8), policy, preset="muri").engine()
+
+
+@pytest.mark.parametrize(("name", "order"), PUBLISHED)
+@pytest.mark.slow
+def test_published_figures(name: str, order: str) -> None:
+    report = simulate(needs.data("jobs", name), order).run()
+    jct, makespan = PUBLISHED[name, order]
+    assert report.unfinished == 0 and report.preemptions > 100
+    assert report.avg_jct_seconds == pytest.approx(jct * 1000, rel=0.02)
+    assert report.makespan_seconds == pytest.approx(makespan * 1000, rel=0.02)
+
+
+@pytest.mark.parametrize("order", ["srtf", "srsf", "las"])
+def test_the_reference_is_the_published_one(order: str) -> None:
+    done = muri_reference.run(needs.data("jobs", "muri-trace3.csv"), order)
+    jct, makespan = PUBLISHED["muri-trace3.csv", order]
+    assert sum(end - submitted for submitted, end in done.values()) / len(done) == pytest.approx(jct * 1000, rel=1e-5)
+    assert max(end for _, end in done.values()) == pytest.approx(makespan * 1000, rel=1e-5)
+
+
+def resampled(path: Path, seed: int, jobs: int) -> None:
+    """Write a trace of that family: its jobs drawn with replacement, their arrivals from its intervals."""
+    with needs.data("jobs", "muri-trace1.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    chance = random.Random(seed)
+    at = 0
+    with path.open("w", newline="") as file:
+        out = csv.DictWriter(file, rows[0].keys())
+        out.writeheader()
+        for number in range(jobs):
+            out.writerow({**chance.choice(rows), "job_id": number, "submit_time": at})
+            at += int(chance.choice(rows)["interval"])
+
+
+@pytest.mark.parametrize("order", ["srtf", "srsf", "las"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_resampled_traces_of_that_family(tmp_path: Path, seed: int, order: str) -> None:
+    path = tmp_path / "trace.csv"
+    resampled(path, seed, 250)
+    engine = simulate(path, order)
+    report = engine.run()
+    expected = muri_reference.run(path, order)
+    jct = sum(end - submitted for submitted, end in expected.values()) / len(expected)
+    assert report.preemptions > 20
+    assert report.avg_jct_seconds == pytest.approx(jct, rel=0.002)
+    assert report.makespan_seconds == pytest.approx(max(end for _, end in expected.values()), rel=0.002)
+
+
+def test_a_replan_costs_those_who_go_on_what_their_model_needs_for_a_start() -> None:
+    trace = read_trace(needs.data("jobs", "muri-trace3.csv"), "muri")
+    two = [replace(job, submitted_ns=n * 100 * 10**9, run_seconds=1000.0) for n, job in enumerate(trace.jobs[:2])]
+    engine = Simulation(
+        replace(trace, jobs=tuple(two)), grid(8, 8), replace(FIFO_EASY, order=Order.SRTF), preset="muri"
+    ).engine()
+    engine.run()
+    first, second = (engine.courses[job.job_id] for job in two)
+    assert first.job.spec.workload == "shufflenet_v2_x1_0" and first.job.spec.ranks == 4
+    assert first.ended_ns is not None and second.ended_ns is not None
+    assert first.ended_ns - first.submitted_ns == (1015 + 5) * 10**9, "one replan at the second's arrival"
+    assert second.ended_ns - second.submitted_ns == (1015 + 5) * 10**9, "one replan at the first's end: resnet18 on 4"
