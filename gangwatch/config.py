@@ -12,6 +12,7 @@ strings such as "90s", "10m", "2h".
     [otlp]        endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
     [remote_write] endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
     [controller]  port = 9420, mode = "act"
+    [feed]        ca_file, cert_file, key_file, username, password_file
     [policy]      every field of scheduler_feedback.core.state.Policy but the mode
     [store]       snapshot_seconds = 60, keep_days = 30, journal_bytes = 536870912
 """
@@ -135,6 +136,18 @@ class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     mode: Literal["observe", "act"] = "act"
 
 
+class FeedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the controller reaches agents that serve over TLS. ca_file: who vouches for them. cert_file, key_file: its
+    own certificate, where they ask for one. username, password_file: where they ask for a password.
+    """
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    username: str = ""
+    password_file: str | None = None
+
+
 class StoreSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """snapshot_seconds: time between two snapshots of the state; a restart replays the journal from the newest.
 
@@ -154,6 +167,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "otlp": PushSection,
     "remote_write": PushSection,
     "controller": ControllerSection,
+    "feed": FeedSection,
     "store": StoreSection,
 }
 
@@ -174,6 +188,7 @@ class Config(msgspec.Struct, frozen=True):
     otlp: PushSection = PushSection()
     remote_write: PushSection = PushSection()
     controller: ControllerSection = ControllerSection()
+    feed: FeedSection = FeedSection()
     policy: Policy = Policy()
     store: StoreSection = StoreSection()
     source: str = ""
@@ -407,7 +422,7 @@ def flatten(config: Config) -> dict[str, object]:
     tree["policy"].pop("mode")
     return {
         f"{section}.{key}": value
-        for section in ("cluster", "agent", "exporter", "otlp", "remote_write", "controller", "policy", "store")
+        for section in ("cluster", "agent", "exporter", "otlp", "remote_write", "controller", "feed", "policy", "store")
         for key, value in tree[section].items()
         if value is not None
     }

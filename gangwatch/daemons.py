@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from exporter.exposition import Settings
     from exporter.push import PushTarget
     from scheduler_feedback.core.state import Policy
+    from scheduler_feedback.credentials import Credentials
 
 LOOPBACK = "127.0.0.1"
 
@@ -282,6 +283,7 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int]
             reload=configuration.reload,
             snapshot_seconds=config.store.snapshot_seconds,
             retention=Retention(config.store.keep_days, config.store.journal_bytes),
+            credentials=credentials_of(config),
         )
 
         def failed() -> None:
@@ -304,6 +306,20 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int]
         if controller.failure is not None:
             raise controller.failure
     _log.info("the controller stopped")
+
+
+def credentials_of(config: Config) -> Credentials | None:
+    """How the feed reaches agents over TLS; None for the system's authorities and nothing to show."""
+    from scheduler_feedback.credentials import Credentials
+
+    section = config.feed
+    ca_file, cert_file, key_file, password_file = (
+        Path(file) if file is not None else None
+        for file in (section.ca_file, section.cert_file, section.key_file, section.password_file)
+    )
+    if ca_file is cert_file is password_file is None:
+        return None
+    return Credentials(ca_file, cert_file, key_file, section.username, password_file)
 
 
 class _Configuration:

@@ -31,6 +31,7 @@ from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, Polic
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.measures import measure
 from scheduler_feedback.core.state import Policy
+from scheduler_feedback.credentials import Credentials
 from scheduler_feedback.detectors import Detector, make_all
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.gate import Gate
@@ -73,6 +74,7 @@ class Controller:
         clock: Clock | None = None,
         snapshot_seconds: float = SNAPSHOT_SECONDS,
         retention: Retention | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self.folder = folder
         self.subscribers = Subscribers()
@@ -86,7 +88,7 @@ class Controller:
         self._watch = Watch(
             detectors if detectors is not None else make_all(), self._found, self._clock
         )
-        self._feed = Feed(folder / "agents", self._watch.offer, WANTED, self._clock)
+        self._feed = Feed(folder / "agents", self._watch.offer, WANTED, self._clock, credentials)
         self._gate = Gate(folder / "frozen")
         self._on_failure: Callable[[], None] | None = None
         self._lock: int | None = None

@@ -23,6 +23,7 @@ from agent.schema.clock import Clock
 from agent.schema.errors import FrameError, VersionError
 from agent.schema.frame import Frame, Layout, MessageSplitter, check_fits, decode
 from scheduler_feedback.core.fleet import Sample
+from scheduler_feedback.credentials import Credentials
 
 DISCOVERY_SECONDS = 1.0
 BACKOFF_LEAST_SECONDS = 0.1
@@ -66,10 +67,21 @@ class Stream:
 class Feed:
     """Reads the frames of every agent that announces itself in `folder`.
 
-    wanted: metric names (or prefixes ending in ``*``) that are asked of the agents; none asks for all.
+    wanted: metric names (or prefixes ending in ``*``) that are asked of the agents; none asks for all. credentials: for
+    agents that are reached over TLS.
     """
 
-    def __init__(self, folder: Path, deliver: Deliver, wanted: Sequence[str], clock: Clock) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        deliver: Deliver,
+        wanted: Sequence[str],
+        clock: Clock,
+        credentials: Credentials | None = None,
+    ) -> None:
+        """Raises ConfigError for credentials that can't be used."""
+        self._credentials = credentials or Credentials()
+        self._context = self._credentials.context() if credentials is not None else None
         self._folder = folder
         self._deliver = deliver
         self._wanted = tuple(wanted)
@@ -83,7 +95,7 @@ class Feed:
         """Read until cancelled."""
         async with aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS),
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._context or True),
             read_bufsize=READ_BUFFER_BYTES,
         ) as session:
             try:
@@ -197,7 +209,8 @@ class Feed:
     async def _read(self, session: aiohttp.ClientSession, agent: AgentRecord, stream: Stream) -> str:
         """Read one stream to its end and say how it ended. Raises FrameError where it says what is no frame of ours."""
         parameters = {"metrics": ",".join(self._wanted)} if self._wanted else {}
-        async with session.get(f"{agent.url.rstrip('/')}/frames", params=parameters) as response:
+        headers = self._credentials.headers(agent.url)
+        async with session.get(f"{agent.url.rstrip('/')}/frames", params=parameters, headers=headers) as response:
             if response.status != 200:
                 return f"answered {response.status}"
             splitter = MessageSplitter()

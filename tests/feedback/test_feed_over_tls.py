@@ -1,0 +1,98 @@
+"""The feed and agents behind TLS: a password, a client certificate, and whom it does not believe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import bcrypt
+import pytest
+
+from agent.schema.clock import SystemClock
+from agent.schema.errors import ConfigError
+from agent.schema.frame import Frame, Layout
+from exporter.security import Security
+from exporter.server import ThreadedServer, agent_app
+from scheduler_feedback.credentials import Credentials
+from scheduler_feedback.feed import Feed
+from tests.exporter.certificates import Authority
+from tests.exporter.sample_frames import small_frame, small_layout
+
+
+def follow(folder: Path, url: str, credentials: Credentials | None, until: Callable[[Feed, int], bool]) -> int:
+    """Follow one agent at the URL until something holds; how many frames came."""
+    got: list[int] = []
+    (folder / "n0.json").write_text(json.dumps({"pid": 1, "start_time": 1, "node": "n0", "url": url}))
+    feed = Feed(folder, lambda _layout, frame, _ns: got.append(frame.seq), (), SystemClock(), credentials)
+
+    async def run() -> None:
+        running = asyncio.ensure_future(feed.run())
+        try:
+            async with asyncio.timeout(60):
+                while not until(feed, len(got)):
+                    await asyncio.sleep(0.01)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            # TLS says goodbye after the session is closed (aiohttp's documentation, "Graceful Shutdown").
+            await asyncio.sleep(0.25)
+
+    asyncio.run(run())
+    return len(got)
+
+
+def served(file: Path) -> ThreadedServer:
+    layout = small_layout()
+    made: tuple[Layout, Frame] = (layout, small_frame(layout))
+    return ThreadedServer(agent_app(lambda: made, lambda _: lambda: None), security=Security(file))
+
+
+def refused(feed: Feed, _count: int) -> bool:
+    return bool(feed.streams["n0"].complaint) if "n0" in feed.streams else False
+
+
+def arrived(_feed: Feed, count: int) -> bool:
+    return count > 0
+
+
+def test_a_password_over_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("server")
+    file, password, agents = tmp_path / "web.yml", tmp_path / "password", tmp_path / "agents"
+    agents.mkdir()
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+    file.write_text(
+        f"tls_server_config: {{cert_file: {certificate}, key_file: {key}}}\nbasic_auth_users: {{c: {hashed}}}\n"
+    )
+    password.write_text("secret\n")
+    with served(file) as server:
+        right = Credentials(ca_file=authority.certificate, username="c", password_file=password)
+        assert follow(agents, server.url, right, arrived)
+        assert follow(agents, server.url, Credentials(ca_file=authority.certificate), refused) == 0
+        assert follow(agents, server.url, None, refused) == 0, "nobody vouches for the agent"
+    assert right.headers("http://n0:9400") == {}, "a password goes over TLS only"
+
+
+def test_a_client_certificate(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("server")
+    own, own_key = authority.sign("controller")
+    file, agents = tmp_path / "web.yml", tmp_path / "agents"
+    agents.mkdir()
+    file.write_text(
+        f"tls_server_config:\n  cert_file: {certificate}\n  key_file: {key}\n"
+        f"  client_ca_file: {authority.certificate}\n  client_auth_type: RequireAndVerifyClientCert\n"
+    )
+    with served(file) as server:
+        right = Credentials(ca_file=authority.certificate, cert_file=own, key_file=own_key)
+        assert follow(agents, server.url, right, arrived)
+        assert follow(agents, server.url, Credentials(ca_file=authority.certificate), refused) == 0
+
+
+def test_credentials_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"feed\.ca_file: /absent: No such file"):
+        Feed(tmp_path, lambda *_: None, (), SystemClock(), Credentials(ca_file=Path("/absent")))
+    with pytest.raises(ConfigError, match=r"feed\.cert_file: /absent: No such file"):
+        Credentials(cert_file=Path("/absent")).context()
