@@ -75,10 +75,9 @@ FEATURES_OF: tuple[tuple[Cause, str, tuple[str, ...]], ...] = (
     (Cause.NIC, "nic", ("nic_sequence_errors",)),
     (Cause.NVLINK, "gpu", ("nvlink_errors",)),
     (Cause.MEMORY, "gpu", ("memory_errors",)),
-    (Cause.THERMAL, "gpu", ("thermal_throttle",)),
-    (Cause.POWER, "gpu", ("power_throttle",)),
 )
-"""What accuses which device: cause, level, and the counters any of which must stand above the peers."""
+"""What accuses which device: cause, level, and the counters any of which must stand above the peers. Throttling is no
+fault by itself (a power cap is set on purpose): it explains a slow rank, and that is the straggler detector's."""
 
 SNAPSHOT_VERSION = 1
 
@@ -241,12 +240,11 @@ class HealthDetector:
 
     def _silence(self, telemetry: Telemetry) -> list[Finding]:
         now_ns = telemetry.now_ns
-        for node, heard_ns in telemetry.heard_ns.items():
-            if (now_ns - heard_ns) * 1e-9 > SILENT_SECONDS:
-                self._lost.setdefault(node, now_ns)
-            else:
-                self._lost.pop(node, None)
-        for node in self._lost.keys() - telemetry.heard_ns.keys():
+        silent_ns = now_ns - round(SILENT_SECONDS * 1e9)
+        silent = {node for node, heard_ns in telemetry.heard_ns.items() if heard_ns < silent_ns}
+        for node in silent - self._lost.keys():
+            self._lost[node] = now_ns
+        for node in self._lost.keys() - silent:
             del self._lost[node]
         recent = [node for node, at in self._lost.items() if (now_ns - at) * 1e-9 <= MASS_SECONDS]
         agents = len(telemetry.heard_ns)
@@ -260,7 +258,7 @@ class HealthDetector:
                 "the nodes; all actions are frozen"
             )
             return [Abstention("", 0, None, now_ns, words, (), MASS_LOSS)]
-        if now_ns < self._mass_until_ns:
+        if now_ns < self._mass_until_ns or not self._lost:
             return []
         findings: list[Finding] = []
         for job in telemetry.jobs:
@@ -314,7 +312,7 @@ class HealthDetector:
                 key = (name, job.shape.attempt, int(job.shape.ranks[column - first]))
                 seen.add(key)
                 self._counted[key] = self._counted.get(key, 0) + 1
-                if self._counted[key] < COUNTER_WINDOWS or key in panel.accused:
+                if self._counted[key] % COUNTER_WINDOWS or key in panel.accused:
                     continue
                 findings += self._failing(job, column, first, speed, telemetry)
         for key in self._counted.keys() - seen:

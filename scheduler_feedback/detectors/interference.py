@@ -18,7 +18,14 @@ import numpy as np
 
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.gangs import FloatArray, IntArray
-from scheduler_feedback.core.telemetry import FEATURE, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.telemetry import (
+    FEATURE,
+    Float32Array,
+    JobTelemetry,
+    Shape,
+    StepTable,
+    Telemetry,
+)
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.panel import ALARM, Panel
@@ -72,6 +79,13 @@ class _Standing:
     missed: int = 0
 
 
+Resources = dict[tuple[str, str], dict[str, IntArray]]
+"""(kind, name) of what is shared -> job -> indices of its ranks there."""
+
+
+NOBODY = np.zeros(0, np.int64)
+
+
 class InterferenceDetector:
     """Finds jobs that others slow down. Owned by one thread."""
 
@@ -86,6 +100,9 @@ class InterferenceDetector:
         self._standing: dict[tuple[str, str], _Standing] = {}
         self._windows = 0
         self._tested = 0
+        self._shapes: tuple[Shape, ...] = ()
+        self._known: Resources = {}
+        self._rows = self._places = self._counts = NOBODY
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
         """Follow neighbours; the findings that are new."""
@@ -97,10 +114,12 @@ class InterferenceDetector:
             del self._courses[gone]
         for key in [key for key in self._standing if key[0] not in present]:
             del self._standing[key]
-        resources = _shared(telemetry.jobs)
+        resources = self._resources(telemetry)
         self._advance(telemetry, resources)
+        ends = np.fromiter(self._ends, np.int64, len(self._ends))
         for job in telemetry.jobs:
-            self._steps(job)
+            if job.steps is not None and len(job.steps) and len(ends):
+                self._steps(job, job.steps, ends)
         apart = (self._windows - self._tested) * telemetry.counters.seconds
         if not self._windows > self._tested or apart < TEST_SECONDS or len(self._ends) < LEAST_WINDOWS:
             return []
@@ -129,10 +148,38 @@ class InterferenceDetector:
 
     # --- following --------------------------------------------------------------------------------------------------
 
-    def _advance(self, telemetry: Telemetry, resources: dict[tuple[str, str], dict[str, IntArray]]) -> None:
+    def _resources(self, telemetry: Telemetry) -> Resources:
+        """What is shared by whom; it changes with the jobs only."""
+        shapes = tuple(job.shape for job in telemetry.jobs)
+        if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
+            self._shapes, self._known = shapes, _shared(telemetry.jobs)
+            first = dict(zip((shape.job for shape in shapes), (one.start for one in telemetry.columns()), strict=True))
+            parts = [
+                (FEATURE["nic_transmit_bytes" if kind in SENDING else "processor"], ranks + first[name])
+                for (kind, _), members in self._known.items()
+                for name, ranks in members.items()
+            ]
+            self._rows = np.concatenate([np.full(len(ranks), row) for row, ranks in parts]) if parts else NOBODY
+            self._places = np.concatenate([ranks for _, ranks in parts]) if parts else NOBODY
+            self._counts = np.array([len(ranks) for _, ranks in parts], np.int64)
+        return self._known
+
+    def _sums(self, values: Float32Array) -> list[float]:
+        """What each job does on each shared resource in one window, in the order of the resources; NaN for unknown."""
+        if not len(self._counts):
+            return []
+        samples = values[self._rows, self._places].astype(np.float64)
+        known = ~np.isnan(samples)
+        starts = np.cumsum(self._counts) - self._counts
+        sums = np.add.reduceat(np.where(known, samples, 0.0), starts)
+        counts = np.add.reduceat(known.astype(np.float64), starts)
+        with np.errstate(invalid="ignore"):
+            found: list[float] = (sums / counts * self._counts).tolist()
+        return found
+
+    def _advance(self, telemetry: Telemetry, resources: Resources) -> None:
         """Windows of counters are the clock: one more place in every ring for each."""
         values, ends = telemetry.counters.values, telemetry.counters.at_ns
-        columns = dict(zip((job.shape.job for job in telemetry.jobs), telemetry.columns(), strict=True))
         for window in range(len(ends)):
             self._windows += 1
             for job in telemetry.jobs:
@@ -144,27 +191,26 @@ class InterferenceDetector:
                 course.communication.append(np.nan)
                 for ring in course.excess.values():
                     ring.append(np.nan)
+            sent = self._sums(values[:, window])
+            at = 0
             for (kind, place), members in resources.items():
-                for name, ranks in members.items():
+                for name in members:
                     course = self._courses[name]
                     ring = course.sent.setdefault((kind, place), deque(maxlen=KEPT_WINDOWS))
-                    _pad(ring, len(self._ends), 0.0)
-                    row = FEATURE["nic_transmit_bytes" if kind in SENDING else "processor"]
-                    sample = values[row, window, columns[name]][ranks]
-                    known = np.isfinite(sample)
+                    if len(ring) < len(self._ends):
+                        _pad(ring, len(self._ends), 0.0)
                     # Before its first sample nothing is known; before the job came it sent nothing.
-                    newest = ring[-1] if ring else np.nan
-                    ring.append(float(sample[known].mean() * len(ranks)) if known.any() else newest)
-                    if kind == "host":
+                    ring.append(sent[at] if sent[at] == sent[at] else ring[-1] if ring else np.nan)
+                    at += 1
+                    if kind == "host" and len(course.excess.get(place, ())) <= len(self._ends):
                         _pad(course.excess.setdefault(place, deque(maxlen=KEPT_WINDOWS)), len(self._ends) + 1, np.nan)
             self._ends.append(int(ends[window]))
 
-    def _steps(self, job: JobTelemetry) -> None:
-        """Finished steps fill the windows that they covered."""
-        course, steps = self._courses.get(job.shape.job), job.steps
-        if course is None or steps is None or not len(steps) or not self._ends:
+    def _steps(self, job: JobTelemetry, steps: StepTable, ends: IntArray) -> None:
+        """Finished steps fill the windows that they covered. ends: of all windows that are kept."""
+        course = self._courses.get(job.shape.job)
+        if course is None:
             return
-        ends = np.fromiter(self._ends, np.int64, len(self._ends))
         known = np.isfinite(steps.seconds) & np.isfinite(steps.wait_seconds)
         hosts = {place: _ranks_of(job.shape, "host", place) for place in course.excess}
         for k in range(len(steps)):
@@ -197,10 +243,13 @@ class InterferenceDetector:
         self,
         job: JobTelemetry,
         course: _Course,
-        resources: dict[tuple[str, str], dict[str, IntArray]],
+        resources: Resources,
         telemetry: Telemetry,
     ) -> list[Finding]:
         name = job.shape.job
+        hurt = [_grown(course.communication), *(_grown(ring) for ring in course.excess.values())]
+        if max(hurt) < LEAST_COST:
+            return self._clear(name, telemetry.now_ns)
         best: tuple[float, str, tuple[str, str], float, float, int] | None = None
         others: list[str] = []
         for (kind, place), members in resources.items():
@@ -377,7 +426,17 @@ def _together(victim: FloatArray, sent: FloatArray) -> tuple[float, float, float
     return here, chance, cost
 
 
-def _shared(jobs: tuple[JobTelemetry, ...]) -> dict[tuple[str, str], dict[str, IntArray]]:
+def _grown(ring: deque[float]) -> float:
+    """By how much the newest windows are above the calm ones; 0 where too little is known."""
+    values = np.fromiter(ring, np.float64, len(ring))
+    values = values[~np.isnan(values)]
+    if len(values) < LEAST_WINDOWS:
+        return 0.0
+    values.sort()
+    return float(values[-LEAST_STATE] - values[len(values) // 5])
+
+
+def _shared(jobs: tuple[JobTelemetry, ...]) -> Resources:
     """Resources on which two jobs or more stand: (kind, name) -> job -> indices of its ranks there."""
     found: dict[tuple[str, str], dict[str, list[int]]] = {}
     for job in jobs:

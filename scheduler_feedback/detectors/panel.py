@@ -23,7 +23,7 @@ from scheduler_feedback.core.telemetry import (
     Shape,
     Telemetry,
 )
-from scheduler_feedback.detectors.groups import group_mean, group_median
+from scheduler_feedback.detectors.groups import group_median, usual_value
 from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.detectors.windows import LEAST_PEERS
 
@@ -90,7 +90,6 @@ class Panel:
     level: decaying mean of the residual, NaN where unknown. scale: the frozen scale. peers: decaying mean of the
     residual against the peers alone. newest: the newest values as they came. score: CUSUM in the direction that is bad.
     accused: (job, attempt, rank) of standing verdicts about hardware, so that no detector tells another's again.
-    group_level: for each way in which ranks overlap, the mean residual of each column's group.
     """
 
     def __init__(self, switches: Switches | None = None) -> None:
@@ -101,7 +100,6 @@ class Panel:
         self.peers_of = Grouping(())
         self.overlapping: dict[str, Grouping] = {}
         self.accused: set[tuple[str, int, int]] = set()
-        self.group_level: dict[str, Float32Array] = {}
         self._shape(0)
 
     def _shape(self, columns: int) -> None:
@@ -114,6 +112,8 @@ class Panel:
         self.peers = np.full(shape, np.nan, np.float32)
         self.newest = np.full(shape, np.nan, np.float32)
         self.score = np.zeros(shape, np.float32)
+        self._warming = np.ones(COUNT, np.bool_)
+        self._fresh = np.ones(COUNT, np.bool_)
 
     _STATE = ("_mean", "_square", "_taken", "scale", "level", "peers", "newest", "score")
 
@@ -137,55 +137,79 @@ class Panel:
     # --- one window -------------------------------------------------------------------------------------------------
 
     def _take(self, values: Float32Array) -> None:
-        known = ~np.isnan(values)
-        if not known.any():
-            return
-        whole = bool(known.all())
-        x = values.copy()
-        np.maximum(x, LEAST, out=x, where=_LOGS[:, None])
-        np.log(x, out=x, where=_LOGS[:, None])
-        np.log1p(np.maximum(x, 0.0, out=x, where=_COUNTS[:, None]), out=x, where=_COUNTS[:, None])
-        middle = group_median(x, self.peers_of)
-        x -= middle[:, self.peers_of.of]  # residual against the peers, from here on
-        warming = (self._taken < WARM_UP_WINDOWS) & known
-        if warming.any():
-            self._learn(x, warming)
-        residual = x - self._mean if self._switches.self_residual else x
-        if whole:
-            fresh = np.isnan(self.level)
-            if fresh.any():
-                self.level[fresh] = residual[fresh]
-                self.peers[fresh] = x[fresh]
-            self.newest = values
-        else:
-            residual = np.where(known, residual, self.level)
-            fresh = np.isnan(self.level) & known
-            self.level[fresh], self.peers[fresh] = residual[fresh], x[fresh]
-            x = np.where(known, x, self.peers)
-            self.newest = np.where(known, values, self.newest)
-        self.level += DECAY * (residual - self.level)
-        self.peers += DECAY * (x - self.peers)
-        scale = self.scale if self._switches.frozen_scale else np.maximum(np.abs(self.level), FLOOR[:, None])
-        step = residual / scale
-        step *= BAD[:, None]
-        np.clip(step, -CLIP, CLIP, out=step)
-        step -= ALLOWANCE
-        if not whole:
-            step[~known] = 0.0  # a sample that is missing speaks neither for nor against
-        np.nan_to_num(step, copy=False, nan=0.0)
-        self.score += step
-        np.clip(self.score, 0.0, HIGHEST, out=self.score)
-        if self._switches.group_intersection:
-            self.group_level = {way: group_mean(self.level, one) for way, one in self.overlapping.items()}
+        x = np.array(values, np.float32)
+        for feature in range(COUNT):  # a row of 100,000 ranks fits into a processor's cache, all of them do not
+            one = x[feature]
+            if _LOGS[feature]:
+                np.maximum(one, LEAST, out=one)
+                np.log(one, out=one)
+            elif _COUNTS[feature]:
+                np.maximum(one, 0.0, out=one)
+                np.log1p(one, out=one)
+        middle = self._middles(x)
+        for feature in range(COUNT):
+            self._one(feature, values[feature], x[feature], middle[feature])
 
-    def _learn(self, x: Float32Array, warming: npt.NDArray[np.bool_]) -> None:
+    def _middles(self, x: Float32Array) -> Float32Array:
+        """The median of each group's members: [F, groups]."""
+        middle = np.empty((COUNT, len(self.peers_of)), np.float32)
+        dense = []
+        for feature in range(COUNT):
+            usual = float(x[feature, 0])
+            if usual_value(x[feature], usual, self.peers_of):
+                middle[feature] = usual
+            else:
+                dense.append(feature)
+        if dense:
+            middle[dense] = group_median(x[dense], self.peers_of)
+        return middle
+
+    def _one(self, feature: int, values: Float32Array, x: Float32Array, middle: Float32Array) -> None:
+        """One feature of all columns: [N] each."""
+        x -= middle[self.peers_of.of]  # residual against the peers, from here on
+        known = ~np.isnan(x)
+        whole = bool(known.all())
+        if not whole and not known.any():
+            return
+        floor, mean, scale = FLOOR[feature], self._mean[feature], self.scale[feature]
+        level, peers, score = self.level[feature], self.peers[feature], self.score[feature]
+        if self._warming[feature]:
+            self._learn(feature, x, known)
+        residual = x - mean if self._switches.self_residual else x
+        if self._fresh[feature]:
+            fresh = np.isnan(level) & known
+            level[fresh], peers[fresh] = residual[fresh], x[fresh]
+            self._fresh[feature] = bool(np.isnan(level).any())
+        if not whole:
+            residual, x = np.where(known, residual, level), np.where(known, x, peers)
+            values = np.where(known, values, self.newest[feature])
+        self.newest[feature] = values
+        level += DECAY * (residual - level)
+        peers += DECAY * (x - peers)
+        if not BAD[feature]:
+            return
+        residual *= BAD[feature]
+        residual /= scale if self._switches.frozen_scale else np.maximum(np.abs(level), floor)
+        np.clip(residual, -CLIP, CLIP, out=residual)
+        residual -= ALLOWANCE
+        if not whole or self._fresh[feature]:
+            residual[~known] = 0.0  # a sample that is missing speaks neither for nor against
+            np.nan_to_num(residual, copy=False, nan=0.0)
+        score += residual
+        np.clip(score, 0.0, HIGHEST, out=score)
+
+    def _learn(self, feature: int, x: Float32Array, known: npt.NDArray[np.bool_]) -> None:
         """Welford's running mean and variance of the residual against the peers, where the warm-up is not over."""
-        self._taken += warming
-        away = np.where(warming, np.nan_to_num(x - self._mean), np.float32(0.0))
-        self._mean += away / np.maximum(self._taken, 1.0)
-        self._square += away * np.where(warming, np.nan_to_num(x - self._mean), np.float32(0.0))
-        deviation = np.sqrt(self._square / np.maximum(self._taken - 1.0, 1.0))
-        self.scale = np.maximum(deviation, FLOOR[:, None])
+        taken, mean, square = self._taken[feature], self._mean[feature], self._square[feature]
+        warming = known & (taken < WARM_UP_WINDOWS)
+        if not warming.any():
+            self._warming[feature] = bool((taken < WARM_UP_WINDOWS).any())
+            return
+        taken += warming
+        away = np.where(warming, np.nan_to_num(x - mean), np.float32(0.0))
+        mean += away / np.maximum(taken, 1.0)
+        square += away * np.where(warming, np.nan_to_num(x - mean), np.float32(0.0))
+        np.maximum(np.sqrt(square / np.maximum(taken - 1.0, 1.0)), FLOOR[feature], out=self.scale[feature])
 
     # --- other ranks ------------------------------------------------------------------------------------------------
 

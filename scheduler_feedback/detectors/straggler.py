@@ -235,7 +235,7 @@ class StragglerDetector:
         uneasy = bool((watched.score >= UNEASY_SCORE).any()) or bool(watched.standing)
         if before is not None and uneasy:
             watched.baseline = replace(before, final=final)
-        elif long_enough and (final or len(windows) >= FIRST_WINDOWS):
+        elif long_enough and (final or (len(windows) >= FIRST_WINDOWS and len(windows) % 4 == 0)):
             if watched.work is None:
                 compute, tokens, squares = (np.array([getattr(w, field) for w in windows]) for field in WORK_FIELDS)
                 watched.work = fit(compute, tokens, squares)
@@ -266,9 +266,9 @@ class StragglerDetector:
             watched.since[score <= 0] = -1
             watched.score = score
         watched.history.append(Judged(window, sigmas))
-        newest = list(watched.history)[-RECENT_WINDOWS:]
+        newest = [judged.window for judged in list(watched.history)[-RECENT_WINDOWS:]]
         if len(newest) == RECENT_WINDOWS:
-            recent = float(join([judged.window for judged in newest], "step_seconds"))
+            recent = sum(one.steps * one.step_seconds for one in newest) / sum(one.steps for one in newest)
             watched.best_step_seconds = min(watched.best_step_seconds, recent)
 
     def _sigmas(self, watched: Watched, baseline: Baseline, window: Window) -> FloatArray:
@@ -302,6 +302,8 @@ class StragglerDetector:
         for rank in alarmed:
             if rank in watched.standing and watched.standing[rank].told_confidence >= ACTING_CONFIDENCE:
                 continue
+            if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
+                continue  # its reasons have been looked at often enough to look less often
             judgement = self._with_counters(judge(self._case(watched, baseline, rank, alarmed, job)), job, baseline)
             if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:
                 judgement = _too_weak(judgement)
@@ -415,6 +417,8 @@ class StragglerDetector:
         )
 
     def _cleared(self, name: str, watched: Watched, window: Window) -> list[Finding]:
+        if not watched.standing:
+            return []
         newest = np.array([judged.sigmas for judged in list(watched.history)[-CLEAR_WINDOWS:]])
         if len(newest) < CLEAR_WINDOWS:
             return []

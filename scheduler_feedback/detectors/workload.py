@@ -29,6 +29,9 @@ from scheduler_feedback.detectors.work import fit
 RECENT_STEPS = 64
 """Steps that are looked at; at 16,000 ranks they are 16 MB a job."""
 
+EVERY_STEPS = 4
+"""How often a live job's workload is looked at: what it does to itself it does for long."""
+
 LEAST_STEPS = 5
 STAGE_RATIO = 1.10
 STAGE_OF_EACH = 1.05
@@ -86,6 +89,7 @@ class _Course:
     seen_ns: int
     to_skip: int
     taken: int = 0
+    looked: int = 0
     compute: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     numbers: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
@@ -142,7 +146,8 @@ class WorkloadDetector:
             if len(job.shape) < 2 or job.steps is None or not len(job.steps):
                 continue
             course = self._course(job, telemetry.now_ns)
-            if _take(course, job.steps):
+            if _take(course, job.steps) and (not self._timed or course.taken - course.looked >= EVERY_STEPS):
+                course.looked = course.taken
                 findings += self._conclude(course, job, not crowded.isdisjoint(job.shape.sharing.get("host", ())))
         return findings
 
