@@ -75,7 +75,8 @@ def test_resampled_traces_of_that_family(tmp_path: Path, seed: int, order: str) 
     expected = muri_reference.run(path, order)
     jct = sum(end - submitted for submitted, end in expected.values()) / len(expected)
     assert report.preemptions > 20
-    assert report.avg_jct_seconds == pytest.approx(jct, rel=0.002)
+    # LAS rounds the instants at which a job falls up to whole seconds in the published runs, and so in the reference.
+    assert report.avg_jct_seconds == pytest.approx(jct, rel=0.01 if order == "las" else 1e-4)
     assert report.makespan_seconds == pytest.approx(max(end for _, end in expected.values()), rel=0.002)
 
 
