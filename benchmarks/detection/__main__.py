@@ -44,6 +44,7 @@ QUICK_SECONDS = 270.0
 HEALTHY_DAYS = 21_000.0
 """3,000 GPU-days of each of the seven workloads."""
 
+FULL_LOCATED = 40
 HEALTHY_PART_DAYS = 250.0
 LARGE = 8192
 LOCATED = ("thermal", "clock-lock", "memory-errors", "nvlink", "pcie", "nic-flap", "nic-errors", "cpu-contention")
@@ -69,14 +70,14 @@ def chosen(options: argparse.Namespace) -> list[Cell]:
             row = of_class[int(random.integers(len(of_class)))] if of_class else row
         lengths = tuple(m for m in minutes if row.gpus < LARGE or m <= 10)
         cells.append(drawn(row, options.seed, number if options.quick else number // len(rows), random, lengths))
-    return [replace(cell, reports=not options.counter_only) for cell in cells]
+    return cells
 
 
 def located(options: argparse.Namespace) -> list[Cell]:
     """Faults of a member in large jobs, for how well they are localised."""
     random = np.random.default_rng([options.seed, 4])
     sizes = (LARGE,) if options.quick else (64, 1024, LARGE, 16384)
-    most = QUICK_LOCATED if options.quick else 40
+    most = options.located if options.located is not None else (QUICK_LOCATED if options.quick else FULL_LOCATED)
     workloads = tuple(w for w in options.workloads if w in ("balanced", "long-context", "moe", "unequal-stages"))
     found = []
     for gpus in sizes:
@@ -84,7 +85,7 @@ def located(options: argparse.Namespace) -> list[Cell]:
             workload = (workloads or options.workloads)[number % len(workloads or options.workloads)]
             row = Cell(LOCATED[number % len(LOCATED)], 0.2, gpus, "step", workload, 1, 1.0, 0)
             found.append(drawn(row, options.seed, number, random, (1,) if options.quick else (1, 10)))
-    return [replace(cell, reports=not options.counter_only) for cell in found]
+    return found
 
 
 def health(options: argparse.Namespace) -> list[Health]:
@@ -100,7 +101,6 @@ def health(options: argparse.Namespace) -> list[Health]:
             days / parts,
             int(random.integers(2**31)),
             baselines=number < 2 * len(options.workloads),
-            reports=not options.counter_only,
             rough=bool(random.random() < 0.2),
         )
         for number in range(parts)
@@ -138,18 +138,27 @@ def in_turn(*lists: Sequence[Task]) -> list[Task]:
     return [lists[number][at] for _, number, at in sorted(places)]
 
 
-def measure(options: argparse.Namespace, switches: Switches | None = None, baselines: bool = True) -> dict[str, Any]:
-    """The whole of it once."""
+def measure(
+    options: argparse.Namespace, switches: Switches | None = None, baselines: bool = True, reports: bool = True
+) -> dict[str, Any]:
+    """The whole of it once. reports: whether jobs report their steps."""
     until = time.monotonic() + (options.budget or float("inf"))
-    cells = fleet.compose(chosen(options), options.seed, baselines=baselines, switches=switches)
+    runs = [replace(cell, reports=reports) for cell in chosen(options)]
+    cells = fleet.compose(runs, options.seed, baselines=baselines, switches=switches)
     order = np.random.default_rng([options.seed, 8]).permutation(len(cells))
     tasks: list[Task] = [cells[i] for i in order]
     if switches is None:
-        large = fleet.compose(located(options), options.seed + 1, most_gpus=20_000, baselines=baselines)
-        tasks = in_turn(tasks, large, health(options))
+        large = fleet.compose(
+            [replace(cell, reports=reports) for cell in located(options)],
+            options.seed + 1,
+            most_gpus=20_000,
+            baselines=baselines,
+        )
+        tasks = in_turn(tasks, large, [replace(one, reports=reports) for one in health(options)])
+    name = "ablation" if switches else "detection" if reports else "counters only"
     results: list[Result] = []
     alarms: list[Alarms] = []
-    for found in done(tasks, options.jobs, until, "ablation" if switches else "detection"):
+    for found in done(tasks, options.jobs, until, name):
         if isinstance(found, Alarms):
             alarms.append(found)
         else:
@@ -157,6 +166,8 @@ def measure(options: argparse.Namespace, switches: Switches | None = None, basel
     document: dict[str, Any] = {"ours": report.method("ours", results, alarms) | report.ours_more(results, alarms)}
     if baselines:
         document["baselines"] = {name: report.method(name, results, alarms) for name in NAMES}
+    if not reports:
+        document["period"] = report.periods(results)
     rows = report.grid(results)
     return document | {"grid": rows, "behind": report.behind(rows), "runs": len(results)}
 
@@ -192,11 +203,14 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help=f"of everything (default {TEST_SEED})")
     parser.add_argument("--workloads", help=f"mix, by commas: {', '.join(get_args(Workload))} (default all)")
     parser.add_argument("--tuning", action="store_true", help="the seed and workloads that thresholds may be set on")
-    parser.add_argument("--counter-only", action="store_true", help="jobs that report no steps")
+    parser.add_argument(
+        "--counter-only", action="store_true", help="the same table for jobs that report no steps beside it"
+    )
     parser.add_argument("--ablations", action="store_true", help="each part of the detectors off in turn")
     parser.add_argument("--healthy-days", type=float, help=f"GPU-days of healthy jobs (default {HEALTHY_DAYS:.0f})")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each row (default 2)")
     parser.add_argument("--cells", type=int, help="runs in all, in an order drawn by the seed")
+    parser.add_argument("--located", type=int, help="runs of each large size, for localisation")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: processors)")
     parser.add_argument("--budget", type=float, help="seconds after which nothing more is begun")
     options = parser.parse_args(arguments)
@@ -220,9 +234,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "seed": options.seed,
         "workloads": options.workloads,
         "quick": options.quick,
-        "counter_only": options.counter_only,
     }
-    document |= {"ablations": ablations(options)} if options.ablations else measure(options)
+    if options.ablations:
+        document["ablations"] = ablations(options)
+    else:
+        options.budget = options.budget / 2 if options.budget and options.counter_only else options.budget
+        document |= measure(options)
+        if options.counter_only:
+            document["counter_only"] = measure(options, reports=False)
     if options.json or options.ablations:
         print(json.dumps(document, indent=2))
     else:

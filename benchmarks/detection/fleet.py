@@ -39,12 +39,18 @@ class Fleet:
 
 @dataclass(slots=True)
 class Result:
-    """One cell's outcome: what it was, what happened, and how each method did."""
+    """One cell's outcome: what it was, what happened, and how each method did.
+
+    period_seconds: the true length of an iteration in health. inferred_seconds: ours, from the counters alone, as the
+    fault began; None where steps are reported or ours is not sure.
+    """
 
     cell: Cell
     level: str
     family: str
     slowdown: float
+    period_seconds: float
+    inferred_seconds: float | None
     outcomes: dict[str, Outcome]
 
 
@@ -111,8 +117,11 @@ def run(fleet: Fleet) -> list[Result]:
         heard["ours"].hear(ours.look(telemetry))
         for name, claims in panel.look(telemetry).items():
             heard[name].hear(claims)
+        periods = ours.periods()
         for truth in truths:
             truth.follow()
+            if world.now <= truth.staged.fault.begin and (told := periods.get(truth.staged.cell.name)) is not None:
+                truth.inferred = told
         for truth in [t for t in truths if world.now > t.staged.end + tick]:
             truths.remove(truth)
             results.append(_result(truth, heard))
@@ -137,4 +146,6 @@ def _result(truth: Truth, heard: dict[str, Heard]) -> Result:
                     outcome.false_kinds.append(f"{claim.kind} of a neighbour")
         outcomes[name] = outcome
     slowdown = float(np.mean(truth.slowed)) if truth.slowed else 0.0
-    return Result(staged.cell, staged.disorder.level, staged.disorder.family, slowdown, outcomes)
+    healthy = truth.healthy()
+    inferred = None if staged.cell.reports else truth.inferred
+    return Result(staged.cell, staged.disorder.level, staged.disorder.family, slowdown, healthy, inferred, outcomes)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
 from benchmarks.detection.claims import Claim
 from scheduler_feedback import detectors
 from scheduler_feedback.core.telemetry import Telemetry
 from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS
+
+
+@runtime_checkable
+class Timing(Protocol):
+    """A detector that infers how long a job's iterations take where the job does not say."""
+
+    def periods(self) -> Mapping[str, float]:
+        """Seconds of an iteration by job, for those of which it is sure."""
+        ...
 
 
 class Ours:
@@ -29,6 +41,14 @@ class Ours:
                 elif isinstance(finding, Abstention) and not finding.gang:
                     # Said of no job but of the whole fleet: nothing is acted on from now on.
                     found.append(Claim(now, "freeze", "", "freeze", cause=finding.detector))
+        return found
+
+    def periods(self) -> dict[str, float]:
+        """Inferred seconds of an iteration, by job."""
+        found: dict[str, float] = {}
+        for detector in self._detectors:
+            if isinstance(detector, Timing):
+                found |= detector.periods()
         return found
 
 

@@ -78,6 +78,19 @@ def ours_more(results: Sequence[Result], alarms: Sequence[Alarms]) -> dict[str, 
     }
 
 
+def periods(results: Sequence[Result]) -> dict[str, Any]:
+    """How near the inferred iteration periods are to the true ones: relative errors over jobs that report nothing."""
+    asked = [r for r in results if not r.cell.reports]
+    errors = [abs(r.inferred_seconds / r.period_seconds - 1.0) for r in asked if r.inferred_seconds is not None]
+    return {
+        "jobs": len(asked),
+        "inferred": len(errors),
+        "within_2_percent": round(sum(e <= 0.02 for e in errors) / len(errors), 4) if errors else None,
+        "error_p50": quantile(errors, 0.5),
+        "error_p95": quantile(errors, 0.95),
+    }
+
+
 def grid(results: Iterable[Result]) -> list[dict[str, Any]]:
     """One row a cell of the grid that was run."""
     rows: dict[tuple[Any, ...], list[Result]] = defaultdict(list)

@@ -33,7 +33,7 @@ class Truth:
 
     onset: when the fault's effect on the step first reached 10 %, or its severity where that is less; None where it
     never did. slowdown: mean of the affected steps over what they would have taken. ends: ends of all steps.
-    saved: when the job saved or evaluated.
+    saved: when the job saved or evaluated. inferred: seconds of an iteration, as ours inferred them before the fault.
     """
 
     staged: Staged
@@ -42,6 +42,7 @@ class Truth:
     ends: list[FloatArray] = field(default_factory=list)
     saved: list[float] = field(default_factory=list)
     seen: int = 0
+    inferred: float | None = None
 
     def follow(self) -> None:
         """Take in the blocks that are new."""
@@ -61,6 +62,15 @@ class Truth:
             self.saved += block.end[block.pause > 0].tolist()
             # An evaluation shows as steps of a third; the world doesn't mark them, their lengths do.
             self.saved += block.end[block.without < 0.6 * self.staged.victim.usual].tolist()
+
+    def healthy(self) -> float:
+        """Mean seconds of a step before the fault, what it saved and evaluated left out: the median's neighbourhood."""
+        ends = np.concatenate(self.ends) if self.ends else np.zeros(0)
+        lengths = np.diff(ends[ends < self.staged.fault.begin])
+        if not len(lengths):
+            return self.staged.victim.usual
+        middle = float(np.median(lengths))
+        return float(lengths[np.abs(lengths - middle) < 0.3 * middle].mean())
 
     def steps_between(self, begin: float, end: float) -> int:
         """How many steps ended in this time."""

@@ -1,0 +1,92 @@
+"""The evaluation as a command: the document's form, on a sample that takes seconds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.detection import __main__ as evaluation
+from benchmarks.detection import healthy
+from benchmarks.detection.baselines import NAMES
+from benchmarks.detection.cells import Cell
+from benchmarks.detection.fleet import Fleet, run
+from benchmarks.detection.healthy import Health
+
+HEADLINE = (
+    "precision",
+    "recall",
+    "f1",
+    "ttd_seconds_p50",
+    "ttd_seconds_p95",
+    "ttd_steps_p95",
+    "localisation_8k",
+    "kind_confusion",
+    "false_alarms_per_1000_gpu_days",
+    "false_alarms_upper95",
+    "healthy_gpu_days",
+)
+
+
+def test_a_slow_gpu_of_a_plain_job_is_found_by_ours_and_by_the_rules_that_can() -> None:
+    cells = (
+        Cell("clock-lock", 0.5, 64, "step", "balanced", 1, 1.0, 4_100_001),
+        Cell("clock-lock", 0.5, 64, "step", "balanced", 1, 1.5, 4_100_002),
+    )
+    results = run(Fleet(cells, 3, 10.0))
+    assert len(results) == 2
+    for result in results:
+        assert result.slowdown == pytest.approx(0.5, abs=0.1)
+        assert (result.outcomes["ours"].tp, result.outcomes["ours"].fp) == (1, 0)
+        assert result.outcomes["sliding_window"].tp == 1
+        assert result.outcomes["bocd_verified"].tp == 1
+        assert result.outcomes["dlrover"].tp == 0
+
+
+def test_healthy_jobs_last_the_gpu_days_asked_for() -> None:
+    found = healthy.run(Health("balanced", 8.0, 4_100_003, baselines=True))
+    assert found.gpu_days == pytest.approx(8.0, rel=0.3)
+    assert set(found.by_method) == {"ours", *NAMES}
+    assert found.by_method["ours"] == 0
+
+
+def test_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--quick",
+        "--json",
+        "--cells",
+        "3",
+        "--healthy-days",
+        "0",
+        "--located",
+        "0",
+        "--jobs",
+        "1",
+        "--seed",
+        "4100005",
+    ]
+    assert evaluation.main([*arguments, "--workloads", "balanced", "--budget", "40", "--counter-only"]) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert "parts" in captured.err
+    for part in (document, document["counter_only"]):
+        assert set(part["baselines"]) == set(NAMES)
+        for row in (part["ours"], *part["baselines"].values()):
+            assert set(HEADLINE) <= set(row)
+        for row in part["grid"]:
+            assert {"fault", "severity", "gpus", "shape", "workload", "ours", "baselines"} <= set(row)
+            assert set(row["ours"]) == {"tp", "fp", "fn"}
+            assert set(row["baselines"]) == set(NAMES)
+    assert set(document["counter_only"]["period"]) >= {"jobs", "inferred", "within_2_percent"}
+
+
+def test_unknown_workloads_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        evaluation.parsed(["--workloads", "balanced,fancy"])
+    assert "fancy" in capsys.readouterr().err
+
+
+def test_tuning_and_test_share_no_seed_and_not_all_workloads() -> None:
+    tuning, test = evaluation.parsed(["--tuning"]), evaluation.parsed([])
+    assert tuning.seed < 100_000 < test.seed
+    assert set(tuning.workloads) < set(test.workloads)
