@@ -70,7 +70,8 @@ class Policy:
     minimum_confidence: of a verdict that may lead to an action on a running job.
     expected_persistence_seconds: D, how long a fault is expected to last if nothing is done.
     quarantine_seconds: first quarantine; doubles with each repetition up to quarantine_max_seconds.
-    quarantine_max_fraction: most nodes in quarantine, as a share of all, at least one.
+    quarantine_max_fraction, quarantine_max_rack_fraction: most nodes in quarantine, as a share of all, and of those of
+    a rack; at least one of either. Who asks for more has a broken detector rather than so many broken nodes.
     start_timeout_seconds: an attempt whose ranks are not all seen by then is given up.
     retry_backoff_seconds: pause after the backend refused an action.
     probe_command: measures a node whose quarantine has ended, one rank a slot; exit 0 of all is a pass. Empty: no
@@ -102,6 +103,7 @@ class Policy:
     quarantine_seconds: float = 600.0
     quarantine_max_seconds: float = 86400.0
     quarantine_max_fraction: float = 0.25
+    quarantine_max_rack_fraction: float = 0.5
     probation_seconds: float = 600.0
     start_timeout_seconds: float = 60.0
     retry_backoff_seconds: float = 5.0

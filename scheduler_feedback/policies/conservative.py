@@ -1,4 +1,4 @@
-"""Conservative backfill: everyone before a job has a reservation, and it starts early only where it delays none of them.
+"""Conservative backfill: all before a job have a reservation, and it starts early only where it delays none of them.
 
 (Mu'alem, Feitelson, "Utilization, Predictability, Workloads, and User Runtime Estimates in Scheduling the IBM SP2 with
 Backfilling", 2001.) The reservations lie in a profile: how many slots are free from when to when, by what is expected.

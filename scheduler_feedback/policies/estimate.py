@@ -105,6 +105,11 @@ def loss_seconds(slowdown: float, remaining_seconds: float, persistence_seconds:
     return min((slowdown - 1) * remaining_seconds, persistence_seconds * (1 - 1 / slowdown))
 
 
+def persistence_seconds(policy: Policy, verdict: Verdict) -> float:
+    """How long the fault is expected to last from its beginning on."""
+    return policy.expected_persistence_seconds if verdict.lasts_seconds is None else verdict.lasts_seconds
+
+
 def slowest(verdicts: Iterable[Verdict]) -> dict[str, Verdict]:
     """Of each gang, the standing verdict with the largest slowdown."""
     worst: dict[str, Verdict] = {}
@@ -153,7 +158,7 @@ def end_ns(policy: Policy, job: Job, verdict: Verdict | None, now_ns: int) -> in
     end = _reckoned_ns(policy, job)
     if verdict is not None:
         left_seconds = max(end - max(verdict.first_wall_ns, job.attempt_started_ns), 0) / 1e9
-        end += nanoseconds(loss_seconds(verdict.slowdown, left_seconds, policy.expected_persistence_seconds))
+        end += nanoseconds(loss_seconds(verdict.slowdown, left_seconds, persistence_seconds(policy, verdict)))
     return _moved_on(policy, job, end, now_ns)
 
 

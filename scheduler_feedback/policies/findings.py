@@ -10,25 +10,35 @@ from scheduler_feedback.policies.migration import score_observed
 from scheduler_feedback.policies.quarantine import in_words
 
 
+def subject_of(verdict: Verdict) -> str:
+    """Whose story the verdict belongs to: the gang's, or the node's where it is about a node alone."""
+    return verdict.gang or f"node:{verdict.node}"
+
+
 def verdict_found(turn: Turn, verdict: Verdict) -> None:
-    """A verdict stands, or stands with newer numbers; one about no present attempt of a gang is passed over."""
+    """A verdict stands, or stands with newer numbers; one about no present attempt of a gang is passed over.
+
+    Without a gang it is about a node alone, and stands until it is cleared.
+    """
     state = turn.state
     job = state.jobs.get(verdict.gang)
-    if job is None or not job.state.holds_slots or job.attempt != verdict.attempt:
+    alone = not verdict.gang and verdict.node in state.nodes
+    if not alone and (job is None or not job.state.holds_slots or job.attempt != verdict.attempt):
         return
     if state.judged.get(verdict.verdict_id) is False:
         return
     if verdict.verdict_id not in state.verdicts:
         turn.count("verdicts", verdict.kind.value, verdict.cause.value)
-        turn.tell(verdict.gang, "verdict", f"{in_words(verdict)} on {verdict.node}", evidence_detail(verdict))
+        turn.tell(subject_of(verdict), "verdict", f"{in_words(verdict)} on {verdict.node}", evidence_detail(verdict))
     state.verdicts[verdict.verdict_id] = verdict
-    ledger_of(state).expect_anew(job)
+    if job is not None:
+        ledger_of(state).expect_anew(job)
 
 
 def verdict_cleared(turn: Turn, cleared: Cleared) -> None:
     verdict = turn.state.verdicts.get(cleared.verdict_id)
     if verdict is not None:
-        turn.tell(verdict.gang, "cleared", f"verdict {verdict.verdict_id} no longer holds: {cleared.reason}")
+        turn.tell(subject_of(verdict), "cleared", f"verdict {verdict.verdict_id} no longer holds: {cleared.reason}")
         drop_verdict(turn, verdict, "the verdict was cleared")
 
 

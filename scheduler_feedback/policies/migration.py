@@ -1,17 +1,22 @@
-"""Migration: whether a gang with a slow member is better moved than left, by what either would cost.
+"""Migration: what is best for a gang with a slow member, by what each would gain and cost.
 
 s = step time now over step time without the suspect; p = probability that the slowness is the node's and lasts;
 R = run time that is left at healthy speed; D = how long the fault is expected to last if nothing is done.
 
-    benefit = p (s - 1) min(R, D/s)        cost = save + restart + queue        move if benefit > (1 + h) cost
+    benefit = p (s - 1) min(R, D/s)        cost = save + restart + queue        act if benefit > (1 + h) cost
 
 D is divided by s because a fault of D seconds of wall time slows only the work that gets done in it: its whole cost is
-D (1 - 1/s). The queue's part is 0: a gang is moved only where all of its new slots are free now.
+D (1 - 1/s). What can be done instead of staying, the cheapest of those that can be had:
+
+    migrate   to free slots on healthy nodes; a swap, where only the slots on the accused nodes are exchanged
+    shrink    an elastic gang goes on with its healthy members; costs R (n / healthy members - 1) more
+    requeue   stop and wait for a healthy place; costs the time until one is expected to be free more
+    separate  for interference: the one of the two jobs that moves at the lower cost goes where the other is not
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
@@ -19,7 +24,8 @@ from scheduler_feedback.core.plan import Plan
 from scheduler_feedback.core.state import Case, Decision, Mode, Policy, State
 from scheduler_feedback.core.turn import Turn, nanoseconds, span
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
-from scheduler_feedback.policies.estimate import healthy_end_ns, loss_seconds
+from scheduler_feedback.policies.backfill import reserve
+from scheduler_feedback.policies.estimate import healthy_end_ns, loss_seconds, persistence_seconds
 from scheduler_feedback.policies.ledger import Ledger, ledger_of
 from scheduler_feedback.policies.placement import place, where
 from scheduler_feedback.policies.quarantine import ACCUSING, in_words, quarantine
@@ -76,12 +82,16 @@ class CostTest:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What is best for the gang. code: 'migrate', or why it stays, in one word. target: the new slots, by rank."""
+    """What is best for the gang. code: one of ACTIONS, or why it stays, in one word. target: the new slots, by rank.
+
+    swap: all that nobody accuses stay where they are.
+    """
 
     code: str
     reason: str
     test: CostTest
     target: tuple[Slot, ...] = ()
+    swap: bool = False
 
     def detail(self, verdict: Verdict) -> tuple[tuple[str, str], ...]:
         """The terms, and the alternatives that were weighed with what each is expected to cost."""
@@ -91,6 +101,7 @@ class Ruling:
             *self.test.detail(),
             ("alternative stay", f"{self.test.benefit_seconds:.1f} s"),
             ("alternative migrate", move),
+            *((("action", "swap" if self.swap else self.code),) if self.code in ACTIONS else ()),
         )
 
 
@@ -105,12 +116,15 @@ def judge_running_gangs(turn: Turn, ledger: Ledger) -> None:
             or job is None
             or job.state is not JobState.RUNNING
             or job.stop_reason is not None
-            or verdict.kind not in ACCUSING
-            or case.ruling in ("migrate", "released")
+            or (verdict.kind not in ACCUSING and not verdict.aggressor)
+            or case.ruling in ACTIONS
+            or case.ruling == "released"
         ):
             continue
         ruling = rule(turn.state, job, verdict, plan, turn.now_ns)
-        if ruling.code == "migrate":
+        if ruling.code == "separate":
+            job, ruling = _cheaper_to_move(turn.state, job, verdict, ruling, plan, turn.now_ns)
+        if ruling.code in ACTIONS:
             _migrate(turn, job, verdict, case, ruling)
         elif ruling.code != case.ruling:
             turn.decide(job.job_id, "stay", f"stays where it is: {ruling.reason}", ruling.detail(verdict))
@@ -118,13 +132,18 @@ def judge_running_gangs(turn: Turn, ledger: Ledger) -> None:
 
 
 def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> Ruling:
-    """Whether the gang is better moved. The plan is left as it was."""
+    """What is best for the gang. The plan is left as it was."""
     policy = state.policy
     confirmed = state.judged.get(verdict.verdict_id) is True
     test = cost_test(state, job, verdict, now_ns)
-    target = _target(state, job, plan) or ()
+    apart = verdict.kind is Kind.INTERFERENCE and verdict.aggressor in state.jobs
+    target = _target(state, job, plan, verdict if apart else None) or ()
     for code, stays, reason in (
-        ("kind", verdict.kind is not Kind.STRAGGLER, f"a verdict of {verdict.kind.value} is no reason to move"),
+        (
+            "kind",
+            verdict.kind is not Kind.STRAGGLER and not apart,
+            f"a verdict of {verdict.kind.value} is no reason to move",
+        ),
         (
             "cause",
             verdict.cause is Cause.UNKNOWN and not confirmed,
@@ -142,15 +161,59 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
             not test.pays,
             f"staying is expected to cost {span(test.benefit_seconds)}, moving {span(test.cost_seconds)}",
         ),
-        ("target", not target, f"{job.spec.ranks} slots on healthy nodes other than {verdict.node} are not free"),
     ):
         if stays:
             return Ruling(code, reason, test, target)
-    reason = (
+    if target:
+        action = "separate" if apart else "migrate"
+        return Ruling(action, _weighed(verdict, test), test, target, _kept(state, job, target))
+    for other in (_shrunk(state, job, test), _requeued(state, job, test, now_ns)):
+        if other is not None and other.test.pays and not apart:
+            return replace(other, reason=_weighed(verdict, other.test))
+    away = f"{verdict.node}" if not apart else f"those of {verdict.aggressor}"
+    return Ruling("target", f"{job.spec.ranks} slots on healthy nodes other than {away} are not free", test)
+
+
+ACTIONS = frozenset({"migrate", "separate", "shrink", "requeue"})
+
+
+def _weighed(verdict: Verdict, test: CostTest) -> str:
+    return (
         f"{in_words(verdict)} on {verdict.node}: staying is expected to cost {span(test.benefit_seconds)}, "
         f"moving {span(test.cost_seconds)}"
     )
-    return Ruling("migrate", reason, test, target)
+
+
+def _kept(state: State, job: Job, target: tuple[Slot, ...]) -> bool:
+    """Whether all healthy members stay where they are: only what is accused is exchanged."""
+    accused, there = accused_nodes(state, job), set(target)
+    return all(rank.slot in there for rank in job.ranks if rank.slot.node not in accused)
+
+
+def _shrunk(state: State, job: Job, test: CostTest) -> Ruling | None:
+    """The gang goes on with the members that nobody accuses; None where it may not be so small."""
+    accused = accused_nodes(state, job)
+    healthy = tuple(rank.slot for rank in job.ranks if rank.slot.node not in accused)
+    if job.spec.min_ranks is None or job.spec.groups or not job.spec.min_ranks <= len(healthy) < len(job.ranks):
+        return None
+    longer = test.remaining_seconds * (len(job.ranks) / len(healthy) - 1)
+    return Ruling("shrink", "", replace(test, queue_seconds=test.queue_seconds + longer), healthy)
+
+
+def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Ruling | None:
+    """The gang waits for a healthy place; None where none can be foreseen."""
+    ledger = ledger_of(state)
+    avoided = (*accused_nodes(state, job), *(n for n in ledger.doubtful if state.nodes[n].state is NodeState.SUSPECT))
+    mark = ledger.plan.checkpoint()
+    ledger.plan.give(rank.slot for rank in job.ranks)
+    ends = [end for end in ledger.ends if end.job_id != job.job_id]
+    found = reserve(ledger.plan, ends, replace(job, excluded_nodes=avoided), now_ns, state.policy)
+    ledger.plan.rollback(mark)
+    if found is None:
+        return None
+    # Those that wait already come first: it is not counted on before they have been served.
+    waits = (found.from_ns - now_ns) / 1e9 + sum(p.length_ns for p in ledger.line.places.values()) / 1e9
+    return Ruling("requeue", "", replace(test, queue_seconds=test.queue_seconds + waits))
 
 
 def cost_test(state: State, job: Job, verdict: Verdict, now_ns: int) -> CostTest:
@@ -165,7 +228,7 @@ def cost_test(state: State, job: Job, verdict: Verdict, now_ns: int) -> CostTest
         probability=1.0 if state.judged.get(verdict.verdict_id) is True else verdict.confidence,
         slowdown=verdict.slowdown,
         remaining_seconds=(healthy_end_ns(state.policy, job, now_ns - behind) + behind - now_ns) / 1e9,
-        persistence_seconds=state.policy.expected_persistence_seconds,
+        persistence_seconds=persistence_seconds(state.policy, verdict),
         save_seconds=job.spec.grace_seconds,
         restart_seconds=job.spec.restart_cost_seconds,
         queue_seconds=0.0,
@@ -191,14 +254,48 @@ def _cooling(policy: Policy) -> str:
     return f"it was moved less than {span(policy.migration_cooldown_seconds)} ago"
 
 
-def _target(state: State, job: Job, plan: Plan) -> tuple[Slot, ...] | None:
-    """Where the gang could go now: free slots and those of its own that no verdict accuses, on no suspect node."""
+def _target(state: State, job: Job, plan: Plan, disturbed: Verdict | None) -> tuple[Slot, ...] | None:
+    """Where the gang could go now: free slots and those of its own that no verdict accuses, on no suspect node.
+
+    disturbed: of interference: it must share no rack (no node, where racks are not known) with the other job.
+    """
+    avoided = accused_nodes(state, job)
+    if disturbed is not None:
+        avoided = (*avoided, *_around(state, state.jobs[disturbed.aggressor]))
     mark = plan.checkpoint()
     try:
         plan.give(rank.slot for rank in job.ranks)
-        return place(plan, job, excluded=accused_nodes(state, job), suspects=False, policy=state.policy)
+        return place(plan, job, excluded=avoided, suspects=False, policy=state.policy)
     finally:
         plan.rollback(mark)
+
+
+def _around(state: State, job: Job) -> tuple[str, ...]:
+    """The nodes that share a rack with a job, or are its own."""
+    own = {rank.slot.node for rank in job.ranks if rank.slot.node in state.nodes}
+    racks = {(node.spine, node.rack) for name in own if (node := state.nodes[name]).rack}
+    inside = (n.name for n in state.nodes.values() if n.name in own or (n.rack and (n.spine, n.rack) in racks))
+    return tuple(sorted(inside))
+
+
+def _cheaper_to_move(
+    state: State, job: Job, verdict: Verdict, ruling: Ruling, plan: Plan, now_ns: int
+) -> tuple[Job, Ruling]:
+    """Of two that disturb each other, the one that moves at the lower cost in GPU-seconds, with its place."""
+    other = state.jobs[verdict.aggressor]
+    movable = other.state is JobState.RUNNING and other.stop_reason is None and other.spec.restartable
+    if not movable or _cooling_ns(state.policy, other, now_ns) > 0:
+        return job, ruling
+    test = replace(
+        ruling.test,
+        save_seconds=other.spec.grace_seconds,
+        restart_seconds=other.spec.restart_cost_seconds,
+        measured_seconds=None,
+    )
+    target = _target(state, other, plan, replace(verdict, aggressor=job.job_id))
+    if not target or test.cost_seconds * len(other.ranks) >= ruling.test.cost_seconds * len(job.ranks):
+        return job, ruling
+    return other, replace(ruling, test=test, target=target, swap=False)
 
 
 def accused_nodes(state: State, job: Job) -> tuple[str, ...]:
@@ -206,21 +303,29 @@ def accused_nodes(state: State, job: Job) -> tuple[str, ...]:
     return tuple(sorted({v.node for v in state.verdicts.values() if v.gang == job.job_id and v.kind in ACCUSING}))
 
 
+_WORDS = {
+    "migrate": "move",
+    "separate": "move away from the other",
+    "shrink": "go on with fewer ranks",
+    "requeue": "wait for another place",
+}
+
+
 def _migrate(turn: Turn, job: Job, verdict: Verdict, case: Case, ruling: Ruling) -> None:
     state = turn.state
-    case.reason = ruling.reason
+    case.reason, words = ruling.reason, _WORDS[ruling.code]
     if state.frozen:
         if case.ruling != "frozen":
             case.ruling = "frozen"
             turn.decide(
                 job.job_id,
-                "migrate",
+                ruling.code,
                 f"would move, but actions are frozen: {ruling.reason}",
                 ruling.detail(verdict),
                 "frozen",
             )
         return
-    case.ruling = "migrate"
+    case.ruling = ruling.code
     applied = state.policy.mode is Mode.ACT
     state.decision_count += 1
     state.decisions.append(
@@ -238,16 +343,21 @@ def _migrate(turn: Turn, job: Job, verdict: Verdict, case: Case, ruling: Ruling)
         )
     )
     if not applied:
-        turn.decide(job.job_id, "migrate", f"would move: {ruling.reason}", ruling.detail(verdict), "observed")
+        turn.decide(job.job_id, ruling.code, f"would {words}: {ruling.reason}", ruling.detail(verdict), "observed")
         return
-    turn.decide(job.job_id, "migrate", f"moves: {ruling.reason}", ruling.detail(verdict))
+    turn.decide(job.job_id, ruling.code, f"is to {words}: {ruling.reason}", ruling.detail(verdict))
     job.stop_reason = StopReason.MIGRATE
     job.last_migration_ns = turn.now_ns
+    job.migrations += 1
     job.excluded_nodes = accused_nodes(state, job)
     job.claim = list(ruling.target)
     ledger_of(state).file(job)
     node = state.nodes.get(verdict.node)
-    if node is not None and node.state in (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.PROBATION):
+    if (
+        verdict.kind in ACCUSING
+        and node is not None
+        and node.state in (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.PROBATION)
+    ):
         quarantine(turn, node, f"{job.job_id} moves away: {in_words(verdict)}", verdict.verdict_id)
 
 

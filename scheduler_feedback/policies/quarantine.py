@@ -43,7 +43,7 @@ def _mark(turn: Turn, node: Node, verdict: Verdict) -> None:
     if turn.state.policy.mode is Mode.OBSERVE:
         turn.decide(f"node:{node.name}", "suspect", f"would be suspect: {words}", outcome="observed")
         return
-    if verdict.gang not in node.accusers:
+    if verdict.gang and verdict.gang not in node.accusers:
         node.accusers = (*node.accusers, verdict.gang)
     if node.state in (NodeState.QUARANTINE, NodeState.MAINTENANCE):
         return
@@ -65,6 +65,8 @@ def _suspect(turn: Turn, node: Node, reason: str, verdict_id: str) -> None:
 
 
 def in_words(verdict: Verdict) -> str:
+    if not verdict.gang:
+        return f"{verdict.kind.value} ({verdict.cause.value}), slowdown {verdict.slowdown:.2f}"
     return (
         f"rank {verdict.rank} of {verdict.gang} is a {verdict.kind.value} ({verdict.cause.value}), "
         f"slowdown {verdict.slowdown:.2f}, confidence {verdict.confidence:.2f}"
@@ -80,7 +82,7 @@ def quarantine(turn: Turn, node: Node, reason: str, verdict_id: str, capped: boo
     Beyond the cap the node is suspect instead, and an entry says so: losing many nodes at once is seldom the nodes.
     """
     state = turn.state
-    if capped and node.state is not NodeState.QUARANTINE and not _below_cap(state):
+    if capped and node.state is not NodeState.QUARANTINE and not _below_cap(state, node):
         turn.decide(
             f"node:{node.name}",
             "quarantine",
@@ -102,12 +104,22 @@ def quarantine_seconds(policy: Policy, backoff: int) -> float:
     return min(policy.quarantine_seconds * 2.0 ** min(backoff - 1, 64), policy.quarantine_max_seconds)
 
 
-def _in_quarantine(state: State) -> int:
-    return sum(node.state is NodeState.QUARANTINE for node in state.nodes.values())
+def _in_quarantine(state: State, rack: tuple[str, str] | None = None) -> int:
+    """Nodes in quarantine; of one rack, or of all."""
+    doubtful = (state.nodes[name] for name in ledger_of(state).doubtful)
+    return sum(n.state is NodeState.QUARANTINE and rack in (None, (n.spine, n.rack)) for n in doubtful)
 
 
-def _below_cap(state: State) -> bool:
-    return _in_quarantine(state) < max(1, int(state.policy.quarantine_max_fraction * len(state.nodes)))
+def _below_cap(state: State, node: Node) -> bool:
+    """Whether one more may be taken out of use: of the whole cluster, and of the node's rack where it is known."""
+    policy = state.policy
+    if _in_quarantine(state) >= max(1, int(policy.quarantine_max_fraction * len(state.nodes))):
+        return False
+    if not node.rack:
+        return True
+    rack = (node.spine, node.rack)
+    nodes = sum((other.spine, other.rack) == rack for other in state.nodes.values())
+    return _in_quarantine(state, rack) < max(1, int(policy.quarantine_max_rack_fraction * nodes))
 
 
 def _become(turn: Turn, node: Node, state: NodeState, until_ns: int | None, reason: str, verdict_id: str = "") -> None:
