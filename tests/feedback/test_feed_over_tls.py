@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,7 +41,11 @@ def follow(folder: Path, url: str, credentials: Credentials | None, until: Calla
             # TLS says goodbye after the session is closed (aiohttp's documentation, "Graceful Shutdown").
             await asyncio.sleep(0.25)
 
-    asyncio.run(run())
+    with warnings.catch_warnings():
+        # asyncio 3.11 leaves the transport of a refused handshake to the garbage collector, which then says so.
+        warnings.simplefilter("ignore", ResourceWarning)
+        asyncio.run(run())
+        gc.collect()
     return len(got)
 
 
