@@ -21,10 +21,12 @@ from pathlib import Path
 import msgspec
 
 from agent.schema.errors import StoreError
+from scheduler_feedback import store_keeping
 from scheduler_feedback.core.actions import Action, Entry
 from scheduler_feedback.core.codec import encode_action, encode_event, encode_state
 from scheduler_feedback.core.events import Event, Submitted
 from scheduler_feedback.core.state import State
+from scheduler_feedback.store_keeping import Retention
 from scheduler_feedback.store_reading import (
     WHEN_DAMAGED,
     JournalRow,
@@ -46,15 +48,11 @@ __all__ = [
     "RecordedAction",
 ]
 
-SCHEMA_VERSION = 1
 APPLICATION_ID = 0x47574A4E  # "GWJN"; https://sqlite.org/pragma.html#pragma_application_id
-KEPT_SNAPSHOTS = 3
-"""Snapshots kept: where the newest can't be read, an older one and the journal after it give the same state."""
-
 PROBE_BYTES = 64 * 1024
 """A store that can write so much has room for some cycles: it does not fail again at the next one."""
 
-_SCHEMA = """
+_SCHEMA_1 = """
 CREATE TABLE journal (cycle INTEGER PRIMARY KEY, now_ns INTEGER NOT NULL, events BLOB NOT NULL);
 CREATE TABLE actions (
     action_id TEXT PRIMARY KEY, cycle INTEGER NOT NULL, job_id TEXT NOT NULL, body BLOB NOT NULL,
@@ -72,19 +70,19 @@ CREATE TABLE snapshots (
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
+_SCHEMA_2 = """
+CREATE TABLE blocks (
+    last_cycle INTEGER PRIMARY KEY, first_cycle INTEGER NOT NULL, last_ns INTEGER NOT NULL, body BLOB NOT NULL);
+ALTER TABLE snapshots ADD COLUMN packed INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX journal_by_time ON journal (now_ns);
+"""
+
+MIGRATIONS = (_SCHEMA_1, _SCHEMA_2)
+"""From an empty file to the newest schema, a step each. A step that was released is never changed again."""
+
+SCHEMA_VERSION = len(MIGRATIONS)
+
 _encode = msgspec.msgpack.Encoder().encode
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """How much of the past is kept. What a restart needs is kept regardless.
-
-    days: age at which journal rows, outcomes, and entries of ended jobs are forgotten.
-    journal_bytes: size of the file above which the oldest journal rows go before their time.
-    """
-
-    days: float = 30.0
-    journal_bytes: int = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +141,9 @@ class Store(Reader):
     written by a newer build.
     """
 
-    def __init__(self, path: Path, retention: Retention = Retention(), durable: bool = True) -> None:
+    def __init__(self, path: Path, retention: Retention | None = None, durable: bool = True) -> None:
         super().__init__(path)
-        self.retention = retention
+        self.retention = retention if retention is not None else Retention()
         self._durable = durable
         with self._named("open it"):
             try:
@@ -166,12 +164,7 @@ class Store(Reader):
         application, version = self._pragma("application_id"), self._pragma("user_version")
         if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             database.execute("PRAGMA journal_mode=WAL")
-            with self._transaction():
-                # executescript would commit first; one statement at a time stays inside the transaction.
-                for statement in filter(str.strip, _SCHEMA.split(";")):
-                    database.execute(statement)
-                database.execute(f"PRAGMA application_id={APPLICATION_ID}")
-                database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self._migrate(0)
         elif application != APPLICATION_ID:
             raise StoreError(f"{self.path}: an SQLite file, but no journal of gangwatch; move it out of the way")
         elif version > SCHEMA_VERSION:
@@ -183,8 +176,21 @@ class Store(Reader):
             problems = "; ".join(row[0] for row in database.execute("PRAGMA quick_check(3)"))
             if problems != "ok":
                 raise StoreError(f"{self.path}: damaged ({' '.join(problems.split())}). {WHEN_DAMAGED}")
+            if version < SCHEMA_VERSION:
+                self._migrate(version)
         database.execute(f"PRAGMA synchronous={'FULL' if self._durable else 'OFF'}")
         self.job_number = int(self.meta("job_number") or 0)
+
+    def _migrate(self, version: int) -> None:
+        """Bring the schema forward, all steps in one transaction: an interrupted start changes nothing."""
+        database = self._connection
+        with self._transaction():
+            for script in MIGRATIONS[version:]:
+                # executescript would commit first; one statement at a time stays inside the transaction.
+                for statement in filter(str.strip, script.split(";")):
+                    database.execute(statement)
+            database.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     def close(self) -> None:
         """Close the file. Everything that was committed is in it."""
@@ -270,38 +276,7 @@ class Store(Reader):
                 "INSERT OR REPLACE INTO snapshots (cycle, now_ns, state, detectors) VALUES (?, ?, ?, ?)",
                 (cycle, now_ns, encode_state(state), _encode(dict(detectors))),
             )
-            database.execute(
-                "DELETE FROM snapshots WHERE cycle NOT IN (SELECT cycle FROM snapshots ORDER BY cycle DESC LIMIT ?)",
-                (KEPT_SNAPSHOTS,),
-            )
-            self._forget(now_ns, living)
-
-    def _forget(self, now_ns: int, living: Collection[str]) -> None:
-        database = self._connection
-        # The journal after the oldest kept snapshot is what a restart may need.
-        needed_after: int = database.execute("SELECT min(cycle) FROM snapshots").fetchone()[0]
-        before_ns = now_ns - round(self.retention.days * 86400e9)
-        last: int | None = database.execute(
-            "SELECT max(cycle) FROM journal WHERE cycle <= ? AND now_ns < ?", (needed_after, before_ns)
-        ).fetchone()[0]
-        used_bytes = (self._pragma("page_count") - self._pragma("freelist_count")) * self._pragma("page_size")
-        if used_bytes > self.retention.journal_bytes:
-            # A tenth a snapshot, once a minute, keeps up with any growth and never stops the cycle for long.
-            first, newest = database.execute("SELECT min(cycle), max(cycle) FROM journal").fetchone()
-            if first is not None:
-                last = max(last or 0, min(needed_after, first + (newest - first) // 10))
-        if last is not None and database.execute("DELETE FROM journal WHERE cycle <= ?", (last,)).rowcount:
-            self._set_meta("forgotten_to", str(last))
-        keep = msgspec.json.encode(sorted(living)).decode()
-        database.execute(
-            "DELETE FROM entries WHERE wall_ns < ? AND subject NOT IN (SELECT value FROM json_each(?))",
-            (before_ns, keep),
-        )
-        database.execute(
-            "DELETE FROM actions WHERE outcome_ns < ? AND cycle <= ? "
-            "AND job_id NOT IN (SELECT value FROM json_each(?))",
-            (before_ns, needed_after, keep),
-        )
+            store_keeping.keep_house(self._connection, self.retention, now_ns, living)
 
     def _set_meta(self, key: str, value: str) -> None:
         self._connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))

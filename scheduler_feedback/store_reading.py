@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -77,6 +78,29 @@ class RecordedAction:
     outcome: str | None
 
 
+_LARGEST = 2**63 - 1  # of an SQLite integer
+_block = msgspec.msgpack.Decoder(list[tuple[int, int, bytes]])
+
+
+def _has_blocks(database: sqlite3.Connection) -> bool:
+    """Whether the file is of schema 2 or newer: a file of an older build may be read before it is migrated."""
+    return int(database.execute("PRAGMA user_version").fetchone()[0]) >= 2
+
+
+def _cycles(database: sqlite3.Connection, after: int, last: int) -> Iterator[tuple[int, int, bytes]]:
+    """(cycle, time, events) of the cycles after `after` up to `last`, wherever they are."""
+    if _has_blocks(database):
+        for (body,) in database.execute(
+            "SELECT body FROM blocks WHERE last_cycle > ? AND first_cycle <= ? ORDER BY last_cycle", (after, last)
+        ):
+            for cycle, now_ns, events in _block.decode(zlib.decompress(body)):
+                if after < cycle <= last:
+                    yield cycle, now_ns, events
+    yield from database.execute(
+        "SELECT cycle, now_ns, events FROM journal WHERE cycle > ? AND cycle <= ? ORDER BY cycle", (after, last)
+    )
+
+
 class Reader:
     """Reads the store at a path. Raises StoreError, naming the file and what to do, where it can't."""
 
@@ -92,11 +116,11 @@ class Reader:
     def load(self) -> Loaded:
         """What a restart begins with: the newest snapshot that can be read, and the cycles after it."""
         with self._reading("read the newest snapshot") as database:
-            rows = database.execute("SELECT cycle, state, detectors FROM snapshots ORDER BY cycle DESC").fetchall()
-            for cycle, state, detectors in rows:
+            cycles = database.execute("SELECT cycle FROM snapshots ORDER BY cycle DESC").fetchall()
+            for (cycle,) in cycles:
                 try:
-                    found = decode_state(state), _detector_map.decode(detectors)
-                except (StoreError, msgspec.DecodeError) as error:
+                    found = self._snapshot_of(database, cycle)
+                except (StoreError, msgspec.DecodeError, zlib.error) as error:
                     _log.error("%s: snapshot of cycle %d passed over: %s", self.path, cycle, error)
                     continue
                 return Loaded(*found, tuple(self._rows(database, cycle)))
@@ -110,12 +134,53 @@ class Reader:
     def journal_all(self) -> Loaded:
         """The longest replay that the store still gives: from the first cycle, or from the oldest snapshot."""
         with self._reading("read the journal") as database:
-            if not self._forgotten_to(database):
-                return Loaded(None, {}, tuple(self._rows(database, 0)))
-            cycle, state, detectors = database.execute(
-                "SELECT cycle, state, detectors FROM snapshots ORDER BY cycle LIMIT 1"
-            ).fetchone()
-            return Loaded(decode_state(state), _detector_map.decode(detectors), tuple(self._rows(database, cycle)))
+            return self._from(database, self._start(database, "", ()))
+
+    def journal_to(self, now_ns: int | None = None, cycle: int | None = None) -> Loaded:
+        """The way to an instant or a cycle of the past: the newest snapshot before it, and the cycles up to it."""
+        with self._reading("read the journal") as database:
+            if cycle is not None:
+                start, last = self._start(database, "WHERE cycle < ?", (cycle,), newest=True), cycle
+            else:
+                start = self._start(database, "WHERE now_ns <= ?", (now_ns,), newest=True)
+                last = None
+            loaded = self._from(database, start, last)
+        if now_ns is None:
+            return loaded
+        return Loaded(loaded.state, loaded.detectors, tuple(row for row in loaded.journal if row.now_ns <= now_ns))
+
+    def _start(
+        self, database: sqlite3.Connection, where: str, values: tuple[object, ...], newest: bool = False
+    ) -> int | None:
+        """Cycle of the snapshot to begin with; None: the journal begins at the beginning.
+
+        Raises StoreError where what is asked for has been forgotten.
+        """
+        forgotten_to = self._forgotten_to(database)
+        if not newest and not forgotten_to:
+            return None
+        order = "DESC" if newest else "ASC"
+        row = database.execute(f"SELECT cycle FROM snapshots {where} ORDER BY cycle {order} LIMIT 1", values).fetchone()
+        if row is not None and row[0] >= forgotten_to:
+            return int(row[0])
+        if forgotten_to:
+            raise StoreError(
+                f"{self.path}: the journal begins after cycle {forgotten_to}: what was before is forgotten"
+            )
+        return None
+
+    def _from(self, database: sqlite3.Connection, cycle: int | None, last: int | None = None) -> Loaded:
+        if cycle is None:
+            return Loaded(None, {}, tuple(self._rows(database, 0, last)))
+        return Loaded(*self._snapshot_of(database, cycle), tuple(self._rows(database, cycle, last)))
+
+    @staticmethod
+    def _snapshot_of(database: sqlite3.Connection, cycle: int) -> tuple[State, dict[str, bytes]]:
+        packed = "packed" if _has_blocks(database) else "0"
+        state, detectors, is_packed = database.execute(
+            f"SELECT state, detectors, {packed} FROM snapshots WHERE cycle = ?", (cycle,)
+        ).fetchone()
+        return decode_state(zlib.decompress(state) if is_packed else state), _detector_map.decode(detectors)
 
     @staticmethod
     def _forgotten_to(database: sqlite3.Connection) -> int:
@@ -123,13 +188,15 @@ class Reader:
         return 0 if row is None else int(row[0])
 
     @staticmethod
-    def _rows(database: sqlite3.Connection, after: int) -> Iterator[JournalRow]:
+    def _rows(database: sqlite3.Connection, after: int, last: int | None = None) -> Iterator[JournalRow]:
+        """The cycles after `after`, up to `last`, from the blocks and then from the journal."""
+        last = _LARGEST if last is None else last
         decided: dict[int, list[Action]] = {}
-        for cycle, body in database.execute("SELECT cycle, body FROM actions WHERE cycle > ? ORDER BY rowid", (after,)):
-            decided.setdefault(cycle, []).append(decode_action(body))
-        for cycle, now_ns, events in database.execute(
-            "SELECT cycle, now_ns, events FROM journal WHERE cycle > ? ORDER BY cycle", (after,)
+        for cycle, body in database.execute(
+            "SELECT cycle, body FROM actions WHERE cycle > ? AND cycle <= ? ORDER BY rowid", (after, last)
         ):
+            decided.setdefault(cycle, []).append(decode_action(body))
+        for cycle, now_ns, events in _cycles(database, after, last):
             told = tuple(decode_event(event) for event in _event_list.decode(events))
             yield JournalRow(cycle, now_ns, told, tuple(decided.get(cycle, ())))
 
@@ -191,5 +258,5 @@ class Reader:
             code = getattr(error, "sqlite_errorname", type(error).__name__)
             advice = next((text for prefix, text in _ADVICE if code.startswith(prefix)), "")
             raise StoreError(f"{self.path}: could not {what}: {error} ({code}). {advice}".rstrip()) from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, zlib.error) as error:
             raise StoreError(f"{self.path}: could not {what}: {error}. {WHEN_DAMAGED}") from error

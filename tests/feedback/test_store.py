@@ -12,14 +12,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.schema.errors import StoreError
 from scheduler_feedback.core.actions import Action, Entry, StartGang, StopGang
+from scheduler_feedback.core.codec import encode_event, encode_state
 from scheduler_feedback.core.events import CancelRequested, Event, PolicySet, Submitted
 from scheduler_feedback.core.job import JobSpec, Slot, StopReason
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.store import SCHEMA_VERSION, Retention, Store
+from scheduler_feedback.store import MIGRATIONS, SCHEMA_VERSION, CycleRow, Reader, Retention, Store
 
 SPEC = JobSpec("train", ("python", "train.py"), 2)
 DAY_NS = 86400 * 10**9
@@ -139,7 +141,12 @@ def test_load_begins_at_the_newest_snapshot(store: Store) -> None:
         [11],
     )
     assert [row.cycle for row in store.journal_all().journal] == list(range(1, 12))
-    assert store._connection.execute("SELECT cycle FROM snapshots ORDER BY cycle").fetchall() == [(6,), (8,), (10,)]
+    assert store._connection.execute("SELECT cycle FROM snapshots ORDER BY cycle").fetchall() == [
+        (2,),
+        (6,),
+        (8,),
+        (10,),
+    ], "the newest three, and the day's first"
 
 
 def test_a_damaged_snapshot_is_passed_over(store: Store, caplog: pytest.LogCaptureFixture) -> None:
@@ -342,3 +349,111 @@ def test_kill_between_writes_loses_nothing_that_was_acknowledged(path: Path, see
         assert acknowledged <= written <= acknowledged + 1
         assert_whole(store, written)
         store.close()
+
+
+# --- compaction, replay of the past, migration ------------------------------------------------------------------------
+
+
+def _long_past(path: Path, days: int = 10, cycles_a_day: int = 700) -> Store:
+    """A store of so many days, with a snapshot four times a day; each cycle submits the job of its number."""
+    store = Store(path)
+    for day in range(days):
+        for quarter in range(4):
+            rows = [
+                CycleRow(cycle, day * DAY_NS + cycle, [Submitted(f"j-{cycle:06d}", SPEC)], [start(cycle)])
+                for cycle in range(day * cycles_a_day + quarter * 175 + 1, day * cycles_a_day + (quarter + 1) * 175 + 1)
+            ]
+            store.append_all(rows)
+            last = rows[-1]
+            store.snapshot(last.cycle, last.now_ns, State(cycle=last.cycle, now_ns=last.now_ns), {"d": b"x"})
+    return store
+
+
+def test_old_cycles_are_compacted_and_read_as_before(path: Path) -> None:
+    store = _long_past(path)
+    cycles = 7000
+    assert [row.cycle for row in store.journal_all().journal] == list(range(1, cycles + 1))
+    assert store.journal_all().journal[4].actions == (start(5),)
+    [(blocks,)] = store._connection.execute("SELECT count(*) FROM blocks").fetchall()
+    [(rows,)] = store._connection.execute("SELECT count(*) FROM journal").fetchall()
+    assert blocks == (cycles - 2 * 175) // 512
+    assert rows == cycles - blocks * 512
+    store.close()
+    again = Store(path)
+    loaded = again.load()
+    assert loaded.state is not None and loaded.state.cycle == cycles
+    again.close()
+
+
+def test_a_cycle_of_last_week_is_replayed_from_the_beginning_of_its_day(path: Path) -> None:
+    store = _long_past(path)
+    loaded = store.journal_to(cycle=2400)
+    assert loaded.state is not None
+    assert loaded.state.cycle == 3 * 700 + 175, "the first snapshot of the fourth day"
+    assert [row.cycle for row in loaded.journal] == list(range(3 * 700 + 176, 2401))
+    by_time = store.journal_to(now_ns=3 * DAY_NS + 2400)
+    assert by_time == loaded
+    assert [row.cycle for row in store.journal_to(cycle=3).journal] == [1, 2, 3]
+    assert store._connection.execute("SELECT count(*) FROM snapshots").fetchone()[0] == 10 + 3
+    store.close()
+
+
+def test_what_is_forgotten_can_not_be_replayed_and_says_so(path: Path) -> None:
+    store = _long_past(path)
+    store.retention = Retention(days=3)
+    now_ns = 10 * DAY_NS
+    store.snapshot(7001, now_ns, State(cycle=7001, now_ns=now_ns), {})
+    forgotten = int(store.meta("forgotten_to") or 0)
+    assert 6 * 700 < forgotten < 7 * 700, "whole blocks, up to the seventh day's"
+    with pytest.raises(StoreError, match=rf"the journal begins after cycle {forgotten}: what was before is forgotten"):
+        store.journal_to(cycle=forgotten - 10)
+    whole = store.journal_all()
+    assert whole.state is not None and whole.state.cycle >= forgotten
+    assert [row.cycle for row in whole.journal] == list(range(whole.state.cycle + 1, 7001))
+    store.close()
+
+
+def _first_schema(path: Path) -> None:
+    """A file as the first release wrote it."""
+    database = sqlite3.connect(path, isolation_level=None)
+    for statement in filter(str.strip, MIGRATIONS[0].split(";")):
+        database.execute(statement)
+    database.execute(f"PRAGMA application_id={0x47574A4E}")
+    database.execute("PRAGMA user_version=1")
+    database.execute(
+        "INSERT INTO journal (cycle, now_ns, events) VALUES (1, 5, ?)",
+        (msgspec.msgpack.encode([encode_event(Submitted("j-000041", SPEC))]),),
+    )
+    database.execute(
+        "INSERT INTO snapshots (cycle, now_ns, state, detectors) VALUES (1, 5, ?, ?)",
+        (encode_state(State(cycle=1)), msgspec.msgpack.encode({"d": b"x"})),
+    )
+    database.close()
+
+
+def test_an_older_schema_is_read_as_it_is_and_brought_forward_when_opened(path: Path) -> None:
+    _first_schema(path)
+    reader = Reader(path)
+    assert [row.events for row in reader.journal_all().journal] == [(Submitted("j-000041", SPEC),)]
+    loaded = reader.load()
+    assert loaded.state is not None and loaded.detectors == {"d": b"x"}
+    store = Store(path)
+    assert store._connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+    assert store.load() == loaded
+    write(store, 2)
+    store.snapshot(2, 6, State(cycle=2), {})
+    assert [row.cycle for row in store.journal_all().journal] == [1, 2]
+    store.close()
+
+
+def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _first_schema(path)
+    monkeypatch.setattr("scheduler_feedback.store.MIGRATIONS", (*MIGRATIONS[:1], MIGRATIONS[1] + "; CREATE NONSENSE"))
+    with pytest.raises(StoreError, match="could not open it"):
+        Store(path)
+    monkeypatch.undo()
+    database = sqlite3.connect(path)
+    assert database.execute("PRAGMA user_version").fetchone() == (1,)
+    assert database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'blocks'").fetchone() == (0,)
+    database.close()
+    Store(path).close()

@@ -1,0 +1,140 @@
+"""Keeping of the store: what of the past is kept, in which form, and what is forgotten.
+
+Old cycles are compacted: what is older than the snapshots that a restart needs is moved, some hundred cycles at a time,
+into compressed blocks, which a replay reads as if nothing had happened. Of the snapshots the newest few are kept, and
+of each day before one, so that a decision of last week is replayed from the beginning of its day.
+
+All of it happens at a snapshot, once a minute, inside of its transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import msgspec
+
+KEPT_SNAPSHOTS = 3
+"""Snapshots kept: where the newest can't be read, an older one and the journal after it give the same state."""
+
+BLOCK_CYCLES = 512
+"""Cycles in one compressed block: enough for field names to compress away, few enough to read for one cycle."""
+
+BLOCKS_AT_ONCE = 32
+"""Blocks made at one snapshot at most, so that the cycle never waits long: a minute's cycles are one."""
+
+DAY_NS = 86400 * 10**9
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much of the past is kept. What a restart needs is kept regardless.
+
+    days: age at which journal rows, outcomes, and entries of ended jobs are forgotten.
+    journal_bytes: size of the file above which the oldest journal rows go before their time.
+    """
+
+    days: float = 30.0
+    journal_bytes: int = 512 * 1024 * 1024
+
+
+def keep_house(database: sqlite3.Connection, retention: Retention, now_ns: int, living: Collection[str]) -> None:
+    """Thin the snapshots, compact old cycles, forget what is past its retention. Inside of a transaction.
+
+    living: subjects whose entries and actions are kept whatever their age.
+    """
+    _thin_snapshots(database, retention, now_ns)
+    _compact(database)
+    _forget(database, retention, now_ns, living)
+
+
+def _used_bytes(database: sqlite3.Connection) -> int:
+    pages, free, size = (
+        int(database.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size
+
+
+def _thin_snapshots(database: sqlite3.Connection, retention: Retention, now_ns: int) -> None:
+    """Keep the newest few, and of each day in retention the first; what only a replay needs is compressed."""
+    before_ns = now_ns - round(retention.days * DAY_NS)
+    database.execute(
+        "DELETE FROM snapshots WHERE cycle NOT IN (SELECT cycle FROM snapshots ORDER BY cycle DESC LIMIT ?) "
+        "AND (now_ns < ? OR cycle NOT IN (SELECT min(cycle) FROM snapshots GROUP BY now_ns / ?))",
+        (KEPT_SNAPSHOTS, before_ns, DAY_NS),
+    )
+    for cycle, state in database.execute(
+        "SELECT cycle, state FROM snapshots WHERE packed = 0 ORDER BY cycle DESC LIMIT -1 OFFSET ?",
+        (KEPT_SNAPSHOTS,),
+    ).fetchall():
+        # The detectors' part is for a restart; a replay runs no detector.
+        database.execute(
+            "UPDATE snapshots SET state = ?, detectors = ?, packed = 1 WHERE cycle = ?",
+            (zlib.compress(state), _encode({}), cycle),
+        )
+
+
+def _needed_after(database: sqlite3.Connection) -> int:
+    """The journal after this cycle is what a restart may need."""
+    cycles = database.execute("SELECT cycle FROM snapshots ORDER BY cycle DESC LIMIT ?", (KEPT_SNAPSHOTS,)).fetchall()
+    return int(cycles[-1][0])
+
+
+def _compact(database: sqlite3.Connection) -> None:
+    """Move old cycles into blocks, whole blocks only."""
+    needed_after = _needed_after(database)
+    for _ in range(BLOCKS_AT_ONCE):
+        rows = database.execute(
+            "SELECT cycle, now_ns, events FROM journal WHERE cycle <= ? ORDER BY cycle LIMIT ?",
+            (needed_after, BLOCK_CYCLES),
+        ).fetchall()
+        if len(rows) < BLOCK_CYCLES:
+            return
+        database.execute(
+            "INSERT INTO blocks (last_cycle, first_cycle, last_ns, body) VALUES (?, ?, ?, ?)",
+            (rows[-1][0], rows[0][0], rows[-1][1], zlib.compress(_encode(rows))),
+        )
+        database.execute("DELETE FROM journal WHERE cycle <= ?", (rows[-1][0],))
+
+
+def _forget(database: sqlite3.Connection, retention: Retention, now_ns: int, living: Collection[str]) -> None:
+    needed_after = _needed_after(database)
+    before_ns = now_ns - round(retention.days * DAY_NS)
+    last: int = database.execute(
+        "SELECT max(coalesce((SELECT max(last_cycle) FROM blocks WHERE last_ns < ?), 0), "
+        "coalesce((SELECT max(cycle) FROM journal WHERE cycle <= ? AND now_ns < ?), 0))",
+        (before_ns, needed_after, before_ns),
+    ).fetchone()[0]
+    used_bytes = _used_bytes(database)
+    if used_bytes > retention.journal_bytes:
+        # A tenth a snapshot, once a minute, keeps up with any growth and never stops the cycle for long.
+        first, newest = database.execute(
+            "SELECT min(coalesce((SELECT min(first_cycle) FROM blocks), min(cycle)), min(cycle)), max(cycle) "
+            "FROM journal"
+        ).fetchone()
+        if first is not None:
+            last = max(last, min(needed_after, first + (newest - first) // 10))
+    if last:
+        # A block that holds anything past the limit stays whole.
+        gone = database.execute("DELETE FROM blocks WHERE last_cycle <= ?", (last,)).rowcount
+        oldest = database.execute("SELECT min(first_cycle) FROM blocks").fetchone()[0]
+        if oldest is None:
+            gone += database.execute("DELETE FROM journal WHERE cycle <= ?", (last,)).rowcount
+        else:
+            last = oldest - 1
+        if gone:
+            database.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('forgotten_to', ?)", (str(last),))
+            database.execute("DELETE FROM snapshots WHERE cycle < ? AND cycle < ?", (last, needed_after))
+    keep = msgspec.json.encode(sorted(living)).decode()
+    database.execute(
+        "DELETE FROM entries WHERE wall_ns < ? AND subject NOT IN (SELECT value FROM json_each(?))",
+        (before_ns, keep),
+    )
+    database.execute(
+        "DELETE FROM actions WHERE outcome_ns < ? AND cycle <= ? AND job_id NOT IN (SELECT value FROM json_each(?))",
+        (before_ns, needed_after, keep),
+    )
