@@ -1,0 +1,88 @@
+"""An ASGI app, such as the controller's, behind the same TLS and passwords as an agent."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import bcrypt
+import pytest
+
+from exporter import security
+from exporter.asgi import Receive, Scope, Send, create_server
+from exporter.security import Security
+from tests.exporter.certificates import Authority
+
+
+async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "lifespan":
+        while True:
+            kind = (await receive())["type"]
+            await send({"type": f"{kind}.complete"})
+            if kind == "lifespan.shutdown":
+                return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+@contextmanager
+def served(guard: Security | None) -> Iterator[int]:
+    """The port while it is served."""
+    server, listener = create_server(hello, "127.0.0.1", 0, security=guard)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def get(connection: http.client.HTTPConnection, **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
+    connection.request("GET", "/", headers=headers)
+    answer = connection.getresponse()
+    told = answer.status, answer.headers, answer.read()
+    connection.close()
+    return told
+
+
+def test_without_a_configuration_only_a_host_that_names_loopback_is_answered() -> None:
+    with served(None) as port:
+        assert get(http.client.HTTPConnection("127.0.0.1", port, timeout=30))[0] == 200
+        assert get(http.client.HTTPConnection("127.0.0.1", port, timeout=30), Host="evil.example")[0] == 403
+
+
+def test_tls_a_password_and_a_certificate_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "CHECK_SECONDS", 0.0)
+    first, second = Authority(tmp_path, "first"), Authority(tmp_path, "second")
+    file = tmp_path / "web.yml"
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+
+    def write(authority: Authority) -> None:
+        certificate, key = authority.sign("server")
+        file.write_text(
+            f"tls_server_config: {{cert_file: {certificate}, key_file: {key}}}\nbasic_auth_users: {{a: {hashed}}}\n"
+            "http_server_config: {headers: {X-Frame-Options: deny}}\n"
+        )
+
+    def ask(port: int, authority: Authority, password: str) -> tuple[int, http.client.HTTPMessage, bytes]:
+        context = ssl.create_default_context(cafile=str(authority.certificate))
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=context)
+        return get(connection, Authorization="Basic " + base64.b64encode(f"a:{password}".encode()).decode())
+
+    write(first)
+    with served(Security(file)) as port:
+        status, headers, body = ask(port, first, "secret")
+        assert (status, body, headers["x-frame-options"]) == (200, b"hello", "deny")
+        status, headers, body = ask(port, first, "wrong")
+        assert (status, headers["www-authenticate"]) == (401, "Basic") and b"hello" not in body
+        write(second)
+        assert ask(port, second, "secret")[0] == 200
+        with pytest.raises(ssl.SSLCertVerificationError):
+            ask(port, first, "secret")
