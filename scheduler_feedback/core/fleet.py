@@ -16,6 +16,7 @@ import numpy.typing as npt
 from agent.schema.errors import FrameError
 from agent.schema.frame import Column, EventRecord, Frame, Layout, Member, OpenRecord, StepRecord, check_fits
 from agent.schema.rates import Change, difference, exact
+from scheduler_feedback.core.counting import NodeCounts
 from scheduler_feedback.core.gangs import CONSUMED, Gang
 
 FORGET_NS = 600_000_000_000
@@ -104,6 +105,7 @@ class Fleet:
         self._first_steps: list[tuple[str, int, int, int]] = []
         self._stepped: dict[str, int] = {}
         self._newest_received_ns = 0
+        self.counts: dict[str, NodeCounts] = {}
         self.events: list[tuple[str, EventRecord]] = []
         self.records_refused = 0
         self.records_of_ended_attempts = 0
@@ -188,6 +190,7 @@ class Fleet:
         self._newest_received_ns = max(self._newest_received_ns, received_ns)
         if node._layout_id != layout.layout_id:
             self._read_layout(node, layout)
+        self.counts.setdefault(frame.node, NodeCounts()).take(layout, frame, continues)
         for group in node._groups:
             self._consume(node, group, frame, continues, received_ns)
         _take_pressure(node, frame)

@@ -9,6 +9,7 @@ import numpy as np
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.gangs import Consumed, Gang, IntArray
 from scheduler_feedback.core.telemetry import (
+    FEATURES,
     Counters,
     JobTelemetry,
     NodeEvent,
@@ -18,8 +19,14 @@ from scheduler_feedback.core.telemetry import (
     no_counters,
 )
 
+WINDOW_NS = 1_000_000_000
+"""Frames come once a second."""
+
 SAME_CLOCK_NS = 1_000_000_000
 """A node's wall clock that moved against its monotonic one by less than this was adjusted; by more, it was set anew."""
+
+
+NO_DEVICE = ("", "", -1)
 
 
 @dataclass(slots=True)
@@ -39,6 +46,7 @@ class Look:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._seen: dict[str, _Seen] = {}
+        self._window_ns = 0
 
     def next(self, now_ns: int, received_now_ns: int | None = None) -> Telemetry:
         """What came since the last call. now_ns: wall time; received_now_ns: the same instant on the clock by which
@@ -50,10 +58,30 @@ class Look:
         events = tuple(NodeEvent(node, event) for node, event in fleet.take_events())
         here_ns = fleet.newest_received_ns if received_now_ns is None else received_now_ns
         heard = {name: now_ns - (here_ns - node.received_ns) for name, node in fleet.nodes.items()}
-        return Telemetry(now_ns, jobs, self._counters(jobs), events, heard)
+        return Telemetry(now_ns, jobs, self._counters(jobs, now_ns), events, heard)
 
-    def _counters(self, jobs: tuple[JobTelemetry, ...]) -> Counters:
-        return no_counters(sum(len(job.shape) for job in jobs))
+    def _counters(self, jobs: tuple[JobTelemetry, ...], now_ns: int) -> Counters:
+        """One window a second: what each node's newest frame since the last one says of its ranks."""
+        ranks = sum(len(job.shape) for job in jobs)
+        if now_ns - self._window_ns < WINDOW_NS:
+            return no_counters(ranks)
+        self._window_ns = now_ns
+        values = np.full((len(FEATURES), 1, ranks), np.nan, np.float32)
+        place = {}
+        at = 0
+        for job in jobs:
+            name, attempt = job.shape.job, job.shape.attempt
+            place.update({(name, attempt, rank): at + k for k, rank in enumerate(job.shape.ranks.tolist())})
+            at += len(job.shape)
+        for counts in self._fleet.counts.values():
+            if not counts.fresh:
+                continue
+            counts.fresh = False
+            for index, member in enumerate(counts.members):
+                column = place.get((member.gang, member.attempt, member.rank))
+                if column is not None:
+                    values[:, 0, column] = counts.values[:, index]
+        return Counters(np.array([now_ns], np.int64), WINDOW_NS * 1e-9, values)
 
     def _job(self, gang: Gang) -> JobTelemetry:
         seen = self._of(gang)
@@ -82,23 +110,46 @@ class Look:
             self._fleet.frames_of(gang),
         )
 
+    def _devices(self, gang: Gang) -> dict[int, tuple[str, str, int]]:
+        """GPU, NIC and rail of each rank whose GPU is known."""
+        found = {}
+        for node in dict.fromkeys(gang.nodes):
+            counts = self._fleet.counts.get(node)
+            for member, device in zip(counts.members, counts.devices, strict=True) if counts is not None else ():
+                if (member.gang, member.attempt) == (gang.name, gang.attempt) and device[0]:
+                    found[member.rank] = device
+        return found
+
+    def _changed(self, shape: Shape, gang: Gang) -> bool:
+        devices = self._devices(gang)
+        return bool(devices) and shape.gpus != tuple(devices.get(rank, NO_DEVICE)[0] for rank in gang.ranks)
+
+    def _shape(self, gang: Gang) -> Shape:
+        devices = self._devices(gang)
+        known = [devices.get(rank, NO_DEVICE) for rank in gang.ranks] if devices else []
+        # Virtual nodes share a machine with each other and with whatever else runs on it: who disturbs cannot be told.
+        sharing = {"host": tuple("" if self._fleet.shares_machine(node) else node for node in gang.nodes)}
+        if known:
+            sharing["nic"] = tuple(nic for _, nic, _ in known)
+        rails = np.array([rail for _, _, rail in known], np.int64) if known else None
+        return Shape(
+            gang.name, gang.attempt, np.array(gang.ranks, np.int64), gang.nodes, tuple(gpu for gpu, _, _ in known),
+            tuple(nic for _, nic, _ in known), rail=rails, sharing=sharing,
+        )  # fmt: skip
+
     def _of(self, gang: Gang) -> _Seen:
         seen = self._seen.get(gang.name)
         offsets = {node: self._fleet.nodes[node].wall_of(0) for node in set(gang.nodes) & self._fleet.nodes.keys()}
         offset_ns = np.array([offsets.get(node, 0) for node in gang.nodes], np.int64)
         if seen is None or seen.attempt != gang.attempt:
-            seen = self._seen[gang.name] = _Seen(gang.attempt, 0, _shape(gang), offset_ns)
-        elif len(seen.shape) != len(gang) or seen.shape.nodes != gang.nodes:
-            seen.shape, seen.offset_ns = _shape(gang), offset_ns
+            seen = self._seen[gang.name] = _Seen(gang.attempt, 0, self._shape(gang), offset_ns)
+        elif len(seen.shape) != len(gang) or seen.shape.nodes != gang.nodes or self._changed(seen.shape, gang):
+            seen.shape, seen.offset_ns = self._shape(gang), offset_ns
         else:
             moved = np.abs(offset_ns - seen.offset_ns) > SAME_CLOCK_NS
             seen.offset_ns = np.where(moved, offset_ns, seen.offset_ns)
         seen.cursor = min(seen.cursor, gang.newest_sequence)
         return seen
-
-
-def _shape(gang: Gang) -> Shape:
-    return Shape(gang.name, gang.attempt, np.array(gang.ranks, np.int64), gang.nodes)
 
 
 def _walled(opened: IntArray, offset_ns: IntArray) -> IntArray:

@@ -17,7 +17,7 @@ group) and buckets them by size for arithmetic over all groups at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -40,7 +40,8 @@ class Feature:
 
     of: whose it is: 'gpu' (the rank's GPU), 'nic' (the NIC beside it), 'host' (its node, the same for all its ranks),
     'rank' (its processes). rate: whether it is a counter's advance a second, or a gauge.
-    labels: what the series' labels must be, where not all of the metric's series count.
+    labels: for a label, the values that count, where not all of the metric's series do. 'pcie_link' alone is no sum:
+    it is generation times lanes over what both could be.
     """
 
     name: str
@@ -48,34 +49,47 @@ class Feature:
     of: str
     rate: bool
     metrics: tuple[str, ...]
-    labels: tuple[tuple[str, str], ...] = ()
+    labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
+
+def _gpu(name: str, unit: str, rate: bool, *metrics: str, **labels: tuple[str, ...]) -> Feature:
+    return Feature(name, unit, "gpu", rate, metrics, tuple(labels.items()))
+
+
+def _nic(name: str, unit: str, *metrics: str, **labels: tuple[str, ...]) -> Feature:
+    return Feature(name, unit, "nic", True, metrics, tuple(labels.items()))
+
+
+_THERMAL = ("sw_thermal", "hw_thermal")
+_POWER = ("power_cap", "hw_power_brake")
+_PRESSURE = "gangwatch_host_pressure_waiting_seconds_total"
 
 FEATURES: tuple[Feature, ...] = (
-    Feature("sm_active", "ratio", "gpu", False, ("gangwatch_gpu_sm_active_ratio",)),
-    Feature("tensor_active", "ratio", "gpu", False, ("gangwatch_gpu_tensor_active_ratio",)),
-    Feature("dram_active", "ratio", "gpu", False, ("gangwatch_gpu_dram_active_ratio",)),
-    Feature("sm_clock", "hertz", "gpu", False, ("gangwatch_gpu_sm_clock_hertz",)),
-    Feature("power", "watts", "gpu", False, ("gangwatch_gpu_power_watts",)),
-    Feature("temperature", "celsius", "gpu", False, ("gangwatch_gpu_temperature_celsius",)),
-    Feature("thermal_throttle", "ratio", "gpu", True, ("gangwatch_gpu_throttled_thermal_seconds_total",)),
-    Feature("power_throttle", "ratio", "gpu", True, ("gangwatch_gpu_throttled_power_seconds_total",)),
-    Feature("memory_errors", "1/s", "gpu", True, ("gangwatch_gpu_ecc_errors_total",)),
-    Feature("nvlink_bytes", "bytes/s", "gpu", True, ("gangwatch_nvlink_transmit_bytes_total",)),
-    Feature("nvlink_errors", "1/s", "gpu", True, ("gangwatch_nvlink_errors_total",)),
-    Feature("pcie_link", "ratio", "gpu", False, ("gangwatch_pcie_link_ratio",)),
-    Feature("pcie_errors", "1/s", "gpu", True, ("gangwatch_pcie_replays_total",)),
-    Feature("nic_transmit_bytes", "bytes/s", "nic", True, ("gangwatch_rdma_transmit_bytes_total",)),
-    Feature("nic_receive_bytes", "bytes/s", "nic", True, ("gangwatch_rdma_receive_bytes_total",)),
-    Feature("nic_congestion", "1/s", "nic", True, ("gangwatch_rdma_congestion_notifications_total",)),
-    Feature("nic_pause_received", "1/s", "nic", True, ("gangwatch_rdma_pause_received_total",)),
-    Feature("nic_pause_sent", "1/s", "nic", True, ("gangwatch_rdma_pause_sent_total",)),
-    Feature("nic_physical_errors", "1/s", "nic", True, ("gangwatch_rdma_physical_errors_total",)),
-    Feature("nic_sequence_errors", "1/s", "nic", True, ("gangwatch_rdma_sequence_errors_total",)),
-    Feature("cpu_waiting", "ratio", "host", True, ("gangwatch_host_pressure_waiting_seconds_total",),
-            (("resource", "cpu"),)),
-    Feature("io_waiting", "ratio", "host", True, ("gangwatch_host_pressure_waiting_seconds_total",),
-            (("resource", "io"),)),
+    _gpu("sm_active", "ratio", False, "gangwatch_gpu_sm_active_ratio"),
+    _gpu("tensor_active", "ratio", False, "gangwatch_gpu_tensor_active_ratio"),
+    _gpu("dram_active", "ratio", False, "gangwatch_gpu_dram_active_ratio"),
+    _gpu("sm_clock", "hertz", False, "gangwatch_gpu_sm_clock_hertz"),
+    _gpu("power", "watts", False, "gangwatch_gpu_power_watts"),
+    _gpu("temperature", "celsius", False, "gangwatch_gpu_temperature_celsius"),
+    _gpu("thermal_throttle", "ratio", True, "gangwatch_gpu_throttle_seconds_total", reason=_THERMAL),
+    _gpu("power_throttle", "ratio", True, "gangwatch_gpu_throttle_seconds_total", reason=_POWER),
+    _gpu("memory_errors", "1/s", True, "gangwatch_gpu_ecc_errors_total"),
+    _gpu("nvlink_bytes", "bytes/s", True, "gangwatch_nvlink_transmit_bytes_total"),
+    _gpu("nvlink_errors", "1/s", True, "gangwatch_nvlink_errors_total", "gangwatch_nvlink_recovery_attempts_total"),
+    _gpu("pcie_link", "ratio", False, "gangwatch_pcie_link_generation", "gangwatch_pcie_link_lanes",
+         "gangwatch_pcie_link_generation_maximum", "gangwatch_pcie_link_lanes_maximum"),
+    _gpu("pcie_errors", "1/s", True, "gangwatch_gpu_pcie_replays_total", "gangwatch_gpu_pcie_errors_total"),
+    _nic("nic_transmit_bytes", "bytes/s", "gangwatch_rdma_port_transmit_bytes_total"),
+    _nic("nic_receive_bytes", "bytes/s", "gangwatch_rdma_port_receive_bytes_total"),
+    _nic("nic_congestion", "1/s", "gangwatch_rdma_cnp_handled_total", "gangwatch_rdma_ecn_marked_packets_total"),
+    _nic("nic_pause_received", "1/s", "gangwatch_rdma_pause_frames_total", direction=("receive",)),
+    _nic("nic_pause_sent", "1/s", "gangwatch_rdma_pause_frames_total", direction=("transmit",)),
+    _nic("nic_physical_errors", "1/s", "gangwatch_rdma_port_symbol_errors_total",
+         "gangwatch_rdma_physical_symbol_errors_total", "gangwatch_rdma_physical_uncorrected_symbols_total"),
+    _nic("nic_sequence_errors", "1/s", "gangwatch_rdma_out_of_sequence_total",
+         "gangwatch_rdma_sequence_naks_received_total", "gangwatch_rdma_ack_timeouts_total"),
+    Feature("cpu_waiting", "ratio", "host", True, (_PRESSURE,), (("resource", ("cpu",)),)),
+    Feature("io_waiting", "ratio", "host", True, (_PRESSURE,), (("resource", ("io",)),)),
     Feature("runqueue_wait", "ratio", "rank", True, ("gangwatch_rank_runqueue_wait_seconds_total",)),
     Feature("processor", "ratio", "rank", True, ("gangwatch_rank_cpu_seconds_total",)),
 )  # fmt: skip
@@ -294,11 +308,13 @@ class Telemetry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucket:
-    """Groups of nearly one size: index [groups, size] of columns, padded by repeating N (one past the last column);
-    counts [groups], how many of each row are real; group: int [groups], their numbers in the grouping."""
+    """Groups of nearly one size. index [groups, size]: columns, with N for a place that is padded below all values and
+    N + 1 for one above, so that the lower median of every group stands at the same place, `middle`, when sorted.
+    real [groups, size]: which places are no padding. group [groups]: their numbers in the grouping."""
 
     index: IndexArray
-    counts: IndexArray
+    real: npt.NDArray[np.bool_]
+    middle: int
     group: IndexArray
 
 
@@ -316,23 +332,30 @@ class Grouping:
         self.sizes = np.bincount(self.of) if len(self.of) else np.zeros(0, np.intp)
         self.order = np.argsort(self.of, kind="stable").astype(np.intp)
         self.starts = (np.cumsum(self.sizes) - self.sizes).astype(np.intp)
-        self.buckets: tuple[Bucket, ...] = tuple(self._bucket(self.order, self.starts))
+        self.buckets: tuple[Bucket, ...] = tuple(self._buckets())
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def _bucket(self, order: IndexArray, starts: IndexArray) -> list[Bucket]:
-        found = []
+    def members(self, group: int) -> IndexArray:
+        """The columns of one group."""
+        start = int(self.starts[group])
+        return self.order[start : start + int(self.sizes[group])]
+
+    def _buckets(self) -> Iterator[Bucket]:
+        columns = len(self.order)
         by_size = np.argsort(self.sizes, kind="stable")
         at = 0
         while at < len(by_size):
-            limit = max(int(self.sizes[by_size[at]] * self.PADDING), int(self.sizes[by_size[at]]))
-            end = int(np.searchsorted(self.sizes[by_size], limit, side="right"))
+            end = int(np.searchsorted(self.sizes[by_size], int(self.sizes[by_size[at]] * self.PADDING), side="right"))
             groups = by_size[at:end]
-            width = int(self.sizes[groups[-1]])
-            places = starts[groups][:, None] + np.arange(width)
-            real = np.arange(width) < self.sizes[groups][:, None]
-            index = np.where(real, order[np.minimum(places, len(order) - 1)], len(order))
-            found.append(Bucket(index.astype(np.intp), self.sizes[groups].astype(np.intp), groups.astype(np.intp)))
             at = end
-        return found
+            size = int(self.sizes[groups[-1]])
+            counts = self.sizes[groups][:, None]
+            middle = (size - 1) // 2
+            place = np.arange(size)
+            real = place < counts
+            below = place - counts < middle - (counts - 1) // 2
+            columns_of = self.order[np.minimum(self.starts[groups][:, None] + place, columns - 1)]
+            index = np.where(real, columns_of, np.where(below, columns, columns + 1))
+            yield Bucket(index.astype(np.intp), real, middle, groups.astype(np.intp))

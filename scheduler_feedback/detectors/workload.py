@@ -57,6 +57,7 @@ ROTATING_SHARE = 0.5
 """In a healthy long-context job no rank was the slow one in more than 37 % of the steps; a culprit is in all."""
 
 EXPLAINED = 0.5
+LEAST_KNOWN = 0.8
 SPIKE = 1.5
 SPIKES = 3
 RHYTHM_STEPS = 5
@@ -220,16 +221,19 @@ class WorkloadDetector:
 
 
 def _take(course: _Course, steps: StepTable) -> bool:
-    """Keep the steps that every rank reported with its wait; whether there are any."""
-    known = np.isfinite(steps.seconds).all(axis=1) & np.isfinite(steps.wait_seconds).all(axis=1)
+    """Keep the steps that nearly every rank reported with its wait; whether there are any."""
+    fine = np.isfinite(steps.seconds) & np.isfinite(steps.wait_seconds)
     kept = 0
-    for k in np.flatnonzero(known).tolist():
+    for k in np.flatnonzero(fine.mean(axis=1) >= LEAST_KNOWN).tolist():
         if course.to_skip:
             course.to_skip -= 1
             continue
         kept += 1
-        compute = np.maximum(steps.seconds[k] - steps.wait_seconds[k], 1e-9 * steps.seconds[k].max())
-        seconds, number = float(steps.seconds[k].mean()), int(steps.number[k])
+        seconds, number = float(steps.seconds[k][fine[k]].mean()), int(steps.number[k])
+        compute = np.maximum(steps.seconds[k] - steps.wait_seconds[k], 1e-9 * seconds)
+        if not fine[k].all():
+            before = course.compute[-1] if course.compute else np.full(len(compute), np.median(compute[fine[k]]))
+            compute = np.where(fine[k], compute, before)  # a report that is missing says nothing new
         usual = float(np.median(course.seconds)) if len(course.seconds) >= LEAST_STEPS else seconds
         course.taken += 1
         course.last_ns = int(steps.end_ns[k].max())

@@ -1,0 +1,101 @@
+"""Features of ranks from one node's frames: whose GPU, sums, rates, and what is missing stays missing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agent.schema.catalog import BY_NAME
+from agent.schema.frame import Column, Frame, Layout, Member, StepRecord, Tier, make_layout
+from scheduler_feedback.core.fleet import Fleet
+from scheduler_feedback.core.look import Look
+from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Telemetry
+
+SECOND = 1_000_000_000
+UUID = "GPU-1"
+
+
+def test_every_feature_is_made_of_rows_of_the_catalogue() -> None:
+    for feature in FEATURES:
+        for metric in feature.metrics:
+            assert metric in BY_NAME, feature.name
+            assert {name for name, _ in feature.labels} <= set(BY_NAME[metric].labels)
+            assert (BY_NAME[metric].kind == "counter") is feature.rate
+    assert len(FEATURE) == len(FEATURES) == 24
+
+
+def layout() -> Layout:
+    owner = (("attempt", "1"), ("gang", "g"), ("gpu", UUID), ("rank", "0"))
+    gauges = (
+        Column("gangwatch_gpu_owner_info", owner),
+        Column("gangwatch_gpu_info", (("gpu", UUID), ("pci_address", "0:1"))),
+        Column("gangwatch_topology_rail_info", (("nic", "mlx5_3"), ("pci_address", "0:1"), ("rail", "3"))),
+        Column("gangwatch_gpu_sm_clock_hertz", (("gpu", UUID),)),
+        Column("gangwatch_pcie_link_generation", (("pci_address", "0:1"),)),
+        Column("gangwatch_pcie_link_generation_maximum", (("pci_address", "0:1"),)),
+        Column("gangwatch_pcie_link_lanes", (("pci_address", "0:1"),)),
+        Column("gangwatch_pcie_link_lanes_maximum", (("pci_address", "0:1"),)),
+    )
+    counters = (
+        Column("gangwatch_nvlink_transmit_bytes_total", (("gpu", UUID), ("link", "0"))),
+        Column("gangwatch_nvlink_transmit_bytes_total", (("gpu", UUID), ("link", "1"))),
+        Column("gangwatch_rdma_port_transmit_bytes_total", (("device", "mlx5_3"), ("port", "1")), tier=1),
+        Column("gangwatch_gpu_throttle_seconds_total", (("gpu", UUID), ("reason", "sw_thermal"))),
+        Column("gangwatch_gpu_throttle_seconds_total", (("gpu", UUID), ("reason", "power_cap"))),
+    )
+    return make_layout("n0", (Tier("fast", 1.0), Tier("slow", 10.0)), gauges, counters)
+
+
+def frame(seq: int, counters: list[int], gauges: list[float] | None = None, slow: int = 0, agent: str = "a") -> Frame:
+    wall = 1_000 * SECOND + seq * SECOND
+    values = [1.0, 1.0, 1.0, 1.98e9, 5.0, 5.0, 8.0, 16.0] if gauges is None else gauges
+    step = StepRecord(Member("g", 1, 0), seq, seq * SECOND - 5 * 10**8, 10**8, 10**7)
+    return Frame(
+        "n0", "boot", agent, seq, layout().layout_id, wall, seq * SECOND, np.array([seq * SECOND, slow * SECOND]),
+        np.array(values), np.array(counters, np.uint64), np.ones(5, np.bool_), seq, (step,),
+    )  # fmt: skip
+
+
+def seen(*frames: Frame) -> list[Telemetry]:
+    fleet = Fleet()
+    look = Look(fleet)
+    found = []
+    for one in frames:
+        fleet.observe(layout(), one, one.wall_ns)
+        found.append(look.next(one.wall_ns))
+    return found
+
+
+def test_gauges_rates_sums_and_devices() -> None:
+    first, second = seen(frame(1, [0, 0, 0, 0, 0], slow=1), frame(2, [400, 600, 50, 250_000_000, 500_000_000], slow=2))
+    shape = second.jobs[0].shape
+    assert (shape.gpus, shape.nics, shape.coordinate("rail").tolist()) == ((UUID,), ("n0/mlx5_3",), [3])
+    value = {name: float(second.counters.values[row, 0, 0]) for name, row in FEATURE.items()}
+    assert value["sm_clock"] == pytest.approx(1.98e9)
+    assert value["pcie_link"] == pytest.approx(0.5), "eight of sixteen lanes"
+    assert value["nvlink_bytes"] == pytest.approx(1000.0)
+    assert value["nic_transmit_bytes"] == pytest.approx(200.0), "the catalogue's scale: counted in words of four bytes"
+    assert (value["thermal_throttle"], value["power_throttle"]) == (pytest.approx(0.25), pytest.approx(0.5))
+    assert np.isnan(value["cpu_waiting"])
+    rates = [row for row, feature in enumerate(FEATURES) if feature.rate]
+    assert np.isnan(first.counters.values[rates]).all(), "one sample makes no rate"
+
+
+def test_a_slow_tier_gives_one_rate_when_it_was_sampled_and_nothing_between() -> None:
+    frames = [frame(seq, [0, 0, 100 * (seq // 5), 0, 0], slow=5 * (seq // 5)) for seq in range(5, 16)]
+    rates = [float(one.counters.values[FEATURE["nic_transmit_bytes"], 0, 0]) for one in seen(*frames)]
+    assert [round(rate) for rate in rates if np.isfinite(rate)] == [80, 80]
+
+
+def test_what_is_missing_reset_or_told_twice_makes_no_rate() -> None:
+    hole = frame(3, [900, 0, 0, 0, 0])
+    hole.counters_valid[1] = False
+    found = seen(
+        frame(1, [500, 500, 0, 0, 0]), frame(2, [600, 600, 0, 0, 0]), hole, frame(4, [10, 20, 0, 0, 0]),
+        frame(4, [10, 20, 0, 0, 0]), frame(5, [20, 30, 0, 0, 0]), frame(6, [30, 40, 0, 0, 0], agent="b"),
+    )  # fmt: skip
+    row = FEATURE["nvlink_bytes"]
+    rates = [float(one.counters.values[row, 0, 0]) if one.counters.values.shape[1] else None for one in found]
+    assert rates[1] == pytest.approx(200.0)
+    assert rates[5] == pytest.approx(20.0)
+    assert all(rates[index] is None or np.isnan(rates[index]) for index in (0, 2, 3, 4, 6))
