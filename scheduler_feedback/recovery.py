@@ -8,15 +8,15 @@ them, so that no gang is lost or ended because a controller was upgraded, and th
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from scheduler_feedback.core.actions import Action, StartGang
 from scheduler_feedback.core.job import Job, JobState, RankRecord
 from scheduler_feedback.core.state import State
-from scheduler_feedback.cycle import run
+from scheduler_feedback.cycle import Outcome, run
 from scheduler_feedback.policies.ledger import forget_ledger
-from scheduler_feedback.store import JournalRow, Reader
+from scheduler_feedback.store import JournalRow, Loaded, Reader
 
 _log = logging.getLogger(__name__)
 
@@ -34,35 +34,67 @@ class Recovered:
     mismatches: int
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """state: as after the newest cycle. different: of the cycles, how many decided otherwise than was recorded."""
+
+    state: State
+    cycles: int
+    events: int
+    different: int
+
+
 def recover(store: Reader) -> Recovered:
     """The state that the store holds. Raises StoreError where it can't be read."""
     loaded = store.load()
-    state = loaded.state if loaded.state is not None else State()
-    mismatches = sum(not replay_row(state, row) for row in loaded.journal)
-    if mismatches:
+    replayed = replay_journal(loaded)
+    if replayed.different:
         _log.error(
             "%d of %d replayed cycles decided otherwise than recorded; the state follows the record",
-            mismatches,
-            len(loaded.journal),
+            replayed.different,
+            replayed.cycles,
         )
-    return Recovered(state, loaded.detectors, len(loaded.journal), mismatches)
+    return Recovered(replayed.state, loaded.detectors, replayed.cycles, replayed.different)
+
+
+def replay_journal(
+    loaded: Loaded, take: Callable[[JournalRow, Outcome, bool], None] = lambda _row, _outcome, _same: None
+) -> Replayed:
+    """Run a stored journal again; `take` is given each cycle as recorded, as replayed, and whether they agree."""
+    state = loaded.state if loaded.state is not None else State()
+    events = different = 0
+    for row in loaded.journal:
+        outcome, same = run_again(state, row)
+        events += len(row.events)
+        different += not same
+        take(row, outcome, same)
+    return Replayed(state, len(loaded.journal), events, different)
 
 
 def replay_row(state: State, row: JournalRow) -> bool:
     """Run one journalled cycle again on `state`; whether it decided what was recorded."""
+    return run_again(state, row)[1]
+
+
+def run_again(state: State, row: JournalRow) -> tuple[Outcome, bool]:
+    """Run one journalled cycle again on `state`; what it decided, and whether that is what was recorded."""
     # Cycles in which nothing happened were not journalled; they counted all the same.
     state.cycle = row.cycle - 1
     count_before = state.action_count
-    replayed = tuple(run(state, row.events, row.now_ns).actions)
-    # In which words a decision was explained is no part of it.
-    if [replace(action, reason="") for action in replayed] == [replace(action, reason="") for action in row.actions]:
-        return True
-    _log.error("cycle %d: recorded %s, replayed %s", row.cycle, _in_words(row.actions), _in_words(replayed))
-    follow(state, row.actions, replayed, row.now_ns)
+    outcome = run(state, row.events, row.now_ns)
+    if len(outcome.actions) == len(row.actions) and all(map(_alike, outcome.actions, row.actions)):
+        return outcome, True
+    _log.error("cycle %d: recorded %s, replayed %s", row.cycle, _in_words(row.actions), _in_words(outcome.actions))
+    follow(state, row.actions, outcome.actions, row.now_ns)
     forget_ledger(state)
     numbers = [int(number) for action in row.actions if (number := action.action_id.rpartition("-")[2]).isdecimal()]
     state.action_count = max(count_before, *numbers, 0)
-    return False
+    return outcome, False
+
+
+def _alike(one: Action, other: Action) -> bool:
+    """In which words a decision was explained is no part of it."""
+    return one == other or replace(one, reason="") == replace(other, reason="")
 
 
 def follow(state: State, recorded: Sequence[Action], replayed: Sequence[Action], now_ns: int) -> None:

@@ -149,6 +149,12 @@ class Reader:
             return loaded
         return Loaded(loaded.state, loaded.detectors, tuple(row for row in loaded.journal if row.now_ns <= now_ns))
 
+    def journal_end(self, cycles: int) -> tuple[JournalRow, ...]:
+        """The newest cycles, at most so many of them."""
+        with self._reading("read the journal") as database:
+            newest = database.execute("SELECT max(cycle) FROM journal").fetchone()[0] or 0
+            return tuple(self._rows(database, max(newest - cycles, 0)))
+
     def _start(
         self, database: sqlite3.Connection, where: str, values: tuple[object, ...], newest: bool = False
     ) -> int | None:

@@ -1,0 +1,35 @@
+"""Command that copies the journal: backup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gangwatch.commands.options import json_option, print_json, say, state_option
+from gangwatch.state_folder import StateFolder
+
+
+@click.command()
+@state_option
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
+@json_option
+def backup(state: StateFolder, target: Path, as_json: bool) -> None:
+    """Copy the journal to FILE, whether or not a controller runs: one moment of it, checked before it bears its name.
+
+    To go back to it: `gangwatch down`, put FILE in the place of store.sqlite in the state folder, `gangwatch up`. The
+    token and the logs are no part of it.
+
+    \b
+    Example:
+      gangwatch backup /var/backups/gangwatch.sqlite
+    """
+    from scheduler_feedback.backup import back_up
+
+    copied = back_up(state.path / "store.sqlite", target)
+    if as_json:
+        print_json(
+            {"file": str(copied.path), "bytes": copied.size_bytes, "cycle": copied.cycle, "cycles": copied.cycles}
+        )
+    else:
+        say(f"{copied.path}: {copied.size_bytes} bytes, up to cycle {copied.cycle}; sound")

@@ -1,0 +1,154 @@
+"""The past, decided again: a simulation's journal, a backup taken while it is written, a difference that is found."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agent.schema.errors import StoreError
+from gangwatch.cli import cli
+from scheduler_feedback.backup import back_up, verify
+from scheduler_feedback.core.actions import StartGang
+from scheduler_feedback.core.codec import decode_action, encode_action
+from scheduler_feedback.core.events import Submitted
+from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.core.state import State
+from scheduler_feedback.recovery import recover, replay_journal
+from scheduler_feedback.sim.journal import JournalFile
+from scheduler_feedback.store import Reader, Store
+from tests.sim.scenario import job, simulation
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """A simulation of some hundred jobs that queue and are backfilled."""
+    path = tmp_path / "journal.sqlite"
+    jobs = [job(f"j{number}", 3 * number, 1 + number % 6, 20 + 31 * number % 170) for number in range(300)]
+    simulation(jobs, 3, 4).engine(JournalFile(path)).run()
+    return path
+
+
+def test_a_simulation_is_replayed_to_the_same_decisions(journal: Path) -> None:
+    loaded = Reader(journal).journal_all()
+    starts = [action for row in loaded.journal for action in row.actions if isinstance(action, StartGang)]
+    assert len(starts) == 300
+    replayed = replay_journal(loaded)
+    assert (replayed.different, replayed.cycles) == (0, len(loaded.journal))
+    assert replayed.events >= 900
+    assert recover(Reader(journal)).state == replayed.state
+
+
+def test_the_command_tells_what_was_decided_about_a_job_and_why(journal: Path) -> None:
+    result = CliRunner().invoke(cli, ["replay", "--journal", str(journal), "--job", "j7", "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["different"] == 0
+    [start] = [action for one in document["decisions"] for action in one["actions"]]
+    assert (start["type"], start["job_id"]) == ("StartGang", "j7")
+    assert "spec" not in start
+    kinds = [entry["kind"] for one in document["decisions"] for entry in one["told"]]
+    assert kinds[0] == "submitted" and kinds[-1] == "ended"
+
+
+def test_the_command_tells_one_cycle_and_what_stood_at_a_time(journal: Path) -> None:
+    rows = Reader(journal).journal_all().journal
+    chosen = next(row for row in rows if row.actions and row.cycle > 50)
+    result = CliRunner().invoke(cli, ["replay", "--journal", str(journal), "--cycle", str(chosen.cycle), "--json"])
+    [decided] = json.loads(result.stdout)["decisions"]
+    assert (decided["cycle"], decided["as_recorded"], decided["wall_ns"]) == (chosen.cycle, True, chosen.now_ns)
+    result = CliRunner().invoke(
+        cli, ["replay", "--journal", str(journal), "--at", "2000-01-01T00:05:00+00:00", "--json"]
+    )
+    then = json.loads(result.stdout)["then"]
+    assert then["running"] and then["waiting"]
+    assert all(one["because"] for one in then["waiting"])
+
+
+def test_a_decision_that_comes_out_otherwise_is_found_and_followed(journal: Path) -> None:
+    database = sqlite3.connect(journal)
+    rowid, body = database.execute("SELECT rowid, body FROM actions WHERE job_id = 'j40'").fetchone()
+    action = decode_action(body)
+    assert isinstance(action, StartGang)
+    moved = StartGang(action.action_id, action.job_id, action.attempt, action.spec, action.placement[::-1], "otherwise")
+    assert moved.placement != action.placement
+    database.execute("UPDATE actions SET body = ? WHERE rowid = ?", (encode_action(moved), rowid))
+    database.commit()
+    database.close()
+    result = CliRunner().invoke(cli, ["replay", "--journal", str(journal), "--json"], standalone_mode=False)
+    assert result.return_value == 1, "the front door's exit code"
+    assert json.loads(result.stdout)["different"] >= 1
+
+
+def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "nonsense"
+    path.write_text("nonsense")
+    result = CliRunner().invoke(cli, ["replay", "--journal", str(path)])
+    assert isinstance(result.exception, StoreError)
+    assert str(path) in str(result.exception)
+
+
+# --- backup ----------------------------------------------------------------------------------------------------------
+
+SPEC = JobSpec("train", ("python", "train.py"), 2)
+
+
+def test_a_backup_is_one_moment_of_a_journal_that_is_being_written(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.sqlite")
+    for cycle in range(1, 200):
+        store.append(cycle, cycle, [Submitted(f"j-{cycle:06d}", SPEC)], [], [])
+    stop = threading.Event()
+
+    def write() -> None:
+        cycle = 200
+        while not stop.is_set():
+            store.append(cycle, cycle, [Submitted(f"j-{cycle:06d}", SPEC)], [], [])
+            cycle += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        copies = [back_up(store.path, tmp_path / f"copy-{number}") for number in range(3)]
+    finally:
+        stop.set()
+        writer.join()
+    store.close()
+    for copied in copies:
+        rows = Reader(copied.path).journal_all().journal
+        assert [row.cycle for row in rows] == list(range(1, copied.cycle + 1))
+        assert copied.cycles == len(rows) >= 199
+        assert copied.path.stat().st_mode & 0o777 == 0o600
+        Store(copied.path).close()
+    assert [copied.cycle for copied in copies] == sorted(copied.cycle for copied in copies)
+    left = {path.name for path in tmp_path.iterdir() if not path.name.startswith("store")}
+    assert {name.removesuffix("-wal").removesuffix("-shm") for name in left} == {"copy-0", "copy-1", "copy-2"}
+
+
+def test_a_backup_never_overwrites_and_leaves_nothing_where_it_fails(tmp_path: Path) -> None:
+    Store(tmp_path / "store.sqlite").close()
+    target = tmp_path / "copy"
+    target.write_text("mine")
+    with pytest.raises(StoreError, match="exists already"):
+        back_up(tmp_path / "store.sqlite", target)
+    assert target.read_text() == "mine"
+    with pytest.raises(StoreError, match="there is no journal"):
+        back_up(tmp_path / "absent", tmp_path / "other")
+    with pytest.raises(StoreError, match="No such file"):
+        back_up(tmp_path / "store.sqlite", tmp_path / "absent" / "copy")
+
+
+def test_a_damaged_journal_makes_no_backup(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.sqlite")
+    store.append(1, 1, [Submitted("j-000001", SPEC)], [], [])
+    store.snapshot(1, 1, State(cycle=1), {})
+    store._connection.execute("UPDATE journal SET events = x'c1'")
+    store.close()
+    with pytest.raises(StoreError, match="could not read the journal"):
+        back_up(tmp_path / "store.sqlite", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    with pytest.raises(StoreError):
+        verify(tmp_path / "store.sqlite")

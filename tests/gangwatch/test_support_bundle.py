@@ -1,0 +1,132 @@
+"""The support bundle: all that a report needs, and no secret in it, wherever that stands."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agent.schema.errors import GangwatchError
+from gangwatch.bundle import blotted, known_secrets, pack
+from gangwatch.cli import cli
+from gangwatch.config import load
+from gangwatch.in_force import InForce, write_in_force
+from gangwatch.state_folder import StateFolder
+from scheduler_feedback.core.actions import Entry
+from scheduler_feedback.core.events import Submitted
+from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.store import Store
+
+PASSWORD = "hunter2hunter2"
+HEADER = "Bearer 9f8e7d6c5b4a"
+VARIABLE = 'sk-"quoted"-123456'
+ARGUMENT = "--wandb-login=me-and-only-me"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateFolder:
+    """A state folder in which secrets stand wherever they can."""
+    folder = StateFolder(tmp_path / "state")
+    folder.prepare()
+    web = tmp_path / "web.yml"
+    web.write_text(f"basic_auth_users:\n  admin: {PASSWORD}\n")
+    headers = tmp_path / "headers"
+    headers.write_text(f"Authorization: {HEADER}\n")
+    file = tmp_path / "gangwatch.toml"
+    file.write_text(
+        f'[agent]\nweb_config = "{web}"\n[otlp]\nendpoint = "http://127.0.0.1:9/v1"\nheaders_file = "{headers}"\n'
+    )
+    write_in_force(folder, InForce(str(file), {}, load(file)))
+    environment = {"WANDB_API_KEY": VARIABLE, "HOME": "/home/ann"}
+    spec = JobSpec("train", ("python", "train.py", ARGUMENT), 1, user="ann", environment=environment)
+    store = Store(folder.path / "store.sqlite")
+    store.append(1, 1, [Submitted("j-000001", spec)], [], [Entry(1, "j-000001", "submitted", f"said {folder.token()}")])
+    store.close()
+    folder.log_file("controller").write_text(
+        f'time=1 message="token={folder.token()}"\ntime=2 message="{HEADER}"\ntime=3 message={json.dumps(VARIABLE)}\n'
+    )
+    return folder
+
+
+def parts_of(path: Path) -> dict[str, str]:
+    with tarfile.open(path) as archive:
+        return {
+            member.name.removeprefix("gangwatch-support/"): file.read().decode()
+            for member in archive.getmembers()
+            if (file := archive.extractfile(member)) is not None
+        }
+
+
+def test_no_secret_is_in_it(state: StateFolder, tmp_path: Path) -> None:
+    target = tmp_path / "bundle.tar.gz"
+    pack(state, target)
+    assert target.stat().st_mode & 0o777 == 0o600
+    whole = "\n".join(parts_of(target).values())
+    for secret in (
+        state.token(),
+        PASSWORD,
+        HEADER,
+        HEADER.removeprefix("Bearer "),
+        VARIABLE,
+        json.dumps(VARIABLE)[1:-1],
+        ARGUMENT,
+        "/home/ann",
+    ):
+        assert secret not in whole
+
+
+def test_what_a_report_needs_is_in_it(state: StateFolder, tmp_path: Path) -> None:
+    target = tmp_path / "bundle.tar.gz"
+    result = CliRunner().invoke(cli, ["support-bundle", "--state", str(state), str(target), "--json"])
+    assert result.exit_code == 0, result.output
+    parts = parts_of(target)
+    assert set(parts) == set(json.loads(result.stdout)["parts"])
+    assert set(parts) >= {"versions.json", "configuration.json", "journal.jsonl", "log/controller.log", "metrics.txt"}
+    versions = json.loads(parts["versions.json"])
+    assert versions["gangwatch"] and versions["python"] and "numpy" in versions["packages"]
+    assert json.loads(parts["configuration.json"])["otlp.endpoint"] == "http://127.0.0.1:9/v1"
+    [row] = [json.loads(line) for line in parts["journal.jsonl"].splitlines()]
+    [submitted] = row["events"]
+    assert submitted["spec"]["command"] == ["python", "2 arguments"]
+    assert set(submitted["spec"]["environment"]) == {"WANDB_API_KEY", "HOME"}
+    assert "time=1" in parts["log/controller.log"]
+    assert parts["metrics.txt"] == "# no controller is running\n"
+
+
+def test_the_journals_end_is_a_number_of_cycles(state: StateFolder, tmp_path: Path) -> None:
+    store = Store(state.path / "store.sqlite")
+    for cycle in range(2, 50):
+        store.append(cycle, cycle, [], [], [])
+    store.close()
+    pack(state, tmp_path / "bundle.tar.gz", cycles=5)
+    lines = parts_of(tmp_path / "bundle.tar.gz")["journal.jsonl"].splitlines()
+    assert [json.loads(line)["cycle"] for line in lines] == [45, 46, 47, 48, 49]
+
+
+def test_a_bundle_of_a_folder_in_ruins_is_made_all_the_same(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "state")
+    folder.prepare()
+    folder.config_file.write_text("nonsense")
+    (folder.path / "store.sqlite").write_text("nonsense")
+    pack(folder, tmp_path / "bundle.tar.gz")
+    parts = parts_of(tmp_path / "bundle.tar.gz")
+    assert parts["journal.jsonl"] == ""
+    assert "config.json" in json.loads(parts["configuration.json"])["error"]
+
+
+def test_a_bundle_never_overwrites(state: StateFolder, tmp_path: Path) -> None:
+    target = tmp_path / "bundle.tar.gz"
+    target.write_text("mine")
+    with pytest.raises(GangwatchError, match="exists already"):
+        pack(state, target)
+    assert target.read_text() == "mine"
+
+
+def test_secrets_are_blotted_out_longest_first(state: StateFolder) -> None:
+    secrets = known_secrets(state, [])
+    assert secrets == sorted(secrets, key=len, reverse=True)
+    assert {state.token(), PASSWORD, HEADER} <= set(secrets)
+    assert blotted("abcdefgh abcdef", ["abcdefgh", "abcdef"]) == "[removed] [removed]"
