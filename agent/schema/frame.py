@@ -350,13 +350,19 @@ def with_length(message: bytes) -> bytes:
 class MessageSplitter:
     """Cuts a byte stream into messages. Feed it what arrives; it gives what is complete.
 
-    Raises FrameError for a length over MAX_MESSAGE_BYTES: the stream cannot be resynchronised after that.
+    Raises FrameError for a length over `most_bytes`: the stream cannot be resynchronised after that.
     """
 
-    __slots__ = ("_buffer",)
+    __slots__ = ("_buffer", "_most_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._buffer = bytearray()
+        self._most_bytes = most_bytes
+
+    @property
+    def pending(self) -> bool:
+        """Whether a part of a message has come."""
+        return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
         """All messages that `data` completes, in order."""
@@ -365,8 +371,8 @@ class MessageSplitter:
         start = 0
         while len(self._buffer) - start >= 4:
             length = int.from_bytes(self._buffer[start : start + 4], "big")
-            if length > MAX_MESSAGE_BYTES:
-                raise FrameError(f"message of {length} bytes, at most {MAX_MESSAGE_BYTES}")
+            if length > self._most_bytes:
+                raise FrameError(f"message of {length} bytes, at most {self._most_bytes}")
             if len(self._buffer) - start - 4 < length:
                 break
             messages.append(bytes(self._buffer[start + 4 : start + 4 + length]))

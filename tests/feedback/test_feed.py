@@ -27,9 +27,10 @@ from agent.schema.frame import (
     with_length,
 )
 from exporter.server import ThreadedServer, agent_app
-from scheduler_feedback import feed as feed_module
 from scheduler_feedback.controller import WANTED
-from scheduler_feedback.feed import Feed, Stream
+from scheduler_feedback.feed import Feed
+from scheduler_feedback.feed import feed as feed_module
+from scheduler_feedback.feed.feed import Backoff
 
 Send = Callable[[bytes], Awaitable[None]]
 Speak = Callable[[Send], Awaitable[None]]
@@ -210,7 +211,7 @@ def test_a_restarted_agent_is_heard_at_its_new_address(tmp_path: Path) -> None:
             async with Agent(speaking(said("n0", 2))).listening(tmp_path, "n0"):
                 await until(lambda: got == [("n0", 1), ("n0", 2)])
             (tmp_path / "n0.json").unlink()
-            await until(lambda: not feed._tasks)
+            await until(lambda: not feed._followers)
 
     asyncio.run(scene())
 
@@ -226,33 +227,17 @@ def test_a_silent_agent_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monke
     asyncio.run(scene())
 
 
-def test_pauses_grow_while_nothing_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    real_sleep = asyncio.sleep
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        await real_sleep(0)
-
-    async def scene() -> None:
-        announce(tmp_path, "n0", "http://127.0.0.1:1")  # nothing listens on tcpmux
-        feed = Feed(tmp_path, lambda *_: None, (), SystemClock())
-        feed._discover()
-        monkeypatch.setattr(feed_module.asyncio, "sleep", sleep)
-        async with feed_module.aiohttp.ClientSession() as session:
-            [agent] = feed._agents.values()
-            follower = asyncio.create_task(feed._follow(session, agent, Stream("n0")))
-            while len(pauses) < 12:
-                await real_sleep(0.01)
-            follower.cancel()
-            await asyncio.gather(follower, return_exceptions=True)
-
+def test_pauses_grow_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "BACKOFF_MOST_SECONDS", 5.0)
-    asyncio.run(scene())
+    backoff = Backoff()
+    pauses = [backoff.next() for _ in range(12)]
     for number, pause in enumerate(pauses):
         longest = min(5.0, 0.1 * 2**number)
         assert longest / 2 <= pause <= longest
     assert len(set(pauses)) == len(pauses)  # jittered
+    backoff.reset()
+    assert backoff.next() <= 0.1
+    assert backoff.next(longest=True) >= 2.5
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,17 @@
+"""The feed: reads every agent's stream of frames and hands them on, in the order in which they came.
+
+One thread and one epoll for all agents, with what an agent costs kept small: 10,000 streams under asyncio and an HTTP
+client made for everything took 2.9 GB and more than a processor (docs/adr/0017).
+
+- agents.py      who there is: the files in which agents announce themselves
+- response.py    bytes of one response -> messages; no socket
+- connection.py  one stream's socket, with TLS or without
+- feed.py        all of them: when to open, what to believe, when to give up
+"""
+
+from __future__ import annotations
+
+from scheduler_feedback.feed.agents import AgentRecord
+from scheduler_feedback.feed.feed import Deliver, Feed, Stream
+
+__all__ = ["AgentRecord", "Deliver", "Feed", "Stream"]

@@ -1,0 +1,114 @@
+"""Who there is: agents announce themselves by a file each in the state folder (``agents/NODE.json``)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+WHOLE_LOOK_NS = 10_000_000_000
+"""A folder whose own time has not moved is read all the same after this: a file may have been rewritten in place."""
+
+SAME_INSTANT_NS = 2_000_000_000
+"""A file system may keep times by the second: a folder changed so shortly ago may change again and look the same."""
+
+_log = logging.getLogger(__name__)
+
+_Identity = tuple[int, int, int]
+
+
+class AgentRecord(msgspec.Struct, frozen=True):
+    """What an agent's file says of it; pid and start time single out the process."""
+
+    pid: int
+    start_time: int
+    node: str
+    url: str
+
+
+class Agents:
+    """The agents that announce themselves in a folder, by node."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, _Identity] = {}
+        self._folder_ns: int | None = None
+        self._looked_ns: int | None = None
+        self.records: dict[str, AgentRecord] = {}
+
+    def look(self, now_ns: int, wall_ns: int) -> bool:
+        """Read the files that are new or changed, forget the agents whose file is gone; whether anything changed.
+
+        now_ns: monotonic. What can't be read is logged, and leaves everything as it was.
+        """
+        try:
+            folder_ns = self._folder.stat().st_mtime_ns
+            unmoved = folder_ns == self._folder_ns and wall_ns - folder_ns > SAME_INSTANT_NS
+            if unmoved and self._looked_ns is not None and now_ns - self._looked_ns < WHOLE_LOOK_NS:
+                return False
+            found = dict(self._scan())
+        except FileNotFoundError:
+            return False  # no agent has been started yet
+        except OSError as error:
+            _log.warning("%s: %s", self._folder, error.strerror)
+            return False
+        self._folder_ns, self._looked_ns = folder_ns, now_ns
+        changed = [name for name, identity in found.items() if self._files.get(name) != identity]
+        gone = self._files.keys() - found.keys()
+        for name in gone:
+            self.records.pop(name.removesuffix(".json"), None)
+        for name in changed:
+            self._read(name)
+        self._files = found
+        return bool(changed or gone)
+
+    def look_at(self, node: str) -> AgentRecord | None:
+        """The record of one agent as it stands now."""
+        name = f"{node}.json"
+        try:
+            identity = _identity((self._folder / name).stat())
+        except OSError:
+            return self.records.get(node)
+        if self._files.get(name) != identity:
+            self._files[name] = identity
+            self._read(name)
+        return self.records.get(node)
+
+    def _scan(self) -> Iterator[tuple[str, _Identity]]:
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(".json") and not entry.name.startswith("."):
+                    try:
+                        yield entry.name, _identity(entry.stat())
+                    except FileNotFoundError:
+                        continue
+
+    def _read(self, name: str) -> None:
+        node = name.removesuffix(".json")
+        try:
+            self.records[node] = self._record(name, node)
+        except (OSError, ValueError) as error:
+            self.records.pop(node, None)
+            _log.warning("%s: no agent's record: %s", self._folder / name, error)
+
+    def _record(self, name: str, node: str) -> AgentRecord:
+        try:
+            record = msgspec.json.decode((self._folder / name).read_bytes(), type=AgentRecord)
+        except msgspec.DecodeError as error:
+            raise ValueError(str(error)) from None
+        if record.node != node:
+            raise ValueError(f"it names node {record.node!r}")
+        address = urlsplit(record.url)
+        if address.scheme not in ("http", "https") or not address.hostname or address.port == 0:
+            raise ValueError(f"url {record.url!r} is no http address")
+        if not record.url.isascii() or any(character <= " " for character in record.url):
+            raise ValueError(f"url {record.url!r} has characters that a request can't carry")
+        return record
+
+
+def _identity(status: os.stat_result) -> _Identity:
+    return status.st_mtime_ns, status.st_ino, status.st_size

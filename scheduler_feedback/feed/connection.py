@@ -1,0 +1,132 @@
+"""One stream's socket, with TLS or without: never blocks, keeps next to nothing.
+
+TLS goes through two small buffers in memory instead of the socket, which halves the system calls: one recv(2) brings a
+whole record, where OpenSSL alone asks for its five bytes of header first. Records are read into one buffer that all
+connections share, and OpenSSL gives its own back while nothing is under way (SSL_MODE_RELEASE_BUFFERS, which CPython
+sets).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+
+from agent.schema.errors import GangwatchError
+from scheduler_feedback.feed.response import Response
+
+RECORD_BYTES = 16 * 1024
+"""Most that one TLS record holds (RFC 8446 section 5.1)."""
+
+BUFFER_BYTES = 16 * 1024
+"""What is taken from one socket at a time, into a buffer that all share: four frames of 4 kB, so that one that sends
+without pause has no more of a turn than the others."""
+
+
+class EndedError(GangwatchError):
+    """The agent ended its stream."""
+
+
+class Connection:
+    """A connection to one agent and the request that it is opened for. Raises OSError (ssl's errors are) and
+    ``EndedError`` from whatever meets the end, and what ``Response`` raises."""
+
+    __slots__ = ("_connecting", "_incoming", "_outgoing", "_request", "_response", "_socket", "_tls", "_unsent")
+
+    def __init__(
+        self, family: int, address: tuple[str, int], host: str, request: bytes, context: ssl.SSLContext | None
+    ) -> None:
+        """Begin to connect. host: what the agent's certificate must be made out to, where there is a context."""
+        self._response = Response()
+        self._request = request
+        self._unsent = b""
+        self._connecting = True
+        self._tls: ssl.SSLObject | None = None
+        self._incoming = self._outgoing = None
+        self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            if context is not None:
+                self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+                self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+            code = self._socket.connect_ex(address)
+            if code not in (0, errno.EINPROGRESS):
+                raise OSError(code, os.strerror(code))
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the response is over, though the connection may not be."""
+        return self._response.ended
+
+    @property
+    def writes(self) -> bool:
+        """Whether there is something to be done when the socket takes bytes."""
+        return self._connecting or bool(self._unsent)
+
+    def push(self) -> None:
+        """The socket takes bytes: go on with connecting, or with what is to be sent."""
+        if self._connecting:
+            code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                raise OSError(code, os.strerror(code))
+            self._connecting = False
+            if self._tls is None:
+                self._unsent, self._request = self._request, b""
+            else:
+                self._shake_hands(self._tls)
+        self._flush()
+
+    def take(self, buffer: memoryview) -> list[bytes]:
+        """Read once from the socket, which has bytes; the messages that these complete."""
+        try:
+            count = self._socket.recv_into(buffer)
+        except BlockingIOError:
+            return []
+        if not count:
+            raise EndedError("the agent ended it")
+        if self._tls is None or self._incoming is None or self._outgoing is None:
+            return self._response.feed(bytes(buffer[:count]))
+        self._incoming.write(buffer[:count])
+        if self._request:
+            self._shake_hands(self._tls)
+        messages: list[bytes] = []
+        while self._incoming.pending or self._tls.pending():
+            try:
+                data = self._tls.read(RECORD_BYTES)
+            except ssl.SSLWantReadError:
+                break
+            if not data:
+                raise EndedError("the agent ended it")
+            messages = messages + self._response.feed(data) if messages else self._response.feed(data)
+        if self._outgoing.pending:
+            self._flush()  # the answer to a change of keys
+        return messages
+
+    def _shake_hands(self, tls: ssl.SSLObject) -> None:
+        """Go on with the handshake; once it is done, with the request."""
+        try:
+            tls.do_handshake()
+            tls.write(self._request)
+            self._request = b""
+        except ssl.SSLWantReadError:
+            pass
+        finally:
+            self._flush()  # an alert too, which tells the agent why
+
+    def _flush(self) -> None:
+        if self._outgoing is not None and self._outgoing.pending:
+            self._unsent += self._outgoing.read()
+        if self._unsent and not self._connecting:
+            try:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+            except BlockingIOError:
+                pass

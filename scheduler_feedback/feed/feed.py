@@ -1,0 +1,445 @@
+"""All agents' streams, read by one thread: when to open, what to believe, when to give up.
+
+A stream that ends, falls silent or says what is no frame of ours is opened again after a pause that doubles and is
+jittered, so that a rack that comes back doesn't come back in one instant. No agent has more of a turn than another: one
+read each, and one that says more than an agent has to say is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import os
+import random
+import resource
+import select
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from agent.schema.clock import Clock
+from agent.schema.errors import FrameError, VersionError
+from agent.schema.frame import Frame, Layout, check_fits, decode
+from scheduler_feedback.core.fleet import Sample
+from scheduler_feedback.credentials import Credentials
+from scheduler_feedback.feed.agents import AgentRecord, Agents
+from scheduler_feedback.feed.connection import BUFFER_BYTES, Connection, EndedError
+from scheduler_feedback.feed.response import RefusedError
+
+DISCOVERY_SECONDS = 1.0
+BACKOFF_LEAST_SECONDS = 0.1
+BACKOFF_MOST_SECONDS = 5.0
+"""A restarted agent is heard again well before its absence (10 s of silence) could pass for a lost node."""
+
+CONNECT_SECONDS = 5.0
+SILENCE_SECONDS = 10.0
+"""Ten frames at the usual second: a stream that completes none for so long is dead, whatever TCP believes."""
+
+OPENED_A_TURN = 32
+"""Most connections begun between two looks at the open streams: 10,000 agents that come back at once delay no frame by
+more than these handshakes take (about a millisecond each)."""
+
+MOST_FRAMES_A_SECOND = 64
+"""An agent makes at most 20 (agent.interval_seconds >= 0.05), and keeps 16 for a slow reader (exporter/server.py)."""
+
+DESCRIPTORS_BESIDE = 256
+"""Files, sockets and pipes that a controller needs besides one descriptor an agent."""
+
+NAMING_THREADS = 4
+NAMING_POLL_SECONDS = 0.05
+"""Hosts' names are asked for on threads, which may take seconds; how often is looked whether one has been told."""
+
+Deliver = Callable[[Layout, Frame, int], None]
+"""Takes a frame with its layout and the monotonic time of its receipt. Called on the feed's thread: must not block."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Stream:
+    """What is known of one node's stream. received_ns: monotonic, of the newest frame; None before the first."""
+
+    node: str
+    connected: bool = False
+    frames: int = 0
+    malformed: int = 0
+    received_ns: int | None = None
+    complaint: str = field(default="", repr=False)
+
+
+class Backoff:
+    """Pauses between tries: they double from the least to the most, and each is jittered by half of itself."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self) -> None:
+        self._seconds = BACKOFF_LEAST_SECONDS
+
+    def next(self, longest: bool = False) -> float:
+        """Seconds to wait now."""
+        seconds = BACKOFF_MOST_SECONDS if longest else self._seconds
+        self._seconds = min(BACKOFF_MOST_SECONDS, 2 * seconds)
+        return seconds * random.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        self._seconds = BACKOFF_LEAST_SECONDS
+
+
+@dataclass(slots=True, eq=False)
+class _Follower:
+    """What follows one agent. deadline_ns: until when something has to have come. frames_before: when it was opened.
+    burst: messages since the newest sweep. followed: False once it is not wanted any more."""
+
+    record: AgentRecord
+    stream: Stream
+    backoff: Backoff = field(default_factory=Backoff)
+    connection: Connection | None = None
+    descriptor: int = -1
+    layout: Layout | None = None
+    deadline_ns: int = 0
+    tries: int = 0
+    frames_before: int = 0
+    burst: int = 0
+    followed: bool = True
+
+
+class Feed:
+    """Reads the frames of every agent that announces itself in `folder`.
+
+    wanted: metric names (or prefixes ending in ``*``) that are asked of the agents; none asks for all. credentials: for
+    agents that are reached over TLS.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        deliver: Deliver,
+        wanted: Sequence[str],
+        clock: Clock,
+        credentials: Credentials | None = None,
+    ) -> None:
+        """Raises ConfigError for credentials that can't be used."""
+        self._credentials = credentials or Credentials()
+        self._context = self._credentials.context() if credentials is not None else None
+        self._deliver = deliver
+        self._query = f"?metrics={quote(','.join(wanted), safe=',*')}" if wanted else ""
+        self._clock = clock
+        self._agents = Agents(folder)
+        self._followers: dict[str, _Follower] = {}
+        self._open: dict[int, _Follower] = {}
+        self._due: list[tuple[int, int, _Follower]] = []
+        self._turn = 0
+        self._found: deque[tuple[_Follower, list[_Address] | str]] = deque()
+        self._names: ThreadPoolExecutor | None = None
+        self._looked_up = 0
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._stopping = False
+        self.streams: dict[str, Stream] = {}
+
+    # --- from the loop of whoever has us run -------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Read, on a thread of our own, until cancelled. Raises what ends the thread, which only a bug does."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def end(error: BaseException) -> None:
+            if not ended.done():
+                ended.set_exception(error)
+
+        def follow() -> None:
+            try:
+                self._main()
+            except BaseException as error:
+                loop.call_soon_threadsafe(end, error)
+
+        self._stopping = False
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        thread = threading.Thread(target=follow, name="feed", daemon=True)
+        thread.start()
+        try:
+            await ended
+        finally:
+            self._stopping = True
+            os.eventfd_write(self._wake, 1)
+            thread.join()
+            os.close(self._wake)
+
+    def measures(self) -> Iterator[Sample]:
+        """The feed's own series; from any thread."""
+        now_ns = self._clock.monotonic_ns()
+        for stream in list(self.streams.values()):
+            labels = (("node", stream.node),)
+            yield "gangwatch_feed_connected", labels, float(stream.connected)
+            yield "gangwatch_feed_frames_total", labels, float(stream.frames)
+            yield "gangwatch_feed_malformed_total", labels, float(stream.malformed)
+            if stream.received_ns is not None:
+                yield "gangwatch_feed_frame_age_seconds", labels, (now_ns - stream.received_ns) / 1e9
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        with select.epoll() as self._epoll:
+            self._epoll.register(self._wake, select.EPOLLIN)
+            try:
+                sweep_ns = 0
+                while not self._stopping:
+                    now_ns = self._clock.monotonic_ns()
+                    if now_ns >= sweep_ns:
+                        self._sweep(now_ns)
+                        sweep_ns = now_ns + int(DISCOVERY_SECONDS * 1e9)
+                    self._open_due(now_ns)
+                    self._take_addresses()
+                    self._read_ready(min(sweep_ns, self._due[0][0] if self._due else sweep_ns))
+            finally:
+                for follower in self._followers.values():
+                    self._close(follower)
+                self._followers.clear()
+                if self._names is not None:
+                    self._names.shutdown(wait=False, cancel_futures=True)
+                    self._names = None
+
+    def _read_ready(self, until_ns: int) -> None:
+        wait_seconds = max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
+        if self._looked_up:
+            wait_seconds = min(wait_seconds, NAMING_POLL_SECONDS)
+        for descriptor, mask in self._epoll.poll(wait_seconds):
+            follower = self._open.get(descriptor)
+            if follower is not None:
+                self._serve(follower, mask)
+
+    def _sweep(self, now_ns: int) -> None:
+        """Once a second: who there is, and who has fallen silent or says too much."""
+        if self._agents.look(now_ns, self._clock.wall_ns()):
+            self._match(now_ns)
+        for follower in list(self._open.values()):
+            if now_ns > follower.deadline_ns:
+                connecting = follower.connection is not None and follower.connection.writes
+                self._lost(follower, "no connection in time" if connecting else "it has fallen silent")
+            follower.burst = 0
+
+    def _match(self, now_ns: int) -> None:
+        """Follow every agent that there is, and no other."""
+        records = self._agents.records
+        for node, follower in list(self._followers.items()):
+            if records.get(node) != follower.record:
+                self._forget(follower)
+        fresh = [record for node, record in records.items() if node not in self._followers]
+        for record in fresh:
+            self._follow(record, now_ns)
+        wanted = len(records) + DESCRIPTORS_BESIDE
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < wanted and soft != resource.RLIM_INFINITY:
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            if most < wanted:
+                _log.warning("%d agents, but this process may open %d files only (LimitNOFILE)", len(records), most)
+
+    def _follow(self, record: AgentRecord, now_ns: int) -> None:
+        stream = self.streams.setdefault(record.node, Stream(record.node))
+        follower = self._followers[record.node] = _Follower(record, stream)
+        self._schedule(follower, now_ns)
+
+    def _forget(self, follower: _Follower) -> None:
+        self._close(follower)
+        follower.followed = False
+        self._followers.pop(follower.record.node, None)
+
+    def _schedule(self, follower: _Follower, at_ns: int) -> None:
+        self._turn += 1
+        heapq.heappush(self._due, (at_ns, self._turn, follower))
+
+    # --- opening -----------------------------------------------------------------------------------------------------
+
+    def _open_due(self, now_ns: int) -> None:
+        for _ in range(OPENED_A_TURN):
+            if not self._due or self._due[0][0] > now_ns:
+                return
+            follower = heapq.heappop(self._due)[2]
+            if not follower.followed:
+                continue
+            record = self._agents.look_at(follower.record.node)
+            if record != follower.record:
+                # It was started anew, at another address.
+                self._forget(follower)
+                if record is None:
+                    continue
+                self._follow(record, now_ns)
+                continue
+            self._begin(follower)
+
+    def _begin(self, follower: _Follower) -> None:
+        """Open the stream; where its host has to be looked up by name, as soon as it is known where that is."""
+        url = urlsplit(follower.record.url)
+        host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+        addresses = _literal(host, port)
+        if addresses is not None:
+            self._connect(follower, addresses)
+            return
+        if self._names is None:
+            self._names = ThreadPoolExecutor(NAMING_THREADS, thread_name_prefix="feed names")
+        self._looked_up += 1
+        self._names.submit(self._look_up, follower, host, port)
+
+    def _look_up(self, follower: _Follower, host: str, port: int) -> None:
+        """On a thread of its own: asking for a name may take its time."""
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            self._found.append((follower, [(int(family), (str(at[0]), int(at[1]))) for family, _, _, _, at in found]))
+        except (OSError, UnicodeError) as error:
+            self._found.append((follower, f"{host}: {error}"))
+
+    def _take_addresses(self) -> None:
+        while self._found:
+            follower, found = self._found.popleft()
+            self._looked_up -= 1
+            if not follower.followed:
+                continue
+            if isinstance(found, str):
+                self._lost(follower, found)
+            else:
+                self._connect(follower, found)
+
+    def _connect(self, follower: _Follower, addresses: list[_Address]) -> None:
+        follower.tries += 1
+        follower.layout, follower.frames_before, follower.burst = None, follower.stream.frames, 0
+        family, address = addresses[follower.tries % len(addresses)]
+        url = urlsplit(follower.record.url)
+        try:
+            request = self._request(follower.record.url)
+            context = self._tls() if url.scheme == "https" else None
+            connection = Connection(family, address, url.hostname or "", request, context)
+        except OSError as error:
+            self._lost(follower, _words(error))
+            return
+        follower.connection, follower.descriptor = connection, connection.fileno()
+        follower.deadline_ns = self._clock.monotonic_ns() + int(CONNECT_SECONDS * 1e9)
+        self._open[follower.descriptor] = follower
+        self._epoll.register(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
+
+    def _tls(self) -> ssl.SSLContext:
+        if self._context is None:
+            self._context = self._credentials.context()
+        return self._context
+
+    def _request(self, url: str) -> bytes:
+        parts = urlsplit(url)
+        lines = [
+            f"GET {parts.path.rstrip('/')}/frames{self._query} HTTP/1.1",
+            f"Host: {parts.netloc.rpartition('@')[2]}",
+            "User-Agent: gangwatch",
+            "Accept: application/vnd.gangwatch.frame",
+            "Accept-Encoding: identity",
+            *(f"{name}: {value}" for name, value in self._credentials.headers(url).items()),
+        ]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def _serve(self, follower: _Follower, mask: int) -> None:
+        """The agent's socket has or takes bytes."""
+        connection = follower.connection
+        assert connection is not None
+        longest = False
+        try:
+            if mask & select.EPOLLOUT:
+                connection.push()
+                if not connection.writes:
+                    self._epoll.modify(follower.descriptor, select.EPOLLIN)
+                    follower.deadline_ns = self._clock.monotonic_ns() + int(SILENCE_SECONDS * 1e9)
+            if mask & ~select.EPOLLOUT:
+                messages = connection.take(self._buffer)
+                if messages:
+                    self._hear(follower, messages)
+                if connection.ended:
+                    raise EndedError("the agent ended it")
+                if connection.writes:
+                    self._epoll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
+            return
+        except VersionError as error:
+            follower.stream.malformed += 1
+            complaint, longest = str(error), True  # only an upgrade mends this
+        except FrameError as error:
+            follower.stream.malformed += 1
+            complaint = f"not a stream of frames: {error}"
+        except (EndedError, RefusedError) as error:
+            complaint = str(error)
+        except OSError as error:
+            complaint = _words(error)
+        self._lost(follower, complaint, longest)
+
+    def _hear(self, follower: _Follower, messages: list[bytes]) -> None:
+        """Take messages of one agent. Raises FrameError for what is no frame of ours, or not of this node."""
+        stream, layout = follower.stream, follower.layout
+        received_ns = self._clock.monotonic_ns()
+        for message in messages:
+            told = decode(message)
+            if told.node != stream.node:
+                raise FrameError(f"node: {told.node!r} speaks in the stream of {stream.node!r}")
+            follower.burst += 1
+            if follower.burst > MOST_FRAMES_A_SECOND:
+                raise FrameError(f"more than {MOST_FRAMES_A_SECOND} messages within {DISCOVERY_SECONDS:g} s")
+            if isinstance(told, Layout):
+                layout = follower.layout = told
+                continue
+            if layout is None:
+                raise FrameError(f"frame {told.seq}: it stands before any layout")
+            check_fits(layout, told)
+            if not stream.connected:
+                _log.info("stream of %s (%s) is open", stream.node, follower.record.url)
+                stream.connected, stream.complaint = True, ""
+            stream.frames += 1
+            stream.received_ns = received_ns
+            follower.deadline_ns = received_ns + int(SILENCE_SECONDS * 1e9)
+            self._deliver(layout, told, received_ns)
+
+    def _lost(self, follower: _Follower, complaint: str, longest: bool = False) -> None:
+        """The stream is no more: close it, and open it again after a pause."""
+        stream = follower.stream
+        self._close(follower)
+        # The same complaint again and again is one line: the counters tell the rest.
+        if complaint != stream.complaint:
+            _log.warning("stream of %s (%s): %s", stream.node, follower.record.url, complaint)
+            stream.complaint = complaint
+        if stream.frames > follower.frames_before and not longest:
+            follower.backoff.reset()
+        self._schedule(follower, self._clock.monotonic_ns() + int(follower.backoff.next(longest) * 1e9))
+
+    def _close(self, follower: _Follower) -> None:
+        follower.stream.connected = False
+        if follower.connection is not None:
+            del self._open[follower.descriptor]
+            self._epoll.unregister(follower.descriptor)
+            follower.connection.close()
+            follower.connection, follower.layout = None, None
+
+
+_Address = tuple[int, tuple[str, int]]
+"""Family and address, as a socket is made and connected with them."""
+
+
+def _literal(host: str, port: int) -> list[_Address] | None:
+    """Where a host is that is written as a number; None for one that has to be looked up."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host)
+        except OSError:
+            continue
+        return [(int(family), (host, port))]
+    return None
+
+
+def _words(error: OSError) -> str:
+    """What went wrong, for a person who reads it once."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error}"
+    return error.strerror or str(error) or type(error).__name__
