@@ -30,6 +30,7 @@ from scheduler_feedback.core.telemetry import (
 )
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import weighing
+from scheduler_feedback.detectors.gate import JobGate
 from scheduler_feedback.detectors.lemons import Lemons
 from scheduler_feedback.detectors.panel import ALARM, Panel
 from scheduler_feedback.detectors.signatures import evidence
@@ -79,6 +80,15 @@ FEATURES_OF: tuple[tuple[Cause, str, tuple[str, ...]], ...] = (
 """What accuses which device: cause, level, and the counters any of which must stand above the peers. Throttling is no
 fault by itself (a power cap is set on purpose): it explains a slow rank, and that is the straggler detector's."""
 
+FEATURES_OF_SLOW: tuple[tuple[Cause, str, tuple[str, ...]], ...] = (
+    (Cause.THERMAL, "gpu", ("thermal_throttle",)),
+    (Cause.POWER, "gpu", ("power_throttle",)),
+    (Cause.GPU, "gpu", ("sm_clock",)),
+    (Cause.CPU_CONTENTION, "node", ("cpu_waiting",)),
+    (Cause.STORAGE, "node", ("io_waiting",)),
+)
+"""Where a job reports no steps, these tell who is slow, if by its traffic the job is slower than it was."""
+
 SNAPSHOT_VERSION = 1
 
 
@@ -124,6 +134,7 @@ class HealthDetector:
         self._panel = Panel(self._switches) if panel is None else panel
         self._ports: dict[str, _Port] = {}
         self._speed: dict[str, _Speed] = {}
+        self._gates: dict[str, JobGate] = {}
         self._standing: dict[tuple[str, str], Verdict] = {}
         self._counted: dict[tuple[str, int, int], int] = {}
         self._lost: dict[str, int] = {}
@@ -147,6 +158,8 @@ class HealthDetector:
             del self._standing[key]
         for gone in self._speed.keys() - jobs.keys():
             del self._speed[gone]
+        for gone in self._gates.keys() - jobs.keys():
+            del self._gates[gone]
         return findings
 
     def measures(self) -> Iterator[Sample]:
@@ -296,7 +309,8 @@ class HealthDetector:
         if not telemetry.counters.values.shape[1]:
             return []
         findings: list[Finding] = []
-        rows = sorted({FEATURE[name] for _, _, names in FEATURES_OF for name in names})
+        self._gate(telemetry)
+        rows = sorted({FEATURE[name] for _, _, names in (*FEATURES_OF, *FEATURES_OF_SLOW) for name in names})
         alarmed = np.flatnonzero((panel.score[rows] >= ALARM).any(axis=0))
         by_job: dict[str, list[int]] = {}
         starts = [(columns.start, name) for name, columns in panel.columns.items()]
@@ -319,12 +333,24 @@ class HealthDetector:
             del self._counted[key]
         return findings
 
+    def _gate(self, telemetry: Telemetry) -> None:
+        """How fast the jobs go that report no steps."""
+        values = telemetry.counters.values
+        for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
+            if job.steps is None:
+                gate = self._gates.setdefault(job.shape.job, JobGate())
+                for window in range(values.shape[1]):
+                    gate.take(values[:, window, columns])
+            else:
+                self._gates.pop(job.shape.job, None)
+
     def _failing(
         self, job: JobTelemetry, column: int, first: int, speed: _Speed | None, telemetry: Telemetry
     ) -> list[Finding]:
         panel, shape, rank = self._panel, job.shape, column - first
-        slower = 1.0 if speed is None else speed.slower
-        for cause, level, names in FEATURES_OF:
+        gate = self._gates.get(shape.job)
+        slower = gate.slower() if gate is not None else 1.0 if speed is None else speed.slower
+        for cause, level, names in FEATURES_OF if gate is None else (*FEATURES_OF, *FEATURES_OF_SLOW):
             name = max(names, key=lambda one: float(panel.score[FEATURE[one], column]))
             score = float(panel.score[FEATURE[name], column])
             if score < ALARM:
@@ -332,10 +358,11 @@ class HealthDetector:
             degraded = cause is Cause.PCIE and float(panel.newest[FEATURE["pcie_link"], column]) <= PCIE_LEAST
             if not degraded and slower < HURT:
                 continue  # errors that cost nothing are a matter for maintenance, not for a verdict
-            alike = int((panel.score[FEATURE[name], panel.of(shape.job)] >= ALARM).sum())
-            if alike > max(1, len(shape) // 8):
+            alike = panel.score[FEATURE[name], panel.of(shape.job)] >= ALARM
+            nodes = {shape.nodes[one] for one in np.flatnonzero(alike).tolist()}
+            if int(alike.sum()) > max(1, len(shape) // 8) and len(nodes) > 1:
                 continue  # many devices alike: what they share is at fault
-            names_of = shape.nics if level == "nic" else shape.gpus
+            names_of = {"nic": shape.nics, "gpu": shape.gpus}.get(level, ())
             device = names_of[rank] if names_of else ""
             more = (
                 Evidence(name, float(panel.newest[FEATURE[name], column]), 0.0, "", "its peers", 2.0),
@@ -347,7 +374,8 @@ class HealthDetector:
             )
             return self._accuse(
                 shape.nodes[rank], level if device else "node", device or shape.nodes[rank], cause,
-                f"{name.replace('_', ' ')} stands above its peers", score, telemetry, more, job, rank, slower,
+                f"{name.replace('_', ' ')} stands away from its peers", score, telemetry, more, job, rank, slower,
+                Kind.STRAGGLER if (cause, level, names) in FEATURES_OF_SLOW else Kind.HEALTH,
             )  # fmt: skip
         return []
 
@@ -366,6 +394,7 @@ class HealthDetector:
         job: JobTelemetry | None = None,
         index: int = -1,
         slower: float = 1.0,
+        kind: Kind = Kind.HEALTH,
     ) -> list[Finding]:
         """A verdict about a device, in every job that stands on it; without a job it is about the node alone."""
         findings: list[Finding] = []
@@ -384,7 +413,7 @@ class HealthDetector:
             attempt = 0 if one is None else one.shape.attempt
             verdict = Verdict(
                 verdict_id=f"{gang}.{attempt}.{cause}.{device or node}.{telemetry.now_ns}",
-                kind=Kind.HEALTH,
+                kind=kind,
                 gang=gang,
                 attempt=attempt,
                 rank=number,

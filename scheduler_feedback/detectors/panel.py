@@ -137,6 +137,8 @@ class Panel:
     # --- one window -------------------------------------------------------------------------------------------------
 
     def _take(self, values: Float32Array) -> None:
+        if not values.shape[1]:
+            return
         x = np.array(values, np.float32)
         for feature in range(COUNT):  # a row of 100,000 ranks fits into a processor's cache, all of them do not
             one = x[feature]
@@ -156,7 +158,9 @@ class Panel:
         dense = []
         for feature in range(COUNT):
             usual = float(x[feature, 0])
-            if usual_value(x[feature], usual, self.peers_of):
+            if np.isnan(x[feature]).all():
+                middle[feature] = np.nan
+            elif usual_value(x[feature], usual, self.peers_of):
                 middle[feature] = usual
             else:
                 dense.append(feature)

@@ -29,7 +29,7 @@ LEAST_COMPUTE = 0.02
 MAD_TO_SIGMA = 1.4826
 """Median absolute deviation of a normal distribution times this is its standard deviation."""
 
-LONGEST_NS = 4e18
+LONGEST_SECONDS = 4e9
 """A trace's unit of time may be anything; a time beyond this would leave 64 bits."""
 
 LEAST_PEERS = 4
@@ -144,7 +144,8 @@ def _window(steps: StepTable, rows: slice, where: Places, consumed: ConsumedAt |
     if not whole:
         seconds, waits, compute = (_filled(array) for array in (seconds, waits, compute))
     end_ns = steps.end_ns[rows]
-    began_ns: IntArray = end_ns[0] - np.rint(np.minimum(np.nan_to_num(seconds[0]) * 1e9, LONGEST_NS)).astype(np.int64)
+    first_seconds = np.minimum(np.nan_to_num(seconds[0]), LONGEST_SECONDS)
+    began_ns: IntArray = end_ns[0] - np.rint(first_seconds * 1e9).astype(np.int64)
     if consumed is None:
         began = Consumed(np.full((ranks, len(CONSUMED)), np.nan), began_ns)
         stopped = np.zeros(ranks)

@@ -15,7 +15,7 @@ from agent.schema.errors import TraceError
 from scheduler_feedback.core.gangs import FloatArray
 from scheduler_feedback.core.telemetry import Shape, StepTable
 from scheduler_feedback.step_traces.replay import OWN, Operations
-from scheduler_feedback.step_traces.trace import Trace, check_size, ends_of, unique_columns
+from scheduler_feedback.step_traces.trace import LONGEST, Trace, check_size, ends_of, unique_columns
 
 WHOLE = ("dp_rank", "stage", "rank", "step")
 TIMES = ("start_ts", "duration")
@@ -115,6 +115,7 @@ def _times(table: Any, name: str, where: str) -> FloatArray:
     except (TypeError, ValueError):
         raise TraceError(f"{where}: column '{name}' holds {column.type}, no numbers") from None
     _refuse(~np.isfinite(values), where, name, "no finite number")
+    _refuse(np.abs(values) > LONGEST, where, name, f"out of range, at most {LONGEST:g}")
     if name == "duration":
         _refuse(values < 0, where, name, "a negative length of time")
     return values

@@ -17,6 +17,9 @@ from scheduler_feedback.step_traces.replay import Operations
 START_NS = 1_000_000_000_000_000_000
 """Traces say how long steps took and not when they were: they are laid one behind the other from here on."""
 
+SHORTEST, LONGEST = 1e-30, 1e30
+"""Whatever the unit, what is beyond was never measured; and its square still fits a double."""
+
 MOST_RANKS = 1 << 17
 MOST_CELLS = 1 << 28
 """A trace of more cells (steps x ranks) than this would not fit in memory; it is refused before it is laid out."""
@@ -85,6 +88,8 @@ def seconds_of(value: object, where: str, *, zero: bool = False) -> float:
         raise TraceError(f"{where}: {value!r} is no finite number")
     if found < 0 or (found == 0 and not zero):
         raise TraceError(f"{where}: {found:g} is no length of time")
+    if found and not SHORTEST <= found <= LONGEST:
+        raise TraceError(f"{where}: {found:g} is out of range, {SHORTEST:g} to {LONGEST:g}")
     return found
 
 
