@@ -24,15 +24,20 @@ from scheduler_feedback.sim.world.telemetry import ROUGH, Delivery, World
 
 DAY_SECONDS = 86_400.0
 TICK_SECONDS = 60.0
-SHORTEST_DAYS = 0.15
-SIZES = (64, 256, 1024, 2048)
-SHORTEST_STEP = {64: 0.3, 256: 0.3, 1024: 1.0, 2048: 2.0}
-"""Very short steps only in jobs whose GPU-days they don't make too dear to simulate."""
+SHORTEST_DAYS = 0.1
+SMALL_SHARE, SMALL_DAYS = 0.3, (SHORTEST_DAYS, 0.3)
+"""Share of the jobs that are small, and how long they live: a small job's GPU-day is as dear as a large one's hundred.
+"""
+
+SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
+SMALL = 256
+SHORTEST_STEP = {1024: 1.0, 2048: 2.0, 4096: 2.0}
+"""Very short steps only in jobs whose GPU-days they don't make too dear to simulate; 0.3 s in the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Healthy jobs of one kind in one world, for about this many GPU-days."""
+    """Healthy jobs of one kind in one world, for about this many GPU-days. long: one small job for many days."""
 
     workload: Workload
     gpu_days: float
@@ -40,6 +45,7 @@ class Health:
     baselines: bool = False
     reports: bool = True
     rough: bool = False
+    long: bool = False
 
 
 @dataclass(slots=True)
@@ -62,16 +68,20 @@ def jobs(health: Health) -> list[Course]:
     """Jobs that begin one after the other and together last for the GPU-days asked for."""
     random = np.random.default_rng([health.seed, 41])
     sizes = [s for s in SIZES if health.workload != "dp2" or s <= MOST_DP2_GPUS]
-    left, number, node, found = health.gpu_days, 0, 0, []
+    left, number, node, found = health.gpu_days, 0, 0, list[Course]()
     while left > 0:
         # A job lives for hours at least: the smaller the remainder, the smaller the job.
-        gpus = int(random.choice([s for s in sizes if s * SHORTEST_DAYS <= left] or sizes[:1]))
-        days = min(left / gpus, float(random.uniform(SHORTEST_DAYS, 3.0)))
-        longest = max(SHORTEST_STEP[gpus] * 1.01, 45.0)
-        step_seconds = float(np.exp(random.uniform(np.log(SHORTEST_STEP[gpus]), np.log(longest))))
+        fitting = [s for s in sizes if s * SHORTEST_DAYS <= left] or sizes[:1]
+        small = random.random() < SMALL_SHARE
+        gpus = int(random.choice([s for s in fitting if s <= SMALL])) if small else fitting[-1]
+        days = min(left / gpus, float(random.uniform(*SMALL_DAYS)) if small else float(random.uniform(0.25, 3.0)))
+        if health.long:
+            gpus, days = 64, health.gpu_days / 64
+        shortest = SHORTEST_STEP.get(gpus, 0.3)
+        step_seconds = float(np.exp(random.uniform(np.log(shortest), np.log(45.0))))
         made = plan.make(f"h-{health.seed:08d}-{number}", gpus, health.workload, step_seconds, random)
         place = fabric.place(np.arange(node, node + gpus // 8), gpus)
-        begin = float(random.uniform(0.0, 600.0))
+        begin = float(random.uniform(0.0, 600.0)) if number else 0.0
         course = Course(made, place, np.random.default_rng([health.seed, number]), begin, bool(random.random() < 0.5))
         course.block_seconds = TICK_SECONDS
         course.reports = health.reports

@@ -51,21 +51,8 @@ def test_healthy_jobs_last_the_gpu_days_asked_for() -> None:
 
 
 def test_the_document(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "--quick",
-        "--json",
-        "--cells",
-        "3",
-        "--healthy-days",
-        "0",
-        "--located",
-        "0",
-        "--jobs",
-        "1",
-        "--seed",
-        "4100005",
-    ]
-    assert evaluation.main([*arguments, "--workloads", "balanced", "--budget", "40", "--counter-only"]) == 0
+    few = "--quick --json --cells 3 --healthy-days 0 --located 0 --sizes 64 --workloads balanced --counter-only"
+    assert evaluation.main([*few.split(), "--jobs", "1", "--seed", "4100005"]) == 0
     captured = capsys.readouterr()
     document = json.loads(captured.out)
     assert "parts" in captured.err
