@@ -41,6 +41,9 @@ from scheduler_feedback.sim.occurrence import Occurrence
 from scheduler_feedback.sim.trace import Trace, TraceJob
 from scheduler_feedback.sim.truth import Course, Gang, Machines, saved_ns
 
+ROUNDING_NS = 1000
+"""What sums of seconds in floats may be off by, in a trace of years."""
+
 MOST_TURNS = 10_000
 """Cycles at one instant after which it is a bug that nothing settles."""
 
@@ -186,7 +189,9 @@ class Engine:
             return None
         wake_ns = cycle.next_wake_ns(self.state)
         if wake_ns is not None and wake_ns > self.state.now_ns:  # what was due by now, the last cycle has done
-            candidates.append(wake_ns)
+            # The cycle reckons ends from seconds, so it may expect one some nanoseconds before it really comes.
+            expected = heap and 0 <= heap[0][0] - wake_ns < ROUNDING_NS
+            candidates.append(heap[0][0] if expected else wake_ns)
         return min((instant for instant in candidates if instant is not None), default=None)
 
     def _outdated(self, entry: tuple[int, int, str]) -> bool:
