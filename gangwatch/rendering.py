@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -98,19 +98,90 @@ def nodes(listed: Sequence[dict[str, Any]]) -> None:
     _console().print(table)
 
 
-def queue(waiting: dict[str, Any]) -> None:
-    """The table of `gangwatch queue`."""
+def queue(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequence[dict[str, Any]]) -> None:
+    """What `gangwatch queue` shows: who waits, and the cluster around the reservation."""
     console = _console()
     if waiting["frozen"]:
         console.print(f"frozen{' by ' + waiting['frozen_by'] if waiting['frozen_by'] else ''}: nothing starts")
-    if not waiting["waiting"]:
+    if waiting["waiting"]:
+        table = _table("JOB", "NAME", "RANKS", "EXPECTED", "WAITS BECAUSE")
+        for job in waiting["waiting"]:
+            expected = None if job["expected_start_ns"] is None else _clock(job["expected_start_ns"])
+            _row(table, job["job"], job["name"], job["size"], expected, job["waiting_because"])
+        console.print(table)
+        console.print()
+    else:
         console.print("nobody waits")
+    if not nodes:
         return
-    table = _table("JOB", "NAME", "RANKS", "EXPECTED", "WAITS BECAUSE")
-    for job in waiting["waiting"]:
-        expected = None if job["expected_start_ns"] is None else _clock(job["expected_start_ns"])
-        _row(table, job["job"], job["name"], job["size"], expected, job["waiting_because"])
-    console.print(table)
+    for line in occupancy(waiting, nodes, active):
+        console.print(line)
+
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+"""Of the jobs in the drawing, in the order in which the nodes name them; more than these share '#'."""
+
+_MOST_LEGEND = 40
+"""Jobs that the legend explains."""
+
+
+def occupancy(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequence[dict[str, Any]]) -> list[str]:
+    """The cluster, a line a node, a sign a slot: letters hold, '.' is free, '+' is free and kept, 'x' takes nothing.
+
+    Neighbours that look alike are one line. The legend says of each job whether it went ahead of the reservation's.
+    """
+    letters = {
+        name: LETTERS[number] if number < len(LETTERS) else "#"
+        for number, name in enumerate(dict.fromkeys(one["job"] for node in nodes for one in node["jobs"]))
+    }
+    kept = waiting["reserved_nodes"]
+    drawn = [(node["node"], _slots(node, letters, kept.get(node["node"], 0)), _node_note(node, kept)) for node in nodes]
+    lines = []
+    position = 0
+    while position < len(drawn):
+        last = position
+        while last + 1 < len(drawn) and drawn[last + 1][1:] == drawn[position][1:]:
+            last += 1
+        name, slots, note = drawn[position]
+        many = f" ... {drawn[last][0]} ({last - position + 1} nodes)" if last > position else ""
+        lines.append((f"{name}{many}", slots, note))
+        position = last + 1
+    width = max(len(name) for name, _, _ in lines)
+    return [
+        *(f"{name:<{width}}  [{slots}]{'  ' + note if note else ''}" for name, slots, note in lines),
+        *_legend(waiting, letters, active),
+    ]
+
+
+def _slots(node: dict[str, Any], letters: dict[str, str], kept: int) -> str:
+    held: str = "".join(letters[one["job"]] * int(one["ranks"]) for one in node["jobs"])
+    free = max(int(node["slots"]) - len(held), 0)
+    if not node["present"] or node["state"] in ("quarantine", "maintenance"):
+        return held + "x" * free
+    return held + "+" * min(kept, free) + "." * (free - min(kept, free))
+
+
+def _node_note(node: dict[str, Any], kept: dict[str, int]) -> str:
+    notes = [] if node["present"] and node["state"] == "healthy" else [node["state"] if node["present"] else "absent"]
+    if node["node"] in kept:
+        notes.append(f"{kept[node['node']]} kept")
+    return ", ".join(notes)
+
+
+def _legend(waiting: dict[str, Any], letters: dict[str, str], active: Sequence[dict[str, Any]]) -> Iterator[str]:
+    head = waiting["reserved_for"]
+    if head is not None:
+        since = waiting["reserved_from_ns"]
+        slots = sum(waiting["reserved_nodes"].values())
+        yield f"+ kept for {head}: {slots} slots{'' if since is None else ' from ' + _clock(since)}"
+    submitted = {one["job"]: one["submitted_ns"] for one in (*waiting["waiting"], *active)}
+    names = {one["job"]: one["name"] for one in active}
+    for job, letter in list(letters.items())[:_MOST_LEGEND]:
+        ahead = head is not None and submitted.get(job, 0) > submitted.get(head, 0)
+        text = f"{letter} {job}" + (f" ({names[job]})" if names.get(job) else "")
+        yield text + (f", went ahead of {head}" if ahead else "")
+    if len(letters) > _MOST_LEGEND:
+        yield f"{len(letters) - _MOST_LEGEND} more jobs"
 
 
 def verdicts(listed: Sequence[dict[str, Any]]) -> None:

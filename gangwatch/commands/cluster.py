@@ -34,19 +34,23 @@ def nodes(state: StateFolder, as_json: bool) -> None:
 @state_option
 @json_option
 def queue(state: StateFolder, as_json: bool) -> None:
-    """List the jobs that wait, first the first, with the reason and the expected start of each.
+    """List the jobs that wait, first the first, with the reason and the expected start of each; and draw the cluster.
+
+    The drawing has a line a node and a sign a slot: who holds it, what is kept for the first in the queue ('+'), and
+    who went ahead of it meanwhile.
 
     \b
     Example:
       gangwatch queue --json
     """
-    waiting = Client(state).get("/api/queue")
+    client = Client(state)
+    waiting = client.get("/api/queue")
     if as_json:
         print_json(waiting)
         return
     from gangwatch import rendering
 
-    rendering.queue(waiting)
+    rendering.queue(waiting, client.get("/api/nodes"), client.get("/api/jobs?active=1"))
 
 
 @click.command()

@@ -68,11 +68,49 @@ def test_nodes(state: State, capsys: pytest.CaptureFixture[str]) -> None:
 def test_queue(state: State, capsys: pytest.CaptureFixture[str]) -> None:
     state.jobs["j-000002"].expected_start_ns = WALL
     state.frozen, state.frozen_by = True, "ana"
-    rendering.queue(documents.queue_document(state))
+    rendering.queue(
+        documents.queue_document(state), documents.nodes_document(state), documents.jobs_document(state, active=True)
+    )
     out = capsys.readouterr().out
     assert out.startswith("frozen by ana: nothing starts\n")
     assert "2027-01-1" in out
     assert "all actions are frozen by ana" in out
+
+
+def test_the_cluster_is_drawn_around_the_reservation(state: State) -> None:
+    ahead = Job("j-000003", JobSpec("hole", ("true",), 1), JobState.RUNNING, WALL + SECOND, attempt=1)
+    ahead.ranks = [RankRecord(0, Slot("node-3", 0))]
+    state.jobs["j-000003"] = ahead
+    for number in range(3, 7):
+        state.nodes[f"node-{number}"] = Node(f"node-{number}", 4)
+    state.reserved_for, state.reserved_from_ns = "j-000002", WALL
+    state.reserved_nodes = {"node-0": 2, "node-3": 2}
+    drawn = rendering.occupancy(
+        documents.queue_document(state), documents.nodes_document(state), documents.jobs_document(state, active=True)
+    )
+    assert drawn[:5] == [
+        "node-0                       [AA]  2 kept",
+        "node-1                       [AA]  quarantine",
+        "node-2                       [xx]  absent",
+        "node-3                       [B++.]  2 kept",
+        "node-4 ... node-6 (3 nodes)  [....]",
+    ]
+    assert drawn[5].startswith("+ kept for j-000002: 4 slots from 2027-01-1")
+    assert drawn[6:] == ["A j-000001 (train [bold])", "B j-000003 (hole), went ahead of j-000002"]
+
+
+def test_more_jobs_than_letters_are_drawn_all_the_same(state: State) -> None:
+    state.nodes["large"] = Node("large", 100)
+    for number in range(100):
+        job = Job(f"k-{number:03d}", JobSpec("", ("true",), 1), JobState.RUNNING, WALL, attempt=1)
+        job.ranks = [RankRecord(0, Slot("large", number))]
+        state.jobs[job.job_id] = job
+    drawn = rendering.occupancy(
+        documents.queue_document(state), documents.nodes_document(state), documents.jobs_document(state, active=True)
+    )
+    [large] = [line for line in drawn if line.startswith("large")]
+    assert large.count("#") == 100 - len(rendering.LETTERS), "it is the first of the nodes by name"
+    assert drawn[-1] == "61 more jobs"
 
 
 def test_verdicts_with_their_evidence(state: State, capsys: pytest.CaptureFixture[str]) -> None:
