@@ -53,6 +53,10 @@ class Cause(StrEnum):
     UNKNOWN = "unknown"
 
 
+MASS_LOSS = "mass-loss"
+"""Detector's name of an abstention about the whole cluster: many agents were lost at once. All actions are frozen."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """One checkable fact: the measure, its value for the suspect, what it was compared with, and what it argues for.

@@ -28,7 +28,7 @@ from scheduler_feedback.core.telemetry import (
     NodeEvent,
     Telemetry,
 )
-from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
+from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.gate import JobGate
 from scheduler_feedback.detectors.lemons import Lemons
@@ -398,7 +398,9 @@ class HealthDetector:
     ) -> list[Finding]:
         """A verdict about a device, in every job that stands on it; without a job it is about the node alone."""
         findings: list[Finding] = []
-        affected = [(job, index)] if job is not None else list(_standing_on(telemetry, node, level, device))
+        affected: list[tuple[JobTelemetry | None, int]] = [(job, index)]
+        if job is None:
+            affected = [*_standing_on(telemetry, node, level, device)] or [(None, -1)]
         past = self.lemons.weight(device, node)
         for one, rank in affected:
             gang = "" if one is None else one.shape.job
@@ -444,20 +446,16 @@ class HealthDetector:
         return findings
 
 
-MASS_LOSS = "mass-loss"
-"""Detector's name in the abstention that says so: it is acted on by freezing (policies/findings.py)."""
-
-
 def _port_name(told: NodeEvent) -> str:
     entity = told.event.entity
     return entity if entity.startswith(f"{told.node}/") else f"{told.node}/{entity}"
 
 
 def _standing_on(telemetry: Telemetry, node: str, level: str, device: str) -> Iterator[tuple[JobTelemetry, int]]:
-    """Jobs with a rank on the device (or, where devices are not known, on the node), and the first such rank."""
+    """Jobs with a rank on the device, and the first such rank; or on its node, and -1 where the device is nobody's."""
     for job in telemetry.jobs:
         names = {"gpu": job.shape.gpus, "nic": job.shape.nics}.get(level, ())
         if names and device in names:
             yield job, names.index(device)
-        elif not names and node in job.shape.nodes:
+        elif node in job.shape.nodes:
             yield job, job.shape.nodes.index(node) if level == "node" else -1

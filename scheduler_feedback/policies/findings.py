@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduler_feedback.core.state import PAST_VERDICTS, PastVerdict
 from scheduler_feedback.core.turn import Turn
-from scheduler_feedback.core.verdict import Abstention, Cleared, Evidence, Verdict
+from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cleared, Evidence, Verdict
 from scheduler_feedback.policies.ledger import ledger_of
 from scheduler_feedback.policies.migration import score_observed
 from scheduler_feedback.policies.quarantine import in_words
@@ -43,8 +43,16 @@ def verdict_cleared(turn: Turn, cleared: Cleared) -> None:
 
 
 def abstained(turn: Turn, abstention: Abstention) -> None:
-    """The detector could not tell; the reason is kept and nothing is done."""
+    """The detector could not tell; the reason is kept and nothing is done.
+
+    Where many agents were lost at once nothing may be done about anything until a person has looked: all is frozen.
+    """
     turn.count("abstentions", abstention.detector)
+    if abstention.detector == MASS_LOSS:
+        if not turn.state.frozen:
+            turn.state.frozen, turn.state.frozen_by = True, "the health detector"
+            turn.tell("cluster", "frozen", abstention.reason)
+        return
     who = "the gang" if abstention.rank is None else f"rank {abstention.rank}"
     turn.tell(
         abstention.gang,

@@ -1,0 +1,429 @@
+"""Hang, health, interference, panel and groups on telemetry made by hand, through the seam that all sources share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.schema.frame import EventRecord
+from scheduler_feedback.core.telemetry import (
+    DEVICE_LOST,
+    FEATURE,
+    FEATURES,
+    LINK,
+    PART_REPLACED,
+    RECOVERY_ACTION,
+    XID,
+    Counters,
+    Grouping,
+    JobTelemetry,
+    NodeEvent,
+    Shape,
+    StepTable,
+    Telemetry,
+)
+from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cause, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.detectors import DETECTORS, Detector, make_all
+from scheduler_feedback.detectors.gate import JobGate, period
+from scheduler_feedback.detectors.groups import NETWORK_SIZE, group_mean, group_median
+from scheduler_feedback.detectors.hang import HangDetector
+from scheduler_feedback.detectors.health import HealthDetector
+from scheduler_feedback.detectors.interference import InterferenceDetector
+from scheduler_feedback.detectors.lemons import Lemons
+from scheduler_feedback.detectors.panel import Panel
+from scheduler_feedback.detectors.signatures import Priors, weigh
+from scheduler_feedback.detectors.switches import Switches
+
+NS = 1_000_000_000
+START = 1_700_000_000 * NS
+
+
+class Job:
+    """A synchronous job: `work(second)` gives each rank's computing seconds, `network(second)` the collective's."""
+
+    def __init__(
+        self,
+        name: str = "j",
+        ranks: int = 8,
+        nodes: int = 4,
+        step_seconds: float = 1.0,
+        sharing: dict[str, tuple[str, ...]] | None = None,
+    ) -> None:
+        index = np.arange(ranks)
+        self.shape = Shape(
+            name, 1, index, tuple(f"{name}-n{r * nodes // ranks}" for r in index.tolist()),
+            tuple(f"GPU-{name}-{r}" for r in index.tolist()), tuple(f"{name}/mlx5_{r}" for r in index.tolist()),
+            sharing=sharing or {},
+        )  # fmt: skip
+        self.step_seconds, self.number, self.last_ns = step_seconds, 0, START
+        self.work: Callable[[float], np.ndarray] = lambda second: np.full(ranks, 0.7 * step_seconds)
+        self.network: Callable[[float], float] = lambda second: 0.3 * step_seconds
+        self.sends: Callable[[float], float] = lambda second: 1e9
+        self.hung_from = float("inf")
+        self.inside = np.ones(ranks, np.bool_)
+        self.feature: dict[str, Callable[[float], np.ndarray]] = {}
+
+    def look(self, second: float, random: np.random.Generator) -> JobTelemetry:
+        now = START + round(second * NS)
+        rows: list[tuple[int, np.ndarray, float]] = []
+        while True:
+            at = (self.last_ns - START) / NS
+            own = self.work(at) * random.normal(1.0, 0.01, len(self.shape))
+            lasts = float(own.max()) + self.network(at) * float(random.normal(1.0, 0.01))
+            if self.last_ns + round(lasts * NS) > now or at + lasts > self.hung_from:
+                break
+            self.last_ns += round(lasts * NS)
+            self.number += 1
+            rows.append((self.last_ns, own, lasts))
+        count = len(self.shape)
+        own = np.array([row[1] for row in rows]).reshape(-1, count)
+        seconds = np.repeat(np.array([row[2] for row in rows])[:, None], count, axis=1)
+        table = StepTable(
+            np.arange(self.number - len(rows), self.number),
+            np.repeat(np.array([row[0] for row in rows], np.int64)[:, None], count, axis=1), seconds, seconds - own,
+        )  # fmt: skip
+        opened = np.where(self.inside, self.number, -1)
+        seen = np.where(self.inside, now, -1)
+        collectives = np.stack([opened, np.where(self.inside, self.last_ns, -1), seen], axis=1).astype(np.int64)
+        return JobTelemetry(self.shape, table, None, collectives)
+
+    def values(self, second: float, random: np.random.Generator) -> np.ndarray:
+        values = np.abs(random.normal(1.0, 0.01, (len(FEATURES), len(self.shape))))
+        values[[FEATURE[f.name] for f in FEATURES if f.unit == "1/s"]] = 0.0
+        for name in ("thermal_throttle", "power_throttle", "cpu_waiting", "io_waiting", "runqueue_wait"):
+            values[FEATURE[name]] = 0.0
+        values[FEATURE["nic_transmit_bytes"]] = self.sends(second) * random.normal(1.0, 0.02, len(self.shape))
+        for name, make in self.feature.items():
+            values[FEATURE[name]] = make(second)
+        return values
+
+
+def course(
+    detectors: list[Detector] | Detector,
+    jobs: list[Job],
+    seconds: int,
+    events: dict[int, list[NodeEvent]] | None = None,
+    silent: Callable[[int], set[str]] = lambda second: set(),
+    seed: int = 1,
+    first: int = 1,
+) -> list[tuple[int, Finding]]:
+    """(second, finding) of a look each second."""
+    random = np.random.default_rng(seed)
+    found: list[tuple[int, Finding]] = []
+    heard: dict[str, int] = {}
+    for second in range(first, first + seconds):
+        now = START + second * NS
+        looks = tuple(job.look(second, random) for job in jobs)
+        values = np.concatenate([job.values(second, random) for job in jobs], axis=1).astype(np.float32)
+        for job in jobs:
+            heard |= {node: now for node in job.shape.nodes if node not in silent(second)}
+        told = tuple((events or {}).get(second, ()))
+        telemetry = Telemetry(now, looks, Counters(np.array([now]), 1.0, values[:, None]), told, dict(heard))
+        for detector in detectors if isinstance(detectors, list) else [detectors]:
+            found += [(second, finding) for finding in detector.tick(telemetry)]
+    return found
+
+
+def verdicts(found: list[tuple[int, Finding]]) -> list[Verdict]:
+    return [one for _, one in found if isinstance(one, Verdict)]
+
+
+def gone_after(second: int, *nodes: str) -> Callable[[int], set[str]]:
+    return lambda now: set(nodes) if now > second else set()
+
+
+def event(node: str, kind: str, entity: str, **detail: str) -> NodeEvent:
+    return NodeEvent(node, EventRecord(kind, entity, START, detail))
+
+
+# --- hang -------------------------------------------------------------------------------------------------------------
+
+
+def test_who_never_arrived_is_the_culprit() -> None:
+    job = Job()
+    job.hung_from = 60.0
+    job.inside[5] = False
+    found = course(HangDetector(), [job], 160)
+    (verdict,) = verdicts(found)
+    assert (verdict.kind, verdict.rank, verdict.cause) == (Kind.HANG, 5, Cause.NEVER_ARRIVED)
+    assert verdict.device == "GPU-j-5"
+    assert 60 + 40 <= found[0][0] <= 60 + 60
+
+
+def test_all_arrived_is_the_transport_and_a_failing_port_is_named() -> None:
+    job = Job()
+    job.hung_from = 60.0
+    (told,) = [one for _, one in course(HangDetector(), [job], 160)]
+    assert isinstance(told, Abstention)
+    assert "transport" in told.reason
+    failing = Job()
+    failing.hung_from = 60.0
+    failing.feature["nic_sequence_errors"] = lambda second: np.where(np.arange(8) == 3, 200.0 * (second > 50), 0.0)
+    (verdict,) = verdicts(course(HangDetector(), [failing], 160))
+    assert (verdict.rank, verdict.cause, verdict.device) == (3, Cause.NIC, "j/mlx5_3")
+
+
+def test_a_pause_in_which_nobody_waits_is_no_hang_and_steps_clear_one() -> None:
+    paused = Job()
+    paused.hung_from = 60.0
+    paused.inside[:] = False
+    assert course(HangDetector(), [paused], 200) == []
+    detector, job = HangDetector(), Job()
+    job.hung_from = 60.0
+    job.inside[2] = False
+    assert verdicts(course(detector, [job], 130))
+    job.hung_from = float("inf")
+    job.last_ns = START + 130 * NS
+    told = [one for _, one in course(detector, [job], 20, first=131)]
+    assert [type(one) for one in told] == [Cleared]
+
+
+# --- health -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "acts"), [(13, False), (31, False), (43, False), (14, False), (95, True), (119, True)]
+)
+def test_an_xid_accuses_only_where_nvidia_asks_for_a_reset(code: int, acts: bool) -> None:
+    found = verdicts(course(HealthDetector(), [Job()], 40, {30: [event("j-n1", XID, "GPU-j-3", code=str(code))]}))
+    assert [(one.kind, one.device, one.rank) for one in found] == ([(Kind.HEALTH, "GPU-j-3", 3)] if acts else [])
+
+
+def test_a_recovery_action_and_a_lost_device_accuse_and_a_new_part_clears() -> None:
+    events = {
+        20: [event("j-n0", RECOVERY_ACTION, "GPU-j-0", action="none"), event("j-n0", XID, "GPU-j-0", code="x")],
+        30: [event("j-n1", RECOVERY_ACTION, "GPU-j-2", action="drain-and-reset")],
+        40: [event("j-n2", DEVICE_LOST, "GPU-j-5")],
+        50: [event("j-n1", PART_REPLACED, "GPU-j-2")],
+    }
+    found = course(HealthDetector(), [Job()], 60, events)
+    assert [(at, one.device) for at, one in found if isinstance(one, Verdict)] == [(30, "GPU-j-2"), (40, "GPU-j-5")]
+    assert [at for at, one in found if isinstance(one, Cleared)] == [50]
+
+
+def test_a_flapping_link_is_told_once_and_one_that_comes_back_is_not() -> None:
+    def flaps(*seconds: int) -> dict[int, list[NodeEvent]]:
+        return {at + off: [event("j-n1", LINK, "mlx5_3", state=state)] for at in seconds
+                for off, state in ((0, "down"), (2, "up"))}  # fmt: skip
+
+    assert not verdicts(course(HealthDetector(), [Job()], 100, flaps(30)))
+    found = verdicts(course(HealthDetector(), [Job()], 300, flaps(*range(30, 280, 20))))
+    assert [(one.cause, one.device) for one in found] == [(Cause.LINK, "j-n1/mlx5_3")]
+    down = {30: [event("j-n1", LINK, "mlx5_3", state="down")]}
+    assert [at for at, one in course(HealthDetector(), [Job()], 60, down)] == [35]
+
+
+def test_a_silent_agent_needs_a_second_witness() -> None:
+    silent = gone_after(50, "j-n2")
+    assert not course(HealthDetector(), [Job(ranks=64, nodes=64)], 150, silent=silent)
+    job = Job(ranks=64, nodes=64)
+    job.hung_from = 50.0
+    (verdict,) = verdicts(course(HealthDetector(), [job], 150, silent=silent))
+    assert (verdict.node, verdict.cause, verdict.level) == ("j-n2", Cause.LOST, "node")
+
+
+def test_many_agents_lost_at_once_freeze_and_page_once() -> None:
+    job = Job(ranks=64, nodes=64)
+    job.hung_from = 50.0
+    silent = gone_after(50, *(f"j-n{i}" for i in range(12)))
+    found = [one for _, one in course(HealthDetector(), [job], 200, silent=silent)]
+    assert isinstance(found[0], Abstention)
+    assert found[0].detector == MASS_LOSS
+    assert len([one for one in found if isinstance(one, Abstention)]) == 1
+    assert not [one for one in found[:1] if isinstance(one, Verdict)]
+
+
+def test_errors_accuse_a_port_where_the_job_is_slower_and_nobody_where_it_is_not() -> None:
+    def failing(slower: bool) -> Job:
+        job = Job()
+        job.feature["nic_physical_errors"] = lambda second: np.where(np.arange(8) == 6, 50.0 * (second > 80), 0.0)
+        job.network = lambda second: 0.6 if slower and second > 80 else 0.3
+        return job
+
+    (verdict,) = verdicts(course(HealthDetector(), [failing(True)], 140))
+    assert (verdict.kind, verdict.cause, verdict.device, verdict.level) == (Kind.HEALTH, Cause.NIC, "j/mlx5_6", "nic")
+    assert any(item.measure == "nic_physical_errors" and item.value == 50.0 for item in verdict.evidence)
+    assert not verdicts(course(HealthDetector(), [failing(False)], 140))
+
+
+# --- interference -----------------------------------------------------------------------------------------------------
+
+UPLINK = {"uplink": ("leaf-0",) * 8}
+
+
+def neighbours(sharing: dict[str, tuple[str, ...]], disturbs: bool = True) -> list[Job]:
+    """A victim, a neighbour that sends in bursts and slows it, and one that sends in bursts of its own."""
+    victim, loud, other = Job("victim", sharing=sharing), Job("loud", sharing=sharing), Job("other", sharing=sharing)
+
+    def busy(second: float) -> bool:
+        return int(second) % 50 > 30 and second > 100
+
+    loud.sends = lambda second: 9e9 if busy(second) else 1e9
+    other.sends = lambda second: 9e9 if int(second) % 37 > 20 else 1e9
+    if disturbs:
+        victim.network = lambda second: 0.6 if busy(second) else 0.3
+    return [victim, loud, other]
+
+
+def test_the_neighbour_that_disturbs_is_named_and_nobody_is_accused() -> None:
+    found = verdicts(course(list(make_all()), neighbours(UPLINK), 320))
+    assert {(one.kind, one.gang, one.aggressor, one.rank) for one in found} == {
+        (Kind.INTERFERENCE, "victim", "loud", -1)
+    }
+    assert found[0].resource == "uplink:leaf-0"
+    assert found[0].node == ""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_neighbours_that_do_not_disturb_are_left_alone(seed: int) -> None:
+    assert not verdicts(course(list(make_all()), neighbours(UPLINK, disturbs=False), 250, seed=seed))
+
+
+def test_without_a_topology_it_is_unknown() -> None:
+    jobs = neighbours({})
+    jobs[0].network = lambda second: 0.3 if second < 120 else 0.6
+    jobs[0].feature["nic_congestion"] = lambda second: np.full(8, 5.0 if second < 120 else 5000.0)
+    found = [one for _, one in course(InterferenceDetector(), jobs, 200)]
+    assert [type(one) for one in found] in ([Abstention], [])
+    assert not verdicts([(0, one) for one in found])
+
+
+# --- panel, groups, signatures, lemons, gate --------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.floats(0, 0.3), st.integers(0, 2**32 - 1))
+def test_medians_and_means_of_groups_are_just_that(sizes: list[int], holes: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    of = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    values = random.normal(size=(3, len(of))).astype(np.float32)
+    values[random.random(values.shape) < holes] = np.nan
+    grouping = Grouping(of)
+    median, mean = group_median(values, grouping), group_mean(values, grouping)
+    assert max(sizes) <= NETWORK_SIZE or any(bucket.index.shape[1] > NETWORK_SIZE for bucket in grouping.buckets)
+    for group in range(len(sizes)):
+        for feature in range(3):
+            members = np.sort(values[feature, of == group])
+            members = members[np.isfinite(members)]
+            if len(members):
+                assert median[feature, group] == members[(len(members) - 1) // 2]
+                assert mean[feature, group] == pytest.approx(members.mean(), abs=1e-5)
+            else:
+                assert np.isnan(median[feature, group])
+
+
+def panel_after(order: np.ndarray, seconds: int = 60) -> Panel:
+    job = Job(ranks=12)
+    job.feature["sm_clock"] = lambda second: np.where(np.arange(12) == 7, 0.8 if second > 40 else 1.0, 1.0)
+    random, panel = np.random.default_rng(3), Panel()
+    for second in range(seconds):
+        values = job.values(second, random).astype(np.float32)[:, order]
+        telemetry = Telemetry(second, (JobTelemetry(job.shape),), Counters(np.array([second]), 1.0, values[:, None]))
+        panel.at(telemetry)
+        panel.at(telemetry)  # asked twice, folded once
+    return panel
+
+
+def test_permuting_ranks_permutes_the_panel() -> None:
+    order = np.random.default_rng(9).permutation(12)
+    straight, mixed = panel_after(np.arange(12)), panel_after(order)
+    assert np.allclose(straight.level[:, order], mixed.level, equal_nan=True, atol=1e-5)
+    assert np.allclose(straight.score[:, order], mixed.score, atol=1e-3)
+    assert int(straight.score[FEATURE["sm_clock"]].argmax()) == 7
+    weighed = weigh(straight, np.arange(12), Priors())
+    assert weighed.name(7) is Cause.GPU
+    assert {weighed.name(rank) for rank in range(12) if rank != 7} == {Cause.UNKNOWN}
+
+
+def test_samples_that_are_missing_accuse_nobody() -> None:
+    job = Job(ranks=12)
+    random, panel = np.random.default_rng(3), Panel()
+    for second in range(150):
+        values = job.values(second, random).astype(np.float32)
+        values[random.random(values.shape) < 0.3] = np.nan
+        panel.at(Telemetry(second, (JobTelemetry(job.shape),), Counters(np.array([second]), 1.0, values[:, None])))
+    assert (panel.score < 8.0).all()
+
+
+def test_a_part_is_remembered_wherever_it_goes_and_forgotten_when_replaced() -> None:
+    lemons = Lemons()
+    assert lemons.weight("GPU-1", "n0") == ()
+    lemons.remember("GPU-1", "n0", Cause.MEMORY, 1)
+    lemons.remember("GPU-1", "n5", Cause.NVLINK, 2)
+    (of_part, of_node) = lemons.weight("GPU-1", "n5")
+    assert of_part.log_likelihood_ratio > of_node.log_likelihood_ratio > 0
+    copy = Lemons()
+    copy.load(lemons.dump())
+    assert copy.weight("GPU-1", "") == (of_part,)
+    lemons.forget("GPU-1", "n5")
+    assert lemons.weight("GPU-1", "n5") == ()
+    with pytest.raises(ValueError, match="past verdicts"):
+        copy.load(b"\xc1")
+
+
+@pytest.mark.parametrize("seconds", [4.0, 7.3, 12.9, 31.0])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_period_of_iterations_is_in_the_traffic(seconds: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    lengths = seconds * random.normal(1.0, 0.02, 400)
+    ends = np.cumsum(lengths)
+    fine = np.arange(0, 400, 0.05)
+    step = np.searchsorted(ends, fine)
+    phase = 1 - (ends[step] - fine) / lengths[step]
+    signal = (phase > 0.7).reshape(-1, 20).mean(axis=1) * random.normal(1.0, 0.02, 400)
+    found = period(signal, 1.0)
+    assert found is not None
+    assert found[0] == pytest.approx(np.mean(lengths[: int(400 / seconds)]), rel=0.02)
+    assert period(random.normal(size=400), 1.0) is None
+
+
+def test_a_job_without_steps_is_slower_where_its_traffic_is_less() -> None:
+    job, random, gate = Job(), np.random.default_rng(1), JobGate()
+    for second in range(120):
+        job.sends = lambda second: 1e9 if second < 80 else 0.7e9
+        job.feature["nvlink_bytes"] = lambda second: np.full(8, 1e9 if second < 80 else 0.7e9)
+        gate.take(job.values(second, random).astype(np.float32))
+    assert gate.slower() == pytest.approx(1 / 0.7, rel=0.05)
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", DETECTORS)
+def test_every_detector_takes_back_its_snapshot_and_nobody_elses(make: Callable[..., Detector]) -> None:
+    detector = make()
+    course(detector, [Job()], 30)
+    make().restore(detector.snapshot())
+    with pytest.raises(ValueError, match="snapshot"):
+        make().restore(b"\xc1garbage")
+
+
+@pytest.mark.parametrize("part", [None, *Switches.__slots__])
+def test_a_slow_gpu_is_found_with_any_part_off(part: str | None) -> None:
+    switches = Switches() if part is None else replace(Switches(), **{part: False})
+    job = Job(ranks=16)
+    job.work = lambda second: np.where(np.arange(16) == 9, 1.0 if second > 60 else 0.7, 0.7)
+    job.feature["sm_clock"] = lambda second: np.where(np.arange(16) == 9, 0.7 if second > 60 else 1.0, 1.0)
+    found = verdicts(course(list(make_all(switches=switches)), [job], 120))
+    assert {(one.kind, one.rank) for one in found} == {(Kind.STRAGGLER, 9)}
+    if part is None:
+        assert (found[0].cause, found[0].device, found[0].level) == (Cause.GPU, "GPU-j-9", "gpu")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_healthy_jobs_are_left_alone(seed: int) -> None:
+    jobs = [Job("a"), Job("b", ranks=2, nodes=2), Job("c", ranks=32, nodes=4, step_seconds=3.0)]
+    assert not course(list(make_all()), jobs, 150, seed=seed)
+
+
+def test_no_telemetry_is_telemetry() -> None:
+    for detector in make_all():
+        assert (
+            detector.tick(Telemetry(1, (), Counters(np.zeros(0, np.int64), 1.0, np.zeros((24, 0, 0), np.float32))))
+            == []
+        )
