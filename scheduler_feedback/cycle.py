@@ -205,7 +205,11 @@ def place_or_reserve(turn: Turn, ledger: Ledger) -> Reservation | None:
         if _at_limit(ledger, job):
             position += 1
             continue
-        free = None if paused(state, job, now_ns) else place(ledger.plan, job, policy=state.policy)
+        free = (
+            None
+            if paused(state, job, now_ns)
+            else place(ledger.plan, job, policy=state.policy, most=ledger.most_ranks(job))
+        )
         if free is not None:
             start(turn, ledger, job, free, "started", "first in the queue")
             continue
@@ -225,7 +229,7 @@ def choose_anew(turn: Turn, ledger: Ledger) -> None:
     ledger.fresh = set()
     _keep(turn, ledger, None)
     for job in preemption.choose(turn, ledger):
-        slots = place(ledger.plan, job, policy=turn.state.policy)
+        slots = place(ledger.plan, job, policy=turn.state.policy, most=ledger.most_ranks(job))
         if slots is not None:
             start(turn, ledger, job, slots, "started", "its turn has come")
     ledger.grown = ledger.changed = False
@@ -314,14 +318,14 @@ def backfill(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Non
             continue
         found: tuple[tuple[Slot, ...], str] | None
         if room is None:
-            slots = place(ledger.plan, job, policy=policy)
+            slots = place(ledger.plan, job, policy=policy, most=ledger.most_ranks(job))
             found = None if slots is None else (slots, "it fits")
             chances.short = found is not None
         elif length_ns <= room.window_ns:
-            found = room.place_short(policy, job)
+            found = room.place_short(policy, job, ledger.most_ranks(job))
             chances.short = found is not None
         else:
-            found = room.place_beside(policy, job)
+            found = room.place_beside(policy, job, ledger.most_ranks(job))
             chances.long = found is not None
         if found is not None:
             start(turn, ledger, job, found[0], "backfilled", found[1])
@@ -339,7 +343,7 @@ def backfill_conservatively(turn: Turn, ledger: Ledger, reservation: Reservation
         if _at_limit(ledger, job):
             continue
         if job.job_id != head and job.not_before_ns <= now_ns and profile.free_for(length_ns) >= ranks:
-            slots = place(ledger.plan, job, policy=policy)
+            slots = place(ledger.plan, job, policy=policy, most=ledger.most_ranks(job))
             if slots is not None:
                 profile.take(len(slots), now_ns, length_ns)
                 start(turn, ledger, job, slots, "backfilled", "it delays none of those before it")
@@ -412,6 +416,7 @@ def commit(turn: Turn, ledger: Ledger, events: Sequence[Event]) -> Outcome:
         if job.state is JobState.PENDING:
             turn.tell(job_id, "waits", why_waits(state, job))
     ledger.settle()
+    state.idle = not (ledger.grown or ledger.changed or ledger.fresh)
     forget_the_oldest(state, ledger)
     if ledger.plan_or_none is not None:
         ledger.plan_or_none.commit()

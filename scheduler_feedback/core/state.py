@@ -217,6 +217,7 @@ class State(Derived):
     reserved_for, reserved_from_ns, reserved_nodes, reserved_slots: what is held for the head of the queue and from
     when, None and empty where nothing waits. counts: of verdicts, abstentions and decisions, for the metrics.
     past_verdicts: the newest of those that stood once, at most PAST_VERDICTS.
+    idle: whether nothing has happened since the last cycle looked that could let anything start.
     planned_ns, renewed_ns: when it was last looked at what to preempt, and at how all that wait stand.
     first_turn, last_turn, chosen_turn: of the queues of LAS.
     history: of each kind of jobs, how many ran how long, in bins of half an octave; old ones fade. lately: those that
@@ -244,6 +245,7 @@ class State(Derived):
     frozen_by: str = ""
     reserved_slots: list[Slot] = field(default_factory=list)
     past_verdicts: list[PastVerdict] = field(default_factory=list)
+    idle: bool = False
     planned_ns: int = 0
     renewed_ns: int = 0
     first_turn: int = 1

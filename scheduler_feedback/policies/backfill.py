@@ -157,18 +157,18 @@ class Backfill:
             return self.place_short(policy, job)
         return self.place_beside(policy, job)
 
-    def place_short(self, policy: Policy, job: Job) -> tuple[tuple[Slot, ...], str] | None:
+    def place_short(self, policy: Policy, job: Job, most: int | None = None) -> tuple[tuple[Slot, ...], str] | None:
         """Anywhere: the job will have ended by then."""
-        slots = place(self._plan, job, policy=policy)
+        slots = place(self._plan, job, policy=policy, most=most)
         if slots is None:
             return None
         if self._beside is not None:
             self._beside.hold(slots)
         return slots, f"it is expected to end before the start of {self._reservation.job_id}"
 
-    def place_beside(self, policy: Policy, job: Job) -> tuple[tuple[Slot, ...], str] | None:
+    def place_beside(self, policy: Policy, job: Job, most: int | None = None) -> tuple[tuple[Slot, ...], str] | None:
         """Where nothing is reserved, for as long as it likes."""
-        slots = place(self.beside, job, policy=policy)
+        slots = place(self.beside, job, policy=policy, most=most)
         if slots is None:
             return None
         self._plan.hold(slots)

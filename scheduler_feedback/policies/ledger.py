@@ -41,6 +41,7 @@ def ledger_of(state: State) -> Ledger:
 def forget_ledger(state: State) -> None:
     """Jobs or nodes were changed by hand: the ledger is built anew when it is needed."""
     state.derived = None
+    state.idle = False
 
 
 class Ledger:
@@ -57,6 +58,7 @@ class Ledger:
     """
 
     __slots__ = (
+        "_groups",
         "capacity_or_none",
         "changed",
         "claimants",
@@ -102,6 +104,8 @@ class Ledger:
         self.excluders: set[str] = set()
         self.unheld: set[str] = set()
         self.hopeless: set[str] = set()
+        self._groups: tuple[set[str], ...] = (self.claimants, self.probes, self.stopping, self.running, self.excluders)
+        self._groups += (self.unheld, self.hopeless)
         self.ended: list[tuple[int, str]] = []
         self.clocks: list[tuple[int, str]] = []
         self.fresh: set[str] = set()
@@ -116,9 +120,12 @@ class Ledger:
         for job in state.jobs.values():
             self._add(job)
         self.ended.sort()
+        if state.idle:
+            self.grown = self.changed = False
+            self.fresh = set()
 
     def thawed(self) -> None:
-        """Actions are frozen, or allowed again."""
+        """Actions are frozen or allowed again, or other settings hold: all that waits is to be thought of anew."""
         self.grown = self.changed = True
 
     # --- nodes -------------------------------------------------------------------------------------------------------
@@ -186,9 +193,14 @@ class Ledger:
 
     def file(self, job: Job) -> None:
         """The job has changed."""
+        others: list[str] = []
+        if self.dependencies.dependents or job.array_of:
+            others = list(self.dependencies.changed(job))  # first: whose turn it is decides where the job stands
         self._file(job)
-        for other in self.dependencies.changed(job) if self.dependencies.dependents or job.array_of else ():
-            self._file(self.state.jobs[other])
+        for job_id in others:
+            other = self.state.jobs[job_id]
+            if other.state is JobState.PENDING and other is not job:
+                self._file(other)
 
     def runs(self, job: Job) -> None:
         """All ranks of the attempt are seen running."""
@@ -219,7 +231,7 @@ class Ledger:
         if job_id in self.line:
             self.line.remove(job_id)
             self.fresh.discard(job_id)
-        for group in (self.claimants, self.probes, self.stopping, self.running, self.excluders, self.unheld):
+        for group in self._groups:
             group.discard(job_id)
         if job_id in self.ends_of:
             self._drop_ends(job_id)
@@ -234,9 +246,8 @@ class Ledger:
         if self.plan_or_none is not None:
             self.plan_or_none.give(freed)
             if claim:  # a claim may lie on slots that the one to be stopped still holds
-                for slots in self.held.values():
-                    if not claim_is_free(slots, claim):
-                        self.plan_or_none.hold(slots)
+                for other in self.stopping:
+                    self.plan_or_none.hold(self.held.get(other, _NONE))
         self.shares.use(job.spec.queue, -len(held or claim))
         self.grown = self.changed = True
 
@@ -360,12 +371,17 @@ class Ledger:
                 self.grown = self.changed = True
         return found
 
+    def most_ranks(self, job: Job) -> int | None:
+        """Ranks that the job may have by its queue's limits, where that is fewer than it asks for; None: it is not."""
+        if not self.shares.limited:
+            return None
+        left = self.shares.left(job.spec.queue)
+        return left if left is not None and left < job.spec.ranks else None
+
     def is_clear(self, claim: Iterable[Slot]) -> bool:
-        """Whether no attempt holds any of the slots."""
-        if not self.stopping and not self.held:
-            return True
+        """Whether no attempt holds any of the slots: none but one that is to stop ever can."""
         wanted = set(claim)
-        return all(wanted.isdisjoint(slots) for slots in self.held.values())
+        return all(wanted.isdisjoint(self.held.get(job_id, _NONE)) for job_id in self.stopping)
 
     def forget(self, most: int) -> Iterable[str]:
         """Ids of the oldest ended jobs beyond so many; they are out of the ledger then."""
@@ -376,8 +392,3 @@ class Ledger:
         for job_id in forgotten:
             self.dependencies.forget(self.state.jobs[job_id])
         return forgotten
-
-
-def claim_is_free(held: Iterable[Slot], claim: Iterable[Slot]) -> bool:
-    """Whether nobody holds what is claimed."""
-    return set(held).isdisjoint(claim)

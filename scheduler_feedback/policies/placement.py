@@ -56,7 +56,9 @@ def place(
     """
     spec = job.spec
     barred = plan.topology.bits_of((*excluded, *job.excluded_nodes)) if excluded or job.excluded_nodes else 0
-    ranks = most or spec.ranks
+    ranks = spec.ranks if most is None else min(most, spec.max_ranks or spec.ranks)
+    if ranks < (spec.min_ranks or spec.ranks):
+        return None
     if spec.pinned_node is not None:
         number = plan.topology.number.get(spec.pinned_node, NOWHERE)
         if number == NOWHERE or plan.pool[number] == NOWHERE or barred >> number & 1 or plan.count[number] < ranks:

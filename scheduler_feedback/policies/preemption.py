@@ -21,7 +21,7 @@ from scheduler_feedback.policies.order import las
 from scheduler_feedback.policies.order.fair import appraise
 from scheduler_feedback.policies.placement import place
 
-RENEW_NS = 600 * 1_000_000_000
+RENEW_NS = 1800 * 1_000_000_000
 """Between two appraisals of all that wait: what jobs alike have run changes slowly."""
 
 CHANGE = 0.1
@@ -63,6 +63,8 @@ def choose(turn: Turn, ledger: Ledger) -> list[Job]:
     turn.looked = True
     running = [state.jobs[job_id] for job_id in ledger.held]
     movable = [job for job in running if may_be_stopped(state, job, now_ns)]
+    if state.policy.order is Order.THEMIS:
+        renew_all(turn, ledger)
     if state.policy.order is Order.LAS:
         for job in las.demote(state, running, now_ns):
             ledger.watch_fall(job)
@@ -80,11 +82,11 @@ def choose(turn: Turn, ledger: Ledger) -> list[Job]:
             break
         job = state.jobs[key[-1]]
         waits = job.state is JobState.PENDING
-        ranks = job.spec.ranks if waits else len(job.ranks)
+        ranks = (job.spec.min_ranks or job.spec.ranks) if waits else len(job.ranks)
         if waits and (job.not_before_ns > now_ns or ledger.shares.room(job.spec.queue, ranks) is not None):
             continue
         if ranks <= left:
-            left -= ranks
+            left -= min(max(ranks, job.spec.ranks), left) if waits else ranks
             chosen.append(job)
             kept.add(job.job_id)
     stopped = [state.jobs[key[-1]] for key in ranked if key[-1] not in kept]
@@ -108,11 +110,17 @@ def renew(turn: Turn, ledger: Ledger) -> None:
     history.take_in(state)
     state.renewed_ns = turn.now_ns
     ledger.shares.rank_queues(state, turn.now_ns)
+    renew_all(turn, ledger)
+
+
+def renew_all(turn: Turn, ledger: Ledger) -> None:
+    """Appraise all that wait anew; those of whom little has changed keep their place."""
+    state = turn.state
     for key in list(ledger.line.order):
         job = state.jobs[key[-1]]
         urgency, estimate = job.urgency, job.estimate_seconds
         appraise(state, job, turn.now_ns)
-        if estimate is not None and abs(job.urgency - urgency) <= CHANGE * urgency:
+        if estimate is not None and abs(job.urgency - urgency) <= CHANGE * abs(urgency):
             job.urgency, job.estimate_seconds = urgency, estimate
         else:
             ledger.file(job)
@@ -129,8 +137,8 @@ def swap(turn: Turn, ledger: Ledger) -> None:
     """Stop gangs for ones that wait, where those are expected to end for much less; keep them the place.
 
     Those that wait are asked in order; each may have the slots of gangs that are expected to spend `preempt_gain` times
-    as much for their end, restart included: the most wasteful first, of alike ones the one that loses least. One that
-    has waited past the bound may have those of any that has not.
+    as much for their end, restart included, the most wasteful first; of those that would do, the ones that lose least
+    are stopped. One that has waited past the bound may have those of any that has not.
     """
     state, now_ns = turn.state, turn.now_ns
     state.planned_ns = now_ns
@@ -140,10 +148,10 @@ def swap(turn: Turn, ledger: Ledger) -> None:
     movable = []
     for job_id in ledger.held:
         job = state.jobs[job_id]
-        if may_be_stopped(state, job, now_ns) and not has_starved(state, job):
+        if may_be_stopped(state, job, now_ns):
             if now_ns >= job.appraise_ns:
                 appraise(state, job, now_ns)
-            movable.append((-job.urgency, lost_gpu_seconds(job, now_ns), job_id))
+            movable.append((-job.urgency, job_id))
     movable.sort()
     free = sum([inside[0] for inside in ledger.plan.free_in])
     passed, gain = 0, state.policy.preempt_gain
@@ -160,11 +168,14 @@ def swap(turn: Turn, ledger: Ledger) -> None:
         if ledger.shares.room(job.spec.queue, job.spec.ranks) is not None:
             continue
         victims, found = [], free
-        for urgency, _, job_id in movable:
+        for urgency, job_id in movable:
             if found >= job.spec.ranks or not (starved or -urgency > gain * job.urgency):
                 break
+            if has_starved(state, state.jobs[job_id]):
+                continue
             victims.append(state.jobs[job_id])
             found += len(state.jobs[job_id].ranks)
+        victims = _fewest(victims, job.spec.ranks - free, now_ns)
         slots = _place_without(ledger, job, victims, state) if found >= job.spec.ranks else None
         if slots is None:
             passed += 1
@@ -172,7 +183,7 @@ def swap(turn: Turn, ledger: Ledger) -> None:
         used = set(slots)
         victims = [victim for victim in victims if not used.isdisjoint(rank.slot for rank in victim.ranks)]
         gone = {victim.job_id for victim in victims}
-        movable = [one for one in movable if one[2] not in gone]
+        movable = [one for one in movable if one[1] not in gone]
         for victim in victims:
             _stop(turn, ledger, victim, job)
         if state.policy.mode is Mode.ACT:
@@ -181,13 +192,23 @@ def swap(turn: Turn, ledger: Ledger) -> None:
             free = sum([inside[0] for inside in ledger.plan.free_in])
 
 
+def _fewest(victims: list[Job], slots: int, now_ns: int) -> list[Job]:
+    """Without those that are not needed for so many slots, the ones that would lose most first."""
+    spare = sum(len(victim.ranks) for victim in victims) - slots
+    for victim in sorted(victims, key=lambda job: (-lost_gpu_seconds(job, now_ns), job.job_id)):
+        if len(victim.ranks) <= spare:
+            spare -= len(victim.ranks)
+            victims = [other for other in victims if other is not victim]
+    return victims
+
+
 def _place_without(ledger: Ledger, job: Job, victims: list[Job], state: State) -> tuple[Slot, ...] | None:
     """A place for the job once the victims have gone; it is not taken."""
     plan = ledger.plan
     mark = plan.checkpoint()
     claimed = {slot for slots in ledger.claims.values() for slot in slots}
     plan.give(rank.slot for victim in victims for rank in victim.ranks if rank.slot not in claimed)
-    slots = place(plan, job, policy=state.policy)
+    slots = place(plan, job, policy=state.policy, most=ledger.most_ranks(job))
     plan.rollback(mark)
     return slots
 

@@ -59,6 +59,11 @@ class Shares:
             for name in reversed(self.chain(queue))
         )
 
+    def left(self, queue: str) -> int | None:
+        """Slots that the queue may still take; None: no limit binds it."""
+        left = [most - self.held[name] for name in self.chain(queue) if (most := _most(self.queues[name])) is not None]
+        return min(left, default=None)
+
     def room(self, queue: str, ranks: int) -> tuple[str, int] | None:
         """The queue at whose limit so many more ranks would not fit, and that limit; None where they do."""
         for name in self.chain(queue):

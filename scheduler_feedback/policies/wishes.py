@@ -147,6 +147,7 @@ def policy_set(turn: Turn, event: PolicySet) -> None:
         if getattr(before, field.name) != getattr(event.policy, field.name)
     )
     if changed:
+        ledger_of(turn.state).thawed()
         turn.tell("cluster", "policy", f"other settings{_by(event.by)}", changed)
 
 

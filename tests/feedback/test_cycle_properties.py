@@ -159,6 +159,7 @@ def _without_clock(state: State) -> State:
     """The state without what follows from it and the time: what an idle cycle may change and no journal need hold."""
     copy = decode_state(encode_state(state))
     copy.now_ns = copy.cycle = 0
+    copy.idle = False
     copy.reserved_for, copy.reserved_from_ns, copy.reserved_nodes, copy.reserved_slots = None, None, {}, []
     for job in copy.jobs.values():
         job.expected_start_ns = None

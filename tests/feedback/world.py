@@ -40,7 +40,10 @@ class Attempt:
 
 @dataclass
 class World:
-    """nodes: slots by name. true_seconds: how long a job really runs (default: its limit, or 100 s)."""
+    """nodes: slots by name. true_seconds: how long a job really runs (default: its limit, or 100 s).
+
+    racks: 0: none are known.
+    """
 
     nodes: dict[str, int]
     policy: Policy = field(default_factory=Policy)
@@ -54,11 +57,15 @@ class World:
     entries: list[Entry] = field(default_factory=list)
     submitted: int = 0
     round_trips: bool = True
+    racks: int = 0
 
     def __post_init__(self) -> None:
         self.state = State(policy=self.policy)
         self.initial = decode_state(encode_state(self.state))
-        self.cycle(*(NodeSeen(name, slots) for name, slots in self.nodes.items()))
+        self.cycle(*(NodeSeen(name, slots, rack=self._rack(i)) for i, (name, slots) in enumerate(self.nodes.items())))
+
+    def _rack(self, number: int) -> str:
+        return f"r{number % self.racks}" if self.racks else ""
 
     # --- what the tests do -------------------------------------------------------------------------------------------
 
@@ -85,7 +92,7 @@ class World:
                 self._start(action)
             elif (attempt := self.alive.get((action.job_id, action.attempt))) is not None:
                 attempt.ends_ns = min(attempt.ends_ns, self.now_ns + SECOND)
-                attempt.exit_code = 75 if action.why is StopReason.MIGRATE else 143
+                attempt.exit_code = 75 if action.why in (StopReason.MIGRATE, StopReason.PREEMPT) else 143
         self._check()
         return outcome
 
@@ -174,6 +181,9 @@ class World:
     def _check_start(self, action: StartGang, held: set[Slot]) -> None:
         slots = set(action.placement)
         assert len(action.placement) == len(slots) == action.spec.ranks, "all ranks or none, one slot a rank"
+        wanted = self.state.jobs[action.job_id].spec
+        least, most = wanted.min_ranks or wanted.ranks, wanted.max_ranks or wanted.ranks
+        assert least <= len(slots) <= most, "no fewer and no more than it can run with"
         assert not slots & held, "a slot that an attempt still holds"
         assert not slots & self._held(), "a slot that another start of the same cycle took"
         nodes = {slot.node for slot in slots}
@@ -192,11 +202,19 @@ class World:
 
     def _check(self) -> None:
         owners: dict[Slot, str] = {}
+        claims: dict[Slot, str] = {}
+        leaving = {job.job_id for job in self.state.jobs.values() if job.stop_reason is not None}
         for job in self.state.jobs.values():
-            mine = {*job.claim, *(rank.slot for rank in job.ranks if job.state.holds_slots)}
-            for slot in mine:
+            for slot in {rank.slot for rank in job.ranks if job.state.holds_slots}:
                 assert slot not in owners, f"{slot} is held by {owners[slot]} and {job.job_id}"
                 owners[slot] = job.job_id
+            for slot in job.claim:
+                assert slot not in claims, f"{slot} is claimed by {claims[slot]} and {job.job_id}"
+                claims[slot] = job.job_id
+        for slot, job_id in claims.items():
+            holder = owners.get(slot, job_id)
+            assert holder == job_id or holder in leaving, f"{slot} is claimed by {job_id}, and {holder} stays on it"
+        for job in self.state.jobs.values():
             if job.state is JobState.PENDING:
                 assert cycle.why_waits(self.state, job), f"{job.job_id} waits and no one knows why"
         for (job_id, attempt), living in self.alive.items():

@@ -14,6 +14,7 @@ from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Estimates, Order, State
 from scheduler_feedback.policies import history
 from scheduler_feedback.policies.estimate import done_seconds, limit_seconds
+from scheduler_feedback.policies.order.themis import rho
 
 
 class Fair:
@@ -28,7 +29,7 @@ class Fair:
 def appraise(state: State, job: Job, now_ns: int) -> None:
     """Look at the job anew: how long it is expected to take, and how it stands."""
     policy = state.policy
-    if policy.order is not Order.FAIR and policy.estimates is not Estimates.HISTORY:
+    if policy.order not in (Order.FAIR, Order.THEMIS) and policy.estimates is not Estimates.HISTORY:
         return
     done = work_done(job, now_ns)
     if policy.estimates is Estimates.HISTORY:
@@ -42,7 +43,7 @@ def appraise(state: State, job: Job, now_ns: int) -> None:
         known = job.spec.exact_seconds if policy.estimates is Estimates.EXACT else None
         left = (limit_seconds(policy, job) if known is None else known) - done
         spent = max(left, 1.0) + _restart(job)
-    job.urgency = spent * job.spec.ranks
+    job.urgency = -rho(state, job, now_ns) if policy.order is Order.THEMIS else spent * job.spec.ranks
     job.appraise_ns = now_ns + round(done * 1e9) // 12  # an eighth of an octave, in which the history is asked
 
 

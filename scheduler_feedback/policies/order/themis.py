@@ -13,11 +13,16 @@ from scheduler_feedback.policies.estimate import done_seconds, left_ns
 
 
 class FinishTimeFairness:
-    """By rho, the largest first."""
+    """By rho, the largest first; of one that waits, as of the last look, so that the order is the state's own."""
 
     name = Order.THEMIS
 
     def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:
-        left = left_ns(state.policy, job, now_ns) / 1e9
-        alone = max(left + done_seconds(job), 1.0)
-        return (-((now_ns - job.submitted_ns) / 1e9 + left) / alone,)
+        return (-rho(state, job, now_ns) if job.state.holds_slots else job.urgency,)
+
+
+def rho(state: State, job: Job, now_ns: int) -> float:
+    """How many times as long the job takes as it would have alone, if it runs from now on."""
+    left = left_ns(state.policy, job, now_ns) / 1e9
+    alone = max(left + done_seconds(job), 1.0)
+    return ((now_ns - job.submitted_ns) / 1e9 + left) / alone
