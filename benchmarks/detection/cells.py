@@ -28,6 +28,11 @@ LEAD_SECONDS, LEAD_STEPS = 300.0, 50
 TAIL_SECONDS, TAIL_STEPS = 45.0, 4
 """After it is over, in which a verdict about it still counts: it was told late, but is true."""
 
+SECOND_SHARE = 0.05
+SECOND = ("clock-lock", "nic-errors", "memory-errors")
+SECOND_SEVERITY = 0.1
+"""One job in so many with sick hardware has a second sick device at the same time: accusing it is right, too."""
+
 OF_WORKLOAD_ONLY = {
     "stage-imbalance": ("balanced", "unequal-stages"),
     "sequence-imbalance": ("balanced", "long-context"),
@@ -36,7 +41,7 @@ OF_WORKLOAD_ONLY = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of one cell of the grid."""
+    """One run of one cell of the grid. second: another fault of the same job, elsewhere in it, at the same time."""
 
     disorder: str
     severity: float
@@ -47,6 +52,7 @@ class Cell:
     step_seconds: float
     seed: int
     reports: bool = True
+    second: str = ""
 
     @property
     def key(self) -> tuple[str, float, int, str, str]:
@@ -61,13 +67,14 @@ class Cell:
 
 @dataclass(slots=True)
 class Staged:
-    """A cell in a world: the victim, all courses, the fault with its magnitude, and when all is over."""
+    """A cell in a world: the victim, all courses, the fault with its magnitude, when all is over, a second fault."""
 
     cell: Cell
     victim: Course
     courses: list[Course]
     fault: Fault
     end: float
+    second: Fault | None = None
 
     @property
     def disorder(self) -> Disorder:
@@ -115,6 +122,7 @@ def drawn(
         minutes=float(random.choice(minutes)),
         step_seconds=round(step_seconds, 3),
         seed=int(seed * 1_000_000 + random.integers(1_000_000)),
+        second=str(random.choice(SECOND)) if random.random() < SECOND_SHARE else "",
     )
 
 
@@ -147,9 +155,35 @@ def stage(cell: Cell, first_node: int, begin: float = 0.0) -> tuple[Staged, int]
     else:
         fault = victim.solved(fault)
     victim.faults.append(fault)
+    second = _second(cell, victim, fault, random)
     end = fault.end + max(TAIL_SECONDS, TAIL_STEPS * usual)
     used = max(int(course.place.node.max()) for course in courses) + 1
-    return Staged(cell, victim, courses, fault, end), -(-used // NODES_PER_POD) * NODES_PER_POD
+    return Staged(cell, victim, courses, fault, end, second), -(-used // NODES_PER_POD) * NODES_PER_POD
+
+
+def _second(cell: Cell, victim: Course, fault: Fault, random: np.random.Generator) -> Fault | None:
+    """Another device of the job falls sick while the first is, on another node."""
+    if not cell.second or DISORDERS[fault.disorder].family != "hardware":
+        return None
+    free = np.flatnonzero(victim.place.node != victim.place.node[fault.ranks[0]])
+    rank = int(random.choice(free))
+    begin = fault.begin + float(random.uniform(0.0, 0.3)) * fault.seconds
+    try:
+        other = victim.solved(
+            replace(
+                fault,
+                disorder=cell.second,
+                ranks=(rank,),
+                begin=begin,
+                seconds=fault.end - begin,
+                severity=SECOND_SEVERITY,
+                magnitude=0.0,
+            )
+        )
+    except ValueError:
+        return None
+    victim.faults.append(other)
+    return other
 
 
 def _own(cell: Cell, number: int) -> np.random.Generator:

@@ -137,6 +137,17 @@ def _closing(staged: Staged) -> float:
     return staged.fault.end + max(TAIL_SECONDS, TAIL_STEPS * staged.victim.usual)
 
 
+def _of_second(claim: Claim, staged: Staged, closing: float, coarse: bool) -> bool:
+    """Whether the claim is right about the job's other sick device."""
+    second = staged.second
+    return (
+        second is not None
+        and second.begin <= claim.at <= closing
+        and claim.kind in ACCUSING
+        and names_member(claim, second, staged, coarse)
+    )
+
+
 def judge(truth: Truth, claims: list[Claim], names_kinds: bool) -> Outcome:
     """Score one method's claims about the job in trouble."""
     staged, fault, disorder = truth.staged, truth.staged.fault, truth.staged.disorder
@@ -156,6 +167,9 @@ def judge(truth: Truth, claims: list[Claim], names_kinds: bool) -> Outcome:
             found.confidences.append((claim.confidence, True))
             continue
         if claim.kind in OF_WORKLOAD and told_truly(claim, truth):
+            continue
+        if _of_second(claim, staged, closing, not names_kinds):
+            found.confidences.append((claim.confidence, True))
             continue
         if within and (claim.kind in ACCUSING or claim.kind == "interference" or claim.kind in disorder.kinds):
             inside.append(claim)

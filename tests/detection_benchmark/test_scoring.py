@@ -116,6 +116,17 @@ def test_lost_agents_are_nobodys_fault() -> None:
     assert counts(one, claim(one.staged)) == (0, 1, 0)
 
 
+def test_a_second_sick_device_may_be_accused_and_is_not_the_first() -> None:
+    cell = Cell("thermal", 0.2, 64, "step", "balanced", 10, 2.0, 4_000_004, second="nic-errors")
+    one = followed(Truth(cells.stage(cell, 0)[0]))
+    staged, second = one.staged, one.staged.second
+    assert second is not None and second.ranks != staged.fault.ranks
+    late = second.begin + 20.0 - staged.fault.begin
+    other = claim(staged, late, key="two", kind="health", rank=second.ranks[0], node="")
+    assert counts(one, other) == (0, 0, 1)
+    assert counts(one, claim(staged), other) == (1, 0, 0)
+
+
 def test_published_rules_need_the_member_only_and_are_blind_to_the_rest() -> None:
     one = followed(truth())
     assert counts(one, claim(one.staged), ours=False) == (1, 0, 0)

@@ -178,3 +178,18 @@ def test_jobs_come_and_go() -> None:
     assert present[0] == ("j",)
     assert present[15] == ("j", "k")
     assert present[-1] == ("k",)
+
+
+def test_what_a_rank_does_not_wait_it_computes_or_is_kept() -> None:
+    one = course()
+    world = World([one], 1, 10.0, PERFECT)
+    kernels: dict[int, np.ndarray] = {}
+    for _ in range(20):
+        steps = world.tick(10.0).jobs[0].steps
+        for block in one.blocks:
+            own = block.kernels + block.stall + block.pause[:, None]
+            kernels |= {block.first + row: own[row] for row in range(len(block))}
+        assert steps is not None
+        for row, number in enumerate(steps.number.tolist()):
+            own = steps.seconds[row] - steps.wait_seconds[row]
+            assert own == pytest.approx(kernels[number], abs=0.02)
