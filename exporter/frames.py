@@ -6,12 +6,13 @@ In the JSON form a ``value`` is, digit for digit, what the Prometheus text says 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Hashable, Sequence
 
 import msgspec
 import numpy as np
 
-from agent.schema.catalog import METRICS, RENAMED, Renamed
+from agent.schema.catalog import BY_NAME, METRICS, RENAMED, Renamed
 from agent.schema.frame import (
     Column,
     Frame,
@@ -28,6 +29,11 @@ from exporter.series import gauge_text, labels_of, metric_of, render_of
 JSON_TYPE = "application/json"
 FRAME_TYPE = "application/vnd.gangwatch.frame"
 """Messages of the wire form, each after its length: a layout, then frames (agent/schema/frame.py)."""
+
+SUMMED = "summed"
+"""Label of a column that is a sum: of how many columns it is one."""
+
+_SUMMED = re.compile(r"([a-z0-9_]+)\(([a-z0-9_;]*)\)")
 
 _encode = msgspec.json.encode
 
@@ -79,9 +85,11 @@ def frame_messages(layout: Layout, frame: Frame) -> bytes:
 def wanted_metrics(text: str, renamed: Sequence[Renamed] = RENAMED) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The patterns of ``?metrics=a,b*`` and, of these, those that this build's catalogue has nothing for.
 
-    A pattern is a name of the catalogue or the beginning of some with ``*``; '' wants all. A reader of another release
-    may ask for what is not known here: that is left out, and told. Raises ValueError, naming the pattern, for one that
-    is malformed, and where nothing that was asked for is known.
+    A pattern is a name of the catalogue, or the beginning of some with ``*``; '' wants all. A counter's name may be
+    followed by labels, ``gangwatch_nvlink_errors_total(gpu)``, ``gangwatch_rdma_pause_frames_total(device;direction)``:
+    its series are then summed into one for each value of these. A reader of another release may ask for what is not
+    known here: that is left out, and told. Raises ValueError, naming the pattern, for one that is malformed, and where
+    nothing that was asked for is known.
     """
     patterns = tuple(pattern for pattern in (part.strip() for part in text.split(",")) if pattern)
     names = [*(metric.name for metric in METRICS), *(one.old for one in renamed)]
@@ -89,6 +97,15 @@ def wanted_metrics(text: str, renamed: Sequence[Renamed] = RENAMED) -> tuple[tup
     for pattern in patterns:
         if "*" in pattern[:-1]:
             raise ValueError(f"metrics: {pattern!r} goes on after '*', which may only stand at the end")
+        summed = _SUMMED.fullmatch(pattern)
+        if summed is None and "(" in pattern:
+            raise ValueError(f"metrics: {pattern!r}: a sum is written NAME(LABEL;LABEL)")
+        if summed is not None and (metric := BY_NAME.get(summed[1])) is not None:
+            if metric.kind != "counter":
+                raise ValueError(f"metrics: {pattern!r}: {metric.name} is no counter, and only counters are summed")
+            for label in _kept(summed):
+                if label not in metric.labels:
+                    raise ValueError(f"metrics: {pattern!r}: {metric.name} has no label {label!r}")
         if not any(_matches(pattern, name) for name in names):
             unknown.append(pattern)
     if patterns and len(unknown) == len(patterns):
@@ -97,27 +114,67 @@ def wanted_metrics(text: str, renamed: Sequence[Renamed] = RENAMED) -> tuple[tup
 
 
 def _matches(pattern: str, name: str) -> bool:
-    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern.partition("(")[0]
+
+
+def _kept(summed: re.Match[str]) -> tuple[str, ...]:
+    return tuple(sorted(filter(None, summed[2].split(";"))))
 
 
 def selection(layout: Layout, patterns: Sequence[str], renamed: Sequence[Renamed] = RENAMED) -> Selection:
-    """The columns that a reader asked for. A metric that was renamed also stands under its old name, where wanted."""
+    """The columns that a reader asked for, and of them the tiers; the first pattern that fits says how.
+
+    A metric that was renamed also stands under its old name, where wanted. A sum's column has the labels it is summed
+    by and SUMMED, how many columns it is of: with another number of parts it is another column, and no difference is
+    taken between the two. Columns of different tiers are not summed: they are of different times.
+    """
     olds: dict[str, list[str]] = {}
     for one in renamed:
         olds.setdefault(one.new, []).append(one.old)
 
-    def chosen(columns: tuple[Column, ...]) -> list[tuple[int, Column]]:
-        found: list[tuple[int, Column]] = []
+    def chosen(columns: tuple[Column, ...]) -> tuple[list[list[int]], list[Column]]:
+        places: dict[Hashable, int] = {}
+        parts: list[list[int]] = []
+        made: list[Column] = []
         for index, column in enumerate(columns):
             for name in (column.metric, *olds.get(column.metric, ())):
-                if not patterns or any(_matches(pattern, name) for pattern in patterns):
-                    found.append((index, msgspec.structs.replace(column, metric=name)))
-        return found
+                pattern = next((pattern for pattern in patterns if _matches(pattern, name)), None)
+                if pattern is None and patterns:
+                    continue
+                summed = _SUMMED.fullmatch(pattern) if pattern is not None else None
+                if summed is None:
+                    parts.append([index])
+                    made.append(msgspec.structs.replace(column, metric=name))
+                    continue
+                kept = _kept(summed)
+                labels = tuple(pair for pair in column.labels if pair[0] in kept)
+                place = places.setdefault((name, labels, column.tier), len(parts))
+                if place == len(parts):
+                    parts.append([])
+                    made.append(Column(name, labels, column.tier, column.width))
+                parts[place].append(index)
+        for place in places.values():
+            labels = tuple(sorted((*made[place].labels, (SUMMED, str(len(parts[place]))))))
+            width = made[place].width if len(parts[place]) == 1 else 64
+            made[place] = msgspec.structs.replace(made[place], labels=labels, width=width)
+        return parts, made
 
-    gauges, counters = chosen(layout.gauges), chosen(layout.counters)
+    gauge_parts, gauges = chosen(layout.gauges)
+    counter_parts, counters = chosen(layout.counters)
+    tiers = sorted({column.tier for column in (*gauges, *counters)}) if patterns else [*range(len(layout.tiers))]
+    place_of = {tier: place for place, tier in enumerate(tiers)}
     narrowed = make_layout(
-        layout.node, layout.tiers, (column for _, column in gauges), (column for _, column in counters)
+        layout.node,
+        (layout.tiers[tier] for tier in tiers),
+        (msgspec.structs.replace(column, tier=place_of[column.tier]) for column in gauges),
+        (msgspec.structs.replace(column, tier=place_of[column.tier]) for column in counters),
     )
+    counts = [len(part) for part in counter_parts]
+    starts = np.cumsum([0, *counts[:-1]]).astype(np.intp) if len(counts) < sum(counts) else None
     return Selection(
-        narrowed, np.array([index for index, _ in gauges], np.intp), np.array([index for index, _ in counters], np.intp)
+        narrowed,
+        np.array([part[0] for part in gauge_parts], np.intp),
+        np.array([index for part in counter_parts for index in part], np.intp),
+        starts,
+        np.array(tiers, np.intp) if len(tiers) < len(layout.tiers) else None,
     )

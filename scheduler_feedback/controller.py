@@ -31,6 +31,7 @@ from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, Polic
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.measures import measure
 from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.subscription import WANTED
 from scheduler_feedback.credentials import Credentials
 from scheduler_feedback.detectors import Detector, make_all
 from scheduler_feedback.feed import Feed
@@ -40,9 +41,6 @@ from scheduler_feedback.recovery import recover
 from scheduler_feedback.store import NumberedEntry, Retention, Store
 from scheduler_feedback.subscribers import Subscribers
 from scheduler_feedback.watch import Watch
-
-WANTED = ("gangwatch_rank_*", "gangwatch_host_pressure*")
-"""Of a frame's columns, what the fleet folds: about 4 kB a node. Records always come."""
 
 STOP_SECONDS = 2.0
 

@@ -386,14 +386,24 @@ class MessageSplitter:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The columns that a subscriber asked for, prepared for one layout."""
+    """The columns that a subscriber asked for, prepared for one layout.
+
+    counter_starts: where counters are summed, the place in `counter_index` at which the parts of each sum begin; None
+    where nothing is summed. tier_index: the tiers that the selected columns are of; None for all.
+    """
 
     layout: Layout
     gauge_index: npt.NDArray[np.intp]
     counter_index: npt.NDArray[np.intp]
+    counter_starts: npt.NDArray[np.intp] | None = None
+    tier_index: npt.NDArray[np.intp] | None = None
 
     def apply(self, frame: Frame) -> Frame:
-        """The frame with only the selected columns; records and tiers stay whole."""
+        """The frame with only the selected columns; records stay whole. A sum of which a part is absent is absent."""
+        counters, valid = frame.counters[self.counter_index], frame.counters_valid[self.counter_index]
+        if self.counter_starts is not None and len(counters):
+            counters = np.add.reduceat(counters, self.counter_starts)
+            valid = np.logical_and.reduceat(valid, self.counter_starts)
         return Frame(
             frame.node,
             frame.boot_id,
@@ -402,10 +412,10 @@ class Selection:
             self.layout.layout_id,
             frame.wall_ns,
             frame.monotonic_ns,
-            frame.tier_ns,
+            frame.tier_ns if self.tier_index is None else frame.tier_ns[self.tier_index],
             frame.gauges[self.gauge_index],
-            frame.counters[self.counter_index],
-            frame.counters_valid[self.counter_index],
+            counters,
+            valid,
             frame.record_seq,
             frame.records,
         )

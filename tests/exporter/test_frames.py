@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 
+import numpy as np
 import pytest
 from hypothesis import given
 
 from agent.schema.catalog import Renamed
-from agent.schema.frame import Frame, Layout, MessageSplitter, decode, encode_layout
+from agent.schema.frame import (
+    Column,
+    Frame,
+    Layout,
+    MessageSplitter,
+    Tier,
+    check_fits,
+    decode,
+    encode_layout,
+    make_layout,
+)
 from exporter.exposition import expose
 from exporter.frames import frame_json, frame_messages, selection, wanted_metrics
 from tests.exporter.sample_frames import exposed, small_frame, small_layout
@@ -112,3 +123,52 @@ def test_a_renamed_metric_is_had_by_either_name() -> None:
         assert decode(encode_layout(chosen.layout)) == chosen.layout
     everything = selection(layout, (), renamed).layout
     assert len(everything.gauges) == len(layout.gauges) + 1 and len(everything.counters) == len(layout.counters)
+
+
+def test_counters_are_summed_by_labels() -> None:
+    links = [(f"GPU-{gpu}", str(link)) for gpu in (1, 2) for link in range(3)]
+    layout = make_layout(
+        "n0",
+        [Tier("unwanted", 1.0), Tier("gpu/1", 1.0), Tier("gpu/2", 10.0)],
+        [Column("gangwatch_host_load1"), Column("gangwatch_gpu_power_watts", (("gpu", "GPU-1"),), 1)],
+        [
+            *(Column("gangwatch_nvlink_transmit_bytes_total", (("gpu", gpu), ("link", link)), int(gpu[-1]), 32)
+              for gpu, link in links),
+            Column("gangwatch_rdma_out_of_sequence_total", (("device", "mlx5_0"), ("port", "1")), 1, 32),
+        ],
+    )  # fmt: skip
+    frame = Frame(
+        "n0", "boot", "agent", 1, layout.layout_id, 1, 1, np.array([1, 2, 3], np.int64), np.array([0.5, 300.0]),
+        np.array([1, 2, 3, 10, 20, 30, 7], np.uint64), np.array([True] * 6 + [True]),
+    )  # fmt: skip
+    patterns, unknown = wanted_metrics(
+        "gangwatch_gpu_power_watts,gangwatch_nvlink_transmit_bytes_total(gpu),"
+        "gangwatch_rdma_out_of_sequence_total(device),gangwatch_of_next_year_total(gpu)"
+    )
+    assert unknown == ("gangwatch_of_next_year_total(gpu)",)
+    chosen = selection(layout, patterns)
+    assert [tier.name for tier in chosen.layout.tiers] == ["gpu/1", "gpu/2"]
+    assert [(dict(column.labels), column.tier, column.width) for column in chosen.layout.counters] == [
+        ({"gpu": "GPU-1", "summed": "3"}, 0, 64),
+        ({"gpu": "GPU-2", "summed": "3"}, 1, 64),
+        ({"device": "mlx5_0", "summed": "1"}, 0, 32),
+    ]
+    sums = chosen.apply(frame)
+    check_fits(chosen.layout, sums)
+    assert (sums.tier_ns.tolist(), sums.gauges.tolist()) == ([2, 3], [300.0])
+    assert (sums.counters.tolist(), sums.counters_valid.tolist()) == ([6, 60, 7], [True] * 3)
+    frame.counters_valid[4] = False
+    assert chosen.apply(frame).counters_valid.tolist() == [True, False, True], "a sum without a part is wrong"
+    fewer = make_layout("n0", layout.tiers, layout.gauges, layout.counters[1:])
+    assert selection(fewer, patterns).layout.layout_id != chosen.layout.layout_id, "another sum: never differenced"
+    total = selection(layout, ("gangwatch_nvlink_transmit_bytes_total()",))
+    assert total.apply(frame).counters.tolist() == [6, 60], "columns of two times are not summed"
+    for wrong in (
+        "gangwatch_gpu_power_watts(gpu)",
+        "gangwatch_nvlink_transmit_bytes_total(nic)",
+        "gangwatch_gpu_*(gpu)",
+        "gangwatch_nvlink_transmit_bytes_total(gpu",
+        "gangwatch_nvlink_transmit_bytes_total(gpu)x",
+    ):
+        with pytest.raises(ValueError, match="metrics: "):
+            wanted_metrics(wrong)

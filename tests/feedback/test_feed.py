@@ -27,7 +27,7 @@ from agent.schema.frame import (
     with_length,
 )
 from exporter.server import ThreadedServer, agent_app
-from scheduler_feedback.controller import WANTED
+from scheduler_feedback.core.subscription import WANTED
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed import feed as feed_module
 from scheduler_feedback.feed.feed import Backoff
@@ -263,15 +263,20 @@ def test_a_file_that_is_no_agents_record_is_passed_over(
 
 def test_the_agents_own_server_is_understood(tmp_path: Path) -> None:
     """Both ends of the wire are ours: the columns that are asked for come, and nothing else."""
+    link = "gangwatch_nvlink_transmit_bytes_total"
     layout = make_layout(
         "n0",
         [Tier("host", 1.0)],
-        [Column("gangwatch_host_load1"), Column("gangwatch_rank_step", (("gang", "g"),))],
-        [Column("gangwatch_host_pressure_waiting_seconds_total"), Column("gangwatch_host_cpu_seconds_total")],
+        [Column("gangwatch_host_load1"), Column("gangwatch_gpu_power_watts", (("gpu", "GPU-1"),))],
+        [
+            Column("gangwatch_host_pressure_waiting_seconds_total", (("resource", "cpu"),)),
+            Column("gangwatch_host_cpu_seconds_total"),
+            *(Column(link, (("gpu", "GPU-1"), ("link", str(number)))) for number in range(3)),
+        ],
     )
     frame = Frame(
         "n0", "boot", "agent", 1, layout.layout_id, 1, 1, np.array([1], np.int64), np.array([0.5, 7.0]),
-        np.array([3, 4], np.uint64), np.array([True, True]),
+        np.array([3, 4, 10, 20, 30], np.uint64), np.array([True] * 5),
     )  # fmt: skip
     listeners: list[Callable[[Layout, Frame], None]] = []
 
@@ -289,9 +294,9 @@ def test_the_agents_own_server_is_understood(tmp_path: Path) -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         narrow, newest = got[1]
-        assert [column.metric for column in narrow.gauges] == ["gangwatch_rank_step"]
-        assert [column.metric for column in narrow.counters] == ["gangwatch_host_pressure_waiting_seconds_total"]
-        assert (newest.seq, newest.gauges.tolist(), newest.counters.tolist()) == (2, [7.0], [3])
+        assert [column.metric for column in narrow.gauges] == ["gangwatch_gpu_power_watts"]
+        assert [column.metric for column in narrow.counters] == ["gangwatch_host_pressure_waiting_seconds_total", link]
+        assert (newest.seq, newest.gauges.tolist(), newest.counters.tolist()) == (2, [7.0], [3, 60])
 
     with ThreadedServer(agent_app(lambda: (layout, frame), add_listener)) as server:
         announce(tmp_path, "n0", server.url)
