@@ -1,0 +1,190 @@
+"""Where gangs lie: islands, racks, types, levels, slices; who is wanted for what place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_feedback.core.cluster import Level, Node, NodeState
+from scheduler_feedback.core.job import Group, Job, JobSpec, JobState, Packing, Slot
+from scheduler_feedback.core.plan import Plan
+from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.topology import Topology
+from scheduler_feedback.policies.backfill import reserve
+from scheduler_feedback.policies.estimate import Release
+from scheduler_feedback.policies.placement import place, speed, where
+
+SECOND = 1_000_000_000
+
+
+def job(ranks: int, **spec: Any) -> Job:
+    return Job("j", JobSpec("j", ("x",), ranks, **spec), JobState.PENDING, 0)
+
+
+def cluster(racks: int, nodes: int, slots: int, **fields: Any) -> list[Node]:
+    """Nodes 'r0-0', 'r0-1', ... in racks 'r0', ..."""
+    return [Node(f"r{r}-{n}", slots, rack=f"r{r}", **fields) for r in range(racks) for n in range(nodes)]
+
+
+def racks_of(slots: tuple[Slot, ...] | None) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for slot in slots or ():
+        rack = slot.node.partition("-")[0]
+        found[rack] = found.get(rack, 0) + 1
+    return found
+
+
+def test_a_gang_lies_in_the_rack_that_it_fits_tightest_though_a_roomier_one_comes_first() -> None:
+    busy = [Slot("r1-0", slot) for slot in range(4)]
+    assert racks_of(place(Plan(cluster(3, 3, 4), busy), job(8))) == {"r1": 8}
+    assert racks_of(place(Plan(cluster(3, 3, 4), busy), job(9))) == {"r0": 9}
+
+
+def test_of_nodes_that_fit_alike_the_one_in_the_fullest_rack_is_taken() -> None:
+    busy = [Slot("r2-0", slot) for slot in range(4)]
+    assert where(place(Plan(cluster(3, 2, 4), busy), job(1)) or ()) == "r2-1:0"
+
+
+def test_what_fits_into_no_rack_is_cut_into_equal_slices_of_whole_nodes() -> None:
+    assert racks_of(place(Plan(cluster(4, 4, 4)), job(24))) == {"r0": 12, "r1": 12}
+    busy = [Slot("r0-0", slot) for slot in range(4)] + [Slot("r1-0", slot) for slot in range(4)]
+    # 12 + 12 + 16 + 16 are free: 28 fit into the two large ones, 16 and 12, since 14 would cut a node in two.
+    assert racks_of(place(Plan(cluster(4, 4, 4), busy), job(28))) == {"r2": 16, "r3": 12}
+
+
+def test_ranks_go_by_the_order_of_the_wires() -> None:
+    slots = place(Plan(cluster(2, 3, 2)), job(10))
+    assert slots is not None
+    assert list(slots) == sorted(slots)
+
+
+def test_a_required_level_is_kept_or_the_job_waits() -> None:
+    nodes = cluster(2, 2, 4)
+    assert place(Plan(nodes), job(9)) is not None
+    assert place(Plan(nodes), job(9, required_level=Level.RACK)) is None
+    assert racks_of(place(Plan(nodes), job(8, required_level=Level.RACK))) == {"r0": 8}
+    assert place(Plan(nodes), job(5, required_level=Level.NODE)) is None
+    flat = [Node("a", 4), Node("b", 4)]
+    assert place(Plan(flat), job(5, required_level=Level.RACK)) is None, "what is not known is not taken for granted"
+
+
+def test_islands_inside_of_a_node_and_wider_than_one() -> None:
+    inside = [Node("a", 8, island_slots=4)]
+    busy = [Slot("a", 0), Slot("a", 4)]
+    assert where(place(Plan(inside, busy), job(3)) or ()) == "a:1,2,3"
+    assert place(Plan(inside, busy), job(4, required_level=Level.ISLAND)) is None
+    assert where(place(Plan(inside, busy), job(4)) or ()) == "a:1,2,3,5"
+    wide = [Node(f"n{n}", 4, rack="r", island=f"i{n // 2}") for n in range(4)]
+    placed = place(Plan(wide, [Slot("n0", 0)]), job(8))
+    assert {slot.node for slot in placed or ()} == {"n2", "n3"}, "one NVLink domain before two"
+
+
+def test_a_gang_runs_on_one_type_the_fastest_for_it() -> None:
+    nodes = [Node("a", 4, gpu_type="A100"), Node("h", 4, gpu_type="H100")]
+    policy = Policy(throughput={"": {"A100": 1.0, "H100": 2.5}, "small": {"H100": 0.9}})
+    assert where(place(Plan(nodes), job(2), policy=policy) or ()) == "h:0,1"
+    assert where(place(Plan(nodes), job(2, workload="small"), policy=policy) or ()) == "a:0,1"
+    assert where(place(Plan(nodes), job(2, throughput={"A100": 9.0}), policy=policy) or ()) == "a:0,1"
+    assert where(place(Plan(nodes), job(2, gpu_types=("A100",)), policy=policy) or ()) == "a:0,1"
+    assert place(Plan(nodes), job(5), policy=policy) is None
+    assert place(Plan(nodes), job(1, gpu_types=("B200",))) is None
+    assert speed(policy, job(1, workload="small").spec, "A100") == 1.0
+
+
+def test_spread_takes_as_many_nodes_as_it_can() -> None:
+    placed = place(Plan(cluster(2, 2, 4)), job(6, packing=Packing.SPREAD))
+    assert placed is not None
+    assert sorted(sum(slot.node == name for slot in placed) for name in {slot.node for slot in placed}) == [1, 1, 2, 2]
+
+
+def test_groups_lie_in_the_order_of_ranks_and_those_that_must_be_on_one_node_are() -> None:
+    groups = (Group("launcher", 1), Group("server", 3, same_node=True), Group("worker", 4))
+    placed = place(Plan(cluster(1, 3, 4)), job(8, groups=groups))
+    assert placed is not None and len(set(placed)) == 8
+    assert len({slot.node for slot in placed[1:4]}) == 1
+    nowhere = (Group("a", 3, same_node=True), Group("b", 3, same_node=True))
+    plan = Plan([Node("x", 3), Node("y", 2), Node("z", 2)])
+    assert place(plan, job(6, groups=nowhere)) is None
+    assert [plan.free_on(name) for name in "xyz"] == [3, 2, 2], "and nothing is taken"
+
+
+def test_an_elastic_gang_gets_as_many_as_can_be_had_from_its_least_on() -> None:
+    nodes = [Node("a", 4), Node("b", 2)]
+    assert len(place(Plan(nodes), job(6, min_ranks=2)) or ()) == 6
+    assert len(place(Plan(nodes, [Slot("a", 0)]), job(6, min_ranks=2)) or ()) == 5
+    assert place(Plan(nodes, [Slot("a", n) for n in range(4)]), job(6, min_ranks=3)) is None
+    assert len(place(Plan(nodes), job(4, max_ranks=8), most=5) or ()) == 5
+
+
+def test_a_reservation_takes_what_comes_free_before_what_is_free() -> None:
+    plan = Plan([Node("a", 4), Node("b", 4)], [Slot("a", n) for n in range(4)])
+    ends = [Release(10 * SECOND, "x", tuple(Slot("a", n) for n in range(4)))]
+    kept = reserve(plan, ends, job(5), 0)
+    assert kept is not None
+    assert {slot.node for slot in kept.slots[:4]} == {"a"} and len(kept.slots) == 5
+
+
+def test_a_reservation_for_a_level_is_at_the_first_end_that_makes_such_a_place() -> None:
+    nodes = cluster(2, 2, 2)
+    busy = [Slot(node.name, slot) for node in nodes for slot in range(2)]
+    order = ["r0-0", "r1-0", "r1-1", "r0-1"]
+    ends = [Release((n + 1) * 10 * SECOND, f"j{n}", (Slot(name, 0), Slot(name, 1))) for n, name in enumerate(order)]
+    anywhere = reserve(Plan(nodes, busy), ends, job(4), 0)
+    assert anywhere is not None and anywhere.from_ns == 20 * SECOND
+    level = reserve(Plan(nodes, busy), ends, job(4, required_level=Level.RACK), 0)
+    assert level is not None
+    assert (level.from_ns, racks_of(level.slots)) == (30 * SECOND, {"r1": 4})
+
+
+def test_domains_are_ranges_of_numbers_and_levels_that_are_not_known_are_left_out() -> None:
+    nodes = [Node("c", 1), Node("b", 1, rack="r", rail="x"), Node("a", 1, spine="s", rack="r")]
+    topology = Topology(nodes)
+    assert [topology.names[n] for n in range(3)] == ["c", "b", "a"]
+    assert [[topology.domains[d].name for d in above[1:]] for above in topology.above] == [[], ["r", "x"], ["s", "r"]]
+
+
+_SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    _SHAPES,
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3)), max_size=20),
+    st.integers(1, 30),
+    st.sampled_from([None, Level.NODE, Level.RACK]),
+    st.sampled_from([NodeState.HEALTHY, NodeState.SUSPECT, NodeState.PROBATION]),
+)
+def test_a_place_is_found_just_where_there_is_one(
+    shape: tuple[int, int, int], used: list[tuple[int, int]], ranks: int, level: Level | None, state: NodeState
+) -> None:
+    nodes = cluster(*shape)
+    nodes[0].state = state
+    busy = {Slot(nodes[n % len(nodes)].name, slot) for n, slot in used if slot < shape[2]}
+    free = {node.name: node.slots - sum(slot.node == node.name for slot in busy) for node in nodes}
+    shared = {node.name: free[node.name] for node in nodes if node.state is not NodeState.PROBATION}
+    racks: dict[str, int] = {}
+    for name, count in shared.items():
+        racks[name.partition("-")[0]] = racks.get(name.partition("-")[0], 0) + count
+    alone = max(free.values()) >= ranks
+    there_is = {
+        None: sum(shared.values()) >= ranks or alone,
+        Level.NODE: alone,
+        Level.RACK: max(racks.values(), default=0) >= ranks or alone,
+    }[level]
+    plan = Plan(nodes, busy)
+    slots = place(plan, job(ranks, required_level=level))
+    assert (slots is not None) is there_is
+    if slots is not None:
+        assert len(set(slots)) == ranks and not set(slots) & busy
+        assert level is not Level.RACK or len(racks_of(slots)) == 1
+        assert all(not plan.is_free(slot) for slot in slots)
+
+
+@pytest.mark.parametrize("ranks", [1, 7, 8, 9, 64, 200])
+def test_the_fewest_nodes_are_used_in_an_empty_cluster(ranks: int) -> None:
+    placed = place(Plan(cluster(5, 8, 8)), job(ranks))
+    assert placed is not None
+    assert len({slot.node for slot in placed}) == -(-ranks // 8)
