@@ -11,6 +11,7 @@ constants rest on stands beside them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.gangs import FloatArray
-from scheduler_feedback.core.telemetry import JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.telemetry import FEATURE, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.baseline import (
@@ -133,6 +134,7 @@ class StragglerDetector:
         self._switches = Switches() if switches is None else switches
         self._panel = Panel(self._switches) if panel is None else panel
         self._priors = Priors()
+        self._crowded: set[str] = set()
         self._watched: dict[str, Watched] = {}
         self._roles: dict[str, tuple[tuple[int, ...], FloatArray]] = {}
 
@@ -141,6 +143,8 @@ class StragglerDetector:
         findings: list[Finding] = []
         present = set()
         self._panel.at(telemetry)
+        hosts = Counter(host for job in telemetry.jobs for host in set(job.shape.sharing.get("host", ())) if host)
+        self._crowded = {host for host, jobs in hosts.items() if jobs > 1}
         for job in telemetry.jobs:
             name = job.shape.job
             present.add(name)
@@ -304,7 +308,8 @@ class StragglerDetector:
                 continue
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # its reasons have been looked at often enough to look less often
-            judgement = self._with_counters(judge(self._case(watched, baseline, rank, alarmed, job)), job, baseline)
+            judged = judge(self._case(watched, baseline, rank, alarmed, job))
+            judgement = self._with_counters(judged, job, baseline, bool(self._mates(watched, rank)))
             if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:
                 judgement = _too_weak(judgement)
             if not judgement.refusal:
@@ -319,7 +324,7 @@ class StragglerDetector:
         findings += self._whole_gang(name, watched, baseline, bool(alarmed))
         return findings
 
-    def _with_counters(self, judgement: Judgement, job: JobTelemetry, baseline: Baseline) -> Judgement:
+    def _with_counters(self, judgement: Judgement, job: JobTelemetry, baseline: Baseline, mates: bool) -> Judgement:
         """The cause as the devices' counters tell it, where the processes' own do not."""
         if judgement.refusal or judgement.cause is not Cause.UNKNOWN or job.shape.job not in self._panel.columns:
             return judgement
@@ -330,6 +335,14 @@ class StragglerDetector:
         weighed = weigh(self._panel, np.array([column], np.intp), self._priors, self._switches, from_start)
         told = (*(item for item in judgement.evidence if item.measure != MISSING), *evidence(self._panel, column))
         cause = weighed.name(0)
+        hosts = job.shape.sharing.get("host", ())
+        if (
+            hosts
+            and hosts[judgement.rank] in self._crowded
+            and (self._contended(column, cause) or (mates and cause is Cause.UNKNOWN))
+        ):
+            refusal = "its host is another job's as well, and it waits there for processors or disks"
+            return replace(judgement, cause=cause, evidence=told, refusal=refusal)
         if cause is not Cause.UNKNOWN:
             margin = weighing.bounded(float(weighed.margin[0]), 0.0, 1.0)
             told = (*told, Evidence("log_odds_of_cause", float(weighed.margin[0]), MARGIN, "", str(cause), margin))
@@ -344,6 +357,14 @@ class StragglerDetector:
         if self._timed and interval[-1].window.first_ns - interval[0].window.first_ns < ATTRIBUTION_NS:
             return False
         return len(slow) >= (LEAST_HITS_STOPPED if stopped_again(interval, rank) else LEAST_HITS)
+
+    def _contended(self, column: int, cause: Cause) -> bool:
+        """Whether what the rank waits for is something that another job on its host takes."""
+        if cause in (Cause.CPU_CONTENTION, Cause.STORAGE):
+            return True
+        rows = [FEATURE[name] for name in ("cpu_waiting", "runqueue_wait", "io_waiting")]
+        sigmas = self._panel.level[rows, column] / self._panel.scale[rows, column]
+        return cause is Cause.UNKNOWN and bool((np.nan_to_num(sigmas) >= HIT_SIGMAS).any())
 
     def _mates(self, watched: Watched, rank: int) -> tuple[int, ...]:
         """The other alarmed ranks of the node."""
