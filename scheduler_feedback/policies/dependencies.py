@@ -94,7 +94,8 @@ class Dependencies:
     def why(self, job: Job) -> str | None:
         """What the job waits for, in words; None: for nothing."""
         for dependency in job.spec.after:
-            if not all(_met(dependency, other) for other in self._named(dependency.job_id)):
+            named = self._named(dependency.job_id)
+            if not named or not all(_met(dependency, other) for other in named):
                 return f"waits until {dependency.job_id} {_WORDS[dependency.condition]}"
         array = self.arrays.get(job.array_of)
         if array is not None and array.parallel and job.job_id not in self.turns[job.array_of]:
