@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from gangwatch.commands.options import print_json, say
-from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy
+from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Estimates, Order, Policy
 from scheduler_feedback.sim.account import Report
 from scheduler_feedback.sim.engine import Engine
 from scheduler_feedback.sim.journal import JournalFile
@@ -79,6 +79,7 @@ def simulate(
     \b
     Example:
       gangwatch simulate --jobs philly.csv --format philly --nodes 64x8 --order fifo --backfill easy --json
+      gangwatch simulate --jobs philly.csv --format philly --nodes 64x8 --preempt --restart-cost 300 --estimates history
       gangwatch simulate --jobs trace1.csv --format muri --nodes 8x8 --order srsf --preset muri --html page.html
     """
     if not (math.isfinite(load) and load > 0):
@@ -86,12 +87,14 @@ def simulate(
     for name, seconds in (("--replan", replan), ("--restart-cost", restart_cost)):
         if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
             raise click.BadParameter(f"{seconds:g}: it cannot be less than 0", param_hint=name)
-    policy = Policy(
+    base = FAIR_POLICY if order == Order.FAIR.value else Policy()
+    policy = dataclasses.replace(
+        base,
         order=Order(order),
         backfill=Backfilling(backfill),
         estimates=Estimates(estimates),
         preempt=preempt,
-        replan_seconds=replan or 0.0,
+        replan_seconds=base.replan_seconds if replan is None else replan,
     )
     simulation = Simulation(
         trace=read_trace(jobs_file, format_name),
@@ -111,11 +114,11 @@ def simulate(
         write_page(html, engine, report)
         say(f"page: {html}")
     if as_json:
-        print_json(asdict(report))
+        print_json(dataclasses.asdict(report))
         return
     from gangwatch import rendering
 
-    rendering.simulated(asdict(report))
+    rendering.simulated(dataclasses.asdict(report))
 
 
 def _watched(engine: Engine) -> Report:

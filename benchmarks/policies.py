@@ -1,0 +1,125 @@
+"""The default policy beside FIFO with EASY, Tiresias-L and a clairvoyant: ``python -m benchmarks.policies --json``.
+
+On Muri's traces 1 and 3 (8x8) and on the whole of Philly (64x8) at 1, 1.5 and 2 times its load; every restart costs
+five minutes. Only the clairvoyant (shortest remaining service first) knows how long jobs run; the others learn from
+those that have ended (``Estimates.HISTORY``), which a test proves (tests/sim/test_no_clairvoyance.py). Takes half an
+hour on one processor; ``--traces`` and ``--policies`` name a part of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Estimates, Order, Policy
+from scheduler_feedback.sim.account import Report
+from scheduler_feedback.sim.nodes import grid
+from scheduler_feedback.sim.simulation import Simulation, read_trace
+
+RESTART_COST_SECONDS = 300.0
+"""The issue's: five minutes to save, to be placed, to load and to warm up."""
+
+MOST_OF_CLAIRVOYANT = 1.35
+"""At load 1 the default's average JCT stays below so many times the clairvoyant's."""
+
+_UNBLIND = Policy(
+    order=Order.SRSF,
+    backfill=Backfilling.GREEDY,
+    estimates=Estimates.EXACT,
+    preempt=True,
+    replan_seconds=60.0,
+    starvation_seconds=math.inf,
+)
+POLICIES: dict[str, Policy] = {
+    "default": FAIR_POLICY,
+    "fifo-easy": Policy(order=Order.FIFO, backfill=Backfilling.EASY, estimates=Estimates.HISTORY),
+    "tiresias-l": replace(_UNBLIND, order=Order.LAS, estimates=Estimates.HISTORY, las_thresholds=(3250.0, 7200.0)),
+    "clairvoyant-srsf": _UNBLIND,
+}
+"""Tiresias-L with the queues of its published runs; it and the clairvoyant replan once a minute, as the default."""
+
+TRACES: dict[str, tuple[str, str, int, float]] = {
+    "muri-1": ("muri-trace1.csv", "muri", 8, 1.0),
+    "muri-3": ("muri-trace3.csv", "muri", 8, 1.0),
+    "philly": ("philly.csv", "philly", 64, 1.0),
+    "philly x1.5": ("philly.csv", "philly", 64, 1.5),
+    "philly x2": ("philly.csv", "philly", 64, 2.0),
+}
+"""(file, format, nodes of 8 GPUs, load)."""
+
+
+def data_folder() -> Path:
+    """Where the public traces are: GANGWATCH_DATA, or beside the checkout."""
+    return Path(os.environ.get("GANGWATCH_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+
+
+def simulate(trace_name: str, policy: Policy, jobs: int | None = None) -> Report:
+    """One simulation; of the first so many jobs only where that is said."""
+    file, format_name, nodes, load = TRACES[trace_name]
+    trace = read_trace(data_folder() / "jobs" / file, format_name)
+    trace = trace if jobs is None else replace(trace, jobs=trace.jobs[:jobs])
+    return Simulation(trace, grid(nodes, 8), policy, load=load, restart_cost_seconds=RESTART_COST_SECONDS).run()
+
+
+def measure(traces: list[str], policies: list[str], jobs: int | None = None) -> Iterator[dict[str, Any]]:
+    """A row a trace and policy."""
+    for trace_name in traces:
+        for name in policies:
+            report = simulate(trace_name, POLICIES[name], jobs)
+            yield {
+                "trace": trace_name,
+                "policy": name,
+                "avg_jct_seconds": report.avg_jct_seconds,
+                "p50_jct_seconds": report.p50_jct_seconds,
+                "p99_jct_seconds": report.p99_jct_seconds,
+                "max_queue_seconds": report.max_queue_seconds,
+                "makespan_seconds": report.makespan_seconds,
+                "preemptions": report.preemptions,
+                "unfinished": report.unfinished,
+                "wall_seconds": report.wall_seconds,
+            }
+
+
+def judge(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By trace: the default's average JCT as a share of each other's, and whether the promises are kept."""
+    found: dict[str, dict[str, Any]] = {}
+    for trace_name in dict.fromkeys(row["trace"] for row in rows):
+        jct = {row["policy"]: row["avg_jct_seconds"] for row in rows if row["trace"] == trace_name}
+        mine = jct.get("default")
+        if mine is None:
+            continue
+        others = {name: mine / value for name, value in jct.items() if name != "default" and value}
+        below = all(others[name] < 1 for name in ("fifo-easy", "tiresias-l") if name in others)
+        near = TRACES[trace_name][3] > 1 or others.get("clairvoyant-srsf", 1.0) <= MOST_OF_CLAIRVOYANT
+        found[trace_name] = {"times": others, "below_both": below, "near_clairvoyant": near}
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--traces", nargs="+", choices=list(TRACES), default=list(TRACES))
+    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
+    parser.add_argument("--jobs", type=int, help="only the first so many jobs of each trace")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows = []
+    for row in measure(arguments.traces, arguments.policies, arguments.jobs):
+        rows.append(row)
+        print(f"{row['trace']:<12} {row['policy']:<18} {row['avg_jct_seconds']:>12.0f} s", file=sys.stderr)
+    judged = judge(rows)
+    document = {"restart_cost_seconds": RESTART_COST_SECONDS, "rows": rows, "default_against": judged}
+    if arguments.json:
+        print(json.dumps(document, indent=2))
+    kept = all(one["below_both"] and one["near_clairvoyant"] for one in judged.values())
+    return 0 if kept or arguments.jobs is not None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

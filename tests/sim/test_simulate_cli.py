@@ -1,0 +1,195 @@
+"""`gangwatch simulate` as a user has it: what it prints, the page it writes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agent.schema.errors import TraceError
+from gangwatch.cli import cli
+from scheduler_feedback.sim.engine import Span
+from scheduler_feedback.sim.page import lay_out, thinned
+
+KEYS = [
+    "jobs",
+    "avg_jct_seconds",
+    "p50_jct_seconds",
+    "p99_jct_seconds",
+    "makespan_seconds",
+    "avg_queue_seconds",
+    "utilization",
+    "fragmentation",
+    "preemptions",
+    "migrations",
+    "backfilled",
+    "wall_seconds",
+    "jobs_per_second",
+    "decisions",
+    "decision_ms",
+    "per_queue",
+]
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    """Sixty jobs of two queues, one with a name that would end a script, one larger than the cluster."""
+    path = tmp_path / "jobs.jsonl"
+    lines = [
+        {
+            "submitted_seconds": 5 * number,
+            "run_seconds": 30 + 17 * number % 90,
+            "ranks": 1 + number % 6,
+            "queue": f"q{number % 2}",
+            "workload": "</script><b>",
+            "restartable": True,
+            "preemptible": True,
+        }
+        for number in range(60)
+    ]
+    lines.append({"submitted_seconds": 1, "run_seconds": 1, "ranks": 100})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["simulate", *map(str, arguments)])
+
+
+def report(*arguments: str | Path) -> dict[str, Any]:
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def test_the_document_has_every_figure(jobs: Path) -> None:
+    document = report("--jobs", jobs, "--format", "gangwatch", "--nodes", "2x4", "--order", "fifo")
+    assert list(document)[: len(KEYS)] == KEYS
+    assert document["jobs"] == 60
+    assert set(document["decision_ms"]) == {"p50", "p99"}
+    assert set(document["per_queue"]) == {"q0", "q1"}
+    assert sum(queue["jobs"] for queue in document["per_queue"].values()) == 60
+    assert 0 < document["utilization"] <= 1 and 0 <= document["fragmentation"] <= 1
+    [refused] = document["refused"]
+    assert (refused["job"], refused["line"]) == ("61", 61)
+    assert "can hold at most 8" in refused["reason"]
+    assert "not in the order" in document["notes"][0]
+
+
+@pytest.mark.parametrize("order", ["fifo", "sjf", "srtf", "srsf", "las", "themis", "fair"])
+@pytest.mark.parametrize("backfill", ["none", "easy", "conservative"])
+def test_every_order_with_every_backfill(jobs: Path, order: str, backfill: str) -> None:
+    document = report(
+        *("--jobs", jobs, "--format", "gangwatch", "--nodes", "2x4", "--order", order, "--backfill", backfill),
+        *("--preempt", "--replan", "10", "--restart-cost", "5", "--estimates", "history"),
+    )
+    assert (document["jobs"], document["unfinished"]) == (60, 0)
+
+
+def test_faults_of_a_file_slow_jobs_down_and_feedback_moves_them(jobs: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "long.jsonl"
+    trace.write_text(
+        '{"submitted_seconds": 0, "run_seconds": 7200, "ranks": 4, "job": "a", "restartable": true, '
+        '"time_limit_seconds": 7200}\n'
+    )
+    faults = tmp_path / "faults.csv"
+    faults.write_text("node,begin_seconds,seconds,slowdown\nn0,600,86400,2.0\n")
+    base = ("--jobs", trace, "--format", "gangwatch", "--nodes", "2x4", "--order", "fifo", "--restart-cost", "60")
+    assert report(*base)["avg_jct_seconds"] == 7200
+    slow = report(*base, "--faults", faults)
+    assert slow["avg_jct_seconds"] == 600 + 2 * 6600
+    told = report(*base, "--faults", faults, "--feedback", "on", "--seed", "3")
+    assert told["migrations"] == 1
+    assert 7260 < told["avg_jct_seconds"] < 7320
+    assert report(*base, "--faults", faults, "--feedback", "oracle")["avg_jct_seconds"] == 7260
+
+
+def test_the_same_seed_gives_the_same_faults(jobs: Path) -> None:
+    base = ("--jobs", jobs, "--format", "gangwatch", "--nodes", "2x4", "--faults", "transient", "--feedback", "on")
+    first, again, other = (report(*base, "--seed", seed)["avg_jct_seconds"] for seed in ("1", "1", "2"))
+    assert first == again
+    assert first != other
+
+
+def test_the_page_is_one_file_that_loads_nothing(jobs: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = invoke("--jobs", jobs, "--format", "gangwatch", "--nodes", "2x4", "--order", "fifo", "--html", page)
+    assert result.exit_code == 0, result.output
+    text = page.read_text()
+    assert not re.search(r"https?://|src=|@import|<link", text)
+    assert text.count("</script>") == 2, "no job's name ends a script"
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    data = json.loads(found[1])
+    assert len(data["bars"]) >= 60 and len(data["jobs"]) == 60
+    assert data["jobs"][0][2] == "</script><b>"
+    assert data["waiting"][-1][1] == 0 and data["used"][-1][1] == 0
+    assert max(value for _, value in data["used"]) <= 8
+    for node, lane, lanes, begin, end, *_ in data["bars"]:
+        assert 0 <= lane < lane + lanes <= data["nodes"][node][1] and begin <= end
+
+
+def test_lanes_of_one_node_are_never_shared() -> None:
+    spans = [Span(str(n), n * 10, n * 10 + 10 + n % 50, {"n": 1 + n % 3}, "ended") for n in range(200)]
+    spans = [span for n, span in enumerate(spans) if n % 2 == 0]
+    busy: dict[int, int] = {}
+    for _, lane, lanes, span in lay_out(spans, {"n": 8}):
+        for taken in range(lane, lane + lanes):
+            assert busy.get(taken, 0) <= span.began_ns
+            busy[taken] = span.ended_ns
+
+
+def test_a_thinned_plot_keeps_its_peak() -> None:
+    steps = [(float(n), 1000 if n == 77_777 else n % 7) for n in range(100_000)]
+    found = thinned(steps, 500)
+    assert len(found) <= 501
+    assert max(value for _, value in found) == 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--nodes", "0x8"), "none of the numbers can be 0"),
+        (("--nodes", "99999x9999"), "at most 1000000 can be simulated"),
+        (("--nodes", "absent.csv"), "neither a shape like 64x8 nor a file"),
+        (("--nodes", "2x4", "--faults", "absent.csv"), "neither transient nor persistent nor a file"),
+    ],
+)
+def test_what_can_not_be_simulated_is_said(jobs: Path, arguments: tuple[str, ...], says: str) -> None:
+    result = invoke("--jobs", jobs, "--format", "gangwatch", *arguments)
+    assert isinstance(result.exception, TraceError)
+    assert says in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--load", "0"), ("--load", "nan"), ("--replan", "-1"), ("--restart-cost", "-1"), ("--order", "best")]
+)
+def test_wrong_usage(jobs: Path, arguments: tuple[str, ...]) -> None:
+    assert invoke("--jobs", jobs, "--format", "gangwatch", "--nodes", "2x4", *arguments).exit_code == 2
+
+
+def test_a_fault_file_names_line_and_column(jobs: Path, tmp_path: Path) -> None:
+    faults = tmp_path / "faults.csv"
+    for line, says in (
+        ("n9,0,1,2", "line 2, column node: 'n9' is no node of this cluster"),
+        ("n0,0,1,0.5", "line 2, column slowdown: 0.5 is less than 1"),
+        ("n0,0,1", "line 2, column 4: 3 cells under a header of 4"),
+    ):
+        faults.write_text(f"node,begin_seconds,seconds,slowdown\n{line}\n")
+        result = invoke("--jobs", jobs, "--format", "gangwatch", "--nodes", "2x4", "--faults", faults)
+        assert isinstance(result.exception, TraceError)
+        assert says in str(result.exception)
+
+
+def test_a_topology_file(jobs: Path, tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes.csv"
+    nodes.write_text("node,slots,rack,spine,gpu_type\na,4,r0,s0,H100\nb,4,r0,s0,H100\nc,8,r1,s0,A100\n")
+    assert report("--jobs", jobs, "--format", "gangwatch", "--nodes", nodes)["jobs"] == 60
+    nodes.write_text("node,slots\na,4\na,4\n")
+    result = invoke("--jobs", jobs, "--format", "gangwatch", "--nodes", nodes)
+    assert "line 3, column node: 'a' stands twice" in str(result.exception)
