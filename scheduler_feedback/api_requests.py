@@ -11,7 +11,8 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from agent.schema.errors import GangwatchError
-from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.core.cluster import Level
+from scheduler_feedback.core.job import Dependency, Group, JobSpec, Packing
 
 MAX_BODY_BYTES = 1024 * 1024
 """Of a request: a submission carries an environment, which execve(2) limits to about twice as much anyway."""
@@ -87,6 +88,23 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     max_retries: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     working_directory: str = ""
     environment: dict[str, str] = msgspec.field(default_factory=dict)
+    min_ranks: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    max_ranks: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    array_size: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    array_parallel: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    groups: Annotated[tuple[Group, ...], Meta(max_length=1000)] = ()
+    after: Annotated[tuple[Dependency, ...], Meta(max_length=1000)] = ()
+    gpu_types: Annotated[tuple[_Name, ...], Meta(max_length=100)] = ()
+    throughput: dict[str, Annotated[float, Meta(gt=0, le=1e6)]] = msgspec.field(default_factory=dict)
+    checkpoint_interval_seconds: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    checkpoint_cost_seconds: _Seconds = 0.0
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
+    preemptible: bool = False
+    min_run_seconds: _Seconds | None = None
+    packing: Packing = Packing.PACK
+    required_level: Level | None = None
+    preferred_level: Level | None = None
+    workload: _Words = ""
 
     def spec(self) -> JobSpec:
         """The specification that the cycle takes."""

@@ -39,7 +39,36 @@ def malformed(spec: JobSpec) -> str | None:
             return f"a {name} of {seconds:g} s; it cannot be less than 0"
     if spec.max_retries < 0:
         return f"{spec.max_retries} retries; there cannot be fewer than 0"
-    return _unspeakable(spec)
+    return _misshapen(spec) or _unspeakable(spec)
+
+
+def _misshapen(spec: JobSpec) -> str | None:
+    """What can't be in the shape of the gang or of its array, or None."""
+    least, most = spec.min_ranks or spec.ranks, spec.max_ranks or spec.ranks
+    if not 1 <= least <= spec.ranks <= most:
+        return f"asks for {spec.ranks} ranks, at least {least} and at most {most}; that is no range around it"
+    if spec.groups:
+        if (together := sum(group.ranks for group in spec.groups)) != spec.ranks:
+            return f"its groups have {together} ranks together, and it asks for {spec.ranks}"
+        if any(group.ranks < 1 for group in spec.groups):
+            return "each of its groups needs at least 1 rank"
+        if least != most:
+            return "a gang with groups has a fixed size"
+    if spec.array_size < 0 or spec.array_parallel < 0:
+        return "an array cannot have fewer than 0 members"
+    if spec.preemptible and not spec.restartable:
+        return "it can be stopped for others only if it can be started again: preemptible needs restartable"
+    for name, seconds in (
+        ("checkpoint interval", spec.checkpoint_interval_seconds),
+        ("checkpoint cost", spec.checkpoint_cost_seconds),
+        ("least run time", spec.min_run_seconds),
+    ):
+        if seconds is not None and (not math.isfinite(seconds) or seconds < 0):
+            return f"a {name} of {seconds:g} s; it cannot be less than 0"
+    for gpu_type, speed in spec.throughput.items():
+        if not math.isfinite(speed) or speed <= 0:
+            return f"a throughput of {speed:g} on {gpu_type}; it must be more than 0"
+    return None
 
 
 def _unspeakable(spec: JobSpec) -> str | None:
@@ -70,7 +99,7 @@ def oversized(state: State, spec: JobSpec) -> str | None:
         most = sizes[spec.pinned_node]
         return f"{ranks}; node {spec.pinned_node} can hold at most {most}" if spec.ranks > most else None
     most = sum(sizes.values())
-    if spec.ranks <= most:
+    if (spec.min_ranks or spec.ranks) <= most:
         return None
     if not sizes:
         return f"{ranks}; this cluster has no nodes"

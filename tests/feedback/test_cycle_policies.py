@@ -81,7 +81,7 @@ def _submit(world: World, wish: dict[str, Any]) -> None:
         wish["ranks"],
         queue=wish["queue"],
         restartable=wish["restartable"],
-        preemptible=wish["preemptible"],
+        preemptible=wish["preemptible"] and wish["restartable"],
         priority=wish["priority"],
         min_ranks=max(1, wish["ranks"] // 2) if wish["elastic"] else None,
         time_limit_seconds=seconds,

@@ -546,3 +546,96 @@ def test_a_release_gives_up_the_probe() -> None:
     world.cycle(AttemptEnded("probe-n1-1", 1, (RankExit(0, 143), RankExit(1, 143))))
     assert world.state.nodes[name].state is NodeState.HEALTHY
     assert world.job_state("probe-n1-1") is JobState.CANCELLED
+
+
+# --- the best of several ---------------------------------------------------------------------------------------------
+
+
+def last_detail(world: World, kind: str) -> dict[str, str]:
+    return dict(next(entry for entry in reversed(world.entries) if entry.kind == kind).detail)
+
+
+def test_where_only_the_accused_slots_are_exchanged_it_is_a_swap() -> None:
+    world, job_id = four_nodes()
+    world.cycle(world.verdict(job_id, rank=3))
+    assert last_detail(world, "migrate")["action"] == "swap"
+    assert world.state.jobs[job_id].migrations == 1
+
+
+def test_an_elastic_gang_goes_on_with_its_healthy_members_where_there_is_no_other_place() -> None:
+    world, job_id = four_nodes(min_ranks=2)
+    world.submit(4, 10_000.0, time_limit_seconds=9000.0)
+    world.running()
+    world.cycle(world.verdict(job_id, rank=3, slowdown=4.0))
+    job = world.state.jobs[job_id]
+    assert (job.stop_reason, {slot.node for slot in job.claim}) == (StopReason.MIGRATE, {"n0"})
+    (start,) = world.end(job_id, 75).actions
+    assert isinstance(start, StartGang)
+    assert (len(start.placement), start.spec.ranks, job.spec.ranks) == (2, 2, 4)
+
+
+def test_a_gang_that_hardly_moves_waits_in_the_queue_for_another_place() -> None:
+    world, job_id = four_nodes(replace(_POLICY, expected_persistence_seconds=1e6), time_limit_seconds=5000.0)
+    other = world.submit(4, 10_000.0, time_limit_seconds=100.0)
+    world.running()
+    world.cycle(world.verdict(job_id, rank=3, slowdown=3.0))
+    job = world.state.jobs[job_id]
+    assert (job.stop_reason, job.claim) == (StopReason.MIGRATE, [])
+    assert "wait for another place" in next(e.text for e in reversed(world.entries) if e.kind == "requeue")
+    world.end(job_id, 75)
+    assert world.job_state(job_id) is JobState.PENDING
+    world.end(other, 0)
+    assert world.nodes_of(job_id).isdisjoint({"n1"})
+
+
+def test_two_jobs_that_disturb_each_other_are_kept_apart_by_moving_the_cheaper() -> None:
+    world = World({f"n{i}": 2 for i in range(4)}, _POLICY, racks=2)
+    large = world.submit(3, 10_000.0, **(_MOVABLE | {"time_limit_seconds": 5000.0}))
+    small = world.submit(1, 10_000.0, **(_MOVABLE | {"time_limit_seconds": 5000.0}))
+    world.running()
+    assert world.nodes_of(large) | world.nodes_of(small) == {"n0", "n2"}
+    verdict = world.verdict(large, kind=Kind.INTERFERENCE, aggressor=small, resource="uplink:r0")
+    world.cycle(verdict)
+    assert world.state.jobs[large].stop_reason is None
+    moved = world.state.jobs[small]
+    assert moved.stop_reason is StopReason.MIGRATE
+    assert {slot.node for slot in moved.claim} <= {"n1", "n3"}
+    assert {node.state for node in world.state.nodes.values()} == {NodeState.HEALTHY}, "no node is to blame"
+
+
+def test_how_long_a_fault_lasts_is_the_verdict_s_to_say() -> None:
+    world, job_id = four_nodes()
+    world.cycle(world.verdict(job_id, rank=3, lasts_seconds=12.0))
+    assert world.state.jobs[job_id].stop_reason is None
+    assert last_stay(world)["persistence_seconds"] == "12.0"
+
+
+def test_a_verdict_about_a_node_alone_makes_it_the_last_choice_until_it_is_cleared() -> None:
+    world = World({"n0": 2, "n1": 2}, _POLICY)
+    other = world.submit(1, 5.0)
+    about = replace(world.verdict(other), gang="", attempt=0, rank=-1, node="n0", kind=Kind.HEALTH, verdict_id="v-n0")
+    world.end(other, 0)
+    world.cycle(about)
+    assert world.state.nodes["n0"].state is NodeState.SUSPECT
+    job_id = world.submit(2)
+    assert world.nodes_of(job_id) == {"n1"}
+    world.cycle(Cleared("v-n0", "", world.now_ns, "repaired"))
+    world.advance(31.0)
+    world.advance(31.0)
+    assert world.state.nodes["n0"].state is NodeState.HEALTHY
+    assert "verdict" in world.told("node:n0") and "cleared" in world.told("node:n0")
+
+
+def test_a_bad_detector_cannot_empty_a_rack() -> None:
+    policy = replace(_POLICY, quarantine_max_fraction=1.0, quarantine_max_rack_fraction=0.5)
+    world = World({f"n{i}": 1 for i in range(8)}, policy, racks=2)
+    gangs = [world.submit(1, 10_000.0) for _ in range(8)]
+    world.running()
+    for gang in gangs:
+        verdict = world.verdict(gang)
+        world.cycle(verdict)
+        node = world.state.nodes[verdict.node]
+        node.accusers = ("j-elsewhere", *node.accusers)
+        world.cycle(replace(world.verdict(gang), verdict_id=f"again-{gang}"))
+    shut = [node for node in world.state.nodes.values() if node.state is NodeState.QUARANTINE]
+    assert {rack: sum(node.rack == rack for node in shut) for rack in ("r0", "r1")} == {"r0": 2, "r1": 2}

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot
+from scheduler_feedback.core.job import Group, Job, JobKind, JobSpec, JobState, Slot
 from scheduler_feedback.core.plan import Plan
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.policies.admission import admit_check
@@ -235,6 +235,15 @@ def test_nodes_out_of_use_may_come_back_but_absent_ones_are_not_there() -> None:
         ({"max_retries": -1}, "-1 retries"),
         ({"environment": {"A=B": "c"}}, "'A=B' is no name"),
         ({"environment": {"A": "\0"}}, "the value of the variable A"),
+        ({"ranks": 4, "min_ranks": 5}, "that is no range around it"),
+        ({"ranks": 4, "max_ranks": 3}, "that is no range around it"),
+        ({"ranks": 3, "groups": (Group("launcher", 1), Group("worker", 1))}, "2 ranks together, and it asks for 3"),
+        ({"ranks": 2, "groups": (Group("a", 2),), "min_ranks": 1}, "has a fixed size"),
+        ({"ranks": 2, "groups": (Group("a", 2), Group("b", 0))}, "at least 1 rank"),
+        ({"array_size": -1}, "an array cannot have fewer than 0"),
+        ({"preemptible": True}, "preemptible needs restartable"),
+        ({"checkpoint_cost_seconds": math.nan}, "a checkpoint cost of nan s"),
+        ({"throughput": {"H100": 0.0}}, "a throughput of 0 on H100"),
         ({"kind": JobKind.PROBE}, "kind probe"),
         ({"pinned_node": "n9"}, "on node n9, which this cluster does not have"),
         ({"pinned_node": "n0", "ranks": 3}, "node n0 can hold at most 2"),
