@@ -1,7 +1,7 @@
 """``python -m benchmarks.detection_speed --json``: what one look of all detectors costs, for 1,000 to 100,000 GPUs.
 
-Each size is a fleet of ragged jobs (8 to 3,000 ranks) in three overlapping groupings (tensor groups of a node, replicas,
-pipelines), with all features sampled each second, steps of 2 to 20 s, and one rank in a hundred in alarm: half of them
+Each size is a fleet of ragged jobs (8 to 3,000 ranks) in overlapping groupings (tensor groups, replicas, pipelines,
+nodes, rails), with all features sampled each second, steps of 2 to 20 s, and one rank in a hundred in alarm: half of them
 compute more slowly, so that their jobs' steps show it, half show errors or a lower clock, so that the counters do. A
 tick is one look of every detector at one second's telemetry, attribution of the ranks in alarm included; making the
 telemetry is not counted. Times vary with the machine; the report says on how many processors.
@@ -48,7 +48,7 @@ SECOND_NS = 1_000_000_000
 
 @dataclass(slots=True)
 class _Job:
-    """One job of the fleet: its shape, usual computing and waiting times [n], next step's end, alarmed ranks' factor."""
+    """One job of the fleet: its shape, usual computing times [n], next step's end, alarmed ranks' factor [n]."""
 
     shape: Shape
     compute: Float32Array
@@ -89,13 +89,14 @@ class Fleet:
         index = np.arange(ranks)
         tensor = 8 if ranks % 8 == 0 else 1
         replicas = ranks // tensor
-        stages = next(s for s in (8, 4, 2, 1) if replicas % s == 0 and replicas // s >= 4 or s == 1)
+        stages = next(s for s in (8, 4, 2, 1) if (replicas % s == 0 and replicas // s >= 4) or s == 1)
         shape = Shape(
             f"job-{first}", 1, index, tuple(f"node-{(first + one) // NODE_RANKS}" for one in index.tolist()),
             tuple(f"GPU-{first + one}" for one in index.tolist()),
             tuple(f"node-{(first + one) // NODE_RANKS}/mlx5_{one % 8}" for one in index.tolist()),
             data=index // tensor % (replicas // stages), stage=index // (ranks // stages), tensor=index % tensor,
-            rail=index % NODE_RANKS, sharing={"uplink": tuple(f"leaf-{(first + one) // 256}" for one in index.tolist())},
+            rail=index % NODE_RANKS,
+            sharing={"uplink": tuple(f"leaf-{(first + one) // 256}" for one in index.tolist())},
         )  # fmt: skip
         seconds = float(random.uniform(2.0, 20.0))
         compute = (0.8 * seconds * random.normal(1.0, 0.01, ranks)).astype(np.float32)

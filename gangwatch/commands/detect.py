@@ -71,7 +71,6 @@ def detect(files: tuple[Path, ...], format_name: str | None, html_file: Path | N
 
 def document(report: JobReport, path: Path) -> dict[str, Any]:
     """What --json prints of one job."""
-    from scheduler_feedback.core.verdict import Verdict
 
     told: list[Verdict] = [*report.verdicts, *report.unknown]
     told.sort(key=lambda verdict: verdict.detected_step)
@@ -165,10 +164,8 @@ def _show(report: JobReport, found: dict[str, Any]) -> None:
         click.echo(f"  step {_word(verdict['detected_step'])}: ", nl=False)
         click.secho(kind, bold=True, nl=False)
         sure = "" if verdict["kind"] == "unknown" else f", confidence {verdict['confidence']:.2f}"
-        click.echo(
-            f": {who}, cause {verdict['cause']}, steps {_word(verdict['first_step'])} to {_word(verdict['last_step'])}, "
-            f"costs {verdict['slowdown']:.3g} times{sure}"
-        )
+        when = f"steps {_word(verdict['first_step'])} to {_word(verdict['last_step'])}"
+        click.echo(f": {who}, cause {verdict['cause']}, {when}, costs {verdict['slowdown']:.3g} times{sure}")
         for item in verdict["evidence"]:
             click.echo(f"      {heat_map.sentence(item)}")
 

@@ -43,6 +43,7 @@ from scheduler_feedback.detectors.gates import (
     slow_windows,
     stopped_again,
 )
+from scheduler_feedback.detectors.intersection import intersected
 from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.signatures import MARGIN, OF_HOST, OF_NIC, Priors, evidence, weigh
 from scheduler_feedback.detectors.switches import Switches
@@ -302,6 +303,9 @@ class StragglerDetector:
         findings: list[Finding] = []
         window = watched.history[-1].window
         alarmed = [rank for rank in np.flatnonzero(watched.score >= ALARM).tolist() if self._persistent(watched, rank)]
+        if self._switches.group_intersection and len(alarmed) > 1:
+            newest = np.array([judged.sigmas for judged in list(watched.history)[-LEAST_HITS:]])
+            alarmed = intersected(newest.mean(axis=0) >= HIT_SIGMAS, job.shape, alarmed)
         watched.refused[[r for r in range(len(watched.ranks)) if r not in alarmed]] = 0
         for rank in alarmed:
             if rank in watched.standing and watched.standing[rank].told_confidence >= ACTING_CONFIDENCE:

@@ -34,6 +34,7 @@ from scheduler_feedback.detectors.groups import NETWORK_SIZE, group_mean, group_
 from scheduler_feedback.detectors.hang import HangDetector
 from scheduler_feedback.detectors.health import HealthDetector
 from scheduler_feedback.detectors.interference import InterferenceDetector
+from scheduler_feedback.detectors.intersection import intersected
 from scheduler_feedback.detectors.lemons import Lemons
 from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.signatures import Priors, weigh
@@ -389,6 +390,16 @@ def test_a_job_without_steps_is_slower_where_its_traffic_is_less() -> None:
         job.feature["nvlink_bytes"] = lambda second: np.full(8, 1e9 if second < 80 else 0.7e9)
         gate.take(job.values(second, random).astype(np.float32))
     assert gate.slower() == pytest.approx(1 / 0.7, rel=0.05)
+
+
+def test_who_is_in_most_slow_groups_explains_the_others() -> None:
+    """Four replicas of four tensor ranks: a whole tensor group looks slow, and one data group of it as well."""
+    index = np.arange(16)
+    shape = Shape("j", 1, index, ("n",) * 16, data=index // 4, stage=np.zeros(16, np.int64), tensor=index % 4)
+    slow = (index // 4 == 1) | (index % 4 == 2)
+    assert intersected(slow, shape, [4, 5, 6, 7]) == [6]
+    assert intersected(index // 4 == 1, shape, [4, 5, 6, 7]) == [4, 5, 6, 7], "no other group tells them apart"
+    assert intersected(index == 3, shape, [3]) == [3]
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
