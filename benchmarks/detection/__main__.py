@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.pool import AsyncResult
 from typing import Any, get_args
 
 import numpy as np
@@ -41,8 +42,8 @@ QUICK_CELLS, QUICK_LOCATED, QUICK_HEALTHY_DAYS = 110, 8, 560.0
 QUICK_LARGEST = 1024
 """GPUs of a job of the sample; larger ones are in it for localisation only."""
 
-QUICK_SECONDS = 270.0
-"""After which ``--quick`` begins nothing more."""
+QUICK_SECONDS, GRACE_SECONDS = 260.0, 25.0
+"""After which ``--quick`` begins nothing more; and how long what was begun may take after a budget is used up."""
 
 HEALTHY_DAYS = 21_000.0
 """3,000 GPU-days of each of the seven workloads."""
@@ -119,24 +120,40 @@ def work(task: Task) -> list[Result] | Alarms:
     return fleet.run(task) if isinstance(task, Fleet) else healthy.run(task)
 
 
-def done(tasks: Sequence[Task], jobs: int, until: float, name: str) -> Iterator[list[Result] | Alarms]:
-    """Results of the tasks as they come; tasks that have not begun by `until` are left out. Tells how far it is."""
-    begun, finished, left = time.monotonic(), 0, list(tasks)
-    with ProcessPoolExecutor(jobs) as pool:
-        running: set[Future[list[Result] | Alarms]] = set()
+@dataclass(slots=True)
+class Parts:
+    """How much of what was planned was run."""
+
+    planned: int = 0
+    run: int = 0
+
+
+def done(tasks: Sequence[Task], jobs: int, until: float, name: str, parts: Parts) -> Iterator[list[Result] | Alarms]:
+    """Results of the tasks as they come; says on the way how far it is.
+
+    Tasks that have not begun by `until`, or are not done GRACE_SECONDS later, are left out and counted.
+    """
+    begun, left = time.monotonic(), list(tasks)
+    parts.planned += len(left)
+    before = parts.run
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        running: list[AsyncResult[list[Result] | Alarms]] = []
         while left or running:
-            while left and len(running) < jobs and time.monotonic() < until:
-                running.add(pool.submit(work, left.pop(0)))
-            if not running:
+            now = time.monotonic()
+            while left and len(running) < jobs and now < until:
+                running.append(pool.apply_async(work, (left.pop(0),)))
+            if not running or now > until + GRACE_SECONDS:
                 break
-            ready, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in ready:
-                finished += 1
+            running[0].wait(0.2)
+            for result in [one for one in running if one.ready()]:
+                running.remove(result)
+                parts.run += 1
                 took = time.monotonic() - begun
-                print(f"{name}: {finished} of {len(tasks)} parts, {took:.0f} s", file=sys.stderr, flush=True)
-                yield future.result()
-    if left:
-        print(f"{name}: {len(left)} of {len(tasks)} parts left out: out of time", file=sys.stderr)
+                print(f"{name}: {parts.run - before} of {len(tasks)} parts, {took:.0f} s", file=sys.stderr, flush=True)
+                yield result.get()
+    lost = len(left) + len(running)
+    if lost:
+        print(f"{name}: {lost} of {len(tasks)} parts left out: out of time", file=sys.stderr)
 
 
 def in_turn(*lists: Sequence[Task]) -> list[Task]:
@@ -165,9 +182,10 @@ def measure(
         )
         tasks = in_turn(tasks, large, [replace(one, reports=reports) for one in health(options)])
     name = "ablation" if switches else "detection" if reports else "counters only"
+    parts = Parts()
     results: list[Result] = []
     alarms: list[Alarms] = []
-    for found in done(tasks, options.jobs, until, name):
+    for found in done(tasks, options.jobs, until, name, parts):
         if isinstance(found, Alarms):
             alarms.append(found)
         else:
@@ -178,7 +196,7 @@ def measure(
     if not reports:
         document["period"] = report.periods(results)
     rows = report.grid(results)
-    return document | {"grid": rows, "behind": report.behind(rows), "runs": len(results)}
+    return document | {"grid": rows, "behind": report.behind(rows), "runs": len(results), "parts": asdict(parts)}
 
 
 def ablations(options: argparse.Namespace) -> dict[str, Any]:

@@ -43,7 +43,9 @@ MOST_PAIRED = 256
 def dissimilarity(vectors: FloatArray) -> FloatArray:
     """Normalised sums of distances, [machines], of vectors [machines, samples]."""
     others = vectors if len(vectors) <= MOST_PAIRED else vectors[:: max(1, len(vectors) // MOST_PAIRED)]
-    sums = np.sqrt(((vectors[:, None, :] - others[None]) ** 2).sum(axis=2)).sum(axis=1)
+    # |a - b|^2 = |a|^2 + |b|^2 - 2 a.b: one product of matrices in place of all differences.
+    squares = (vectors**2).sum(axis=1)[:, None] + (others**2).sum(axis=1)[None] - 2.0 * vectors @ others.T
+    sums = np.sqrt(np.maximum(squares, 0.0)).sum(axis=1)
     spread = float(sums.std())
     return np.asarray((sums - sums.mean()) / spread) if spread > 1e-12 else np.zeros(len(vectors))
 
