@@ -308,7 +308,11 @@ def backfill(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Non
     free = sum(inside[0] for inside in ledger.plan.free_in)
     room = Backfill(ledger.plan, reservation, now_ns) if reservation is not None else None
     window_ns = room.window_ns if room is not None else None
-    asked = candidates(ledger.line, free, window_ns) if all_of_them else only(ledger.line, fresh, free)
+    if all_of_them:
+        kept = sum([ledger.plan.is_free(slot) for slot in reservation.slots]) if reservation is not None else 0
+        asked = candidates(ledger.line, free, free - kept, window_ns)
+    else:
+        asked = only(ledger.line, fresh, free)
     for key, kind, length_ns, chances in asked:
         job = state.jobs[key[-1]]
         if job.not_before_ns > now_ns or (reservation is not None and job.job_id == reservation.job_id):

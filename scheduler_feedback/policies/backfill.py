@@ -186,18 +186,23 @@ class Chances:
     long: bool = True
 
 
-def candidates(line: WaitingLine, free: int, window_ns: int | None) -> Iterator[tuple[Key, Kind, int, Chances]]:
+def candidates(
+    line: WaitingLine, free: int, beside: int, window_ns: int | None
+) -> Iterator[tuple[Key, Kind, int, Chances]]:
     """(key, kind, expected run time, chances) of those that may find room, in their order.
 
-    free: slots that are free in all. window_ns: run times up to it are short; None: every job is.
+    free: slots that are free in all. beside: those of them that are not reserved. window_ns: run times up to it are
+    short; None: every job is.
     The receiver lowers the kind's chances as it finds out; a job that it starts must leave the line before it goes on.
     """
     chances: dict[int, Chances] = {}
     heads: list[tuple[Key, int, Kind, Bucket]] = []
     for kind in line.kinds.values():
         if kind.ranks <= free:
-            chances[id(kind)] = Chances()
-            heads.extend((bucket.keys[0], 0, kind, bucket) for bucket in kind.buckets.values())
+            chances[id(kind)] = Chances(long=kind.ranks <= beside)
+            for bucket in kind.buckets.values():
+                if kind.ranks <= beside or window_ns is None or bucket.lengths_ns[0] <= window_ns:
+                    heads.append((bucket.keys[0], 0, kind, bucket))
     heapify(heads)
     while heads:
         key, index, kind, bucket = heads[0]

@@ -191,7 +191,8 @@ _JOBS = st.lists(st.tuples(st.integers(1, 8), st.integers(5, 120), st.integers(0
 def test_with_exact_estimates_backfill_delays_no_reserved_head(
     nodes: dict[str, int], jobs: list[tuple[int, int, int]], backfill: Backfilling
 ) -> None:
-    world = World(nodes, Policy(estimates=Estimates.EXACT, backfill=backfill), round_trips=False)
+    policy = Policy(estimates=Estimates.EXACT, backfill=backfill, start_timeout_seconds=0.0)
+    world = World(nodes, policy, round_trips=False)
     promised: dict[str, int] = {}
     for ranks, seconds, gap in jobs:
         world.submit(ranks, float(seconds), exact_seconds=float(seconds))
