@@ -1,9 +1,9 @@
 """``python -m benchmarks.detection_speed --json``: what one look of all detectors costs, for 1,000 to 100,000 GPUs.
 
 Each size is a fleet of ragged jobs (8 to 3,000 ranks) in overlapping groupings (tensor groups, replicas, pipelines,
-nodes, rails), with all features sampled each second, steps of 2 to 20 s, and one rank in a hundred in alarm: half of them
-compute more slowly, so that their jobs' steps show it, half show errors or a lower clock, so that the counters do. A
-tick is one look of every detector at one second's telemetry, attribution of the ranks in alarm included; making the
+nodes, rails), with all features sampled each second, steps of 2 to 20 s, and one rank in a hundred in alarm: half of
+them compute more slowly, so that their jobs' steps show it, half show errors or a lower clock, so that the counters do.
+A tick is one look of every detector at one second's telemetry, attribution of the ranks in alarm included; making the
 telemetry is not counted. Times vary with the machine; the report says on how many processors.
 """
 
