@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -50,6 +52,7 @@ def test_healthy_jobs_last_the_gpu_days_asked_for() -> None:
     assert found.by_method["ours"] == 0
 
 
+@pytest.mark.slow
 def test_the_document(capsys: pytest.CaptureFixture[str]) -> None:
     few = "--quick --json --cells 2 --healthy-days 0 --located 0 --sizes 64 --workloads balanced --counter-only"
     assert evaluation.main([*few.split(), "--jobs", "1", "--seed", "4100005"]) == 0
@@ -65,6 +68,16 @@ def test_the_document(capsys: pytest.CaptureFixture[str]) -> None:
             assert set(row["ours"]) == {"tp", "fp", "fn"}
             assert set(row["baselines"]) == set(NAMES)
     assert set(document["counter_only"]["period"]) >= {"jobs", "inferred", "within_2_percent"}
+
+
+@pytest.mark.slow
+def test_it_runs_as_a_module() -> None:
+    few = (
+        "--quick --json --cells 1 --healthy-days 0 --located 0 --sizes 16 --workloads balanced --jobs 2 --seed 4100006"
+    )
+    command = [sys.executable, "-m", "benchmarks.detection", *few.split()]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert json.loads(told.stdout)["parts"] == {"planned": 1, "run": 1}
 
 
 def test_unknown_workloads_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,193 @@
+"""What is run, in parts that processes share: cells of the grid, faults in large jobs, healthy jobs."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.pool import AsyncResult
+from typing import Any
+
+import numpy as np
+
+from benchmarks.detection import fleet, healthy, report
+from benchmarks.detection.baselines import NAMES
+from benchmarks.detection.cells import MINUTES, Cell, drawn, grid
+from benchmarks.detection.fleet import Fleet, Result
+from benchmarks.detection.healthy import Alarms, Health
+from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.sim.world.fault import DISORDERS
+
+QUICK_CELLS, QUICK_LOCATED, QUICK_HEALTHY_DAYS = 110, 8, 560.0
+QUICK_LARGEST = 1024
+"""GPUs of a job of the sample; larger ones are in it for localisation only."""
+
+QUICK_SECONDS, GRACE_SECONDS = 260.0, 25.0
+"""After which ``--quick`` begins nothing more; and how long what was begun may take after a budget is used up."""
+
+HEALTHY_DAYS = 21_000.0
+"""3,000 GPU-days of each of the seven workloads."""
+
+FULL_LOCATED = 40
+HEALTHY_PART_DAYS = 250.0
+LONG_EVERY = 13
+"""One part in so many is one small job for days: what drifts slowly must not be taken for a fault either."""
+
+LARGE = 8192
+LOCATED = ("thermal", "clock-lock", "memory-errors", "nvlink", "pcie", "nic-flap", "nic-errors", "cpu-contention")
+
+Task = Fleet | Health
+
+
+def chosen(options: argparse.Namespace) -> list[Cell]:
+    """The runs of the grid, in an order drawn by the seed."""
+    random = np.random.default_rng([options.seed, 3])
+    sizes = tuple(s for s in options.sizes if not options.quick or s <= QUICK_LARGEST)
+    minutes = (1, 10) if options.quick else MINUTES
+    rows = list(grid(sizes, options.workloads))
+    order = random.permutation(len(rows))
+    limit = options.cells or (QUICK_CELLS if options.quick else len(rows) * options.repeats)
+    cells = []
+    for number in range(limit):
+        row = rows[order[number % len(rows)]]
+        if options.quick:
+            # A sample of rows leaves no row for most classes; each class has its turn, slowdowns of 10 % and more.
+            names = list(DISORDERS)
+            of_class = [r for r in rows if r.disorder == names[number % len(names)] and r.severity >= 0.10]
+            row = of_class[int(random.integers(len(of_class)))] if of_class else row
+        lengths = tuple(m for m in minutes if row.gpus < LARGE or m <= 10)
+        cells.append(drawn(row, options.seed, number if options.quick else number // len(rows), random, lengths))
+    return cells
+
+
+def located(options: argparse.Namespace) -> list[Cell]:
+    """Faults of a member in large jobs, for how well they are localised."""
+    random = np.random.default_rng([options.seed, 4])
+    sizes = (LARGE,) if options.quick else (64, 1024, LARGE, 16384)
+    most = options.located if options.located is not None else (QUICK_LOCATED if options.quick else FULL_LOCATED)
+    workloads = tuple(w for w in options.workloads if w in ("balanced", "long-context", "moe", "unequal-stages"))
+    found = []
+    for gpus in sizes:
+        for number in range(most):
+            workload = (workloads or options.workloads)[number % len(workloads or options.workloads)]
+            row = Cell(LOCATED[number % len(LOCATED)], 0.2, gpus, "step", workload, 1, 1.0, 0)
+            found.append(drawn(row, options.seed, number, random, (1,) if options.quick else (1, 10)))
+    return found
+
+
+def health(options: argparse.Namespace) -> list[Health]:
+    """Healthy jobs of every workload, in parts."""
+    days = QUICK_HEALTHY_DAYS if options.healthy_days is None and options.quick else options.healthy_days
+    days = HEALTHY_DAYS if days is None else days
+    parts = max(len(options.workloads), round(days / HEALTHY_PART_DAYS))
+    parts = 0 if days <= 0 else parts
+    random = np.random.default_rng([options.seed, 6])
+    return [
+        Health(
+            options.workloads[number % len(options.workloads)],
+            days / parts,
+            int(random.integers(2**31)),
+            baselines=number < 2 * len(options.workloads),
+            rough=bool(random.random() < 0.2),
+            long=number % LONG_EVERY == LONG_EVERY - 1,
+        )
+        for number in range(parts)
+    ]
+
+
+def work(task: Task) -> list[Result] | Alarms:
+    """One task, in a worker."""
+    return fleet.run(task) if isinstance(task, Fleet) else healthy.run(task)
+
+
+@dataclass(slots=True)
+class Parts:
+    """How much of what was planned was run."""
+
+    planned: int = 0
+    run: int = 0
+
+
+def done(tasks: Sequence[Task], jobs: int, until: float, name: str, parts: Parts) -> Iterator[list[Result] | Alarms]:
+    """Results of the tasks as they come; says on the way how far it is.
+
+    Tasks that have not begun by `until`, or are not done GRACE_SECONDS later, are left out and counted.
+    """
+    begun, left = time.monotonic(), list(tasks)
+    parts.planned += len(left)
+    before = parts.run
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        running: list[AsyncResult[list[Result] | Alarms]] = []
+        while left or running:
+            now = time.monotonic()
+            while left and len(running) < jobs and now < until:
+                running.append(pool.apply_async(work, (left.pop(0),)))
+            if not running or now > until + GRACE_SECONDS:
+                break
+            running[0].wait(0.2)
+            for result in [one for one in running if one.ready()]:
+                running.remove(result)
+                parts.run += 1
+                took = time.monotonic() - begun
+                print(f"{name}: {parts.run - before} of {len(tasks)} parts, {took:.0f} s", file=sys.stderr, flush=True)
+                yield result.get()
+    lost = len(left) + len(running)
+    if lost:
+        print(f"{name}: {lost} of {len(tasks)} parts left out: out of time", file=sys.stderr)
+
+
+def in_turn(*lists: Sequence[Task]) -> list[Task]:
+    """All tasks, each list spread evenly over the whole: whatever the time allows has some of everything."""
+    places = [((at + 0.5) / len(tasks), number, at) for number, tasks in enumerate(lists) for at in range(len(tasks))]
+    return [lists[number][at] for _, number, at in sorted(places)]
+
+
+def measure(
+    options: argparse.Namespace, switches: Switches | None = None, baselines: bool = True, reports: bool = True
+) -> dict[str, Any]:
+    """The whole of it once. reports: whether jobs report their steps."""
+    until = time.monotonic() + (options.budget or float("inf"))
+    runs = [replace(cell, reports=reports) for cell in chosen(options)]
+    # Small parts where time is short: what is begun is finished, and one that is not finished is lost.
+    most = 8 if options.quick else 24
+    cells = fleet.compose(runs, options.seed, most_cells=most, baselines=baselines, switches=switches)
+    order = np.random.default_rng([options.seed, 8]).permutation(len(cells))
+    tasks: list[Task] = [cells[i] for i in order]
+    if switches is None:
+        large = fleet.compose(
+            [replace(cell, reports=reports) for cell in located(options)],
+            options.seed + 1,
+            most_gpus=20_000,
+            baselines=baselines,
+        )
+        tasks = in_turn(tasks, large, [replace(one, reports=reports) for one in health(options)])
+    name = "ablation" if switches else "detection" if reports else "counters only"
+    parts = Parts()
+    results: list[Result] = []
+    alarms: list[Alarms] = []
+    for found in done(tasks, options.jobs, until, name, parts):
+        if isinstance(found, Alarms):
+            alarms.append(found)
+        else:
+            results += found
+    document: dict[str, Any] = {"ours": report.method("ours", results, alarms) | report.ours_more(results, alarms)}
+    if baselines:
+        document["baselines"] = {name: report.method(name, results, alarms) for name in NAMES}
+    if not reports:
+        document["period"] = report.periods(results)
+    rows = report.grid(results)
+    return document | {"grid": rows, "behind": report.behind(rows), "runs": len(results), "parts": asdict(parts)}
+
+
+def ablations(options: argparse.Namespace) -> dict[str, Any]:
+    """Each part of the detectors off in turn, on the same cells."""
+    found = {}
+    for name in (None, *Switches.__dataclass_fields__):
+        switches = Switches() if name is None else replace(Switches(), **{name: False})
+        ours = measure(options, switches, baselines=False)["ours"]
+        kept = ("precision", "recall", "f1", "f1_interval", "ttd_seconds_p95", "kind_confusion", "calibration_error")
+        found[name or "none"] = {key: ours[key] for key in kept}
+    return found
