@@ -80,17 +80,14 @@ class Policy:
     order, backfill, estimates: who is first, who may go ahead, how long they are expected to run.
     preempt: whether gangs that are restartable and preemptible may be stopped for others.
     replan_seconds: least time between two looks at what to preempt; 0: at every cycle. Starts are never put off.
-    replan_starts: put off starts too, as simulators do that plan at intervals.
     min_run_seconds: least time an attempt runs before it may be preempted.
     starvation_seconds: a job that has waited so long in all goes before all others.
     usage_half_life_seconds: after which a queue's use counts half.
     queues: the hierarchy. borrowing is allowed where each queue's own `borrow` says so.
     las_thresholds: attained GPU-seconds at which a job falls into the next queue of LAS (Tiresias section 5: 2 queues).
-    las_promote: waiting of so many times its run time brings it back to the first; 0: never.
     throughput: speed by workload ('' for all others) and GPU type.
     history_quantile: of the run times of jobs alike, what is taken for an estimate.
     preempt_gain: a gang stops for another only where that is expected to spend so many times less for its end.
-    spares: of each rack, so many nodes are kept free for gangs that move; they are lent to preemptible gangs.
     """
 
     mode: Mode = Mode.ACT
@@ -115,17 +112,14 @@ class Policy:
     estimates: Estimates = Estimates.LIMIT
     preempt: bool = False
     replan_seconds: float = 0.0
-    replan_starts: bool = False
     min_run_seconds: float = 0.0
     starvation_seconds: float = 7 * 86400.0
     usage_half_life_seconds: float = 7 * 86400.0
     queues: tuple[Queue, ...] = ()
     las_thresholds: tuple[float, ...] = (3600.0,)
-    las_promote: float = 0.0
     throughput: dict[str, dict[str, float]] = field(default_factory=dict)
     history_quantile: float = 0.6
     preempt_gain: float = 4.0
-    spares: int = 0
 
 
 FAIR_POLICY = Policy(

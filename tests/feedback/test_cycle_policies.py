@@ -232,9 +232,8 @@ def test_nobody_starves_past_the_bound(order: Order, preempt: bool) -> None:
     assert world.started[large] - world.state.jobs[large].submitted_ns <= 330 * SECOND, "the bound, and what ran then"
 
 
-def _decisions_before_the_end(true_seconds: float) -> list[Any]:
-    """All that is decided while the first job runs, which really takes so long."""
-    policy = Policy(order=Order.FAIR, estimates=Estimates.HISTORY, preempt=True, min_run_seconds=0.0)
+def _decisions_before_the_end(policy: Policy, true_seconds: float) -> list[Any]:
+    """All that is decided and foreseen while the first job runs, which really takes so long."""
     world = World({"n0": 2, "n1": 2}, policy, round_trips=False)
     movable = {"restartable": True, "preemptible": True, "grace_seconds": 0.0, "restart_cost_seconds": 5.0}
     for number in range(6):
@@ -243,18 +242,25 @@ def _decisions_before_the_end(true_seconds: float) -> list[Any]:
         world.advance(20.0)
     world.advance(2000.0)
     first = world.submit(2, true_seconds, workload="w", exact_seconds=true_seconds, **movable)
-    for number in range(5):
-        world.submit(2, 30.0, workload="w", **movable)
+    seen: list[Any] = []
+    for ranks in (4, 2, 1, 2, 1):
+        world.submit(ranks, 30.0, workload="w", **movable)
         world.running()
-        world.advance(20.0 + number)
+        world.advance(21.0)
+        seen.append((world.state.reserved_for, world.state.reserved_from_ns))
+        seen.append(sorted((job.job_id, job.state, job.attempt) for job in world.state.jobs.values()))
     assert not world.state.jobs[first].state.ended
-    return [
-        [replace(action, spec=replace(action.spec, exact_seconds=None)) for action in outcome.actions]
-        if all(isinstance(action, StartGang) for action in outcome.actions)
-        else [str(type(action)) + action.job_id for action in outcome.actions]
-        for outcome in world.outcomes
-    ]
+    return seen
 
 
-def test_with_estimates_from_history_the_true_run_time_changes_no_decision_before_the_end() -> None:
-    assert _decisions_before_the_end(5_000.0) == _decisions_before_the_end(50_000.0)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(order=Order.FAIR, estimates=Estimates.HISTORY, preempt=True, min_run_seconds=0.0),
+        Policy(order=Order.FAIR, estimates=Estimates.HISTORY),
+        Policy(order=Order.FIFO, estimates=Estimates.HISTORY),
+        Policy(order=Order.SRSF, estimates=Estimates.HISTORY, preempt=True, backfill=Backfilling.CONSERVATIVE),
+    ],
+)
+def test_with_estimates_from_history_the_true_run_time_changes_no_decision_before_the_end(policy: Policy) -> None:
+    assert _decisions_before_the_end(policy, 5_000.0) == _decisions_before_the_end(policy, 50_000.0)
