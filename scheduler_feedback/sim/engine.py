@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from typing import Any
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
@@ -168,8 +169,13 @@ class Engine:
         """The jobs that this cluster could ever run; the settings and the nodes are told before the first comes."""
         self._settle(self.first_ns, [PolicySet(self._settings.policy, "simulation"), *self._nodes])
         jobs = []
+        known: dict[tuple[object, ...], str | None] = {}
         for job in self._trace.jobs:
-            why_not = malformed(job.spec) or oversized(self.state, job.spec)
+            spec = job.spec
+            shape = (spec.ranks, spec.min_ranks, spec.pinned_node, spec.gpu_types, spec.required_level, spec.groups)
+            if shape not in known:
+                known[shape] = oversized(self.state, spec)
+            why_not = malformed(spec) or known[shape]
             if why_not is None:
                 jobs.append(job)
             else:
@@ -199,12 +205,13 @@ class Engine:
         return entry[2] not in self._probes and (gang is None or gang.due != entry[1])
 
     def _submit(self, job: TraceJob, now_ns: int) -> Submitted:
-        spec = job.spec
+        changes: dict[str, Any] = {}
         if self._settings.restart_cost_seconds is not None:
-            spec = replace(spec, restart_cost_seconds=self._settings.restart_cost_seconds, grace_seconds=0.0)
+            changes = {"restart_cost_seconds": self._settings.restart_cost_seconds, "grace_seconds": 0.0}
         if self._exact:
-            spec = replace(spec, exact_seconds=job.run_seconds)
-        job = replace(job, spec=spec)
+            changes["exact_seconds"] = job.run_seconds
+        spec = replace(job.spec, **changes) if changes else job.spec
+        job = TraceJob(job.job_id, job.line, job.submitted_ns, job.run_seconds, spec)
         work_ns = nanoseconds(job.run_seconds)
         self.courses[job.job_id] = Course(job, work_ns, work_ns, now_ns, waits_since_ns=now_ns)
         self.waiting += 1
