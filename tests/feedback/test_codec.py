@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from agent.schema.errors import StoreError
@@ -49,7 +49,8 @@ def test_an_entry_reads_back_as_it_was(entry: Entry) -> None:
     survives(codec.encode_entry, codec.decode_entry, entry)
 
 
-@settings(max_examples=30, deadline=None)
+# A state is large, and drawing one takes its time.
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.from_type(State))
 def test_a_state_reads_back_as_it_was(state: State) -> None:
     survives(codec.encode_state, codec.decode_state, state)
