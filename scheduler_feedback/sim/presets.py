@@ -73,7 +73,6 @@ def _muri_policy(policy: Policy) -> Policy:
         min_run_seconds=0.0,
         starvation_seconds=math.inf,
         las_thresholds=MURI_LAS_GPU_SECONDS,
-        las_promote=0.0,
     )
 
 
