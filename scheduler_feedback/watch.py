@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from agent.schema.clock import Clock
 from agent.schema.errors import FrameError
-from agent.schema.frame import Frame, Layout
+from agent.schema.frame import AnyLayout, Frame
 from scheduler_feedback.core.events import Event, FirstStep
 from scheduler_feedback.core.fleet import Fleet, Sample
 from scheduler_feedback.core.look import Look
@@ -53,7 +53,7 @@ class Watch:
         self._found = found
         self._clock = clock
         self._tick_seconds = tick_seconds
-        self._queue: deque[tuple[Layout, Frame, int]] = deque(maxlen=queue_frames)
+        self._queue: deque[tuple[AnyLayout, Frame, int]] = deque(maxlen=queue_frames)
         self._forgotten: deque[str] = deque()
         # Held while fleet or detectors are touched: a snapshot is taken between two looks, never inside one.
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class Watch:
 
     # --- any thread --------------------------------------------------------------------------------------------------
 
-    def offer(self, layout: Layout, frame: Frame, received_ns: int) -> None:
+    def offer(self, layout: AnyLayout, frame: Frame, received_ns: int) -> None:
         """Queue a frame. received_ns: monotonic time of its receipt."""
         self._offered += 1
         self._queue.append((layout, frame, received_ns))

@@ -7,17 +7,31 @@ that nothing was heard of.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from agent.schema.errors import FrameError
-from agent.schema.frame import Column, EventRecord, Frame, Layout, Member, OpenRecord, StepRecord, check_fits
-from agent.schema.rates import Change, difference, exact
-from scheduler_feedback.core.counting import NodeCounts
-from scheduler_feedback.core.gangs import CONSUMED, Gang
+from agent.schema.frame import (
+    AnyLayout,
+    Column,
+    CounterArray,
+    EventRecord,
+    Frame,
+    Layout,
+    Member,
+    OpenRecord,
+    Record,
+    StepRecord,
+    ValidArray,
+    check_fits,
+)
+from scheduler_feedback.core.consumption import Consumption, Group
+from scheduler_feedback.core.counting import Counting
+from scheduler_feedback.core.gangs import CONSUMED, Gang, IntArray
+from scheduler_feedback.core.telemetry import IndexArray
 
 FORGET_NS = 600_000_000_000
 """A gang unheard of for ten minutes has ended without word: longer than any pause for a checkpoint that we know of."""
@@ -37,31 +51,12 @@ CLOCK_SLACK_NS = 1_000_000_000
 OLDEST_RECORD_NS = 3_600_000_000_000
 """A record from longer ago than an hour is none of this agent's ring."""
 
-GAP_NS = 60_000_000_000
-"""Silence over which a 32-bit counter of a rank's processes is not trusted (none is that narrow today)."""
-
 Sample = tuple[str, tuple[tuple[str, str], ...], float]
 """Name of the catalogue, labels, value: what the exposition takes."""
 
 
-_NONE = np.zeros(1, np.bool_)
-
-
-@dataclass(slots=True)
-class _Group:
-    """The ranks of a gang attempt whose counters stand in a layout: index and widths [m, 5], index -1 for none."""
-
-    name: str
-    attempt: int
-    ranks: tuple[int, ...]
-    index: npt.NDArray[np.intp]
-    widths: npt.NDArray[np.uint8]
-    tier: int
-    gang: Gang | None = None
-    columns: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
-    before: npt.NDArray[np.uint64] | None = None
-    before_valid: npt.NDArray[np.bool_] | None = None
-    before_ns: int = 0
+_Pressure = tuple[int, CounterArray, ValidArray]
+"""Sample time, and for each resource the time that tasks waited for it and whether that is known."""
 
 
 @dataclass(slots=True)
@@ -69,8 +64,7 @@ class NodeView:
     """What is known of a node from its newest frame.
 
     machine: its boot_id: nodes with one machine share processors and clock. seq, wall_ns, monotonic_ns: of the newest
-    frame; received_ns: when it came, on the receiver's clock. pressure: share of time (0..1) between the two newest
-    samples in which some task waited for the resource ('cpu', 'memory', 'io').
+    frame; received_ns: when it came, on the receiver's clock.
     frames_missed, records_missed: holes in the sequences. frames_refused: repeats and frames out of order.
     """
 
@@ -81,15 +75,39 @@ class NodeView:
     wall_ns: int = 0
     monotonic_ns: int = 0
     received_ns: int = 0
-    pressure: dict[str, float] = field(default_factory=dict)
     frames_missed: int = 0
     frames_refused: int = 0
     records_missed: int = 0
     _record_seq: int | None = None
     _layout_id: str = ""
-    _groups: list[_Group] = field(default_factory=list)
-    _pressure_index: list[tuple[str, int, int]] = field(default_factory=list)
-    _pressure_before: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _groups: list[Group] = field(default_factory=list)
+    _records: tuple[Record, ...] = ()
+    _opened: tuple[tuple[Gang, IntArray], ...] = ()
+    _pressures: tuple[str, ...] = ()
+    _pressure_index: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
+    _pressure_tier: int = 0
+    _pressure: tuple[_Pressure | None, _Pressure | None] = (None, None)
+
+    @property
+    def pressure(self) -> dict[str, float]:
+        """Share of time in which some task waited, by resource; those that are not known are left out."""
+        before, now = self._pressure
+        if before is None or now is None or now[0] <= before[0]:
+            return {}
+        return {
+            resource: min(1.0, int(now[1][index] - before[1][index]) / (now[0] - before[0]))
+            for index, resource in enumerate(self._pressures)
+            if now[2][index] and before[2][index] and now[1][index] >= before[1][index]
+        }
+
+    def _take_pressure(self, frame: Frame) -> None:
+        if not self._pressures:
+            return
+        now = self._pressure[1]
+        at_ns = int(frame.tier_ns[self._pressure_tier])
+        if now is None or at_ns != now[0]:
+            index = self._pressure_index
+            self._pressure = now, (at_ns, frame.counters[index], frame.counters_valid[index])
 
     def wall_of(self, monotonic_ns: int) -> int:
         """Wall time of an instant on this node's monotonic clock, by its newest frame."""
@@ -105,7 +123,9 @@ class Fleet:
         self._first_steps: list[tuple[str, int, int, int]] = []
         self._stepped: dict[str, int] = {}
         self._newest_received_ns = 0
-        self.counts: dict[str, NodeCounts] = {}
+        self._machines: Counter[str] = Counter()
+        self._consumption = Consumption()
+        self.counting = Counting()
         self.events: list[tuple[str, EventRecord]] = []
         self.records_refused = 0
         self.records_of_ended_attempts = 0
@@ -120,6 +140,7 @@ class Fleet:
     @property
     def gangs(self) -> Mapping[str, Gang]:
         """The newest attempt of each gang, by name."""
+        self._consumption.settle()
         return self._gangs
 
     def first_steps(self) -> list[tuple[str, int, int, int]]:
@@ -146,9 +167,7 @@ class Fleet:
     def shares_machine(self, node: str) -> bool:
         """Whether another node is on the same machine (has its boot id): load on one is load on the other."""
         view = self._nodes.get(node)
-        return view is not None and any(
-            other.machine == view.machine and other.name != node for other in self._nodes.values()
-        )
+        return view is not None and self._machines[view.machine] > 1
 
     def frames_of(self, gang: Gang) -> tuple[tuple[str, int], ...]:
         """Newest frame of each of the gang's nodes: what a person looks up to check a verdict."""
@@ -163,7 +182,7 @@ class Fleet:
 
     # --- folding ------------------------------------------------------------------------------------------------------
 
-    def observe(self, layout: Layout, frame: Frame, received_ns: int) -> bool:
+    def observe(self, layout: AnyLayout, frame: Frame, received_ns: int) -> bool:
         """Fold in one frame; `received_ns` is the receiver's monotonic clock. True where it was new.
 
         Raises FrameError where the frame does not fit its layout or names another node; nothing is changed then.
@@ -172,10 +191,15 @@ class Fleet:
         check_fits(layout, frame)
         if frame.node != layout.node:
             raise FrameError(f"frame {frame.seq} of {frame.node}: its layout is of node {layout.node}")
-        for name in ("seq", "wall_ns", "monotonic_ns", "record_seq"):
-            if not 0 <= getattr(frame, name) < LARGEST:
-                raise FrameError(f"frame {frame.seq} of {frame.node}: {name} {getattr(frame, name)}")
-        node = self._nodes.setdefault(frame.node, NodeView(frame.node))
+        for name, value in (
+            ("seq", frame.seq), ("wall_ns", frame.wall_ns), ("monotonic_ns", frame.monotonic_ns),
+            ("record_seq", frame.record_seq),
+        ):  # fmt: skip
+            if not 0 <= value < LARGEST:
+                raise FrameError(f"frame {frame.seq} of {frame.node}: {name} {value}")
+        node = self._nodes.get(frame.node)
+        if node is None:
+            node = self._nodes[frame.node] = NodeView(frame.node)
         continues = (node.machine, node.agent_id) == (frame.boot_id, frame.agent_id)
         older = node.machine == frame.boot_id and frame.monotonic_ns < node.monotonic_ns
         if older or (continues and frame.seq <= node.seq):
@@ -184,16 +208,18 @@ class Fleet:
         if continues:
             node.frames_missed += frame.seq - node.seq - 1
         elif node.machine != frame.boot_id:
-            node._pressure_before.clear()
+            node._pressure = None, None
+            self._machines[node.machine] -= 1
+            self._machines[frame.boot_id] += 1
         node.machine, node.agent_id, node.seq = frame.boot_id, frame.agent_id, frame.seq
         node.wall_ns, node.monotonic_ns, node.received_ns = frame.wall_ns, frame.monotonic_ns, received_ns
         self._newest_received_ns = max(self._newest_received_ns, received_ns)
         if node._layout_id != layout.layout_id:
-            self._read_layout(node, layout)
-        self.counts.setdefault(frame.node, NodeCounts()).take(layout, frame, continues)
+            self._read_layout(node, layout.whole())
+        self.counting.take(layout, frame, continues)
         for group in node._groups:
             self._consume(node, group, frame, continues, received_ns)
-        _take_pressure(node, frame)
+        node._take_pressure(frame)
         self._records(node, frame, continues, received_ns)
         return True
 
@@ -231,68 +257,52 @@ class Fleet:
             if member is not None:
                 of_gang = places.setdefault((member.gang, member.attempt), {})
                 of_gang.setdefault(member.rank, {})[CONSUMED.index(column.metric)] = index
+        self._consumption.settle()
         groups = []
         for (name, attempt), of_ranks in places.items():
             ranks = tuple(sorted(of_ranks))
             table = np.array([[of_ranks[rank].get(f, -1) for f in range(len(CONSUMED))] for rank in ranks], np.intp)
             widths = np.array([column.width for column in layout.counters], np.uint8)[table]
-            group = _Group(name, attempt, ranks, table, widths, layout.counters[int(table.max())].tier)
+            tier = layout.counters[int(table.max())].tier
             old = known.get((name, attempt, ranks))
-            if old is not None and np.array_equal(old.index >= 0, table >= 0):
-                group.before, group.before_valid, group.before_ns = old.before, old.before_valid, old.before_ns
-            groups.append(group)
+            groups.append(self._consumption.group(name, attempt, ranks, table, widths, tier, old))
+        self._consumption.drop(node._groups)
         node._groups = groups
         node._layout_id = layout.layout_id
-        node._pressure_index = [
+        waiting = [
             (dict(column.labels).get("resource", ""), index, column.tier)
             for index, column in enumerate(layout.counters)
             if column.metric == "gangwatch_host_pressure_waiting_seconds_total"
         ]
+        node._pressures = tuple(resource for resource, _, _ in waiting)
+        node._pressure_index = np.array([index for _, index, _ in waiting], np.intp)
+        node._pressure_tier = waiting[0][2] if waiting else 0  # one collector's, and so of one tier
+        if waiting:
+            node._pressure = None, None
 
-    def _consume(self, node: NodeView, group: _Group, frame: Frame, continues: bool, received_ns: int) -> None:
-        at_ns = int(frame.tier_ns[group.tier])
+    def _consume(self, node: NodeView, group: Group, frame: Frame, continues: bool, received_ns: int) -> None:
         gang = self._gang(group.name, group.attempt, received_ns)
-        if gang is None or at_ns <= 0:
+        if gang is None or frame.tier_ns[group.places.tier] <= 0:
             return
         if gang is not group.gang:
             group.gang = gang
             group.columns = np.array([gang.column(rank, node.name) for rank in group.ranks], np.intp)
         gang.received_ns = received_ns
-        now = frame.counters[group.index]
-        valid = frame.counters_valid[group.index] & (group.index >= 0)
-        before, before_valid, elapsed_ns = group.before, group.before_valid, at_ns - group.before_ns
-        start = _NONE
-        if before is None or before_valid is None:
-            start, advance = np.ones(len(group.ranks), np.bool_), np.zeros(now.shape)
-        elif elapsed_ns == 0 and continues:
-            return
-        elif continues and 0 < elapsed_ns <= GAP_NS and not (now < before).any() and (valid == before_valid).all():
-            advance = (now - before).astype(np.float64)  # what nearly every frame is; `difference` says the same
-        else:
-            counts, change = difference(
-                before,
-                before_valid,
-                now,
-                valid,
-                group.widths,
-                np.full(now.shape, elapsed_ns, np.int64),
-                same_source=continues,
-                gap_ns=GAP_NS,
-            )
-            start = (~exact(change) & (change != Change.ABSENT) | (before_valid != valid)).any(axis=1)
-            advance = counts.astype(np.float64)
-        group.before, group.before_valid, group.before_ns = now, valid, at_ns
-        if start.any():
-            gang.forget_consumed(group.columns[start])
-            advance[start] = 0.0
-        advance[~valid] = np.nan
-        gang.consume(group.columns, advance, at_ns)
+        self._consumption.take(group, gang, frame, continues)
 
     # --- records ------------------------------------------------------------------------------------------------------
 
     def _records(self, node: NodeView, frame: Frame, continues: bool, received_ns: int) -> None:
         records = frame.records
         expected = node._record_seq if continues else None
+        if (
+            records is node._records
+            and node._opened
+            and expected == frame.record_seq
+            and self._opened_again(node, frame)
+        ):
+            node._record_seq = frame.record_seq + len(records)
+            return
         if expected is not None and records:
             if frame.record_seq > expected:
                 node.records_missed += frame.record_seq - expected
@@ -301,6 +311,8 @@ class Fleet:
         if records or not continues:
             node._record_seq = frame.record_seq + len(frame.records)
         newest_end, oldest_end = frame.monotonic_ns + CLOCK_SLACK_NS, frame.monotonic_ns - OLDEST_RECORD_NS
+        opened: dict[str, tuple[Gang, list[tuple[bool, int, int, int]]]] = {}
+        count = 0
         for record in records:
             if isinstance(record, StepRecord):
                 member, wait_ns, duration_ns = record.member, record.wait_ns, record.duration_ns
@@ -326,21 +338,43 @@ class Fleet:
                     if len(self._stepped) > MOST_GANGS:
                         del self._stepped[next(iter(self._stepped))]
             elif isinstance(record, OpenRecord):
-                self._open(node, record, frame, received_ns)
+                count += self._open(node, record, opened, received_ns)
             else:
                 self.events.append((node.name, record))
+        tables = tuple((gang, np.array(rows, np.int64)) for gang, rows in opened.values())
+        for gang, table in tables:
+            gang.opened_all(table, frame.monotonic_ns)
+        node._records, node._opened = (frame.records, tables) if count == len(frame.records) else ((), ())
         del self.events[: max(0, len(self.events) - 1024)]
 
-    def _open(self, node: NodeView, record: OpenRecord, frame: Frame, received_ns: int) -> None:
+    def _open(
+        self,
+        node: NodeView,
+        record: OpenRecord,
+        opened: dict[str, tuple[Gang, list[tuple[bool, int, int, int]]]],
+        received_ns: int,
+    ) -> bool:
+        """Take one into the table of its gang; False where it is refused."""
         member = record.member
         if not (_possible(member) and 0 <= record.number < LARGEST and 0 <= record.since_ns < LARGEST):
             self.records_refused += 1
-            return
+            return False
         gang = self._gang(member.gang, member.attempt, received_ns)
-        if gang is not None:
-            gang.received_ns = received_ns
-            column = gang.column(member.rank, node.name)
-            gang.opened(column, record.what, record.number, record.since_ns, frame.monotonic_ns)
+        if gang is None:
+            return False
+        gang.received_ns = received_ns
+        row = (record.what != "step", gang.column(member.rank, node.name), record.number, record.since_ns)
+        opened.setdefault(member.gang, (gang, []))[1].append(row)
+        return True
+
+    def _opened_again(self, node: NodeView, frame: Frame) -> bool:
+        """The node's ranks are inside of what they were inside of a frame ago; False where a gang is another by now."""
+        if any(self._gangs.get(gang.name) is not gang for gang, _ in node._opened):
+            return False
+        for gang, table in node._opened:
+            gang.received_ns = node.received_ns
+            gang.opened_all(table, frame.monotonic_ns)
+        return True
 
 
 def _possible(member: Member) -> bool:
@@ -354,15 +388,3 @@ def _member(column: Column) -> Member | None:
     except (KeyError, ValueError):
         return None
     return member if _possible(member) else None
-
-
-def _take_pressure(node: NodeView, frame: Frame) -> None:
-    for resource, index, tier in node._pressure_index:
-        if not frame.counters_valid[index]:
-            node.pressure.pop(resource, None)
-            continue
-        value, at_ns = int(frame.counters[index]), int(frame.tier_ns[tier])
-        before = node._pressure_before.get(resource)
-        if before is not None and at_ns > before[1] and value >= before[0]:
-            node.pressure[resource] = min(1.0, (value - before[0]) / (at_ns - before[1]))
-        node._pressure_before[resource] = (value, at_ns)

@@ -48,6 +48,9 @@ TRAIL = 16
 TRAIL_SPACING_NS = 500_000_000
 """Samples closer than this replace the newest instead of pushing out the oldest."""
 
+MOST_OPENING = 4096
+"""What nodes told of open steps and collectives waits for a reader no longer than this many frames."""
+
 CYCLE_SLACK = 0.99
 """End-to-end time of a step may fall short of its reported duration by rounding, not by more."""
 
@@ -95,6 +98,9 @@ class Gang:
         self._order = np.zeros(0, np.intp)
         self._nodes: list[str] = []
         self._sequence = 0
+        self._opening: list[tuple[IntArray, int]] = []
+        self._mean: tuple[int, int, float | None] = (0, 0, None)  # of how many, up to which, what came out
+        self.changes = 0
         self._shape(FIRST_ROWS, 4)
 
     def _shape(self, rows: int, columns: int) -> None:
@@ -147,10 +153,12 @@ class Gang:
             if column == len(self._total):
                 self._widen(2 * column)
             self._column[rank] = column
+            self.changes += 1
             self._nodes.append(node)
             self._done[:] = 0  # no row is complete any more: it lacks the newcomer
         elif self._nodes[column] != node:
             self._nodes[column] = node
+            self.changes += 1
         return column
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -227,28 +235,50 @@ class Gang:
 
     def step_seconds(self, newest: int = 16) -> float | None:
         """Mean time of the newest completed steps, over all ranks; None before the first."""
-        steps = self.completed(max(0, self._sequence - newest))
-        return None if steps is None else float(steps.seconds.mean())
+        if newest != self._mean[0] or self._sequence != self._mean[1]:
+            steps = self.completed(max(0, self._sequence - newest))
+            self._mean = newest, self._sequence, None if steps is None else float(steps.seconds.mean())
+        return self._mean[2]
 
     # --- what is open -------------------------------------------------------------------------------------------------
 
     def opened(self, column: int, what: str, number: int, since_ns: int, seen_ns: int) -> None:
         """The rank was inside of a step or collective when its agent put a frame together (`seen_ns`, host clock)."""
-        target = self._open_step if what == "step" else self._open_collective
-        target[column] = (number, since_ns, seen_ns)
+        self.opened_all(np.array([[what != "step", column, number, since_ns]], np.int64), seen_ns)
+
+    def opened_all(self, table: IntArray, seen_ns: int) -> None:
+        """As ``opened``, for several: int64 [k, 4], 0 for a step or 1 for a collective, column, number, since."""
+        self._opening.append((table, seen_ns))
+        if len(self._opening) > MOST_OPENING:
+            self._settle_opened()
+
+    def _settle_opened(self) -> None:
+        if not self._opening:
+            return
+        table = np.concatenate([one for one, _ in self._opening])
+        seen_ns = np.repeat([seen_ns for _, seen_ns in self._opening], [len(one) for one, _ in self._opening])
+        self._opening.clear()
+        for kind, target in enumerate((self._open_step, self._open_collective)):
+            chosen = table[:, 0] == kind
+            target[table[chosen, 1]] = np.column_stack((table[chosen, 2:], seen_ns[chosen]))
 
     def open_steps(self) -> IntArray:
         """int64 [n, 3] by rising rank: step begun and not ended, since, last seen so (host clock); -1 for never."""
+        self._settle_opened()
         return self._open_step[self._by_rank()]
 
     def open_collectives(self) -> IntArray:
         """int64 [n, 3] by rising rank: collective entered and not left, since, last seen so; -1 for never."""
+        self._settle_opened()
         return self._open_collective[self._by_rank()]
 
     # --- what was consumed --------------------------------------------------------------------------------------------
 
-    def consume(self, columns: npt.NDArray[np.intp], advance: FloatArray, at_ns: int) -> None:
-        """Add what the ranks in `columns` consumed up to `at_ns` (host clock); advance is [m, 5], NaN where unknown."""
+    def consume(self, columns: npt.NDArray[np.intp], advance: FloatArray, at_ns: int | IntArray) -> None:
+        """Add what the ranks in `columns` consumed up to `at_ns` (host clock; one for all, or [m]).
+
+        advance: [m, 5], NaN where unknown.
+        """
         total = self._total[columns] + advance
         newest = self._trail_head[columns]
         one_before = self._trail_ns[columns, newest - 1]
@@ -308,6 +338,7 @@ class Gang:
         return True
 
     def _widen(self, columns: int) -> None:
+        self._settle_opened()
         add = columns - len(self._total)
 
         def wider(array: npt.NDArray[T], axis: int, empty: float) -> npt.NDArray[T]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from scheduler_feedback.core.gangs import Consumed, Gang, IntArray
 from scheduler_feedback.core.telemetry import (
     FEATURES,
     Counters,
+    IndexArray,
     JobTelemetry,
     NodeEvent,
     Shape,
@@ -29,14 +30,21 @@ SAME_CLOCK_NS = 1_000_000_000
 NO_DEVICE = ("", "", -1)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Seen:
-    """What was handed out of one attempt: sequence of its newest step, its shape, and each rank's clock offset [n]."""
+    """What was handed out of one attempt: sequence of its newest step, its shape, and each rank's clock offset [n].
+
+    nodes: those of its ranks, sorted; of_node [n]: each rank's among them. changes: of the gang and of the counting,
+    when the shape was made.
+    """
 
     attempt: int
-    cursor: int
-    shape: Shape
-    offset_ns: IntArray
+    cursor: int = 0
+    shape: Shape = field(default_factory=lambda: Shape("", 0, np.zeros(0, np.int64), ()))
+    nodes: tuple[str, ...] = ()
+    of_node: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
+    offset_ns: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    changes: tuple[int, int] = (-1, -1)
     stepped: bool = False
 
 
@@ -47,14 +55,16 @@ class Look:
         self._fleet = fleet
         self._seen: dict[str, _Seen] = {}
         self._window_ns = 0
+        self._placed: tuple[tuple[Shape, ...], int] = ((), -1)
 
     def next(self, now_ns: int, received_now_ns: int | None = None) -> Telemetry:
         """What came since the last call. now_ns: wall time; received_now_ns: the same instant on the clock by which
         frames were received, None for the newest receipt."""
         fleet = self._fleet
-        for name in self._seen.keys() - fleet.gangs.keys():
+        gangs = fleet.gangs
+        for name in self._seen.keys() - gangs.keys():
             del self._seen[name]
-        jobs = tuple(self._job(gang) for gang in fleet.gangs.values() if len(gang))
+        jobs = tuple(self._job(gang) for gang in gangs.values() if len(gang))
         events = tuple(NodeEvent(node, event) for node, event in fleet.take_events())
         here_ns = fleet.newest_received_ns if received_now_ns is None else received_now_ns
         heard = {name: now_ns - (here_ns - node.received_ns) for name, node in fleet.nodes.items()}
@@ -66,22 +76,35 @@ class Look:
         if now_ns - self._window_ns < WINDOW_NS:
             return no_counters(ranks)
         self._window_ns = now_ns
+        kinds = self._fleet.counting.kinds
+        self._place(jobs)
         values = np.full((len(FEATURES), 1, ranks), np.nan, np.float32)
-        place = {}
+        for kind in kinds:
+            rows = np.flatnonzero(kind.fresh)
+            kind.fresh[rows] = False
+            columns = kind.columns[rows]
+            known = columns >= 0
+            values[:, 0, columns[known]] = np.moveaxis(kind.values[rows], 1, 0)[:, known]
+        return Counters(np.array([now_ns], np.int64), WINDOW_NS * 1e-9, values)
+
+    def _place(self, jobs: tuple[JobTelemetry, ...]) -> None:
+        """Say for each rank on each node in which column its values go; anew where somebody came, went or moved."""
+        counting = self._fleet.counting
+        stands = tuple(job.shape for job in jobs), counting.version
+        if stands == self._placed:
+            return
+        self._placed = stands
+        place: dict[tuple[str, int, int], int] = {}
         at = 0
         for job in jobs:
             name, attempt = job.shape.job, job.shape.attempt
             place.update({(name, attempt, rank): at + k for k, rank in enumerate(job.shape.ranks.tolist())})
             at += len(job.shape)
-        for counts in self._fleet.counts.values():
-            if not counts.fresh:
-                continue
-            counts.fresh = False
-            for index, member in enumerate(counts.members):
-                column = place.get((member.gang, member.attempt, member.rank))
-                if column is not None:
-                    values[:, 0, column] = counts.values[:, index]
-        return Counters(np.array([now_ns], np.int64), WINDOW_NS * 1e-9, values)
+        for counts in counting.nodes.values():
+            if counts.kind is not None:
+                counts.kind.columns[counts.row] = [
+                    place.get((member.gang, member.attempt, member.rank), -1) for member in counts.members
+                ]
 
     def _job(self, gang: Gang) -> JobTelemetry:
         seen = self._of(gang)
@@ -99,6 +122,8 @@ class Look:
             found = gang.consumed(at_ns - offset_ns)
             return Consumed(found.values, found.at_ns + offset_ns)
 
+        nodes = self._fleet.nodes
+        shared = np.array([self._fleet.shares_machine(node) for node in seen.nodes], np.bool_)
         return JobTelemetry(
             shape,
             table,
@@ -106,26 +131,27 @@ class Look:
             _walled(gang.open_collectives(), offset_ns),
             gang.newest_steps(),
             consumed,
-            np.array([self._fleet.shares_machine(node) for node in shape.nodes], np.bool_),
-            self._fleet.frames_of(gang),
+            shared[seen.of_node],
+            tuple((node, nodes[node].seq) for node in seen.nodes if node in nodes),
         )
 
-    def _devices(self, gang: Gang) -> dict[int, tuple[str, str, int]]:
+    def _devices(self, gang: Gang, nodes: tuple[str, ...]) -> dict[int, tuple[str, str, int]]:
         """GPU, NIC and rail of each rank whose GPU is known."""
         found = {}
-        for node in dict.fromkeys(gang.nodes):
-            counts = self._fleet.counts.get(node)
+        for node in nodes:
+            counts = self._fleet.counting.nodes.get(node)
             for member, device in zip(counts.members, counts.devices, strict=True) if counts is not None else ():
                 if (member.gang, member.attempt) == (gang.name, gang.attempt) and device[0]:
                     found[member.rank] = device
         return found
 
-    def _changed(self, shape: Shape, gang: Gang) -> bool:
-        devices = self._devices(gang)
-        return bool(devices) and shape.gpus != tuple(devices.get(rank, NO_DEVICE)[0] for rank in gang.ranks)
-
-    def _shape(self, gang: Gang) -> Shape:
-        devices = self._devices(gang)
+    def _shape(self, gang: Gang, nodes: tuple[str, ...], old: Shape) -> Shape:
+        """Who the gang's ranks are and where they stand; the old one where nothing of that has changed."""
+        devices = self._devices(gang, nodes)
+        if len(old) == len(gang) and old.attempt == gang.attempt and old.nodes == gang.nodes:
+            gpus = tuple(devices.get(rank, NO_DEVICE)[0] for rank in gang.ranks)
+            if not devices or old.gpus == gpus:
+                return old
         known = [devices.get(rank, NO_DEVICE) for rank in gang.ranks] if devices else []
         # Virtual nodes share a machine with each other and with whatever else runs on it: who disturbs cannot be told.
         sharing = {"host": tuple("" if self._fleet.shares_machine(node) else node for node in gang.nodes)}
@@ -139,15 +165,27 @@ class Look:
 
     def _of(self, gang: Gang) -> _Seen:
         seen = self._seen.get(gang.name)
-        offsets = {node: self._fleet.nodes[node].wall_of(0) for node in set(gang.nodes) & self._fleet.nodes.keys()}
-        offset_ns = np.array([offsets.get(node, 0) for node in gang.nodes], np.int64)
         if seen is None or seen.attempt != gang.attempt:
-            seen = self._seen[gang.name] = _Seen(gang.attempt, 0, self._shape(gang), offset_ns)
-        elif len(seen.shape) != len(gang) or seen.shape.nodes != gang.nodes or self._changed(seen.shape, gang):
-            seen.shape, seen.offset_ns = self._shape(gang), offset_ns
+            seen = self._seen[gang.name] = _Seen(gang.attempt)
+        changes = gang.changes, self._fleet.counting.version
+        moved = seen.changes != changes
+        if moved:
+            if seen.changes[0] != gang.changes:
+                nodes = gang.nodes
+                seen.nodes = tuple(sorted(set(nodes)))
+                number = {node: index for index, node in enumerate(seen.nodes)}
+                seen.of_node = np.array([number[node] for node in nodes], np.intp)
+            seen.changes = changes
+            shape = self._shape(gang, seen.nodes, seen.shape)
+            moved, seen.shape = shape is not seen.shape, shape
+        views = self._fleet.nodes
+        offset_ns = np.array([views[node].wall_of(0) if node in views else 0 for node in seen.nodes], np.int64)
+        offset_ns = offset_ns[seen.of_node]
+        if moved:
+            seen.offset_ns = offset_ns
         else:
-            moved = np.abs(offset_ns - seen.offset_ns) > SAME_CLOCK_NS
-            seen.offset_ns = np.where(moved, offset_ns, seen.offset_ns)
+            set_anew = np.abs(offset_ns - seen.offset_ns) > SAME_CLOCK_NS
+            seen.offset_ns = np.where(set_anew, offset_ns, seen.offset_ns)
         seen.cursor = min(seen.cursor, gang.newest_sequence)
         return seen
 

@@ -26,7 +26,7 @@ from urllib.parse import quote, urlsplit
 
 from agent.schema.clock import Clock
 from agent.schema.errors import FrameError, VersionError
-from agent.schema.frame import Frame, Layout, check_fits, decode
+from agent.schema.frame import AnyLayout, Decoder, Frame, Layout, PackedLayout, check_fits, pack
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.credentials import Credentials
 from scheduler_feedback.feed.agents import AgentRecord, Agents
@@ -56,7 +56,7 @@ NAMING_THREADS = 4
 NAMING_POLL_SECONDS = 0.05
 """Hosts' names are asked for on threads, which may take seconds; how often is looked whether one has been told."""
 
-Deliver = Callable[[Layout, Frame, int], None]
+Deliver = Callable[[AnyLayout, Frame, int], None]
 """Takes a frame with its layout and the monotonic time of its receipt. Called on the feed's thread: must not block."""
 
 _log = logging.getLogger(__name__)
@@ -102,7 +102,8 @@ class _Follower:
     backoff: Backoff = field(default_factory=Backoff)
     connection: Connection | None = None
     descriptor: int = -1
-    layout: Layout | None = None
+    decoder: Decoder = field(default_factory=Decoder)
+    layout: PackedLayout | None = None
     deadline_ns: int = 0
     tries: int = 0
     frames_before: int = 0
@@ -377,7 +378,7 @@ class Feed:
 
     def _hear(self, follower: _Follower, messages: list[bytes]) -> None:
         """Take messages of one agent. Raises FrameError for what is no frame of ours, or not of this node."""
-        stream, layout = follower.stream, follower.layout
+        stream, layout, decode = follower.stream, follower.layout, follower.decoder.decode
         received_ns = self._clock.monotonic_ns()
         for message in messages:
             told = decode(message)
@@ -387,7 +388,7 @@ class Feed:
             if follower.burst > MOST_FRAMES_A_SECOND:
                 raise FrameError(f"more than {MOST_FRAMES_A_SECOND} messages within {DISCOVERY_SECONDS:g} s")
             if isinstance(told, Layout):
-                layout = follower.layout = told
+                layout = follower.layout = pack(told)
                 continue
             if layout is None:
                 raise FrameError(f"frame {told.seq}: it stands before any layout")

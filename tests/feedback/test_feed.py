@@ -17,6 +17,7 @@ import pytest
 from agent.schema.clock import SystemClock
 from agent.schema.frame import (
     WIRE_VERSION,
+    AnyLayout,
     Column,
     Frame,
     Layout,
@@ -285,7 +286,7 @@ def test_the_agents_own_server_is_understood(tmp_path: Path) -> None:
         return lambda: listeners.remove(listener)
 
     async def scene() -> None:
-        got: list[tuple[Layout, Frame]] = []
+        got: list[tuple[AnyLayout, Frame]] = []
         feed = Feed(tmp_path, lambda layout, frame, _: got.append((layout, frame)), WANTED, SystemClock())
         task = asyncio.create_task(feed.run())
         await until(lambda: len(got) == 1)
@@ -293,7 +294,7 @@ def test_the_agents_own_server_is_understood(tmp_path: Path) -> None:
         await until(lambda: len(got) == 2)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        narrow, newest = got[1]
+        narrow, newest = got[1][0].whole(), got[1][1]
         assert [column.metric for column in narrow.gauges] == ["gangwatch_gpu_power_watts"]
         assert [column.metric for column in narrow.counters] == ["gangwatch_host_pressure_waiting_seconds_total", link]
         assert (newest.seq, newest.gauges.tolist(), newest.counters.tolist()) == (2, [7.0], [3, 60])
