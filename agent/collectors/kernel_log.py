@@ -27,6 +27,7 @@ class KernelLogCollector:
     """Follows the log. An XID is given to `xids`, which makes its record once; everything else is a record here."""
 
     name = "kernel_log"
+    lane = "host"
 
     def __init__(
         self,

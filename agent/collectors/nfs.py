@@ -34,6 +34,7 @@ class NfsCollector:
     """Reads the statistics of the machine's NFS mounts; where there are none, it has no series."""
 
     name = "nfs"
+    lane = "sysfs"
     interval_seconds = INTERVAL_SECONDS
 
     def __init__(self, proc_root: str = "/proc") -> None:

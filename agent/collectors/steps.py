@@ -188,6 +188,7 @@ class StepCollector:
     """
 
     name = "steps"
+    lane = "host"
 
     def __init__(
         self,

@@ -174,6 +174,7 @@ class XidCollector:
     """Publishes what the ledger holds; it reads nothing itself, so that no driver can hold it up."""
 
     name = "xid"
+    lane = "host"
 
     def __init__(self, ledger: XidLedger, interval_seconds: float = 1.0, *, driver_present: bool = True) -> None:
         """Raises UnsupportedError where the machine has no NVIDIA driver (driver_present is False)."""

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from agent.schema.catalog import BY_NAME, METRICS, Renamed
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
-from exporter import exposition
 from exporter.exposition import EVERYTHING, Exposition, Settings, expose
+from exporter.lines import Lines
 from tests.exporter.sample_frames import exposed, frame_of, small_frame, small_layout
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -114,8 +114,13 @@ def test_a_part_in_which_nothing_changed_is_not_rendered_again(monkeypatch: pyte
     more = [Column("gangwatch_gpu_temperature_celsius", (("gpu", f"GPU-{index:036}"),)) for index in range(400)]
     layout = make_layout("n0", [Tier("gpu", 1.0)], [*columns, *more], [])
     packed: list[int] = []
-    deflate = exposition._deflate
-    monkeypatch.setattr(exposition, "_deflate", lambda text: packed.append(len(text)) or deflate(text))
+    deflate = Lines._deflate
+
+    def counted(lines: Lines, text: bytes) -> bytes:
+        packed.append(len(text))
+        return deflate(lines, text)
+
+    monkeypatch.setattr(Lines, "_deflate", counted)
     kept = Exposition(EVERYTHING)
     values = [float(index) for index in range(800)]
     kept.body(layout, frame_of(layout, values, [], seq=1), compress=True)
