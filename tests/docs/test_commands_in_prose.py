@@ -13,7 +13,11 @@ from gangwatch import config
 from gangwatch.cli import COMMANDS, cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "examples/README.md", "docs/how-to/one-machine.md", "docs/how-to/agent.md"]
+PAGES = [
+    "README.md",
+    "examples/README.md",
+    *sorted(f"docs/how-to/{page.name}" for page in (ROOT / "docs/how-to").glob("*.md")),
+]
 
 
 def typed(page: str) -> list[str]:
