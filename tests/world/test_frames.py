@@ -18,9 +18,12 @@ from agent.schema.frame import (
     encode_layout,
 )
 from scheduler_feedback.core.fleet import Fleet
+from scheduler_feedback.core.look import Look
+from scheduler_feedback.core.telemetry import FEATURE, FEATURES
+from scheduler_feedback.sim.world.counters import COUNTS
 from scheduler_feedback.sim.world.fault import Fault
 from scheduler_feedback.sim.world.frames import FrameExit, Path, Sent
-from scheduler_feedback.sim.world.telemetry import NS
+from scheduler_feedback.sim.world.telemetry import NS, PERFECT, WALL_START_NS, World
 from tests.world.test_course import LENGTH, course, with_fault
 
 
@@ -136,3 +139,25 @@ def test_a_slow_link_shows_in_the_frames_counters() -> None:
     rise = sent[-1][1].counters[errors].astype(np.int64) - sent[150][1].counters[errors].astype(np.int64)
     assert int(rise.argmax()) == 1
     assert rise[1] > 1000 > 10 * np.delete(rise, 1).max()
+
+
+def test_the_products_own_path_reads_from_frames_what_the_fast_exit_tells() -> None:
+    seconds = 60.0
+    fleet = Fleet()
+    look, found = Look(fleet), []
+    due = 0.0
+    for at, layout, frame in FrameExit([course()], 1).until(seconds):
+        while due + 10.0 <= at:
+            due += 10.0
+            found.append(look.next(WALL_START_NS + round(due * NS)))
+        fleet.observe(layout, frame, round(at * NS))
+    found.append(look.next(WALL_START_NS + round(seconds * NS)))
+    fast = [World([course()], 1, 1.0, PERFECT).tick(seconds)]
+    told = np.concatenate([t.counters.values for t in found if t.counters.values.shape[2] == 64], axis=1)
+    for feature in FEATURES:
+        mine = told[FEATURE[feature.name]]
+        theirs = fast[0].counters.values[FEATURE[feature.name], 5:]
+        assert np.isfinite(mine).any(), feature.name
+        # Rates of rare errors stand for a job's life and are drawn anew by every meter; all else is the same world.
+        if feature.name not in COUNTS and np.nanmean(theirs) > 1e-2:
+            assert np.nanmean(mine) == pytest.approx(np.nanmean(theirs), rel=0.25), feature.name

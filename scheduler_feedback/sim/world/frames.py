@@ -37,6 +37,9 @@ TIERS = ("gpu", "nvlink", "pcie", "rdma", "host", "process", "steps")
 NVLINKS = 4
 """Links a GPU in a layout: an H100 has 18; what a detector sums up does not need them all."""
 
+LANES, GENERATION = 16.0, 5.0
+"""Of a link in health; a link of which something fails is trained to fewer lanes."""
+
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -70,7 +73,7 @@ PUBLISHED: tuple[Series, ...] = (
             ("nvlink_errors", "gangwatch_nvlink_errors_total", (("kind", "replay"),), 1.0 if link == 0 else 0.0),
         )
     ),
-    Series("pcie_link", "gangwatch_gpu_pcie_link_ratio", "pcie"),
+    Series("pcie_link", "gangwatch_pcie_link_lanes", "pcie", share=LANES),
     Series("pcie_errors", "gangwatch_gpu_pcie_replays_total", "pcie"),
     Series("nic_transmit_bytes", "gangwatch_rdma_port_transmit_bytes_total", "rdma"),
     Series("nic_receive_bytes", "gangwatch_rdma_port_receive_bytes_total", "rdma"),
@@ -129,7 +132,8 @@ class _Agent:
     name: str
     ranks: list[tuple[int, int]]
     layout: Layout
-    gauges: list[tuple[int, int, int]]
+    gauges: list[tuple[int, int, int, float]]
+    constants: list[float]
     counters: list[tuple[int, int, int, float]]
     totals: FloatArray
     clock: float
@@ -196,14 +200,15 @@ class FrameExit:
         ]
         gauge_columns: list[Column] = []
         counter_columns: list[Column] = []
-        gauges: list[tuple[int, int, int]] = []
+        gauges: list[tuple[int, int, int, float]] = []
+        constants: list[float] = []
         counters: list[tuple[int, int, int, float]] = []
         seen: set[tuple[str, Labels]] = set()
         for number, rank in ranks:
             course = self.courses[number]
             for series in PUBLISHED:
                 metric = BY_NAME[series.metric]
-                labels = tuple(sorted((*series.labels, *_of(course, rank, series.tier))))
+                labels = tuple(sorted((*series.labels, *_of(course, rank, series.tier, series.metric))))
                 if (series.metric, labels) in seen:
                     continue
                 seen.add((series.metric, labels))
@@ -213,14 +218,18 @@ class FrameExit:
                     counters.append((number, rank, FEATURE[series.feature], series.share / metric.scale))
                 else:
                     gauge_columns.append(column)
-                    gauges.append((number, rank, FEATURE[series.feature]))
+                    gauges.append((number, rank, FEATURE[series.feature], series.share))
         for number, rank in ranks:
-            gauge_columns += _known(self.courses[number], rank)
+            for column, value in _known(self.courses[number], rank):
+                gauge_columns.append(column)
+                constants.append(value)
         tiers = [Tier(tier, self.intervals[tier]) for tier in TIERS]
         layout = make_layout(name, tiers, gauge_columns, counter_columns)
         start = np.floor(self.random.uniform(1e3, 1e9, len(counters)))
         offset = float(self.random.uniform(1e3, 1e6))
-        return _Agent(name, ranks, layout, gauges, counters, start, offset, f"{name}-1", np.zeros(len(TIERS)))
+        return _Agent(
+            name, ranks, layout, gauges, constants, counters, start, offset, f"{name}-1", np.zeros(len(TIERS))
+        )
 
     def _send(
         self, agent: _Agent, windows: list[FloatArray], passed: list[_Passed], events: list[EventRecord]
@@ -283,9 +292,9 @@ class FrameExit:
         valid = np.isfinite(advance)
         agent.totals = agent.totals + np.where(valid, np.maximum(advance, 0.0), 0.0)
         values = np.full(len(agent.layout.gauges), np.nan)
-        for index, (number, rank, row) in enumerate(agent.gauges):
-            values[index] = windows[number][row, rank]
-        values[len(agent.gauges) :] = [1.0] * (len(values) - len(agent.gauges))
+        for index, (number, rank, row, scale) in enumerate(agent.gauges):
+            values[index] = windows[number][row, rank] * scale
+        values[len(agent.gauges) :] = agent.constants
         for number, rank in agent.ranks:
             for fault in self.courses[number].faults:
                 if fault.disorder == "detachment" and rank in fault.ranks and self.now >= fault.begin:
@@ -363,8 +372,10 @@ class FrameExit:
         return found
 
 
-def _of(course: Course, rank: int, tier: str) -> Labels:
+def _of(course: Course, rank: int, tier: str, metric: str) -> Labels:
     """Labels that single out the rank's device in this tier."""
+    if metric == "gangwatch_pcie_link_lanes":
+        return (("pci_address", _address(course, rank)),)
     if tier in ("gpu", "nvlink", "pcie"):
         return (("gpu", course.place.gpus[rank]),)
     if tier == "rdma":
@@ -374,22 +385,31 @@ def _of(course: Course, rank: int, tier: str) -> Labels:
     return ()
 
 
-def _known(course: Course, rank: int) -> list[Column]:
-    """What ties the rank to its GPU and the GPU to its NIC and rail: series of constant 1."""
+def _known(course: Course, rank: int) -> list[tuple[Column, float]]:
+    """What never changes: what ties the rank to its GPU and the GPU to its NIC and rail, and what its link could do."""
     place = course.place
     gpu, nic, local = place.gpus[rank], place.nics[rank].rpartition("/")[2], int(place.local[rank])
-    pci = f"0000:{0x10 + local:02x}:00.0"
+    pci = _address(course, rank)
     owner = {"attempt": "1", "gang": course.plan.name, "gpu": gpu, "rank": str(rank)}
     owner |= {"container": "", "mig": "", "namespace": "", "pod": "", "slurm_job": ""}
     info = {"driver": "", "gpu": gpu, "index": str(local), "mig_mode": "", "minor": str(local), "serial": ""}
     info |= {"model": course.plan.model.name, "pci_address": pci, "vbios": ""}
     rail = {"distance": "1", "nic": nic, "nic_pci_address": "", "numa_node": "", "pci_address": pci}
     rail |= {"rail": str(int(place.rail[rank]))}
+    link = (("pci_address", pci),)
     return [
-        Column("gangwatch_gpu_owner_info", tuple(sorted(owner.items())), TIERS.index("gpu")),
-        Column("gangwatch_gpu_info", tuple(sorted(info.items())), TIERS.index("gpu")),
-        Column("gangwatch_topology_rail_info", tuple(sorted(rail.items())), TIERS.index("pcie")),
+        (Column("gangwatch_gpu_owner_info", tuple(sorted(owner.items())), TIERS.index("gpu")), 1.0),
+        (Column("gangwatch_gpu_info", tuple(sorted(info.items())), TIERS.index("gpu")), 1.0),
+        (Column("gangwatch_topology_rail_info", tuple(sorted(rail.items())), TIERS.index("pcie")), 1.0),
+        (Column("gangwatch_pcie_link_generation", link, TIERS.index("pcie")), GENERATION),
+        (Column("gangwatch_pcie_link_generation_maximum", link, TIERS.index("pcie")), GENERATION),
+        (Column("gangwatch_pcie_link_lanes_maximum", link, TIERS.index("pcie")), LANES),
     ]
+
+
+def _address(course: Course, rank: int) -> str:
+    """PCI address of the rank's GPU."""
+    return f"0000:{0x10 + int(course.place.local[rank]):02x}:00.0"
 
 
 def _integers(totals: FloatArray, layout: Layout) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
