@@ -18,6 +18,7 @@ policies. Bottom up:
     course       a job's steps through time under conditions
     counters     what the devices' counters show of it
     telemetry    what reaches a judge: samples that are missing, late, doubled or begun anew
+    published    the names under which frames tell it
     frames       the same as frames of agents
     processes    gangs without accelerators, below the grain of a step: stops, queues, disks
     load         what befalls such gangs
