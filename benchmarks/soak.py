@@ -30,6 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from agent.attribution import Attribution
@@ -57,6 +58,9 @@ FAULT_EVERY = 6
 """On average a fault in so many ticks, and as many healings."""
 
 SCRAPE_EVERY = 20
+
+COURSE_POINTS = 9
+"""Times that resident memory is looked at on the way: whether what grew goes on growing."""
 
 KUBELET_EVERY = 2_000
 """Stopping and starting the fake kubelet is starting a process: seldomer than the rest."""
@@ -142,7 +146,7 @@ class Site:
         self._next_pid = 1000
 
     def make_node(self, clock: ManualClock | None = None, interval_seconds: float = 1.0) -> Node:
-        collectors, _ = make_collectors(self.machine)
+        collectors, _ = make_collectors(replace(self.machine, interval_seconds=interval_seconds))
         return Node("soak", collectors, clock, interval_seconds, proc_root=str(self.tree.root))
 
     # --- faults ------------------------------------------------------------------------------------------------------
@@ -328,8 +332,11 @@ def run(ticks: int, thread_seconds: float, seed: int) -> dict[str, object]:
             site.settle()
             warm_bytes, warm_descriptors, warm_threads = resident_bytes(), descriptors(), threading.active_count()
             began = time.process_time()
+            course: list[float] = []
             for number in range(warm, ticks):
                 site.tick(number)
+                if (number - warm) % max(1, (ticks - warm) // COURSE_POINTS) == 0:
+                    course.append(round(resident_bytes() / 2**20, 2))
             spent = time.process_time() - began
             site.settle()
             unwell = site.unwell()
@@ -357,6 +364,7 @@ def run(ticks: int, thread_seconds: float, seed: int) -> dict[str, object]:
         "cpu_microseconds_a_tick": round(spent / max(1, ticks - warm) * 1e6, 1),
         "resident_mib_after_warm_up": round(warm_bytes / 2**20, 2),
         "resident_mib_at_the_end": round(end_bytes / 2**20, 2),
+        "resident_mib_on_the_way": course,
         "growth_mib": round(growth / 2**20, 3),
         "left_over": left,
         "unwell_at_the_end": unwell,
