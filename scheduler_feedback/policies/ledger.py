@@ -34,6 +34,8 @@ def ledger_of(state: State) -> Ledger:
     """The state's ledger, built where it has none, or one for other settings than it goes by now."""
     ledger = getattr(state, "derived", None)
     if not isinstance(ledger, Ledger) or ledger.policy is not state.policy:
+        if isinstance(ledger, Ledger):  # other settings hold: all that waits is to be thought of anew
+            state.idle = False
         ledger = state.derived = Ledger(state)
     return ledger
 

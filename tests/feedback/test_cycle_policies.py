@@ -170,6 +170,26 @@ def test_killed_at_any_event_and_read_back_it_decides_the_same(
     assert state == world.state
 
 
+@pytest.mark.parametrize("backfill", list(Backfilling))
+@pytest.mark.parametrize("preempt", [False, True])
+def test_read_back_between_any_two_cycles_of_a_busy_day_it_decides_the_same(
+    backfill: Backfilling, preempt: bool
+) -> None:
+    policy = Policy(order=Order.SRSF, backfill=backfill, preempt=preempt, estimates=Estimates.EXACT)
+    world = World({"n0": 2, "n1": 2, "n2": 2}, policy, round_trips=False, racks=2)
+    for number in range(14):
+        seconds = 10.0 + 7 * (number * 5 % 11)
+        world.submit(1 + number * 3 % 5, seconds, exact_seconds=seconds, restartable=True, preemptible=True)
+        world.running()
+        world.advance(6.0)
+    world.advance(400.0)
+    for middle in range(len(world.journal)):
+        state, before = replay(world.initial, world.journal[:middle])
+        state, after = replay(decode_state(encode_state(state)), world.journal[middle:])
+        assert before + after == world.outcomes, middle
+        assert state == world.state
+
+
 @settings(max_examples=40, deadline=None)
 @given(_NODES, _STEPS, _POLICIES)
 def test_only_those_that_declared_it_are_stopped_for_others(
