@@ -1,8 +1,8 @@
 """The controller: one state folder's cycle, feed and detectors, put together and kept apart.
 
-Three kinds of thread: the cycle's (loop.py) owns state, store and backend; the watch's (watch.py) owns fleet and
-detectors; the event loop of whoever serves the API reads the agents' streams and answers. They share nothing but
-queues. Killed at any moment the controller loses nothing that it had acted on, and no job notices.
+Three kinds of thread: the cycle's (loop.py) owns state, store and backend; the feed's (feed/) reads the agents' streams
+and, between two turns, has fleet and detectors look (watch.py); the event loop of whoever serves the API answers. They
+share nothing but queues. Killed at any moment the controller loses nothing that it had acted on, and no job notices.
 """
 
 from __future__ import annotations
@@ -83,10 +83,8 @@ class Controller:
         self._clock = clock or SystemClock()
         self._snapshot_seconds = snapshot_seconds
         self._retention = retention or Retention()
-        self._watch = Watch(
-            detectors if detectors is not None else make_all(), self._found, self._clock
-        )
-        self._feed = Feed(folder / "agents", self._watch.offer, WANTED, self._clock, credentials)
+        self._watch = Watch(detectors if detectors is not None else make_all(), self._found, self._clock)
+        self._feed = Feed(folder / "agents", self._watch.offer, WANTED, self._clock, credentials, self._watch.between)
         self._gate = Gate(folder / "frozen")
         self._on_failure: Callable[[], None] | None = None
         self._lock: int | None = None

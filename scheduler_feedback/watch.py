@@ -1,4 +1,8 @@
-"""Watch: the thread that folds frames into the fleet and lets the detectors look at it, once a tick.
+"""Watch: folds frames into the fleet and lets the detectors look at it, once a tick.
+
+The thread that reads the frames does so between two turns (``between``): a second one beside it would fight with it for
+the interpreter, of which each has hold for 5 ms at a time, while a frame takes five system calls. Where no frames are
+read, a thread of the watch's own looks.
 
 Frames wait in a bounded queue: where the thread can't keep up the oldest are dropped and counted, and the fleet sees a
 hole in the sequence, which it counts as telemetry that is missing.
@@ -27,6 +31,9 @@ TICK_SECONDS = 0.5
 """Half of a frame's usual second: a finding is at most so much older than the frame that shows it."""
 
 FORGET_SECONDS = 60.0
+PATIENCE_SECONDS = 10.0
+"""After so long without a look by the thread that reads frames the watch's own looks: reading may have ended."""
+
 QUEUE_FRAMES = 65_536
 """Five seconds of 12,500 nodes at a frame a second."""
 
@@ -65,7 +72,8 @@ class Watch:
         self._failures["fleet"] = 0
         self._offered = self._taken = self._refused = 0
         self._measures: tuple[Sample, ...] = ()
-        self._forgot_ns = clock.monotonic_ns()
+        self._patience_seconds = 0.0
+        self._forgot_ns = self._looked_ns = clock.monotonic_ns()
 
     # --- any thread --------------------------------------------------------------------------------------------------
 
@@ -121,6 +129,18 @@ class Watch:
     def start(self) -> None:
         self._thread.start()
 
+    def between(self) -> float:
+        """Look, where that is due; seconds until it is due again. For the thread that offers frames."""
+        self._patience_seconds = PATIENCE_SECONDS
+        left = self._left()
+        if left <= 0:
+            self.look()
+            left = self._left()
+        return left
+
+    def _left(self) -> float:
+        return max(0.0, self._tick_seconds - (self._clock.monotonic_ns() - self._looked_ns) / 1e9)
+
     def stop(self, timeout_seconds: float = 2.0) -> None:
         """End the thread after the look that is under way."""
         self._stop.set()
@@ -131,11 +151,14 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(self._tick_seconds):
-            self.look()
+            # Where another thread looks too, only when that is late: it may be busy for a while with what it reads.
+            if (self._clock.monotonic_ns() - self._looked_ns) / 1e9 >= self._patience_seconds:
+                self.look()
 
     def look(self) -> None:
         """Fold in what has arrived, then one tick of every detector."""
         with self._lock:
+            self._looked_ns = self._clock.monotonic_ns()
             self._fold()
             events: list[Event] = [FirstStep(*first) for first in self._fleet.first_steps()]
             samples: list[Sample] = []

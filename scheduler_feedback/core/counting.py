@@ -27,10 +27,13 @@ GAP_NS = 60_000_000_000
 """As for step reports (fleet.py): silence over which a narrow counter is not trusted to have turned once."""
 
 _PCIE = "pcie_link"
-_OF_METRIC: dict[str, list[int]] = {}
+
+_RULES: dict[str, list[tuple[int, str, tuple[tuple[str, tuple[str, ...]], ...]]]] = {}
+"""Metric -> for each feature that it is a part of: its row, whose it is, and the labels that count."""
+
 for _row, _feature in enumerate(FEATURES):
-    for _name in _feature.metrics:
-        _OF_METRIC.setdefault(_name, []).append(_row)
+    for _name in _feature.metrics if _feature.name != _PCIE else ():
+        _RULES.setdefault(_name, []).append((_row, _feature.of, _feature.labels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,28 +293,31 @@ def _member(labels: dict[str, str]) -> Member | None:
         return None
 
 
+def _whose(of: str, labels: dict[str, str]) -> str:
+    if of == "gpu":
+        return labels.get("gpu", "")
+    if of == "nic":
+        return labels.get("device", "")
+    if of == "rank":
+        return f"{labels.get('gang')}/{labels.get('attempt')}/{labels.get('rank')}"
+    return ""
+
+
 def _wire(columns: Iterable[Column], places: _Places, members: int) -> _Wired:
     found: list[tuple[int, int, float, int, int]] = []
     for index, column in enumerate(columns):
-        rows = _OF_METRIC.get(column.metric)
-        if rows is None:
+        rules = _RULES.get(column.metric)
+        if rules is None:
             continue
         labels = dict(column.labels)
         scale = BY_NAME[column.metric].scale
-        for row in rows:
-            feature = FEATURES[row]
-            if feature.name == _PCIE or any(labels.get(name) not in allowed for name, allowed in feature.labels):
-                continue
-            if feature.of == "gpu":
-                name = labels.get("gpu", "")
-            elif feature.of == "nic":
-                name = labels.get("device", "")
-            elif feature.of == "rank":
-                name = f"{labels.get('gang')}/{labels.get('attempt')}/{labels.get('rank')}"
+        for row, of, counted in rules:
+            for label, allowed in counted:
+                if labels.get(label) not in allowed:
+                    break
             else:
-                name = ""
-            for member in places.get((feature.of, name), ()):
-                found.append((row * members + member, index, scale, column.tier, column.width))
+                for member in places.get((of, _whose(of, labels)), ()):
+                    found.append((row * members + member, index, scale, column.tier, column.width))
     found.sort()
     whole = np.array([(one[0], one[1], one[3], one[4]) for one in found], np.intp).reshape(-1, 4)
     target, starts = np.unique(whole[:, 0], return_index=True)

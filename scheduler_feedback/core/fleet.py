@@ -215,7 +215,8 @@ class Fleet:
         node.wall_ns, node.monotonic_ns, node.received_ns = frame.wall_ns, frame.monotonic_ns, received_ns
         self._newest_received_ns = max(self._newest_received_ns, received_ns)
         if node._layout_id != layout.layout_id:
-            self._read_layout(node, layout.whole())
+            layout = layout.whole()
+            self._read_layout(node, layout)
         self.counting.take(layout, frame, continues)
         for group in node._groups:
             self._consume(node, group, frame, continues, received_ns)

@@ -115,7 +115,8 @@ class Feed:
     """Reads the frames of every agent that announces itself in `folder`.
 
     wanted: metric names (or prefixes ending in ``*``) that are asked of the agents; none asks for all. credentials: for
-    agents that are reached over TLS.
+    agents that are reached over TLS. between: called on the feed's thread between two turns; says within how many
+    seconds it wants to be called again.
     """
 
     def __init__(
@@ -125,11 +126,13 @@ class Feed:
         wanted: Sequence[str],
         clock: Clock,
         credentials: Credentials | None = None,
+        between: Callable[[], float] | None = None,
     ) -> None:
         """Raises ConfigError for credentials that can't be used."""
         self._credentials = credentials or Credentials()
         self._context = self._credentials.context() if credentials is not None else None
         self._deliver = deliver
+        self._between = between
         self._query = f"?metrics={quote(','.join(wanted), safe=',*')}" if wanted else ""
         self._clock = clock
         self._agents = Agents(folder)
@@ -198,7 +201,10 @@ class Feed:
                         sweep_ns = now_ns + int(DISCOVERY_SECONDS * 1e9)
                     self._open_due(now_ns)
                     self._take_addresses()
-                    self._read_ready(min(sweep_ns, self._due[0][0] if self._due else sweep_ns))
+                    until_ns = min(sweep_ns, self._due[0][0] if self._due else sweep_ns)
+                    if self._between is not None:
+                        until_ns = min(until_ns, self._clock.monotonic_ns() + int(self._between() * 1e9))
+                    self._read_ready(until_ns)
             finally:
                 for follower in self._followers.values():
                     self._close(follower)

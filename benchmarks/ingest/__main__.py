@@ -1,0 +1,167 @@
+"""What a controller pays for its agents: ``python -m benchmarks.ingest --json``.
+
+Agents on nodes of eight H100 and eight NICs send a frame a second at the controller's own subscription, over real
+sockets with TLS, from processes of their own; their ranks report steps. The controller's side is the product's feed,
+fleet and detectors in one process, of which everything counts: ``cpu_cores`` is its processor time over the wall's, and
+a frame's age is counted from when its agent made it to the end of the look that judged it. A last run has one agent in
+ten slow, silent, malformed or flooding, and counts what that costs the others.
+
+Exits 1 where a bound of the largest size is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SIZES = (1_000, 10_000)
+WARM_SECONDS = 20.0
+SECONDS = 60.0
+AGENTS_A_PROCESS = 5_000
+MISBEHAVING_SHARE = 0.1
+
+BOUNDS = {"cpu_cores": 1.0, "frame_age_seconds_p99": 2.0, "rss_mib": 1228.8, "kb_a_stream": 100.0}
+"""Of 10,000 agents (the issue of detection)."""
+
+Figures = dict[str, object]
+
+
+def certificates(folder: Path) -> tuple[Path, Path, Path]:
+    """A CA, and a certificate for 127.0.0.1 with its key. Raises RuntimeError where there is no openssl."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        raise RuntimeError("the certificate of the made-up agents is signed by openssl: install the package 'openssl'")
+    ca, ca_key, certificate, key = (folder / name for name in ("ca.pem", "ca.key", "agent.pem", "agent.key"))
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    for arguments in (
+        ("req", "-x509", *new_key, "-subj", "/CN=ca", "-keyout", str(ca_key), "-out", str(ca)),
+        ("req", "-new", *new_key[:-2], "-subj", "/CN=agent", "-keyout", str(key), "-out", str(folder / "request")),
+        ("x509", "-req", "-in", str(folder / "request"), "-CA", str(ca), "-CAkey", str(ca_key), "-CAcreateserial",
+         "-days", "2", "-extfile", str(folder / "names"), "-out", str(certificate)),
+    ):  # fmt: skip
+        subprocess.run([openssl, *arguments], check=True, capture_output=True)
+    return ca, certificate, key
+
+
+@contextmanager
+def generators(
+    folder: Path, agents: int, misbehaving: int, seed: int, files: tuple[Path, Path]
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """The agents' processes, running and announced in folder/agents."""
+    (folder / "agents").mkdir()
+    running: list[subprocess.Popen[str]] = []
+    bad: list[str] = []
+    try:
+        starts = range(0, agents, AGENTS_A_PROCESS)
+        for first in starts:
+            count = min(AGENTS_A_PROCESS, agents - first)
+            share = misbehaving * count // agents
+            command = [sys.executable, "-m", "benchmarks.ingest.generator"]
+            command += [str(number) for number in (first, count, agents, share, seed)] + [str(file) for file in files]
+            running.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        for process in running:
+            assert process.stdout is not None
+            told = json.loads(process.stdout.readline() or "null")
+            if told is None:
+                raise RuntimeError("a generator did not come up")
+            for node, behaviour in told["nodes"]:
+                url = f"https://127.0.0.1:{told['port']}/{node}"
+                record = {"pid": process.pid, "start_time": 1, "node": node, "url": url}
+                (folder / "agents" / f"{node}.json").write_text(json.dumps(record))
+                bad += [node] if behaviour else []
+        (folder / "misbehaving").write_text(json.dumps(bad))
+        yield running
+    finally:
+        for process in running:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.close()
+            process.stdout.close()
+            process.wait(30)
+
+
+def cpu_seconds(process: subprocess.Popen[str]) -> float:
+    """What a process has used; fields 14 and 15 of /proc/PID/stat (proc_pid_stat(5))."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(agents: int, misbehaving: int, warm_seconds: float, seconds: float, seed: int) -> Figures:
+    """One controller with so many agents, of whom so many misbehave."""
+    with tempfile.TemporaryDirectory(prefix="gangwatch-ingest-") as name:
+        folder = Path(name)
+        ca_file, certificate, key = certificates(folder)
+        with generators(folder, agents, misbehaving, seed, (certificate, key)) as running:
+            bad = len(json.loads((folder / "misbehaving").read_text()))
+            command = [sys.executable, "-m", "benchmarks.ingest.controller", name, str(ca_file), str(agents - bad)]
+            begun, before = time.monotonic(), sum(map(cpu_seconds, running))
+            answer = subprocess.run(
+                [*command, str(warm_seconds), str(seconds)], stdout=subprocess.PIPE, text=True, check=True
+            )
+            wall, cpu = time.monotonic() - begun, sum(map(cpu_seconds, running)) - before
+        figures: Figures = json.loads(answer.stdout.splitlines()[-1])
+        return {**figures, "misbehaving": bad, "generators_cpu_cores": round(cpu / wall, 3)}
+
+
+def missed(figures: Figures) -> list[str]:
+    """The bounds that do not hold, in words."""
+    return [
+        f"{key} is {figures[key]}, at most {bound}" for key, bound in BOUNDS.items() if float(str(figures[key])) > bound
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ingest",
+        description=(__doc__ or "").split("\n\n")[1],
+        epilog="Example: python -m benchmarks.ingest --agents 1000 --seconds 20 --json",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.add_argument("--agents", type=int, action="append", help="sizes (default 1000 and 10000)")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"measured time (default {SECONDS:.0f})")
+    parser.add_argument("--warm", type=float, default=WARM_SECONDS, help=f"before it (default {WARM_SECONDS:.0f})")
+    parser.add_argument("--no-misbehaving", action="store_true", help="leave out the run with bad agents")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    sizes = arguments.agents or list(SIZES)
+    report: dict[str, object] = {}
+    for agents in sizes:
+        report[str(agents)] = measure(agents, 0, arguments.warm, arguments.seconds, arguments.seed)
+        print(f"{agents} agents: {report[str(agents)]}", file=sys.stderr)
+    if not arguments.no_misbehaving:
+        agents = min(sizes)
+        bad = int(agents * MISBEHAVING_SHARE)
+        found = measure(agents, bad, arguments.warm, arguments.seconds, arguments.seed)
+        report["misbehaving"] = found
+        print(f"{agents} agents, {bad} misbehaving: {found}", file=sys.stderr)
+    largest = report[str(max(sizes))]
+    assert isinstance(largest, dict)
+    wrong = missed(largest)
+    report["machine"] = {
+        "processors": os.cpu_count(),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "load_average": os.getloadavg()[0],
+    }
+    if arguments.json:
+        print(json.dumps({**report, "missed": wrong}, indent=2))
+    for line in wrong:
+        print(f"MISSED: {line}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""Frames as agents on nodes of eight H100 and eight NICs send them to a controller: made once, and patched each second.
+
+The whole layout is an agent's own (links, lanes and kinds of errors as NVML and mlx5 name them); what is sent of it is
+what the agent's own code selects for the controller's subscription. Jobs of ragged sizes stand on the nodes, and their
+ranks report steps.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from agent.schema.frame import (
+    Column,
+    Frame,
+    Layout,
+    Member,
+    OpenRecord,
+    Record,
+    StepRecord,
+    Tier,
+    encode_frame,
+    encode_layout,
+    make_layout,
+    with_length,
+)
+from exporter.frames import selection
+
+GPUS = 8
+LINKS = 18
+THROTTLES = (
+    *("low_utilization", "power_cap", "sw_thermal", "hw_thermal", "hw_power_brake", "sync_boost", "thermal_policy"),
+    *("board_limit", "reliability"),
+)
+LINK_ERRORS = ("replay", "recovery", "crc", "crc_flit", "crc_data")
+PCIE_ERRORS = (
+    *("correctable", "nak_received", "receiver", "bad_tlp", "nak_sent", "bad_dllp", "non_fatal", "fatal"),
+    *("unsupported_request", "lcrc", "lane", "l0_to_recovery"),
+)
+
+BIG = 1 << 40
+"""A first sequence number that msgpack writes in nine bytes, so that all later ones stand at the same place."""
+
+NODES_A_JOB = (1, 375)
+"""Jobs of 8 to 3,000 ranks."""
+
+STEP_SECONDS = (2.0, 20.0)
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Which job stands on a node: its name, the node's first rank in it, and how long a step of it takes."""
+
+    name: str
+    first_rank: int
+    step_ns: int
+
+
+def jobs(nodes: int, seed: int) -> Iterator[Job]:
+    """For each node the job that stands on it."""
+    random = np.random.default_rng(seed)
+    node = 0
+    while node < nodes:
+        most = min(int(np.exp(random.uniform(*np.log(NODES_A_JOB)))), nodes - node)
+        step_ns = int(random.uniform(*STEP_SECONDS) * 1e9)
+        for offset in range(most):
+            yield Job(f"job-{node}", offset * GPUS, step_ns)
+        node += most
+
+
+def whole_layout(node: str, number: int, job: Job) -> Layout:
+    """All columns of the node that the controller could ask for, as its agent has them."""
+    tiers = [Tier("host", 1.0), Tier("process", 0.5), Tier("pcie", 10.0), Tier("topology", 60.0)]
+    tiers += [Tier("attribution", 5.0), Tier("nvml", 10.0)]
+    gauges: list[Column] = []
+    counters: list[Column] = []
+    counters += [
+        Column("gangwatch_host_pressure_waiting_seconds_total", (("resource", resource),), 0)
+        for resource in ("cpu", "io", "memory")
+    ]
+    for gpu in range(GPUS):
+        uuid = _uuid(number, gpu)
+        pci, nic = f"0000:{0x10 + gpu:02x}:00.0", f"mlx5_{gpu}"
+        of_gpu, of_nic = (("gpu", uuid),), (("device", nic), ("port", "1"))
+        fast, slow, rdma, rdma_slow, ethtool = range(len(tiers), len(tiers) + 5)
+        tiers += [Tier(f"{name}/{pci}", seconds) for name, seconds in (("gpu", 1.0), ("gpu-slow", 10.0))]
+        tiers += [
+            Tier(f"{name}/{nic}", seconds)
+            for name, seconds in (("rdma", 1.0), ("rdma-slow", 10.0), ("rdma-ethtool", 10.0))
+        ]
+        gauges += [
+            Column(f"gangwatch_gpu_{name}", of_gpu, fast)
+            for name in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio", "sm_clock_hertz",
+                         "power_watts", "temperature_celsius")
+        ]  # fmt: skip
+        owner = {"attempt": "1", "gang": job.name, "gpu": uuid, "rank": str(job.first_rank + gpu)}
+        owner |= {"container": "", "mig": "", "namespace": "", "pod": "", "slurm_job": ""}
+        info = {"driver": "580.82.07", "gpu": uuid, "index": str(gpu), "mig_mode": "", "minor": str(gpu)}
+        info |= {"model": "NVIDIA H100 80GB HBM3", "pci_address": pci, "serial": "", "vbios": ""}
+        rail = {"distance": "1", "nic": nic, "nic_pci_address": "", "numa_node": "", "pci_address": pci}
+        gauges += [
+            Column("gangwatch_gpu_owner_info", tuple(sorted(owner.items())), 4),
+            Column("gangwatch_gpu_info", tuple(sorted(info.items())), 5),
+            Column("gangwatch_topology_rail_info", tuple(sorted({**rail, "rail": str(gpu)}.items())), 3),
+        ]
+        gauges += [
+            Column(f"gangwatch_pcie_link_{name}", (("pci_address", address),), 2)
+            for name in ("generation", "generation_maximum", "lanes", "lanes_maximum")
+            for address in (pci, f"0000:{0x90 + gpu:02x}:00.0")
+        ]
+        counters += [
+            *(Column("gangwatch_gpu_throttle_seconds_total", (*of_gpu, ("reason", one)), fast) for one in THROTTLES),
+            *(
+                Column("gangwatch_gpu_ecc_errors_total", (*of_gpu, ("severity", one)), slow)
+                for one in ("corrected", "uncorrected")
+            ),
+            *(
+                Column("gangwatch_nvlink_transmit_bytes_total", (*of_gpu, ("link", str(link))), fast)
+                for link in range(LINKS)
+            ),
+            *(
+                Column("gangwatch_nvlink_errors_total", (*of_gpu, ("kind", one), ("link", str(link))), slow)
+                for link in range(LINKS)
+                for one in LINK_ERRORS
+            ),
+            Column("gangwatch_gpu_pcie_replays_total", of_gpu, slow),
+            *(Column("gangwatch_gpu_pcie_errors_total", (*of_gpu, ("kind", one)), slow) for one in PCIE_ERRORS),
+            *(
+                Column(f"gangwatch_rdma_{name}_total", of_nic, rdma, 64)
+                for name in ("port_transmit_bytes", "port_receive_bytes", "port_symbol_errors")
+            ),
+            *(
+                Column(f"gangwatch_rdma_{name}_total", of_nic, rdma_slow, 32)
+                for name in ("cnp_handled", "ecn_marked_packets", "out_of_sequence", "sequence_naks_received",
+                             "ack_timeouts")
+            ),
+            *(
+                Column(f"gangwatch_rdma_{name}_total", of_nic, ethtool, 64)
+                for name in ("physical_symbol_errors", "physical_uncorrected_symbols")
+            ),
+            *(
+                Column("gangwatch_rdma_pause_frames_total",
+                       (("device", nic), ("direction", way), ("port", "1"), ("priority", priority)), ethtool)
+                for way in ("receive", "transmit")
+                for priority in ("0", "3")
+            ),
+        ]  # fmt: skip
+        member = (("attempt", "1"), ("gang", job.name), ("rank", str(job.first_rank + gpu)))
+        counters += [
+            Column(f"gangwatch_rank_{name}_total", member, 1)
+            for name in ("cpu_seconds", "runqueue_wait_seconds", "block_io_seconds", "stopped_samples", "samples")
+        ]
+    return make_layout(node, tiers, gauges, counters)
+
+
+class Agents:
+    """The agents of many nodes: the layout of each, and its frames as bytes of one length, patched in place."""
+
+    def __init__(self, first: int, placed: list[Job], wanted: tuple[str, ...]) -> None:
+        self.names = [f"node-{first + index:05d}" for index in range(len(placed))]
+        self._jobs = placed
+        self._first = first
+        self._example = selection(whole_layout("", 0, Job(_JOB, 0, 1)), wanted).layout
+        tiers, gauges, counters = self._example.sizes
+        self._intervals_ns = np.array([int(tier.interval_seconds * 1e9) for tier in self._example.tiers], np.int64)
+        heads = []
+        for index, name in enumerate(self.names):
+            frame = Frame(
+                name, f"boot-{first + index:031d}", f"{first + index:016d}", BIG, self.layout(index).layout_id,
+                BIG + 1, BIG + 2, np.ones(tiers, np.int64), np.zeros(gauges), np.full(counters, 1 << 20, np.uint64),
+                np.ones(counters, np.bool_), BIG + 3, (),
+            )  # fmt: skip
+            heads.append(encode_frame(frame)[:-1])  # without the records, which stand last
+        self._length = len(heads[0])
+        numbers = {name: heads[0].index(struct.pack(">BQ", 0xCF, BIG + place)) + 1 for place, name in enumerate(_HEAD)}
+        arrays = {}
+        at = 0
+        for name in ("tier_ns", "gauges", "counters"):
+            at = heads[0].index(name.encode(), at) + len(name)
+            arrays[name] = at + _BIN[heads[0][at]]
+        body = np.dtype(
+            {
+                "names": [*numbers, *arrays],
+                "formats": [*(">u8" for _ in numbers), ("<i8", tiers), ("<f8", gauges), ("<u8", counters)],
+                "offsets": [*numbers.values(), *arrays.values()],
+                "itemsize": self._length,
+            }
+        )
+        self._bytes = bytearray(b"".join(heads))
+        self._frames: npt.NDArray[np.void] = np.frombuffer(self._bytes, body)
+        random = np.random.default_rng(first)
+        self._usual = random.uniform(0.5, 1.5, gauges)
+        self._advance = random.integers(0, 1 << 16, counters).astype(np.uint64)
+        self._told: list[tuple[int, bool]] = [(0, False)] * len(placed)
+        self._records = [_encode(()) for _ in placed]
+        self._counts = np.zeros(len(placed), np.uint64)
+
+    def layout(self, index: int) -> Layout:
+        """What the agent of this node sends for the controller's subscription."""
+        job, example = self._jobs[index], self._example
+        gpu, uuid = _uuid(0, 0)[:12], _uuid(self._first + index, 0)[:12]
+
+        def own(column: Column) -> Column:
+            labels = tuple(
+                (name, value.replace(gpu, uuid) if name == "gpu" else job.name if name == "gang" else
+                 str(job.first_rank + int(value)) if name == "rank" else value)
+                for name, value in column.labels
+            )  # fmt: skip
+            return column if labels == column.labels else Column(column.metric, labels, column.tier, column.width)
+
+        gauges, counters = map(own, example.gauges), map(own, example.counters)
+        return make_layout(self.names[index], example.tiers, gauges, counters)
+
+    def layout_message(self, index: int) -> bytes:
+        """After its length."""
+        return with_length(encode_layout(self.layout(index)))
+
+    def advance(self, nodes: slice, wall_ns: int, monotonic_ns: int) -> None:
+        """Let these nodes make their next frames at this moment."""
+        frames = self._frames[nodes]
+        frames["seq"] += 1
+        frames["wall_ns"], frames["monotonic_ns"] = wall_ns, monotonic_ns
+        frames["tier_ns"] = monotonic_ns // self._intervals_ns * self._intervals_ns
+        frames["gauges"] = self._usual * (1.0 + 0.01 * (monotonic_ns // 1_000_000_000 % 7))
+        frames["counters"] += self._advance
+        frames["record_seq"] += self._counts[nodes]
+        for index in range(*nodes.indices(len(self.names))):
+            self._tell(index, monotonic_ns)
+
+    def frame_message(self, index: int) -> bytes:
+        """The node's newest frame, after its length."""
+        start = index * self._length
+        return with_length(bytes(self._bytes[start : start + self._length]) + self._records[index])
+
+    def _tell(self, index: int, now_ns: int) -> None:
+        """Records of steps of the node's ranks that ended since the frame before, and of what they are inside of."""
+        job = self._jobs[index]
+        step, inside_ns = divmod(now_ns, job.step_ns)
+        meets = inside_ns > job.step_ns * 4 // 5
+        before, self._told[index] = self._told[index], (step, meets)
+        if before == (step, meets):
+            return  # word for word what they were a frame ago
+        begun_ns = now_ns - inside_ns
+        found: list[Record] = []
+        for gpu in range(GPUS):
+            member = Member(job.name, 1, job.first_rank + gpu)
+            if before[0] and step > before[0]:
+                wait_ns = job.step_ns // 5
+                found.append(StepRecord(member, step - 1, begun_ns - job.step_ns, job.step_ns, wait_ns, 8192, 40))
+                self._told[index] = (step, not meets)  # told once
+            found.append(OpenRecord(member, "step", step, begun_ns))
+            if meets:
+                found.append(OpenRecord(member, "collective", step * 40, begun_ns + job.step_ns * 4 // 5))
+        self._records[index], self._counts[index] = _encode(tuple(found)), len(found)
+
+
+_JOB = "JOB"
+_HEAD = ("seq", "wall_ns", "monotonic_ns", "record_seq")
+_BIN = {0xC4: 2, 0xC5: 3, 0xC6: 5}
+"""Length of msgpack's head of a byte string: bin8, bin16, bin32."""
+
+
+def _uuid(number: int, gpu: int) -> str:
+    return f"GPU-{number:08x}-0000-4000-8000-{gpu:012d}"

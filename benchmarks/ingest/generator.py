@@ -1,0 +1,204 @@
+"""``python -m benchmarks.ingest.generator``: the other side of the measurement: many agents' streams, over TLS.
+
+One process is thousands of agents: connections are told apart by the node's name in the path. Each sends a frame a
+second at a phase of its own, as real agents' do. What these processes use is not the controller's, and is told apart.
+
+Some agents may misbehave: `slow` ones send a byte at a time, `silent` ones nothing, `malformed` ones no frames,
+`flooding` ones frames without pause.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import select
+import socket
+import ssl
+import sys
+import time
+from dataclasses import dataclass, field
+
+from agent.schema.frame import with_length
+from benchmarks.ingest.frames import Agents, Job, jobs
+from scheduler_feedback.core.subscription import WANTED
+
+SLOTS = 50
+"""Phases within a second."""
+
+RECORD_BYTES = 16384
+MISBEHAVIOURS = ("slow", "silent", "malformed", "flooding")
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.gangwatch.frame\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunk(message: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(message), message)
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One accepted connection. node: its place among the agents once it has asked, else -1."""
+
+    socket: socket.socket
+    tls: ssl.SSLObject
+    incoming: ssl.MemoryBIO
+    outgoing: ssl.MemoryBIO
+    node: int = -1
+    asked: bytes = b""
+    shaken: bool = False
+    unsent: bytes = field(default=b"", repr=False)
+
+
+class Generator:
+    """Serves the agents first, ..., first + count - 1 until its standard input ends."""
+
+    def __init__(
+        self, first: int, count: int, misbehaving: int, all_jobs: list[Job], certificate: str, key: str
+    ) -> None:
+        self._agents = Agents(first, all_jobs[first : first + count], WANTED)
+        self._count = count
+        self._place = {name: index for index, name in enumerate(self._agents.names)}
+        step = count // misbehaving if misbehaving else 0
+        self._misbehaves = {
+            index * step: MISBEHAVIOURS[index % len(MISBEHAVIOURS)] for index in range(misbehaving) if step
+        }
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate, key)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        self._listener.setblocking(False)
+        self._epoll = select.epoll()
+        self._connections: dict[int, Connection] = {}
+        self._speaking: dict[int, Connection] = {}
+        self._buffer = memoryview(bytearray(RECORD_BYTES))
+        self.port = self._listener.getsockname()[1]
+
+    def names(self) -> list[tuple[str, str]]:
+        """Each agent's node and how it misbehaves, '' for not at all."""
+        return [(name, self._misbehaves.get(index, "")) for index, name in enumerate(self._agents.names)]
+
+    def run(self) -> None:
+        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        self._epoll.register(sys.stdin.fileno(), select.EPOLLIN | select.EPOLLHUP)
+        slot = int(time.monotonic() * SLOTS)
+        while True:
+            due = (slot + 1) / SLOTS - time.monotonic()
+            for descriptor, mask in self._epoll.poll(max(0.0, due)):
+                if descriptor == sys.stdin.fileno():
+                    return
+                if descriptor == self._listener.fileno():
+                    self._accept()
+                elif (connection := self._connections.get(descriptor)) is not None:
+                    self._serve(connection, mask)
+            while time.monotonic() >= (slot + 1) / SLOTS:
+                slot += 1
+                self._speak(slot % SLOTS)
+
+    def _accept(self) -> None:
+        for _ in range(64):
+            try:
+                accepted, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            accepted.setblocking(False)
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            tls = self._context.wrap_bio(incoming, outgoing, server_side=True)
+            self._connections[accepted.fileno()] = Connection(accepted, tls, incoming, outgoing)
+            self._epoll.register(accepted.fileno(), select.EPOLLIN)
+
+    def _serve(self, connection: Connection, mask: int) -> None:
+        try:
+            if mask & select.EPOLLOUT:
+                self._flush(connection)
+            if mask & ~select.EPOLLOUT:
+                count = connection.socket.recv_into(self._buffer)
+                if not count:
+                    raise ConnectionResetError
+                connection.incoming.write(self._buffer[:count])
+                self._listen(connection)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._close(connection)
+
+    def _listen(self, connection: Connection) -> None:
+        try:
+            if not connection.shaken:
+                connection.tls.do_handshake()
+                connection.shaken = True
+            connection.asked += connection.tls.read(RECORD_BYTES)
+        except ssl.SSLWantReadError:
+            pass
+        if connection.node < 0 and connection.asked.endswith(b"\r\n\r\n"):
+            node = connection.asked.split(b"/", 2)[1].decode()
+            connection.node = self._place[node]
+            connection.asked = b""
+            connection.tls.write(HEAD)
+            self._speaking[connection.node] = connection
+            behaviour = self._misbehaves.get(connection.node)
+            if behaviour in (None, "flooding"):
+                self._send(connection, self._agents.layout_message(connection.node))
+        self._flush(connection)
+
+    def _speak(self, slot: int) -> None:
+        """Let every agent whose phase this is send its next frame."""
+        nodes = slice(slot * self._count // SLOTS, (slot + 1) * self._count // SLOTS)
+        self._agents.advance(nodes, time.time_ns(), time.monotonic_ns())
+        for index in range(nodes.start, nodes.stop):
+            connection = self._speaking.get(index)
+            if connection is None:
+                continue
+            try:
+                if connection.unsent:
+                    continue  # a reader that takes nothing misses frames, as with a real agent
+                self._say(connection, self._misbehaves.get(index, ""))
+            except OSError:
+                self._close(connection)
+
+    def _say(self, connection: Connection, behaviour: str) -> None:
+        if behaviour == "silent":
+            return
+        if behaviour == "slow":
+            connection.tls.write(b"f")
+        elif behaviour == "malformed":
+            self._send(connection, with_length(b"\x00 no frame of anybody"))
+        else:
+            message = self._agents.frame_message(connection.node)
+            for _ in range(200 if behaviour == "flooding" else 1):
+                self._send(connection, message)
+        self._flush(connection)
+
+    def _send(self, connection: Connection, message: bytes) -> None:
+        connection.tls.write(chunk(message))
+
+    def _flush(self, connection: Connection) -> None:
+        if connection.outgoing.pending:
+            connection.unsent += connection.outgoing.read()
+        if not connection.unsent:
+            return
+        try:
+            connection.unsent = connection.unsent[connection.socket.send(connection.unsent) :]
+        except BlockingIOError:
+            pass
+        events = select.EPOLLIN | (select.EPOLLOUT if connection.unsent else 0)
+        if connection.unsent or events != select.EPOLLIN:
+            self._epoll.modify(connection.socket.fileno(), events)
+
+    def _close(self, connection: Connection) -> None:
+        self._connections.pop(connection.socket.fileno(), None)
+        if connection.node >= 0 and self._speaking.get(connection.node) is connection:
+            del self._speaking[connection.node]
+        self._epoll.unregister(connection.socket.fileno())
+        connection.socket.close()
+
+
+def main() -> None:
+    """Arguments: first, count, all nodes, misbehaving, seed, certificate, key. Prints where it listens."""
+    first, count, total, misbehaving, seed = (int(argument) for argument in sys.argv[1:6])
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    generator = Generator(first, count, misbehaving, list(jobs(total, seed)), sys.argv[6], sys.argv[7])
+    print(json.dumps({"port": generator.port, "nodes": generator.names()}), flush=True)
+    generator.run()
+
+
+if __name__ == "__main__":
+    main()
