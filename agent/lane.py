@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -67,6 +68,7 @@ class Lane:
         self._lock = threading.RLock()
         self._bell = _Bell()
         self._runners: list[Runner] = []
+        self._queue: deque[Runner] = deque()  # of them those that are due, as of the last look at all
         self._released = False
         self._busy: Runner | None = None
         self._busy_since_ns = 0
@@ -81,19 +83,24 @@ class Lane:
         """Run the collector from its next due instant on."""
         with self._lock:
             self._runners.append(runner)
-            self._bell.ring()
+            self._look_again()
 
     def remove(self, runner: Runner) -> None:
         """Run the collector no more, and close it in this lane's thread, or in the one that it is stuck in."""
         with self._lock:
             runner.leaving = True
-            self._bell.ring()
+            self._look_again()
 
     def set_released(self, released: bool) -> None:
         """Have every collector that can do so give its device back, or take it again."""
         with self._lock:
             self._released = released
-            self._bell.ring()
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Have the thread look at all collectors before it does anything more."""
+        self._queue.clear()
+        self._bell.ring()
 
     def start(self) -> None:
         with self._lock:
@@ -125,6 +132,7 @@ class Lane:
             self.abandoned += 1
             if busy in self._runners:
                 self._runners.remove(busy)
+            self._queue.clear()
             self._busy = None
             self._turn += 1
             assert self._thread is not None
@@ -140,7 +148,7 @@ class Lane:
         """Run nothing more; the collectors are closed in the lane's thread."""
         with self._lock:
             self._stopping = True
-            self._bell.ring()
+            self._look_again()
 
     def join(self, deadline_ns: int) -> None:
         """Wait for the lane's threads to end, until the deadline; one that is stuck in a call is left behind."""
@@ -185,34 +193,40 @@ class Lane:
     def _due_task(self, now_ns: int, awake: bool) -> tuple[tuple[Runner, Callable[[], None]] | None, int | None]:
         """What is to be done now, or when something will be; neither where there is nothing to wait for.
 
-        awake: whether something was done just now, so that what is due soon may be done as well.
+        awake: whether something was done just now, so that what is due soon may be done as well. All collectors are
+        looked at only when those that were due at the last look have been run.
         """
-        due: Runner | None = None
         next_ns: int | None = None
-        for runner in reversed(self._runners):
-            if runner.leaving:
-                self._runners.remove(runner)
-                return (runner, runner.close), None
-            if runner.releasable is not None and runner.released is not self._released:
-                return (runner, runner.release if self._released else runner.acquire), None
-            if runner.released:
-                continue
-            if runner.due_ns - now_ns > (runner.interval_ns // EARLY_SHARE if awake else 0):
-                if next_ns is None or runner.due_ns < next_ns:
-                    next_ns = runner.due_ns
-            elif due is None or self._goes_before(runner, due):
-                due = runner
-        return (None if due is None else (due, partial(self._collect, due))), next_ns
+        if not self._queue:
+            due: list[Runner] = []
+            for runner in reversed(self._runners):  # members, which are released first, stand after their parents
+                if runner.leaving:
+                    self._runners.remove(runner)
+                    return (runner, runner.close), None
+                if runner.releasable is not None and runner.released is not self._released:
+                    return (runner, runner.release if self._released else runner.acquire), None
+                if runner.released:
+                    continue
+                if runner.due_ns - now_ns > (runner.interval_ns // EARLY_SHARE if awake else 0):
+                    if next_ns is None or runner.due_ns < next_ns:
+                        next_ns = runner.due_ns
+                else:
+                    due.append(runner)
+            due.reverse()
+            due.sort(key=self._turn_of)
+            self._queue.extend(due)
+        if not self._queue:
+            return None, next_ns
+        first = self._queue.popleft()
+        return (first, partial(self._collect, first)), None
 
-    def _goes_before(self, runner: Runner, other: Runner) -> bool:
-        """Whether a collector that is due is run before another.
+    def _turn_of(self, runner: Runner) -> tuple[int, int]:
+        """Which of the collectors that are due is run first: what is smallest.
 
         While one is stuck, the next is likely to be of the same device: those who wait for a sample every second go
         first, so that two in a row don't cost them theirs.
         """
-        if self.abandoned and runner.interval_ns != other.interval_ns:
-            return runner.interval_ns < other.interval_ns
-        return runner.due_ns <= other.due_ns
+        return (runner.interval_ns if self.abandoned else 0, runner.due_ns)
 
     def _collect(self, runner: Runner) -> None:
         runner.run_once()
@@ -228,7 +242,7 @@ class Lane:
             back = not (runner.closed or runner.leaving or self._stopping)
             if back:
                 self._runners.append(runner)
-                self._bell.ring()
+                self._look_again()
         if back:
             log.warning("collector %s is back in lane %s", runner.name, self.name)
         else:

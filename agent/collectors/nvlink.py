@@ -1,4 +1,4 @@
-"""NVLink, link by link: bytes at every run of the fast tier; state, speed and errors at the slow one.
+"""NVLink, link by link: programs' bytes at every run of the fast tier; state, speed and errors at the slow one.
 
 Which counters there are depends on the generation: up to NVLink 4 replays, recoveries and CRC errors of the data link
 layer, from NVLink 5 on packets, symbol errors, forward error correction and bit error ratios. Every candidate is tried
@@ -20,6 +20,9 @@ LINK_COUNT = 91
 
 MOST_LINKS = 72
 """NVML_GPM_METRIC_NVLINK_L71 is the highest link that nvml.h 13.5 knows."""
+
+DATA_SENT = 138
+"""NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX."""
 
 KIBIBYTE = 1024.0
 
@@ -65,23 +68,50 @@ def link_count(device: Device) -> int:
     return min(int(entry.value) & 0xFFFF_FFFF, MOST_LINKS)
 
 
-def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
-    """Bytes in both directions: what programs sent, and with the links' own overhead."""
+def tells_data(device: Device) -> bool:
+    """Whether the links count what programs sent, apart from the links' own overhead (up to NVLink 4).
+
+    Raises GpuLostError, LibraryDeadError.
+    """
+    entry = FieldValue(field=DATA_SENT)
+    code = device.library.call("nvmlDeviceGetFieldValues", device.handle, 1, byref(entry))
+    if code == SUCCESS:
+        code = entry.code
+    return code == SUCCESS or not device.judge(code, "NVLink data")
+
+
+def _data_fields(device: Device, links: int) -> Iterator[Wanted]:
     for link in range(links):
-        for direction, data, raw, bytes_sent in (("transmit", 138, 140, 202), ("receive", 139, 141, 204)):
-            label = str(link)
+        for direction, field in (("transmit", DATA_SENT), ("receive", 139)):
             yield counter(
-                series(f"gangwatch_nvlink_{direction}_bytes_total", device, link=label), Source(data, KIBIBYTE, link)
+                series(f"gangwatch_nvlink_{direction}_bytes_total", device, link=str(link)),
+                Source(field, KIBIBYTE, link),
             )
+
+
+def _raw_fields(device: Device, links: int) -> Iterator[Wanted]:
+    for link in range(links):
+        for direction, raw, newer in (("transmit", 140, 202), ("receive", 141, 204)):
             yield counter(
-                series(f"gangwatch_nvlink_{direction}_raw_bytes_total", device, link=label),
+                series(f"gangwatch_nvlink_{direction}_raw_bytes_total", device, link=str(link)),
                 Source(raw, KIBIBYTE, link),
-                Source(bytes_sent, 1, link),
+                Source(newer, 1, link),
             )
+
+
+def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
+    """Bytes in both directions: what programs sent, or where that is not told what the links carried.
+
+    Raises GpuLostError, LibraryDeadError.
+    """
+    yield from (_data_fields if links and tells_data(device) else _raw_fields)(device, links)
 
 
 def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
-    """State, speed, and every kind of error."""
+    """State, speed, every kind of error, and what the links carried with their own overhead where programs' bytes are
+    told as well: a second of both would say little more than one. Raises GpuLostError, LibraryDeadError."""
+    if links and tells_data(device):
+        yield from _raw_fields(device, links)
     for link in range(links):
         label = str(link)
         yield gauge(series("gangwatch_nvlink_state", device, link=label), Source(165, 1, link))

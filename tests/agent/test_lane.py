@@ -245,7 +245,7 @@ def test_a_member_that_is_taken_away_while_it_is_stuck_is_closed_when_its_call_r
     finder.found = (stuck,)
     node = started(finder)
     try:
-        wait_until(lambda: stuck.runs == 2)
+        wait_until(lambda: stuck.runs == 2 and success(node, "stuck") is not None)
         finder.found = ()
         wait_until(lambda: success(node, "stuck") is None)
         assert stuck.closed == 0 and shown(node, "gangwatch_agent_threads_abandoned") == 1
