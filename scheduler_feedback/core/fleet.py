@@ -8,7 +8,7 @@ that nothing was heard of.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +31,7 @@ from agent.schema.frame import (
 from scheduler_feedback.core.consumption import Consumption, Group
 from scheduler_feedback.core.counting import Counting
 from scheduler_feedback.core.gangs import CONSUMED, Gang, IntArray
+from scheduler_feedback.core.occurrences import Occurrences
 from scheduler_feedback.core.telemetry import IndexArray
 
 FORGET_NS = 600_000_000_000
@@ -126,7 +127,7 @@ class Fleet:
         self._machines: Counter[str] = Counter()
         self._consumption = Consumption()
         self.counting = Counting()
-        self.events: list[tuple[str, EventRecord]] = []
+        self.occurrences = Occurrences()
         self.records_refused = 0
         self.records_of_ended_attempts = 0
 
@@ -147,11 +148,6 @@ class Fleet:
         """(gang, attempt, step, wall time of its end) of the first finished step of each attempt seen since the last
         call."""
         found, self._first_steps = self._first_steps, []
-        return found
-
-    def take_events(self) -> list[tuple[str, EventRecord]]:
-        """(node, event) of what was told since the last call, the newest 1,024."""
-        found, self.events = self.events, []
         return found
 
     @property
@@ -221,7 +217,7 @@ class Fleet:
         for group in node._groups:
             self._consume(node, group, frame, continues, received_ns)
         node._take_pressure(frame)
-        self._records(node, frame, continues, received_ns)
+        self.occurrences.observe(layout, frame, continues, self._records(node, frame, continues, received_ns))
         return True
 
     def forget(self, gang: str) -> None:
@@ -293,7 +289,8 @@ class Fleet:
 
     # --- records ------------------------------------------------------------------------------------------------------
 
-    def _records(self, node: NodeView, frame: Frame, continues: bool, received_ns: int) -> None:
+    def _records(self, node: NodeView, frame: Frame, continues: bool, received_ns: int) -> Sequence[EventRecord]:
+        """Take in the frame's records; those among them that are events."""
         records = frame.records
         expected = node._record_seq if continues else None
         if (
@@ -303,7 +300,7 @@ class Fleet:
             and self._opened_again(node, frame)
         ):
             node._record_seq = frame.record_seq + len(records)
-            return
+            return ()
         if expected is not None and records:
             if frame.record_seq > expected:
                 node.records_missed += frame.record_seq - expected
@@ -313,6 +310,7 @@ class Fleet:
             node._record_seq = frame.record_seq + len(frame.records)
         newest_end, oldest_end = frame.monotonic_ns + CLOCK_SLACK_NS, frame.monotonic_ns - OLDEST_RECORD_NS
         opened: dict[str, tuple[Gang, list[tuple[bool, int, int, int]]]] = {}
+        told: list[EventRecord] = []
         count = 0
         for record in records:
             if isinstance(record, StepRecord):
@@ -341,12 +339,12 @@ class Fleet:
             elif isinstance(record, OpenRecord):
                 count += self._open(node, record, opened, received_ns)
             else:
-                self.events.append((node.name, record))
+                told.append(record)
         tables = tuple((gang, np.array(rows, np.int64)) for gang, rows in opened.values())
         for gang, table in tables:
             gang.opened_all(table, frame.monotonic_ns)
         node._records, node._opened = (frame.records, tables) if count == len(frame.records) else ((), ())
-        del self.events[: max(0, len(self.events) - 1024)]
+        return told
 
     def _open(
         self,

@@ -13,7 +13,6 @@ from scheduler_feedback.core.telemetry import (
     Counters,
     IndexArray,
     JobTelemetry,
-    NodeEvent,
     Shape,
     StepTable,
     Telemetry,
@@ -65,7 +64,7 @@ class Look:
         for name in self._seen.keys() - gangs.keys():
             del self._seen[name]
         jobs = tuple(self._job(gang) for gang in gangs.values() if len(gang))
-        events = tuple(NodeEvent(node, event) for node, event in fleet.take_events())
+        events = fleet.occurrences.take()
         here_ns = fleet.newest_received_ns if received_now_ns is None else received_now_ns
         heard = {name: now_ns - (here_ns - node.received_ns) for name, node in fleet.nodes.items()}
         return Telemetry(now_ns, jobs, self._counters(jobs, now_ns), events, heard)

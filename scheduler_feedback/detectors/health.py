@@ -94,11 +94,23 @@ SNAPSHOT_VERSION = 1
 
 @dataclass(slots=True)
 class _Port:
-    """A port that went down: when it did, and when it did before; until when it is not told of again."""
+    """A port that went down: since when it is, and when it was before; until when it is not told of again.
+
+    flaps: times by who told of them: the kernel's log, the port's state, and each of the counters see the same ones.
+    """
 
     down_ns: int = 0
-    flaps: deque[int] = field(default_factory=lambda: deque(maxlen=FLAPS))
+    flaps: dict[str, deque[int]] = field(default_factory=dict)
     damped_until_ns: int = 0
+
+    def flapped(self, source: str, times: int, now_ns: int) -> None:
+        """The port was down and is up again, so many times."""
+        self.flaps.setdefault(source, deque(maxlen=2 * FLAPS)).extend([now_ns] * times)
+
+    def recent(self, now_ns: int) -> int:
+        """How often it flapped of late, by the source that saw most of it."""
+        since_ns = now_ns - round(FLAP_SECONDS * 1e9)
+        return max((sum(at_ns >= since_ns for at_ns in ring) for ring in self.flaps.values()), default=0)
 
 
 @dataclass(slots=True)
@@ -212,11 +224,15 @@ class HealthDetector:
 
     def _link(self, told: NodeEvent, now_ns: int) -> None:
         port = self._ports.setdefault(_port_name(told), _Port())
-        if told.event.detail.get("state") == "down":
+        detail = told.event.detail
+        state, source = detail.get("state"), detail.get("source", "")
+        if state == "down":
             port.down_ns = port.down_ns or now_ns
-        else:
-            if port.down_ns:
-                port.flaps.append(now_ns)
+        elif state == "lost":  # a counter: how often, not whether it is up
+            times = detail.get("times", "1")
+            port.flapped(source, int(times) if times.isdecimal() else 1, now_ns)
+        elif port.down_ns:
+            port.flapped(source, 1, now_ns)
             port.down_ns = 0
 
     def _links(self, telemetry: Telemetry) -> list[Finding]:
@@ -228,11 +244,11 @@ class HealthDetector:
                 continue
             node, _, device = name.partition("/")
             down = (now_ns - port.down_ns) * 1e-9 if port.down_ns else 0.0
-            recent = [at for at in port.flaps if (now_ns - at) * 1e-9 <= FLAP_SECONDS]
+            recent = port.recent(now_ns)
             if down >= LINK_DOWN_SECONDS:
                 words, value = f"the link has been down for {down:.0f} s", down
-            elif len(recent) >= FLAPS:
-                words, value = f"the link went down {len(recent)} times in {FLAP_SECONDS / 60:.0f} minutes", len(recent)
+            elif recent >= FLAPS:
+                words, value = f"the link went down {recent} times in {FLAP_SECONDS / 60:.0f} minutes", recent
             else:
                 continue
             port.damped_until_ns = now_ns + round(DAMPED_SECONDS * 1e9)

@@ -1,0 +1,221 @@
+"""What happens to devices, from the agent's own collectors on the fakes to verdicts of the health detector."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.node import Node
+from agent.schema.clock import SystemClock
+from agent.schema.frame import Column, EventRecord, Frame, Layout, Record, Tier, make_layout
+from scheduler_feedback.core.fleet import Fleet
+from scheduler_feedback.core.look import Look
+from scheduler_feedback.core.occurrences import STALE_NS, Occurrences
+from scheduler_feedback.core.telemetry import DEVICE_LOST, LINK, PART_REPLACED, RECOVERY_ACTION, XID, NodeEvent
+from scheduler_feedback.core.verdict import Cause, Finding, Verdict
+from scheduler_feedback.detectors.health import HealthDetector
+from tests.agent.training_node import TrainingNode, hurry
+from tests.fakes.nvml.control import GPU_IS_LOST, FakeNvml
+
+SECOND = 1_000_000_000
+NOW = 1_700_000_000 * SECOND
+
+
+class Watching:
+    """A node's frames as they come, through the fleet to the health detector."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._subscription = node.subscribe(1024)
+        self._fleet = Fleet()
+        self._look = Look(self._fleet)
+        self._detector = HealthDetector()
+        self.events: list[NodeEvent] = []
+        self.findings: list[Finding] = []
+
+    def until(self, holds: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Fold what comes until it holds."""
+        clock = SystemClock()
+        ends = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < ends, (self.events, self.findings)
+            if (told := self._subscription.get(0.5)) is None:
+                continue
+            layout, frame = told
+            self._fleet.observe(layout, frame, clock.monotonic_ns())
+            telemetry = self._look.next(clock.wall_ns(), clock.monotonic_ns())
+            self.events += telemetry.events
+            self.findings += self._detector.tick(telemetry)
+
+    def kinds(self, kind: str) -> list[EventRecord]:
+        return [one.event for one in self.events if one.event.kind == kind]
+
+    def verdicts(self) -> list[Verdict]:
+        return [one for one in self.findings if isinstance(one, Verdict)]
+
+
+@pytest.fixture
+def site(tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainingNode]:
+    hurry(monkeypatch)
+    with TrainingNode(tmp_path, nvml_library, nvml) as running:
+        try:
+            yield running
+        finally:
+            nvml.reset()
+
+
+def test_what_a_real_agent_tells_of_its_devices_becomes_verdicts(site: TrainingNode) -> None:
+    """One node, one thing after the other: XIDs, a recovery action, a lost GPU, a port in the log and in counters."""
+    watching = Watching(site.node)
+    watching.until(lambda: len(watching._fleet.nodes) == 1)
+    uuids = {dict(labels)["index"]: dict(labels)["gpu"] for labels in site.values("gangwatch_gpu_info")}
+
+    site.nvml.push_xid(1, 31)
+    site.nvml.push_xid(2, 95)
+    watching.until(lambda: len(watching.kinds(XID)) == 2)
+    (verdict,) = watching.verdicts()
+    assert (verdict.cause, verdict.device) == (Cause.XID, uuids["2"]), "31 is the application's own"
+    assert "RESET_GPU" in verdict.evidence[0].against
+
+    site.nvml.push_event(4, 0x8000)
+    site.nvml.set_field(230, 1, gpu=4)
+    watching.until(lambda: len(watching.verdicts()) == 2)
+    verdict = watching.verdicts()[1]
+    assert (verdict.cause, verdict.device) == (Cause.XID, uuids["4"])
+    assert "gpu-reset" in verdict.evidence[0].against
+
+    site.nvml.set_gpu_code(3, GPU_IS_LOST)
+    watching.until(lambda: len(watching.verdicts()) == 3)
+    verdict = watching.verdicts()[2]
+    assert (verdict.cause, verdict.device, verdict.node) == (Cause.LOST, uuids["3"], "n0")
+
+    nic = site.tree.nics[0]
+    since_boot = time.monotonic()
+    for turn in range(3):
+        for state in ("Down", "Up"):
+            site.tree.log(f"mlx5_core {nic.address} {nic.netdev}: Link {state.lower()}", since_boot + turn)
+    watching.until(lambda: len(watching.verdicts()) == 4)
+    verdict = watching.verdicts()[3]
+    assert (verdict.cause, verdict.device) == (Cause.LINK, f"n0/{nic.name}")
+
+    other = site.tree.nics[5]
+    interface = site.tree.root / "class" / "net" / other.netdev
+    (interface / "carrier_down_count").write_text("5\n")
+    watching.until(lambda: len(watching.verdicts()) == 5)
+    verdict = watching.verdicts()[4]
+    assert (verdict.cause, verdict.device) == (Cause.LINK, f"n0/{other.name}")
+    assert "4 times" in verdict.evidence[0].against
+    assert len({one.verdict_id for one in watching.verdicts()}) == 5
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+GPU_INFO = Column("gangwatch_gpu_info", (("gpu", "GPU-1"), ("pci_address", "0000:3b:00.0")))
+RDMA_INFO = Column("gangwatch_rdma_device_info", (("device", "mlx5_0"), ("pci_address", "0000:5e:00.0")))
+PORT_INFO = Column("gangwatch_rdma_port_info", (("device", "mlx5_0"), ("netdev", "rail0"), ("port", "1")))
+CARRIERS = tuple(Column("gangwatch_network_carrier", (("device", name),)) for name in ("eth0", "rail0"))
+LOST = Column("gangwatch_network_carrier_down_total", (("device", "rail0"),))
+
+
+def layout(*gauges: Column, counters: tuple[Column, ...] = ()) -> Layout:
+    return make_layout("n", (Tier("fast", 1.0),), gauges, counters)
+
+
+def frame(made: Layout, seq: int, gauges: list[float], counters: tuple[int, ...] = (), valid: bool = True) -> Frame:
+    return Frame(
+        "n", "boot", "a", seq, made.layout_id, NOW + seq * SECOND, seq * SECOND, np.array([seq * SECOND]),
+        np.array(gauges, np.float64), np.array(counters, np.uint64), np.full(len(counters), valid), 0, (),
+    )  # fmt: skip
+
+
+def told(found: Occurrences) -> list[tuple[str, str, str]]:
+    """Kind, entity, and the word that matters."""
+    return [
+        (one.event.kind, one.event.entity, one.event.detail.get("action") or one.event.detail.get("state", ""))
+        for one in found.take()
+    ]
+
+
+def test_a_port_that_goes_and_comes_is_told_once_each_by_its_rdma_name() -> None:
+    made = layout(RDMA_INFO, PORT_INFO, *CARRIERS, counters=(LOST,))
+    found = Occurrences()
+    course = [  # carriers of eth0 and rail0, losses of rail0
+        ((1, 1), 7), ((1, 1), 7), ((0, 0), 8), ((0, 0), 8), ((np.nan, np.nan), 8), ((0, 1), 8), ((1, 1), 3),
+    ]  # fmt: skip
+    for seq, (carriers, losses) in enumerate(course, 1):
+        found.observe(made, frame(made, seq, [1, 1, *carriers], (losses,)), seq > 1, ())
+    assert told(found) == [
+        (LINK, "mlx5_0", "down"), (LINK, "mlx5_0", "lost"), (LINK, "mlx5_0", "up"),
+    ], "not of the interface that is no RDMA device's; a counter that fell counts nothing"  # fmt: skip
+
+
+def test_what_was_always_down_or_is_not_known_is_nothing_new() -> None:
+    made = layout(RDMA_INFO, PORT_INFO, *CARRIERS, counters=(LOST,))
+    found = Occurrences()
+    found.observe(made, frame(made, 1, [1, 1, 1, 0], (5,)), False, ())
+    found.observe(made, frame(made, 2, [1, 1, 1, 0], (9,), valid=False), True, ())
+    found.observe(made, frame(made, 3, [1, 1, 1, 0], (9,)), False, ())
+    assert told(found) == []
+
+
+def test_a_recovery_action_and_a_lost_gpu_are_told_also_to_a_judge_that_has_just_begun() -> None:
+    gauges = [
+        Column("gangwatch_gpu_recovery_action", (("action", action), ("gpu", "GPU-1")))
+        for action in ("none", "gpu_reset", "node_reboot")
+    ]
+    made = layout(GPU_INFO, Column("gangwatch_gpu_up", (("gpu", "GPU-1"),)), *gauges)
+    found = Occurrences()
+    for seq, values in enumerate(([1, 0, 0, 1, 0], [1, 0, 0, 1, 0], [1, 1, 1, 0, 0], [1, 1, 0, 0, 1]), 1):
+        found.observe(made, frame(made, seq, list(values)), seq > 1, ())
+    assert told(found) == [
+        (DEVICE_LOST, "GPU-1", ""), (RECOVERY_ACTION, "GPU-1", "gpu-reset"), (RECOVERY_ACTION, "GPU-1", "node-reboot"),
+    ]  # fmt: skip
+
+
+def test_records_get_the_names_of_shapes_and_history_is_left_out() -> None:
+    made = layout(GPU_INFO, RDMA_INFO, PORT_INFO)
+    found, at = Occurrences(), NOW + SECOND
+
+    def record(kind: str, entity: str, time_ns: int = at, **detail: str) -> Record:
+        return EventRecord(kind, entity, time_ns, detail)
+
+    records = [
+        record("xid", "0000:3b:00.0", code="79", action="RESTART_BM"),
+        record("xid", "GPU-1", at - STALE_NS - SECOND, code="95"),
+        record("gpu_lost", "0000:3b:00.0", before_start="true"),
+        record("gpu_lost", "0000:3b:00.0"),
+        record("gpu", "GPU-1", event="gpu_unavailable"),
+        record("gpu", "GPU-1", event="recovery_action_changed"),
+        record("nic_link", "0000:5e:00.0", netdev="renamed", state="Down"),
+        record("nic_link", "0000:99:00.0", netdev="other", state="Down"),
+        record("out_of_memory", "python"),
+    ]
+    found.observe(made, frame(made, 1, [1, 1, 1]), True, [one for one in records if isinstance(one, EventRecord)])
+    assert told(found) == [
+        (XID, "GPU-1", "RESTART_BM"), (DEVICE_LOST, "GPU-1", ""), (DEVICE_LOST, "GPU-1", ""),
+        (LINK, "mlx5_0", "down"),
+    ]  # fmt: skip
+
+
+def test_another_gpu_in_the_same_slot_is_a_part_that_was_replaced() -> None:
+    new = Column("gangwatch_gpu_info", (("gpu", "GPU-2"), ("pci_address", "0000:3b:00.0")))
+    found = Occurrences()
+    first, none, second = layout(GPU_INFO), layout(), layout(new)
+    for seq, (made, values) in enumerate(((first, [1.0]), (none, []), (second, [1.0]), (second, [1.0])), 1):
+        found.observe(made, frame(made, seq, values), seq not in (1, 3), ())
+    (one,) = found.take()
+    assert (one.event.kind, one.event.entity, one.event.detail) == (PART_REPLACED, "GPU-1", {"gpu": "GPU-2"})
+
+
+def test_a_storm_of_events_is_bounded() -> None:
+    made = layout(GPU_INFO)
+    storm = [EventRecord("xid", "GPU-1", NOW, {"code": str(n)}) for n in range(3 * Occurrences.MOST)]
+    found = Occurrences()
+    found.observe(made, frame(made, 1, [1.0]), True, storm)
+    kept = found.take()
+    assert len(kept) == Occurrences.MOST
+    assert kept[-1].event.detail["code"] == str(3 * Occurrences.MOST - 1), "the newest are kept"
