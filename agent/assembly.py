@@ -85,6 +85,7 @@ class Assembly:
         samples = [runner.sample for runner in runners]
         if self._has_changed(runners, samples):
             self._lay_out(runners, samples)
+        # Ages are told in hundredths of a second: what moves below is nobody's news, and costs its readers something.
         collectors = len(runners)
         success = [0.0] * collectors
         stuck = [0.0] * collectors
@@ -102,7 +103,7 @@ class Assembly:
                 self._write(place, fresh)
             if sample is not None:
                 tier_ns[1 + position] = sample.sampled_ns
-                ages[position] = (now_ns - sample.sampled_ns) / 1e9
+                ages[position] = (now_ns - sample.sampled_ns) // 10_000_000 / 100
         cost = own.cost
         # In the order of _OWN_GAUGES and _COLLECTOR_GAUGES, and of their counters.
         told = [

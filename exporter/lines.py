@@ -4,19 +4,19 @@ Everything but the numbers is rendered once. The text is kept in parts of some k
 changed is neither joined nor compressed again: raw deflate streams that end on a byte's bound (Z_FULL_FLUSH) can be put
 together to one, between gzip's head and tail (RFC 1951 section 3.2.4, RFC 1952 section 2.3).
 
-A thousand numbers change every second. They are turned into text by one call for all of a kind, and not by one each:
-the text of a list is that of its items, with ", " between them.
+Of thousands of numbers, hundreds change every second. They are written by one call for all of a kind, not one each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from agent.schema.frame import Frame, Layout
-from exporter.series import Family, Render, View, gauge_text, prefix
+from exporter.series import Family, IntegerText, Render, View, gauge_text, gauge_texts, prefix
 from exporter.windows import Derived
 
 try:
@@ -39,12 +39,16 @@ _Mask = npt.NDArray[np.bool_]
 
 
 class _Alike:
-    """Lines whose numbers are written as Python writes them. lines: their places. sources: what feeds each."""
+    """Lines whose numbers are written alike, and so all at once.
 
-    def __init__(self, pairs: Sequence[tuple[int, int]]) -> None:
+    lines: their places. sources: what feeds each, an index among the gauges or among the counters. write: gives texts.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[int, int]], write: Callable[[Any], list[str]]) -> None:
         """pairs: line and source."""
         self.lines = np.array([line for line, _ in pairs], np.intp)
         self.sources = np.array([source for _, source in pairs], np.intp)
+        self.write = write
 
 
 class Lines:
@@ -98,18 +102,26 @@ class Lines:
         self._family_of.append(family)
 
     def _find_alike(self, gauges: int, counters: int) -> None:
-        """Sort the columns into those all of whose lines Python can write at once, and the others."""
-        alike: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+        """Sort the columns into those all of whose lines are written like others, and the rest."""
+        alike_gauges: list[tuple[int, int]] = []
+        alike_counters: dict[IntegerText, list[tuple[int, int]]] = {}
         self._gauge_is_alike: _Mask = np.zeros(gauges, np.bool_)
         self._counter_is_alike: _Mask = np.zeros(counters, np.bool_)
-        for source, lines in enumerate(self._lines_of[: gauges + counters]):
-            counter = source >= gauges
-            usual: Render = str if counter else gauge_text
-            if all(self._renders[line] is usual for line in lines):
-                at = source - gauges if counter else source
-                (self._counter_is_alike if counter else self._gauge_is_alike)[at] = True
-                alike[counter].extend((line, at) for line in lines)
-        self._alike_gauges, self._alike_counters = map(_Alike, alike)
+        for at in range(gauges):
+            lines = self._lines_of[at]
+            if all(self._renders[line] is gauge_text for line in lines):
+                self._gauge_is_alike[at] = True
+                alike_gauges.extend((line, at) for line in lines)
+        for at in range(counters):
+            lines = self._lines_of[gauges + at]
+            renders = [self._renders[line] for line in lines]
+            if all(isinstance(render, IntegerText) for render in renders):
+                self._counter_is_alike[at] = True
+                for line, render in zip(lines, renders, strict=True):
+                    assert isinstance(render, IntegerText)
+                    alike_counters.setdefault(render, []).append((line, at))
+        self._alike_gauges = _Alike(alike_gauges, gauge_texts)
+        self._alike_counters = [_Alike(pairs, render.all) for render, pairs in alike_counters.items()]
 
     @property
     def series(self) -> int:
@@ -144,7 +156,8 @@ class Lines:
 
         changed = valid & (counters != self._counters) | (valid != self._valid)
         at_once = changed & self._counter_is_alike & valid & self._valid
-        self._set_alike(self._alike_counters, at_once, counters)
+        for alike in self._alike_counters:
+            self._set_alike(alike, at_once, counters)
         singly = np.flatnonzero(changed & ~at_once)
         values = [
             value if present else None
@@ -168,9 +181,9 @@ class Lines:
         lines = alike.lines[of_lines]
         self._dirty[self._part_of[lines]] = True
         pieces = self._pieces
-        texts = repr(values[alike.sources[of_lines]].tolist())[1:-1].replace(", ", "\n,") + "\n"
-        for at, text in zip((2 * lines + 1).tolist(), texts.split(","), strict=True):
-            pieces[at] = text
+        texts = alike.write(values[alike.sources[of_lines]].tolist())
+        for at, text in zip((2 * lines + 1).tolist(), texts, strict=True):
+            pieces[at] = f"{text}\n"
 
     def _set(self, sources: list[int], values: Sequence[float | int | None]) -> None:
         """Write numbers one by one, and have lines come and go."""

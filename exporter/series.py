@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 from agent.schema.catalog import BY_NAME, Metric
 from agent.schema.errors import FrameError
@@ -54,15 +54,40 @@ def gauge_text(value: float) -> str:
     return repr(value)
 
 
+@dataclass(frozen=True, slots=True)
+class IntegerText:
+    """Writes a counter's integer in the metric's unit: `times` as much, with the point `decimals` digits from the end.
+
+    Equal ones write alike, so that many numbers can be written at once.
+    """
+
+    times: int = 1
+    decimals: int = 0
+
+    def __call__(self, value: int) -> str:
+        return counter_text(value * self.times, self.decimals)
+
+    def all(self, values: list[int]) -> list[str]:
+        """The text of each."""
+        if self.times != 1:
+            values = [value * self.times for value in values]
+        if not self.decimals:
+            return repr(values)[1:-1].split(", ")
+        one = 10**self.decimals
+        return [f"{value // one}.{value % one:0{self.decimals}}" for value in values]
+
+
+def gauge_texts(values: list[float]) -> list[str]:
+    """The text of each, as gauge_text writes it. Not for NaN and the infinities."""
+    return repr(values)[1:-1].split(", ")
+
+
 def render_of(metric: Metric) -> Render:
     """How the metric's own values are written."""
     if metric.kind != "counter":
         return gauge_text
     decimals = decimals_of(metric)
-    if decimals:
-        return partial(counter_text, decimals=decimals)
-    times = int(metric.scale)
-    return str if times == 1 else lambda value: str(value * times)
+    return IntegerText(decimals=decimals) if decimals else IntegerText(int(metric.scale))
 
 
 # --- columns ---------------------------------------------------------------------------------------------------------
