@@ -300,7 +300,7 @@ class Decoder:
     __slots__ = ("_raw_records", "_records")
 
     def __init__(self) -> None:
-        self._raw_records = b""
+        self._raw_records = msgspec.Raw()
         self._records: tuple[Record, ...] = ()
 
     def decode(self, message: bytes) -> Layout | Frame:
@@ -335,7 +335,7 @@ class Decoder:
     def _frame(self, wire: _ReadFrame) -> Frame:
         record_seq = wire.record_seq
         raw: msgspec.Raw = wire.records
-        if raw == self._raw_records:
+        if raw == self._raw_records:  # two Raws: one is never equal to bytes
             records = self._records
         elif wire.v == WIRE_VERSION:
             try:
@@ -344,7 +344,7 @@ class Decoder:
                 raise FrameError(f"records: {error}") from None
             if len(records) > MAX_RECORDS:
                 raise FrameError(f"records: {len(records)}, at most {MAX_RECORDS}")
-            self._raw_records, self._records = bytes(raw), records
+            self._raw_records, self._records = raw.copy(), records
         else:
             records, missing = _of_neighbour(raw)
             # Their numbers then no longer say which is which, so record_seq counts from the first that is kept: a

@@ -254,7 +254,8 @@ class Fleet:
             if member is not None:
                 of_gang = places.setdefault((member.gang, member.attempt), {})
                 of_gang.setdefault(member.rank, {})[CONSUMED.index(column.metric)] = index
-        self._consumption.settle()
+        if known:
+            self._consumption.settle()  # what is queued is of these
         groups = []
         for (name, attempt), of_ranks in places.items():
             ranks = tuple(sorted(of_ranks))

@@ -47,7 +47,10 @@ OPENED_A_TURN = 32
 more than these handshakes take (about a millisecond each)."""
 
 MOST_FRAMES_A_SECOND = 64
-"""An agent makes at most 20 (agent.interval_seconds >= 0.05), and keeps 16 for a slow reader (exporter/server.py)."""
+"""An agent makes at most 20 (agent.interval_seconds >= 0.05)."""
+
+MOST_FRAMES_AT_ONCE = 2048
+"""What comes at once after we were late ourselves: some minutes of frames that wait in a socket's buffers."""
 
 DESCRIPTORS_BESIDE = 256
 """Files, sockets and pipes that a controller needs besides one descriptor an agent."""
@@ -95,7 +98,7 @@ class Backoff:
 @dataclass(slots=True, eq=False)
 class _Follower:
     """What follows one agent. deadline_ns: until when something has to have come. frames_before: when it was opened.
-    burst: messages since the newest sweep. followed: False once it is not wanted any more."""
+    burst: messages beyond MOST_FRAMES_A_SECOND. followed: False once it is not wanted any more."""
 
     record: AgentRecord
     stream: Stream
@@ -107,7 +110,7 @@ class _Follower:
     deadline_ns: int = 0
     tries: int = 0
     frames_before: int = 0
-    burst: int = 0
+    burst: float = 0.0
     followed: bool = True
 
 
@@ -145,6 +148,7 @@ class Feed:
         self._looked_up = 0
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._stopping = False
+        self._asked_ns = self._swept_ns = 0
         self.streams: dict[str, Stream] = {}
 
     # --- from the loop of whoever has us run -------------------------------------------------------------------------
@@ -217,20 +221,28 @@ class Feed:
         wait_seconds = max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
         if self._looked_up:
             wait_seconds = min(wait_seconds, NAMING_POLL_SECONDS)
-        for descriptor, mask in self._epoll.poll(wait_seconds):
+        asked_ns = self._clock.monotonic_ns()
+        for descriptor, mask in self._epoll.poll(wait_seconds, len(self._open) + 64):
             follower = self._open.get(descriptor)
             if follower is not None:
                 self._serve(follower, mask)
+        self._asked_ns = asked_ns
 
     def _sweep(self, now_ns: int) -> None:
-        """Once a second: who there is, and who has fallen silent or says too much."""
+        """Once a second: who there is, and who has fallen silent.
+
+        By the time at which the sockets were last asked, of which all that had something were then read: where we are
+        late ourselves nobody has fallen silent.
+        """
         if self._agents.look(now_ns, self._clock.wall_ns()):
             self._match(now_ns)
+        allowed = MOST_FRAMES_A_SECOND * (now_ns - self._swept_ns) / 1e9
+        self._swept_ns = now_ns
         for follower in list(self._open.values()):
-            if now_ns > follower.deadline_ns:
+            if follower.deadline_ns < self._asked_ns:
                 connecting = follower.connection is not None and follower.connection.writes
                 self._lost(follower, "no connection in time" if connecting else "it has fallen silent")
-            follower.burst = 0
+            follower.burst = max(0.0, follower.burst - allowed)
 
     def _match(self, now_ns: int) -> None:
         """Follow every agent that there is, and no other."""
@@ -316,7 +328,7 @@ class Feed:
 
     def _connect(self, follower: _Follower, addresses: list[_Address]) -> None:
         follower.tries += 1
-        follower.layout, follower.frames_before, follower.burst = None, follower.stream.frames, 0
+        follower.layout, follower.frames_before = None, follower.stream.frames
         family, address = addresses[follower.tries % len(addresses)]
         url = urlsplit(follower.record.url)
         try:
@@ -391,8 +403,8 @@ class Feed:
             if told.node != stream.node:
                 raise FrameError(f"node: {told.node!r} speaks in the stream of {stream.node!r}")
             follower.burst += 1
-            if follower.burst > MOST_FRAMES_A_SECOND:
-                raise FrameError(f"more than {MOST_FRAMES_A_SECOND} messages within {DISCOVERY_SECONDS:g} s")
+            if follower.burst > MOST_FRAMES_AT_ONCE:
+                raise FrameError(f"it says more than {MOST_FRAMES_A_SECOND} messages a second")
             if isinstance(told, Layout):
                 layout = follower.layout = pack(told)
                 continue
