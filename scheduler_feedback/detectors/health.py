@@ -31,8 +31,7 @@ from scheduler_feedback.core.telemetry import (
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.gate import JobGate
-from scheduler_feedback.detectors.lemons import Lemons
-from scheduler_feedback.detectors.panel import ALARM, Panel
+from scheduler_feedback.detectors.panel import ABSENT_NS, ALARM, Panel
 from scheduler_feedback.detectors.signatures import evidence
 from scheduler_feedback.detectors.switches import Switches
 
@@ -89,7 +88,13 @@ FEATURES_OF_SLOW: tuple[tuple[Cause, str, tuple[str, ...]], ...] = (
 )
 """Where a job reports no steps, these tell who is slow, if by its traffic the job is slower than it was."""
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
+
+
+_Bests = tuple[float, dict[str, float]]
+"""Seconds of the best steps (infinite where none are reported), and the best rate of each counter that tells."""
+
+NO_BEST: _Bests = (float("inf"), {})
 
 
 @dataclass(slots=True)
@@ -151,7 +156,9 @@ class HealthDetector:
         self._counted: dict[tuple[str, int, int], int] = {}
         self._lost: dict[str, int] = {}
         self._mass_until_ns = 0
-        self.lemons = Lemons()
+        self._bests: dict[str, _Bests] = {}
+        self._bests_until_ns = 0
+        self.lemons = self._panel.lemons
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
         """Look at events, counters and silence; the findings that are new."""
@@ -159,6 +166,10 @@ class HealthDetector:
         self._panel.at(telemetry)
         if not self._timed:
             return findings
+        if self._bests:
+            self._bests_until_ns = self._bests_until_ns or telemetry.now_ns + ABSENT_NS
+            if telemetry.now_ns > self._bests_until_ns:
+                self._bests.clear()
         jobs = {job.shape.job: job for job in telemetry.jobs}
         self._take_speeds(telemetry)
         for event in telemetry.events:
@@ -179,16 +190,21 @@ class HealthDetector:
         return iter(())
 
     def snapshot(self) -> bytes:
-        """What past verdicts said of parts and nodes."""
-        return msgspec.msgpack.encode((SNAPSHOT_VERSION, self.lemons.dump()))
+        """What past verdicts said of parts and nodes, the norms of counters, and how fast jobs went at their best."""
+        bests: dict[str, _Bests] = {name: (float(speed.best), {}) for name, speed in self._speed.items()}
+        bests |= {name: (float("inf"), gate.best) for name, gate in self._gates.items()}
+        kept = (SNAPSHOT_VERSION, self.lemons.dump(), self._panel.dump(), {**self._bests, **bests})
+        return msgspec.msgpack.encode(kept)
 
     def restore(self, data: bytes) -> None:
         """Take a snapshot's place. Raises ValueError where it is not one of ours."""
         try:
-            version, kept = msgspec.msgpack.decode(data, type=tuple[int, bytes])
-            if version != SNAPSHOT_VERSION:
-                raise ValueError(f"version {version}")
-            self.lemons.load(kept)
+            version, *kept = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
+            if msgspec.msgpack.decode(version, type=int) != SNAPSHOT_VERSION or len(kept) != 3:
+                raise ValueError("of another version")
+            self.lemons.load(msgspec.msgpack.decode(kept[0], type=bytes))
+            self._panel.load(msgspec.msgpack.decode(kept[1], type=bytes))
+            self._bests = msgspec.msgpack.decode(kept[2], type=dict[str, tuple[float, dict[str, float]]])
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
             raise ValueError(f"health snapshot of {len(data)} bytes: {error}") from None
 
@@ -311,7 +327,10 @@ class HealthDetector:
         for job in telemetry.jobs:
             if job.steps is None or not len(job.steps):
                 continue
-            speed = self._speed.setdefault(job.shape.job, _Speed())
+            name = job.shape.job
+            speed = self._speed.get(name)
+            if speed is None:
+                speed = self._speed[name] = _Speed(best=self._bests.pop(name, NO_BEST)[0])
             seconds = np.where(np.isfinite(job.steps.seconds), job.steps.seconds, 0.0).max(axis=1)
             for one in seconds.tolist():
                 speed.newest.append(one)
@@ -354,7 +373,9 @@ class HealthDetector:
         values = telemetry.counters.values
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
             if job.steps is None:
-                gate = self._gates.setdefault(job.shape.job, JobGate())
+                gate = self._gates.get(job.shape.job)
+                if gate is None:
+                    gate = self._gates[job.shape.job] = JobGate(best=dict(self._bests.pop(job.shape.job, NO_BEST)[1]))
                 for window in range(values.shape[1]):
                     gate.take(values[:, window, columns])
             else:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_feedback.core.gangs import IntArray
 from scheduler_feedback.core.telemetry import (
     FEATURE,
     FEATURES,
@@ -24,11 +26,15 @@ from scheduler_feedback.core.telemetry import (
     Telemetry,
 )
 from scheduler_feedback.detectors.groups import group_median, usual_value
+from scheduler_feedback.detectors.lemons import Lemons
 from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.detectors.windows import LEAST_PEERS
 
 WARM_UP_WINDOWS = 30
 """Samples from which a rank's usual place is learned: a robust scale settles in about 25 (public step traces)."""
+
+ABSENT_NS = 600_000_000_000
+"""Norms of jobs that are not seen within ten minutes of a restart are dropped (as gangs are, core/fleet.py)."""
 
 DECAY = np.float32(1 / 8)
 CLIP = np.float32(3.0)
@@ -84,12 +90,27 @@ _COUNTS = np.array([_SCALES[feature.name].kind == "count" for feature in FEATURE
 LEAST = np.float32(1e-6)
 
 
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """What is usual of a job's ranks [n]: the residuals' mean and scale, float32 [F, n]; mean NaN where not learned."""
+
+    ranks: IntArray
+    mean: Float32Array
+    scale: Float32Array
+
+
+def _whole(mean: Float32Array, scale: Float32Array, taken: Float32Array) -> tuple[Float32Array, Float32Array]:
+    """Mean and scale where the warm-up is over; half a norm is none."""
+    return np.where(taken >= WARM_UP_WINDOWS, mean, np.float32(np.nan)), scale
+
+
 class Panel:
     """State over F features and N columns, float32 [F, N] each. Shared by the detectors of one stream.
 
     level: decaying mean of the residual, NaN where unknown. scale: the frozen scale. peers: decaying mean of the
     residual against the peers alone. newest: the newest values as they came. score: CUSUM in the direction that is bad.
     accused: (job, attempt, rank) of standing verdicts about hardware, so that no detector tells another's again.
+    lemons: what past verdicts of any detector said of parts and nodes.
     """
 
     def __init__(self, switches: Switches | None = None) -> None:
@@ -100,6 +121,9 @@ class Panel:
         self.peers_of = Grouping(())
         self.overlapping: dict[str, Grouping] = {}
         self.accused: set[tuple[str, int, int]] = set()
+        self.lemons = Lemons()
+        self._restored: dict[tuple[str, int], Norm] = {}
+        self._restored_until_ns = 0
         self._shape(0)
 
     def _shape(self, columns: int) -> None:
@@ -125,10 +149,70 @@ class Panel:
         shapes = tuple(job.shape for job in telemetry.jobs)
         if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
             self._move(shapes)
+        if self._restored:
+            self._restored_until_ns = self._restored_until_ns or telemetry.now_ns + ABSENT_NS
+            if telemetry.now_ns > self._restored_until_ns:
+                self._restored.clear()
         values = telemetry.counters.values
         for window in range(values.shape[1]):
             self._take(values[:, window])
         return self
+
+    # --- over a restart ---------------------------------------------------------------------------------------------
+
+    def dump(self) -> bytes:
+        """The norms that are learned: without them a restart during a fault would learn the fault as healthy."""
+        norms = {
+            (shape.job, shape.attempt): Norm(
+                shape.ranks, *_whole(self._mean[:, place], self.scale[:, place], self._taken[:, place])
+            )
+            for shape, place in zip(self._shapes, self.columns.values(), strict=True)
+        }
+        for key, norm in self._restored.items():
+            known = norms.get(key)
+            if known is None or len(known.ranks) < len(norm.ranks):
+                norms[key] = norm
+        kept = [
+            (job, attempt, norm.ranks.astype("<i4").tobytes(), norm.mean.astype("<f2").tobytes(),
+             norm.scale.astype("<f2").tobytes())
+            for (job, attempt), norm in norms.items() if np.isfinite(norm.mean).any()
+        ]  # fmt: skip
+        return msgspec.msgpack.encode(([feature.name for feature in FEATURES], kept))
+
+    def load(self, data: bytes) -> None:
+        """Take a snapshot's place. Norms of other features than today's are left out: they are learned anew.
+
+        Raises ValueError where it is not one of ours.
+        """
+        try:
+            names, kept = msgspec.msgpack.decode(
+                data, type=tuple[list[str], list[tuple[str, int, bytes, bytes, bytes]]]
+            )
+            restored = {}
+            for job, attempt, ranks, mean, scale in kept:
+                count = len(np.frombuffer(ranks, "<i4"))
+                restored[job, attempt] = Norm(
+                    np.frombuffer(ranks, "<i4").astype(np.int64),
+                    np.frombuffer(mean, "<f2").astype(np.float32).reshape(len(names), count),
+                    np.frombuffer(scale, "<f2").astype(np.float32).reshape(len(names), count),
+                )
+        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+            raise ValueError(f"norms of counters: {error}") from None
+        self._restored = restored if names == [feature.name for feature in FEATURES] else {}
+        self._restored_until_ns = 0
+
+    def _recall(self, shape: Shape, place: slice, norm: Norm) -> None:
+        """Ranks of the shape whose norm is known need no warm-up."""
+        _, mine, theirs = np.intersect1d(shape.ranks, norm.ranks, assume_unique=True, return_indices=True)
+        columns = place.start + mine
+        mean, scale = norm.mean[:, theirs], norm.scale[:, theirs]
+        known = np.isfinite(mean)
+        for state, values in (
+            (self._mean, mean),
+            (self.scale, np.maximum(scale, FLOOR[:, None])),
+            (self._taken, np.full_like(mean, WARM_UP_WINDOWS)),
+        ):
+            state[:, columns] = np.where(known, values, state[:, columns])
 
     def of(self, job: str) -> slice:
         """The job's columns. Raises KeyError for one that is not there."""
@@ -219,15 +303,27 @@ class Panel:
 
     def _move(self, shapes: tuple[Shape, ...]) -> None:
         """Columns came or went: what is known of those that stay moves with them."""
-        old = {id(shape): columns for shape, columns in zip(self._shapes, self.columns.values(), strict=True)}
+        old = {
+            (shape.job, shape.attempt): (shape, columns)
+            for shape, columns in zip(self._shapes, self.columns.values(), strict=True)
+        }
         kept = {name: getattr(self, name) for name in self._STATE}
         ends = np.cumsum([len(shape) for shape in shapes], dtype=np.intp).tolist()
         columns = [slice(end - len(shape), end) for end, shape in zip(ends, shapes, strict=True)]
         self._shape(ends[-1] if ends else 0)
         for shape, place in zip(shapes, columns, strict=True):
-            if id(shape) in old:
+            before, columns_before = old.get((shape.job, shape.attempt), (None, slice(0, 0)))
+            if before is shape:
                 for name in self._STATE:
-                    getattr(self, name)[:, place] = kept[name][:, old[id(shape)]]
+                    getattr(self, name)[:, place] = kept[name][:, columns_before]
+                continue
+            if (norm := self._restored.get((shape.job, shape.attempt))) is not None:
+                self._recall(shape, place, norm)
+                if np.isin(norm.ranks, shape.ranks).all():
+                    del self._restored[shape.job, shape.attempt]  # else the others are heard again later
+            if before is not None:  # a rank was heard of that was not, or a device
+                mean, scale, taken = (kept[name][:, columns_before] for name in ("_mean", "scale", "_taken"))
+                self._recall(shape, place, Norm(before.ranks, *_whole(mean, scale, taken)))
         self._shapes = shapes
         self.columns = {shape.job: place for shape, place in zip(shapes, columns, strict=True)}
         self.peers_of = Grouping(_joined([_peers(shape) for shape in shapes]))

@@ -114,6 +114,11 @@ WORK_FIELDS = ("compute", "tokens", "squares")
 
 MISSING = "process_counters"
 
+OF_PARTS = frozenset(
+    {Cause.THERMAL, Cause.POWER, Cause.GPU, Cause.MEMORY, Cause.NVLINK, Cause.PCIE, Cause.NIC, Cause.LINK}
+)
+"""What a part is remembered for: not what was done to its processes."""
+
 LARGE_GANG = 64
 """From here on the spread of all ranks stands for that of the others: one of so many hardly moves it."""
 
@@ -317,6 +322,7 @@ class StragglerDetector:
             if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:
                 judgement = _too_weak(judgement)
             if not judgement.refusal:
+                judgement = self._with_past(judgement, job.shape)
                 watched.refused[rank] = 0
                 findings += self._verdict(name, watched, judgement, job)
             elif not judgement.harmless and rank not in watched.standing:
@@ -351,6 +357,15 @@ class StragglerDetector:
             margin = weighing.bounded(float(weighed.margin[0]), 0.0, 1.0)
             told = (*told, Evidence("log_odds_of_cause", float(weighed.margin[0]), MARGIN, "", str(cause), margin))
         return replace(judgement, cause=cause, evidence=told, confidence=weighing.confidence(told), counters=True)
+
+    def _with_past(self, judgement: Judgement, shape: Shape) -> Judgement:
+        """With what earlier verdicts said of the part and its node; which makes no verdict, but one surer."""
+        rank = judgement.rank
+        past = self._panel.lemons.weight(shape.gpus[rank] if shape.gpus else "", shape.nodes[rank])
+        if judgement.cause not in OF_PARTS or not past:
+            return judgement
+        told = (*judgement.evidence, *past)
+        return replace(judgement, evidence=told, confidence=weighing.confidence(told))
 
     def _persistent(self, watched: Watched, rank: int) -> bool:
         """Whether the alarm rests on enough slow windows to be no accident, and on enough time to say where it went."""
@@ -401,6 +416,9 @@ class StragglerDetector:
             verdict_id = f"{name}.{watched.attempt}.{watched.ranks[rank]}.{first_ns}"
             self._panel.accused.add((name, watched.attempt, watched.ranks[rank]))
             standing = watched.standing[rank] = Standing(verdict_id, first_ns, judgement.confidence)
+            if judgement.cause in OF_PARTS:
+                gpu, node = job.shape.gpus[rank] if job.shape.gpus else "", job.shape.nodes[rank]
+                self._panel.lemons.remember(gpu, node, judgement.cause, first_ns)
         elif standing.told_confidence < ACTING_CONFIDENCE <= judgement.confidence:
             standing.told_confidence = judgement.confidence
         else:

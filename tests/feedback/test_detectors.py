@@ -254,7 +254,7 @@ def test_errors_accuse_a_port_where_the_job_is_slower_and_nobody_where_it_is_not
 
 # --- interference -----------------------------------------------------------------------------------------------------
 
-UPLINK = {"uplink": ("leaf-0",) * 8}
+UPLINK: dict[str, tuple[str, ...]] = {"uplink": ("leaf-0",) * 8}
 
 
 def neighbours(sharing: dict[str, tuple[str, ...]], disturbs: bool = True) -> list[Job]:
@@ -438,3 +438,77 @@ def test_no_telemetry_is_telemetry() -> None:
             detector.tick(Telemetry(1, (), Counters(np.zeros(0, np.int64), 1.0, np.zeros((24, 0, 0), np.float32))))
             == []
         )
+
+
+def watched(panel: Panel, job: Job, first: int, seconds: int) -> HealthDetector:
+    detector = HealthDetector(panel=panel)
+    course(detector, [job], seconds, first=first)
+    return detector
+
+
+def test_a_restart_during_a_fault_does_not_learn_it_as_healthy() -> None:
+    """Rank 3's clock is low when the controller comes back: without the norms from before it would be usual there."""
+    job = Job(ranks=16)
+    before = watched(Panel(), job, 1, 60).snapshot()
+    job.feature["sm_clock"] = lambda second: np.where(np.arange(16) == 3, 0.8, 1.0)
+    row = FEATURE["sm_clock"]
+    restored, anew = Panel(), Panel()
+    detector = HealthDetector(panel=restored)
+    detector.restore(before)
+    course(detector, [job], 20, first=61)
+    watched(anew, job, 61, 60)
+    assert restored.score[row].argmax() == 3
+    assert restored.score[row, 3] >= 8.0
+    assert np.abs(restored.level[row, [2, 4]]).max() < 0.05
+    assert np.abs(anew.level[row, 3]) < 0.05, "learned as healthy: this is what the snapshot is for"
+    again = HealthDetector(panel=Panel())
+    again.restore(detector.snapshot())
+
+
+def test_norms_come_back_rank_by_rank_and_only_those_of_the_same_attempt() -> None:
+    job = Job(ranks=16)
+    before = watched(Panel(), job, 1, 60).snapshot()
+    few, all_of_them = job.shape, job.shape
+    panel = Panel()
+    detector = HealthDetector(panel=panel)
+    detector.restore(before)
+    job.shape = Shape("j", 1, few.ranks[:5], few.nodes[:5], few.gpus[:5], few.nics[:5])
+    job.work = lambda second: np.full(len(job.shape), 0.7)
+    job.inside = np.ones(5, np.bool_)
+    course(detector, [job], 1, first=61)
+    assert (panel._taken[FEATURE["power"]] >= 30).all()
+    job.shape = all_of_them
+    job.inside = np.ones(16, np.bool_)
+    course(detector, [job], 1, first=62)
+    assert (panel._taken[FEATURE["power"]] >= 30).all()
+    job.shape = replace(all_of_them, attempt=2)
+    course(detector, [job], 1, first=63)
+    assert (panel._taken[FEATURE["power"]] <= 2).all(), "another attempt may stand on other devices"
+
+
+def test_a_part_with_a_past_makes_a_verdict_surer_until_it_is_replaced() -> None:
+    def verdict(lemons: Lemons) -> Verdict:
+        detectors = make_all()
+        panel = next(one._panel for one in detectors if isinstance(one, HealthDetector))
+        panel.lemons.load(lemons.dump())
+        job = Job(ranks=16)
+        job.work = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.9, 0.7)
+        job.feature["thermal_throttle"] = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.4, 0.0)
+        job.feature["sm_clock"] = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.75, 1.0)
+        (first, *_) = [one for one in verdicts(course(list(detectors), [job], 110)) if one.kind is Kind.STRAGGLER]
+        assert (first.rank, first.cause) == (3, Cause.THERMAL)
+        weight = panel.lemons.weight("GPU-j-3", "j-n0")
+        assert weight[0].value >= 1 + sum(one.value for one in lemons.weight("GPU-j-3", ""))
+        return first
+
+    known = Lemons()
+    for _ in range(3):
+        known.remember("GPU-j-3", "j-n0", Cause.THERMAL, START)
+    blank, past = verdict(Lemons()), verdict(known)
+    assert "past_verdicts" in {one.measure for one in past.evidence}
+    assert "past_verdicts" not in {one.measure for one in blank.evidence}
+    assert past.confidence >= blank.confidence
+    health = HealthDetector()
+    health.lemons.load(known.dump())
+    course(health, [Job()], 5, {3: [event("j-n0", PART_REPLACED, "GPU-j-3", gpu="GPU-new")]})
+    assert health.lemons.weight("GPU-j-3", "j-n0") == ()
