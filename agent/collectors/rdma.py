@@ -54,7 +54,6 @@ class FileCounters:
 
     def collect(self) -> Block:
         """Raises SourceError where no file can be read, as when the device is gone."""
-        self._block.clear()
         if not self._files.read_into(self._cells, self._valid) and self._files.unreadable() < len(self._files):
             raise SourceError(f"{self.name}: none of its {len(self._files)} counter files can be read")
         return self._block

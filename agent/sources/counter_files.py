@@ -41,7 +41,7 @@ class CounterFiles:
     first: files that are read before the others at every run, and whose values are not wanted.
     """
 
-    __slots__ = ("_descriptors", "_first", "_keep", "_paths", "_retry_runs", "_skips")
+    __slots__ = ("_descriptors", "_first", "_keep", "_paths", "_retry_runs", "_skips", "_texts")
 
     def __init__(self, paths: Sequence[str], *, keep: bool, retry_runs: int, first: Sequence[str] = ()) -> None:
         self._paths = tuple(paths)
@@ -50,33 +50,42 @@ class CounterFiles:
         self._first = tuple(first)
         self._descriptors = [-1] * len(self._paths)
         self._skips = [0] * len(self._paths)
+        self._texts = [b""] * len(self._paths)
 
     def __len__(self) -> int:
         return len(self._paths)
 
     def read_into(self, cells: memoryview, valid: memoryview) -> int:
-        """Set cells[i] and valid[i] for each file i that gives a number; the others are not touched.
+        """Set cells[i] for each file i that gives a number, and valid[i] to whether it does. Returns how many do.
 
-        cells: format 'L' or 'Q', at least as long as there are files. valid: format '?'. Returns how many were read.
+        cells: format 'L' or 'Q', at least as long as there are files. valid: format '?'. The same
+        cells at every call: what a file said the last time is not written again.
         """
         for path in self._first:
             self._read_once(path)
-        pread = os.pread
+        pread, texts = os.pread, self._texts
         good = 0
         for index, descriptor in enumerate(self._descriptors):
             if descriptor < 0:
-                good += self._read_anew(index, cells, valid)
+                valid[index] = read = self._read_anew(index, cells)
+                good += read
                 continue
             try:
                 data = pread(descriptor, _MOST_BYTES, 0)
-                if data.strip().isdigit():  # parse_number, without the call
+                if data == texts[index]:  # most counters count errors, of which there was none
+                    valid[index] = True
+                    good += 1
+                elif data.strip().isdigit():  # parse_number, without the call
                     cells[index] = int(data)
                     valid[index] = True
+                    texts[index] = data
                     good += 1
                 else:
                     self._failed(index, _error(data))
+                    valid[index] = False
             except (OSError, ValueError) as error:
                 self._failed(index, error)
+                valid[index] = False
         return good
 
     def unreadable(self) -> int:
@@ -88,7 +97,7 @@ class CounterFiles:
         for index in range(len(self._descriptors)):
             self._close(index)
 
-    def _read_anew(self, index: int, cells: memoryview, valid: memoryview) -> bool:
+    def _read_anew(self, index: int, cells: memoryview) -> bool:
         if self._skips[index]:
             self._skips[index] -= 1
             return False
@@ -103,11 +112,12 @@ class CounterFiles:
             if not data:
                 raise _error(data)
             cells[index] = parse_number(data)
-            valid[index] = True
         except (OSError, ValueError) as error:
             self._failed(index, error)
             return False
-        if not self._keep:
+        if self._keep:
+            self._texts[index] = data
+        else:
             self._close(index)
         return True
 
@@ -120,6 +130,7 @@ class CounterFiles:
         descriptor = self._descriptors[index]
         if descriptor >= 0:
             self._descriptors[index] = -1
+            self._texts[index] = b""
             os.close(descriptor)
 
     @staticmethod

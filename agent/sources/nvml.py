@@ -12,8 +12,7 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from ctypes import byref, c_char, c_uint, c_void_p
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -120,16 +119,17 @@ class Library:
         """Symbols that were asked for and are not in this driver's library."""
         return frozenset(self._missing)
 
-    @contextmanager
-    def using(self) -> Iterator[None]:
-        """Calls are made inside; the library is not unloaded meanwhile."""
+    def using(self) -> Library:
+        """Calls are made inside ``with``; the library is not unloaded meanwhile."""
+        return self
+
+    def __enter__(self) -> None:
         with self._lock:
             self._inside += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._inside -= 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
 
     def close(self) -> None:
         """Let go of the driver; an open handle would block a GPU's reset and the driver's unloading.
