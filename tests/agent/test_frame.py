@@ -16,6 +16,7 @@ from agent.schema.frame import (
     MAX_RECORDS,
     WIRE_VERSION,
     Column,
+    Decoder,
     EventRecord,
     Frame,
     Layout,
@@ -30,6 +31,7 @@ from agent.schema.frame import (
     encode_frame,
     encode_layout,
     make_layout,
+    pack,
     select,
     with_length,
 )
@@ -297,3 +299,22 @@ def test_a_selection_keeps_the_named_columns_and_their_values() -> None:
     assert got.counters_valid.tolist() == [True, False]
     assert got.records == frame.records
     assert select(layout, []).layout == layout
+
+
+RECORDS = (OpenRecord(Member("g", 1, 0), "step", 7, 5), OpenRecord(Member("g", 1, 1), "collective", 9, 6))
+
+
+def test_records_that_did_not_change_are_the_same_objects() -> None:
+    decoder = Decoder()
+    first, second = (decoder.decode(encode_frame(a_frame(seq=seq, records=RECORDS))) for seq in (1, 2))
+    assert isinstance(first, Frame) and isinstance(second, Frame)
+    assert first.records and second.records is first.records
+    third = decoder.decode(encode_frame(a_frame(records=RECORDS[:1])))
+    assert isinstance(third, Frame) and third.records == RECORDS[:1]
+
+
+def test_a_layout_put_away_is_the_layout() -> None:
+    layout = make_layout("n0", [Tier("host", 1.0)], [Column("gangwatch_host_load1")], [])
+    packed = pack(layout)
+    assert packed.whole() == layout.whole() == layout
+    assert (packed.layout_id, packed.node, packed.sizes) == (layout.layout_id, layout.node, layout.sizes)

@@ -99,3 +99,17 @@ def test_what_is_missing_reset_or_told_twice_makes_no_rate() -> None:
     assert rates[1] == pytest.approx(200.0)
     assert rates[5] == pytest.approx(20.0)
     assert all(rates[index] is None or np.isnan(rates[index]) for index in (0, 2, 3, 4, 6))
+
+
+def test_frames_folded_together_give_what_they_give_one_by_one() -> None:
+    frames = [
+        frame(1, [500, 500, 0, 0, 0]), frame(2, [600, 700, 0, 0, 0]), frame(3, [10, 20, 0, 0, 0]),
+        frame(4, [20, 40, 0, 0, 0], agent="b"), frame(5, [50, 80, 0, 0, 0], agent="b"),
+    ]  # fmt: skip
+    fleet = Fleet()
+    for one in frames:
+        fleet.observe(layout(), one, one.wall_ns)
+    together = Look(fleet).next(frames[-1].wall_ns)
+    one_by_one = seen(*frames)[-1]
+    assert np.array_equal(together.counters.values, one_by_one.counters.values, equal_nan=True)
+    assert float(together.counters.values[FEATURE["nvlink_bytes"], 0, 0]) == pytest.approx(70.0)

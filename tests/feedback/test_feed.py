@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,6 +224,93 @@ def test_a_silent_agent_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monke
         agent = Agent(speaking(said("n0", 1)))
         async with agent.listening(tmp_path, "n0"), feeding(tmp_path):
             await until(lambda: len(agent.asked) >= 3)
+
+    asyncio.run(scene())
+
+
+def test_slow_silent_malformed_and_flooding_agents_hurt_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(feed_module, "MOST_FRAMES_AT_ONCE", 50)
+
+    async def slow(send: Send) -> None:
+        for byte in said("slow", *range(1, 4000)):
+            await send(bytes([byte]))
+            await asyncio.sleep(0.01)
+
+    async def flood(send: Send) -> None:
+        await send(said("flood"))
+        for number in range(1, 1_000_000):
+            await send(said("flood", number)[len(said("flood")) :])
+
+    async def steady(send: Send) -> None:
+        await send(said("good"))
+        for number in range(1, 1_000):
+            await send(said("good", number)[len(said("good")) :])
+            await asyncio.sleep(0.02)
+
+    async def scene() -> None:
+        agents = {
+            "slow": Agent(slow),
+            "silent": Agent(speaking(said("silent"))),
+            "malformed": Agent(speaking(with_length(b"\x00"))),
+            "flood": Agent(flood),
+            "good": Agent(steady),
+        }
+        async with AsyncExitStack() as stack:
+            for node, agent in agents.items():
+                await stack.enter_async_context(agent.listening(tmp_path, node))
+            feed, got = await stack.enter_async_context(feeding(tmp_path))
+            await until(lambda: all(len(agents[node].asked) >= 2 for node in agents if node != "good"))
+            assert "fallen silent" in feed.streams["slow"].complaint
+            assert "fallen silent" in feed.streams["silent"].complaint
+            assert "more than 64 messages a second" in feed.streams["flood"].complaint
+            assert feed.streams["malformed"].malformed >= 1
+            heard = [seq for node, seq in got if node == "good"]
+            assert heard == list(range(1, len(heard) + 1)) and len(heard) > 10
+            assert len(agents["good"].asked) == 1, "its stream was never opened again"
+
+    asyncio.run(scene())
+
+
+def test_an_agent_that_is_reached_by_name(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with Agent(speaking(said("n0", 1))).listening(tmp_path, "n0") as url, feeding(tmp_path) as (_, got):
+            announce(tmp_path, "n0", url.replace("127.0.0.1", "localhost"))
+            announce(tmp_path, "n1", "http://name.invalid:1")
+            await until(lambda: ("n0", 1) in got)
+
+    asyncio.run(scene())
+
+
+def test_between_two_turns_others_have_theirs(tmp_path: Path) -> None:
+    async def scene() -> None:
+        turns: list[int] = []
+
+        def between() -> float:
+            turns.append(len(turns))
+            return 0.01
+
+        feed = Feed(tmp_path, lambda *_: None, (), SystemClock(), between=between)
+        task = asyncio.create_task(feed.run())
+        await until(lambda: len(turns) > 3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scene())
+
+
+def test_a_bug_ends_the_feed_and_is_raised(tmp_path: Path) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def scene() -> None:
+        async with Agent(speaking(said("n0", 1))).listening(tmp_path, "n0"):
+            with pytest.raises(ZeroDivisionError):
+                async with asyncio.timeout(20):
+                    await Feed(tmp_path, broken, (), SystemClock()).run()
 
     asyncio.run(scene())
 

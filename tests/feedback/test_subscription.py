@@ -1,0 +1,58 @@
+"""What the controller asks agents for: enough for every feature, and no more than fits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.schema.catalog import BY_NAME
+from agent.schema.frame import Frame, encode_frame
+from benchmarks.ingest.frames import Job, whole_layout
+from exporter.frames import selection, wanted_metrics
+from scheduler_feedback.core.counting import Counting
+from scheduler_feedback.core.subscription import WANTED
+from scheduler_feedback.core.telemetry import FEATURE, FEATURES
+
+MOST_BYTES = 4096
+"""Of a frame of a node of eight GPUs, records apart: what a controller of 12,500 nodes is laid out for."""
+
+
+def frame(seq: int, layout_sizes: tuple[int, int, int], layout_id: str) -> Frame:
+    tiers, gauges, counters = layout_sizes
+    return Frame(
+        "n0", "9b1c2a34-0000-4000-8000-000000000000", "1234567890123456", seq, layout_id, 10**18 + seq, 10**15 + seq,
+        np.full(tiers, 10**15 + seq * 10**9, np.int64), np.ones(gauges),
+        np.arange(counters, dtype=np.uint64) * np.uint64(seq), np.ones(counters, np.bool_),
+    )  # fmt: skip
+
+
+def test_every_metric_of_every_feature_is_asked_for() -> None:
+    names = {pattern.partition("(")[0] for pattern in WANTED}
+    assert names <= BY_NAME.keys()
+    for feature in FEATURES:
+        assert set(feature.metrics) <= names, feature.name
+    assert wanted_metrics(",".join(WANTED)) == (WANTED, ()), "an agent of this build knows all of it"
+
+
+def test_a_frame_of_a_node_of_eight_gpus_fits() -> None:
+    whole = whole_layout("node-00000", 0, Job("j-000001", 0, 10**9))
+    narrow = selection(whole, WANTED)
+    assert len(whole.counters) > 1000
+    assert len(encode_frame(narrow.apply(frame(1 << 33, whole.sizes, whole.layout_id)))) <= MOST_BYTES
+
+
+def test_sums_made_by_the_agent_give_the_features_that_all_columns_give() -> None:
+    whole = whole_layout("n0", 0, Job("j-000001", 0, 10**9))
+    names = tuple(pattern.partition("(")[0] for pattern in WANTED)
+    values = []
+    for patterns in (WANTED, names):
+        chosen, counting = selection(whole, patterns), Counting()
+        for seq in (1, 2):
+            told = chosen.apply(frame(seq, whole.sizes, whole.layout_id))
+            counting.take(chosen.layout, told, seq == 2)
+        [kind] = counting.kinds
+        values.append(kind.values[0])
+    summed, apart = values
+    assert np.array_equal(np.isnan(summed), np.isnan(apart))
+    known = np.isfinite(summed)
+    assert known[FEATURE["nvlink_bytes"]].all() and known[FEATURE["nic_pause_sent"]].all()
+    assert np.allclose(summed[known], apart[known])
