@@ -42,6 +42,8 @@ class Node:
     spine, rack, rail, island: the domains that it lies in, from wide to narrow; '' where the level is not known. A name
     need be unique only inside of the wider domain. island: an NVLink domain wider than a node.
     island_slots: size of the NVLink islands that its slots form, in their order; 0: the node is one island.
+    slowdown: how slow it is held to be, run time there / run time elsewhere; 1 where it is not slowness that is held
+    against it. doubted_ns: since when, None where nothing is held against it.
     """
 
     name: str
@@ -64,3 +66,5 @@ class Node:
     rail: str = ""
     island: str = ""
     island_slots: int = 0
+    slowdown: float = 1.0
+    doubted_ns: int | None = None

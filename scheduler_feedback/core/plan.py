@@ -41,10 +41,11 @@ class Plan:
     >>> plan.rollback(mark)      # or plan.commit()
 
     A pool's number is TIERS x the type's number + the tier. free_in[pool][domain]: free slots. with_free[pool][n]: the
-    nodes of the pool that have n slots free. count: free slots of each node, by number.
+    nodes of the pool that have n slots free. count: free slots of each node, by number. slots_in[pool]: slots of its
+    nodes, free or not. slowdown: of the suspect nodes that are held to be slow, by number.
     """
 
-    __slots__ = ("_journal", "_mask", "count", "free_in", "pool", "topology", "with_free")
+    __slots__ = ("_journal", "_mask", "count", "free_in", "pool", "slots_in", "slowdown", "topology", "with_free")
 
     def __init__(self, nodes: Iterable[Node], busy: Iterable[Slot] = ()) -> None:
         nodes = list(nodes)
@@ -57,8 +58,10 @@ class Plan:
             if (index := number.get(slot.node)) is not None:
                 masks[index] &= ~(1 << slot.slot)
         self.pool = [NOWHERE] * len(nodes)
+        self.slowdown: dict[int, float] = {}
         for node in nodes:
             self.pool[number[node.name]] = self._pool_of(node)
+            self._note_slowdown(node)
         self._count()
 
     def _pool_of(self, node: Node) -> int:
@@ -66,12 +69,20 @@ class Plan:
         number = self.topology.number[node.name]
         return NOWHERE if tier is None else self.topology.types[number] * TIERS + tier
 
+    def _note_slowdown(self, node: Node) -> None:
+        number = self.topology.number[node.name]
+        if node.slowdown > 1 and self.pool[number] % TIERS == Tier.SUSPECT and self.pool[number] != NOWHERE:
+            self.slowdown[number] = node.slowdown
+        else:
+            self.slowdown.pop(number, None)
+
     def _count(self) -> None:
         topology = self.topology
         pools = TIERS * len(topology.type_names)
         self.count = [mask.bit_count() for mask in self._mask]
         self.with_free = [[0] * (topology.largest + 1) for _ in range(pools)]
         self.free_in = [[0] * len(topology.domains) for _ in range(pools)]
+        self.slots_in = [0] * pools
         for number, pool in enumerate(self.pool):
             if pool != NOWHERE:
                 self._enter(number, pool)
@@ -79,6 +90,7 @@ class Plan:
     def _enter(self, number: int, pool: int) -> None:
         free = self.count[number]
         self.with_free[pool][free] |= self.topology.bits[number]
+        self.slots_in[pool] += self.topology.sizes[number]
         inside = self.free_in[pool]
         for domain in self.topology.above[number]:
             inside[domain] += free
@@ -88,14 +100,17 @@ class Plan:
         number = self.topology.number[node.name]
         before, after = self.pool[number], self._pool_of(node)
         if before == after:
+            self._note_slowdown(node)
             return
         if before != NOWHERE:
             free = self.count[number]
+            self.slots_in[before] -= self.topology.sizes[number]
             self.with_free[before][free] &= ~self.topology.bits[number]
             inside = self.free_in[before]
             for domain in self.topology.above[number]:
                 inside[domain] -= free
         self.pool[number] = after
+        self._note_slowdown(node)
         if after != NOWHERE:
             self._enter(number, after)
 
@@ -106,6 +121,7 @@ class Plan:
         other._mask, other.count, other.pool = self._mask[:], self.count[:], self.pool[:]
         other.with_free = [sets[:] for sets in self.with_free]
         other.free_in = [free[:] for free in self.free_in]
+        other.slots_in, other.slowdown = self.slots_in[:], dict(self.slowdown)
         return other
 
     # --- the transaction ---------------------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ class Policy:
     quarantine_seconds: first quarantine; doubles with each repetition up to quarantine_max_seconds.
     quarantine_max_fraction, quarantine_max_rack_fraction: most nodes in quarantine, as a share of all, and of those of
     a rack; at least one of either. Who asks for more has a broken detector rather than so many broken nodes.
+    quarantine_slowdown: what is merely slow, but less than so much, stays in use while others wait for slots.
     start_timeout_seconds: an attempt whose ranks are not all seen by then is given up.
     retry_backoff_seconds: pause after the backend refused an action.
     probe_command: measures a node whose quarantine has ended, one rank a slot; exit 0 of all is a pass. Empty: no
@@ -101,6 +102,7 @@ class Policy:
     quarantine_max_seconds: float = 86400.0
     quarantine_max_fraction: float = 0.25
     quarantine_max_rack_fraction: float = 0.5
+    quarantine_slowdown: float = 3.0
     probation_seconds: float = 600.0
     start_timeout_seconds: float = 60.0
     retry_backoff_seconds: float = 5.0

@@ -110,6 +110,19 @@ def persistence_seconds(policy: Policy, verdict: Verdict) -> float:
     return policy.expected_persistence_seconds if verdict.lasts_seconds is None else verdict.lasts_seconds
 
 
+def lasts_yet_seconds(policy: Policy, verdict: Verdict, doubted_ns: int | None, now_ns: int) -> float:
+    """How long the fault is expected to last from now on.
+
+    doubted_ns: since when its node has been slow without having been seen well again. Where nobody can tell, what has
+    lasted is expected to last as long again: lives of faults are spread over minutes to weeks, and to wait until as
+    much is lost as a move costs never loses more than twice what the best decision would (the rule of ski rental).
+    """
+    if verdict.lasts_seconds is not None:
+        return max(verdict.lasts_seconds - max(now_ns - verdict.first_wall_ns, 0) / 1e9, 0.0)
+    since_ns = verdict.first_wall_ns if doubted_ns is None else min(doubted_ns, verdict.first_wall_ns)
+    return max(policy.expected_persistence_seconds, (now_ns - since_ns) / 1e9)
+
+
 def slowest(verdicts: Iterable[Verdict]) -> dict[str, Verdict]:
     """Of each gang, the standing verdict with the largest slowdown."""
     worst: dict[str, Verdict] = {}

@@ -7,7 +7,7 @@ from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cleared, Evidence, Verdict
 from scheduler_feedback.policies.ledger import ledger_of
 from scheduler_feedback.policies.migration import score_observed
-from scheduler_feedback.policies.quarantine import in_words
+from scheduler_feedback.policies.quarantine import ACCUSING, in_words, keeps_pace_again
 
 
 def subject_of(verdict: Verdict) -> str:
@@ -40,6 +40,8 @@ def verdict_cleared(turn: Turn, cleared: Cleared) -> None:
     if verdict is not None:
         turn.tell(subject_of(verdict), "cleared", f"verdict {verdict.verdict_id} no longer holds: {cleared.reason}")
         drop_verdict(turn, verdict, "the verdict was cleared")
+        if (node := turn.state.nodes.get(verdict.node)) is not None and verdict.kind in ACCUSING:
+            keeps_pace_again(turn, node)
 
 
 def abstained(turn: Turn, abstention: Abstention) -> None:

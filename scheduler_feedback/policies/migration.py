@@ -5,6 +5,9 @@ R = run time that is left at healthy speed; D = how long the fault is expected t
 
     benefit = p (s - 1) min(R, D/s)        cost = save + restart + queue        act if benefit > (1 + h) cost
 
+Where others wait for slots, they get the slow ones that the gang leaves: of g ranks k move away, so (1 - k/g) of the
+benefit is what the cluster gains; a gang on one node alone would only change places with another.
+
 D is divided by s because a fault of D seconds of wall time slows only the work that gets done in it: its whole cost is
 D (1 - 1/s). What can be done instead of staying, the cheapest of those that can be had:
 
@@ -18,17 +21,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
 from scheduler_feedback.core.plan import Plan
 from scheduler_feedback.core.state import Case, Decision, Mode, Policy, State
 from scheduler_feedback.core.turn import Turn, nanoseconds, span
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.policies.backfill import reserve
-from scheduler_feedback.policies.estimate import healthy_end_ns, loss_seconds, persistence_seconds
+from scheduler_feedback.policies.estimate import healthy_end_ns, lasts_yet_seconds, loss_seconds
 from scheduler_feedback.policies.ledger import Ledger, ledger_of
 from scheduler_feedback.policies.placement import place, where
-from scheduler_feedback.policies.quarantine import ACCUSING, in_words, quarantine
+from scheduler_feedback.policies.quarantine import ACCUSING, hold_against, in_words, others_want
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class CostTest:
 
     save_seconds: the grace, an upper bound. restart_seconds: the user's estimate. measured_seconds: what the gang's
     last move really took, from the decision to its first step; it stands for save and restart where it is known.
+    share: of the gain that is left when those that wait get the slow slots.
     """
 
     probability: float
@@ -48,10 +52,12 @@ class CostTest:
     queue_seconds: float
     margin: float
     measured_seconds: float | None = None
+    share: float = 1.0
 
     @property
     def benefit_seconds(self) -> float:
-        return self.probability * loss_seconds(self.slowdown, self.remaining_seconds, self.persistence_seconds)
+        lost = loss_seconds(self.slowdown, self.remaining_seconds, self.persistence_seconds)
+        return self.probability * self.share * lost
 
     @property
     def cost_seconds(self) -> float:
@@ -70,6 +76,7 @@ class CostTest:
             ("slowdown", f"{self.slowdown:.3f}"),
             ("remaining_seconds", f"{self.remaining_seconds:.1f}"),
             ("persistence_seconds", f"{self.persistence_seconds:.1f}"),
+            ("share", f"{self.share:.3f}"),
             ("benefit_seconds", f"{self.benefit_seconds:.1f}"),
             ("save_seconds", f"{self.save_seconds:.1f}"),
             ("restart_seconds", f"{self.restart_seconds:.1f}"),
@@ -167,7 +174,9 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
     if target:
         action = "separate" if apart else "migrate"
         return Ruling(action, _weighed(verdict, test), test, target, _kept(state, job, target))
-    for other in (_shrunk(state, job, test), _requeued(state, job, test, now_ns)):
+    # What was started on a slow node was better off there than waiting; it is not stopped to wait again.
+    knowingly = job.attempt_started_ns is not None and verdict.first_wall_ns <= job.attempt_started_ns
+    for other in (_shrunk(state, job, test), None if knowingly else _requeued(state, job, test, now_ns)):
         if other is not None and other.test.pays and not apart:
             return replace(other, reason=_weighed(verdict, other.test))
     away = f"{verdict.node}" if not apart else f"those of {verdict.aggressor}"
@@ -219,6 +228,7 @@ def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Ruling | N
 def cost_test(state: State, job: Job, verdict: Verdict, now_ns: int) -> CostTest:
     """The terms for this gang and verdict. p is the verdict's confidence, or 1 where an operator confirmed it."""
     behind = nanoseconds(lost_seconds(verdict, now_ns))
+    node = state.nodes.get(verdict.node)
     measured = [
         decision.outcome_seconds
         for decision in state.decisions
@@ -228,13 +238,22 @@ def cost_test(state: State, job: Job, verdict: Verdict, now_ns: int) -> CostTest
         probability=1.0 if state.judged.get(verdict.verdict_id) is True else verdict.confidence,
         slowdown=verdict.slowdown,
         remaining_seconds=(healthy_end_ns(state.policy, job, now_ns - behind) + behind - now_ns) / 1e9,
-        persistence_seconds=persistence_seconds(state.policy, verdict),
+        persistence_seconds=lasts_yet_seconds(state.policy, verdict, node.doubted_ns if node else None, now_ns),
         save_seconds=job.spec.grace_seconds,
         restart_seconds=job.spec.restart_cost_seconds,
         queue_seconds=0.0,
         margin=state.policy.migration_margin,
         measured_seconds=measured[-1] if measured else None,
+        share=_share(state, job, node) if node is not None and verdict.kind is Kind.STRAGGLER else 1.0,
     )
+
+
+def _share(state: State, job: Job, node: Node) -> float:
+    """Of what the gang would gain, the part that those that wait would not lose on the slots that it leaves."""
+    if not others_want(state, node):
+        return 1.0
+    accused = accused_nodes(state, job)
+    return 1 - sum(rank.slot.node in accused for rank in job.ranks) / len(job.ranks)
 
 
 def lost_seconds(verdict: Verdict, now_ns: int) -> float:
@@ -358,7 +377,7 @@ def _migrate(turn: Turn, job: Job, verdict: Verdict, case: Case, ruling: Ruling)
         and node is not None
         and node.state in (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.PROBATION)
     ):
-        quarantine(turn, node, f"{job.job_id} moves away: {in_words(verdict)}", verdict.verdict_id)
+        hold_against(turn, node, verdict, f"{job.job_id} moves away: {in_words(verdict)}")
 
 
 # --- scoring ---------------------------------------------------------------------------------------------------------

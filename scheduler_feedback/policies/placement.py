@@ -1,6 +1,7 @@
 """Placement: which slots a gang gets: one node, else the narrowest domain that holds it; the tightest fit in either.
 
-A gang is as slow as its slowest member and as its longest wire. So nodes in doubt come last; then it goes by the level
+A gang is as slow as its slowest member and as its longest wire. So nodes in doubt come last, and a slow one only where
+it gives the gang more than it takes from it (``pays_beside``); then it goes by the level
 of the domain (NVLink island, node, rail, rack, spine); then by how little is left over, which keeps large holes for
 large gangs. What does not fit into one domain is cut into equal slices where that can be had (a collective over
 unequal halves waits for the larger one), and ranks go by the order of the wires. A gang runs on one type of GPU: of
@@ -114,9 +115,39 @@ def _place(
             pools = (number * TIERS + Tier.HEALTHY, number * TIERS + Tier.SUSPECT)
             if not free_in[pools[1]][0] or free_in[pools[0]][0] + free_in[pools[1]][0] < ranks:
                 continue
-            if (slots := _lay(plan, pools, spec, ranks, barred)) is not None:
+            if (slots := _lay_beside(plan, pools, spec, ranks, barred)) is not None:
                 return slots
     return None
+
+
+def pays_beside(slow_slots: int, ranks: int, slowdown: float) -> bool:
+    """Whether a gang of so many ranks may have so many of its slots on nodes that slow it down so much.
+
+    It gets slots that others want less, and all of its work goes at 1/s: with k of g ranks there it does the work of
+    g/s healthy slots and takes g - k of them from others. So it pays while k > g (1 - 1/s). What fits into the slow
+    node alone may always have it; the wider the gang, the less slowness it can bear.
+    """
+    return slow_slots > ranks * (1 - 1 / slowdown)
+
+
+def _lay_beside(plan: Plan, pools: tuple[int, int], spec: JobSpec, ranks: int, barred: int) -> tuple[Slot, ...] | None:
+    """The gang, on suspect nodes too where it pays; whatever it costs where the healthy ones could never hold it."""
+    healthy = plan.slots_in[pools[0]]
+    if barred:
+        healthy -= sum(plan.topology.sizes[n] for n in numbers(barred) if plan.pool[n] == pools[0])
+    bound = spec.required_level is not None or spec.groups or healthy < (spec.min_ranks or ranks)
+    mark = plan.checkpoint()
+    while (slots := _lay(plan, pools, spec, ranks, barred)) is not None and plan.slowdown and not bound:
+        slow: dict[int, int] = {}
+        for slot in slots:
+            if (number := plan.topology.number[slot.node]) in plan.slowdown:
+                slow[number] = slow.get(number, 0) + 1
+        worst = max(slow, key=lambda number: plan.slowdown[number], default=NOWHERE)
+        if worst == NOWHERE or pays_beside(sum(slow.values()), ranks, plan.slowdown[worst]):
+            return slots
+        plan.rollback(mark)
+        barred |= plan.topology.bits[worst]
+    return slots
 
 
 def types_for(plan: Plan, spec: JobSpec, policy: Policy | None) -> Collection[int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from heapq import merge
 
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
+from scheduler_feedback.core.plan import Tier
 from scheduler_feedback.core.state import Estimates, Mode, Order, State
 from scheduler_feedback.core.turn import Turn, nanoseconds
 from scheduler_feedback.policies import history, order
@@ -148,12 +149,12 @@ def swap(turn: Turn, ledger: Ledger) -> None:
     movable = []
     for job_id in ledger.held:
         job = state.jobs[job_id]
-        if may_be_stopped(state, job, now_ns):
+        if may_be_stopped(state, job, now_ns) and _frees(ledger, job):
             if now_ns >= job.appraise_ns:
                 appraise(state, job, now_ns)
             movable.append((-job.urgency, job_id))
     movable.sort()
-    free = sum([inside[0] for inside in ledger.plan.free_in])
+    free = ledger.plan.free(Tier.HEALTHY)
     passed, gain = 0, state.policy.preempt_gain
     for key in list(ledger.line.order):
         job = state.jobs[key[-1]]
@@ -174,8 +175,8 @@ def swap(turn: Turn, ledger: Ledger) -> None:
             if has_starved(state, state.jobs[job_id]):
                 continue
             victims.append(state.jobs[job_id])
-            found += len(state.jobs[job_id].ranks)
-        victims = _fewest(victims, job.spec.ranks - free, now_ns)
+            found += _frees(ledger, state.jobs[job_id])
+        victims = _fewest(ledger, victims, job.spec.ranks - free, now_ns)
         slots = _place_without(ledger, job, victims, state) if found >= job.spec.ranks else None
         if slots is None:
             passed += 1
@@ -189,15 +190,22 @@ def swap(turn: Turn, ledger: Ledger) -> None:
         if state.policy.mode is Mode.ACT:
             job.claim = list(slots)
             ledger.file(job)
-            free = sum([inside[0] for inside in ledger.plan.free_in])
+            free = ledger.plan.free(Tier.HEALTHY)
 
 
-def _fewest(victims: list[Job], slots: int, now_ns: int) -> list[Job]:
+def _frees(ledger: Ledger, job: Job) -> int:
+    """Slots that others could use if the gang stopped: those on nodes that nothing is held against."""
+    if not ledger.doubtful:
+        return len(job.ranks)
+    return sum(rank.slot.node not in ledger.doubtful for rank in job.ranks)
+
+
+def _fewest(ledger: Ledger, victims: list[Job], slots: int, now_ns: int) -> list[Job]:
     """Without those that are not needed for so many slots, the ones that would lose most first."""
-    spare = sum(len(victim.ranks) for victim in victims) - slots
+    spare = sum(_frees(ledger, victim) for victim in victims) - slots
     for victim in sorted(victims, key=lambda job: (-lost_gpu_seconds(job, now_ns), job.job_id)):
-        if len(victim.ranks) <= spare:
-            spare -= len(victim.ranks)
+        if (frees := _frees(ledger, victim)) <= spare:
+            spare -= frees
             victims = [other for other in victims if other is not victim]
     return victims
 

@@ -3,12 +3,17 @@
 ::
 
     healthy --verdict--> suspect --second job's verdict, migration, or confirmed--> quarantine --time--> probe
-       ^                    |                                                          ^                  |  |
-       |<---suspicion ends--+                                                          +-----failed-------+  |
+       ^                  |  ^                                                      |  ^                  |  |
+       |<-suspicion ends--+  +<------------ its slots are wanted -------------------+  +-----failed-------+  |
        +<----------------------------- time without a verdict -- probation <--------------passed-------------+
 
 A verdict during probation leads back to quarantine; each quarantine since the last full recovery is twice as long as
 the one before. maintenance is the operator's alone.
+
+What a quarantine costs is all of the node's work, and what a node that is merely slow costs is a part of it: 1 - 1/s of
+what runs there. So such a node is in quarantine, where it can be measured, only while nobody who could make use of it
+waits for slots; else it is suspect: used last, and only by gangs that gain by it (``placement.pays_beside``). Slower
+than ``quarantine_slowdown``, or accused of more than slowness, it is out of use whoever waits.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from scheduler_feedback.core.state import Case, Mode, Policy, State
 from scheduler_feedback.core.turn import Turn, nanoseconds, span
 from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.policies.ledger import ledger_of
+from scheduler_feedback.policies.placement import pays_beside
 
 # Kinds that speak against the node. Interference speaks against another job, workload against the job itself.
 ACCUSING = frozenset({Kind.STRAGGLER, Kind.HANG, Kind.HEALTH})
@@ -47,14 +53,55 @@ def _mark(turn: Turn, node: Node, verdict: Verdict) -> None:
         node.accusers = (*node.accusers, verdict.gang)
     if node.state in (NodeState.QUARANTINE, NodeState.MAINTENANCE):
         return
+    _doubt(turn, node, verdict)
     if turn.state.judged.get(verdict.verdict_id) is True:
         quarantine(turn, node, f"an operator confirmed: {words}", verdict.verdict_id, capped=False)
     elif node.state is NodeState.PROBATION:
-        quarantine(turn, node, f"on probation, and again {words}", verdict.verdict_id)
+        hold_against(turn, node, verdict, f"on probation, and again {words}")
     elif len(node.accusers) >= 2:
-        quarantine(turn, node, f"verdicts of {' and '.join(node.accusers)}; the newest: {words}", verdict.verdict_id)
+        hold_against(turn, node, verdict, f"verdicts of {' and '.join(node.accusers)}; the newest: {words}")
     else:
         _suspect(turn, node, words, verdict.verdict_id)
+
+
+def hold_against(turn: Turn, node: Node, verdict: Verdict, reason: str) -> None:
+    """There is evidence enough for quarantine; it is what follows unless the node is worth more in use."""
+    _doubt(turn, node, verdict)
+    if _merely_slow(turn.state, node, verdict.verdict_id) and others_want(turn.state, node):
+        _suspect(turn, node, f"others wait for its slots; {reason}", verdict.verdict_id)
+    else:
+        quarantine(turn, node, reason, verdict.verdict_id)
+
+
+def _doubt(turn: Turn, node: Node, verdict: Verdict) -> None:
+    """Keep how slow the node is held to be, and since when."""
+    if node.doubted_ns is None:
+        node.doubted_ns = min(verdict.first_wall_ns, turn.now_ns)
+    standing = [
+        other.slowdown
+        for other in (verdict, *turn.state.verdicts.values())
+        if other.node == node.name and other.kind is Kind.STRAGGLER
+    ]
+    slowdown = max(standing, default=1.0)
+    if slowdown != node.slowdown:
+        node.slowdown = slowdown
+        ledger_of(turn.state).node_changed(node)
+
+
+def _merely_slow(state: State, node: Node, verdict_id: str) -> bool:
+    """Whether it is slowness alone that is held against the node, not too much of it, and no operator's word."""
+    mild = 1 < node.slowdown < state.policy.quarantine_slowdown
+    return mild and verdict_id != "" and state.judged.get(verdict_id) is not True
+
+
+def others_want(state: State, node: Node) -> bool:
+    """Whether a gang that could make use of the node waits since before this cycle."""
+    ledger = ledger_of(state)
+    return any(
+        pays_beside(min(node.slots, kind.ranks), kind.ranks, node.slowdown)
+        and any(bucket.keys[0][-1] not in ledger.fresh for bucket in kind.buckets.values() if bucket.keys)
+        for kind in ledger.line.kinds.values()
+    )
 
 
 def _suspect(turn: Turn, node: Node, reason: str, verdict_id: str) -> None:
@@ -139,19 +186,34 @@ def let_time_pass(turn: Turn) -> None:
         if node.state is NodeState.SUSPECT:
             _let_suspicion_run_out(turn, node, node.name in accused)
         elif node.state is NodeState.QUARANTINE:
-            if node.probe_job is not None:
-                _take_probe_result(turn, node, turn.state.jobs.get(node.probe_job))
+            probe = turn.state.jobs.get(node.probe_job) if node.probe_job is not None else None
+            measured = probe is not None and probe.state is not JobState.PENDING
+            if not measured and _merely_slow(turn.state, node, node.verdict_id) and others_want(turn.state, node):
+                _drop_probe(turn, node)
+                _suspect(turn, node, f"others wait for its slots; {node.reason}", node.verdict_id)
+            elif node.probe_job is not None:
+                _take_probe_result(turn, node, probe)
             elif node.until_ns is not None and turn.now_ns >= node.until_ns and node.present:
                 _end_quarantine(turn, node)
         elif node.state is NodeState.PROBATION and node.until_ns is not None and turn.now_ns >= node.until_ns:
             recover(turn, node, "recovered", "healthy: it passed its probation without a verdict")
 
 
+def keeps_pace_again(turn: Turn, node: Node) -> None:
+    """A verdict was taken back because its member kept pace; where no other stands, the suspicion soon ends."""
+    others = any(v.node == node.name and v.kind in ACCUSING for v in turn.state.verdicts.values())
+    if node.state is NodeState.SUSPECT and node.until_ns is None and not others:
+        node.until_ns = turn.after(turn.state.policy.suspect_seconds)
+        ledger_of(turn.state).node_changed(node)
+
+
 def _let_suspicion_run_out(turn: Turn, node: Node, accused: bool) -> None:
     if accused:
         return
     if node.until_ns is None:
-        node.until_ns = turn.after(turn.state.policy.suspect_seconds)
+        # Nobody has seen it well again: what was slow for so long is expected to be so for as long again.
+        doubted = (turn.now_ns - node.doubted_ns) / 1e9 if node.doubted_ns is not None and node.slowdown > 1 else 0.0
+        node.until_ns = turn.after(max(turn.state.policy.suspect_seconds, doubted))
         ledger_of(turn.state).node_changed(node)
     elif turn.now_ns >= node.until_ns:
         backoff = node.backoff
@@ -205,6 +267,7 @@ def recover(turn: Turn, node: Node, kind: str, text: str) -> None:
     """The node is healthy, and everything that was held against it is forgotten."""
     _become(turn, node, NodeState.HEALTHY, None, "")
     node.backoff, node.accusers = 0, ()
+    node.slowdown, node.doubted_ns = 1.0, None
     _drop_probe(turn, node)
     ledger = ledger_of(turn.state)
     for job_id in sorted(ledger.excluders):

@@ -256,7 +256,7 @@ def verdict_alone(slowness: Slowness, now_ns: int) -> Verdict:
     """That the node is slow, whether or not anything runs on it."""
     return Verdict(
         verdict_id=_alone(slowness),
-        kind=Kind.HEALTH,
+        kind=Kind.STRAGGLER,
         gang="",
         attempt=0,
         rank=-1,

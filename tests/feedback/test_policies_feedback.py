@@ -22,7 +22,7 @@ from scheduler_feedback.core.events import (
     VerdictJudged,
 )
 from scheduler_feedback.core.job import JobKind, JobState, StopReason
-from scheduler_feedback.core.state import Mode, Policy
+from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind
 from tests.feedback.world import SECOND, World
 
@@ -607,7 +607,7 @@ def test_how_long_a_fault_lasts_is_the_verdict_s_to_say() -> None:
     world, job_id = four_nodes()
     world.cycle(world.verdict(job_id, rank=3, lasts_seconds=12.0))
     assert world.state.jobs[job_id].stop_reason is None
-    assert last_stay(world)["persistence_seconds"] == "12.0"
+    assert last_stay(world)["persistence_seconds"] == "7.0", "5 of the 12 s are over"
 
 
 def test_a_verdict_about_a_node_alone_makes_it_the_last_choice_until_it_is_cleared() -> None:
@@ -639,3 +639,138 @@ def test_a_bad_detector_cannot_empty_a_rack() -> None:
         world.cycle(replace(world.verdict(gang), verdict_id=f"again-{gang}"))
     shut = [node for node in world.state.nodes.values() if node.state is NodeState.QUARANTINE]
     assert {rack: sum(node.rack == rack for node in shut) for rack in ("r0", "r1")} == {"r0": 2, "r1": 2}
+
+
+# --- what a slow node is still good for ------------------------------------------------------------------------------
+
+
+def slow_node(slowdown: float, policy: Policy = _POLICY) -> World:
+    """Four nodes of two slots; n0 is suspect, and slow by so much; nothing runs."""
+    world = World({f"n{i}": 2 for i in range(4)}, policy)
+    first = world.submit(1, 5.0)
+    about = replace(world.verdict(first), gang="", attempt=0, rank=-1, verdict_id="v-n0", slowdown=slowdown)
+    world.end(first, 0)
+    world.cycle(about)
+    assert (world.state.nodes["n0"].state, world.state.nodes["n0"].slowdown) == (NodeState.SUSPECT, slowdown)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "ranks", "starts"),
+    [
+        (3.0, 2, True),  # alone on it: two slow slots are more than none
+        (1.9, 4, True),  # half of the gang: 2 slots more, for 4 (1 - 1/1.9) < 2 of them in work
+        (2.1, 4, False),
+        (1.3, 6, True),
+        (1.6, 6, False),
+        (3.0, 7, True),  # six healthy slots will never hold it
+    ],
+)
+def test_a_slow_node_takes_what_gains_by_it(slowdown: float, ranks: int, starts: bool) -> None:
+    world = slow_node(slowdown)
+    if ranks < 7:
+        for _ in range((8 - ranks) // 2):  # leaves as many slots as the gang needs, two of them on n0
+            world.submit(2, 10_000.0)
+    job_id = world.submit(ranks, 10_000.0)
+    assert (world.job_state(job_id) is JobState.STARTING) is starts
+    if starts:
+        assert "n0" in world.nodes_of(job_id)
+
+
+def test_a_slow_node_is_not_kept_idle_while_others_wait_for_its_slots() -> None:
+    world, name = quarantined()
+    node = world.state.nodes[name]
+    for _ in range(2):
+        world.submit(1, 10_000.0)
+    wide = world.submit(8, 100.0)
+    world.advance(1.0)
+    assert node.state is NodeState.QUARANTINE, "a gang that the node would only slow down is no reason"
+    narrow = world.submit(2, 10_000.0, time_limit_seconds=50.0)
+    assert node.state is NodeState.QUARANTINE
+    world.advance(1.0)
+    assert (node.state, node.backoff) == (NodeState.SUSPECT, 1)
+    assert "others wait for its slots" in node.reason
+    assert world.nodes_of(narrow) == {name}
+    assert world.job_state(wide) is JobState.PENDING
+
+
+def test_nor_while_a_probe_waits_for_what_still_runs_there() -> None:
+    world = World({"n0": 2, "n1": 2}, _POLICY)
+    first, second = world.submit(1, 10_000.0), world.submit(1, 10_000.0)
+    world.running()
+    assert world.nodes_of(first) == world.nodes_of(second) == {"n0"}
+    world.cycle(world.verdict(first), world.verdict(second))
+    world.advance(101.0)
+    assert world.job_state("probe-n0-1") is JobState.PENDING
+    world.end(second, 0)
+    for _ in range(3):
+        last = world.submit(1, 10_000.0)
+    world.advance(1.0)
+    assert world.state.nodes["n0"].state is NodeState.SUSPECT
+    assert world.job_state("probe-n0-1") is JobState.CANCELLED
+    assert world.nodes_of(last) == {"n0"}
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_what_is_very_slow_or_confirmed_stays_out_of_use_whoever_waits(confirmed: bool) -> None:
+    world = World({"n0": 2, "n1": 2}, _POLICY)
+    first, second = world.submit(1, 100.0), world.submit(1, 100.0)
+    world.running()
+    found = [world.verdict(job_id, slowdown=2.0 if confirmed else 4.0) for job_id in (first, second)]
+    world.cycle(*found)
+    if confirmed:
+        world.cycle(*(VerdictJudged(one.verdict_id, True, "eve") for one in found))
+    for _ in range(3):
+        waits = world.submit(2, 10_000.0)
+    world.advance(1.0)
+    world.advance(1.0)
+    assert world.state.nodes["n0"].state is NodeState.QUARANTINE
+    assert world.job_state(waits) is JobState.PENDING
+
+
+def test_a_node_that_nobody_saw_well_again_is_doubted_for_as_long_as_it_was_slow() -> None:
+    world, job_id = four_nodes(restartable=False)
+    world.cycle(world.verdict(job_id, rank=3))
+    node = world.state.nodes["n1"]
+    world.advance(395.0)  # its slowness began 5 s before the verdict
+    world.end(job_id, 0)
+    world.advance(399.0)
+    assert node.state is NodeState.SUSPECT
+    world.advance(2.0)
+    assert (node.state, node.slowdown, node.doubted_ns) == (NodeState.HEALTHY, 1.0, None)
+
+
+def test_where_others_wait_for_the_slots_that_a_gang_would_leave_it_gains_the_less_by_moving() -> None:
+    world, job_id = four_nodes(replace(_POLICY, order=Order.FAIR))
+    world.cycle(FreezeSet(True))
+    narrow = world.submit(2, 10_000.0)
+    world.cycle(Tick())
+    assert world.job_state(narrow) is JobState.PENDING
+    world.cycle(world.verdict(job_id, rank=3))
+    detail = last_detail(world, "migrate")
+    assert (detail["share"], detail["benefit_seconds"]) == ("0.500", "445.5"), "two of its four ranks would go"
+
+
+def test_what_has_lasted_is_expected_to_last_as_long_again() -> None:
+    world, job_id = four_nodes(replace(_POLICY, expected_persistence_seconds=10.0), time_limit_seconds=10_000.0)
+    world.cycle(world.verdict(job_id, rank=3))
+    assert world.state.jobs[job_id].stop_reason is None, "5 s of a move of 10 s would be saved"
+    world.advance(18.0)
+    assert world.state.jobs[job_id].stop_reason is None
+    world.advance(3.0)
+    assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE, "it has cost as much as the move by now"
+
+
+def test_gangs_on_nodes_that_are_out_of_use_are_not_stopped_for_others() -> None:
+    policy = replace(_POLICY, order=Order.FAIR, estimates=Estimates.EXACT, preempt=True, backfill=Backfilling.EASY)
+    world = World({"n0": 2, "n1": 2}, policy)
+    wasteful = world.submit(2, 10_000.0, **_MOVABLE, preemptible=True, exact_seconds=10_000.0)
+    other = world.submit(2, 10_000.0, **_MOVABLE, preemptible=True, exact_seconds=9_000.0)
+    world.running()
+    (name,) = world.nodes_of(wasteful)
+    world.cycle(NodeCommanded(name, NodeCommand.MAINTENANCE))
+    world.advance(1000.0)
+    short = world.submit(2, 10.0, exact_seconds=10.0)
+    world.advance(60.0)
+    assert world.job_state(wasteful) is JobState.RUNNING
+    assert (world.state.jobs[other].preemptions, world.job_state(short)) == (1, JobState.COMPLETED)
