@@ -20,7 +20,7 @@ from exporter.series import Family, IntegerText, Render, View, gauge_text, gauge
 from exporter.windows import Derived
 
 try:
-    from isal import isal_zlib as deflate  # a third of zlib's time for this text, docs/adr/0017
+    from isal import isal_zlib as deflate  # a third of zlib's time for this text, docs/adr/0018
 except ImportError:  # on a processor that it is not built for
     import zlib as deflate  # type: ignore[no-redef]
 

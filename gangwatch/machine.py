@@ -5,7 +5,6 @@ Nothing here is needed to start: what is absent is measured or done otherwise, a
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import importlib.util
 import os
@@ -18,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from agent.schema.errors import GangwatchError
+from agent.schema.errors import GangwatchError, SourceError
 from gangwatch.state_folder import StateFolder
 
 _F_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -64,34 +63,26 @@ def find_gpus(library: str | None = None) -> tuple[Gpu, ...]:
 
 
 def _nvml(library: str | None = None) -> tuple[tuple[Gpu, ...], Finding]:
-    import pynvml
+    from agent.sources.nvml import Library, describe_device, find_devices
 
     absent = "the NVIDIA driver brings libnvidia-ml.so.1 (Debian: libnvidia-ml1; a container: the NVIDIA toolkit)"
     try:
-        if library is not None:
-            # pynvml loads libnvidia-ml.so.1 by its SONAME, which a library that is loaded already answers to.
-            ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
-        pynvml.nvmlInit()
-    except OSError as error:
-        return (), Finding("nvml", "missing", f"no GPU telemetry, slots are of CPU: {error}", absent)
-    except pynvml.NVMLError as error:
+        nvml = Library(library)
+    except SourceError as error:
         return (), Finding("nvml", "missing", f"no GPU telemetry, slots are of CPU: {error}", absent)
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        gpus = tuple(Gpu(_text(pynvml.nvmlDeviceGetUUID(one)), _text(pynvml.nvmlDeviceGetName(one))) for one in handles)
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError as error:
+        driver = nvml.text("nvmlSystemGetDriverVersion")
+        devices = find_devices(nvml)
+        for device in devices:
+            describe_device(device)
+        gpus = tuple(Gpu(device.uuid, device.model) for device in devices)
+    except SourceError as error:
         return (), Finding("nvml", "limited", f"the driver answers with an error: {error}", "see the kernel log")
     finally:
-        pynvml.nvmlShutdown()
+        nvml.close()
     if not gpus:
         return (), Finding("nvml", "limited", f"driver {driver}, no GPU", "")
     return gpus, Finding("nvml", "found", f"driver {driver}, {len(gpus)} GPU(s): {gpus[0].model}")
-
-
-def _text(value: str | bytes) -> str:
-    # nvidia-ml-py gives str or bytes by version.
-    return value.decode() if isinstance(value, bytes) else value
 
 
 # --- kernel ----------------------------------------------------------------------------------------------------------
