@@ -198,7 +198,16 @@ def slow_parts(device: Device) -> Sequence[Part]:
     """Everything of the slow tier. Raises GpuLostError, LibraryDeadError."""
     batch = FieldBatch(device, slow_fields(device, nvlink.link_count(device)))
     limits = "gangwatch_gpu_temperature_margin_limit_celsius"
-    parts: list[Part] = [batch, _bar1(device), _margin(device), _sram(device), PcieLink(device), FabricState(device)]
+    sums = nvlink.ErrorSums(device, batch)
+    parts: list[Part] = [
+        batch,
+        sums,
+        _bar1(device),
+        _margin(device),
+        _sram(device),
+        PcieLink(device),
+        FabricState(device),
+    ]
     if all(column.metric != limits for column in batch.gauges):
         parts.extend(
             _number(device, "nvmlDeviceGetTemperatureThreshold",

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ctypes import byref
 
+import numpy as np
+
 from agent.collectors.device import series
-from agent.sources.nvml import Device
-from agent.sources.nvml_fields import Source, Wanted, counter, decoded, gauge
+from agent.schema.frame import Column
+from agent.sources.nvml import Device, Values
+from agent.sources.nvml_fields import FieldBatch, Source, Wanted, counter, decoded, gauge
 from agent.sources.nvml_interface import SUCCESS, FieldValue
 
 LINK_COUNT = 91
@@ -156,3 +159,32 @@ def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
             )
         yield counter(series("gangwatch_nvlink_retransmission_blocks_total", device, link=label), Source(294, 1, link))
         yield counter(series("gangwatch_nvlink_retransmitted_blocks_total", device, link=label), Source(295, 1, link))
+
+
+class ErrorSums:
+    """The errors of all links of one GPU, kind by kind: links by the dozen are more series than most want.
+
+    Made of what the batch read just before, so that it stands after it among the parts. A kind is absent while one of
+    its links is: a sum without it would look like a counter that began anew.
+    """
+
+    gauges: tuple[Column, ...] = ()
+
+    def __init__(self, device: Device, batch: FieldBatch) -> None:
+        self._batch = batch
+        of_kind: dict[str, list[int]] = {}
+        for index, column in enumerate(batch.counters):
+            if column.metric == "gangwatch_nvlink_errors_total":
+                of_kind.setdefault(dict(column.labels)["kind"], []).append(index)
+        self.counters = tuple(series("gangwatch_gpu_nvlink_errors_total", device, kind=kind) for kind in of_kind)
+        self._indexes = [np.array(indexes, np.intp) for indexes in of_kind.values()]
+
+    def place(self, values: Values) -> None:
+        self._values = values
+
+    def read(self) -> None:
+        counts, valid = self._batch.newest_counters()
+        for position, indexes in enumerate(self._indexes):
+            if valid[indexes].all():
+                self._values.counters[position] = counts[indexes].sum()
+                self._values.counters_valid[position] = True

@@ -140,6 +140,10 @@ class FieldBatch:
         self._take_types()
         self._fill(codes == SUCCESS)
 
+    def newest_counters(self) -> tuple[CounterArray, ValidArray]:
+        """What the newest read gave, by the order of ``counters``: where it was placed."""
+        return self._counter_values, self._counter_valid
+
     def _fill(self, answered: ValidArray | None) -> None:
         """Copy the values out. answered: which of the entries did; None for all."""
         whole = self._values & self._mask

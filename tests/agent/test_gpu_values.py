@@ -164,6 +164,39 @@ def test_a_link_that_does_not_answer_costs_itself(nvml_library: Path, nvml: Fake
     assert counter(block, sent, **GPU, link="6") is not None
 
 
+def test_errors_of_all_links_are_summed_by_kind_unless_a_link_is_silent(nvml_library: Path, nvml: FakeNvml) -> None:
+    summed = "gangwatch_gpu_nvlink_errors_total"
+    for link in range(18):
+        nvml.set_field(161, 100 + link, gpu=0, scope=link)
+    with machine(nvml_library, nvml) as one:
+        one.parent.collect()
+        slow = one.member("gpu-slow")
+        block = slow.collect()
+        assert counter(block, summed, **GPU, kind="replay") == sum(100 + link for link in range(18))
+        recoveries = counter(block, summed, **GPU, kind="recovery")
+        nvml.set_field(161, gpu=0, scope=7, code=TIMEOUT)
+        block = slow.collect()
+        assert counter(block, summed, **GPU, kind="replay") is None
+        assert recoveries is not None and counter(block, summed, **GPU, kind="recovery") >= recoveries
+
+
+def test_what_links_carried_is_a_matter_of_seconds_where_nothing_better_is_told(
+    nvml_library: Path, nvml: FakeNvml
+) -> None:
+    data, raw = "gangwatch_nvlink_transmit_bytes_total", "gangwatch_nvlink_transmit_raw_bytes_total"
+    with machine(nvml_library, nvml) as one:
+        one.parent.collect()
+        fast, slow = one.member("gpu").collect(), one.member("gpu-slow").collect()
+    assert counter(fast, data, **GPU, link="0") is not None and counter(slow, raw, **GPU, link="0") is not None
+    assert raw not in {column.metric for column in fast.counter_columns}
+    nvml.set_field(138, gpu=1, scope=0, code=NOT_SUPPORTED)
+    with machine(nvml_library, nvml) as one:
+        one.parent.collect()
+        fast, slow = one.member("gpu", 1).collect(), one.member("gpu-slow", 1).collect()
+    assert counter(fast, raw, gpu=uuid(1, 1), link="0") is not None
+    assert raw not in {column.metric for column in slow.counter_columns}
+
+
 @pytest.mark.parametrize(
     ("mask", "faults", "misconfiguration"),
     [

@@ -36,6 +36,8 @@ NVLINK: tuple[Metric, ...] = (
     _counter("nvlink_receive_packets_total", "Packets received (NVLink 5).", f"{_FIELDS} 203"),
     _counter("nvlink_errors_total", "Errors of this kind.", f"{_FIELDS} 38-59, 148-163, 206-219",
              ("gpu", "kind", "link")),
+    _counter("gpu_nvlink_errors_total", "Errors of this kind on all of the GPU's links together.",
+             f"{_FIELDS} 38-59, 148-163, 206-219", ("gpu", "kind")),
     _counter("nvlink_recoveries_total", "Times that the link went into recovery, by how that ended (NVLink 5).",
              f"{_FIELDS} 213, 214", ("gpu", "link", "outcome")),
     _counter("nvlink_recovery_attempts_total", "Times that the link went into recovery (NVLink 5).",
