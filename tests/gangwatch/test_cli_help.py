@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -26,17 +27,16 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
 def test_examples_parse(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each example's options exist: it is parsed as it stands, beside the files that it names, without being run."""
     monkeypatch.chdir(tmp_path)
-    for file in ("philly.csv", "backup.sqlite"):
+    for file in ("philly.csv", "trace1.csv", "backup.sqlite"):
         (tmp_path / file).touch()
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     assert command.help is not None
     lines = [line.strip() for line in command.help.partition("Example")[2].splitlines()]
-    examples = [line.split() for line in lines if line.startswith(f"gangwatch {name}")]
+    examples = [shlex.split(line) for line in lines if line.startswith(f"gangwatch {name}")]
     assert examples
     for words in examples:
-        quoted = " ".join(words[2:]).replace('"new NIC"', "reason").split()
-        command.make_context(name, [word.replace("gangwatch.toml", "/dev/null") for word in quoted])
+        command.make_context(name, [word.replace("gangwatch.toml", "/dev/null") for word in words[2:]])
 
 
 def test_help_names_every_command() -> None:
