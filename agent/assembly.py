@@ -94,7 +94,7 @@ class Assembly:
         for position, (place, sample) in enumerate(zip(self._places, samples, strict=True)):
             runner = place.runner
             fresh = None
-            if runner.is_stuck(now_ns):
+            if runner.running_since_ns is not None and runner.is_stuck(now_ns):
                 stuck[position] = 1.0
             elif sample is not None and not runner.is_stale(sample, now_ns):
                 fresh = sample

@@ -354,7 +354,7 @@ class Node:
 
     def _number_records(self, runners: list[Runner]) -> tuple[int, tuple[Record, ...]]:
         """This frame's records and the number of the first; those that do not fit leave a gap in the numbers."""
-        records = [record for runner in runners for record in runner.take_records()]
+        records = [record for runner in runners if runner.records is not None for record in runner.take_records()]
         first = self._record_seq + max(0, len(records) - MAX_RECORDS)
         self._record_seq += len(records)
         return first, tuple(records[-MAX_RECORDS:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 from collections.abc import Callable, Iterator
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from scheduler_feedback.credentials import Credentials
 
 LOOPBACK = "127.0.0.1"
+
+_CYCLES_AFTER = 20_000
+"""Objects made and not freed between two looks for cycles (gc.set_threshold). Next to nothing of an agent's makes cycles,
+and to look after every 700, as Python does by default, is a twentieth of its processor time."""
 
 _log = logging.getLogger("gangwatch.daemons")
 
@@ -153,6 +158,8 @@ class _Agent:
             write_atomically(self._state.agent_file(self._name), msgspec.json.encode(record))
             _log.info("node %s listens at %s", self._name, record.url)
             notify("READY=1", f"STATUS=node {self._name} at {record.url}")
+            gc.freeze()  # modules and what was made of the configuration stay to the end
+            gc.set_threshold(_CYCLES_AFTER)
             self._take_signals()
         finally:
             notify("STOPPING=1")
