@@ -19,9 +19,11 @@ from scheduler_feedback.feed.response import Response
 RECORD_BYTES = 16 * 1024
 """Most that one TLS record holds (RFC 8446 section 5.1)."""
 
-BUFFER_BYTES = 16 * 1024
-"""What is taken from one socket at a time, into a buffer that all share: four frames of 4 kB, so that one that sends
-without pause has no more of a turn than the others."""
+BUFFER_BYTES = 64 * 1024
+"""What is taken from one socket at a time, into a buffer that all share: a layout, or a dozen frames."""
+
+PIECE_BYTES = 5 * 1024
+"""What OpenSSL is given at a time, a frame in one piece. Its buffer keeps the size that it once had."""
 
 
 class EndedError(GangwatchError):
@@ -95,21 +97,25 @@ class Connection:
             raise EndedError("the agent ended it")
         if self._tls is None or self._incoming is None or self._outgoing is None:
             return self._response.feed(bytes(buffer[:count]))
-        self._incoming.write(buffer[:count])
-        if self._request:
-            self._shake_hands(self._tls)
         messages: list[bytes] = []
-        while self._incoming.pending or self._tls.pending():
-            try:
-                data = self._tls.read(RECORD_BYTES)
-            except ssl.SSLWantReadError:
-                break
-            if not data:
-                raise EndedError("the agent ended it")
-            messages = messages + self._response.feed(data) if messages else self._response.feed(data)
+        for start in range(0, count, PIECE_BYTES):
+            self._incoming.write(buffer[start : min(start + PIECE_BYTES, count)])
+            if self._request:
+                self._shake_hands(self._tls)
+            self._decrypt(self._tls, self._incoming, messages)
         if self._outgoing.pending:
             self._flush()  # the answer to a change of keys
         return messages
+
+    def _decrypt(self, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, messages: list[bytes]) -> None:
+        while incoming.pending or tls.pending():
+            try:
+                data = tls.read(RECORD_BYTES)
+            except ssl.SSLWantReadError:
+                return
+            if not data:
+                raise EndedError("the agent ended it")
+            messages += self._response.feed(data)
 
     def _shake_hands(self, tls: ssl.SSLObject) -> None:
         """Go on with the handshake; once it is done, with the request."""

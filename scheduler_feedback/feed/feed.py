@@ -407,6 +407,7 @@ class Feed:
                 raise FrameError(f"it says more than {MOST_FRAMES_A_SECOND} messages a second")
             if isinstance(told, Layout):
                 layout = follower.layout = pack(told)
+                follower.deadline_ns = received_ns + int(SILENCE_SECONDS * 1e9)
                 continue
             if layout is None:
                 raise FrameError(f"frame {told.seq}: it stands before any layout")
