@@ -46,6 +46,7 @@ class Cause(StrEnum):
     DATA_LOADING = "data-loading"
     CHECKPOINT = "checkpoint"
     EVALUATION = "evaluation"
+    PAUSES = "pauses"  # now one rank stops for a moment and now another: garbage collection, as a rule
     SEQUENCE_LENGTH = "sequence-length"
     STAGE_PARTITION = "stage-partition"
     STANDING_OFFSET = "standing-offset"  # a little slower than its peers all the time: its share of the work

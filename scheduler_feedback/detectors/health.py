@@ -73,11 +73,13 @@ FEATURES_OF: tuple[tuple[Cause, str, tuple[str, ...]], ...] = (
     (Cause.PCIE, "gpu", ("pcie_link", "pcie_errors")),
     (Cause.NIC, "nic", ("nic_physical_errors",)),
     (Cause.NIC, "nic", ("nic_sequence_errors",)),
+    (Cause.NIC, "nic", ("nic_pause_sent",)),
     (Cause.NVLINK, "gpu", ("nvlink_errors",)),
     (Cause.MEMORY, "gpu", ("memory_errors",)),
 )
-"""What accuses which device: cause, level, and the counters any of which must stand above the peers. Throttling is no
-fault by itself (a power cap is set on purpose): it explains a slow rank, and that is the straggler detector's."""
+"""What accuses which device: cause, level, and the counters any of which must stand above the peers. A NIC that pauses
+its switch without end makes a storm of it: who sends the pauses is the culprit. Throttling is no fault by itself (a
+power cap is set on purpose): it explains a slow rank, and that is the straggler detector's."""
 
 FEATURES_OF_SLOW: tuple[tuple[Cause, str, tuple[str, ...]], ...] = (
     (Cause.THERMAL, "gpu", ("thermal_throttle",)),

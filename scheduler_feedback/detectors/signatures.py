@@ -27,7 +27,7 @@ SIGNATURES: dict[Cause, dict[str, float]] = {
     Cause.MEMORY: {"memory_errors": 1.0},
     Cause.NVLINK: {"nvlink_errors": 1.0},
     Cause.PCIE: {"pcie_link": -1.0, "pcie_errors": 0.8, "nic_pause_sent": 0.5},
-    Cause.NIC: {"nic_physical_errors": 1.0, "nic_sequence_errors": 0.6},
+    Cause.NIC: {"nic_physical_errors": 1.0, "nic_sequence_errors": 0.6, "nic_pause_sent": 0.8},
     Cause.CPU_CONTENTION: {"cpu_waiting": 1.0, "runqueue_wait": 0.8},
     Cause.STORAGE: {"io_waiting": 1.0},
     Cause.CONGESTION: {"nic_congestion": 0.8, "nic_pause_received": 0.5},

@@ -30,7 +30,9 @@ RECENT_STEPS = 64
 """Steps that are looked at; at 16,000 ranks they are 16 MB a job."""
 
 EVERY_STEPS = 4
-"""How often a live job's workload is looked at: what it does to itself it does for long."""
+LONG_STEP_SECONDS = 2.0
+"""How often a live job's workload is looked at: what it does to itself it does for long. Steps that take long come
+seldom enough to look at each."""
 
 LEAST_STEPS = 5
 STAGE_RATIO = 1.10
@@ -61,9 +63,25 @@ LEAST_KNOWN = 0.8
 SPIKE = 1.5
 SPIKES = 3
 RHYTHM_STEPS = 5
+BEATS = 6
+BEAT_RATIO = 1.1
+"""Steps that are long in a rhythm of two to four: each long one of six beats a tenth above every other step between.
+Chance does that once in 18,564 for a rhythm of three, the tenth left aside."""
+
 KEPT_SPIKES = 16
 GROWN = 1.10
 GROWN_STEPS = 16
+PAUSE = 0.05
+PAUSE_SIGMAS = 5.0
+PAUSE_SPREADS = 2.0
+PAUSE_RANKS = 4
+PAUSE_NODE_SHARE = 0.75
+AS_EVER = 1.5
+"""Pauses that go round: the slowest rank of a step is five per cent further off than it used to be, by five standard
+errors and by twice the usual spread of the ranks, which is wide where sequences are unequal; half of the ranks are
+spread as ever (within a half); and at least four ranks were the slowest in sixteen steps,
+none in more than half of them, no node in more than three quarters."""
+
 SHARE_OF_WORK = 0.6
 """Of what the steps grew by, at least this share must be the ranks' own work for the work to have grown."""
 
@@ -79,6 +97,18 @@ SNAPSHOT_VERSION = 1
 class _Standing:
     verdict: Verdict
     seen: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Usual:
+    """What a job was like when it was new. compute, tokens: [n] of each rank. top, unlike: how far the slowest rank of
+    a step was from the middle one, and half of them from it, each over its own usual time."""
+
+    seconds: float
+    compute: FloatArray
+    tokens: FloatArray
+    top: float
+    unlike: float
 
 
 @dataclass(slots=True)
@@ -102,7 +132,7 @@ class _Course:
     offsets: deque[tuple[int, FloatArray]] = field(default_factory=lambda: deque(maxlen=OFFSET_BLOCKS))
     block: list[FloatArray] = field(default_factory=list)
     block_step: int = 0
-    usual: tuple[float, FloatArray, FloatArray] | None = None
+    usual: _Usual | None = None
     spikes: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_SPIKES))
     standing: dict[str, _Standing] = field(default_factory=dict)
 
@@ -147,7 +177,10 @@ class WorkloadDetector:
             if len(job.shape) < 2 or job.steps is None or not len(job.steps):
                 continue
             course = self._course(job, telemetry.now_ns)
-            if _take(course, job.steps) and (not self._timed or course.taken - course.looked >= EVERY_STEPS):
+            every = (
+                1 if not self._timed or (course.seconds and course.seconds[-1] >= LONG_STEP_SECONDS) else EVERY_STEPS
+            )
+            if _take(course, job.steps) and course.taken - course.looked >= every:
                 course.looked = course.taken
                 findings += self._conclude(course, job, not crowded.isdisjoint(job.shape.sharing.get("host", ())))
         return findings
@@ -259,7 +292,11 @@ def _take(course: _Course, steps: StepTable) -> bool:
             course.block.clear()
         if course.usual is None and course.taken >= WARM_UP_STEPS:
             tokens = np.mean(course.tokens, axis=0) if course.tokens else np.full(len(compute), np.nan)
-            course.usual = float(np.median(course.seconds)), np.median(course.compute, axis=0), tokens
+            usual_compute = np.median(course.compute, axis=0)
+            tops, unlike = _tops(np.array(course.compute) / usual_compute)
+            course.usual = _Usual(
+                float(np.median(course.seconds)), usual_compute, tokens, float(np.median(tops)), unlike
+            )
     return kept > 0
 
 
@@ -275,6 +312,9 @@ def _claims(course: _Course, job: JobTelemetry, crowded: bool) -> Iterator[_Clai
         yield from _stages(course, compute, seconds, ranks)
     yield from _sequences(course, compute, seconds)
     yield from _rhythms(course, seconds)
+    yield from _beats(course, compute, seconds)
+    if not crowded:
+        yield from _pauses(course, compute)
     shared = job.shared_machine is not None and bool(job.shared_machine.any())
     if not shared:  # other load on a shared machine looks alike
         yield from _offsets(course, compute, seconds, ranks)
@@ -357,6 +397,7 @@ def _sequences(course: _Course, compute: FloatArray, seconds: float) -> Iterator
     """Ranks that take turns in being slow, with more work as the reason."""
     if len(compute) < WARM_UP_STEPS // 2:
         return
+    whole, compute = len(compute), compute[-WARM_UP_STEPS:]  # one that has just begun must not wait for old steps
     apart = _within_roles(np.log(compute), course.where)
     own = apart - np.median(apart, axis=0, keepdims=True)
     unlike = float(MAD_TO_SIGMA * np.median(np.abs(own)))
@@ -372,14 +413,15 @@ def _sequences(course: _Course, compute: FloatArray, seconds: float) -> Iterator
             "slow_steps_of_the_slowest_rank", high, ROTATING_SHARE, "ratio", "a rank at fault is slow in all", 1.0
         ),
     ]
-    if len(course.forward) == len(compute) == len(course.backward):
-        alike = _correlation(np.array(course.forward), np.array(course.backward), course.where)
+    newest = slice(-len(compute), None)
+    if len(course.forward) == whole == len(course.backward):
+        alike = _correlation(np.array(course.forward)[newest], np.array(course.backward)[newest], course.where)
         if alike < ALIKE:
             return
         evidence.append(Evidence("forward_backward_correlation", alike, ALIKE, "", "published threshold", 2.0))
-    elif len(course.tokens) == len(compute):
-        tokens = np.array(course.tokens)
-        squares = np.array(course.squares) if len(course.squares) == len(compute) else np.full_like(tokens, np.nan)
+    elif len(course.tokens) == whole:
+        tokens = np.array(course.tokens)[newest]
+        squares = np.array(course.squares)[newest] if len(course.squares) == whole else np.full_like(tokens, np.nan)
         work = fit(compute, tokens, squares)
         if work is None:
             return
@@ -426,11 +468,75 @@ def _rhythms(course: _Course, seconds: float) -> Iterator[_Claim]:
     )  # fmt: skip
 
 
+def _beats(course: _Course, compute: FloatArray, seconds: float) -> Iterator[_Claim]:
+    """Every second, third or fourth step is long, for all ranks alike: the job saves after so many."""
+    middle = np.median(compute, axis=1)
+    numbers = np.array(course.numbers)
+    for apart in range(2, RHYTHM_STEPS):
+        count = BEATS * apart
+        if len(middle) < count or (np.diff(numbers[-count:]) != 1).any():
+            return
+        phases = middle[-count:].reshape(BEATS, apart)
+        high = int(np.median(phases, axis=0).argmax())
+        long, others = phases[:, high], np.delete(phases, high, axis=1)
+        if long.min() < BEAT_RATIO * others.max():
+            continue
+        lost = float(long.mean() - others.mean()) / apart
+        yield _Claim(
+            "beat", Kind.WORKLOAD, Cause.CHECKPOINT, -1, (), seconds - lost,
+            (
+                Evidence("rhythm", float(apart), float(BEATS), "steps",
+                         "each of so many long steps is longer than all between, for every rank alike", 3.0),
+                Evidence("long_to_other_steps", float(long.mean() / others.mean()), BEAT_RATIO, "ratio",
+                         "own time of the middle rank", 0.5),
+            ),
+        )  # fmt: skip
+        return
+
+
+def _tops(ratio: FloatArray) -> tuple[FloatArray, float]:
+    """[k, n] -> by how much each step's slowest rank is above its middle one [k], and the spread of half of them."""
+    middle = np.median(ratio, axis=1, keepdims=True)
+    return ratio.max(axis=1) - middle[:, 0], float(MAD_TO_SIGMA * np.median(np.abs(ratio - middle)))
+
+
+def _pauses(course: _Course, compute: FloatArray) -> Iterator[_Claim]:
+    """Now one rank stops for a moment, now another, and each time all wait for it: nobody's hardware."""
+    usual = course.usual
+    if usual is None or course.taken < WARM_UP_STEPS + GROWN_STEPS:
+        return
+    ratio = compute[-GROWN_STEPS:] / usual.compute
+    tops, unlike = _tops(ratio)
+    excess = float(np.median(tops)) - usual.top
+    noise = float(tops.std()) / math.sqrt(len(tops))
+    now = float(np.median(list(course.seconds)[-GROWN_STEPS:]))
+    if excess < max(PAUSE, PAUSE_SIGMAS * noise, PAUSE_SPREADS * usual.unlike) or now < LEAST_SLOWDOWN * usual.seconds:
+        return
+    slowest = ratio.argmax(axis=1)
+    often = float(np.bincount(slowest).max()) / len(slowest)
+    on_node = float(np.bincount(course.where.index[slowest]).max()) / len(slowest)
+    alike = unlike <= AS_EVER * max(usual.unlike, 0.01) and abs(float(np.median(ratio)) - 1.0) < excess / 2
+    if not alike or often > ROTATING_SHARE or len(set(slowest.tolist())) < PAUSE_RANKS:
+        return
+    if len(course.where.names) < 2 or on_node > PAUSE_NODE_SHARE:
+        return
+    yield _Claim(
+        "pauses", Kind.WORKLOAD, Cause.PAUSES, -1, (), usual.seconds,
+        (
+            Evidence("slowest_above_the_middle", float(np.median(tops)), usual.top, "ratio",
+                     "of its own usual time, in each step; when the job was new", weighing.of_residual(excess / noise)),
+            Evidence("slow_steps_of_the_slowest_rank", often, ROTATING_SHARE, "ratio", "a rank at fault is slow in all",
+                     1.5),
+            Evidence("spread_of_the_others", unlike, usual.unlike, "ratio", "as ever: the work has not changed", 0.5),
+        ),
+    )  # fmt: skip
+
+
 def _grown(course: _Course, compute: FloatArray) -> Iterator[_Claim]:
     """Every rank's own work takes longer than when the job was new, by about the same factor."""
     if course.usual is None or course.taken < WARM_UP_STEPS + GROWN_STEPS:
         return
-    usual_seconds, usual_compute, usual_tokens = course.usual
+    usual_seconds, usual_compute, usual_tokens = course.usual.seconds, course.usual.compute, course.usual.tokens
     newest = list(course.seconds)[-GROWN_STEPS:]
     now = float(np.median(newest))
     if now < GROWN * usual_seconds:
