@@ -9,6 +9,7 @@ https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from agent.schema.catalog import BY_NAME, Metric
 from exporter.series import Family, gauge_text, prefix
@@ -55,14 +56,8 @@ def expose_samples(samples: Iterable[Sample], header: Callable[[Family], str] = 
     """
     families: dict[str, dict[str, str]] = {}
     for name, labels, value in samples:
-        metric = BY_NAME.get(name)
-        if metric is None:
-            raise ValueError(f"{name} is not in the catalogue")
-        own = tuple(sorted(key for key, _ in labels if key != "node"))
-        if own != metric.labels:
-            raise ValueError(f"{name}: labels {own}, the catalogue has {metric.labels}")
+        line = _before_value(name, tuple(labels))
         rows = families.setdefault(name, {})
-        line = prefix(name, sorted(labels))
         if line in rows:
             raise ValueError(f"{line.rstrip()} stands twice")
         if value == value:  # only NaN differs from itself
@@ -70,9 +65,26 @@ def expose_samples(samples: Iterable[Sample], header: Callable[[Family], str] = 
     parts: list[str] = []
     for name, rows in families.items():
         if rows:
-            parts.append(header(_family(BY_NAME[name])))
+            parts.append(_header(name, header))
             parts.extend(f"{line}{text}\n" for line, text in rows.items())
     return "".join(parts)
+
+
+@lru_cache(maxsize=4096)
+def _before_value(name: str, labels: tuple[tuple[str, str], ...]) -> str:
+    """A sample's line up to its value. Raises ValueError for a name or labels that are not in the catalogue."""
+    metric = BY_NAME.get(name)
+    if metric is None:
+        raise ValueError(f"{name} is not in the catalogue")
+    own = tuple(sorted(key for key, _ in labels if key != "node"))
+    if own != metric.labels:
+        raise ValueError(f"{name}: labels {own}, the catalogue has {metric.labels}")
+    return prefix(name, sorted(labels))
+
+
+@lru_cache(maxsize=1024)
+def _header(name: str, header: Callable[[Family], str]) -> str:
+    return header(_family(BY_NAME[name]))
 
 
 def _family(metric: Metric) -> Family:

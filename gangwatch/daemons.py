@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 
 _CYCLES_AFTER = 20_000
-"""Objects made and not freed between two looks for cycles (gc.set_threshold). Next to nothing of an agent's makes cycles,
+"""Objects made and not freed between two looks for cycles (gc.set_threshold). Next to nothing of an agent's makes any,
 and to look after every 700, as Python does by default, is a twentieth of its processor time."""
 
 _log = logging.getLogger("gangwatch.daemons")

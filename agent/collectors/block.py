@@ -53,8 +53,9 @@ class Block:
 class Collector(Protocol):
     """One family of metrics at one interval. ``name`` is also the name of its tier.
 
-    Two attributes may be there besides. ``lane: str`` (by default its name): collectors of one lane are run one after
+    Three attributes may be there besides. ``lane: str`` (by default its name): collectors of one lane are run one after
     another in one thread. ``phase: float`` (by default the node spreads them): where in its interval it is run, 0 to 1.
+    ``idle: bool`` (by default False): that there was nothing to read at the newest run, so that it is run less often.
 
     Methods are called from one thread at a time: the lane's, or a fresh one after a call got stuck. Making a collector
     may raise UnsupportedError where the machine has nothing for it to read; it is then left out, which is no failure.

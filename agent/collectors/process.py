@@ -186,6 +186,11 @@ class ProcessCollector:
         except OSError:
             return True
 
+    @property
+    def idle(self) -> bool:
+        """Whether there was no rank."""
+        return not self._ranks
+
     def collect(self) -> Block:
         changed = self._follow_ranks()
         if changed or self._tick % self._ticks_a_discovery == 0:

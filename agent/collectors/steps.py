@@ -214,6 +214,11 @@ class StepCollector:
         self._members: tuple[Member, ...] | None = None
         self._socket = StepSocket(socket_path, self._admit, message_seconds)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no rank has reported."""
+        return not self._progress
+
     def collect(self) -> Block:
         """Read every ring once. The block is a new one where a rank has come or gone."""
         records: list[Record] = []

@@ -87,6 +87,21 @@ def test_only_what_is_due_is_run_where_that_is_asked(clock: ManualClock) -> None
     assert (fast.runs, slow.runs) == (20, 3), "at once, and then at the instants of its own schedule"
 
 
+def test_an_idle_collector_is_run_half_as_often_and_is_not_stale(clock: ManualClock) -> None:
+    sampling = Told("sampling", interval_seconds=0.5)
+    node = Node("n0", [sampling], clock)
+    runs: list[int] = []
+    for idle in (False, True, False):
+        sampling.idle = idle  # type: ignore[attr-defined]
+        before = sampling.runs
+        for _ in range(40):
+            layout, frame = node.tick(due_only=True)
+            assert value((layout, frame), "gangwatch_collector_success", collector="sampling") == 1
+            clock.advance(0.25)
+        runs.append(sampling.runs - before)
+    assert [round(count, -1) for count in runs] == [20, 10, 20]
+
+
 def test_a_tiers_time_is_from_before_the_read(clock: ManualClock) -> None:
     def slow(told: Told) -> Block:
         clock.advance(0.25)
