@@ -111,7 +111,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="first job of the stretch")
     parser.add_argument("--jobs", type=int, help="so many jobs; default all")
     parser.add_argument("--nodes", type=int, default=64, help="of 8 GPUs")
-    parser.add_argument("--faults", nargs="+", default=["transient", "persistent"])
+    parser.add_argument("--faults", nargs="*", default=["transient", "persistent"])
     parser.add_argument("--processes", type=int, default=1, help="simulations at a time")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

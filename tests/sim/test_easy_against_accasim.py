@@ -76,7 +76,7 @@ def accasim(piece: Piece, reservation: bool) -> dict[str, int]:
     question = {"nodes": piece.nodes, "slots": piece.slots, "jobs": jobs, "reservation": reservation}
     script = Path(__file__).with_name("accasim_run.py")
     answer = subprocess.run(
-        [_ENVIRONMENT, script], input=json.dumps(question), capture_output=True, text=True, check=True, timeout=100
+        [_ENVIRONMENT, script], input=json.dumps(question), capture_output=True, text=True, check=True, timeout=600
     )
     starts: dict[str, int] = json.loads(answer.stdout)
     assert len(starts) == len(jobs)
