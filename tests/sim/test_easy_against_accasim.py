@@ -211,6 +211,7 @@ def reasons(instant: Instant) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("piece", (SAME[1], *OTHER), ids=str)
 def test_with_its_reservation_it_differs_only_beside_the_reserved_nodes(piece: Piece) -> None:
     decided = 0
@@ -224,6 +225,7 @@ def test_with_its_reservation_it_differs_only_beside_the_reserved_nodes(piece: P
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("piece", (SAME[1], OTHER[1]), ids=str)
 def test_as_published_it_delays_the_head(piece: Piece) -> None:
     found: Counter[str] = Counter()
