@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agent.collectors.attribution import KEEP_NS
+from agent.collectors.attribution import KEEP_NS, LIST_NS, KubeletCollector, OwnerCollector
+from agent.collectors.steps import LINGER_NS
 from agent.schema.clock import SystemClock
 from agent.sources.pod_resources import Container, Pod
 from exporter import push
@@ -24,6 +26,9 @@ RECEIVED = "gangwatch_rdma_port_receive_bytes_total"
 SYMBOLS = "gangwatch_rdma_port_symbol_errors_total"
 
 WORD_BYTES = 4
+
+PACED = (KubeletCollector, OwnerCollector)
+"""Those by which the end of a pod is learnt."""
 
 
 class Jumping(SystemClock):
@@ -135,6 +140,21 @@ def test_a_kubelet_that_restarts(site: TrainingNode, clock: Jumping) -> None:
     site.kubelet.hanging.clear()
     site.kubelet.pods = []
     wait_until(lambda: site.failing() == set() and site.present("gangwatch_gpu_owner_info") == 0)
+
+
+def test_an_ended_jobs_series_vanish_from_what_is_published(site: TrainingNode) -> None:
+    gpus = sorted(labels[0][1] for labels in site.values("gangwatch_gpu_up"))
+    site.kubelet.pods = [
+        Pod("team", f"llama-{gpu}", (Container("main", (("nvidia.com/gpu", gpu),)),)) for gpu in gpus[:2]
+    ]
+    wait_until(lambda: site.scrape()[0].count("gangwatch_gpu_owner_info{") == 2)
+    site.kubelet.pods = site.kubelet.pods[1:]
+    wait_until(lambda: gpus[0] not in {dict(labels)["gpu"] for labels in site.values("gangwatch_gpu_owner_info")})
+    text = site.scrape()[0]
+    assert f'pod="llama-{gpus[0]}"' not in text and f'pod="llama-{gpus[1]}"' in text
+    # The product's own pace: listed when due at a run of one collector, joined at the next run of another.
+    paces = [inspect.signature(kind.__init__).parameters["interval_seconds"].default for kind in PACED]
+    assert LIST_NS / 1e9 + sum(paces) + LINGER_NS / 1e9 <= 60
 
 
 # --- receivers -------------------------------------------------------------------------------------------------------
