@@ -64,6 +64,7 @@ class Generator:
         }
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificate, key)
+        self._context.num_tickets = 0  # as exporter/web_config.py
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         self._listener.setblocking(False)
         self._epoll = select.epoll()

@@ -90,7 +90,7 @@ class Kind:
             return self._free.pop()
         self._rows += 1
         if self._rows > len(self.fresh):
-            rows = max(4, 2 * len(self.fresh))
+            rows = len(self.fresh) + max(4, len(self.fresh) // 8)
             for name in ("fresh", "values", "columns", "_known", "_before", "_before_valid", "_before_ns"):
                 old = getattr(self, name)
                 new = np.zeros((rows, *old.shape[1:]), old.dtype)

@@ -151,7 +151,7 @@ class Gang:
         if column is None:
             column = len(self._column)
             if column == len(self._total):
-                self._widen(2 * column)
+                self._widen(column + max(4, column // 4))
             self._column[rank] = column
             self.changes += 1
             self._nodes.append(node)
