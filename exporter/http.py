@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
@@ -414,7 +415,8 @@ def accepts_gzip(headers: Mapping[str, str]) -> bool:
     return weights.get("gzip", weights.get("*", 0.0)) > 0.0
 
 
-def weighted(header: str) -> dict[str, float]:
+@lru_cache(maxsize=16)  # a scraper's is the same at every scrape
+def weighted(header: str) -> Mapping[str, float]:
     """The choices of an Accept or Accept-Encoding header with their weights; parameters but q stay in the name."""
     weights: dict[str, float] = {}
     for choice in header.lower().split(","):

@@ -8,9 +8,11 @@ column can stand as bytes here and as MiB there, and no collector knows of eithe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+
+import msgspec
 
 from agent.schema.catalog import BY_NAME, Metric
 from agent.schema.errors import FrameError
@@ -39,6 +41,10 @@ def decimals_of(metric: Metric) -> int:
     return decimals
 
 
+_encode = msgspec.json.Encoder().encode
+"""A number as JSON is the shortest that reads back as the same (Ryu), and costs a tenth of what Python's repr does."""
+
+
 def counter_text(value: int, decimals: int) -> str:
     """An integer times 10^-decimals, in decimal notation with every digit."""
     if not decimals:
@@ -51,7 +57,7 @@ def gauge_text(value: float) -> str:
     """The shortest text that reads back as the same number. Not for NaN: absent values are not printed."""
     if value in (math.inf, -math.inf):
         return "+Inf" if value > 0 else "-Inf"
-    return repr(value)
+    return _encode(value).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +76,24 @@ class IntegerText:
     def all(self, values: list[int]) -> list[str]:
         """The text of each."""
         if self.times != 1:
-            values = [value * self.times for value in values]
+            return [self(value) for value in values]
+        texts = _texts(values)
         if not self.decimals:
-            return repr(values)[1:-1].split(", ")
-        one = 10**self.decimals
-        return [f"{value // one}.{value % one:0{self.decimals}}" for value in values]
+            return texts
+        least, point = self.decimals + 1, -self.decimals
+        return [
+            f"{text[:point]}.{text[point:]}" if len(text) >= least else counter_text(int(text), self.decimals)
+            for text in texts
+        ]
 
 
 def gauge_texts(values: list[float]) -> list[str]:
     """The text of each, as gauge_text writes it. Not for NaN and the infinities."""
-    return repr(values)[1:-1].split(", ")
+    return _texts(values)
+
+
+def _texts(values: Sequence[float | int]) -> list[str]:
+    return _encode(values).decode()[1:-1].split(",") if values else []
 
 
 def render_of(metric: Metric) -> Render:

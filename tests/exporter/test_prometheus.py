@@ -34,7 +34,7 @@ gangwatch_host_load1{node="n0"} 0.21
 # HELP gangwatch_gpu_power_watts Power drawn, as the driver averages it.
 # TYPE gangwatch_gpu_power_watts gauge
 gangwatch_gpu_power_watts{gpu="GPU-1",node="n0"} 345.678
-gangwatch_gpu_power_watts{gpu="GPU-2",node="n0"} 1e-07
+gangwatch_gpu_power_watts{gpu="GPU-2",node="n0"} 1e-7
 # HELP gangwatch_host_cpu_seconds_total Time of all processors by mode.
 # TYPE gangwatch_host_cpu_seconds_total counter
 gangwatch_host_cpu_seconds_total{mode="user",node="n0"} 9223372036.854775809
