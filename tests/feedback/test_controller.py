@@ -23,9 +23,10 @@ from scheduler_feedback.controller import Controller
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
 from scheduler_feedback.core.codec import decode_action, encode_action, encode_state
 from scheduler_feedback.core.events import CancelRequested, Event, FreezeSet, NodeSeen, PolicySet, Submitted
-from scheduler_feedback.core.fleet import Fleet, Sample
+from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.job import JobSpec, JobState, Slot
 from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.telemetry import Telemetry
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors import DETECTORS
 from scheduler_feedback.feed import Stream
@@ -585,7 +586,7 @@ class Detector:
         self.restored = b""
         self.broken = False
 
-    def tick(self, fleet: Fleet, now_wall_ns: int) -> list[Finding]:
+    def tick(self, telemetry: Telemetry) -> list[Finding]:
         self.looks += 1
         if self.broken:
             raise IndexError("list index out of range")
