@@ -73,6 +73,7 @@ class Watch:
         self._offered = self._taken = self._refused = 0
         self._measures: tuple[Sample, ...] = ()
         self._patience_seconds = 0.0
+        self._due_ns = 0
         self._forgot_ns = self._looked_ns = clock.monotonic_ns()
 
     # --- any thread --------------------------------------------------------------------------------------------------
@@ -130,16 +131,17 @@ class Watch:
         self._thread.start()
 
     def between(self) -> float:
-        """Look, where that is due; seconds until it is due again. For the thread that offers frames."""
-        self._patience_seconds = PATIENCE_SECONDS
-        left = self._left()
-        if left <= 0:
-            self.look()
-            left = self._left()
-        return left
+        """Look, where that is due; seconds until it is due again. For the thread that offers frames.
 
-    def _left(self) -> float:
-        return max(0.0, self._tick_seconds - (self._clock.monotonic_ns() - self._looked_ns) / 1e9)
+        A look that takes longer than half of a tick leaves as much time for reading as it took.
+        """
+        self._patience_seconds = PATIENCE_SECONDS
+        now_ns = begun_ns = self._clock.monotonic_ns()
+        if now_ns >= self._due_ns:
+            self.look()
+            now_ns = self._clock.monotonic_ns()
+            self._due_ns = max(begun_ns + int(self._tick_seconds * 1e9), 2 * now_ns - begun_ns)
+        return (self._due_ns - now_ns) / 1e9
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
         """End the thread after the look that is under way."""

@@ -42,7 +42,7 @@ CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 10.0
 """Ten frames at the usual second: a stream that completes none for so long is dead, whatever TCP believes."""
 
-OPENED_A_TURN = 32
+OPENED_A_TURN = 128
 """Most connections begun between two looks at the open streams: 10,000 agents that come back at once delay no frame by
 more than these handshakes take (about a millisecond each)."""
 
