@@ -18,6 +18,8 @@ from agent.sources.nvml_interface import NOT_FOUND, SUCCESS, Sample
 GPU_UTILIZATION = 1
 """NVML_GPU_UTILIZATION_SAMPLES."""
 
+_KIND = c_uint(GPU_UTILIZATION)
+
 ROOM = 256
 """Samples in one call; drivers keep about a hundred."""
 
@@ -38,7 +40,8 @@ class UtilizationSamples:
         self._value_type = c_uint()
         self._count = c_uint()
         self._samples = (Sample * ROOM)()
-        self._view = np.frombuffer(memoryview(self._samples).cast("B"), _SAMPLE)
+        view = np.frombuffer(memoryview(self._samples).cast("B"), _SAMPLE)
+        self._times, self._percents = view["timestamp"], view["value"]
         self.counters: tuple[Column, ...] = ()
         # What the driver has kept from before is no part of the first window.
         self.take()
@@ -57,7 +60,7 @@ class UtilizationSamples:
         self._count.value = ROOM
         code = self._function(
             self._device.handle,
-            c_uint(GPU_UTILIZATION),
+            _KIND,
             self._newest_us,
             byref(self._value_type),
             byref(self._count),
@@ -67,17 +70,13 @@ class UtilizationSamples:
             if code != NOT_FOUND and self._device.judge(code, "nvmlDeviceGetSamples"):
                 self._function = None
             return []
-        taken = self._view[: min(self._count.value, ROOM)]
+        count = min(self._count.value, ROOM)
+        times_us = self._times[:count]
         # A slot of the driver's ring that was never filled has no time.
-        seen_us = self._newest_us.value
-        found = [
-            (timestamp, percent / 100)
-            for timestamp, percent in zip(taken["timestamp"].tolist(), taken["value"].tolist(), strict=True)
-            if timestamp > seen_us
-        ]
-        if found:
-            self._newest_us.value = max(timestamp for timestamp, _ in found)
-        return [share for _, share in found if share <= 1.0]
+        percents = self._percents[:count][times_us > self._newest_us.value].tolist()
+        if percents:
+            self._newest_us.value = int(times_us.max())
+        return [percent / 100 for percent in percents if percent <= 100]
 
     def read(self) -> None:
         shares = self.take()

@@ -109,9 +109,9 @@ class Gpm:
         if code != SUCCESS:
             self._device.judge(code, "nvmlGpmMetricsGet")
             return
-        codes = self._metrics["code"][: len(self._columns)]
-        values = self._metrics["value"][: len(self._columns)] * self._factors
-        if codes.any():
+        values = self._raw * self._factors
+        if self._codes.any():
+            codes = self._codes
             failed = np.flatnonzero(codes != SUCCESS)
             never = {
                 int(index)
@@ -146,6 +146,8 @@ class Gpm:
         self.counters = tuple(column.total for column in columns if column.total is not None)
         self._totals = [0.0] * len(self.counters)
         self._totalled = [index for index, column in enumerate(columns) if column.total is not None]
+        self._codes = self._metrics["code"][: len(columns)]
+        self._raw = self._metrics["value"][: len(columns)]
         self._factors = np.array([column.factor for column in columns], np.float64)
         self._request.count = len(columns)
         for index, column in enumerate(columns):
