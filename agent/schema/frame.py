@@ -297,11 +297,13 @@ class Decoder:
     """Reads the messages of one stream. Records that are, byte for byte, those of the frame before are the same
     objects: what ranks are inside of changes a few times a step, and is told each second."""
 
-    __slots__ = ("_raw_records", "_records")
+    __slots__ = ("_raw_records", "_records", "_valid", "_valid_bits")
 
     def __init__(self) -> None:
         self._raw_records = msgspec.Raw()
         self._records: tuple[Record, ...] = ()
+        self._valid_bits = b""
+        self._valid = np.zeros(0, np.bool_)
 
     def decode(self, message: bytes) -> Layout | Frame:
         """As the function ``decode``."""
@@ -353,7 +355,10 @@ class Decoder:
         count = len(wire.counters) // 8
         if len(wire.counters_valid) != (count + 7) // 8:
             raise FrameError(f"counters_valid: {len(wire.counters_valid)} bytes for {count} counters")
-        valid = np.unpackbits(np.frombuffer(wire.counters_valid, np.uint8), count=count, bitorder="little")
+        if wire.counters_valid != self._valid_bits or count != len(self._valid):
+            bits = np.frombuffer(wire.counters_valid, np.uint8)
+            self._valid_bits = wire.counters_valid
+            self._valid = np.unpackbits(bits, count=count, bitorder="little").view(np.bool_)
         return Frame(
             wire.node,
             wire.boot_id,
@@ -365,7 +370,7 @@ class Decoder:
             _array(wire.tier_ns, _I8, "tier_ns"),
             _array(wire.gauges, _F8, "gauges"),
             _array(wire.counters, _U8, "counters"),
-            valid.view(np.bool_),
+            self._valid.copy(),
             record_seq,
             records,
         )

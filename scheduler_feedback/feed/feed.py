@@ -46,6 +46,9 @@ OPENED_A_TURN = 128
 """Most connections begun between two looks at the open streams: 10,000 agents that come back at once delay no frame by
 more than these handshakes take (about a millisecond each)."""
 
+STREAMS_AT_ONCE = 512
+"""Read before others have their turn again: some tens of milliseconds, and of frames that wait what fits in memory."""
+
 MOST_FRAMES_A_SECOND = 64
 """An agent makes at most 20 (agent.interval_seconds >= 0.05)."""
 
@@ -222,10 +225,12 @@ class Feed:
         if self._looked_up:
             wait_seconds = min(wait_seconds, NAMING_POLL_SECONDS)
         asked_ns = self._clock.monotonic_ns()
-        for descriptor, mask in self._epoll.poll(wait_seconds, len(self._open) + 64):
+        for number, (descriptor, mask) in enumerate(self._epoll.poll(wait_seconds, len(self._open) + 64)):
             follower = self._open.get(descriptor)
             if follower is not None:
                 self._serve(follower, mask)
+            if number % STREAMS_AT_ONCE == STREAMS_AT_ONCE - 1 and self._between is not None:
+                self._between()
         self._asked_ns = asked_ns
 
     def _sweep(self, now_ns: int) -> None:
