@@ -1,0 +1,194 @@
+"""What the straggler detector tells: verdicts, the reasons of alarms that are none, ends, and gangs slow as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from scheduler_feedback.core.telemetry import JobTelemetry, Shape
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.detectors.baseline import Baseline
+from scheduler_feedback.detectors.gates import HIT_SIGMAS, LEAST_SLOWDOWN, Judged, Judgement
+from scheduler_feedback.detectors.panel import Panel
+from scheduler_feedback.detectors.signatures import OF_HOST, OF_NIC
+from scheduler_feedback.detectors.straggler_causes import OF_PARTS
+from scheduler_feedback.detectors.straggler_sums import ALARM, ALLOWANCE_SIGMAS, CLIP_SIGMAS, LEAST_HITS, mates_of
+from scheduler_feedback.detectors.watched import Standing, Watched
+from scheduler_feedback.detectors.windows import Window, join
+
+DETECTOR = "straggler"
+
+CAUSE_NS = 6_000_000_000
+"""An alarm whose cause is not clear waits so long for it to become clear before it is told without."""
+
+CLEAR_WINDOWS = 10
+"""A verdict holds until the rank was in none of so many windows slow, and on their mean within the allowance. Longer
+than the pauses of a fault that comes and goes; waiting for the sum to run down would take three times as long."""
+
+UNEASY_SCORE = ALARM / 3
+"""From a third of the alarm on an episode is not over."""
+
+ACTING_CONFIDENCE = 0.9
+"""A verdict told with less is told again when it reaches this: actions on running jobs wait for it (core/state.py)."""
+
+GANG_SLOWDOWN = 1.10
+GANG_WINDOWS = 8
+GANG_STEPS = 25
+"""So much slower for so long with nobody standing out: told as an abstention about the gang. Windows of one step are
+noisier by far."""
+
+CALM_WINDOWS = 10
+"""So many quiet windows end an episode; until then a reason is told once."""
+
+
+def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry, panel: Panel) -> list[Finding]:
+    """The verdict, where it is new or surer than when it was told."""
+    rank = judgement.rank
+    standing = watched.standing.get(rank)
+    interval = watched.interval(rank)
+    if standing is None:
+        seen_ns = interval[-1].window.first_ns - interval[0].window.first_ns
+        if judgement.counters and judgement.cause is Cause.UNKNOWN and seen_ns < CAUSE_NS:
+            return []
+        first_ns = interval[0].window.first_ns
+        verdict_id = f"{name}.{watched.attempt}.{watched.ranks[rank]}.{first_ns}"
+        panel.accused.add((name, watched.attempt, watched.ranks[rank]))
+        standing = watched.standing[rank] = Standing(verdict_id, first_ns, judgement.confidence)
+        if judgement.cause in OF_PARTS:
+            gpu, node = job.shape.gpus[rank] if job.shape.gpus else "", job.shape.nodes[rank]
+            panel.lemons.remember(gpu, node, judgement.cause, first_ns)
+    elif standing.told_confidence < ACTING_CONFIDENCE <= judgement.confidence:
+        standing.told_confidence = judgement.confidence
+    else:
+        return []
+    return [
+        Verdict(
+            verdict_id=standing.verdict_id,
+            kind=Kind.STRAGGLER,
+            gang=name,
+            attempt=watched.attempt,
+            rank=watched.ranks[rank],
+            node=watched.where.names[watched.where.index[rank]],
+            cause=judgement.cause,
+            confidence=judgement.confidence,
+            slowdown=judgement.slowdown,
+            step_seconds_before=_before(watched, len(interval)),
+            step_seconds_now=judgement.step_seconds,
+            first_wall_ns=standing.first_ns,
+            last_wall_ns=interval[-1].window.last_ns,
+            evidence=judgement.evidence,
+            frames=job.frames,
+            detector=DETECTOR,
+            **_place(job.shape, rank, judgement.cause, mates_of(watched, rank)),
+            first_step=_onset(interval, rank).first_step,
+            last_step=interval[-1].window.last_step,
+            detected_step=interval[-1].window.last_step,
+        )
+    ]
+
+
+def abstention(name: str, watched: Watched, judgement: Judgement) -> Abstention:
+    """An alarm that is told with the reason why it is no verdict."""
+    return Abstention(
+        name,
+        watched.attempt,
+        watched.ranks[judgement.rank],
+        watched.history[-1].window.last_ns,
+        judgement.refusal,
+        judgement.evidence,
+        DETECTOR,
+    )
+
+
+def cleared(name: str, watched: Watched, window: Window, panel: Panel) -> list[Finding]:
+    """Verdicts whose rank has kept pace for a while: they stand no longer."""
+    if not watched.standing:
+        return []
+    newest = np.array([judged.sigmas for judged in list(watched.history)[-CLEAR_WINDOWS:]])
+    if len(newest) < CLEAR_WINDOWS:
+        return []
+    paced = (newest < HIT_SIGMAS).all(axis=0) & (newest.mean(axis=0) < ALLOWANCE_SIGMAS)
+    over = [rank for rank in watched.standing if paced[rank]]
+    watched.score[over] = 0.0
+    panel.accused -= {(name, watched.attempt, watched.ranks[rank]) for rank in over}
+    watched.since[over] = -1
+    reason = f"the rank kept pace with its peers and its past for {CLEAR_WINDOWS} windows"
+    return [
+        Cleared(watched.standing.pop(rank).verdict_id, name, window.last_ns, reason, _last_slow(watched, rank))
+        for rank in over
+    ]
+
+
+def whole_gang(name: str, watched: Watched, baseline: Baseline, alarmed: bool, timed: bool) -> list[Finding]:
+    """Slow without anybody standing out, or with waits unknown: told once an episode; and the episode's end."""
+    window = watched.history[-1].window
+    slower = window.step_seconds / min(baseline.step_seconds, watched.best_step_seconds)
+    calm = slower < LEAST_SLOWDOWN and not (watched.score >= UNEASY_SCORE).any() and not watched.standing
+    watched.calm_windows = watched.calm_windows + 1 if calm else 0
+    if watched.calm_windows >= CALM_WINDOWS:
+        watched.told.clear()
+    watched.slow_windows = watched.slow_windows + 1 if slower >= GANG_SLOWDOWN else 0
+    if (
+        alarmed
+        or watched.standing
+        or -1 in watched.told
+        or watched.slow_windows < (GANG_WINDOWS if timed else GANG_STEPS)
+    ):
+        return []
+    watched.told.add(-1)
+    why = "no rank stands out: the workload or the machine"
+    if not (window.known and baseline.known):
+        why = "waits in collectives are unknown"
+    reason = f"steps take {slower:.3g} times as long as at their best and {why}"
+    return [Abstention(name, watched.attempt, None, window.last_ns, reason, (), DETECTOR)]
+
+
+def _place(shape: Shape, rank: int, cause: Cause, mates: tuple[int, ...]) -> dict[str, Any]:
+    """What is accused, and what else it could be: the GPU, its NIC, or the node where several of its ranks are slow."""
+    node, gpu = shape.nodes[rank], shape.gpus[rank] if shape.gpus else ""
+    nic = shape.nics[rank] if shape.nics else ""
+    places = [("gpu", gpu), ("nic", nic), ("node", node)]
+    if cause in OF_NIC:
+        places = [("nic", nic), ("gpu", gpu), ("node", node)]
+    elif mates or cause in OF_HOST:
+        places = [("node", node), ("gpu", gpu), ("nic", nic)]
+    known = [(level, name) for level, name in places if name]
+    level, device = known[0] if known else ("", "")
+    return {
+        "level": level,
+        "device": "" if level == "node" else device,
+        "suspects": tuple(f"{other}:{name}" for other, name in known[1:]),
+        "ranks": tuple(shape.ranks[[rank, *mates]].tolist()) if mates else (),
+    }
+
+
+def _onset(interval: list[Judged], rank: int) -> Window:
+    """The window in which the slowness most likely began: an earlier chance excess can have kept the sum from zero.
+
+    The likeliest beginning of a shift is where the excess over half of it, summed up to the end, is largest.
+    """
+    sigmas = np.array([min(judged.sigmas[rank], CLIP_SIGMAS) for judged in interval])
+    newest = float(np.median(sigmas[-LEAST_HITS:]))
+    to_the_end = np.cumsum((sigmas - newest / 2)[::-1])[::-1]
+    return interval[int(to_the_end.argmax())].window
+
+
+def _last_slow(watched: Watched, rank: int) -> int:
+    """The last step of the newest window in which the rank was slow; -1 where none is remembered."""
+    slow = (judged.window.last_step for judged in reversed(watched.history) if judged.sigmas[rank] >= HIT_SIGMAS)
+    return next(slow, -1)
+
+
+def _before(watched: Watched, interval: int) -> float:
+    """Mean step time of the gang in the windows before the alarm's interval, or in warm-up where there are too few."""
+    past = [judged.window for judged in list(watched.history)[:-interval]][-16:]
+    if len(past) >= 3:
+        return float(join(past, "step_seconds"))
+    return watched.baseline.step_seconds if watched.baseline is not None else float("nan")
+
+
+def too_weak(judgement: Judgement) -> Judgement:
+    """The judgement as a refusal: less likely than not."""
+    return replace(judgement, refusal=f"the evidence is too weak: confidence {judgement.confidence:.2f}")
