@@ -12,6 +12,8 @@ from typing import Literal
 FULL_ONLY: tuple[str, ...] = (
     # By link, by lane, by location, by priority: looked into once something is known to be wrong.
     "gangwatch_nvlink_*",
+    "gangwatch_c2c_*",
+    "gangwatch_gpu_row_remap_banks",
     "gangwatch_fabric_*",
     "gangwatch_gpu_ecc_location_*",
     "gangwatch_gpu_ecc_sram_*",

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from ctypes import byref, c_uint, c_ulonglong
 
-from agent.collectors import nvlink
+from agent.collectors import c2c, nvlink
 from agent.collectors.device import DeviceCollector, Part, SingleCall, series
 from agent.collectors.utilization import UtilizationSamples
 from agent.sources.nvml import Device, Query
@@ -164,8 +164,8 @@ def _performance_state(device: Device) -> SingleCall:
     )
 
 
-def gpm_columns(device: Device) -> list[GpmColumn]:
-    """Profiling of the whole GPU (nvmlGpmMetricId_t)."""
+def gpm_columns(device: Device, links: int) -> list[GpmColumn]:
+    """Profiling of the whole GPU (nvmlGpmMetricId_t). links: its NVLinks. Raises GpuLostError, LibraryDeadError."""
     columns = [
         GpmColumn(1, series("gangwatch_gpu_graphics_engine_active_ratio", device), PERCENT),
         GpmColumn(2, series("gangwatch_gpu_sm_active_ratio", device), PERCENT),
@@ -177,8 +177,9 @@ def gpm_columns(device: Device) -> list[GpmColumn]:
         GpmColumn(metric, series("gangwatch_gpu_pipe_active_ratio", device, pipe=pipe), PERCENT)
         for pipe, metric in PIPES
     )
-    for link, first in (("pcie", (("transmit", 20), ("receive", 21))), ("nvlink", (("receive", 60), ("transmit", 61)))):
-        for direction, metric in first:
+    traffic = {"pcie": (("transmit", 20), ("receive", 21)), "nvlink": (("receive", 60), ("transmit", 61))}
+    for link in ("pcie", "nvlink") if links else ("pcie",):
+        for direction, metric in traffic[link]:
             columns.append(
                 GpmColumn(
                     metric,
@@ -187,7 +188,7 @@ def gpm_columns(device: Device) -> list[GpmColumn]:
                     series(f"gangwatch_gpu_pcie_{direction}_bytes_total", device) if link == "pcie" else None,
                 )
             )
-    return columns
+    return [*columns, *c2c.gpm_columns(device)]
 
 
 def pcie_bytes(device: Device) -> Iterator[Wanted]:
@@ -199,8 +200,9 @@ def pcie_bytes(device: Device) -> Iterator[Wanted]:
 
 def fast_parts(device: Device) -> Sequence[Part]:
     """Everything of the fast tier. Raises GpuLostError, LibraryDeadError."""
-    gpm = Gpm(device, gpm_columns(device))
-    fields = list(fast_fields(device, nvlink.link_count(device)))
+    links = nvlink.link_count(device)
+    gpm = Gpm(device, gpm_columns(device, links))
+    fields = list(fast_fields(device, links))
     if not gpm.answers:
         fields.extend(pcie_bytes(device))
     batch = FieldBatch(device, fields)

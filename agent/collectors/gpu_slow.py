@@ -9,14 +9,14 @@ import math
 from collections.abc import Iterator, Sequence
 from ctypes import byref, c_uint
 
-from agent.collectors import nvlink
+from agent.collectors import c2c, nvlink
 from agent.collectors.device import DeviceCollector, Part, SingleCall, series
 from agent.collectors.fabric import FabricState
 from agent.collectors.gpu import CLOCKS, MEGA, MILLI, PERCENT
 from agent.schema.frame import Column
 from agent.sources.nvml import Device, Query, Values
 from agent.sources.nvml_fields import FieldBatch, Source, Wanted, counter, decoded, gauge
-from agent.sources.nvml_interface import Bar1, Margin, SramErrors
+from agent.sources.nvml_interface import Bar1, Margin, RemapHistogram, SramErrors
 
 INTERVAL_SECONDS = 10.0
 
@@ -102,6 +102,7 @@ def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
         Source(230),
     )
     yield from nvlink.slow_fields(device, links)
+    yield from c2c.slow_fields(device)
 
 
 def _bar1(device: Device) -> SingleCall:
@@ -150,6 +151,18 @@ def _sram(device: Device) -> SingleCall:
             *(series("gangwatch_gpu_ecc_sram_bucket_errors_total", device, bucket=bucket) for bucket in buckets),
         ],
     )  # fmt: skip
+
+
+def _remap_banks(device: Device) -> SingleCall:
+    banks = RemapHistogram()
+    return SingleCall(
+        Query(device, "nvmlDeviceGetRowRemapperHistogram", byref(banks)),
+        lambda: (banks.max, banks.high, banks.partial, banks.low, banks.none),
+        [
+            series("gangwatch_gpu_row_remap_banks", device, spare_rows=left)
+            for left in ("max", "high", "partial", "low", "none")
+        ],
+    )
 
 
 class PcieLink:
@@ -205,6 +218,7 @@ def slow_parts(device: Device) -> Sequence[Part]:
         _bar1(device),
         _margin(device),
         _sram(device),
+        _remap_banks(device),
         PcieLink(device),
         FabricState(device),
     ]

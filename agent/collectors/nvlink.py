@@ -1,8 +1,9 @@
 """NVLink, link by link: programs' bytes at every run of the fast tier; state, speed and errors at the slow one.
 
 Which counters there are depends on the generation: up to NVLink 4 replays, recoveries and CRC errors of the data link
-layer, from NVLink 5 on packets, symbol errors, forward error correction and bit error ratios. Every candidate is tried
-on every link, and what the GPU answers is kept (nvml.h, field ids 32-59, 91, 138-168, 201-250 and 291-295).
+layer, from NVLink 5 on packets, symbol errors, forward error correction and bit error ratios, some of them by lane.
+Every candidate is tried on every link, and what the GPU answers is kept (nvml.h, field ids 32-59, 91, 96-119, 138-168,
+201-250 and 289-295). What nvidia-smi prints of CRC errors a lane before NVLink 5 is not in NVML's interface.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from agent.collectors.device import series
 from agent.schema.frame import Column
 from agent.sources.nvml import Device, Values
-from agent.sources.nvml_fields import FieldBatch, Source, Wanted, counter, decoded, gauge
+from agent.sources.nvml_fields import FieldBatch, Source, Wanted, counter, decoded, field_number, gauge
 from agent.sources.nvml_interface import SUCCESS, FieldValue
 
 LINK_COUNT = 91
@@ -29,22 +30,25 @@ DATA_SENT = 138
 
 KIBIBYTE = 1024.0
 
-_REPLACED = {
-    "replay": (161, 52),
-    "recovery": (162, 59),
-    "crc": (163,),
-    "crc_flit": (38,),
-    "crc_data": (45,),
-    "malformed_packet": (206,),
-    "buffer_overrun": (207,),
-    "receive": (208,),
-    "receive_remote": (209,),
-    "receive_general": (210,),
-    "link_integrity": (211,),
-    "transmit_discard": (212,),
-    "effective": (219,),
+_ERRORS = {
+    "replay": 161,
+    "recovery": 162,
+    "crc": 163,
+    "malformed_packet": 206,
+    "buffer_overrun": 207,
+    "receive": 208,
+    "receive_remote": 209,
+    "receive_general": 210,
+    "link_integrity": 211,
+    "transmit_discard": 212,
+    "effective": 219,
 }
-"""Error kinds, and the fields that give them: the newer first, the older where the GPU does not have that."""
+"""Error kinds, and the fields that give them, whose scope is the link."""
+
+_NUMBERED = {"crc_flit": (32, 96), "crc_data": (39, 102), "replay": (46, 108), "recovery": (53, 114)}
+"""Up to Ampere a field for each link, without a scope: those of link 0 and of link 6
+(NVML_FI_DEV_NVLINK_*_ERROR_COUNT_L0 to L11). nvml.h calls them lanes; its list of changes says that from Hopper on 161
+to 163 replace them "with scope as link ID". The totals beside them (38, 45, 52, 59) are of all links at any scope."""
 
 _ECC_FIRST, _ECC_LINKS = 148, 12
 """NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_L0 to L11: a field for each link, of NVLink 3."""
@@ -59,16 +63,18 @@ def bit_error_ratio(packed: int) -> tuple[float]:
     return ((packed >> 8 & 0xF) * 10.0 ** -(packed & 0xFF),)
 
 
+def _sources(kind: str, link: int) -> Iterator[Source]:
+    """The fields that give this kind of error on the link: the newer first."""
+    if kind in _ERRORS:
+        yield Source(_ERRORS[kind], 1, link)
+    if kind in _NUMBERED and link < 12:
+        first, seventh = _NUMBERED[kind]
+        yield Source(first + link if link < 6 else seventh + link - 6)
+
+
 def link_count(device: Device) -> int:
     """How many NVLinks the GPU has; 0 where it has none. Raises GpuLostError, LibraryDeadError."""
-    entry = FieldValue(field=LINK_COUNT)
-    code = device.library.call("nvmlDeviceGetFieldValues", device.handle, 1, byref(entry))
-    if code == SUCCESS:
-        code = entry.code
-    if code != SUCCESS:
-        device.judge(code, "NVLink count")
-        return 0
-    return min(int(entry.value) & 0xFFFF_FFFF, MOST_LINKS)
+    return min(field_number(device, LINK_COUNT) or 0, MOST_LINKS)
 
 
 def tells_data(device: Device) -> bool:
@@ -119,11 +125,8 @@ def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
         label = str(link)
         yield gauge(series("gangwatch_nvlink_state", device, link=label), Source(165, 1, link))
         yield gauge(series("gangwatch_nvlink_speed_bytes_per_second", device, link=label), Source(164, 1e6, link))
-        for kind, fields in _REPLACED.items():
-            yield counter(
-                series("gangwatch_nvlink_errors_total", device, kind=kind, link=label),
-                *(Source(field, 1, link) for field in fields),
-            )
+        for kind in {**_ERRORS, **_NUMBERED}:
+            yield counter(series("gangwatch_nvlink_errors_total", device, kind=kind, link=label), *_sources(kind, link))
         if link < _ECC_LINKS:
             yield counter(
                 series("gangwatch_nvlink_errors_total", device, kind="ecc_data", link=label),
@@ -152,6 +155,9 @@ def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
                 Source(field, 1, link),
             )
         for lane, field in (("0", 291), ("1", 292)):
+            yield counter(
+                series("gangwatch_nvlink_lane_errors_total", device, lane=lane, link=label), Source(field - 2, 1, link)
+            )
             yield decoded(
                 [series("gangwatch_nvlink_lane_bit_error_ratio", device, lane=lane, link=label)],
                 bit_error_ratio,

@@ -90,6 +90,19 @@ def decoded(columns: Iterable[Column], decode: Callable[[int], Sequence[float]],
     return Wanted(tuple(columns), sources, decode=decode)
 
 
+def field_number(device: Device, field: int, scope: int = 0) -> int | None:
+    """One field that is a 32-bit number, asked by itself; None where it is not told, for now or for good.
+
+    Raises GpuLostError, LibraryDeadError.
+    """
+    entry = FieldValue(field=field, scope=scope)
+    code = device.library.call("nvmlDeviceGetFieldValues", device.handle, 1, ctypes.byref(entry)) or entry.code
+    if code != SUCCESS:
+        device.judge(code, f"field {field}")
+        return None
+    return int(entry.value) & 0xFFFF_FFFF
+
+
 class _Entry(NamedTuple):
     wanted: Wanted
     source: Source

@@ -140,6 +140,18 @@ class SramErrors(Versioned):
     ]
 
 
+class RemapHistogram(Structure):
+    """Banks of device memory by how many of their spare rows are left."""
+
+    _fields_: ClassVar[Any] = [
+        ("max", c_uint),
+        ("high", c_uint),
+        ("partial", c_uint),
+        ("low", c_uint),
+        ("none", c_uint),
+    ]
+
+
 class ProcessInfo(Structure):
     """The v2 and v3 calls' form."""
 

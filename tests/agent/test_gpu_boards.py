@@ -32,7 +32,7 @@ def read_all(one: Machine) -> list[Block]:
 def test_every_value(nvml_library: Path, nvml: FakeNvml, board: str) -> None:
     nvml.reset(board)
     nvml.set_pattern()
-    nvml.set_gpus(1 if board in ("a100", "b200", "geforce") else 2)
+    nvml.set_gpus(2 if board in ("h100", "h100-mig", "a100-bridge") else 1)
     with machine(nvml_library, nvml, burst=True) as one:
         blocks = read_all(one)
         for block in blocks:
@@ -65,7 +65,7 @@ def test_eight_h100_have_two_thousand_series_and_more(nvml_library: Path, nvml: 
             for column in (*block.gauge_columns, *block.counter_columns)
             if not column.metric.endswith("_info")
         ]
-    assert len(columns) > 2800
+    assert len(columns) > 2500
 
 
 def test_the_calls_that_a_second_costs_are_few(nvml_library: Path, nvml: FakeNvml) -> None:

@@ -33,6 +33,7 @@ THEIRS = {
     ours.FieldValue: pynvml.c_nvmlFieldValue_t,
     ours.Sample: pynvml.c_nvmlSample_t,
     ours.SramErrors: pynvml.c_nvmlEccSramErrorStatus_v1_t,
+    ours.RemapHistogram: pynvml.c_nvmlRowRemapperHistogramValues,
     ours.ProcessInfo: pynvml.c_nvmlProcessInfo_v2_t,
     ours.ProcessSample: pynvml.c_nvmlProcessUtilizationSample_t,
     ours.EventData: pynvml.c_nvmlEventData_t,

@@ -158,6 +158,8 @@ _ERRORS: tuple[Metric, ...] = (
     _counter("remapped_rows_total", "Rows of device memory that were remapped, by cause.", f"{_FIELDS} 142, 143",
              ("cause", "gpu")),
     _gauge("row_remap_pending", "Whether rows wait for a reset to be remapped.", "", f"{_FIELDS} 144"),
+    _gauge("row_remap_banks", "Banks of device memory by how many of their spare rows are left.", "",
+           "nvmlDeviceGetRowRemapperHistogram", ("gpu", "spare_rows")),
     _gauge("row_remap_failed", "Whether a row could not be remapped.", "", f"{_FIELDS} 145",
            compatibility="DCGM_FI_DEV_ROW_REMAP_FAILURE"),
     _gauge("recovery_action", "1 for what the GPU needs in order to recover.", "", f"{_FIELDS} 230",

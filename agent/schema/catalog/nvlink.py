@@ -1,4 +1,4 @@
-"""NVLink, link by link, and the fabric that its switches make."""
+"""NVLink, link by link, the fabric that its switches make, and the links to a processor on the same module."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ NVLINK: tuple[Metric, ...] = (
                   f"{_FIELDS} 141, or 204"),
     _counter("nvlink_transmit_packets_total", "Packets sent (NVLink 5).", f"{_FIELDS} 201"),
     _counter("nvlink_receive_packets_total", "Packets received (NVLink 5).", f"{_FIELDS} 203"),
-    _counter("nvlink_errors_total", "Errors of this kind.", f"{_FIELDS} 38-59, 148-163, 206-219",
+    _counter("nvlink_errors_total", "Errors of this kind.", f"{_FIELDS} 32-59, 96-119, 148-163, 206-219",
              ("gpu", "kind", "link")),
     _counter("gpu_nvlink_errors_total", "Errors of this kind on all of the GPU's links together.",
-             f"{_FIELDS} 38-59, 148-163, 206-219", ("gpu", "kind")),
+             f"{_FIELDS} 32-59, 96-119, 148-163, 206-219", ("gpu", "kind")),
     _counter("nvlink_recoveries_total", "Times that the link went into recovery, by how that ended (NVLink 5).",
              f"{_FIELDS} 213, 214", ("gpu", "link", "outcome")),
     _counter("nvlink_recovery_attempts_total", "Times that the link went into recovery (NVLink 5).",
@@ -53,6 +53,8 @@ NVLINK: tuple[Metric, ...] = (
     _counter("nvlink_retransmission_blocks_total", "Blocks sent that could be sent again (NVLink 5).",
              f"{_FIELDS} 294"),
     _counter("nvlink_retransmitted_blocks_total", "Blocks sent again (NVLink 5).", f"{_FIELDS} 295"),
+    _counter("nvlink_lane_errors_total", "Bits received wrong on one lane, before correction (NVLink 5).",
+             f"{_FIELDS} 289, 290", ("gpu", "lane", "link")),
     Metric("gangwatch_fabric_info", "info", "The cluster and clique of GPUs that the fabric put this one into.", "",
            ("clique", "cluster", "gpu"), _FABRIC),
     _gauge("fabric_state", "1 for how far the GPU's registration with the fabric is.", "", _FABRIC, ("gpu", "state")),
@@ -62,4 +64,17 @@ NVLINK: tuple[Metric, ...] = (
            "Why the configuration is wrong, as NVML numbers it (NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_*);"
            " 0 is right.", "", _FABRIC, _GPU),
     _gauge("fabric_health", "1 for the fabric's summary of the GPU's health.", "", _FABRIC, ("gpu", "health")),
+    _gauge("c2c_links", "Links from the GPU to the processor on its module (C2C).", "", f"{_FIELDS} 170", _GPU),
+    _gauge("c2c_link_state", "Whether the C2C link is active.", "", f"{_FIELDS} 171"),
+    _gauge("c2c_link_speed_bytes_per_second", "Speed of the C2C link while it is active.", "bytes", f"{_FIELDS} 172"),
+    _gauge("c2c_link_low_power", "Whether the C2C link is in its low-power state.", "", f"{_FIELDS} 234"),
+    _counter("c2c_errors_total", "Errors of this kind on the C2C link.", f"{_FIELDS} 231-233",
+             ("gpu", "kind", "link")),
+    *(
+        _gauge(f"c2c_{direction}_{raw}bytes_per_second",
+               f"Traffic {'sent' if direction == 'transmit' else 'received'} on all C2C links{overhead}, over the "
+               "newest interval.", "bytes", "GPM (nvmlGpmMetricsGet)", _GPU)
+        for direction in ("transmit", "receive")
+        for raw, overhead in (("", ""), ("raw_", " with their own overhead"))
+    ),
 )  # fmt: skip

@@ -235,6 +235,8 @@ static int gpm_value(const struct gpm_sample *sample, u32 id, double *value)
         *value = (id == 20 ? 1144 : 858) * part;
     else if ((id == 60 || id == 61) && board()->links)
         *value = board()->links * board()->link_mbps * (id == 60 ? 0.30 : 0.31) * part;
+    else if (id >= 100 && id <= 103 && board()->c2c_links) /* sent and received, with and without overhead */
+        *value = board()->c2c_links * board()->c2c_mbps * (id % 2 ? 0.20 : 0.05) * (id < 102 ? 1.0 : 0.9) * part;
     else
         return NOT_SUPPORTED;
     return SUCCESS;

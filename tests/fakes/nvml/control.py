@@ -18,7 +18,7 @@ GPU_IS_LOST, LIBRARY_MISMATCH, VERSION_MISMATCH, UNKNOWN = 15, 18, 25, 999
 
 DOUBLE, UNSIGNED_INT, UNSIGNED_LONG, UNSIGNED_LONG_LONG, SIGNED_LONG_LONG, SIGNED_INT, UNSIGNED_SHORT = range(7)
 
-BOARDS = ("h100", "a100", "b200", "h100-mig", "geforce", "a100-bridge")
+BOARDS = ("h100", "a100", "b200", "h100-mig", "geforce", "a100-bridge", "gh200")
 
 
 class FakeNvml:

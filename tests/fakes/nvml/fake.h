@@ -52,6 +52,7 @@ struct board {
     u32 graphics_mhz, idle_mhz, memory_mhz;
     u32 pcie_generation, pci_device, pci_subsystem;
     int links, link_mbps, nvlink_version, switches;
+    int c2c_links, c2c_mbps;  /* to a processor on the same module, whose power the module has a reading of */
     /* What this generation of GPU and driver tells. */
     int ecc, retired_pages, row_remap, memory_temperature, temperature_limits, power_average, throttle_times;
     int pcie_errors, pcie_bytes, gpm, fabric_version, recovery_action, mig;

@@ -17,8 +17,26 @@ struct field_request {
     struct field_answer answer;
 };
 
+static int is_c2c_field(u32 field) { return (field >= 171 && field <= 172) || (field >= 231 && field <= 234); }
+
+/* Errors of one link, each link with a field of its own and no scope, up to Ampere: 0 to 5, the total, 6 to 11. */
+static int is_numbered_link_field(u32 field)
+{
+    return (field >= 32 && field <= 59) || (field >= 96 && field <= 119);
+}
+
+/* The link that such a field is of; those of all links together: -1. */
+static int numbered_link(u32 field)
+{
+    if (field >= 96)
+        return 6 + (int)(field - 96) % 6;
+    return (int)(field - 32) % 7 == 6 ? -1 : (int)(field - 32) % 7;
+}
+
 static int is_link_field(u32 field)
 {
+    if (is_numbered_link_field(field))
+        return 0;
     return (field >= 32 && field <= 73) || (field >= 84 && field <= 89) || (field >= 96 && field <= 141) ||
            field == 146 || (field >= 148 && field <= 168) || (field >= 201 && field <= 222) ||
            (field >= 235 && field <= 250) || (field >= 289 && field <= 296);
@@ -35,7 +53,7 @@ static u32 type_of(u32 field)
         return S32;
     if (field == 1 || field == 2 || field == 31 || field == 82 || field == 91 || field == 94 || field == 95 ||
         (field >= 144 && field <= 147) || (field >= 164 && field <= 169) || (field >= 173 && field <= 190) ||
-        field == 192 || (field >= 197 && field <= 198) || field == 230)
+        field == 192 || (field >= 197 && field <= 198) || field == 230 || (field >= 170 && field <= 172) || field == 234)
         return U32;
     return U64;
 }
@@ -75,10 +93,12 @@ static int is_supported(u32 field)
         return here->recovery_action;
     if (field == 308)
         return nvlink5;
+    if (field == 170 || is_c2c_field(field))
+        return here->c2c_links > 0;
+    if (is_numbered_link_field(field)) /* drivers from 525 on don't give them for Hopper */
+        return here->links && here->nvlink_version < 6 && numbered_link(field) < here->links;
     if (!is_link_field(field) || !here->links)
         return 0;
-    if (field == 38 || field == 45 || field == 52 || field == 59)
-        return !nvlink5;
     if (field >= 148 && field <= 159)
         return here->nvlink_version == 4;
     if (field >= 161 && field <= 163)
@@ -86,7 +106,7 @@ static int is_supported(u32 field)
     if ((field >= 138 && field <= 141) || field == 146 || (field >= 164 && field <= 166))
         return 1;
     if ((field >= 201 && field <= 222 && field != 205 && (field < 216 || field > 218)) ||
-        (field >= 235 && field <= 250) || (field >= 291 && field <= 295))
+        (field >= 235 && field <= 250) || (field >= 289 && field <= 295))
         return nvlink5;
     return 0;
 }
@@ -144,8 +164,11 @@ static u64 plausible(const struct device *device, u32 field, u32 scope)
     case 165: return 1;
     case 166: return (u64)board()->nvlink_version;
     case 169: return 2;
+    case 170: return (u64)board()->c2c_links;
+    case 171: return 1;
+    case 172: return (u64)board()->c2c_mbps;
     case 185: return board()->idle_mw + (u64)(0.85 * range);
-    case 186: return power_mw(gpu, now);
+    case 186: return power_mw(gpu, now) + (scope ? 85000 : 0);
     case 187: return board()->least_mw;
     case 188: return board()->most_mw;
     case 189: case 190: case 192: return board()->limit_mw;
@@ -162,6 +185,7 @@ static u64 plausible(const struct device *device, u32 field, u32 scope)
     case 222: return packed_ber(3, 16);
     case 235: return total(1, 1e9);
     case 236: return total(0, 40);
+    case 289: case 290: return total(scope, 12);
     case 291: case 292: case 293: return packed_ber(5, 9);
     case 294: return total(0, 1e8);
     case 308: return real_as_bits(temperature_celsius(gpu, now) + 0.25);
@@ -186,8 +210,10 @@ int field_value(const struct device *device, u32 field, u32 scope, u32 *type, u6
         return INVALID_ARGUMENT;
     if (device->slot >= 0 || !is_supported(field))
         return NOT_SUPPORTED;
-    if ((field == 185 || field == 186) && scope != 0) /* the module's: there is no processor on it */
+    if ((field == 185 || field == 186) && scope != 0 && !board()->c2c_links) /* no processor on the module */
         return NOT_SUPPORTED;
+    if (is_c2c_field(field) && scope >= (u32)board()->c2c_links)
+        return INVALID_ARGUMENT;
     if (is_link_field(field) && !(is_total_field(field) && scope == ALL) && scope >= (u32)board()->links)
         return INVALID_ARGUMENT;
     if (!control->pattern) {
@@ -197,6 +223,8 @@ int field_value(const struct device *device, u32 field, u32 scope, u32 *type, u6
     *value = field * 1000ull + (u64)device->gpu * 100 + (scope == ALL ? 99 : scope);
     if (field == 91)
         *value = (u64)board()->links;
+    if (field == 170)
+        *value = (u64)board()->c2c_links;
     if (*type == DOUBLE)
         *value = real_as_bits((double)*value + 0.5);
     return SUCCESS;

@@ -334,6 +334,17 @@ EXPORT int nvmlDeviceGetRemappedRows(struct device *device, u32 *corrected, u32 
     return SUCCESS;
 }
 
+struct remap_histogram { u32 max, high, partial, low, none; };
+
+EXPORT int nvmlDeviceGetRowRemapperHistogram(struct device *device, struct remap_histogram *banks)
+{
+    ENTER_WHOLE(device);
+    if (!board()->row_remap)
+        return NOT_SUPPORTED;
+    *banks = (struct remap_histogram){640 - (device->gpu == 5), device->gpu == 5, 0, 0, 0};
+    return SUCCESS;
+}
+
 /* --- PCIe -------------------------------------------------------------------------------------------------------- */
 
 #define PCIE(call, value)                                                                                              \
