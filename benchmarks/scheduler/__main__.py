@@ -1,0 +1,82 @@
+"""The scheduler at 40,000 GPUs: what a gang, a large gang, a gang that can't run, and a long queue cost.
+
+    python -m benchmarks.scheduler [--nodes N] [--no-slurm] [--json]
+
+5,000 nodes of 8 GPUs in racks of 32 and spines of 20 racks. Every figure is one of ``cycle.run`` with topology on, as
+production calls it; the journal is not in it (``benchmarks.loop`` has that). Prints one JSON document; exits with 1
+where a figure is out of its range.
+
+gang_ms: 3,000 gangs of 3 submitted at once to the empty cluster, the whole cycle over the gangs that it started.
+gang512_ms: a gang of 512 nodes into a cluster that is fragmented by what runs. unschedulable_ms: a gang that needs more
+GPUs inside one rack than a rack has, from its submission to the sentence that says why. explain_ms: the whole answer to
+``gangwatch explain`` for the last in the queue. cycle10k_seconds: a cycle in which a job ends, 10,000 gangs wait behind
+a reservation, and every one of them has to be thought of.
+
+beside_slurm: a real slurmctld and ours on the same gangs, one after the other, on this machine (``slurm.py`` says how,
+and what the comparison does not show). gang_ms: of as many of 3,000 gangs of 3 as it starts in the time that a pass
+over the queue is given. large_gang_ms: one of 512 nodes into the empty cluster. too_large_ms: until a gang is known to
+be larger than the cluster. easy, planning: one pass of backfill over `--behind` gangs that wait behind a reservation of
+the whole cluster and may not start; easy gives only the first a reservation; planning plans a start for others too
+(Slurm for all of them, ours, conservative, for the first 100). Skipped, with the package's name, where Slurm is not
+installed; with GANGWATCH_REQUIRE=all that is an error.
+
+published: what the other engines' own tests and issues report, for other machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+from benchmarks.scheduler import ours, slurm
+from benchmarks.scheduler.published import PUBLISHED
+
+RANGES = {
+    "gang_ms": 1.0,
+    "gang512_ms": 100.0,
+    "unschedulable_ms": 100.0,
+    "explain_ms": 100.0,
+    "cycle10k_seconds": 2.0,
+    "rss_mib": 500.0,
+}
+SLACK = 3.0
+"""A figure fails beyond so many times its target: the machine may be busy with other things."""
+
+
+def beside_slurm(nodes: int, gangs: int, behind: int, pass_seconds: int) -> tuple[dict[str, object], bool]:
+    """(figures of both, whether that is as it should be)."""
+    try:
+        theirs = slurm.measure(nodes, gangs, behind, pass_seconds)
+    except slurm.AbsentError as error:
+        return {"skipped": str(error)}, os.environ.get("GANGWATCH_REQUIRE") != "all"
+    mine = ours.measure_beside_slurm(nodes, gangs, behind)
+    return {"submitted": gangs, "behind": behind, "slurm": theirs, "gangwatch": mine}, True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--no-slurm", action="store_true", help="leave the real Slurm out")
+    parser.add_argument("--gangs", type=int, default=3000, help="of 3, submitted to both at once")
+    parser.add_argument("--behind", type=int, default=1000, help="gangs that wait behind a reservation in both")
+    parser.add_argument(
+        "--pass-seconds", type=int, default=40, help="most that Slurm may take for a pass over its queue"
+    )
+    parser.add_argument("--json", action="store_true", help="the only form there is; taken for the sake of scripts")
+    options = parser.parse_args()
+    figures = ours.measure(options.nodes)
+    late = {name: most for name, most in RANGES.items() if figures[name] > most * SLACK}
+    document: dict[str, object] = {**figures, "targets": RANGES, "out_of_range": sorted(late)}
+    fine = True
+    if not options.no_slurm:
+        document["beside_slurm"], fine = beside_slurm(
+            options.nodes, options.gangs, options.behind, options.pass_seconds
+        )
+    document["published"] = [peer._asdict() for peer in PUBLISHED]
+    print(json.dumps(document, indent=2))
+    return 1 if late or not fine else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

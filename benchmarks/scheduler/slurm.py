@@ -1,0 +1,344 @@
+"""A real slurmctld on this machine, deciding about the same gangs on as many nodes.
+
+Only Slurm's controller runs. Its nodes are of the kind that is powered up on demand (State=CLOUD), with a program for
+that which does nothing: so the controller allocates them as any others, topology and GPUs included, and no slurmd is
+needed for 5,000 of them. What is measured is what slurmctld says of itself (sdiag, its log), in its own clock:
+submissions, authentication and the start of processes are not in it, and neither are they in ours.
+
+How it is set: cons_tres with GPUs counted, the tree topology plugin, all in one partition, first come first served,
+backfill. Limits that protect production (queue depth, times, yielding) are lifted, so that it goes through the whole
+queue at once. easy: only the first in the queue gets a reservation (bf_min_prio_reserve), our own rule; planning: its
+default, a start planned for each gang that it looks at.
+
+What it has and we have not, or the other way round, is in LIMITS.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.agent.programs import free_port
+from benchmarks.scheduler.gangs import (
+    GPUS,
+    RACK_NODES,
+    SPINE_RACKS,
+    Gang,
+    free_nodes,
+    head,
+    large_nodes,
+    small,
+    waiting,
+)
+
+PACKAGES = {"slurmctld": "slurmctld", "sbatch": "slurm-client", "scontrol": "slurm-client", "sdiag": "slurm-client"}
+
+LIMITS = (
+    "slurmctld keeps credentials, accounts and the power states of nodes up to date as it allocates; ours does not.",
+    "Slurm writes its state some seconds later from another thread; our journal is not in these figures either.",
+    "Slurm's tree topology is a preference, and so is ours here; neither gang requires a level.",
+    "auth/none and one partition: a production slurmctld does more a job.",
+)
+
+RESERVED, BEHIND = 1_000_000, 1_000
+"""Priorities: of the gang that is given a reservation, and of those behind it."""
+
+PARTS = ("main", "backfill")
+"""Its two schedulers, as sdiag names them."""
+
+SUBMITTERS = 4
+PATIENCE_SECONDS = 120.0
+
+
+class AbsentError(RuntimeError):
+    """Slurm is not installed; the message names the package."""
+
+
+def find() -> None:
+    """Raises AbsentError where a program of Slurm's is missing."""
+    for program, package in PACKAGES.items():
+        if shutil.which(program) is None:
+            raise AbsentError(f"{program} is absent: apt-get install {package}")
+
+
+def configuration(folder: Path, nodes: int, port: int, cycle_seconds: int) -> str:
+    """slurm.conf. cycle_seconds: a pass over the queue ends then, finished or not."""
+    scheduling = (
+        "default_queue_depth=1000000",
+        "partition_job_depth=0",
+        "sched_interval=2",
+        f"max_sched_time={cycle_seconds}",
+        "sched_min_interval=0",
+        "batch_sched_delay=0",
+        "bf_continue",
+        "bf_interval=2",
+        "bf_max_job_test=1000000",
+        f"bf_max_time={cycle_seconds}",
+        "bf_yield_interval=10000000",
+        "bf_window=10080",
+        "bf_resolution=60",
+        f"bf_min_prio_reserve={RESERVED}",
+    )
+    user = getpass.getuser()
+    return f"""ClusterName=benchmark
+SlurmctldHost={socket.gethostname().partition(".")[0]}(127.0.0.1)
+SlurmctldPort={port}
+SlurmdPort={free_port()}
+AuthType=auth/none
+CredType=cred/none
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmctldDebug=info
+LogTimeFormat=iso8601_ms
+MessageTimeout={cycle_seconds * 3}
+SwitchType=switch/none
+MpiDefault=none
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+PriorityType=priority/basic
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+GresTypes=gpu
+TopologyPlugin=topology/tree
+SchedulerType=sched/backfill
+SchedulerParameters={",".join(scheduling)}
+MaxJobCount=100000
+SuspendTime=86400
+SuspendProgram=/bin/true
+ResumeProgram=/bin/true
+ResumeTimeout=65000
+ResumeRate=0
+SuspendRate=0
+SlurmdTimeout=0
+NodeName=n[{0:05d}-{nodes - 1:05d}] NodeAddr=127.0.0.1 CPUs={GPUS} RealMemory=1000 Gres=gpu:{GPUS} State=CLOUD
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def topology(nodes: int) -> str:
+    """topology.conf: the racks and spines of ours."""
+    racks = range(0, nodes, RACK_NODES)
+    lines = [
+        f"SwitchName=r{n:04d} Nodes=n[{at:05d}-{min(at + RACK_NODES, nodes) - 1:05d}]" for n, at in enumerate(racks)
+    ]
+    spines = range(0, len(racks), SPINE_RACKS)
+    for number, at in enumerate(spines):
+        lines.append(f"SwitchName=s{number:02d} Switches=r[{at:04d}-{min(at + SPINE_RACKS, len(racks)) - 1:04d}]")
+    lines.append(f"SwitchName=all Switches=s[00-{len(spines) - 1:02d}]")
+    return "\n".join(lines) + "\n"
+
+
+class Slurm:
+    """A running slurmctld. Jobs are known by their numbers."""
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self.nodes = nodes
+        self._configuration = folder / "slurm.conf"
+        self._environment = {**os.environ, "SLURM_CONF": str(self._configuration)}
+        self._script = folder / "job.sh"
+        self._script.write_text("#!/bin/sh\nexec sleep 86400\n")
+
+    def ask(self, *command: str) -> str:
+        """Output of one of Slurm's commands. Raises RuntimeError where it fails."""
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def submit(self, gang: Gang, priority: int = BEHIND) -> str:
+        """Submit the gang; its job's number."""
+        whole = gang.ranks >= GPUS and not gang.ranks % GPUS
+        size = (
+            (f"--nodes={gang.ranks // GPUS}", f"--ntasks-per-node={GPUS}", f"--gpus-per-node={GPUS}")
+            if whole
+            else (f"--ntasks={gang.ranks}", "--gpus-per-task=1")
+        )
+        minutes = f"{gang.limit_seconds // 60}:{gang.limit_seconds % 60:02d}"
+        told = self.ask(
+            "sbatch", "--parsable", *size, f"--time={minutes}", f"--priority={priority}", "--output=/dev/null",
+            str(self._script),
+        )  # fmt: skip
+        return told.strip()
+
+    def submit_all(self, gangs: Sequence[Gang]) -> list[str]:
+        """Submit them while nothing is started; they are all there when it returns."""
+        with ThreadPoolExecutor(SUBMITTERS) as pool:
+            return list(pool.map(self.submit, gangs))
+
+    def open(self, state: str) -> None:
+        """Let jobs start (UP), or let them wait (DOWN)."""
+        self.ask("scontrol", "update", "PartitionName=all", f"State={state}")
+
+    def count(self, *states: str) -> int:
+        return len(self.ask("squeue", "--noheader", f"--states={','.join(states)}", "--format=%i").split())
+
+    def started(self) -> int:
+        """Gangs that hold nodes now: a job whose nodes are being powered up is CONFIGURING."""
+        return self.count("CONFIGURING", "RUNNING")
+
+    def wait_for_start(self, job: str) -> None:
+        """Until the job holds its nodes. Raises RuntimeError where it does not in time."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.ask("squeue", "--noheader", f"--jobs={job}", "--format=%t").strip() not in ("CF", "R"):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"slurmctld has not started job {job} within {PATIENCE_SECONDS:g} s")
+            time.sleep(0.2)
+
+    def forget_statistics(self) -> None:
+        self.ask("sdiag", "--reset")
+
+    def statistics(self) -> dict[str, float]:
+        """What sdiag says, as 'main/last cycle' and 'backfill/last cycle', in its units (microseconds, jobs)."""
+        found: dict[str, float] = {}
+        part = ""
+        for line in self.ask("sdiag").splitlines():
+            if line.startswith("Main schedule"):
+                part = "main"
+            elif line.startswith("Backfilling"):
+                part = "backfill"
+            elif line.startswith("Remote Procedure"):
+                part = ""
+            elif part and (said := re.fullmatch(r"\s*(.+?):\s+(\d+)", line)):
+                found[f"{part}/{said[1].lower()}"] = float(said[2])
+            elif said := re.match(r"\s*REQUEST_SUBMIT_BATCH_JOB\s.*ave_time:(\d+)", line):
+                found["submit"] = float(said[1])
+        return found
+
+    def reserve_for_all(self) -> None:
+        """Slurm's own default from here on: backfill plans a start for each job that it looks at."""
+        settings = self._configuration.read_text()
+        self._configuration.write_text(settings.replace(f",bf_min_prio_reserve={RESERVED}", ""))
+        self.ask("scontrol", "reconfigure")
+
+
+@contextmanager
+def running(nodes: int, cycle_seconds: int) -> Iterator[Slurm]:
+    """A slurmctld with so many nodes. Raises AbsentError; RuntimeError where it does not come up."""
+    find()
+    with tempfile.TemporaryDirectory(prefix="gangwatch-slurm-") as name:
+        folder = Path(name)
+        (folder / "state").mkdir()
+        (folder / "slurm.conf").write_text(configuration(folder, nodes, free_port(), cycle_seconds))
+        (folder / "topology.conf").write_text(topology(nodes))
+        (folder / "gres.conf").write_text(
+            f"AutoDetect=off\nNodeName=n[{0:05d}-{nodes - 1:05d}] Name=gpu Count={GPUS}\n"
+        )
+        with (folder / "output").open("wb") as output:
+            server = subprocess.Popen(
+                ["slurmctld", "-D", "-c", "-f", str(folder / "slurm.conf")],
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        try:
+            slurm = Slurm(folder, nodes)
+            deadline = time.monotonic() + 30
+            while True:
+                try:
+                    slurm.ask("sdiag")
+                    break
+                except RuntimeError as error:
+                    if server.poll() is not None or time.monotonic() > deadline:
+                        told = (folder / "output").read_text(errors="replace")[-2000:]
+                        raise RuntimeError(f"slurmctld does not answer: {error}\n{told}") from None
+                    time.sleep(0.2)
+            yield slurm
+        finally:
+            server.send_signal(signal.SIGTERM)
+            try:
+                server.wait(20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def measure(nodes: int, gangs: int, behind: int, cycle_seconds: int) -> dict[str, object]:
+    """Slurm's figures for the gangs of ``gangs.py``; cycle_seconds bounds each pass over the queue."""
+    with running(nodes, cycle_seconds) as slurm:
+        version = slurm.ask("slurmctld", "-V").split()[-1]
+        slurm.open("DOWN")
+        slurm.submit_all(small(gangs))
+        slurm.forget_statistics()
+        slurm.open("UP")
+        started, gang_seconds = _first_pass(slurm, gangs, cycle_seconds)
+    with running(nodes, cycle_seconds) as slurm:
+        large = large_nodes(nodes)
+        slurm.wait_for_start(slurm.submit(Gang(large * GPUS, 3600)))
+        time.sleep(1.0)  # the pass that started it has ended and is counted
+        large_seconds = _longest_pass(slurm.statistics())
+        slurm.forget_statistics()
+        slurm.submit(Gang((nodes + 1) * GPUS, 3600))
+        refused_ms = slurm.statistics()["submit"] / 1e3
+    with running(nodes, cycle_seconds) as slurm:
+        slurm.wait_for_start(slurm.submit(Gang((nodes - free_nodes(nodes)) * GPUS, 7200)))
+        slurm.open("DOWN")
+        slurm.submit(head(nodes), RESERVED)
+        slurm.submit_all(waiting(behind))
+        slurm.open("UP")
+        easy = _backfill_pass(slurm, behind, cycle_seconds)
+        slurm.reserve_for_all()
+        planning = _backfill_pass(slurm, behind, cycle_seconds)
+    return {
+        "version": version,
+        "gangs": started,
+        "gang_ms": round(gang_seconds * 1e3 / max(started, 1), 3),
+        "large_gang_ms": round(large_seconds * 1e3, 2),
+        "too_large_ms": round(refused_ms, 3),
+        "easy": easy,
+        "planning": planning,
+        "limits": LIMITS,
+    }
+
+
+def _longest_pass(told: dict[str, float]) -> float:
+    """In seconds: whichever of its two schedulers, or the submission itself, started the only job there is."""
+    return max(told.get("main/max cycle", 0.0), told.get("backfill/max cycle", 0.0), told.get("submit", 0.0)) / 1e6
+
+
+def _first_pass(slurm: Slurm, gangs: int, cycle_seconds: int) -> tuple[int, float]:
+    """(gangs started, seconds of the schedulers' passes): until all have started or the pass has run out of time."""
+    deadline = time.monotonic() + 3 * cycle_seconds
+    while True:
+        time.sleep(1.0)
+        told = slurm.statistics()
+        passes = [(told.get(f"{part}/total cycles", 0.0), told.get(f"{part}/mean cycle", 0.0)) for part in PARTS]
+        started = slurm.started()
+        if started and passes[0][0] and (started >= gangs or passes[0][0] * passes[0][1] > cycle_seconds * 0.9e6):
+            return started, sum(cycles * mean for cycles, mean in passes) / 1e6
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"slurmctld has started {started} of {gangs} gangs: {told}")
+
+
+def _backfill_pass(slurm: Slurm, behind: int, cycle_seconds: int) -> dict[str, object]:
+    """One whole pass of backfill over those that wait behind the reservation; cut: it did not look at all of them."""
+    slurm.forget_statistics()
+    deadline = time.monotonic() + 3 * cycle_seconds
+    while True:
+        time.sleep(1.0)
+        told = slurm.statistics()
+        # The first pass may have begun before all was as it is now.
+        if told.get("backfill/total cycles", 0) >= 2:
+            seen = int(told["backfill/last depth cycle"])
+            return {
+                "cycle_seconds": round(told["backfill/last cycle"] / 1e6, 4),
+                "seen": seen,
+                "tried": int(told["backfill/last depth cycle (try sched)"]),
+                "cut": seen < behind,
+            }
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"no backfill pass of slurmctld has ended: {told}")
