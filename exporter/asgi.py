@@ -92,6 +92,8 @@ def create_server(
         access_log=False,
         ws="none",
         server_header=False,
+        # Else anybody on this machine says by a header which scheme and address a request came by.
+        proxy_headers=False,
         timeout_graceful_shutdown=int(STOP_SECONDS),
     )
     if security is not None and security.config.tls is not None:

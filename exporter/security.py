@@ -128,11 +128,18 @@ class Passwords:
 
 
 class Security:
-    """A web configuration in force. Changed files are taken over; a wrong change is logged and the old stays."""
+    """A web configuration in force. Changed files are taken over; a wrong change is logged and the old stays.
 
-    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    token: gives a secret that admits whoever sends it as 'Authorization: Bearer', beside whom the file names; None
+    where there is none.
+    """
+
+    def __init__(
+        self, file: Path, clock: Callable[[], float] = time.monotonic, token: Callable[[], str] | None = None
+    ) -> None:
         """Raises ConfigError for a file that can't be used."""
         self._clock = clock
+        self._token = token
         self._passwords = Passwords(clock)
         self._loopback = LoopbackOnly()
         self.refused = self._loopback.refused
@@ -160,7 +167,7 @@ class Security:
         """What is missing for a server that others can reach; '' where nothing is."""
         if self._config.tls is None:
             return f"{self._config.file} has no tls_server_config"
-        if not self._config.authenticates:
+        if not self._config.authenticates and self._token is None:
             return f"{self._config.file} has neither basic_auth_users nor client_auth_type: RequireAndVerifyClientCert"
         return ""
 
@@ -234,16 +241,29 @@ class Security:
                 limited = not self._limit.take(self._clock())
             if limited:
                 return text_answer(429, "more requests than rate_limit allows", ("Retry-After", "1"))
-        if not self._config.authenticates:
-            return self._loopback.refusal(request)
-        if not self._config.users or request.path in OPEN_PATHS:
+        if self._has_token(request):
             return None
+        if not self._config.authenticates and not (self._token is not None and self._config.tls is not None):
+            return self._loopback.refusal(request)
+        if request.path in OPEN_PATHS:
+            return None
+        if not self._config.users:
+            if self._config.authenticates:
+                return None
+            return text_answer(401, "the token is needed", ("WWW-Authenticate", "Bearer"))
         right = self._passwords.check(dict(self._config.users), request.headers.get("authorization", ""), request.peer)
         if right is None:
             return text_answer(429, "too many passwords were tried", ("Retry-After", "10"))
         if not right:
-            return text_answer(401, "a user and a password are needed", ("WWW-Authenticate", "Basic"))
+            needed = "a user and a password, or the token," if self._token is not None else "a user and a password"
+            return text_answer(401, f"{needed} are needed", ("WWW-Authenticate", "Basic"))
         return None
+
+    def _has_token(self, request: Request) -> bool:
+        if self._token is None:
+            return False
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token().encode())
 
 
 def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:

@@ -16,6 +16,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
@@ -300,10 +301,17 @@ def listen(host: str, port: int, security: Security | None = None) -> socket.soc
 
 
 def url_of(listener: socket.socket, security: Security | None = None) -> str:
-    """The URL of a bound socket."""
+    """The URL of a bound socket, as this machine reaches it: of one that is bound to every address, loopback's."""
     host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     scheme = "https" if security is not None and security.config.tls is not None else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def certificate_of(security: Security | None) -> Path | None:
+    """The file of the certificate that a server shows; None where it has none, or none in a file of its own."""
+    tls = security.config.tls if security is not None else None
+    return tls.certificate.absolute() if tls is not None and isinstance(tls.certificate, Path) else None
 
 
 class ThreadedServer:

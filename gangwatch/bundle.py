@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from agent.schema.errors import GangwatchError
+from gangwatch.connection import Trust, connect
 from gangwatch.in_force import read_in_force
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.core.codec import printable
@@ -201,10 +201,10 @@ def _metrics(state: StateFolder) -> str:
     record = state.controller()
     if record is None:
         return "# no controller is running\n"
-    address = urlsplit(record.url)
     try:
-        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5.0)
+        connection = connect(record.url, 5.0, Trust(Path(record.certificate)) if record.certificate else None)
         connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {state.token()}"})
-        return connection.getresponse().read().decode(errors="replace")
+        answer = connection.getresponse().read()
+        return answer.decode(errors="replace")
     except (OSError, http.client.HTTPException, GangwatchError) as error:
         return f"# the controller at {record.url} does not answer: {error}\n"

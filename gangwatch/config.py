@@ -11,7 +11,8 @@ strings such as "90s", "10m", "2h".
     [exporter]    profile = "default", allow, deny, series_limit, compatibility, hostname_label, owner_labels
     [otlp]        endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
     [remote_write] endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
-    [controller]  port = 9420, mode = "act"
+    [controller]  port = 9420, mode = "act", listen, web_config
+    [client]      url, ca_file, token_file, cert_file, key_file
     [feed]        ca_file, cert_file, key_file, username, password_file
     [policy]      every field of scheduler_feedback.core.state.Policy but the mode
     [store]       snapshot_seconds = 60, keep_days = 30, journal_bytes = 536870912
@@ -130,10 +131,32 @@ class PushSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """port: on loopback; 0 takes any free one. mode: whether feedback's decisions are carried out."""
+    """port: on loopback; 0 takes any free one. mode: whether feedback's decisions are carried out. listen: HOST:PORT
+    instead of the port; off loopback it needs web_config, a file in the exporter-toolkit's format, with TLS in it. Whom
+    that file names, or who has the token of the state folder, may read; changing anything always takes the token.
+    """
 
     port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
     mode: Literal["observe", "act"] = "act"
+    listen: str | None = None
+    web_config: str | None = None
+
+    def address(self) -> tuple[str, int]:
+        """Host and port to listen at. Raises ConfigError where `listen` is none."""
+        return ("127.0.0.1", self.port) if self.listen is None else parse_listen(self.listen, "controller.listen")
+
+
+class ClientSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which controller the command line speaks to where no state folder is named: the one at `url`, '' for this user's
+    own. ca_file: who vouches for its certificate. token_file: a copy of its state folder's token. cert_file, key_file:
+    our own certificate, where it asks for one.
+    """
+
+    url: str = ""
+    ca_file: str | None = None
+    token_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
 
 
 class FeedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -167,6 +190,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "otlp": PushSection,
     "remote_write": PushSection,
     "controller": ControllerSection,
+    "client": ClientSection,
     "feed": FeedSection,
     "store": StoreSection,
 }
@@ -188,6 +212,7 @@ class Config(msgspec.Struct, frozen=True):
     otlp: PushSection = PushSection()
     remote_write: PushSection = PushSection()
     controller: ControllerSection = ControllerSection()
+    client: ClientSection = ClientSection()
     feed: FeedSection = FeedSection()
     policy: Policy = Policy()
     store: StoreSection = StoreSection()
@@ -258,6 +283,10 @@ def _convert(tree: dict[str, Any], source: str, blamed: str = "") -> Config:
     _check_names(config.cluster, where)
     if config.agent.listen is not None:
         parse_listen(config.agent.listen, f"{where}: agent.listen")
+    if config.controller.listen is not None:
+        parse_listen(config.controller.listen, f"{where}: controller.listen")
+    if config.client.url and not config.client.url.startswith(("http://", "https://")):
+        raise ConfigError(f"{where}: client.url: expected https://HOST:PORT, not {config.client.url!r}")
     return msgspec.structs.replace(config, policy=replace(config.policy, mode=Mode(config.controller.mode)))
 
 
@@ -422,7 +451,7 @@ def flatten(config: Config) -> dict[str, object]:
     tree["policy"].pop("mode")
     return {
         f"{section}.{key}": value
-        for section in ("cluster", "agent", "exporter", "otlp", "remote_write", "controller", "feed", "policy", "store")
+        for section in (*_SECTIONS, "policy")
         for key, value in tree[section].items()
         if value is not None
     }

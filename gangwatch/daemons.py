@@ -141,6 +141,8 @@ class _Agent:
         return host, port + position if port else 0
 
     def run(self) -> None:
+        from exporter.server import certificate_of
+
         this = this_process()
         record = AgentRecord(
             this.pid,
@@ -151,6 +153,7 @@ class _Agent:
             self._slots,
             self._devices,
             self._node.boot_id,
+            str(certificate_of(self._publisher.security) or ""),
         )
         self._node.start()
         try:
@@ -246,7 +249,7 @@ def pushes_of(config: Config) -> dict[str, PushTarget]:
 # --- controller ------------------------------------------------------------------------------------------------------
 
 
-def run_controller(state: StateFolder, config: Config, overrides: dict[str, int]) -> None:
+def run_controller(state: StateFolder, config: Config, overrides: dict[str, int | str]) -> None:
     """Be the controller until SIGTERM; SIGHUP reads the configuration again.
 
     overrides: the command line's keys, which go over the file at every reading. Raises StateFolderBusyError where the
@@ -260,7 +263,8 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int]
 
     from exporter.asgi import create_server
     from exporter.prometheus import TEXT_TYPE, expose_samples
-    from exporter.server import url_of
+    from exporter.security import Security
+    from exporter.server import certificate_of, url_of
     from gangwatch.launcher import plan
     from scheduler_feedback.backends.local import LocalBackend, LocalNode
     from scheduler_feedback.controller import Controller
@@ -281,7 +285,10 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int]
         await mounted[0](scope, receive, send)
 
     # The port first: where it can't be had, no cycle has begun and nothing was started.
-    server, listener = create_server(app, LOOPBACK, config.controller.port, (lambda: controller.end_streams(),))
+    host, port = config.controller.address()
+    web_config = config.controller.web_config
+    security = Security(Path(web_config), token=lambda: controller.token) if web_config is not None else None
+    server, listener = create_server(app, host, port, (lambda: controller.end_streams(),), security)
     with listener, _stopped_by_signals(server):
         controller = Controller(
             state.path,
@@ -307,8 +314,8 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int]
                     lifespan=lambda _: controller.serving(failed),
                 )
             )
-            controller.announce(url_of(listener))
-            _log.info("the controller listens at %s", url_of(listener))
+            controller.announce(url_of(listener, security), str(certificate_of(security) or ""))
+            _log.info("the controller listens at %s", url_of(listener, security))
             server.run(sockets=[listener])
         if controller.failure is not None:
             raise controller.failure
@@ -332,7 +339,7 @@ def credentials_of(config: Config) -> Credentials | None:
 class _Configuration:
     """The configuration in force, and how it is read again."""
 
-    def __init__(self, state: StateFolder, config: Config, overrides: dict[str, int]) -> None:
+    def __init__(self, state: StateFolder, config: Config, overrides: dict[str, int | str]) -> None:
         self._state = state
         self._in_force = InForce(config.source, overrides, config)
 

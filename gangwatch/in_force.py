@@ -15,7 +15,7 @@ class InForce(msgspec.Struct, frozen=True):
     """file: that it was read from, '' for none. overrides: of the command line."""
 
     file: str
-    overrides: dict[str, int | bool]
+    overrides: dict[str, int | bool | str]
     config: Config
 
     def read_again(self) -> Config:

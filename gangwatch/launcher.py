@@ -47,7 +47,7 @@ def make_order(state: StateFolder, config_file: Path | None, options: tuple[str,
     lives = left is not None and left.anything_alive()
     if left is not None and lives and config_file is None and not options:
         return Order(state, left.nodes, left.port, left.config, left.options)
-    order = Order(state, plan(config), config.controller.port, config.source, options)
+    order = Order(state, plan(config), config.controller.address()[1], config.source, options)
     if left is not None and lives and (left.nodes, left.port) != (order.nodes, order.port):
         has = ", ".join(f"{node.name} ({node.slots})" for node in left.nodes)
         raise GangwatchError(

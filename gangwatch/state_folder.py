@@ -65,13 +65,17 @@ class ProcessRecord(msgspec.Struct, frozen=True):
 
 
 class ControllerRecord(ProcessRecord, frozen=True):
-    """controller.json: written when the controller listens."""
+    """controller.json: written when the controller listens. certificate: the file of the one it has, '' for no TLS."""
 
     url: str
+    certificate: str = ""
 
 
 class AgentRecord(ProcessRecord, frozen=True):
-    """agents/NODE.json: written when the node's agent listens. devices: GPU UUIDs by slot; machine: boot_id."""
+    """agents/NODE.json: written when the node's agent listens. devices: GPU UUIDs by slot; machine: boot_id.
+
+    certificate: the file of the one it has, '' for no TLS.
+    """
 
     node: str
     url: str
@@ -79,6 +83,7 @@ class AgentRecord(ProcessRecord, frozen=True):
     slots: int
     devices: tuple[str, ...] = ()
     machine: str = ""
+    certificate: str = ""
 
 
 class NodePlan(msgspec.Struct, frozen=True):
@@ -154,9 +159,10 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 class StateFolder:
-    """Paths and records of one state folder."""
+    """Paths and records of one state folder. named: somebody said which, rather than leaving it to the default."""
 
     def __init__(self, path: Path | str | None = None) -> None:
+        self.named = path is not None or bool(os.environ.get("GANGWATCH_STATE"))
         self.path = (Path(path) if path is not None else default_state_folder()).resolve()
 
     def __str__(self) -> str:

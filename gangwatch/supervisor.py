@@ -17,11 +17,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from pathlib import Path
 
 import msgspec
 
-from agent.schema.errors import GangwatchError
+from agent.schema.errors import ConfigError, GangwatchError
+from gangwatch.connection import Trust, connect
 from gangwatch.state_folder import (
     AgentRecord,
     ControllerRecord,
@@ -82,15 +83,20 @@ def daemon_commands(
     return {**commands, CONTROLLER: (*program, "controller", *common, *options)}
 
 
-def answers(url: str, path: str = "/readyz", timeout_seconds: float = 2.0) -> bool:
-    """Whether the daemon at `url` answers `path` with 200."""
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_seconds)
+def answers(record: AgentRecord | ControllerRecord, path: str = "/readyz", timeout_seconds: float = 2.0) -> bool:
+    """Whether the daemon answers `path` with 200, or would if we had a certificate to show."""
+    try:
+        connection = connect(
+            record.url, timeout_seconds, Trust(Path(record.certificate)) if record.certificate else None
+        )
+    except ConfigError:
+        return False
     try:
         connection.request("GET", path)
         return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
+    except (OSError, http.client.HTTPException) as error:
+        # It serves, and asks for a certificate (client_auth_type) that is none of a supervisor's to have.
+        return getattr(error, "reason", "") == "TLSV13_ALERT_CERTIFICATE_REQUIRED"
     finally:
         connection.close()
 
@@ -102,7 +108,7 @@ def not_ready(state: StateFolder, nodes: Sequence[NodePlan]) -> list[str]:
         **{agent_name(name): record for name, record in agents.items()},
         CONTROLLER: state.controller(),
     }
-    return [name for name, record in records.items() if record is None or not answers(record.url)]
+    return [name for name, record in records.items() if record is None or not answers(record)]
 
 
 class StartError(GangwatchError):

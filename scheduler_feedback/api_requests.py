@@ -32,12 +32,13 @@ class RefusedError(GangwatchError):
 def check_origin(request: Request) -> None:
     """Refuse a request that a web page elsewhere could have made.
 
-    The Host must be loopback with this server's port (a name that was rebound to 127.0.0.1 is not), and an Origin,
-    where a browser sends one, must be this server's own page. Raises RefusedError.
+    Without TLS the Host must be loopback with this server's port: a name that was rebound to 127.0.0.1 is not. Over TLS
+    a browser that was led here by another name has refused our certificate already. An Origin, where a browser sends
+    one, must be this server's own page. Raises RefusedError.
     """
     host = request.headers.get("host", "")
     server = request.scope.get("server")
-    if not _is_loopback(host, server[1] if server else None):
+    if request.url.scheme != "https" and not _is_loopback(host, server[1] if server else None):
         raise RefusedError(403, f"Host {host!r} is not this server's loopback address")
     origin = request.headers.get("origin")
     if origin is not None and origin != f"{request.url.scheme}://{host}":

@@ -128,9 +128,9 @@ class Controller:
         (self.folder / "controller.json").unlink(missing_ok=True)
         os.close(self._lock)
 
-    def announce(self, url: str) -> None:
-        """Write controller.json: the controller listens at `url`."""
-        record = {"pid": os.getpid(), "start_time": _start_time(), "url": url}
+    def announce(self, url: str, certificate: str = "") -> None:
+        """Write controller.json: the controller listens at `url`. certificate: the file of the one it shows, if any."""
+        record = {"pid": os.getpid(), "start_time": _start_time(), "url": url, "certificate": certificate}
         _write_atomically(self.folder / "controller.json", json.dumps(record).encode())
 
     @asynccontextmanager

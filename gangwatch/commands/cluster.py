@@ -6,8 +6,7 @@ from urllib.parse import quote
 
 import click
 
-from gangwatch.client import Client
-from gangwatch.commands.options import json_option, print_json, say, state_option, user_name
+from gangwatch.commands.options import client_of, json_option, print_json, say, state_option, user_name
 from gangwatch.state_folder import StateFolder
 
 
@@ -21,7 +20,7 @@ def nodes(state: StateFolder, as_json: bool) -> None:
     Example:
       gangwatch nodes --json
     """
-    listed = Client(state).get("/api/nodes")
+    listed = client_of(state).get("/api/nodes")
     if as_json:
         print_json(listed)
         return
@@ -43,7 +42,7 @@ def queue(state: StateFolder, as_json: bool) -> None:
     Example:
       gangwatch queue --json
     """
-    client = Client(state)
+    client = client_of(state)
     waiting = client.get("/api/queue")
     if as_json:
         print_json(waiting)
@@ -67,7 +66,7 @@ def node(state: StateFolder, action: str, node: str, reason: str) -> None:
     Example:
       gangwatch node maintenance node-2 --reason "new NIC"
     """
-    Client(state).post(f"/api/nodes/{quote(node, safe='')}/{action}", {"by": user_name(), "reason": reason})
+    client_of(state).post(f"/api/nodes/{quote(node, safe='')}/{action}", {"by": user_name(), "reason": reason})
     say(f"{node}: {action}")
 
 
@@ -82,7 +81,7 @@ def freeze(state: StateFolder) -> None:
     Example:
       gangwatch freeze
     """
-    answer = Client(state).post("/api/freeze", {"by": user_name()})
+    answer = client_of(state).post("/api/freeze", {"by": user_name()})
     if warning := answer.get("warning"):
         say(f"warning: {warning}")
     say("frozen: running jobs go on, nothing is started, moved or stopped")
@@ -97,5 +96,5 @@ def thaw(state: StateFolder) -> None:
     Example:
       gangwatch thaw
     """
-    Client(state).post("/api/thaw", {"by": user_name()})
+    client_of(state).post("/api/thaw", {"by": user_name()})
     say("thawed")

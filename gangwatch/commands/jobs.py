@@ -12,7 +12,16 @@ from typing import Any
 import click
 
 from gangwatch.client import Client, RefusedError
-from gangwatch.commands.options import duration, environment, json_option, print_json, say, state_option, user_name
+from gangwatch.commands.options import (
+    client_of,
+    duration,
+    environment,
+    json_option,
+    print_json,
+    say,
+    state_option,
+    user_name,
+)
 from gangwatch.state_folder import NotRunningError, StateFolder
 from scheduler_feedback.core.job import JobState
 
@@ -141,7 +150,7 @@ def submit(
         "working_directory": str(chdir or Path.cwd()),
         "environment": submitters_environment() | given_environment,
     }
-    client = Client(state)
+    client = client_of(state)
     answer: dict[str, Any] = client.post("/api/jobs", specification)
     if not wait:
         if as_json:
@@ -200,7 +209,7 @@ def jobs(state: StateFolder, active: bool, as_json: bool) -> None:
     Example:
       gangwatch jobs --json
     """
-    listed: list[dict[str, Any]] = Client(state).get("/api/jobs" + ("?active=1" if active else ""))
+    listed: list[dict[str, Any]] = client_of(state).get("/api/jobs" + ("?active=1" if active else ""))
     listed = [job for job in listed if job["kind"] != "probe"]  # our own: `nodes` and the node's story tell of them
     if as_json:
         print_json(
@@ -249,7 +258,7 @@ def logs(
 
 
 def _has_ended(state: StateFolder, job: str) -> bool:
-    return JobState(_ask_patiently(Client(state), job)["state"]).ended
+    return JobState(_ask_patiently(client_of(state), job)["state"]).ended
 
 
 @click.command()
@@ -262,7 +271,7 @@ def cancel(state: StateFolder, jobs: tuple[str, ...]) -> int:
     Example:
       gangwatch cancel j-000001 j-000002
     """
-    client = Client(state)
+    client = client_of(state)
     refused = 0
     for job in jobs:
         if JOB_ID.fullmatch(job) is None:

@@ -19,9 +19,12 @@ from gangwatch.commands.options import (
 from gangwatch.state_folder import StateFolder
 
 
-def _options_again(nodes: int | None, slots: int | None, port: int | None, no_gpus: bool) -> tuple[str, ...]:
+def _options_again(
+    nodes: int | None, slots: int | None, port: int | None, no_gpus: bool, listen: str | None, web_config: str | None
+) -> tuple[str, ...]:
     """The same options, for the supervisor and the controller to be started with."""
-    pairs = (("--nodes", nodes), ("--slots", slots), ("--port", port))
+    web = str(Path(web_config).absolute()) if web_config is not None else None
+    pairs = (("--nodes", nodes), ("--slots", slots), ("--port", port), ("--listen", listen), ("--web-config", web))
     given = tuple(part for name, value in pairs if value is not None for part in (name, str(value)))
     return (*given, "--no-gpus") if no_gpus else given
 
@@ -41,6 +44,8 @@ def up(
     slots: int | None,
     port: int | None,
     no_gpus: bool,
+    listen: str | None,
+    web_config: str | None,
     foreground: bool,
     check_config: bool,
     report_to: int | None,
@@ -49,15 +54,17 @@ def up(
     """Start an agent for every node, the controller, and a supervisor that restarts any of them.
 
     Returns once all are ready. What already runs for the state folder is left running and taken over, so `up` after a
-    crash starts just what is missing. Everything listens on loopback only.
+    crash starts just what is missing. Everything listens on loopback only, unless the configuration or --listen says
+    otherwise; then there is TLS, and who asks has to prove who it is.
 
     \b
-    Example:
+    Examples:
       gangwatch up --nodes 4 --slots 2
+      gangwatch up --listen 0.0.0.0:9420 --web-config web.yml
     """
     from gangwatch.config import load
 
-    effective = load(config_file, overrides(nodes, slots, port, no_gpus))
+    effective = load(config_file, overrides(nodes, slots, port, no_gpus, listen, web_config))
     if check_config:
         from gangwatch.commands.configuration import show
 
@@ -65,7 +72,8 @@ def up(
         return
     from gangwatch import launcher
 
-    order = launcher.make_order(state, config_file, _options_again(nodes, slots, port, no_gpus), effective)
+    options = _options_again(nodes, slots, port, no_gpus, listen, web_config)
+    order = launcher.make_order(state, config_file, options, effective)
     if foreground:
         _stay(order, report_to)
         return
@@ -227,20 +235,24 @@ def controller(
     slots: int | None,
     port: int | None,
     no_gpus: bool,
+    listen: str | None,
+    web_config: str | None,
     check_config: bool,
     as_json: bool,
 ) -> None:
     """Run the controller in the foreground, until SIGTERM. `gangwatch up` does this.
 
     SIGHUP lets it read its configuration again (`gangwatch reload`). A second controller of a state folder is refused.
+    Off loopback it answers over TLS only, whoever has the state folder's token or is named in the web configuration.
 
     \b
-    Example:
+    Examples:
       gangwatch controller --port 9420
+      gangwatch controller --listen 0.0.0.0:9420 --web-config web.yml
     """
     from gangwatch.config import load
 
-    given = overrides(nodes, slots, port, no_gpus)
+    given = overrides(nodes, slots, port, no_gpus, listen, web_config)
     effective = load(config_file, given)
     if check_config:
         from gangwatch.commands.configuration import show
@@ -249,4 +261,4 @@ def controller(
         return
     from gangwatch.daemons import run_controller
 
-    run_controller(state, effective, {key: value for key, value in given.items() if isinstance(value, int)})
+    run_controller(state, effective, {key: value for key, value in given.items() if isinstance(value, int | str)})

@@ -58,7 +58,7 @@ def check(
     )
     section = loaded.agent
     found = machine.examine(
-        state, loaded.controller.port, Path(section.proc_root), Path(section.sysfs_root), section.nvml_library
+        state, loaded.controller.address()[1], Path(section.proc_root), Path(section.sysfs_root), section.nvml_library
     )
     found = msgspec.structs.replace(found, findings=(*found.findings, *survey.survey(section)))
     states = {finding.name: finding.state for finding in found.findings}

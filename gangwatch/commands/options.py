@@ -6,11 +6,14 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from gangwatch.state_folder import StateFolder
+
+if TYPE_CHECKING:
+    from gangwatch.client import Client
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -68,8 +71,10 @@ def json_option(command: Command) -> Command:
 
 
 def cluster_options(command: Command) -> Command:
-    """--nodes, --slots, --port, --no-gpus: what `up` and `controller` take over the configuration."""
+    """What `up` and `controller` take over the configuration."""
     for option in (
+        click.option("--web-config", metavar="FILE", help="TLS and passwords, in the exporter-toolkit's format."),
+        click.option("--listen", metavar="HOST:PORT", help="Of the controller; off loopback this needs --web-config."),
         click.option("--no-gpus", is_flag=True, help="Slots of CPU, also where there are GPUs."),
         click.option("--port", type=int, help="The controller's port on loopback; 0 takes a free one."),
         click.option("--slots", type=int, help="Slots of each node. Default: one a GPU, else one a processor."),
@@ -79,14 +84,43 @@ def cluster_options(command: Command) -> Command:
     return command
 
 
-def overrides(nodes: int | None, slots: int | None, port: int | None, no_gpus: bool) -> dict[str, object]:
+def overrides(
+    nodes: int | None,
+    slots: int | None,
+    port: int | None,
+    no_gpus: bool,
+    listen: str | None = None,
+    web_config: str | None = None,
+) -> dict[str, object]:
     """Those options as configuration keys."""
     return {
+        "controller.listen": listen,
+        "controller.web_config": str(Path(web_config).absolute()) if web_config is not None else None,
         "cluster.nodes": nodes,
         "cluster.slots": slots,
         "controller.port": port,
         "cluster.gpus": False if no_gpus else None,
     }
+
+
+def client_of(state: StateFolder) -> Client:
+    """Who asks the state folder's controller or, where none is named, the one that [client] names.
+
+    Raises ConfigError for a configuration file that is wrong.
+    """
+    from gangwatch.client import Client, Remote
+    from gangwatch.config import load
+    from gangwatch.connection import Trust
+
+    section = load(None).client
+    token_file, ca_file, cert_file, key_file = (
+        Path(file).expanduser() if file is not None else None
+        for file in (section.token_file, section.ca_file, section.cert_file, section.key_file)
+    )
+    trust = Trust(None, ca_file, cert_file, key_file)
+    if state.named or not section.url:
+        return Client(state, trust=trust)
+    return Client(state, remote=Remote(section.url, token_file, trust))
 
 
 def user_name() -> str:

@@ -7,8 +7,7 @@ from urllib.parse import quote
 
 import click
 
-from gangwatch.client import Client
-from gangwatch.commands.options import json_option, print_json, say, state_option, user_name
+from gangwatch.commands.options import client_of, json_option, print_json, say, state_option, user_name
 from gangwatch.state_folder import StateFolder
 
 
@@ -23,7 +22,7 @@ def explain(state: StateFolder, job: str, as_json: bool) -> None:
     Example:
       gangwatch explain j-000001
     """
-    explanation: dict[str, Any] = Client(state).get(f"/api/jobs/{quote(job, safe='')}/explain")
+    explanation: dict[str, Any] = client_of(state).get(f"/api/jobs/{quote(job, safe='')}/explain")
     if as_json:
         print_json(explanation)
         return
@@ -48,7 +47,7 @@ def story(state: StateFolder, subject: str, as_json: bool) -> None:
     path = (
         f"/api/nodes/{quote(name, safe='')}/story" if kind == "node" else f"/api/jobs/{quote(subject, safe='')}/story"
     )
-    told: list[dict[str, Any]] = Client(state).get(path)
+    told: list[dict[str, Any]] = client_of(state).get(path)
     if as_json:
         print_json(told)
         return
@@ -70,7 +69,7 @@ def verdict(state: StateFolder, action: str, verdict_id: str | None, as_json: bo
       gangwatch verdict list
       gangwatch verdict reject VERDICT
     """
-    client = Client(state)
+    client = client_of(state)
     if action != "list":
         if verdict_id is None:
             raise click.UsageError(f"which verdict? gangwatch verdict {action} ID")

@@ -42,10 +42,14 @@ def test_the_readme_shows_the_commands_that_a_newcomer_needs() -> None:
 
 
 def test_the_configuration_that_is_shown_is_taken(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/how-to/one-machine.md").read_text(), flags=re.DOTALL)
-    (tmp_path / "gangwatch.toml").write_text(block)
-    loaded = config.load(tmp_path / "gangwatch.toml")
-    assert (loaded.controller.mode, loaded.policy.quarantine_seconds) == ("observe", 600.0)
+    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/how-to/one-machine.md").read_text(), flags=re.DOTALL)
+    loaded = []
+    for block in blocks:
+        (tmp_path / "gangwatch.toml").write_text(block)
+        loaded.append(config.load(tmp_path / "gangwatch.toml"))
+    own, client = loaded
+    assert (own.controller.mode, own.policy.quarantine_seconds) == ("observe", 600.0)
+    assert client.client.url == "https://head.example:9420"
 
 
 def test_the_agents_configuration_that_is_shown_is_taken(tmp_path: Path) -> None:

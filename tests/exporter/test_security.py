@@ -352,7 +352,7 @@ def test_off_loopback_there_is_tls_and_proof_or_nothing(tmp_path: Path, authorit
     with pytest.raises(ConfigError, match="has neither basic_auth_users nor client_auth_type"):
         ThreadedServer(app, "0.0.0.0", 0, Security(web_file(tmp_path, authority)))
     with ThreadedServer(app, "0.0.0.0", 0, Security(web_file(tmp_path, authority, more=USERS))) as server:
-        assert server.url.startswith("https://0.0.0.0:")
+        assert server.url.startswith("https://127.0.0.1:"), "as this machine reaches it"
 
 
 def test_protection_cannot_be_taken_away_by_a_reload(tmp_path: Path, authority: Authority) -> None:

@@ -1,0 +1,142 @@
+"""A whole gangwatch that others can reach: TLS, the token, passwords; by curl, by the command line, and by the feed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import bcrypt
+import pytest
+
+from tests import needs
+from tests.exporter.certificates import Authority
+from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
+
+HOST = "0.0.0.0"
+"""Every address: which of them a test can reach depends on the machine; what is asked of the server does not."""
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[FrontDoor]:
+    with front_door(tmp_path / "state") as closed:
+        yield closed
+
+
+class Site:
+    """Certificates, and a web configuration with a user whose password is 'secret'."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority(folder)
+        self.certificate, self.key = self.authority.sign("server")
+        self.file = folder / "web.yml"
+        self.write(f"basic_auth_users: {{reader: {bcrypt.hashpw(b'secret', bcrypt.gensalt(4)).decode()!r}}}\n")
+
+    def write(self, more: str) -> None:
+        self.file.write_text(f"tls_server_config: {{cert_file: {self.certificate}, key_file: {self.key}}}\n{more}")
+
+    def curl(self, url: str, *options: str) -> tuple[int, str]:
+        """The status, and the body."""
+        asked = subprocess.run(
+            [needs.component("curl", "curl"), "-sS", "--max-time", "30", "-w", "\n%{http_code}", *options, url],
+            capture_output=True,
+            text=True,
+        )
+        body, _, status = asked.stdout.rpartition("\n")
+        return int(status or 0), body + asked.stderr
+
+
+@pytest.mark.parametrize(
+    ("web", "missing"),
+    [
+        (None, "no web configuration is given"),
+        ("basic_auth_users: {}\n", "has no tls_server_config"),
+    ],
+)
+def test_without_tls_it_refuses_to_listen_off_loopback(
+    door: FrontDoor, tmp_path: Path, web: str | None, missing: str
+) -> None:
+    options = ["--listen", f"{HOST}:0"]
+    if web is not None:
+        (tmp_path / "web.yml").write_text(web)
+        options += ["--web-config", str(tmp_path / "web.yml")]
+    refused = door.run("controller", *options, code=1)
+    assert missing in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_a_controller_that_others_can_reach(door: FrontDoor, tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    (tmp_path / "gangwatch.toml").write_text(
+        f'[agent]\nlisten = "{HOST}:0"\nweb_config = "{site.file}"\n'
+        f'[feed]\nca_file = "{site.authority.certificate}"\nusername = "reader"\n'
+        f'password_file = "{tmp_path}/password"\n'
+    )
+    (tmp_path / "password").write_text("secret\n")
+    door.up("--config", str(tmp_path / "gangwatch.toml"), "--listen", f"{HOST}:0", "--web-config", str(site.file))
+    record = door.state.controller()
+    assert record is not None and record.url.startswith("https://127.0.0.1:")
+    token = door.state.token()
+    known = ("--cacert", str(site.authority.certificate))
+    bearer = ("-H", f"Authorization: Bearer {token}")
+    jobs = f"{record.url}/api/jobs"
+
+    assert site.curl(jobs, *known)[0] == 401
+    assert site.curl(jobs, *known, "-u", "reader:wrong")[0] == 401
+    assert site.curl(jobs, *known, "-H", "Authorization: Bearer wrong")[0] == 401
+    assert site.curl(jobs, *known, "-u", "reader:secret") == (200, "[]")
+    assert site.curl(jobs, *known, *bearer) == (200, "[]")
+    assert site.curl(f"{record.url}/readyz", *known)[0] == 200, "a probe has no password"
+    assert "gangwatch_" in site.curl(f"{record.url}/metrics", *known, "-u", "reader:secret")[1]
+    assert "certificate" in site.curl(jobs, *bearer)[1], "curl does not know the authority"
+    assert site.curl(jobs.replace("https", "http"), *bearer)[0] == 0
+
+    # Reading with a password is no right to run programs, and a page elsewhere has neither.
+    submission = ("-H", "Content-Type: application/json", "-d", '{"name": "x", "command": ["true"], "ranks": 1}')
+    assert site.curl(jobs, *known, "-u", "reader:secret", *submission)[0] == 401
+    assert site.curl(jobs, *known, *bearer, *submission, "-H", "Origin: https://evil.example")[0] == 403
+    status, told = site.curl(jobs, *known, *bearer, *submission)
+    assert status == 201, told
+
+    # The command line finds its way by the state folder alone, and the feed reaches agents over TLS.
+    job = door.wait_for(json.loads(told)["job"], "completed")
+    assert job["name"] == "x"
+    wait_until(
+        lambda: [(node["state"], node["present"]) for node in door.json("nodes")] == [("healthy", True)] * 2,
+        lambda: f"{door.json('nodes')}\n{door.logs()}",
+    )
+
+    # From elsewhere: no state folder, but a configuration that names the controller, and a copy of the token.
+    (tmp_path / "copied-token").write_text(token + "\n")
+    port = urlsplit(record.url).port
+    (tmp_path / "client.toml").write_text(
+        f'[client]\nurl = "https://localhost:{port}"\nca_file = "{site.authority.certificate}"\n'
+        f'token_file = "{tmp_path}/copied-token"\n'
+    )
+    away = {**door.environment, "GANGWATCH_CONFIG": str(tmp_path / "client.toml"), "HOME": str(tmp_path / "elsewhere")}
+
+    def gangwatch(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gangwatch", *arguments]
+        return subprocess.run(command, env=away, capture_output=True, text=True)
+
+    assert json.loads(gangwatch("jobs", "--json").stdout)[0]["name"] == "x"
+    assert gangwatch("freeze").returncode == 0 and gangwatch("thaw").returncode == 0
+    (tmp_path / "copied-token").write_text("wrong\n")
+    refused = gangwatch("jobs")
+    assert refused.returncode == 1 and "token" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_the_token_alone_is_proof_enough(door: FrontDoor, tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.write("")
+    door.up("--listen", f"{HOST}:0", "--web-config", str(site.file))
+    record = door.state.controller()
+    assert record is not None
+    known = ("--cacert", str(site.authority.certificate))
+    assert site.curl(f"{record.url}/api/jobs", *known)[0] == 401
+    assert site.curl(f"{record.url}/metrics", *known)[0] == 401
+    bearer = ("-H", f"Authorization: Bearer {door.state.token()}")
+    assert site.curl(f"{record.url}/api/jobs", *known, *bearer)[0] == 200
+    assert door.json("jobs") == []
