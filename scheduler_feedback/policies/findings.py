@@ -6,8 +6,8 @@ from scheduler_feedback.core.state import PAST_VERDICTS, PastVerdict
 from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cleared, Evidence, Verdict
 from scheduler_feedback.policies.ledger import ledger_of
-from scheduler_feedback.policies.migration import score_observed
 from scheduler_feedback.policies.quarantine import ACCUSING, in_words, keeps_pace_again
+from scheduler_feedback.policies.scores import score_observed
 
 
 def subject_of(verdict: Verdict) -> str:

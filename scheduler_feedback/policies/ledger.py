@@ -380,6 +380,13 @@ class Ledger:
         left = self.shares.left(job.spec.queue)
         return left if left is not None and left < job.spec.ranks else None
 
+    def most_ranks_instead(self, job: Job) -> int | None:
+        """``most_ranks``, were the running job to be started anew in place of what it holds."""
+        if not self.shares.limited:
+            return None
+        left = self.shares.left(job.spec.queue)
+        return None if left is None else min(left + len(job.ranks), job.spec.ranks)
+
     def is_clear(self, claim: Iterable[Slot]) -> bool:
         """Whether no attempt holds any of the slots: none but one that is to stop ever can."""
         wanted = set(claim)

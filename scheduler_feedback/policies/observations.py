@@ -21,8 +21,8 @@ from scheduler_feedback.core.turn import Turn, span
 from scheduler_feedback.policies import history
 from scheduler_feedback.policies.findings import drop_verdicts_of
 from scheduler_feedback.policies.ledger import ledger_of
-from scheduler_feedback.policies.migration import score_applied
 from scheduler_feedback.policies.order.fair import appraise
+from scheduler_feedback.policies.scores import score_applied
 from scheduler_feedback.policies.wishes import end
 
 

@@ -1,0 +1,79 @@
+"""Invariants of the cycle over millions of steps: ``python -m benchmarks.invariants --steps 1000000 --json``.
+
+The state machine of tests/feedback/state_machine.py, run by hypothesis with one seed after another until so many steps
+are done. A step is a rule: a submission, an end, a verdict, a node that goes, other settings, a kill with a replay.
+After every cycle of every step it is checked what docs/explanation/scheduler.md promises. The first failure ends the
+run: hypothesis shrinks it and prints the steps that lead to it. Exit code 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.feedback.state_machine import Invariants
+
+EXAMPLES = 200
+"""Worlds a seed: what hypothesis learns of one world's steps helps it in the next ones, up to a point."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--length", type=int, default=100, help="most steps in one world")
+    parser.add_argument("--seed", type=int, default=1, help="of the first round; the next rounds' follow")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round after so many")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    began, seed, failure = time.perf_counter(), arguments.seed, ""
+    while Invariants.steps < arguments.steps and time.perf_counter() - began < arguments.seconds:
+        try:
+            _round(seed, arguments.length)
+        except Exception as error:
+            failure = f"seed {seed}: {type(error).__name__}: {error}"
+            print("\n".join([failure, *getattr(error, "__notes__", ())]), file=sys.stderr)
+            break
+        seed += 1
+        passed = time.perf_counter() - began
+        rate = Invariants.steps / passed
+        print(
+            f"\r{Invariants.steps:,} of {arguments.steps:,} steps, {Invariants.cycles:,} cycles, {rate:,.0f} steps/s ",
+            end="", file=sys.stderr, flush=True,
+        )  # fmt: skip
+    print(file=sys.stderr)
+    document = {
+        "steps": Invariants.steps,
+        "cycles": Invariants.cycles,
+        "worlds": (seed - arguments.seed) * EXAMPLES,
+        "seeds": [arguments.seed, seed - 1],
+        "wall_seconds": round(time.perf_counter() - began, 1),
+        "told": dict(sorted((kind, count) for kind, count in Invariants.counts.items() if " " not in kind)),
+        "failure": failure or None,
+    }
+    if arguments.json:
+        print(json.dumps(document, indent=2))
+    return 1 if failure else 0
+
+
+def _round(seed: int, length: int) -> None:
+    machine = type("Invariants", (Invariants,), {"_hypothesis_internal_use_seed": seed})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=length,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate, Phase.shrink),
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""Answers: what can be done about a gang with a slow member, weighed by what each is expected to gain and to cost.
+
+    stay      costs nothing but what the fault costs
+    migrate   to free slots on healthy nodes, spares among them; a swap, where only the accused slots are exchanged
+    separate  for interference: away from the other job, to where the two share neither node nor rack
+    shrink    an elastic gang goes on with its healthy members; costs R (n / healthy members - 1) more
+    requeue   stop and wait for a healthy place; costs the time until one is expected to be free more
+
+Of those that can be had and pay (``cost.CostTest``), the one with the largest gain is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.job import Job, JobState, Slot
+from scheduler_feedback.core.plan import Plan
+from scheduler_feedback.core.state import State
+from scheduler_feedback.core.turn import span
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+from scheduler_feedback.policies.backfill import reserve
+from scheduler_feedback.policies.cost import CostTest, accused_nodes, cooling, cooling_ns, cost_test, save_seconds
+from scheduler_feedback.policies.cost import unsaved_seconds as unsaved
+from scheduler_feedback.policies.ledger import ledger_of
+from scheduler_feedback.policies.placement import place, where
+from scheduler_feedback.policies.quarantine import in_words
+
+ACTIONS = frozenset({"migrate", "separate", "shrink", "requeue"})
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What is best for the gang. code: one of ACTIONS, or why it stays, in one word. target: the new slots, by rank.
+
+    swap: all that nobody accuses stay where they are. others: (code, expected cost in seconds) of what was weighed too.
+    """
+
+    code: str
+    reason: str
+    test: CostTest
+    target: tuple[Slot, ...] = ()
+    swap: bool = False
+    others: tuple[tuple[str, float], ...] = ()
+
+    def detail(self, verdict: Verdict) -> tuple[tuple[str, str], ...]:
+        """The terms, and the alternatives that were weighed with what each is expected to cost."""
+        move = f"{self.test.cost_seconds:.1f} s" + (f", to {where(self.target)}" if self.target else ", nowhere to go")
+        taken = self.code if self.code in ACTIONS else "migrate"
+        return (
+            ("verdict", verdict.verdict_id),
+            *self.test.detail(),
+            ("alternative stay", f"{self.test.benefit_seconds:.1f} s"),
+            (f"alternative {taken}", move),
+            *((f"alternative {code}", f"{cost:.1f} s") for code, cost in self.others),
+            *((("action", "swap" if self.swap else self.code),) if self.code in ACTIONS else ()),
+        )
+
+
+def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> Ruling:
+    """What is best for the gang. The plan is left as it was."""
+    policy = state.policy
+    confirmed = state.judged.get(verdict.verdict_id) is True
+    test = cost_test(state, job, verdict, now_ns)
+    apart = verdict.kind is Kind.INTERFERENCE and verdict.aggressor in state.jobs
+    target = _target(state, job, plan, verdict if apart else None) or ()
+    for code, stays, reason in (
+        (
+            "kind",
+            verdict.kind is not Kind.STRAGGLER and not apart,
+            f"a verdict of {verdict.kind.value} is no reason to move",
+        ),
+        (
+            "cause",
+            verdict.cause is Cause.UNKNOWN and not confirmed,
+            "the cause is unknown, so it may not be the node's",
+        ),
+        (
+            "confidence",
+            verdict.confidence < policy.minimum_confidence and not confirmed,
+            f"confidence {verdict.confidence:.2f} is below {policy.minimum_confidence:.2f}",
+        ),
+        ("restartable", not job.spec.restartable, "it did not declare that it can be restarted"),
+        ("cooldown", cooling_ns(policy, job, now_ns) > 0, cooling(policy)),
+        (
+            "cost",
+            not test.pays,
+            f"staying is expected to cost {span(test.benefit_seconds)}, moving {span(test.cost_seconds)}",
+        ),
+    ):
+        if stays:
+            return Ruling(code, reason, test, target)
+    found: list[Ruling] = []
+    if target:
+        found.append(Ruling("separate" if apart else "migrate", "", test, target, _kept(state, job, target)))
+    if not apart:
+        # What was started on a slow node was better off there than waiting; it is not stopped to wait again.
+        knowingly = job.attempt_started_ns is not None and verdict.first_wall_ns <= job.attempt_started_ns
+        found += [one for one in (_shrunk(state, job, test),) if one is not None]
+        found += [one for one in (None if target or knowingly else _requeued(state, job, test, now_ns),) if one]
+    paying = [one for one in found if one.test.pays]
+    if not paying:
+        away = f"{verdict.node}" if not apart else f"those of {verdict.aggressor}"
+        return Ruling("target", f"{job.spec.ranks} slots on healthy nodes other than {away} are not free", test)
+    best = max(paying, key=lambda one: one.test.net_seconds)  # of equals the first
+    others = tuple((one.code, one.test.cost_seconds) for one in found if one is not best)
+    return replace(best, reason=weighed(verdict, best.test), others=others)
+
+
+def weighed(verdict: Verdict, test: CostTest) -> str:
+    return (
+        f"{in_words(verdict)} on {verdict.node}: staying is expected to cost {span(test.benefit_seconds)}, "
+        f"moving {span(test.cost_seconds)}"
+    )
+
+
+def _kept(state: State, job: Job, target: tuple[Slot, ...]) -> bool:
+    """Whether all healthy members stay where they are: only what is accused is exchanged."""
+    accused, there = accused_nodes(state, job), set(target)
+    return all(rank.slot in there for rank in job.ranks if rank.slot.node not in accused)
+
+
+def _shrunk(state: State, job: Job, test: CostTest) -> Ruling | None:
+    """The gang goes on with the members that nobody accuses; None where it may not be so small."""
+    accused = accused_nodes(state, job)
+    healthy = tuple(rank.slot for rank in job.ranks if rank.slot.node not in accused)
+    if job.spec.min_ranks is None or job.spec.groups or not job.spec.min_ranks <= len(healthy) < len(job.ranks):
+        return None
+    longer = test.remaining_seconds * (len(job.ranks) / len(healthy) - 1)
+    return Ruling("shrink", "", replace(test, queue_seconds=test.queue_seconds + longer), healthy)
+
+
+def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Ruling | None:
+    """The gang waits for a healthy place; None where none can be foreseen."""
+    ledger = ledger_of(state)
+    avoided = (*accused_nodes(state, job), *(n for n in ledger.doubtful if state.nodes[n].state is NodeState.SUSPECT))
+    mark = ledger.plan.checkpoint()
+    ledger.plan.give(rank.slot for rank in job.ranks)
+    ends = [end for end in ledger.ends if end.job_id != job.job_id]
+    found = reserve(ledger.plan, ends, replace(job, excluded_nodes=avoided), now_ns, state.policy)
+    ledger.plan.rollback(mark)
+    if found is None:
+        return None
+    # Those that wait already come first: it is not counted on before they have been served.
+    waits = (found.from_ns - now_ns) / 1e9 + sum(p.length_ns for p in ledger.line.places.values()) / 1e9
+    return Ruling("requeue", "", replace(test, queue_seconds=test.queue_seconds + waits))
+
+
+def _target(state: State, job: Job, plan: Plan, disturbed: Verdict | None) -> tuple[Slot, ...] | None:
+    """Where the gang could go now: free slots and those of its own that no verdict accuses, on no suspect node.
+
+    disturbed: of interference: it must share no rack (no node, where racks are not known) with the other job.
+    """
+    avoided = accused_nodes(state, job)
+    if disturbed is not None:
+        avoided = (*avoided, *around(state, state.jobs[disturbed.aggressor]))
+    mark = plan.checkpoint()
+    try:
+        plan.give(rank.slot for rank in job.ranks)
+        most = ledger_of(state).most_ranks_instead(job)
+        return place(plan, job, excluded=avoided, suspects=False, policy=state.policy, most=most)
+    finally:
+        plan.rollback(mark)
+
+
+def around(state: State, job: Job) -> tuple[str, ...]:
+    """The nodes that share a rack with a job, or are its own."""
+    own = {rank.slot.node for rank in job.ranks if rank.slot.node in state.nodes}
+    racks = {(node.spine, node.rack) for name in own if (node := state.nodes[name]).rack}
+    inside = (n.name for n in state.nodes.values() if n.name in own or (n.rack and (n.spine, n.rack) in racks))
+    return tuple(sorted(inside))
+
+
+def cheaper_to_move(
+    state: State, job: Job, verdict: Verdict, ruling: Ruling, plan: Plan, now_ns: int
+) -> tuple[Job, Ruling]:
+    """Of two that disturb each other, the one that moves at the lower cost in GPU-seconds, with its place."""
+    other = state.jobs[verdict.aggressor]
+    movable = other.state is JobState.RUNNING and other.stop_reason is None and other.spec.restartable
+    if not movable or cooling_ns(state.policy, other, now_ns) > 0:
+        return job, ruling
+    test = replace(
+        ruling.test,
+        save_seconds=save_seconds(other),
+        unsaved_seconds=unsaved(other, now_ns),
+        restart_seconds=other.spec.restart_cost_seconds,
+        measured_seconds=None,
+    )
+    target = _target(state, other, plan, replace(verdict, aggressor=job.job_id))
+    if not target or test.cost_seconds * len(other.ranks) >= ruling.test.cost_seconds * len(job.ranks):
+        return job, ruling
+    return other, replace(ruling, test=test, target=target, swap=False)

@@ -1,0 +1,393 @@
+"""Ordeal: a small cluster that carries out what the cycle decides, and an account of its own of what may never happen.
+
+What is checked is reckoned from the actions and from what really runs, not from the cycle's own books:
+
+=====================  =================================================================================================
+all or nothing         a start names as many different slots as the gang may have ranks, all there, all free
+no slot twice          no slot is given out while an attempt still lives on it, or claimed for two gangs
+quota                  what a queue and all below it hold is at most its limit, and its quota where it may not borrow
+a promise is kept      the head's reservation never moves back but for what happened outside (a verdict, a node that
+                       went, a cancellation, an overrun, actions frozen, other settings); never for what was backfilled
+no starvation          who has waited past the bound stands before all that have not, of equal priority
+quarantine is bounded  findings alone never take more nodes out of use than the caps of the cluster and of a rack
+no harm                an attempt that did not declare that it can be restarted is stopped for a cancellation, a failure
+                       of its own or a late start alone; nothing but that is stopped while actions are frozen
+=====================  =================================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler_feedback import cycle
+from scheduler_feedback.core.actions import StartGang, StopGang
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.codec import decode_event, decode_state, encode_event, encode_state
+from scheduler_feedback.core.events import (
+    AttemptEnded,
+    AttemptRunning,
+    Event,
+    FirstStep,
+    NodeCommanded,
+    NodeSeen,
+    PolicySet,
+    RankExit,
+    RankSeen,
+    Submitted,
+    Tick,
+    VerdictJudged,
+)
+from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot, StopReason
+from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy, Queue, State
+from scheduler_feedback.policies.ledger import ledger_of
+from scheduler_feedback.replay import replay
+
+SECOND = 1_000_000_000
+START_NS = 1_700_000_000 * SECOND
+
+_HARMLESS = (Submitted, AttemptRunning, Tick, FirstStep)
+"""Events after which a promise must stand; and ends, of those that were not asked to stop."""
+
+
+@dataclass
+class Living:
+    """An attempt that lives until ends_ns, and exits with `code` then. began_ns: from when its work is counted on.
+
+    warm_ns: of what passes, so much is its restart. seen: whether the cycle was told that it runs.
+    """
+
+    slots: tuple[Slot, ...]
+    began_ns: int
+    ends_ns: int
+    code: int
+    kind: JobKind
+    queue: str
+    warm_ns: int = 0
+    seen: bool = False
+    stopping: StopGang | None = None
+
+
+@dataclass
+class Ordeal:
+    """sizes: slots of each node. true_seconds: work of each job, run alone with the ranks that it asked for."""
+
+    sizes: tuple[int, ...]
+    policy: Policy
+    racks: int = 0
+    now_ns: int = START_NS
+    state: State = field(init=False)
+    alive: dict[tuple[str, int], Living] = field(default_factory=dict)
+    owner: dict[Slot, str] = field(default_factory=dict)
+    left_seconds: dict[str, float] = field(default_factory=dict)
+    codes: dict[str, int] = field(default_factory=dict)
+    journal: list[tuple[int, list[Event], cycle.Outcome]] = field(default_factory=list)
+    snapshot: bytes = b""
+    promised: tuple[str, int, int] | None = None
+    submitted: int = 0
+    cycles: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.state = State(policy=self.policy)
+        self.snapshot = encode_state(self.state)
+        self.cycle(*(self.node(number) for number in range(len(self.sizes))))
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def node(self, number: int, present: bool = True) -> NodeSeen:
+        rack = f"r{number % self.racks}" if self.racks else ""
+        return NodeSeen(f"n{number}", self.sizes[number], machine=f"n{number}", rack=rack, present=present)
+
+    def submit(self, spec: JobSpec, true_seconds: float, code: int = 0) -> str:
+        self.submitted += 1
+        job_id = f"j{self.submitted}"
+        for member in [job_id, *(f"{job_id}.{index}" for index in range(spec.array_size))]:
+            self.left_seconds[member], self.codes[member] = true_seconds, code
+        self.cycle(Submitted(job_id, spec))
+        return job_id
+
+    def seen(self) -> None:
+        """Every attempt that has not been told of yet is reported as running."""
+        told = [key for key, living in self.alive.items() if not living.seen]
+        for key in told:
+            self.alive[key].seen = True
+        if told:
+            self.cycle(*(self._running(*key) for key in told))
+
+    def _running(self, job_id: str, attempt: int) -> AttemptRunning:
+        slots = self.alive[job_id, attempt].slots
+        return AttemptRunning(job_id, attempt, tuple(RankSeen(n, s.node, s.slot, 9, 9) for n, s in enumerate(slots)))
+
+    def advance(self, seconds: float) -> None:
+        """Time passes; a cycle at each instant at which an attempt ends or the cycle wants to wake, and at the last."""
+        until_ns = self.now_ns + round(seconds * SECOND)
+        for _ in range(500):
+            ends_ns = min((living.ends_ns for living in self.alive.values()), default=until_ns)
+            wake_ns = cycle.next_wake_ns(self.state)
+            next_ns = min(until_ns, ends_ns, wake_ns if wake_ns is not None and wake_ns > self.now_ns else until_ns)
+            self.now_ns = max(self.now_ns, next_ns)
+            ended = [key for key, living in self.alive.items() if living.ends_ns <= self.now_ns]
+            self.cycle(*([self.end(*key) for key in ended] or [Tick()]))
+            self.seen()
+            if self.now_ns >= until_ns and not any(one.ends_ns <= self.now_ns for one in self.alive.values()):
+                return
+
+    def end(self, job_id: str, attempt: int, code: int | None = None, started: bool = True) -> AttemptEnded:
+        """The attempt is gone; the event that tells it."""
+        living = self.alive.pop((job_id, attempt))
+        for slot in living.slots:
+            del self.owner[slot]
+        stop, code = living.stopping, living.code if code is None else code
+        if living.kind is JobKind.TRAINING and started:
+            self._count_work(job_id, living)
+        job = self.state.jobs[job_id]
+        known = self.policy.estimates is not Estimates.LIMIT and started and living.kind is JobKind.TRAINING
+        total = job.spec.exact_seconds
+        return AttemptEnded(
+            job_id,
+            attempt,
+            tuple(RankExit(rank, code) for rank in range(len(living.slots))),
+            started=started,
+            reason="" if started else "no such program",
+            ended_wall_ns=self.now_ns,
+            signalled=stop is not None,
+            why=stop.why.value if stop is not None else "",
+            done_seconds=total - self.left_seconds[job_id] if known and total is not None else None,
+        )
+
+    def progress(self, job_id: str, attempt: int) -> float:
+        """Seconds of its work that are done and saved, as the job tells it; they count as saved from here on."""
+        living = self.alive[job_id, attempt]
+        self._count_work(job_id, living)
+        living.warm_ns = max(living.warm_ns - (self.now_ns - living.began_ns), 0)
+        living.began_ns = self.now_ns
+        total = self.state.jobs[job_id].spec.exact_seconds
+        assert total is not None
+        return total - self.left_seconds[job_id]
+
+    def _count_work(self, job_id: str, living: Living) -> None:
+        """What it has saved; a job that can't be restarted begins at nothing again."""
+        job = self.state.jobs[job_id]
+        if not job.spec.restartable:
+            return
+        passed = max(min(self.now_ns, living.ends_ns) - living.began_ns - living.warm_ns, 0) / 1e9
+        self.left_seconds[job_id] = max(self.left_seconds[job_id] - passed * self._speed(job, len(living.slots)), 0.0)
+
+    def _warms(self, job: Job) -> bool:
+        """By its limit a job is expected to run in all as long as that says, however often it is restarted."""
+        return job.attempt > 1 and self.policy.estimates is not Estimates.LIMIT
+
+    def _speed(self, job: Job, ranks: int) -> float:
+        return 1.0 if self.policy.estimates is Estimates.LIMIT else ranks / job.spec.ranks
+
+    # --- a cycle, carried out and checked ----------------------------------------------------------------------------
+
+    def cycle(self, *events: Event) -> cycle.Outcome:
+        told = [decode_event(encode_event(event)) for event in events]
+        standing = {name for name, node in self.state.nodes.items() if node.state is NodeState.QUARANTINE}
+        frozen_before = self.state.frozen
+        outcome = cycle.run(self.state, told, self.now_ns)
+        self.cycles += 1
+        if outcome.changed:
+            self.journal.append((self.now_ns, told, outcome))
+        for event in events:
+            if isinstance(event, PolicySet):
+                self.policy = event.policy
+        for action in outcome.actions:
+            if isinstance(action, StartGang):
+                self._start(action)
+            else:
+                self._stop(action, frozen_before and self.state.frozen)
+        self._check_claims()
+        self._check_quota()
+        self._check_order()
+        self._check_quarantine(standing, events)
+        self._check_promise(events, outcome)
+        for entry in outcome.entries:
+            self.counts[entry.kind] = self.counts.get(entry.kind, 0) + 1
+        return outcome
+
+    def _start(self, action: StartGang) -> None:
+        job, slots = self.state.jobs[action.job_id], action.placement
+        least, most = job.spec.min_ranks or job.spec.ranks, job.spec.max_ranks or job.spec.ranks
+        assert not self.state.frozen, f"{action.job_id} starts while actions are frozen"
+        assert len(slots) == len(set(slots)) == action.spec.ranks, "one slot a rank"
+        assert least <= len(slots) <= most, f"{action.job_id} starts with {len(slots)} ranks of {least} to {most}"
+        for slot in slots:
+            node = self.state.nodes[slot.node]
+            assert slot not in self.owner, f"{slot} is given to {action.job_id}, and {self.owner[slot]} lives on it"
+            assert node.present and slot.slot < node.slots and node.state is not NodeState.MAINTENANCE
+            self.owner[slot] = action.job_id
+        assert not any(key[0] == action.job_id for key in self.alive), f"{action.job_id} starts twice"
+        probe = job.spec.kind is JobKind.PROBE
+        warm = job.spec.restart_cost_seconds if self._warms(job) else 0.0
+        seconds = 2.0 if probe else warm + self.left_seconds[action.job_id] / self._speed(job, len(slots))
+        code = 0 if probe else self.codes[action.job_id]
+        ends_ns = self.now_ns + max(round(seconds * SECOND), 1)
+        self.alive[action.job_id, action.attempt] = Living(
+            slots, self.now_ns, ends_ns, code, job.spec.kind, job.spec.queue, round(warm * SECOND)
+        )
+
+    def _stop(self, action: StopGang, frozen: bool) -> None:
+        spec = self.state.jobs[action.job_id].spec
+        own = (StopReason.CANCEL, StopReason.RANK_FAILED, StopReason.START_FAILED)
+        assert spec.restartable or action.why in own, f"{action.job_id} is stopped, and never said that it can be"
+        if action.why is StopReason.PREEMPT:
+            assert spec.preemptible, f"{action.job_id} is stopped for others, and never said that it can be"
+        assert not frozen or action.why is StopReason.CANCEL, f"{action.job_id} is stopped while actions are frozen"
+        living = self.alive.get((action.job_id, action.attempt))
+        if living is not None and living.stopping is None:
+            living.stopping = action
+            saved_ns = self.now_ns + round(min(action.grace_seconds, 1.0) * SECOND)
+            if saved_ns < living.ends_ns:
+                living.ends_ns, living.code = saved_ns, 143
+
+    # --- what must hold ----------------------------------------------------------------------------------------------
+
+    def _check_claims(self) -> None:
+        claimed: dict[Slot, str] = {}
+        for job in self.state.jobs.values():
+            for slot in job.claim:
+                assert slot not in claimed, f"{slot} is claimed by {claimed[slot]} and {job.job_id}"
+                claimed[slot] = job.job_id
+                holder = self.owner.get(slot, job.job_id)
+                assert holder == job.job_id or self.state.jobs[holder].stop_reason is not None, f"{holder} stays there"
+
+    def _check_quota(self) -> None:
+        if not self.policy.queues:
+            return
+        queues = {queue.name: queue for queue in self.policy.queues}
+        held = dict.fromkeys(queues, 0)
+        for living in self.alive.values():
+            name = living.queue
+            while name in queues:
+                held[name] += len(living.slots)
+                name = queues[name].parent
+        for name, queue in queues.items():
+            most = _most(queue)
+            grown = held[name] > self.counts.get(f"held {name}", 0)
+            assert not grown or held[name] <= most, f"queue {name} holds {held[name]} slots of {most}"
+            self.counts[f"held {name}"] = held[name]  # other settings may leave it above; it may not grow then
+
+    def _check_order(self) -> None:
+        line = ledger_of(self.state).line.order
+        if self.policy.order is Order.FIFO or not line:
+            return
+        bound_ns = round(self.policy.starvation_seconds * SECOND)
+        waiting = [self.state.jobs[key[-1]] for key in line]
+        first: Job | None = None
+        for job in waiting:
+            if job.submitted_ns + job.run_ns + bound_ns > self.now_ns:
+                if first is None or first.spec.priority > job.spec.priority:
+                    first = job
+            elif first is not None:
+                assert first.spec.priority != job.spec.priority, f"{job.job_id} starves behind {first.job_id}"
+
+    def _check_quarantine(self, standing: set[str], events: tuple[Event, ...]) -> None:
+        if any(isinstance(event, NodeCommanded | VerdictJudged | NodeSeen) for event in events):
+            return
+        nodes = self.state.nodes
+        out = {name for name, node in nodes.items() if node.state is NodeState.QUARANTINE}
+        fresh = out - standing
+        for name in fresh:
+            most = max(1, int(self.policy.quarantine_max_fraction * len(nodes)))
+            assert len(out) <= most, f"{len(out)} nodes are in quarantine, {most} are allowed"
+            if rack := nodes[name].rack:
+                inside = {other.name for other in nodes.values() if other.rack == rack}
+                most = max(1, int(self.policy.quarantine_max_rack_fraction * len(inside)))
+                assert len(out & inside) <= most, f"{len(out & inside)} nodes of rack {rack} are in quarantine"
+
+    def _check_promise(self, events: tuple[Event, ...], outcome: cycle.Outcome) -> None:
+        """The head starts no later than was last promised, whatever was backfilled meanwhile."""
+        before, state = self.promised, self.state
+        stopped = any(isinstance(action, StopGang) for action in outcome.actions)
+        asked = any(job.stop_reason is not None for job in state.jobs.values())
+        harmless = all(isinstance(event, _HARMLESS) or _is_plain_end(event) for event in events)
+        exact = self.policy.estimates is not Estimates.HISTORY and not state.verdicts
+        overrun = self._someone_overran()
+        head = state.reserved_for
+        self.promised = None
+        if head is not None and state.reserved_from_ns is not None:
+            self.promised = (head, state.jobs[head].attempt, state.reserved_from_ns)
+        if before is None or not harmless or not exact or stopped or asked or overrun or state.frozen:
+            return
+        job = state.jobs.get(before[0])
+        if self.policy.backfill is not Backfilling.EASY or job is None or job.attempt != before[1]:
+            return
+        if head == before[0] and self.promised is not None:
+            assert self.promised[2] <= before[2], f"{head} is put off by {(self.promised[2] - before[2]) / 1e9} s"
+        elif job.state is JobState.PENDING and ledger_of(state).line.order[0][-1] == before[0]:
+            assert self.now_ns <= before[2], f"{before[0]} was to start, and waits"
+
+    def _someone_overran(self) -> bool:
+        """Whether an attempt lives longer than the cycle could know: its limit is past, or it is slowed."""
+        for (job_id, _), living in self.alive.items():
+            job = self.state.jobs[job_id]
+            limit = job.spec.time_limit_seconds or self.policy.default_time_limit_seconds
+            if living.kind is JobKind.PROBE or job.claim or job.retries:
+                return True
+            expected = job.spec.exact_seconds if self.policy.estimates is Estimates.EXACT else limit
+            if expected is None or self.codes[job_id] or (living.ends_ns - living.began_ns) / 1e9 > limit + 1e-3:
+                return True
+        return False
+
+    # --- killed and replayed -----------------------------------------------------------------------------------------
+
+    def kill(self, snapshot_first: bool) -> None:
+        """The controller dies at this event: what the journal gives back must be what was, and is gone on with."""
+        if snapshot_first:
+            self.snapshot, self.journal = encode_state(self.state), []
+        state, outcomes = replay(decode_state(self.snapshot), [(now_ns, told) for now_ns, told, _ in self.journal])
+        for (now_ns, told, was), again in zip(self.journal, outcomes, strict=True):
+            assert (was.actions, was.entries) == (again.actions, again.entries), f"at {now_ns} after {told}"
+        assert without_clock(state) == without_clock(self.state)
+        if not snapshot_first:
+            self.snapshot, self.journal = encode_state(state), []
+        self.state, self.promised = state, None
+
+    def explain(self, job_id: str) -> None:
+        """Asking changes nothing."""
+        before = encode_state(self.state)
+        explanation = cycle.explain(self.state, job_id)
+        assert explanation is not None
+        job = self.state.jobs[job_id]
+        assert bool(explanation.binds) == (job.state is JobState.PENDING and job.spec.kind is not JobKind.PROBE), job
+        assert explanation.why
+        assert encode_state(self.state) == before
+
+    def end_well(self) -> None:
+        """Nothing bad happens any more: everything ends, or says why it never can."""
+        self.cycle(PolicySet(self.policy), *(self.node(number) for number in range(len(self.sizes))))
+        for _ in range(60):
+            if all(job.state.ended or job.state is JobState.PENDING for job in self.state.jobs.values()):
+                self.advance(0.1)
+            if all(job.state.ended for job in self.state.jobs.values()):
+                return
+            self.advance(300.0)
+        for job in self.state.jobs.values():
+            if not job.state.ended:
+                assert job.state is JobState.PENDING, f"{job.job_id} never ends"
+                binds = cycle.explain(self.state, job.job_id)
+                assert binds is not None
+                assert binds.binds in ("capacity", "limit", "dependency"), f"{job.job_id} never starts: {binds}"
+        assert not self.alive
+
+
+def _is_plain_end(event: Event) -> bool:
+    return isinstance(event, AttemptEnded) and event.started and not event.why
+
+
+def _most(queue: Queue) -> int:
+    limits = [limit for limit in (queue.limit, None if queue.borrow else queue.quota) if limit is not None]
+    return min(limits, default=1 << 60)
+
+
+def without_clock(state: State) -> State:
+    """The state without what follows from it and the time: what an idle cycle may change and no journal need hold."""
+    copy = decode_state(encode_state(state))
+    copy.now_ns = copy.cycle = 0
+    copy.idle = False
+    copy.reserved_for, copy.reserved_from_ns, copy.reserved_nodes, copy.reserved_slots = None, None, {}, []
+    for job in copy.jobs.values():
+        job.expected_start_ns = None
+    return copy
