@@ -26,6 +26,13 @@ form, and the connection stays open for as long as the process lives. When it en
 that restarts finds what was written meanwhile, even while the training hangs. What the message claims is only believed
 where the kernel does not know better.
 
+**Where the rank stands** in the job's parallel layout (who shares its data, stage, tensor or expert group) tells a slow
+rank from those that wait for it. The message has it as ``"place": {"data", "stage", "tensor", "expert"}``, where
+GANGWATCH_DATA_RANK, GANGWATCH_PIPELINE_STAGE, GANGWATCH_TENSOR_RANK and GANGWATCH_EXPERT_RANK say it, or
+GANGWATCH_LAYOUT gives the sizes, the fastest first (``tensor=8,data=4,pipeline=2``, as Megatron numbers its ranks).
+torchrun and DeepSpeed set nothing of the kind: ``Reporter.place`` tells it once the program knows, as a later message
+``{"v": 1, "place": {...}}`` on the same connection. It holds for the rank of that connection and no other.
+
 **The memory file** (memfd_create(2), sealed against every change of size) is little-endian: a header of 64 bytes, that
 is magic ``GWRING01``, u32 slot size, u32 slots, u64 records ever written; then slots of 64 bytes, each u64 sequence
 (counted from 1), u8 kind, u8 flags, 6 unused, i64 number, i64 time (CLOCK_MONOTONIC, ns), i64 duration (ns), i64 wait
@@ -93,6 +100,19 @@ _RANK = ("RANK", "SLURM_PROCID", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"
 _WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 _ATTEMPT = ("GANGWATCH_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 _GANG = ("GANGWATCH_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+_PLACES = {
+    "data": ("GANGWATCH_DATA_RANK",),
+    "stage": ("GANGWATCH_PIPELINE_STAGE",),
+    "tensor": ("GANGWATCH_TENSOR_RANK",),
+    "expert": ("GANGWATCH_EXPERT_RANK",),
+}
+_LAYOUT = "GANGWATCH_LAYOUT"
+_DIMENSIONS = ("tensor", "context", "expert", "data", "pipeline")
+
+Place = Dict[str, int]  # noqa: UP006
+"""Coordinates in the parallel layout: 'data', 'stage', 'tensor', 'expert'; what is not known is left out."""
+
+MAX_COORDINATE = 2**20
 
 
 def _word(environment: Mapping[str, str], names: Tuple[str, ...]) -> Optional[str]:  # noqa: UP006, UP045
@@ -112,6 +132,65 @@ def _count(environment: Mapping[str, str], names: Tuple[str, ...]) -> Optional[i
     except ValueError:
         return None
     return number if 0 <= number < 2**31 else None
+
+
+def place_in_layout(layout: str, rank: int, world_size: int | None) -> Place:
+    """Coordinates of a rank where `layout` names the sizes, the fastest first: ``tensor=8,data=4,pipeline=2``.
+
+    Ranks that see other data or another part of it (dimensions context, expert and data) have their own 'data'.
+    Raises ValueError where it is no such layout, or not one of so many ranks.
+    """
+    sizes: Dict[str, int] = {}  # noqa: UP006
+    for part in layout.split(","):
+        name, _, digits = part.strip().partition("=")
+        if name not in _DIMENSIONS or name in sizes or not digits.isdecimal() or int(digits) < 1:
+            raise ValueError(f"{_LAYOUT}: {part.strip()!r} is none of {', '.join(_DIMENSIONS)} = SIZE")
+        sizes[name] = int(digits)
+    found: Place = {}
+    rest, ranks, data, data_ranks = rank, 1, 0, 1
+    for name, size in sizes.items():
+        rest, found[name] = divmod(rest, size)
+        ranks *= size
+        if name in ("context", "expert", "data"):
+            data += found[name] * data_ranks
+            data_ranks *= size
+    if rest or (world_size is not None and ranks != world_size):
+        raise ValueError(f"{_LAYOUT}: {layout} is not a layout of rank {rank} of {world_size}")
+    place = {"data": data, "stage": found.get("pipeline", 0), "tensor": found.get("tensor", 0)}
+    if "expert" in found:
+        place["expert"] = found["expert"]
+    return place
+
+
+def _place_of(environment: Mapping[str, str]) -> Place:
+    """What the environment tells of the rank's place; the variables of single coordinates go before the layout."""
+    found: Place = {}
+    layout, rank = environment.get(_LAYOUT), _count(environment, _RANK)
+    if layout and rank is not None:
+        found.update(place_in_layout(layout, rank, _count(environment, _WORLD_SIZE)))
+    for name, variables in _PLACES.items():
+        coordinate = _count(environment, variables)
+        if coordinate is not None and coordinate < MAX_COORDINATE:
+            found[name] = coordinate
+    return found
+
+
+def _place_of_megatron() -> Place:
+    """What Megatron Core knows of this rank, where the program has imported it and made its groups; else nothing.
+
+    megatron/core/parallel_state.py: the ranks within its process groups; 'data' counts context-parallel ranks apart.
+    """
+    state: Any = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        return {}
+    found = {
+        "data": state.get_data_parallel_rank(with_context_parallel=True),
+        "stage": state.get_pipeline_model_parallel_rank(),
+        "tensor": state.get_tensor_model_parallel_rank(),
+    }
+    if state.get_expert_model_parallel_world_size() > 1:
+        found["expert"] = state.get_expert_model_parallel_rank()
+    return found
 
 
 class Step:
@@ -215,7 +294,7 @@ class Reporter:
             ring = mmap.mmap(memory, HEADER_BYTES + slots * SLOT_BYTES)
             fcntl.fcntl(memory, _F_ADD_SEALS, _SEAL_SIZE)
             _HEADER.pack_into(ring, 0, MAGIC, SLOT_BYTES, slots)
-            claim = {
+            claim: Dict[str, Any] = {  # noqa: UP006
                 "v": 1,
                 "gang": _word(environment, _GANG),
                 "rank": _count(environment, _RANK),
@@ -223,7 +302,7 @@ class Reporter:
                 "world_size": _count(environment, _WORLD_SIZE),
                 "pid": os.getpid(),
             }
-            registration = _Registration(path, json.dumps(claim).encode(), memory)
+            registration = _Registration(path, claim, self._place_of(environment), memory)
         except BaseException:
             os.close(memory)
             raise
@@ -233,6 +312,13 @@ class Reporter:
         self._written = memoryview(ring)[16:24].cast("Q")
         self._ring = ring
         _living.add(self)
+
+    def _place_of(self, environment: Mapping[str, str]) -> Place:
+        try:
+            return _place_of(environment)
+        except ValueError:
+            self.dropped += 1  # a layout that is none is worth less than the steps
+            return {}
 
     @property
     def status(self) -> str:
@@ -290,6 +376,25 @@ class Reporter:
     def leave(self, number: int, duration_ns: int) -> None:
         """Mark that the collective `number` is over, after this long. Adds nothing to a step's wait."""
         self._write(COLLECTIVE_LEFT, 0, number, monotonic_ns(), duration_ns, 0, 0)
+
+    def place(
+        self, data: int | None = None, stage: int | None = None, tensor: int | None = None, expert: int | None = None
+    ) -> None:
+        """Tell where this rank stands in the job's parallel layout, once the program has made its groups.
+
+        Its ranks in the data-parallel, tensor-parallel and expert-parallel group, and its pipeline stage; None where
+        there is no such group, or it is not known. Without any, Megatron Core is asked, where the program uses it.
+        """
+        try:
+            told = {"data": data, "stage": stage, "tensor": tensor, "expert": expert}
+            place = {name: int(index) for name, index in told.items() if index is not None} or _place_of_megatron()
+            if any(not 0 <= index < MAX_COORDINATE for index in place.values()):
+                raise ValueError("a coordinate counts from 0")
+            registration = self._registration
+            if registration is not None and place:
+                registration.place(place)
+        except Exception:
+            self.dropped += 1
 
     def close(self) -> None:
         """Report nothing more. The agent reads what is written already; the end of the process does the same."""
@@ -367,10 +472,12 @@ class Reporter:
 class _Registration:
     """The connection to the agent: made, kept and made again by a daemon thread."""
 
-    def __init__(self, path: str, message: bytes, memory: int) -> None:
+    def __init__(self, path: str, claim: Dict[str, Any], place: Place, memory: int) -> None:  # noqa: UP006
         self.status = "connecting"
         self._path = path
-        self._message = len(message).to_bytes(4, "big") + message
+        self._claim = claim
+        self._place = place
+        self._told_place = place
         self._memory = memory
         self._connection: socket.socket | None = None
         self._stopped = threading.Event()
@@ -415,6 +522,7 @@ class _Registration:
                     if refusal is None:
                         pause_seconds = FIRST_RETRY_SECONDS
                         self._tell("registered")
+                        self._tell_place(connection)
                         connection.settimeout(None)
                         while not self._stopped.is_set() and connection.recv(4096):
                             pass
@@ -429,6 +537,20 @@ class _Registration:
             pause_seconds = min(2 * pause_seconds, longest)
         os.close(self._memory)
 
+    def place(self, place: Place) -> None:
+        """Say where the rank stands; never blocks. What can't be said now is with the next registration."""
+        self._place = place
+        connection = self._connection
+        if connection is not None and self.status == "registered":
+            self._tell_place(connection)
+
+    def _tell_place(self, connection: socket.socket) -> None:
+        """Two threads may both find it untold, and tell it twice: the agent then hears nothing new."""
+        place = self._place
+        if place != self._told_place:
+            connection.send(_framed({"v": 1, "place": place}), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._told_place = place
+
     def _tell(self, status: str) -> None:
         if not self._stopped.is_set():
             self.status = status
@@ -438,13 +560,21 @@ class _Registration:
         connection.settimeout(ANSWER_SECONDS)
         connection.connect(self._path)
         descriptors = array.array("i", [self._memory])
-        sent = connection.sendmsg([self._message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-        connection.sendall(self._message[sent:])
+        place = self._place
+        message = _framed({**self._claim, "place": place} if place else self._claim)
+        sent = connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+        connection.sendall(message[sent:])
+        self._told_place = place
         length = int.from_bytes(_receive(connection, 4), "big")
         if length > MAX_ANSWER_BYTES:
             raise ValueError(f"an answer of {length} bytes")
         answer: Any = json.loads(_receive(connection, length))
         return None if answer["ok"] is True else str(answer.get("error"))
+
+
+def _framed(message: Dict[str, Any]) -> bytes:  # noqa: UP006
+    body = json.dumps(message).encode()
+    return len(body).to_bytes(4, "big") + body
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

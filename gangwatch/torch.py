@@ -304,7 +304,9 @@ class Attachment:
                 return
             now = _mark(tensor)
             ended = self._step
-            if ended is not None:
+            if ended is None:
+                self.reporter.place()  # by now a program on Megatron Core has made its groups
+            else:
                 ended.ended, ended.ended_ns = now, monotonic_ns()
                 if self._pass.buckets:
                     ended.disturbed = True  # a backward pass that never came to its last bucket

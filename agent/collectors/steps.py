@@ -10,6 +10,8 @@ import threading
 import time
 from collections import OrderedDict, deque
 
+import msgspec
+
 from agent.attribution import Attribution, Identity
 from agent.collectors.block import Block
 from agent.schema.clock import Clock, SystemClock
@@ -17,7 +19,7 @@ from agent.schema.errors import ReporterError
 from agent.schema.frame import MAX_RECORDS, Column, EventRecord, Member, OpenRecord, Record, StepRecord
 from agent.sources.proc import TICK_NS
 from agent.sources.rings import COLLECTIVE_ENTERED, COLLECTIVE_LEFT, MAX_SLOTS, STEP_BEGUN, STEP_ENDED, Ring, RingRecord
-from agent.sources.step_socket import MESSAGE_SECONDS, Claim, Peer, StepSocket
+from agent.sources.step_socket import MESSAGE_SECONDS, Claim, Peer, Place, StepSocket
 
 RECORDS_A_TICK = 65536
 """Most records folded in one run, over all rings: about a quarter of a second of one processor."""
@@ -75,6 +77,7 @@ class Progress:
         self.wait_known = False
         self.tokens_known = False
         self.newest_step: int | None = None
+        self.place = Place()
         self._since_ns = since_ns
         self._begins = False
         self._open_step: tuple[int, int] | None = None
@@ -211,7 +214,7 @@ class StepCollector:
         self._records: deque[Record] = deque(maxlen=MAX_RECORDS)
         self._inside: list[OpenRecord] = []
         self._block = Block()
-        self._members: tuple[Member, ...] | None = None
+        self._members: tuple[tuple[Member, Place], ...] | None = None
         self._socket = StepSocket(socket_path, self._admit, message_seconds)
 
     @property
@@ -231,6 +234,7 @@ class StepCollector:
             progress = self._progress.get(reporter.member)
             if progress is None:
                 progress = self._progress[reporter.member] = Progress(reporter.member, self._since_ns)
+            progress.place = reporter.place
             self._read(reporter.ring, progress, MAX_SLOTS if closed else limit, records)
             if closed:
                 self._socket.forget(reporter)
@@ -321,12 +325,14 @@ class StepCollector:
 
     def _fill(self, reporters: int) -> Block:
         members = tuple(sorted(self._progress, key=lambda member: (member.gang, member.attempt, member.rank)))
-        if members != self._members:
-            self._members = members
-            self._block = _layout(members)
+        standing = tuple((member, self._progress[member].place) for member in members)
+        if standing != self._members:
+            self._members = standing
+            self._block = _layout(standing)
         block = self._block
         block.clear()
         block.set_gauge(0, reporters)
+        block.gauges[1 + len(members) :] = 1.0  # where they stand
         for index, total in enumerate((self._socket.refused, self._malformed, self._lost)):
             block.set_counter(index, total & _WRAP)
         at = len(_AGENT_COUNTERS)
@@ -341,12 +347,16 @@ class StepCollector:
         return block
 
 
-def _layout(members: tuple[Member, ...]) -> Block:
-    """A block with the agent's own columns first, then each member's."""
+def _layout(standing: tuple[tuple[Member, Place], ...]) -> Block:
+    """A block with the agent's own columns first, then each member's, then where those stand that said so."""
     gauges = [Column("gangwatch_step_reporters")]
     counters = [Column(name) for name in _AGENT_COUNTERS]
-    for member in members:
+    places = []
+    for member, place in standing:
         labels = (("attempt", str(member.attempt)), ("gang", member.gang), ("rank", str(member.rank)))
         gauges.append(Column("gangwatch_rank_step", labels))
         counters.extend(Column(name, labels) for name in _COUNTERS)
-    return Block(gauges, counters)
+        if place != Place():
+            told = {name: "" if index is None else str(index) for name, index in msgspec.structs.asdict(place).items()}
+            places.append(Column("gangwatch_rank_place_info", tuple(sorted((dict(labels) | told).items()))))
+    return Block(gauges + places, counters)

@@ -28,6 +28,9 @@ from agent.sources.rings import Ring
 MAX_MESSAGE_BYTES = 4096
 MAX_CONNECTIONS = 1024
 MAX_REFUSALS = 256
+MAX_PLACES = 16
+"""A rank knows its place once its job has made its groups; every change of it lays the node's columns out anew."""
+
 MESSAGE_SECONDS = 5.0
 """A client that has not sent its whole message by then is shown out."""
 
@@ -49,6 +52,18 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Word = Annotated[str, msgspec.Meta(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
 
 
+_Coordinate = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a rank says that it stands in its job's parallel layout: indices in its groups, None where not known."""
+
+    data: _Coordinate | None = None
+    stage: _Coordinate | None = None
+    tensor: _Coordinate | None = None
+    expert: _Coordinate | None = None
+
+
 class Claim(msgspec.Struct, frozen=True):
     """What a registering process says of itself. Fields that a later version adds are ignored."""
 
@@ -58,9 +73,18 @@ class Claim(msgspec.Struct, frozen=True):
     attempt: _Count | None = None
     world_size: _Count | None = None
     pid: _Count | None = None
+    place: Place = Place()
+
+
+class _Later(msgspec.Struct, frozen=True):
+    """What a registered process says when it knows more."""
+
+    v: int
+    place: Place
 
 
 _claims = msgspec.json.Decoder(Claim)
+_later = msgspec.json.Decoder(_Later)
 
 
 def parse_claim(message: bytes) -> Claim:
@@ -74,6 +98,17 @@ def parse_claim(message: bytes) -> Claim:
     return claim
 
 
+def parse_place(message: bytes) -> Place:
+    """The place in a later message (without its length). Raises ReporterError, saying what is wrong."""
+    try:
+        told = _later.decode(message)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ReporterError(f"place: {error}") from None
+    if told.v != 1:
+        raise ReporterError(f"place of version {told.v}; this agent speaks 1")
+    return told.place
+
+
 class Refusal(NamedTuple):
     """A registration that was refused."""
 
@@ -82,15 +117,19 @@ class Refusal(NamedTuple):
 
 
 class Registered:
-    """One reporter that was admitted. ``closed`` turns true when its connection ends; its ring is readable still."""
+    """One reporter that was admitted. ``closed`` turns true when its connection ends; its ring is readable still.
 
-    __slots__ = ("claim", "closed", "member", "peer", "ring")
+    place: what it said last of where `member` stands: of no other, whoever it names.
+    """
+
+    __slots__ = ("claim", "closed", "member", "peer", "place", "ring")
 
     def __init__(self, peer: Peer, claim: Claim, member: Member, ring: Ring) -> None:
         self.peer = peer
         self.claim = claim
         self.member = member
         self.ring = ring
+        self.place = claim.place
         self.closed = False
 
 
@@ -103,7 +142,7 @@ Raises ReporterError to refuse it. Called from the socket's thread."""
 class _Connection:
     """One client: its message as far as it came, then its registration."""
 
-    __slots__ = ("begun", "claim", "descriptor", "message", "peer", "registered", "ring", "socket")
+    __slots__ = ("begun", "claim", "descriptor", "message", "peer", "places", "registered", "ring", "socket")
 
     def __init__(self, connection: socket.socket, peer: Peer, begun: float) -> None:
         self.socket = connection
@@ -114,6 +153,7 @@ class _Connection:
         self.claim: Claim | None = None
         self.ring: Ring | None = None
         self.registered: Registered | None = None
+        self.places = 0
 
     def receive(self) -> bool:
         """Take what has come, keeping the first descriptor and closing all others; False at the end of the stream."""
@@ -129,12 +169,13 @@ class _Connection:
                         self.descriptor = descriptor
                     else:
                         os.close(descriptor)
-        if self.claim is None:
-            self.message += data
+        self.message += data
         return bool(data)
 
     def complete(self) -> bool:
-        """Whether the whole message is here. Raises ReporterError where it is too long."""
+        """Whether a whole message is here. Raises ReporterError where it is too long."""
+        if len(self.message) > 2 * MAX_MESSAGE_BYTES:
+            raise ReporterError(f"{len(self.message)} bytes before it was registered")
         if len(self.message) < 4:
             return False
         length = int.from_bytes(self.message[:4], "big")
@@ -144,14 +185,26 @@ class _Connection:
 
     def understand(self) -> None:
         """Parse the message and map the ring. Raises ReporterError."""
-        length = int.from_bytes(self.message[:4], "big")
-        claim = parse_claim(bytes(self.message[4 : 4 + length]))
+        claim = parse_claim(self._take())
         if self.descriptor < 0:
             raise ReporterError("registration without a memory file")
         self.ring = Ring.of_descriptor(self.descriptor)
         self.claim = claim
-        self.message.clear()
         self.close_descriptor()
+
+    def hear_places(self) -> None:
+        """Take what the registered one said since. Raises ReporterError."""
+        while self.registered is not None and self.complete():
+            self.places += 1
+            if self.places > MAX_PLACES:
+                raise ReporterError(f"it has told its place {MAX_PLACES} times")
+            self.registered.place = parse_place(self._take())
+
+    def _take(self) -> bytes:
+        length = int.from_bytes(self.message[:4], "big")
+        message = bytes(self.message[4 : 4 + length])
+        del self.message[: 4 + length]
+        return message
 
     def answer(self, refusal: str | None) -> None:
         """Tell the client; one that does not listen is its own loss."""
@@ -282,8 +335,10 @@ class StepSocket:
         try:
             if not connection.receive():
                 self._drop(connection)
-            elif connection.claim is None and connection.complete():
-                connection.understand()
+            elif connection.complete():
+                if connection.claim is None:
+                    connection.understand()
+                connection.hear_places()
         except BlockingIOError:
             pass
         except ReporterError as error:
@@ -304,6 +359,7 @@ class StepSocket:
             if member is None:
                 return
             self._register(connection, Registered(connection.peer, claim, member, ring))
+            connection.hear_places()
         except GangwatchError as error:
             self._refuse(connection, str(error))
 

@@ -11,7 +11,7 @@ each, a second and a half of processor time for 10,000 nodes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,11 @@ class _Wired:
         """[k, t] of [k, c]. A sum of which a part is missing is unknown: NaN."""
         return parts if len(self.starts) == len(self.column) else np.add.reduceat(parts, self.starts, axis=1)
 
+
+COORDINATES = ("data", "stage", "tensor", "expert")
+"""Labels of gangwatch_rank_place_info, and fields of a job's shape: where a rank stands in its parallel layout."""
+
+PLACE = "gangwatch_rank_place_info"
 
 _Queued = tuple[int, Frame, bool]
 
@@ -174,13 +179,15 @@ class Kind:
 class NodeCounts:
     """One node's ranks, by its newest layout.
 
-    members: whose they are, in order. devices: (GPU UUID, NIC, rail) of each, empty or -1 where not known. kind, row:
-    where their features are; None where the node has no ranks.
+    members: whose they are, in order. devices: (GPU UUID, NIC, rail) of each, empty or -1 where not known.
+    coordinates: as COORDINATES, of those that say where they stand. kind, row: where their features are; None where the
+    node has no ranks.
     """
 
     layout_id: str
     members: tuple[Member, ...]
     devices: tuple[tuple[str, str, int], ...]
+    coordinates: dict[Member, tuple[int, ...]]
     kind: Kind | None
     row: int
 
@@ -218,7 +225,8 @@ class Counting:
             row = kind.add()
             kind.columns[row] = -1
         self.version += 1
-        counts = self.nodes[layout.node] = NodeCounts(layout.layout_id, members, devices, kind, row)
+        coordinates = dict(_coordinates(layout.gauges))
+        counts = self.nodes[layout.node] = NodeCounts(layout.layout_id, members, devices, coordinates, kind, row)
         return counts
 
     def _kind(self, layout: Layout, places: _Places, members: int) -> Kind:
@@ -284,6 +292,17 @@ def _relations(
             rail = labels.get("rail", "")
             beside[labels.get("pci_address", "")] = labels.get("nic", ""), int(rail) if rail.isdecimal() else -1
     return owners, address_of, beside
+
+
+def _coordinates(gauges: Iterable[Column]) -> Iterator[tuple[Member, tuple[int, ...]]]:
+    """Where ranks say that they stand; -1 for what one does not say."""
+    for column in gauges:
+        if column.metric == PLACE:
+            labels = dict(column.labels)
+            member = _member(labels)
+            if member is not None:
+                told = (labels.get(name, "") for name in COORDINATES)
+                yield member, tuple(int(index) if index.isdecimal() and len(index) < 9 else -1 for index in told)
 
 
 def _member(labels: dict[str, str]) -> Member | None:

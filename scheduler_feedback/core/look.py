@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from scheduler_feedback.core.counting import COORDINATES
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.gangs import Consumed, Gang, IntArray
 from scheduler_feedback.core.telemetry import (
@@ -144,12 +145,32 @@ class Look:
                     found[member.rank] = device
         return found
 
+    def _coordinates(self, gang: Gang, nodes: tuple[str, ...]) -> dict[str, IntArray]:
+        """The coordinates that every rank says of itself, by name. A part of a layout is none: who said nothing would
+        look like a stage of its own. Nor is one in which two ranks say that they stand in one place."""
+        found: dict[int, tuple[int, ...]] = {}
+        for node in nodes:
+            counts = self._fleet.counting.nodes.get(node)
+            for member, place in counts.coordinates.items() if counts is not None else ():
+                if (member.gang, member.attempt) == (gang.name, gang.attempt):
+                    found[member.rank] = place
+        if any(rank not in found for rank in gang.ranks):
+            return {}
+        table = np.array([found[rank] for rank in gang.ranks], np.int64)
+        told = {name: table[:, index] for index, name in enumerate(COORDINATES) if (table[:, index] >= 0).all()}
+        places = [told[name] for name in ("data", "stage", "tensor") if name in told]
+        if len(places) == 3 and len(np.unique(np.stack(places, axis=1), axis=0)) < len(table):
+            return {}
+        return told
+
     def _shape(self, gang: Gang, nodes: tuple[str, ...], old: Shape) -> Shape:
         """Who the gang's ranks are and where they stand; the old one where nothing of that has changed."""
         devices = self._devices(gang, nodes)
+        coordinates = self._coordinates(gang, nodes)
         if len(old) == len(gang) and old.attempt == gang.attempt and old.nodes == gang.nodes:
             gpus = tuple(devices.get(rank, NO_DEVICE)[0] for rank in gang.ranks)
-            if not devices or old.gpus == gpus:
+            stands = all(np.array_equal(old.coordinate(name), values) for name, values in coordinates.items())
+            if (not devices or old.gpus == gpus) and stands:
                 return old
         known = [devices.get(rank, NO_DEVICE) for rank in gang.ranks] if devices else []
         # Virtual nodes share a machine with each other and with whatever else runs on it: who disturbs cannot be told.
@@ -159,7 +180,7 @@ class Look:
         rails = np.array([rail for _, _, rail in known], np.int64) if known else None
         return Shape(
             gang.name, gang.attempt, np.array(gang.ranks, np.int64), gang.nodes, tuple(gpu for gpu, _, _ in known),
-            tuple(nic for _, nic, _ in known), rail=rails, sharing=sharing,
+            tuple(nic for _, nic, _ in known), rail=rails, sharing=sharing, **coordinates,
         )  # fmt: skip
 
     def _of(self, gang: Gang) -> _Seen:

@@ -7,11 +7,13 @@ feature sums up anyway. Agents sum them before they send: 380 columns are left, 
 from __future__ import annotations
 
 from agent.schema.catalog import BY_NAME
+from scheduler_feedback.core.counting import PLACE
 from scheduler_feedback.core.gangs import CONSUMED
 from scheduler_feedback.core.telemetry import FEATURES
 
-RELATIONS = ("gangwatch_gpu_owner_info", "gangwatch_gpu_info", "gangwatch_topology_rail_info")
-"""Whose a GPU is, at which PCI address it stands, and which NIC stands beside it: what counting.py goes by."""
+RELATIONS = ("gangwatch_gpu_owner_info", "gangwatch_gpu_info", "gangwatch_topology_rail_info", PLACE)
+"""Whose a GPU is, at which PCI address it stands, which NIC stands beside it, and where a rank stands in its job: what
+counting.py goes by."""
 
 PRESSURE = "gangwatch_host_pressure_waiting_seconds_total"
 """What the fleet keeps of every node: time in which tasks waited for processor, memory, disks."""

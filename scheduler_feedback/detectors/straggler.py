@@ -147,8 +147,7 @@ class StragglerDetector:
         if watched is not None and watched.attempt == shape.attempt:
             watched.seen_ns = now_wall_ns
             if watched.ranks == ranks:
-                if watched.where.names != (where := places(shape)).names or (watched.where.index != where.index).any():
-                    watched.where = where
+                watched.where = places(shape)  # who stands where, and in what role, may only just have been told
                 watched.shape = shape
                 return watched
             if set(ranks) < set(watched.ranks):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from agent.schema.errors import ReporterError, SourceError
 from agent.schema.frame import Member
 from agent.sources import step_socket
-from agent.sources.step_socket import Claim, Peer, StepSocket, parse_claim
+from agent.sources.step_socket import MAX_PLACES, Claim, Peer, Place, StepSocket, parse_claim
 from tests.agent.test_rings import WHOLE, memory_file
 
 
@@ -64,6 +64,10 @@ def claim(**fields: object) -> bytes:
     return message(json.dumps({"v": 1, **fields}).encode())
 
 
+def place(**fields: object) -> bytes:
+    return message(json.dumps({"v": 1, "place": fields}).encode())
+
+
 def send(client: socket.socket, data: bytes, descriptors: list[int]) -> None:
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     try:
@@ -97,12 +101,52 @@ def test_a_reporter_is_admitted_and_seen_to_leave(listening: StepSocket, path: s
         (found,) = listening.registered()
         assert (found.peer, found.member) == (Peer(os.getpid(), os.getuid()), Member("g", 1, 0))
         assert not found.closed
-        client.sendall(b"what registered clients say is not listened to" * 1000)
     wait_until(lambda: found.closed, "its end goes unnoticed")
     assert found.ring.read(1) == []
     listening.forget(found)
     assert listening.registered() == []
     assert listening.refused == 0
+
+
+def test_a_registered_reporter_says_where_it_stands(listening: StepSocket, path: str) -> None:
+    with register(path) as client:
+        assert answer(client) == {"ok": True}
+        (found,) = listening.registered()
+        assert found.place == Place()
+        # Two at once, in pieces, and with words that are not its own to say: it is heard of its own rank alone.
+        both = place(data=1, stage=2, tensor=3) + place(data=4, stage=5, rank=7, gang="other")
+        for start in range(0, len(both), 11):
+            client.sendall(both[start : start + 11])
+        wait_until(lambda: found.place == Place(4, 5), f"{found.place}")
+        assert found.member == Member("g", 1, 0) and not found.closed
+    assert listening.refused == 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"what is no message" * 1000,
+        message(b"not json"),
+        message(b'{"v":2,"place":{}}'),
+        message(b'{"v":1}'),
+        message(b'{"v":1,"place":{"data":-1}}'),
+        message(b'{"v":1,"place":{"stage":1048576}}'),
+        message(b'{"v":1,"place":{"data":0}}') * (MAX_PLACES + 1),
+    ],
+)
+def test_nonsense_about_a_place_ends_the_connection_and_no_other(said: bytes, listening: StepSocket, path: str) -> None:
+    with register(path) as client, register(path, rank=1) as other:
+        assert answer(client) == answer(other) == {"ok": True}
+        first, second = sorted(listening.registered(), key=lambda one: one.member.rank)
+        try:
+            client.sendall(said)
+        except OSError:
+            pass  # shown out before it was done
+        wait_until(lambda: first.closed, "nonsense goes unnoticed")
+        assert not second.closed
+        other.sendall(place(tensor=1))
+        wait_until(lambda: second.place == Place(tensor=1), "the other is not heard")
+    assert listening.refused == 1
 
 
 def test_the_socket_is_this_users_alone(listening: StepSocket, path: str) -> None:
@@ -177,7 +221,7 @@ def test_descriptors_are_never_kept_open(path: str) -> None:
         send(client, claim(gang="g")[:3], descriptors)
         send(client, claim(gang="g")[3:], descriptors)
         assert answer(client) == {"ok": True}
-        send(client, b"more", descriptors)
+        send(client, b"\0", descriptors)
         # Both ends of the connection, and the one that mmap keeps for itself.
         wait_until(lambda: open_descriptors() == listens + len(descriptors) + 3, "extra descriptors stay open")
     with connect(path) as client:

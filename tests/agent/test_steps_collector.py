@@ -156,6 +156,27 @@ def test_steps_of_an_attested_rank(bench: Bench) -> None:
     assert bench.collector.take_records() == []
 
 
+def test_where_a_rank_stands_is_a_series_of_its_own_and_nobody_elses(bench: Bench) -> None:
+    write_rank_file(bench.ranks)
+    reporter = bench.reporter(GANGWATCH_PIPELINE_STAGE="1", GANGWATCH_DATA_RANK="4")
+    own = (("attempt", "2"), ("data", "4"), ("expert", ""), ("gang", "j-000001"), ("rank", "3"), ("stage", "1"))
+
+    def places() -> list[tuple[tuple[str, str], ...]]:
+        block = bench.collector.collect()
+        return [
+            column.labels
+            for column, value in zip(block.gauge_columns, block.gauges.tolist(), strict=True)
+            if column.metric == "gangwatch_rank_place_info" and value == 1.0
+        ]
+
+    assert places() == [(*own, ("tensor", ""))]
+    block = bench.collector.collect()
+    assert bench.collector.collect() is block, "what has not changed is not laid out anew"
+    reporter.place(data=4, stage=1, tensor=0)
+    wait_until(lambda: places() == [(*own, ("tensor", "0"))], "what came later is not told")
+    assert BY_NAME["gangwatch_rank_place_info"].labels == tuple(name for name, _ in places()[0])
+
+
 def test_an_unknown_wait_has_no_value(bench: Bench) -> None:
     write_rank_file(bench.ranks)
     reporter = bench.reporter()

@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import pytest
 from agent.schema.frame import Member
 from agent.sources import rings
 from agent.sources.rings import RingRecord
-from agent.sources.step_socket import Registered, StepSocket
+from agent.sources.step_socket import Place, Registered, StepSocket
 from gangwatch import steps
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -213,6 +214,95 @@ def test_the_rank_is_found_where_launchers_put_it() -> None:
     for nonsense in ("five", "-1", str(2**31), ""):
         assert steps._count({"RANK": nonsense}, steps._RANK) is None
     assert steps._word({"SLURM_JOB_ID": "12", "TORCHELASTIC_RUN_ID": "x"}, steps._GANG) == "12"
+
+
+def test_the_place_is_found_where_launch_scripts_put_it(agent: StepSocket, environment: dict[str, str]) -> None:
+    environment |= {"GANGWATCH_LAYOUT": "tensor=2, data=4, pipeline=2", "WORLD_SIZE": "16", "RANK": "13"}
+    environment |= {"GANGWATCH_EXPERT_RANK": "5", "GANGWATCH_TENSOR_RANK": "nonsense"}
+    reporter = steps.Reporter(environment)
+    try:
+        assert registered(agent).place == Place(data=2, stage=1, tensor=1, expert=5)
+        assert reporter.dropped == 0
+    finally:
+        reporter.close()
+
+
+@pytest.mark.parametrize(
+    ("layout", "rank", "place"),
+    [
+        ("tensor=8,data=2", 11, {"data": 1, "stage": 0, "tensor": 3}),
+        ("data=4,pipeline=4", 7, {"data": 3, "stage": 1, "tensor": 0}),
+        ("tensor=2,context=2,expert=2,data=2,pipeline=2", 31, {"data": 7, "stage": 1, "tensor": 1, "expert": 1}),
+    ],
+)
+def test_a_layout_numbers_ranks_the_fastest_first(layout: str, rank: int, place: dict[str, int]) -> None:
+    assert steps.place_in_layout(layout, rank, None) == place
+
+
+def test_every_rank_of_a_layout_has_a_place_of_its_own() -> None:
+    places = [steps.place_in_layout("tensor=2,expert=3,data=2,pipeline=2", rank, 24) for rank in range(24)]
+    assert len({(place["data"], place["stage"], place["tensor"]) for place in places}) == 24
+
+
+@pytest.mark.parametrize(
+    "layout", ["tensor=8", "tensor=0", "depth=2", "tensor=2,tensor=8", "16", "tensor=-1,data=2", "="]
+)
+def test_a_layout_that_is_none_costs_no_step(layout: str, agent: StepSocket, environment: dict[str, str]) -> None:
+    reporter = steps.Reporter({**environment, "GANGWATCH_LAYOUT": layout, "WORLD_SIZE": "16"})
+    try:
+        assert registered(agent).place == Place()
+        assert reporter.dropped == 1
+    finally:
+        reporter.close()
+
+
+def test_a_place_that_is_known_later_is_told_once_and_again_to_the_next_agent(
+    environment: dict[str, str], reporter: steps.Reporter
+) -> None:
+    def listen() -> StepSocket:
+        return StepSocket(environment["GANGWATCH_SOCKET"], lambda peer, claim, waited: Member("g", 0, 0))
+
+    reporter.place(stage=1)  # nobody listens yet
+    agent = listen()
+    try:
+        assert registered(agent).place == Place(stage=1)
+        wait_until(lambda: reporter.status == "registered", reporter.status)
+        reporter.place(data=0, stage=2, tensor=7)
+        reporter.place(data=-1)
+        reporter.place(data="one")  # type: ignore[arg-type]
+        wait_until(lambda: registered(agent).place == Place(0, 2, 7), "what came later is not heard")
+        assert reporter.dropped == 2
+    finally:
+        agent.close()
+    agent = listen()
+    try:
+        assert registered(agent).place == Place(0, 2, 7)
+    finally:
+        agent.close()
+
+
+def test_megatron_is_asked_where_the_program_uses_it(
+    agent: StepSocket, reporter: steps.Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = types.ModuleType("megatron.core.parallel_state")
+    for name, value in {
+        "model_parallel_is_initialized": False,
+        "get_pipeline_model_parallel_rank": 3,
+        "get_tensor_model_parallel_rank": 2,
+        "get_expert_model_parallel_world_size": 4,
+        "get_expert_model_parallel_rank": 1,
+    }.items():
+        setattr(state, name, lambda value=value: value)
+    setattr(state, "get_data_parallel_rank", lambda with_context_parallel: 9 if with_context_parallel else 4)  # noqa: B010
+    reporter.place()
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
+    reporter.place()
+    wait_until(lambda: reporter.status == "registered", reporter.status)
+    assert registered(agent).place == Place(), "no groups yet"
+    setattr(state, "model_parallel_is_initialized", lambda: True)  # noqa: B010
+    reporter.place()
+    wait_until(lambda: registered(agent).place == Place(9, 3, 2, 1), "Megatron was not asked")
+    assert reporter.dropped == 0
 
 
 def test_a_socket_that_appears_later_is_found(environment: dict[str, str], reporter: steps.Reporter) -> None:

@@ -19,4 +19,13 @@ STEP: tuple[Metric, ...] = (
     Metric("gangwatch_rank_collectives_entered_total", "counter", "Collectives entered.", "", MEMBER, "step ring"),
     Metric("gangwatch_rank_collectives_left_total", "counter", "Collectives left.", "", MEMBER, "step ring"),
     Metric("gangwatch_rank_step", "gauge", "Number of the newest step begun.", "", MEMBER, "step ring"),
+    Metric(
+        "gangwatch_rank_place_info",
+        "info",
+        "Where the rank says that it stands in the job's parallel layout: its indices among data-parallel, tensor and "
+        "expert ranks and its pipeline stage; empty where not known.",
+        "",
+        ("attempt", "data", "expert", "gang", "rank", "stage", "tensor"),
+        "registration of the step reporter",
+    ),
 )
