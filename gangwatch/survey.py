@@ -18,6 +18,9 @@ from agent.collectors import Machine, make_collectors
 from agent.node import Node
 from agent.schema.errors import GangwatchError
 from agent.schema.frame import Frame, Layout
+from agent.sources.namespaces import inside, net_namespaces
+from agent.sources.netlink import RdmaNetlink
+from agent.sources.sysfs import is_kernel_tree
 from gangwatch.config import AgentSection
 from gangwatch.machine import Finding
 
@@ -141,7 +144,12 @@ def _told(kind: str, names: list[str], failed: int, present: int, silent: dict[s
 
 def rights(section: AgentSection) -> tuple[Finding, ...]:
     """What this user may read, and what for. Each is tried, not guessed from a capability's bit."""
-    looks: tuple[Callable[[AgentSection], Finding | None], ...] = (_kernel_log, _processes, _kubelet_socket)
+    looks: tuple[Callable[[AgentSection], Finding | None], ...] = (
+        _kernel_log,
+        _processes,
+        _kubelet_socket,
+        _rdma_namespaces,
+    )
     return tuple(found for look in looks if (found := look(section)) is not None)
 
 
@@ -185,3 +193,27 @@ def _kubelet_socket(section: AgentSection) -> Finding | None:
     if os.access(path, os.R_OK | os.W_OK):
         return Finding("right: kubelet", "found", f"{path}: which pod holds which device")
     return Finding("right: kubelet", "missing", f"{path}: not permitted", "run as root, or as the socket's group")
+
+
+def _rdma_namespaces(section: AgentSection) -> Finding | None:
+    """Only where a NIC that is given to a container leaves the host."""
+    if not is_kernel_tree(section.sysfs_root):
+        return None
+    host = RdmaNetlink()
+    try:
+        if not host.exclusive():
+            return None
+    except GangwatchError:
+        return None  # no RDMA, or a kernel from before there were two modes
+    finally:
+        host.close()
+    name, use = "right: containers' NICs", "hardware counters of the RDMA devices that were given to containers"
+    spaces = net_namespaces(section.proc_root)
+    for inode, path in spaces.items():
+        try:
+            inside(path, inode, lambda: None)
+        except GangwatchError as error:
+            return Finding(
+                name, "missing", f"{error}; without it no {use}", "CAP_SYS_ADMIN, and hostPID: true in a pod"
+            )
+    return Finding(name, "found", f"{use}: {len(spaces)} network namespace(s)")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from agent.collectors.block import Block, Collector
 from agent.collectors.rdma_counters import FIRST, MLX5, is_fast
 from agent.collectors.rdma_ethtool import EthtoolCounters
+from agent.collectors.rdma_namespaces import ForeignDevices
 from agent.collectors.rdma_netlink import NetlinkCounters
 from agent.collectors.rdma_series import LANE, RETRY_SECONDS, SLOW_SECONDS, Naming, Series
 from agent.schema.errors import SourceError, UnsupportedError
@@ -161,6 +162,7 @@ class RdmaCollector:
 
     excluded: patterns of device names and PCI addresses that are not read. netlink: makes what asks the kernel for
     counters; None where the tree is not the running kernel's. ethtool: makes what tells network drivers' statistics.
+    foreign: the devices of containers; None where they are not looked for.
     """
 
     name = "rdma"
@@ -174,6 +176,7 @@ class RdmaCollector:
         excluded: Sequence[str] = (),
         netlink: Callable[[], RdmaNetlink] | None = None,
         ethtool: Callable[[], StatisticsSource] | None = None,
+        foreign: ForeignDevices | None = None,
     ) -> None:
         self.interval_seconds = DISCOVERY_SECONDS
         self._finder = DeviceFinder(sys_root, excluded)
@@ -182,40 +185,50 @@ class RdmaCollector:
         self._make_ethtool = ethtool
         self._netlink = netlink() if netlink is not None else None
         self._members: dict[str, _Members] = {}
-        self._laid_out: list[_Members] | None = None
+        self._foreign = foreign
+        self._laid_out: list[object] | None = None
         self._block = Block()
 
     @classmethod
     def of(cls, sys_root: str, interval_seconds: float, excluded: Sequence[str] = ()) -> RdmaCollector:
         """Reads `sys_root`, and asks the kernel as well where that is the running one's."""
         if is_kernel_tree(sys_root):
-            return cls(sys_root, interval_seconds, excluded=excluded, netlink=RdmaNetlink, ethtool=Ethtool)
+            return cls(
+                *(sys_root, interval_seconds),
+                excluded=excluded,
+                netlink=RdmaNetlink,
+                ethtool=Ethtool,
+                foreign=ForeignDevices(),
+            )
         return cls(sys_root, interval_seconds, excluded=excluded, ethtool=lambda: RecordedEthtool(sys_root))
 
     def collect(self) -> Block:
         devices, left_out = self._finder.find()
         indexes = self._indexes() if devices else {}
+        foreign = self._foreign
+        if foreign is not None and self._netlink is not None:
+            foreign.look(self._netlink)
         self._members = {device.name: self._member(device, indexes.get(device.name)) for device in devices}
         members = list(self._members.values())
-        before = self._laid_out
-        if (
-            before is None
-            or len(before) != len(members)
-            or any(a is not b for a, b in zip(before, members, strict=True))
-        ):
-            self._laid_out = members
-            self._block = self._lay_out(members)
+        of_containers = foreign.members() if foreign is not None else ()
+        before, shown = self._laid_out, [*members, *of_containers]
+        if before is None or len(before) != len(shown) or any(a is not b for a, b in zip(before, shown, strict=True)):
+            self._laid_out = list(shown)
+            self._block = self._lay_out(members, foreign.names() if foreign is not None else ())
         block = self._block
         block.gauges.fill(1.0)
         block.set_gauge(0, len(members))
         block.set_gauge(1, len(left_out))
-        for index, one in enumerate(members, 2):
+        block.set_gauge(2, float(foreign is not None and foreign.exclusive))
+        block.set_gauge(3, foreign.unreadable if foreign is not None else 0)
+        for index, one in enumerate(members, 4):
             block.set_gauge(index, one.unreadable())
         return block
 
     def members(self) -> tuple[Collector, ...]:
         """The collectors of all devices, the same objects as long as a device is what it was."""
-        return tuple(collector for one in self._members.values() for collector in one.collectors())
+        own = (collector for one in self._members.values() for collector in one.collectors())
+        return (*own, *(self._foreign.members() if self._foreign is not None else ()))
 
     def close(self) -> None:
         if self._netlink is not None:
@@ -278,9 +291,14 @@ class RdmaCollector:
         return EthtoolCounters(device, self._make_ethtool())
 
     @staticmethod
-    def _lay_out(members: Sequence[_Members]) -> Block:
-        """Gauges: two counts, the unreadable files of each device, then the info series."""
-        gauges = [Column("gangwatch_rdma_devices"), Column("gangwatch_rdma_devices_excluded")]
+    def _lay_out(members: Sequence[_Members], of_containers: Sequence[str]) -> Block:
+        """Gauges: four about all, the unreadable files of each device, then the info series."""
+        gauges = [
+            Column("gangwatch_rdma_devices"),
+            Column("gangwatch_rdma_devices_excluded"),
+            Column("gangwatch_rdma_namespaces_exclusive"),
+            Column("gangwatch_rdma_namespaces_unreadable"),
+        ]
         gauges += [Column("gangwatch_rdma_files_unreadable", (("device", one.device.name),)) for one in members]
         for one in members:
             device = one.device
@@ -315,6 +333,10 @@ class RdmaCollector:
                 )
                 for port in device.ports
             )
+        gauges.extend(
+            Column("gangwatch_rdma_statistics_source_info", (("device", name), ("source", "namespace")))
+            for name in of_containers
+        )
         return Block(gauges)
 
 

@@ -3,7 +3,7 @@
 Formats: Documentation/ABI/stable/sysfs-class-infiniband and drivers/infiniband/core/sysfs.c of the kernel.
 
 In the RDMA subsystem's shared network-namespace mode every device is here; in the exclusive mode one that was given to
-a container is not, and its counters are the container's. A virtual function has the counters of its own traffic; those
+a container is not (agent/collectors/rdma_namespaces.py). A virtual function has the counters of its own traffic; those
 of the physical port are its physical function's.
 """
 

@@ -19,11 +19,14 @@ from agent.schema.errors import SourceError, UnsupportedError
 NETLINK_RDMA = 20
 _CLIENT = 5 << 10  # RDMA_NL_NLDEV; the operation stands in the ten bits below
 DEVICE_GET = _CLIENT | 1
+SYSTEM_GET = _CLIENT | 6
 STATISTICS_GET = _CLIENT | 17
 
 DEVICE_INDEX = 1
 DEVICE_NAME = 2
 PORT_INDEX = 3
+FIRMWARE_VERSION = 5
+NAMESPACE_MODE = 66
 COUNTERS = 80
 COUNTER = 81
 COUNTER_NAME = 82
@@ -96,16 +99,42 @@ def _text(data: bytes | bytearray | memoryview, begin: int, end: int) -> str:
     return bytes(data[begin:end]).split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
-def parse_device(data: bytes | bytearray | memoryview, message: Message) -> tuple[str, int] | None:
-    """Name and index of the device that one message of the GET dump is about; None where it lacks one."""
-    name: str | None = None
+class ToldDevice(NamedTuple):
+    """One device of the GET dump. number: its index; ports: how many it has, which are counted from 1."""
+
+    name: str
+    number: int
+    ports: int
+    firmware_version: str
+
+
+MOST_PORTS = 16
+"""Far more than any device has: a count beyond is no count."""
+
+
+def parse_device(data: bytes | bytearray | memoryview, message: Message) -> ToldDevice | None:
+    """The device that one message of the GET dump is about; None where it lacks a name or an index."""
+    name, firmware_version = "", ""
     index: int | None = None
+    ports = 1
     for kind, begin, end in attributes(data, message.begin, message.end):
         if kind == DEVICE_NAME:
             name = _text(data, begin, end)
         elif kind == DEVICE_INDEX and end - begin == _U32.size:
             (index,) = _U32.unpack_from(data, begin)
-    return (name, index) if name and index is not None else None
+        elif kind == PORT_INDEX and end - begin == _U32.size:
+            ports = min(_U32.unpack_from(data, begin)[0], MOST_PORTS)
+        elif kind == FIRMWARE_VERSION:
+            firmware_version = _text(data, begin, end)
+    return ToldDevice(name, index, ports, firmware_version) if name and index is not None else None
+
+
+def parse_namespace_mode(data: bytes | bytearray | memoryview, message: Message) -> bool | None:
+    """Whether a SYS_GET answer says that each device is of one namespace alone; None where it says nothing of it."""
+    for kind, begin, end in attributes(data, message.begin, message.end):
+        if kind == NAMESPACE_MODE and end > begin:
+            return data[begin] == 0
+    return None
 
 
 def parse_statistics(data: bytes | bytearray | memoryview, message: Message) -> list[tuple[str, int]]:
@@ -189,20 +218,36 @@ class RdmaNetlink:
 
     def devices(self) -> dict[str, int]:
         """Index of each RDMA device by name. Raises UnsupportedError where this kernel does not answer."""
+        return {device.name: device.number for device in self.list_devices()}
+
+    def list_devices(self) -> tuple[ToldDevice, ...]:
+        """The RDMA devices of the socket's namespace. Raises as ``devices``."""
         self._send(DEVICE_GET, DUMP)
-        found: dict[str, int] = {}
+        found: list[ToldDevice] = []
         while True:
             length = self._receive()
             for message in messages(self.buffer, length):
                 if message.sequence != self._sequence:
                     continue
                 if message.kind == DONE:
-                    return found
+                    return tuple(found)
                 self._check(message, DEVICE_GET)
                 if (device := parse_device(self.buffer, message)) is not None:
-                    found[device[0]] = device[1]
+                    found.append(device)
                 if not message.flags & MULTI:
-                    return found
+                    return tuple(found)
+
+    def exclusive(self) -> bool:
+        """Whether a device that is given to a network namespace leaves the host's (Linux 5.3 and newer).
+
+        Raises UnsupportedError where this kernel does not tell, SourceError for any other failure.
+        """
+        self._send(SYSTEM_GET, 0)
+        answer = self._answer(SYSTEM_GET)[1]
+        mode = parse_namespace_mode(self.buffer, answer)
+        if mode is None:
+            raise UnsupportedError("RDMA netlink: the kernel tells no namespace mode")
+        return mode
 
     def statistics(self, device_index: int, port: int) -> int:
         """Have one port's counters in ``buffer``; the answer's length.
@@ -211,13 +256,17 @@ class RdmaNetlink:
         failure.
         """
         self._send(STATISTICS_GET, 0, (DEVICE_INDEX, device_index), (PORT_INDEX, port))
+        return self._answer(STATISTICS_GET)[0]
+
+    def _answer(self, expected: int) -> tuple[int, Message]:
+        """The answer to the newest request, in ``buffer``: its length and header."""
         for _ in range(_MOST_STRAY):
             length = self._receive()
             answer = next(messages(self.buffer, length), None)
             if answer is None or answer.sequence != self._sequence:
                 continue
-            self._check(answer, STATISTICS_GET)
-            return length
+            self._check(answer, expected)
+            return length, answer
         raise SourceError(f"RDMA netlink: {_MOST_STRAY} answers to other requests")
 
     def close(self) -> None:

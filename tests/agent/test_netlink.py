@@ -65,7 +65,7 @@ def test_a_shape_knows_when_it_does_not_fit() -> None:
 def test_a_device() -> None:
     data = message(netlink.DEVICE_GET, netlink.MULTI, 1, device("mlx5_0", 4))
     (only,) = messages(data, len(data))
-    assert parse_device(data, only) == ("mlx5_0", 4)
+    assert parse_device(data, only) == ("mlx5_0", 4, 1, "")
     nameless = message(netlink.DEVICE_GET, 0, 1, b"")
     (only,) = messages(nameless, len(nameless))
     assert parse_device(nameless, only) is None

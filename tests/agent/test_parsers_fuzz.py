@@ -135,6 +135,7 @@ def read_all(data: bytes) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     for one in netlink.messages(data, len(data)):
         netlink.parse_device(data, one)
+        netlink.parse_namespace_mode(data, one)
         found += [(name, struct.unpack_from("=Q", data, at)[0]) for name, at in netlink.parse_statistics(data, one)]
     return found
 

@@ -65,7 +65,14 @@ RDMA: tuple[Metric, ...] = (
            "Counter files of the device that answer with an error or no number; they are tried again after ten "
            "minutes.", "", ("device",), "itself"),
     Metric("gangwatch_rdma_statistics_source_info", "info",
-           "Where the device's hardware counters are read: netlink, or files.", "", ("device", "source"), "itself"),
+           "Where the device's hardware counters are read: netlink, files, or the namespace of a container.", "",
+           ("device", "source"), "itself"),
+    Metric("gangwatch_rdma_namespaces_exclusive", "gauge",
+           "Whether a device that is given to a container leaves the host (`rdma system show`).", "", (),
+           "netlink SYS_GET"),
+    Metric("gangwatch_rdma_namespaces_unreadable", "gauge",
+           "Containers' network namespaces that could not be entered to read their devices' counters.", "", (),
+           "setns(2)"),
 
     # --- the port's state ---
     Metric("gangwatch_rdma_port_state", "gauge",

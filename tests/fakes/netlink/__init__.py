@@ -64,6 +64,7 @@ class FakeRdma:
     counters: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     silent: bool = False
     refuses: int = 0
+    exclusive: bool = False
     stale: int = 0
     """So many answers to requests of long ago come before the right one."""
     indexes: dict[str, int] = field(default_factory=dict)
@@ -99,6 +100,9 @@ class FakeRdma:
                 message(kind, netlink.MULTI, sequence, device(name, self.index_of(name))) for name in self.counters
             )
             return [*before, listed, message(netlink.DONE, netlink.MULTI, sequence, struct.pack("=i", 0))]
+        if kind == netlink.SYSTEM_GET:
+            mode = attribute(netlink.NAMESPACE_MODE, bytes([not self.exclusive]))
+            return [*before, message(kind, 0, sequence, mode)]
         asked = {
             name: struct.unpack_from("=I", request, begin)[0]
             for name, begin, _ in netlink.attributes(request, netlink.HEADER.size, len(request))
