@@ -4,8 +4,10 @@ Where OpenTelemetry's hardware conventions have a metric for a number, it goes u
 everything else under ours. https://opentelemetry.io/docs/specs/otlp/ and opentelemetry-proto 1.x
 (metrics/v1/metrics.proto, whose field numbers stand beside each field here).
 
-A counter's start time is left unknown (0): the driver or the kernel counts from its own beginning, which it does not
-tell, and a wrong start would turn a total into a false rate.
+When a counter began, the driver or the kernel does not tell. As OpenTelemetry's data model has it for cumulative
+streams of unknown start, the first point of a series begins at its own time, and those that follow keep that start: a
+receiver then takes differences, and never a total for what came since. A counter that fell began anew after its point
+before, whose time is the new start.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from typing import NamedTuple
 
 from agent.schema.frame import Frame, Layout, check_fits
 from exporter import protobuf
@@ -41,7 +44,7 @@ class Otlp:
         self._scope = protobuf.block(1, protobuf.text(1, "gangwatch") + protobuf.text(2, version("gangwatch")))
         self._points: Points | None = None
         self._groups: list[_Group] = []
-        self._slots: list[tuple[_Group, bytes, Convention | None]] = []
+        self._slots: list[_Slot] = []
         self._resource = b""
 
     def headers(self) -> Mapping[str, str]:
@@ -55,14 +58,18 @@ class Otlp:
         for group in self._groups:
             group.points.clear()
         for at, value, time_ns in self._points.values(frame):
-            group, prefix, convention = self._slots[at]
-            if convention is not None:
-                value = convention.value(value)
-            # NumberDataPoint: attributes 7 (rendered once), time_unix_nano 3, as_double 4 or as_int 6.
+            slot = self._slots[at]
+            # NumberDataPoint: attributes 7 (rendered once), start_time_unix_nano 2, time_unix_nano 3, as_double 4 or
+            # as_int 6.
+            head = slot.attributes
+            if slot.stream is not None:
+                head += protobuf.fixed64(2, slot.stream.began(value, time_ns))
+            if slot.convention is not None:
+                value = slot.convention.value(value)
             number = (
                 protobuf.sfixed64(6, value) if isinstance(value, int) and value < 2**63 else protobuf.double(4, value)
             )
-            group.points.append(protobuf.block(1, prefix + protobuf.fixed64(3, time_ns) + number))
+            slot.group.points.append(protobuf.block(1, head + protobuf.fixed64(3, time_ns) + number))
         # ScopeMetrics: scope 1, metrics 2, schema_url 3. ResourceMetrics: resource 1, scope_metrics 2.
         metrics = b"".join(group.message() for group in self._groups if group.points)
         scope = protobuf.block(2, self._scope + metrics + protobuf.text(3, SCHEMA_URL))
@@ -80,6 +87,8 @@ class Otlp:
         """Sort points into metrics and render every attribute, once a layout."""
         self._resource = protobuf.block(1, attributes({"service.name": "gangwatch", "host.name": layout.node}, 1))
         groups: dict[tuple[str, bool], _Group] = {}
+        # A series that stays goes on from where it began; what is gone is forgotten.
+        streams = {slot.series: slot.stream for slot in self._slots}
         self._slots = []
         models = {
             dict(point.labels).get("gpu", ""): dict(point.labels)
@@ -98,8 +107,39 @@ class Otlp:
                 name, unit, about = convention.name, convention.unit, convention.description
                 pairs = convention.attributes(labels, models.get(labels.get("gpu", ""), {}))
             group = groups.setdefault((name, is_sum), _Group(name, about, unit, is_sum, monotonic))
-            self._slots.append((group, attributes(pairs, 7), convention))
+            series = (point.metric.name, point.labels)
+            stream = (streams.get(series) or _Stream()) if is_sum and monotonic else None
+            self._slots.append(_Slot(group, attributes(pairs, 7), convention, series, stream))
         self._groups = list(groups.values())
+
+
+class _Stream:
+    """When the points of one counter began."""
+
+    __slots__ = ("_before", "_start_ns", "_time_ns")
+
+    def __init__(self) -> None:
+        self._start_ns = self._time_ns = 0
+        self._before: float | int = 0
+
+    def began(self, value: float | int, time_ns: int) -> int:
+        """The start time of a point. time_ns: its own, by a wall clock that may have been set back."""
+        if not self._start_ns or time_ns < self._start_ns:
+            self._start_ns = time_ns
+        elif value < self._before:
+            self._start_ns = min(self._time_ns, time_ns)
+        self._before, self._time_ns = value, time_ns
+        return self._start_ns
+
+
+class _Slot(NamedTuple):
+    """Where one column's points go. stream: of a counter."""
+
+    group: _Group
+    attributes: bytes
+    convention: Convention | None
+    series: tuple[str, tuple[tuple[str, str], ...]]
+    stream: _Stream | None
 
 
 class _Group:

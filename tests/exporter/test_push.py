@@ -262,6 +262,47 @@ def test_a_point_carries_its_own_tiers_time(receiver: Receiver) -> None:
     assert points["gangwatch_host_cpus", ()].time_unix_nano == WALL_NS - 7_000_000_000
 
 
+def test_a_counter_begins_with_its_first_point_and_anew_with_each_fall() -> None:
+    """The data model's rule for streams of unknown start: no receiver may take a total for what came since."""
+    port = (("device", "mlx5_0"), ("port", "1"))
+    energy, packets = (
+        ("gangwatch_gpu_energy_joules_total", (("gpu", "G"),)),
+        ("gangwatch_rdma_port_link_downed_total", port),
+    )
+    otlp = Otlp()
+
+    def told(seconds: int, joules: int, downed: int, more: bool = False) -> dict[str, tuple[int, int, float]]:
+        """Start, time (seconds after the beginning) and value of each point."""
+        columns = [Column(*energy), Column(*packets), *([Column(packets[0], (("device", "b"), ("port", "1")))] * more)]
+        layout = make_layout("n0", [Tier("any", 1.0)], [], columns)
+        one = frame_of(layout, [], [joules, downed, 7][: 2 + more])
+        frame = Frame(
+            *(one.node, one.boot_id, one.agent_id, 1, one.layout_id, WALL_NS + seconds * 10**9, one.monotonic_ns),
+            *(one.tier_ns * 0, one.gauges, one.counters, one.counters_valid),
+        )
+        request = ExportMetricsServiceRequest.FromString(gzip.decompress(otlp.encode(layout, frame, lambda _: True)))
+        return {
+            name + dict(labels).get("device", ""): (
+                (point.start_time_unix_nano - WALL_NS) // 10**9,
+                (point.time_unix_nano - WALL_NS) // 10**9,
+                number(point),
+            )
+            for (name, labels), point in points_of(request).items()
+        }
+
+    downed = packets[0] + "mlx5_0"
+    assert told(0, 5000, 3) == {"hw.energy": (0, 0, 5.0), downed: (0, 0, 3)}
+    assert told(15, 6000, 3) == {"hw.energy": (0, 15, 6.0), downed: (0, 15, 3)}
+    assert told(30, 100, 4)["hw.energy"] == (15, 30, 0.1), "the driver was loaded anew after the point before"
+    after = told(45, 200, 1, more=True)
+    assert after["hw.energy"] == (15, 45, 0.2), "another layout is no new beginning"
+    assert after[downed] == (30, 45, 1) and after[packets[0] + "b"] == (45, 45, 7)
+    assert told(-100, 300, 1)["hw.energy"] == (-100, -100, 0.3), (
+        "a clock that was set back: never a start after the point"
+    )
+    assert told(-85, 400, 1)["hw.energy"] == (-100, -85, 0.4)
+
+
 def test_frames_are_pushed_at_their_interval_over_one_connection(
     receiver: Receiver, start: Callable[..., Pusher]
 ) -> None:
