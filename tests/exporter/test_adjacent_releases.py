@@ -1,0 +1,110 @@
+"""An agent and a controller of neighbouring releases, over HTTP, in both directions.
+
+What another release would send is what this one sends, with its own version number, fields that this one has not heard
+of, and metrics that it does not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.schema.catalog import BY_NAME
+from agent.schema.clock import SystemClock
+from agent.schema.frame import (
+    WIRE_VERSION,
+    AnyLayout,
+    Column,
+    Frame,
+    Layout,
+    Tier,
+    encode_frame,
+    encode_layout,
+    make_layout,
+)
+from exporter import server
+from exporter.server import ThreadedServer, agent_app
+from scheduler_feedback.feed import Feed
+from tests.exporter.sample_frames import frame_of
+
+OF_NEXT_YEAR = Column("gangwatch_gpu_mood_ratio", (("gpu", "GPU-1"),))
+KNOWN = Column("gangwatch_gpu_power_watts", (("gpu", "GPU-1"),))
+COUNTED = Column("gangwatch_gpu_energy_joules_total", (("gpu", "GPU-1"),))
+
+
+def as_of(version: int, message: bytes) -> bytes:
+    """The message as a release of that wire version sends it."""
+    tree = msgspec.msgpack.decode(message)
+    tree["v"] = version
+    tree["of_another_release"] = {"deeply": [1, 2]}
+    if tree["k"] == "layout":
+        tree["layout"]["gauges"][0]["colour"] = "green"
+    return msgspec.msgpack.encode(tree)
+
+
+def follow(folder: Path, url: str, wanted: tuple[str, ...]) -> list[tuple[AnyLayout, Frame]]:
+    """What a controller's feed hears of the agent, until two frames came or it complains."""
+    got: list[tuple[AnyLayout, Frame]] = []
+    (folder / "n0.json").write_text(json.dumps({"pid": 1, "start_time": 1, "node": "n0", "url": url, "later": 1}))
+    feed = Feed(folder, lambda layout, frame, _ns: got.append((layout, frame)), wanted, SystemClock())
+
+    async def run() -> None:
+        running = asyncio.ensure_future(feed.run())
+        try:
+            async with asyncio.timeout(60):
+                while not got and not (feed.streams and feed.streams["n0"].complaint):
+                    await asyncio.sleep(0.01)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+    return got
+
+
+def made(layout: Layout) -> tuple[Layout, Frame]:
+    return layout, frame_of(layout, [612.5, 0.25][: len(layout.gauges)], [2**60 + 1])
+
+
+@pytest.mark.parametrize("version", [WIRE_VERSION - 1, WIRE_VERSION, WIRE_VERSION + 1])
+@pytest.mark.parametrize("wanted", [(), ("gangwatch_gpu_power_watts", "gangwatch_gpu_energy_joules_total")])
+def test_a_controller_hears_an_agent_of_another_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, wanted: tuple[str, ...]
+) -> None:
+    assert OF_NEXT_YEAR.metric not in BY_NAME
+    # To the agent itself its metrics are known, whichever they are.
+    layout = make_layout("n0", [Tier("any", 1.0)], [KNOWN] if wanted else [KNOWN, OF_NEXT_YEAR], [COUNTED])
+    monkeypatch.setattr(server, "encode_frame", lambda frame: as_of(version, encode_frame(frame)))
+    monkeypatch.setattr(server, "encode_layout", lambda layout: as_of(version, encode_layout(layout)))
+    with ThreadedServer(agent_app(lambda: made(layout), lambda _: lambda: None)) as agent:
+        ((told, frame), *_) = follow(tmp_path, agent.url, wanted)
+    assert told.whole().gauges[0] == KNOWN and told.whole().counters == (COUNTED,)
+    assert frame.gauges[0] == 612.5 and int(frame.counters[0]) == 2**60 + 1
+
+
+def test_an_agent_serves_a_controller_that_asks_for_what_it_does_not_know(tmp_path: Path) -> None:
+    layout = make_layout("n0", [Tier("any", 1.0)], [KNOWN], [COUNTED])
+    with ThreadedServer(agent_app(lambda: made(layout), lambda _: lambda: None)) as agent:
+        ((told, frame), *_) = follow(tmp_path, agent.url, (KNOWN.metric, OF_NEXT_YEAR.metric))
+        asked = urllib.request.Request(
+            f"{agent.url}/frames?metrics={KNOWN.metric},{OF_NEXT_YEAR.metric}", method="HEAD"
+        )
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            assert answer.headers[server.UNKNOWN_HEADER] == OF_NEXT_YEAR.metric, "what it does not know is said"
+    assert told.whole().gauges == (KNOWN,) and frame.gauges[0] == 612.5
+
+
+@pytest.mark.parametrize("version", [WIRE_VERSION - 2, WIRE_VERSION + 2])
+def test_releases_further_apart_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: int
+) -> None:
+    layout = make_layout("n0", [Tier("any", 1.0)], [KNOWN], [COUNTED])
+    monkeypatch.setattr(server, "encode_layout", lambda layout: as_of(version, encode_layout(layout)))
+    with ThreadedServer(agent_app(lambda: made(layout), lambda _: lambda: None)) as agent:
+        assert follow(tmp_path, agent.url, ()) == []
+    assert f"wire version {version}" in caplog.text and "upgrade" in caplog.text
