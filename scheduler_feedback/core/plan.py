@@ -243,13 +243,16 @@ class Plan:
 
     def free(self, tier: Tier, excluded: Collection[str] = ()) -> int:
         """Free slots of a tier, without those of the excluded nodes."""
+        all_of_it = sum([inside[0] for inside in self.free_in[tier::TIERS]])
+        if not excluded:
+            return all_of_it
         pools = self.pools(tier)
         without = 0
         for name in excluded:
             number = self.topology.number.get(name)
             if number is not None and self.pool[number] in pools:
                 without += self.count[number]
-        return sum(self.free_in[pool][0] for pool in pools) - without
+        return all_of_it - without
 
     def tightest(self, pool: int, count: int, barred: int = 0, within: int = 0) -> int:
         """Number of the pool's node that has the fewest free slots, but at least `count`; NOWHERE: there is none.

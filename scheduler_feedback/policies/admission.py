@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 
 from scheduler_feedback.core.job import JobKind, JobSpec
@@ -11,6 +12,9 @@ from scheduler_feedback.core.state import State
 # signal(7): these two can be neither caught nor blocked, so no job can save on them.
 _UNCATCHABLE = frozenset({"SIGKILL", "SIGSTOP"})
 _SIGNALS = frozenset(known.name for known in signal.Signals)
+
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""What no string that execve(2) is given may have: its end, and what is no character."""
 
 
 def admit_check(state: State, spec: JobSpec) -> str | None:
@@ -73,6 +77,8 @@ def _misshapen(spec: JobSpec) -> str | None:
 
 def _unspeakable(spec: JobSpec) -> str | None:
     """What execve(2) cannot be given, or None: NUL ends a string there, '=' ends the name of a variable."""
+    if not spec.environment and _NO_TEXT.search("".join((*spec.command, spec.working_directory, spec.name))) is None:
+        return None  # as nearly always
     for what, text in (
         *((f"argument {index} of the command", argument) for index, argument in enumerate(spec.command)),
         *((f"the value of the variable {name}", value) for name, value in spec.environment.items()),

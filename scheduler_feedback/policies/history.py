@@ -15,9 +15,8 @@ is served shortest first by it; one of wide spread is tried for a while, and the
 from __future__ import annotations
 
 import math
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Sequence
+from itertools import pairwise
 
 from scheduler_feedback.core.job import Job, JobSpec
 from scheduler_feedback.core.state import Ended, State
@@ -25,11 +24,13 @@ from scheduler_feedback.core.state import Ended, State
 BINS = 56
 """Half octaves from 1 s on: up to 2^28 s, eight years."""
 
-Spread = npt.NDArray[np.float64]
+Spread = Sequence[float]
 """How likely each bin is."""
 
-_EDGES: Spread = 2.0 ** (np.arange(BINS + 1) / 2)
-_MIDDLES: Spread = np.sqrt(_EDGES[:-1] * _EDGES[1:])
+# So few bins are worked through sooner than an array of them is made.
+_EDGES = [2.0 ** (number / 2) for number in range(BINS + 1)]
+_WIDTHS = [high - low for low, high in pairwise(_EDGES)]
+_MIDDLES = [math.sqrt(low * high) for low, high in pairwise(_EDGES)]
 _NEVER = (0.0,) * BINS
 _WEIGHT = 2.0
 """A kind is believed as if all jobs together had been seen so many times in it: the first few of a kind say little."""
@@ -66,12 +67,13 @@ def take_in(state: State) -> None:
     for ended in state.lately:
         number = bin_of(ended.seconds)
         own = kinds(ended)
-        base = _base(state)
+        everybody = state.history.get("", _NEVER)
+        likely = (everybody[number] + 1.0 / BINS) / (_total(everybody) + 1.0)  # ``_base`` of that bin
         for index, (kind, (_, fading)) in enumerate(zip(own, KINDS, strict=True)):
             counts = state.history.get(kind)
             if counts is None:
                 counts = state.history[kind] = [0.0] * BINS
-            foretold = (counts[number] + _WEIGHT * float(base[number])) / (sum(counts) + _WEIGHT)
+            foretold = (counts[number] + _WEIGHT * likely) / (_total(counts) + _WEIGHT)
             state.trust[index] = state.trust[index] * _SCORE_FADING + math.log(foretold)
             if fading < 1:
                 for other, count in enumerate(counts):
@@ -83,13 +85,17 @@ def take_in(state: State) -> None:
 
 def _base(state: State) -> Spread:
     """How likely each bin is for any job: all that ever ended, and one more that could have been of any length."""
-    counts = np.array(state.history.get("", _NEVER))
-    return (counts + 1.0 / BINS) / (_total(counts) + 1.0)
+    counts = state.history.get("", _NEVER)
+    total = _total(counts) + 1.0
+    return [(count + 1.0 / BINS) / total for count in counts]
 
 
-def _total(counts: Spread) -> float:
-    """The sum, added up in order: alike on every machine."""
-    return float(np.cumsum(counts)[-1])
+def _total(counts: Sequence[float]) -> float:
+    """The sum, added up in order: alike on every machine and with every Python (from 3.12 on ``sum`` compensates)."""
+    total = 0.0
+    for count in counts:
+        total += count
+    return total
 
 
 class Answers:
@@ -100,30 +106,35 @@ class Answers:
     def __init__(self, state: State) -> None:
         self._state = state
         self.taken_in_ns = state.renewed_ns
-        self._spreads: dict[str, Spread] = {}
-        self._expenses: dict[tuple[str, int, float], float] = {}
-        self._quantiles: dict[tuple[str, int, float], float] = {}
-        self._base = _base(state)
+        self._spreads: dict[_Who, Spread] = {}
+        self._expenses: dict[tuple[_Who, int, float], float] = {}
+        self._quantiles: dict[tuple[_Who, int, float], float] = {}
+        self._base = [_WEIGHT * likely for likely in _base(state)]
         scores = state.trust or [0.0] * len(KINDS)
         weights = [math.exp(score - max(scores)) for score in scores]
-        self._trust = [weight / sum(weights) for weight in weights]
+        total = _total(weights)
+        self._trust = [weight / total for weight in weights]
 
     def spread(self, spec: JobSpec) -> Spread:
         """How likely each bin is for the job's whole run time."""
-        own = kinds(spec)
-        found = self._spreads.get(own[0])
+        who = (spec.queue, spec.user, spec.workload, spec.ranks)
+        found = self._spreads.get(who)
         if found is None:
-            found = np.zeros(BINS)
-            for kind, trust in zip(own, self._trust, strict=True):
-                counts = np.array(self._state.history.get(kind, _NEVER))
-                found += trust / (_total(counts) + _WEIGHT) * (counts + _WEIGHT * self._base)
-            self._spreads[own[0]] = found
+            mixed = [0.0] * BINS
+            for kind, trust in zip(kinds(spec), self._trust, strict=True):
+                counts = self._state.history.get(kind, _NEVER)
+                share = trust / (_total(counts) + _WEIGHT)
+                mixed = [
+                    likely + share * (count + base)
+                    for likely, count, base in zip(mixed, counts, self._base, strict=True)
+                ]
+            found = self._spreads[who] = mixed
         return found
 
     def expense(self, spec: JobSpec, done_seconds: float, restart_seconds: float) -> float:
         """``expense`` of the job; what is done is taken in steps of an eighth of an octave."""
         step, done = _step(done_seconds)
-        kind = (kinds(spec)[0], step, restart_seconds)
+        kind = ((spec.queue, spec.user, spec.workload, spec.ranks), step, restart_seconds)
         found = self._expenses.get(kind)
         if found is None:
             found = self._expenses[kind] = expense(self.spread(spec), done, restart_seconds)
@@ -132,11 +143,14 @@ class Answers:
     def quantile(self, spec: JobSpec, done_seconds: float, share: float) -> float:
         """``quantile`` of the job; what is done is taken in steps of an eighth of an octave."""
         step, done = _step(done_seconds)
-        kind = (kinds(spec)[0], step, share)
+        kind = ((spec.queue, spec.user, spec.workload, spec.ranks), step, share)
         found = self._quantiles.get(kind)
         if found is None:
             found = self._quantiles[kind] = quantile(self.spread(spec), done, share)
         return max(found, done_seconds)
+
+
+_Who = tuple[str, str, str, int]
 
 
 def _step(seconds: float) -> tuple[int, float]:
@@ -157,11 +171,15 @@ def expense(spread: Spread, done_seconds: float, restart_seconds: float = 0.0) -
     likely, widths, alive = _ahead(spread, done_seconds)
     if alive <= 0:
         return max(done_seconds, 1.0) * 2 + restart_seconds
-    ended = np.cumsum(likely)
-    # Those that end in a bin spend half of it on the average, those that outlive it all of it.
-    spent = np.cumsum((alive - ended + likely / 2) * widths)
-    worth = ended > 1e-9 * alive
-    return float(np.min((spent[worth] + restart_seconds * alive) / ended[worth]))
+    best, ended, spent = math.inf, 0.0, 0.0
+    least, restart = 1e-9 * alive, restart_seconds * alive
+    for ending, width in zip(likely, widths, strict=True):
+        ended += ending
+        # Those that end in a bin spend half of it on the average, those that outlive it all of it.
+        spent += (alive - ended + ending / 2) * width
+        if ended > least and (each := (spent + restart) / ended) < best:
+            best = each
+    return best
 
 
 def quantile(spread: Spread, done_seconds: float, share: float) -> float:
@@ -169,17 +187,22 @@ def quantile(spread: Spread, done_seconds: float, share: float) -> float:
     likely, _, alive = _ahead(spread, done_seconds)
     if alive <= 0:
         return max(done_seconds, 1.0) * 2
-    number = BINS - len(likely) + int(np.searchsorted(np.cumsum(likely), share * alive))
+    number, ended, wanted = BINS - len(likely), 0.0, share * alive
+    for ending in likely:
+        ended += ending
+        if ended >= wanted:
+            break
+        number += 1
     number = min(number, BINS - 1)
-    return max(float(_MIDDLES[number]), (done_seconds + float(_EDGES[number + 1])) / 2)
+    return max(_MIDDLES[number], (done_seconds + _EDGES[number + 1]) / 2)
 
 
-def _ahead(spread: Spread, done_seconds: float) -> tuple[Spread, Spread, float]:
+def _ahead(spread: Spread, done_seconds: float) -> tuple[Sequence[float], Sequence[float], float]:
     """Of the bins from what is done on: how likely, how wide, and how likely all together."""
     first = bin_of(done_seconds) if done_seconds >= 1 else 0
-    likely = spread[first:].copy()
-    lows = _EDGES[first:-1].copy()
-    if done_seconds > lows[0]:
-        likely[0] *= max((_EDGES[first + 1] - done_seconds) / (_EDGES[first + 1] - lows[0]), 0.0)
-        lows[0] = min(done_seconds, _EDGES[first + 1])
-    return likely, _EDGES[first + 1 :] - lows, _total(likely)
+    likely, widths = list(spread[first:]), _WIDTHS[first:]
+    low, high = _EDGES[first], _EDGES[first + 1]
+    if done_seconds > low:
+        likely[0] *= max((high - done_seconds) / (high - low), 0.0)
+        widths[0] = high - min(done_seconds, high)
+    return likely, widths, _total(likely)

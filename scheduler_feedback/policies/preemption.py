@@ -40,11 +40,11 @@ def due(state: State, now_ns: int) -> bool:
 
 def may_be_stopped(state: State, job: Job, now_ns: int) -> bool:
     """Whether the running gang may be stopped for another one now."""
-    spec = job.spec
-    if not (spec.preemptible and spec.restartable) or job.stop_reason is not None or job.attempt_started_ns is None:
+    spec, since_ns = job.spec, job.attempt_started_ns
+    if since_ns is None or job.stop_reason is not None or not (spec.preemptible and spec.restartable):
         return False
     least = state.policy.min_run_seconds if spec.min_run_seconds is None else spec.min_run_seconds
-    return now_ns - job.attempt_started_ns >= nanoseconds(least)
+    return now_ns - since_ns >= least * 1e9
 
 
 def lost_gpu_seconds(job: Job, now_ns: int) -> float:
@@ -147,9 +147,10 @@ def swap(turn: Turn, ledger: Ledger) -> None:
     if not ledger.line.order:
         return
     movable = []
+    jobs, doubtful = state.jobs, ledger.doubtful
     for job_id in ledger.held:
-        job = state.jobs[job_id]
-        if may_be_stopped(state, job, now_ns) and _frees(ledger, job):
+        job = jobs[job_id]
+        if may_be_stopped(state, job, now_ns) and (not doubtful or _frees(ledger, job)):
             if now_ns >= job.appraise_ns:
                 appraise(state, job, now_ns)
             movable.append((-job.urgency, job_id))
