@@ -33,13 +33,21 @@ from scheduler_feedback.core.job import Job, JobKind, JobState, RankRecord, Slot
 from scheduler_feedback.core.state import Backfilling, Order, State
 from scheduler_feedback.core.turn import Turn, nanoseconds, span
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
-from scheduler_feedback.policies import findings, observations, order, preemption, wishes
+from scheduler_feedback.policies import (
+    defragmentation,
+    findings,
+    observations,
+    order,
+    preemption,
+    resizing,
+    wishes,
+)
 from scheduler_feedback.policies.admission import admit_check
 from scheduler_feedback.policies.backfill import Backfill, Reservation, candidates, only, reserve
 from scheduler_feedback.policies.conservative import DEPTH, Profile
 from scheduler_feedback.policies.ledger import Ledger, ledger_of
 from scheduler_feedback.policies.migration import judge_running_gangs
-from scheduler_feedback.policies.placement import place, place_probe, still_usable, where
+from scheduler_feedback.policies.placement import attempt_speed, place, place_probe, still_usable, where
 from scheduler_feedback.policies.quarantine import let_time_pass, mark_accused_nodes
 from scheduler_feedback.policies.waiting import explain, paused, why_waits
 
@@ -84,8 +92,11 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
         else:
             if look:
                 preemption.swap(turn, ledger)
-            reservation = place_or_reserve(turn, ledger)  # 6  the head starts, or a place is kept for it
+            reservation = place_or_reserve(turn, ledger)  # 6  the head starts, or a place is kept for it,
+            if resizing.make_room(turn, ledger) or defragmentation.make_room(turn, ledger):  #   or made where it pays
+                reservation = place_or_reserve(turn, ledger)
             backfill(turn, ledger, reservation)  # 7  whoever does not delay it goes ahead
+            resizing.grow(turn, ledger)  #    what nobody waits for makes elastic gangs larger
     judge_running_gangs(turn, ledger)  # 8  is a gang with a slow member better moved?
     ask_for_stops(turn, ledger)
     return commit(turn, ledger, events)  # 9  what is to be done, and why
@@ -374,7 +385,9 @@ def start(turn: Turn, ledger: Ledger, job: Job, slots: tuple[Slot, ...], kind: s
     job.first_step_ns = None
     job.claim, job.failure, job.not_before_ns = [], "", 0
     job.expected_start_ns, job.appraise_ns = None, 0
-    job.action_id = turn.action_id()
+    job.proposed, job.action_id = "", turn.action_id()
+    gpu_type = turn.state.nodes[slots[0].node].gpu_type
+    job.speed = attempt_speed(turn.state.policy, job.spec, gpu_type, len(slots))
     ledger.file(job)
     spec = job.spec if len(slots) == job.spec.ranks else replace(job.spec, ranks=len(slots))
     turn.actions.append(StartGang(job.action_id, job.job_id, job.attempt, spec, slots, why))

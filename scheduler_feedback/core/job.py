@@ -33,6 +33,7 @@ class StopReason(StrEnum):
 
     CANCEL = "cancel"
     MIGRATE = "migrate"
+    RESIZE = "resize"  # an elastic gang goes on with another number of ranks
     PREEMPT = "preempt"  # its slots are for another gang; it waits again and resumes from its checkpoint
     RANK_FAILED = "rank-failed"
     START_FAILED = "start-failed"
@@ -182,6 +183,8 @@ class Job:
     estimate_seconds: what jobs alike have taken in all, when it was last looked at; None: not looked at.
     preemptions, migrations: how often it was stopped for another gang, and moved.
     array_of, array_index: the array that it is a member of, '' where it is none.
+    speed: at which the newest attempt works, as a share of what the estimates are for: by its ranks and GPU type.
+    proposed: what observe mode last told that it would do about it.
     """
 
     job_id: str
@@ -218,3 +221,5 @@ class Job:
     migrations: int = 0
     array_of: str = ""
     array_index: int = 0
+    speed: float = 1.0
+    proposed: str = ""

@@ -88,6 +88,8 @@ class Policy:
     las_thresholds: attained GPU-seconds at which a job falls into the next queue of LAS (Tiresias section 5: 2 queues).
     throughput: speed by workload ('' for all others) and GPU type.
     history_quantile: of the run times of jobs alike, what is taken for an estimate.
+    defragmentation_moves: most gangs that are moved at once so that another finds its slots in one domain; 0: none.
+    resize_horizon_seconds: how long slots that lie idle, and waits, are planned for when gangs are moved or resized.
     preempt_gain: a gang stops for another only where that is expected to spend so many times less for its end.
     """
 
@@ -122,6 +124,8 @@ class Policy:
     throughput: dict[str, dict[str, float]] = field(default_factory=dict)
     history_quantile: float = 0.6
     preempt_gain: float = 4.0
+    defragmentation_moves: int = 4
+    resize_horizon_seconds: float = 3600.0
 
 
 FAIR_POLICY = Policy(

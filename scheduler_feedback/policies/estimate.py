@@ -68,8 +68,8 @@ def remaining_ns(policy: Policy, job: Job) -> int:
         expected = _outlived(expected, done)
     began = job.attempt - (job.state in _HOLDING)
     restart = job.spec.restart_cost_seconds if began and job.progress_ns is None else 0.0
-    share = job.spec.ranks / len(job.ranks) if job.spec.min_ranks is not None and job.state in _HOLDING else 1.0
-    return nanoseconds(restart + (expected - done) * share)
+    left = expected - done
+    return nanoseconds(restart + (left / job.speed if job.speed != 1.0 and job.state in _HOLDING else left))
 
 
 def left_ns(policy: Policy, job: Job, now_ns: int) -> int:

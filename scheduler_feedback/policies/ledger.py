@@ -51,9 +51,10 @@ class Ledger:
 
     line: who waits, in order. held, claims: slots by job. ends: what is expected to become free, in order of time.
     claimants: jobs that wait with a place kept for them. probes: those that wait. stopping: jobs with a stop reason.
-    running: gangs that may be signalled. excluders: jobs that avoid nodes. doubtful: names of nodes that are not
-    healthy. unheld: jobs that not even the empty cluster could hold. hopeless: those whose wait can't end any more.
-    ended: (when, job id) of the jobs that have ended. clocks: a heap of instants at which something is due.
+    running: gangs that may be signalled. elastic: those that hold slots and can go on with more or fewer.
+    excluders: jobs that avoid nodes. doubtful: names of nodes that are not healthy. unheld: jobs that not even the
+    empty cluster could hold. hopeless: those whose wait can't end any more. ended: (when, job id) of the jobs that have
+    ended. clocks: a heap of instants at which something is due.
     fresh: jobs that came into the line since the last look at it. grown: whether since then something has happened that
     may let an older one start: slots came free, a node came back, a pause has ended. changed: whether anything has
     happened that decides a reservation.
@@ -68,6 +69,7 @@ class Ledger:
         "clocks",
         "dependencies",
         "doubtful",
+        "elastic",
         "ended",
         "ends",
         "ends_of",
@@ -103,11 +105,12 @@ class Ledger:
         self.stopping: set[str] = set()
         self.doubtful: set[str] = set()
         self.running: set[str] = set()
+        self.elastic: set[str] = set()
         self.excluders: set[str] = set()
         self.unheld: set[str] = set()
         self.hopeless: set[str] = set()
         self._groups: tuple[set[str], ...] = (self.claimants, self.probes, self.stopping, self.running, self.excluders)
-        self._groups += (self.unheld, self.hopeless)
+        self._groups += (self.unheld, self.hopeless, self.elastic)
         self.ended: list[tuple[int, str]] = []
         self.clocks: list[tuple[int, str]] = []
         self.fresh: set[str] = set()
@@ -210,6 +213,8 @@ class Ledger:
             self.file(job)
             return
         self.running.add(job.job_id)
+        if job.job_id in self.elastic:  # it may be resized from now on
+            self.grown = True
         if not job.excluded_nodes:
             self.excluders.discard(job.job_id)
         if job.spec.kind is JobKind.PROBE and job.attempt_started_ns is not None:
@@ -250,7 +255,7 @@ class Ledger:
             if claim:  # a claim may lie on slots that the one to be stopped still holds
                 for other in self.stopping:
                     self.plan_or_none.hold(self.held.get(other, _NONE))
-        self.shares.use(job.spec.queue, -len(held or claim))
+        self.shares.use(job.spec.queue, -max(len(held), len(claim)))
         self.grown = self.changed = True
 
     def _add(self, job: Job) -> None:
@@ -281,7 +286,8 @@ class Ledger:
         if job.claim:
             if self.plan_or_none is not None:
                 self.plan_or_none.hold(job.claim)
-            self.shares.use(job.spec.queue, len(job.claim) if state not in _HOLDING else 0)
+            held = len(job.ranks) if state in _HOLDING else 0
+            self.shares.use(job.spec.queue, max(len(job.claim) - held, 0))
             self.changed = True
         if job.claim or state in _HOLDING:
             self._expect(job)
@@ -295,6 +301,8 @@ class Ledger:
         self.changed = True
         if job.state is JobState.RUNNING:
             self.running.add(job.job_id)
+        if (job.spec.min_ranks is not None or job.spec.max_ranks is not None) and job.spec.restartable:
+            self._hold_elastic(job)
         if self.policy.preempt and self.policy.order is Order.LAS:
             self.watch_fall(job)
         if job.attempt_started_ns is not None:
@@ -305,6 +313,17 @@ class Ledger:
             elif job.state is JobState.RUNNING and job.spec.kind is JobKind.PROBE:
                 at_ns = job.attempt_started_ns + nanoseconds(policy.probe_timeout_seconds)
                 heappush(self.clocks, (at_ns, job.job_id))
+
+    def _hold_elastic(self, job: Job) -> None:
+        """Remember the gang, and wake when it may be resized."""
+        self.elastic.add(job.job_id)
+        policy = self.policy
+        least = policy.min_run_seconds if job.spec.min_run_seconds is None else job.spec.min_run_seconds
+        at_ns = (job.attempt_started_ns or 0) + nanoseconds(least)
+        if job.last_migration_ns is not None:
+            at_ns = max(at_ns, job.last_migration_ns + nanoseconds(policy.migration_cooldown_seconds))
+        if at_ns > self.state.now_ns:
+            heappush(self.clocks, (at_ns, job.job_id))
 
     def watch_fall(self, job: Job) -> None:
         """Of LAS: wake when the job falls into the next queue."""
@@ -369,16 +388,26 @@ class Ledger:
             if job_id in self.line:  # a pause has ended, or it has waited too long
                 self.file(self.state.jobs[job_id])
                 self.grown = self.changed = True
-            elif job_id in self.claimants or (job_id in self.held and self.policy.order is Order.LAS):
+            elif job_id in self.claimants or (
+                job_id in self.held and (self.policy.order is Order.LAS or job_id in self.elastic)
+            ):
                 self.grown = self.changed = True
         return found
 
     def most_ranks(self, job: Job) -> int | None:
-        """Ranks that the job may have by its queue's limits, where that is fewer than it asks for; None: it is not."""
+        """Ranks that the job may have: fewer than it asks for by its queue's limits, more where it waits alone.
+
+        None: as many as it asks for.
+        """
+        spec = job.spec
+        alone = spec.max_ranks is not None and spec.restartable and len(self.line) == 1 and not self.claimants
         if not self.shares.limited:
-            return None
-        left = self.shares.left(job.spec.queue)
-        return left if left is not None and left < job.spec.ranks else None
+            return spec.max_ranks if alone else None
+        left = self.shares.left(spec.queue)
+        most = spec.max_ranks if alone and spec.max_ranks is not None else spec.ranks
+        if left is not None and left < most:
+            return left
+        return most if alone else None
 
     def most_ranks_instead(self, job: Job) -> int | None:
         """``most_ranks``, were the running job to be started anew in place of what it holds."""

@@ -119,7 +119,7 @@ def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
     completed = event.started and all(codes.get(r.rank, other) == 0 for r in job.ranks)
     # Many trainings save and exit with 0 when told to stop. One that had finished all the same loses nothing by another
     # attempt: it resumes from its last checkpoint and ends at once.
-    again = job.stop_reason in (StopReason.MIGRATE, StopReason.PREEMPT)
+    again = job.stop_reason in (StopReason.MIGRATE, StopReason.PREEMPT, StopReason.RESIZE)
     saved = again and event.signalled
     if job.stop_reason is StopReason.CANCEL:
         end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
@@ -129,8 +129,8 @@ def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
         history.learn(turn.state, job, _lived(job))
         end(turn, job, JobState.COMPLETED, "all ranks exited with 0")
     elif again:
-        moved = job.stop_reason is StopReason.MIGRATE
-        _wait_again(turn, job, "stopped to be moved" if moved else job.failure or "stopped for another gang")
+        why = job.failure if job.stop_reason is not StopReason.MIGRATE else ""
+        _wait_again(turn, job, why or ("stopped to be moved" if job.claim else "stopped to wait for another place"))
     elif job.stop_reason is None and not event.started:
         end(turn, job, JobState.FAILED, f"it could not be started: {event.reason or 'the backend gave no reason'}")
     else:
@@ -207,7 +207,7 @@ def _lived(job: Job) -> float:
     """The work that it took the job to end, in seconds."""
     if job.spec.restartable:
         return job.done_seconds or 0.0
-    return ((job.attempt_ended_ns or 0) - (job.attempt_started_ns or 0)) / 1e9
+    return ((job.attempt_ended_ns or 0) - (job.attempt_started_ns or 0)) / 1e9 * job.speed
 
 
 def _work_done(job: Job, begun_ns: int, ran: bool) -> float:
@@ -217,9 +217,9 @@ def _work_done(job: Job, begun_ns: int, ran: bool) -> float:
     if not ran or not job.spec.restartable:
         return done
     if job.progress_ns is not None:
-        return done + max(job.attempt_ended_ns - job.progress_ns, 0) / 1e9
+        return done + max(job.attempt_ended_ns - job.progress_ns, 0) / 1e9 * job.speed
     restart = job.spec.restart_cost_seconds if job.attempt > 1 else 0.0
-    return done + max((job.attempt_ended_ns - begun_ns) / 1e9 - restart, 0.0)
+    return done + max((job.attempt_ended_ns - begun_ns) / 1e9 - restart, 0.0) * job.speed
 
 
 def _wait_again(turn: Turn, job: Job, why: str) -> None:

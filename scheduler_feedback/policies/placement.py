@@ -67,10 +67,11 @@ def place(
         return plan.take_from(number, ranks)
     if (slots := _place(plan, spec, ranks, barred, suspects, policy)) is not None:
         return slots
-    if spec.min_ranks is None or spec.min_ranks >= ranks:
+    least = spec.min_ranks or spec.ranks
+    if least >= ranks:
         return None
     # More ranks never fit where fewer do not: the largest number that fits is found by halving.
-    least, beyond, best = spec.min_ranks, ranks, None
+    beyond, best = ranks, None
     while least < beyond:
         middle = (least + beyond) // 2
         mark = plan.checkpoint()
@@ -148,6 +149,13 @@ def _lay_beside(plan: Plan, pools: tuple[int, int], spec: JobSpec, ranks: int, b
         plan.rollback(mark)
         barred |= plan.topology.bits[worst]
     return slots
+
+
+def attempt_speed(policy: Policy, spec: JobSpec, gpu_type: str, ranks: int) -> float:
+    """At which so many ranks on that type work, as a share of what the estimates are for; in proportion to ranks."""
+    if ranks == spec.ranks and not spec.throughput and not policy.throughput:
+        return 1.0
+    return ranks / spec.ranks * speed(policy, spec, gpu_type)
 
 
 def types_for(plan: Plan, spec: JobSpec, policy: Policy | None) -> Collection[int]:

@@ -28,6 +28,8 @@ from scheduler_feedback.core.events import (
     AttemptRunning,
     Event,
     FirstStep,
+    FreezeSet,
+    NodeCommand,
     NodeCommanded,
     NodeSeen,
     PolicySet,
@@ -61,7 +63,6 @@ class Living:
     ends_ns: int
     code: int
     kind: JobKind
-    queue: str
     warm_ns: int = 0
     seen: bool = False
     stopping: StopGang | None = None
@@ -86,6 +87,7 @@ class Ordeal:
     submitted: int = 0
     cycles: int = 0
     counts: dict[str, int] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.state = State(policy=self.policy)
@@ -199,7 +201,7 @@ class Ordeal:
             else:
                 self._stop(action, frozen_before and self.state.frozen)
         self._check_claims()
-        self._check_quota()
+        self._check_quota(any(isinstance(event, PolicySet) for event in events))
         self._check_order()
         self._check_quarantine(standing, events)
         self._check_promise(events, outcome)
@@ -225,7 +227,7 @@ class Ordeal:
         code = 0 if probe else self.codes[action.job_id]
         ends_ns = self.now_ns + max(round(seconds * SECOND), 1)
         self.alive[action.job_id, action.attempt] = Living(
-            slots, self.now_ns, ends_ns, code, job.spec.kind, job.spec.queue, round(warm * SECOND)
+            slots, self.now_ns, ends_ns, code, job.spec.kind, round(warm * SECOND)
         )
 
     def _stop(self, action: StopGang, frozen: bool) -> None:
@@ -253,21 +255,26 @@ class Ordeal:
                 holder = self.owner.get(slot, job.job_id)
                 assert holder == job.job_id or self.state.jobs[holder].stop_reason is not None, f"{holder} stays there"
 
-    def _check_quota(self) -> None:
+    def _check_quota(self, anew: bool) -> None:
+        """What runs and what is kept for gangs on the move. Other settings may leave a queue above; it may not grow."""
         if not self.policy.queues:
             return
         queues = {queue.name: queue for queue in self.policy.queues}
+        taken = {job_id: len(living.slots) for (job_id, _), living in self.alive.items()}
+        for job in self.state.jobs.values():
+            if job.claim:
+                taken[job.job_id] = max(taken.get(job.job_id, 0), len(job.claim))
         held = dict.fromkeys(queues, 0)
-        for living in self.alive.values():
-            name = living.queue
+        for job_id, slots in taken.items():
+            name = self.state.jobs[job_id].spec.queue
             while name in queues:
-                held[name] += len(living.slots)
+                held[name] += slots
                 name = queues[name].parent
         for name, queue in queues.items():
             most = _most(queue)
-            grown = held[name] > self.counts.get(f"held {name}", 0)
+            grown = not anew and held[name] > self.held.get(name, 0)
             assert not grown or held[name] <= most, f"queue {name} holds {held[name]} slots of {most}"
-            self.counts[f"held {name}"] = held[name]  # other settings may leave it above; it may not grow then
+        self.held = held
 
     def _check_order(self) -> None:
         line = ledger_of(self.state).line.order
@@ -357,7 +364,8 @@ class Ordeal:
 
     def end_well(self) -> None:
         """Nothing bad happens any more: everything ends, or says why it never can."""
-        self.cycle(PolicySet(self.policy), *(self.node(number) for number in range(len(self.sizes))))
+        self.cycle(FreezeSet(False), *(self.node(number) for number in range(len(self.sizes))))
+        self.cycle(*(NodeCommanded(name, NodeCommand.RELEASE) for name in self.state.nodes))
         for _ in range(60):
             if all(job.state.ended or job.state is JobState.PENDING for job in self.state.jobs.values()):
                 self.advance(0.1)

@@ -240,7 +240,9 @@ class World:
         assert [end for end in kept.ends if end.at_ns > self.state.now_ns] == [
             end for end in anew.ends if end.at_ns > self.state.now_ns
         ]
-        for name in ("held", "claims", "claimants", "probes", "stopping", "doubtful", "running", "excluders", "unheld"):
+        for name in ("held", "claims", "claimants", "probes", "stopping", "doubtful", "running", "elastic"):
+            assert getattr(kept, name) == getattr(anew, name), name
+        for name in ("excluders", "unheld", "hopeless"):
             assert getattr(kept, name) == getattr(anew, name), name
         assert kept.shares.held == anew.shares.held
         assert sorted(kept.ended) == anew.ended

@@ -52,9 +52,9 @@ def work_done(job: Job, now_ns: int) -> float:
     if not job.state.holds_slots or job.attempt_started_ns is None:
         return done_seconds(job)
     if job.progress_ns is not None:
-        return (job.done_seconds or 0.0) + max(now_ns - job.progress_ns, 0) / 1e9
+        return (job.done_seconds or 0.0) + max(now_ns - job.progress_ns, 0) / 1e9 * job.speed
     restart = job.spec.restart_cost_seconds if job.attempt > 1 else 0.0
-    return done_seconds(job) + max((now_ns - job.attempt_started_ns) / 1e9 - restart, 0.0)
+    return done_seconds(job) + max((now_ns - job.attempt_started_ns) / 1e9 - restart, 0.0) * job.speed
 
 
 def _restart(job: Job) -> float:
