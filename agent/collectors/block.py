@@ -13,6 +13,8 @@ import numpy as np
 
 from agent.schema.frame import Column, CounterArray, GaugeArray, Record, ValidArray
 
+_MOST = (1 << 64) - 1
+
 
 class Block:
     """The series of one collector and their newest values; everything is absent until it is set.
@@ -40,8 +42,11 @@ class Block:
         self.gauges[index] = value
 
     def set_counter(self, index: int, value: int) -> None:
-        """Give counter column `index` a value. Raises OverflowError outside 0 .. 2^64 - 1."""
-        self.counters[index] = value
+        """Give counter column `index` a value, which turns at 2^64: nanoseconds of 256 processors do in two years.
+
+        Raises OverflowError for a negative one.
+        """
+        self.counters[index] = value if value <= _MOST else value & _MOST
         self.counters_valid[index] = True
 
     def clear(self) -> None:

@@ -10,7 +10,7 @@ from agent.collectors.block import Block
 from agent.schema.errors import UnsupportedError
 from agent.schema.frame import Column
 from agent.sources.counter_files import CounterFiles
-from agent.sources.sysfs import names_in, pci_address_of, read_text
+from agent.sources.sysfs import is_number, names_in, pci_address_of, read_text
 
 INTERVAL_SECONDS = 10.0
 
@@ -44,14 +44,14 @@ def parse_flag(text: str) -> float:
 
 def parse_speed(text: str) -> float:
     """speed: megabits a second, given as bytes a second. Raises ValueError where it is not known (-1, or empty)."""
-    if not (text.isascii() and text.isdigit()) or int(text) in (0, 0xFFFFFFFF):
+    if not is_number(text) or int(text) in (0, 0xFFFFFFFF):
         raise ValueError(f"{text[:40]!r} is no speed")
     return int(text) * 1e6 / 8
 
 
 def parse_bytes(text: str) -> float:
     """mtu. Raises ValueError for anything but a number."""
-    if not (text.isascii() and text.isdigit()):
+    if not is_number(text):
         raise ValueError(f"{text[:40]!r} is no number")
     return float(text)
 

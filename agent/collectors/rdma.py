@@ -24,7 +24,7 @@ from agent.sources.counter_files import CounterFiles
 from agent.sources.ethtool import Ethtool, RecordedEthtool, StatisticsSource
 from agent.sources.infiniband import DeviceFinder, RdmaDevice, parse_rate, parse_state
 from agent.sources.netlink import RdmaNetlink
-from agent.sources.sysfs import is_kernel_tree, read_text
+from agent.sources.sysfs import is_kernel_tree, is_number, read_text
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class SlowCounters:
         good = self._files.read_into(self._cells, self._valid)
         for index, level in enumerate(self._levels):
             text = read_text(level.path)
-            if text.isascii() and text.isdigit():
+            if is_number(text):
                 block.set_gauge(index, int(text) * level.meaning.scale)
         for position, folder in enumerate(self._ports):
             good += self._set_state(len(self._levels) + position * len(_STATES), folder)

@@ -30,6 +30,13 @@ def read_file(path: str) -> bytes:
         os.close(descriptor)
 
 
+def whole(digits: bytes) -> int:
+    """A count as the kernel writes it. Raises ValueError for anything else: int() alone takes signs and underscores."""
+    if not digits.isdigit():
+        raise ValueError(f"{digits[:40]!r} is no count")
+    return int(digits)
+
+
 class KeptFile:
     """A kernel file that is read once a tick through one descriptor.
 

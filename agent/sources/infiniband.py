@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from agent.sources.sysfs import names_in, pci_address_of, read_text
+from agent.sources.sysfs import is_number, names_in, pci_address_of, read_text
 
 SWITCH_MANAGEMENT = b"SW_MNG"
 """In the vital product data of the ConnectX functions through which NVLink switches are managed on HGX B200 and B300:
@@ -29,6 +29,10 @@ _INFINIBAND_CLASS = "0x0207"
 
 _REPRESENTOR = re.compile(r"^(c\d+)?pf\d+(vf|sf)\d+$")
 """phys_port_name of the netdevs that stand for a switch-mode NIC's virtual functions."""
+
+
+_NETDEV = re.compile(r"^(?!\.{1,2}$)[!-.0-9;-~]{1,15}$", re.ASCII)
+"""What a network interface may be called (dev_valid_name, IFNAMSIZ); it becomes part of paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,9 @@ def _known(numa_node: str) -> str:
 def _port(path: str, number: str, netdevs: Mapping[str, str]) -> Port:
     folder = f"{path}/ports/{number}"
     # The first entry of the GID table names the port's netdev; an empty one answers EINVAL.
-    netdev = read_text(f"{folder}/gid_attrs/ndevs/0") or netdevs.get(number, "")
+    netdev = read_text(f"{folder}/gid_attrs/ndevs/0")
+    if not _NETDEV.match(netdev):
+        netdev = netdevs.get(number, "")
     return Port(
         number=number,
         link_layer=read_text(f"{folder}/link_layer"),
@@ -187,7 +193,7 @@ def _netdevs(device: str) -> dict[str, str]:
 def parse_state(text: str) -> int:
     """'4: ACTIVE' or '5: LinkUp': the number. Raises ValueError for anything else."""
     number, colon, _ = text.partition(":")
-    if not colon or not (number.isascii() and number.isdigit()):
+    if not colon or not is_number(number):
         raise ValueError(f"{text[:40]!r} is no port state")
     return int(number)
 

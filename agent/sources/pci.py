@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from agent.schema.errors import SourceError
 from agent.schema.topology import PciDevice, path_of
-from agent.sources.sysfs import names_in, read_text
+from agent.sources.sysfs import is_number, names_in, read_text
 
 NVIDIA = "0x10de"
 
@@ -72,7 +72,7 @@ class FunctionFinder:
         driver = f"{real}/driver"
         return Function(
             # -1 is what the kernel writes where the firmware does not tell.
-            PciDevice(address, path_of(real), int(node) if node.isascii() and node.isdigit() else None),
+            PciDevice(address, path_of(real), int(node) if is_number(node) else None),
             real,
             kind,
             os.path.basename(os.path.realpath(driver)) if os.path.exists(driver) else "",
@@ -104,7 +104,7 @@ MOST_LANES = 32
 
 def parse_width(text: str) -> int | None:
     """'16': lanes; None where the device tells none (0, or 63 and 255 of one that is off the bus)."""
-    if not (text.isascii() and text.isdigit()):
+    if not is_number(text):
         raise ValueError(f"{text[:40]!r} is no link width")
     lanes = int(text)
     return lanes if 0 < lanes <= MOST_LANES else None

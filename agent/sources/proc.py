@@ -11,7 +11,7 @@ import os
 from typing import NamedTuple
 
 from agent.schema.errors import SourceError
-from agent.sources.files import read_file
+from agent.sources.files import read_file, whole
 
 CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 """USER_HZ, the unit of ticks in /proc (100 on every Linux that people run)."""
@@ -48,7 +48,7 @@ def parse_stat(data: bytes) -> CpuTimes:
             break
         processors += 1
     try:
-        ticks = tuple(map(int, lines[0].split()[1 : 1 + len(CPU_MODES)]))
+        ticks = tuple(map(whole, lines[0].split()[1 : 1 + len(CPU_MODES)]))
     except ValueError:
         raise SourceError(f"/proc/stat: {lines[0][:80]!r}") from None
     return CpuTimes(ticks, processors)
@@ -130,7 +130,7 @@ def _meminfo_bytes(data: bytes, key: bytes) -> int | None:
         return None
     words = data[start : start + 80].split(None, 2)
     try:
-        return int(words[1]) * 1024
+        return whole(words[1]) * 1024
     except (IndexError, ValueError):
         raise SourceError(f"/proc/meminfo: {data[start : start + 40]!r}") from None
 
@@ -149,7 +149,7 @@ def parse_pressure(data: bytes) -> Pressure:
     for line in data.splitlines():
         kind, _, rest = line.partition(b" ")
         try:
-            total = int(rest.rpartition(b"total=")[2])
+            total = whole(rest.rpartition(b"total=")[2])
         except ValueError:
             raise SourceError(f"/proc/pressure: {line[:80]!r}") from None
         if kind == b"some":
@@ -190,14 +190,14 @@ def parse_diskstats(data: bytes) -> list[Disk]:
             disks.append(
                 Disk(
                     words[2].decode(),
-                    int(words[5]) * SECTOR_BYTES,
-                    int(words[9]) * SECTOR_BYTES,
-                    int(words[12]),
-                    int(words[3]),
-                    int(words[7]),
-                    int(words[6]),
-                    int(words[10]),
-                    int(words[11]),
+                    whole(words[5]) * SECTOR_BYTES,
+                    whole(words[9]) * SECTOR_BYTES,
+                    whole(words[12]),
+                    whole(words[3]),
+                    whole(words[7]),
+                    whole(words[6]),
+                    whole(words[10]),
+                    whole(words[11]),
                 )
             )
         except ValueError:
@@ -224,7 +224,7 @@ def parse_net_dev(data: bytes) -> list[Interface]:
         words = rest.split()
         try:
             interfaces.append(
-                Interface(name.strip().decode(), int(words[0]), int(words[2]), int(words[8]), int(words[10]))
+                Interface(name.strip().decode(), whole(words[0]), whole(words[2]), whole(words[8]), whole(words[10]))
             )
         except (ValueError, IndexError):
             raise SourceError(f"/proc/net/dev: {line[:80]!r}") from None
@@ -252,12 +252,12 @@ def parse_process_stat(data: bytes) -> ProcessStat:
     try:
         # words[0] is field 3 of proc(5).
         return ProcessStat(
-            pid=int(data[: data.index(b" ")]),
+            pid=whole(data[: data.index(b" ")]),
             state=words[0].decode("ascii"),
-            parent=int(words[1]),
-            threads=int(words[17]),
-            start_time=int(words[19]),
-            block_io_ticks=int(words[39]),
+            parent=whole(words[1]),
+            threads=whole(words[17]),
+            start_time=whole(words[19]),
+            block_io_ticks=whole(words[39]),
         )
     except (ValueError, IndexError):
         raise SourceError(f"/proc/PID/stat: {data[:80]!r}") from None
@@ -266,7 +266,7 @@ def parse_process_stat(data: bytes) -> ProcessStat:
 def parse_statm(data: bytes) -> int:
     """/proc/PID/statm: resident memory in bytes (the figure in stat is the kernel's quick estimate)."""
     try:
-        return int(data.split()[1]) * PAGE_BYTES
+        return whole(data.split()[1]) * PAGE_BYTES
     except (ValueError, IndexError):
         raise SourceError(f"/proc/PID/statm: {data[:40]!r}") from None
 
@@ -282,7 +282,7 @@ def parse_schedstat(data: bytes) -> SchedStat:
     """/proc/PID/task/TID/schedstat (Documentation/scheduler/sched-stats.rst)."""
     words = data.split()
     try:
-        return SchedStat(int(words[0]), int(words[1]))
+        return SchedStat(whole(words[0]), whole(words[1]))
     except (ValueError, IndexError):
         raise SourceError(f"schedstat: {data[:40]!r}") from None
 
@@ -301,9 +301,9 @@ def parse_process_io(data: bytes) -> ProcessIO:
         key, _, value = line.partition(b": ")
         try:
             if key == b"read_bytes":
-                read = int(value)
+                read = whole(value)
             elif key == b"write_bytes":
-                written = int(value)
+                written = whole(value)
         except ValueError:
             raise SourceError(f"/proc/PID/io: {line[:40]!r}") from None
     if read is None or written is None:

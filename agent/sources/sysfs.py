@@ -34,6 +34,11 @@ def read_text(path: str) -> str:
         return ""
 
 
+def is_number(text: str) -> bool:
+    """Whether it is a number of at most 64 bits, as the kernel writes one."""
+    return text.isascii() and text.isdigit() and len(text) <= 20
+
+
 def names_in(folder: str) -> list[str]:
     """Names in a folder, sorted as people number things (eth2 before eth10); none where there is no such folder."""
     try:

@@ -13,8 +13,9 @@ from agent.collectors.ethtool_counters import ethtool_counter
 from agent.collectors.network import parse_bytes, parse_flag, parse_speed, parse_up
 from agent.collectors.rdma_counters import hardware_counter, port_counter
 from agent.schema.catalog import BY_NAME
-from agent.schema.errors import SourceError
+from agent.schema.errors import ReporterError, SourceError
 from agent.sources import netlink
+from agent.sources.cgroup import parse_cgroup
 from agent.sources.counter_files import parse_number
 from agent.sources.ethtool import parse_names, parse_recorded
 from agent.sources.infiniband import parse_rate, parse_state
@@ -22,16 +23,23 @@ from agent.sources.kernel_log import parse_record
 from agent.sources.kernel_messages import KINDS, MOST_TEXT, parse_message
 from agent.sources.mountstats import parse_mountstats
 from agent.sources.pci import parse_aer, parse_generation, parse_width
+from agent.sources.pod_resources import parse_allocatable, parse_list
 from agent.sources.proc import (
     parse_diskstats,
     parse_loadavg,
     parse_meminfo,
     parse_net_dev,
     parse_pressure,
+    parse_process_io,
+    parse_process_stat,
+    parse_schedstat,
     parse_scheduler,
     parse_stat,
+    parse_statm,
     parse_vmstat,
 )
+from agent.sources.slurm import parse_environment
+from agent.sources.step_socket import parse_claim, parse_place
 from tests.agent.test_kernel_log import MESSAGES
 from tests.fakes.netlink import message, statistics
 
@@ -45,7 +53,9 @@ GARBAGE = st.one_of(
 
 BYTES: tuple[Callable[[bytes], object], ...] = (
     parse_number, parse_recorded, parse_record, parse_mountstats, parse_aer, parse_stat, parse_scheduler, parse_vmstat,
-    parse_loadavg, parse_meminfo, parse_pressure, parse_diskstats, parse_net_dev,
+    parse_loadavg, parse_meminfo, parse_pressure, parse_diskstats, parse_net_dev, parse_process_stat, parse_statm,
+    parse_schedstat, parse_process_io, parse_environment, parse_list, parse_allocatable, parse_claim, parse_place,
+    lambda data: parse_cgroup(data.decode("utf-8", "replace")),
 )  # fmt: skip
 TEXTS: tuple[Callable[[str], object], ...] = (
     parse_state, parse_rate, parse_generation, parse_width, parse_up, parse_flag, parse_speed, parse_bytes,
@@ -60,7 +70,7 @@ TEXTS: tuple[Callable[[str], object], ...] = (
 def test_files(parse: Callable[[bytes], object], data: bytes) -> None:
     try:
         parse(data)
-    except (SourceError, ValueError):
+    except (SourceError, ReporterError, ValueError):
         pass
 
 
