@@ -36,7 +36,7 @@ def read_text(path: str) -> str:
 
 def is_number(text: str) -> bool:
     """Whether it is a number of at most 64 bits, as the kernel writes one."""
-    return text.isascii() and text.isdigit() and len(text) <= 20
+    return text.isascii() and text.isdigit() and len(text) <= 20 and int(text) < 1 << 64
 
 
 def names_in(folder: str) -> list[str]:
