@@ -115,6 +115,7 @@ def _node(node: Node, jobs: dict[str, int]) -> Document:
         "reason": node.reason,
         "verdict_id": node.verdict_id,
         "probe_job": node.probe_job,
+        "spare": node.spare,
     }
 
 

@@ -40,6 +40,7 @@ from scheduler_feedback.policies import (
     order,
     preemption,
     resizing,
+    spares,
     wishes,
 )
 from scheduler_feedback.policies.admission import admit_check
@@ -80,6 +81,7 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     suspect_accused_nodes(turn)  #        and what it makes of nodes
     let_clocks_run_out(turn)  # 4  quarantines, probations, suspicions, late starts, expired estimates
     ledger = ledger_of(state)  # 5  who waits, in order; what is free; what will be
+    spares.appoint(turn, ledger)  #    what is kept for gangs that must leave a bad node
     ledger.settle()
     start_probes(turn, ledger)
     if preemption.renewal_due(state, turn.now_ns):

@@ -44,6 +44,7 @@ class Node:
     island_slots: size of the NVLink islands that its slots form, in their order; 0: the node is one island.
     slowdown: how slow it is held to be, run time there / run time elsewhere; 1 where it is not slowness that is held
     against it. doubted_ns: since when, None where nothing is held against it.
+    spare: whether it is kept for gangs that leave a bad node, and lent meanwhile to those that may be stopped.
     """
 
     name: str
@@ -68,3 +69,4 @@ class Node:
     island_slots: int = 0
     slowdown: float = 1.0
     doubted_ns: int | None = None
+    spare: bool = False

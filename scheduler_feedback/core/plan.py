@@ -21,6 +21,7 @@ class Tier(IntEnum):
     HEALTHY = 0
     PROBATION = 1
     SUSPECT = 2
+    SPARE = 3
 
 
 TIERS = len(Tier)
@@ -30,6 +31,8 @@ _TIERS = {NodeState.HEALTHY: Tier.HEALTHY, NodeState.PROBATION: Tier.PROBATION, 
 
 def tier_of(node: Node) -> Tier | None:
     """The node's tier; None where it takes nothing: absent, in quarantine, in maintenance."""
+    if node.spare and node.present and node.state is NodeState.HEALTHY:
+        return Tier.SPARE
     return _TIERS.get(node.state) if node.present else None
 
 
@@ -240,6 +243,10 @@ class Plan:
         """The pools of a tier, of these GPU types (empty: of all)."""
         names = self.topology.type_names
         return [n * TIERS + tier for n, name in enumerate(names) if not types or name in types]
+
+    def has_spares(self) -> bool:
+        """Whether any node is kept as a spare."""
+        return any(self.slots_in[Tier.SPARE :: TIERS])
 
     def free(self, tier: Tier, excluded: Collection[str] = ()) -> int:
         """Free slots of a tier, without those of the excluded nodes."""

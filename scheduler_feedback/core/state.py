@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.cluster import Level, Node
 from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.verdict import Verdict
 
@@ -90,6 +90,9 @@ class Policy:
     history_quantile: of the run times of jobs alike, what is taken for an estimate.
     defragmentation_moves: most gangs that are moved at once so that another finds its slots in one domain; 0: none.
     resize_horizon_seconds: how long slots that lie idle, and waits, are planned for when gangs are moved or resized.
+    spare_nodes: so many nodes of each domain of spare_level are kept for gangs that leave a bad node, and lent to
+    preemptible jobs meanwhile. spare_failures_per_day, spare_repair_seconds: of a node; where known, as many are kept
+    as are out at once but with a probability of spare_risk_fraction.
     preempt_gain: a gang stops for another only where that is expected to spend so many times less for its end.
     """
 
@@ -125,6 +128,11 @@ class Policy:
     history_quantile: float = 0.6
     preempt_gain: float = 4.0
     defragmentation_moves: int = 4
+    spare_nodes: int = 0
+    spare_level: Level = Level.RACK
+    spare_failures_per_day: float = 0.0
+    spare_repair_seconds: float = 86400.0
+    spare_risk_fraction: float = 0.01
     resize_horizon_seconds: float = 3600.0
 
 

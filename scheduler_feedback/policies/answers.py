@@ -1,7 +1,8 @@
 """Answers: what can be done about a gang with a slow member, weighed by what each is expected to gain and to cost.
 
     stay      costs nothing but what the fault costs
-    migrate   to free slots on healthy nodes, spares among them; a swap, where only the accused slots are exchanged
+    migrate   to free slots on healthy nodes, else to spares, else to spares that are lent, whose borrowers' loss
+              counts; a swap, where only the accused slots are exchanged
     separate  for interference: away from the other job, to where the two share neither node nor rack
     shrink    an elastic gang goes on with its healthy members; costs R (n / healthy members - 1) more
     requeue   stop and wait for a healthy place; costs the time until one is expected to be free more
@@ -20,11 +21,20 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.core.turn import span
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.policies.backfill import reserve
-from scheduler_feedback.policies.cost import CostTest, accused_nodes, cooling, cooling_ns, cost_test, save_seconds
-from scheduler_feedback.policies.cost import unsaved_seconds as unsaved
+from scheduler_feedback.policies.cost import (
+    CostTest,
+    accused_nodes,
+    cooling,
+    cooling_ns,
+    cost_test,
+    moving_seconds,
+    save_seconds,
+    unsaved_seconds,
+)
 from scheduler_feedback.policies.ledger import ledger_of
 from scheduler_feedback.policies.placement import place, where
 from scheduler_feedback.policies.quarantine import in_words
+from scheduler_feedback.policies.spares import borrowers
 
 ACTIONS = frozenset({"migrate", "separate", "shrink", "requeue"})
 
@@ -33,7 +43,8 @@ ACTIONS = frozenset({"migrate", "separate", "shrink", "requeue"})
 class Ruling:
     """What is best for the gang. code: one of ACTIONS, or why it stays, in one word. target: the new slots, by rank.
 
-    swap: all that nobody accuses stay where they are. others: (code, expected cost in seconds) of what was weighed too.
+    swap: all that nobody accuses stay where they are. stopped: gangs that give back spares for it. others: (code,
+    expected cost in seconds) of what was weighed too.
     """
 
     code: str
@@ -41,6 +52,7 @@ class Ruling:
     test: CostTest
     target: tuple[Slot, ...] = ()
     swap: bool = False
+    stopped: tuple[str, ...] = ()
     others: tuple[tuple[str, float], ...] = ()
 
     def detail(self, verdict: Verdict) -> tuple[tuple[str, str], ...]:
@@ -53,6 +65,7 @@ class Ruling:
             ("alternative stay", f"{self.test.benefit_seconds:.1f} s"),
             (f"alternative {taken}", move),
             *((f"alternative {code}", f"{cost:.1f} s") for code, cost in self.others),
+            *((("give back spares", " ".join(self.stopped)),) if self.stopped else ()),
             *((("action", "swap" if self.swap else self.code),) if self.code in ACTIONS else ()),
         )
 
@@ -63,7 +76,10 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
     confirmed = state.judged.get(verdict.verdict_id) is True
     test = cost_test(state, job, verdict, now_ns)
     apart = verdict.kind is Kind.INTERFERENCE and verdict.aggressor in state.jobs
-    target = _target(state, job, plan, verdict if apart else None) or ()
+    target, stopped = _target(state, job, plan, verdict if apart else None)
+    if stopped:
+        lost = sum(moving_seconds(state, state.jobs[one], now_ns) * len(state.jobs[one].ranks) for one in stopped)
+        test = replace(test, queue_seconds=test.queue_seconds + lost / len(job.ranks))
     for code, stays, reason in (
         (
             "kind",
@@ -92,7 +108,8 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
             return Ruling(code, reason, test, target)
     found: list[Ruling] = []
     if target:
-        found.append(Ruling("separate" if apart else "migrate", "", test, target, _kept(state, job, target)))
+        code = "separate" if apart else "migrate"
+        found.append(Ruling(code, "", test, target, _kept(state, job, target), stopped))
     if not apart:
         # What was started on a slow node was better off there than waiting; it is not stopped to wait again.
         knowingly = job.attempt_started_ns is not None and verdict.first_wall_ns <= job.attempt_started_ns
@@ -146,19 +163,31 @@ def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Ruling | N
     return Ruling("requeue", "", replace(test, queue_seconds=test.queue_seconds + waits))
 
 
-def _target(state: State, job: Job, plan: Plan, disturbed: Verdict | None) -> tuple[Slot, ...] | None:
-    """Where the gang could go now: free slots and those of its own that no verdict accuses, on no suspect node.
+def _target(state: State, job: Job, plan: Plan, disturbed: Verdict | None) -> tuple[tuple[Slot, ...], tuple[str, ...]]:
+    """Where the gang could go now, () for nowhere, and who would have to give back spares for it.
 
-    disturbed: of interference: it must share no rack (no node, where racks are not known) with the other job.
+    To free slots and those of its own that no verdict accuses, on no suspect node; then to spares too; then to spares
+    that are lent. disturbed: of interference: it must share no rack (no node, where racks are not known) with the
+    other.
     """
     avoided = accused_nodes(state, job)
     if disturbed is not None:
         avoided = (*avoided, *around(state, state.jobs[disturbed.aggressor]))
     mark = plan.checkpoint()
     try:
+        ledger = ledger_of(state)
         plan.give(rank.slot for rank in job.ranks)
-        most = ledger_of(state).most_ranks_instead(job)
-        return place(plan, job, excluded=avoided, suspects=False, policy=state.policy, most=most)
+        most = ledger.most_ranks_instead(job)
+        found = place(plan, job, avoided, suspects=False, policy=state.policy, most=most)
+        if found is not None or not plan.has_spares() or disturbed is not None:
+            return found or (), ()
+        found = place(plan, job, avoided, suspects=False, policy=state.policy, most=most, spares=True)
+        if found is not None:
+            return found, ()
+        lent = [one for one in borrowers(state, ledger) if one != job.job_id]
+        plan.give(slot for one in lent for slot in ledger.held[one] if state.nodes[slot.node].spare)
+        found = place(plan, job, avoided, suspects=False, policy=state.policy, most=most, spares=True) or ()
+        return found, tuple(one for one in lent if not set(found).isdisjoint(ledger.held[one]))
     finally:
         plan.rollback(mark)
 
@@ -182,11 +211,11 @@ def cheaper_to_move(
     test = replace(
         ruling.test,
         save_seconds=save_seconds(other),
-        unsaved_seconds=unsaved(other, now_ns),
+        unsaved_seconds=unsaved_seconds(other, now_ns),
         restart_seconds=other.spec.restart_cost_seconds,
         measured_seconds=None,
     )
-    target = _target(state, other, plan, replace(verdict, aggressor=job.job_id))
+    target, _ = _target(state, other, plan, replace(verdict, aggressor=job.job_id))
     if not target or test.cost_seconds * len(other.ranks) >= ruling.test.cost_seconds * len(job.ranks):
         return job, ruling
     return other, replace(ruling, test=test, target=target, swap=False)

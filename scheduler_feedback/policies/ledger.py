@@ -57,11 +57,12 @@ class Ledger:
     ended. clocks: a heap of instants at which something is due.
     fresh: jobs that came into the line since the last look at it. grown: whether since then something has happened that
     may let an older one start: slots came free, a node came back, a pause has ended. changed: whether anything has
-    happened that decides a reservation.
+    happened that decides a reservation. appointed: whether the spares are those of the nodes as they are.
     """
 
     __slots__ = (
         "_groups",
+        "appointed",
         "capacity_or_none",
         "changed",
         "claimants",
@@ -116,6 +117,7 @@ class Ledger:
         self.fresh: set[str] = set()
         self.grown = self.changed = True
         self.unsettled = False
+        self.appointed = False
         self.shares = Shares(state.policy)
         self.dependencies = Dependencies(state)
         for node in state.nodes.values():
@@ -150,6 +152,7 @@ class Ledger:
     def _capacity_changed(self) -> None:
         self.capacity_or_none = None
         self.grown = self.changed = self.unsettled = True
+        self.appointed = False
 
     def settle(self) -> None:
         """After nodes have changed: who could be held at all, and who no longer."""

@@ -10,6 +10,7 @@ from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.policies.answers import ACTIONS, Ruling, cheaper_to_move, rule
 from scheduler_feedback.policies.cost import accused_nodes, lost_seconds
 from scheduler_feedback.policies.ledger import Ledger, ledger_of
+from scheduler_feedback.policies.preemption import stop_for
 from scheduler_feedback.policies.quarantine import ACCUSING, hold_against, in_words
 
 
@@ -82,6 +83,8 @@ def _migrate(turn: Turn, job: Job, verdict: Verdict, case: Case, ruling: Ruling)
         turn.decide(job.job_id, ruling.code, f"would {words}: {ruling.reason}", ruling.detail(verdict), "observed")
         return
     turn.decide(job.job_id, ruling.code, f"is to {words}: {ruling.reason}", ruling.detail(verdict))
+    for other in ruling.stopped:
+        stop_for(turn, ledger_of(state), state.jobs[other], job)
     job.stop_reason = StopReason.MIGRATE
     job.last_migration_ns = turn.now_ns
     job.migrations += 1

@@ -37,7 +37,13 @@ def shape_of(job: Job) -> Shape:
         spec.preferred_level,
         spec.packing,
         spec.groups,
+        may_borrow(spec),
     )
+
+
+def may_borrow(spec: JobSpec) -> bool:
+    """Whether spares may be lent to the job: it gives them back when they are needed."""
+    return spec.preemptible and spec.restartable
 
 
 def place(
@@ -47,13 +53,15 @@ def place(
     suspects: bool = True,
     policy: Policy | None = None,
     most: int | None = None,
+    spares: bool = False,
 ) -> tuple[Slot, ...] | None:
     """Slots for the job, by rank, taken from the plan; or None, and the plan is as it was.
 
     Healthy nodes first; then one node on probation, if it can hold the whole gang; then suspect nodes for what healthy
     ones cannot hold (unless `suspects` is False). excluded: nodes that are not to be used, beside the job's own.
     policy: whose throughput matrix orders the GPU types. most: ranks that an elastic gang may have; None: what it asks
-    for. An elastic gang gets as many as can be had, from its least on.
+    for. An elastic gang gets as many as can be had, from its least on. spares: whether it may have spares' slots, which
+    are lent only to those that may be stopped.
     """
     spec = job.spec
     barred = plan.topology.bits_of((*excluded, *job.excluded_nodes)) if excluded or job.excluded_nodes else 0
@@ -65,7 +73,8 @@ def place(
         if number == NOWHERE or plan.pool[number] == NOWHERE or barred >> number & 1 or plan.count[number] < ranks:
             return None
         return plan.take_from(number, ranks)
-    if (slots := _place(plan, spec, ranks, barred, suspects, policy)) is not None:
+    spares = spares or may_borrow(spec)
+    if (slots := _place(plan, spec, ranks, barred, suspects, policy, spares)) is not None:
         return slots
     least = spec.min_ranks or spec.ranks
     if least >= ranks:
@@ -75,13 +84,13 @@ def place(
     while least < beyond:
         middle = (least + beyond) // 2
         mark = plan.checkpoint()
-        if (found := _place(plan, spec, middle, barred, suspects, policy)) is None:
+        if (found := _place(plan, spec, middle, barred, suspects, policy, spares)) is None:
             beyond = middle
         else:
             best, least = middle, middle + 1
         if found is not None:
             plan.rollback(mark)
-    return None if best is None else _place(plan, spec, best, barred, suspects, policy)
+    return None if best is None else _place(plan, spec, best, barred, suspects, policy, spares)
 
 
 def goes_anywhere(plan: Plan, job: Job) -> bool:
@@ -95,17 +104,24 @@ def goes_anywhere(plan: Plan, job: Job) -> bool:
         and len(plan.topology.type_names) == 1
         and (not spec.gpu_types or plan.topology.type_names[0] in spec.gpu_types)
         and not any(plan.with_free[Tier.PROBATION])
+        and not any(plan.with_free[Tier.SPARE])
     )
 
 
 def _place(
-    plan: Plan, spec: JobSpec, ranks: int, barred: int, suspects: bool, policy: Policy | None
+    plan: Plan, spec: JobSpec, ranks: int, barred: int, suspects: bool, policy: Policy | None, spares: bool
 ) -> tuple[Slot, ...] | None:
     types = types_for(plan, spec, policy)
     free_in = plan.free_in
     for number in types:
         healthy = number * TIERS + Tier.HEALTHY
         if free_in[healthy][0] >= ranks and (slots := _lay(plan, (healthy,), spec, ranks, barred)) is not None:
+            return slots
+    for number in types if spares else ():
+        pools = (number * TIERS + Tier.HEALTHY, number * TIERS + Tier.SPARE)
+        if not plan.slots_in[pools[1]] or free_in[pools[0]][0] + free_in[pools[1]][0] < ranks:
+            continue
+        if (slots := _lay(plan, pools, spec, ranks, barred)) is not None:
             return slots
     for number in types:
         on_probation = plan.tightest(number * TIERS + Tier.PROBATION, ranks, barred)
@@ -372,16 +388,18 @@ def still_usable(plan: Plan, nodes: Mapping[str, Node], slots: Iterable[Slot]) -
 class Capacity:
     """What the nodes that are usable now could hold if nothing ran on them; made anew when a node changes.
 
-    slots: of nodes that may share a gang. unusable: names of the nodes that take nothing.
+    slots: of nodes that may share a gang. unusable: names of the nodes that take nothing. spares: of those that take
+    only what may be stopped.
     """
 
-    __slots__ = ("_empty", "_held", "_nodes", "slots", "unusable")
+    __slots__ = ("_empty", "_held", "_nodes", "slots", "spares", "unusable")
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self._nodes = nodes
         self._empty = Plan(nodes.values())
         self._held: dict[Shape, bool] = {}
         self.slots = self._empty.free(Tier.HEALTHY) + self._empty.free(Tier.SUSPECT)
+        self.spares = [node.name for node in nodes.values() if tier_of(node) is Tier.SPARE]
         self.unusable = [node.name for node in nodes.values() if tier_of(node) is None]
 
     def shared(self, job: Job) -> int:
@@ -389,7 +407,9 @@ class Capacity:
         plan, barred = self._empty, self._empty.topology.bits_of(job.excluded_nodes)
         most = 0
         for number in types_for(plan, job.spec, None):
-            pools = (number * TIERS + Tier.HEALTHY, number * TIERS + Tier.SUSPECT)
+            pools = [number * TIERS + Tier.HEALTHY, number * TIERS + Tier.SUSPECT]
+            if may_borrow(job.spec):
+                pools.append(number * TIERS + Tier.SPARE)
             free = sum(plan.free_in[pool][0] for pool in pools) - _barred_free(plan, pools, barred, 0)
             most = max(most, free)
         return most

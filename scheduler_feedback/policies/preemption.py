@@ -97,7 +97,7 @@ def choose(turn: Turn, ledger: Ledger) -> list[Job]:
             ledger.file(job)
     if starting:
         for job in sorted(stopped, key=lambda job: (lost_gpu_seconds(job, now_ns), job.job_id)):
-            _stop(turn, ledger, job, starting[0])
+            stop_for(turn, ledger, job, starting[0])
     return starting
 
 
@@ -187,7 +187,7 @@ def swap(turn: Turn, ledger: Ledger) -> None:
         gone = {victim.job_id for victim in victims}
         movable = [one for one in movable if one[1] not in gone]
         for victim in victims:
-            _stop(turn, ledger, victim, job)
+            stop_for(turn, ledger, victim, job)
         if state.policy.mode is Mode.ACT:
             job.claim = list(slots)
             ledger.file(job)
@@ -195,10 +195,14 @@ def swap(turn: Turn, ledger: Ledger) -> None:
 
 
 def _frees(ledger: Ledger, job: Job) -> int:
-    """Slots that others could use if the gang stopped: those on nodes that nothing is held against."""
-    if not ledger.doubtful:
+    """Slots that any other could use if the gang stopped: no spare's, and none of a node that is in doubt."""
+    spares = ledger.plan.has_spares()
+    if not ledger.doubtful and not spares:
         return len(job.ranks)
-    return sum(rank.slot.node not in ledger.doubtful for rank in job.ranks)
+    nodes = ledger.state.nodes
+    return sum(
+        rank.slot.node not in ledger.doubtful and not (spares and nodes[rank.slot.node].spare) for rank in job.ranks
+    )
 
 
 def _fewest(ledger: Ledger, victims: list[Job], slots: int, now_ns: int) -> list[Job]:
@@ -228,7 +232,8 @@ def has_starved(state: State, job: Job) -> bool:
     return at_ns is not None and job.attempt_started_ns is not None and at_ns <= job.attempt_started_ns
 
 
-def _stop(turn: Turn, ledger: Ledger, job: Job, first: Job) -> None:
+def stop_for(turn: Turn, ledger: Ledger, job: Job, first: Job) -> None:
+    """Stop the running gang for others, of whom this is the first; in observe mode only say so."""
     if turn.state.policy.mode is Mode.OBSERVE:
         turn.decide(job.job_id, "preempt", f"would be stopped for {first.job_id}", outcome="observed")
         return

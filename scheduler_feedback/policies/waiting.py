@@ -13,7 +13,7 @@ from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.turn import span
 from scheduler_feedback.policies.backfill import reserve
 from scheduler_feedback.policies.ledger import ledger_of
-from scheduler_feedback.policies.placement import Capacity, place, where
+from scheduler_feedback.policies.placement import Capacity, may_borrow, place, where
 
 MOST_NAMED = 100
 """Nodes and jobs that an explanation names: a person reads no more."""
@@ -30,6 +30,7 @@ def unholdable(capacity: Capacity, job: Job) -> str:
     text += f"; the nodes that a gang can share now have {capacity.shared(job)} slots together"
     for names, what in (
         (capacity.unusable, "out of use"),
+        (() if may_borrow(job.spec) else capacity.spares, "kept as spares"),
         (job.excluded_nodes, "to be avoided by its next attempt"),
     ):
         if names:
@@ -192,7 +193,7 @@ def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
     if job.claim:
         return max(now_ns, job.not_before_ns)
     plan = ledger.plan
-    free = sum([inside[0] for inside in plan.free_in])
+    free = sum([inside[0] for inside in plan.free_in]) - (plan.free(Tier.SPARE) if plan.has_spares() else 0)
     clean = NOWHERE not in plan.pool
     ends = [
         (
@@ -268,6 +269,8 @@ def _changes(state: State, job: Job, held: bool, until_ns: int | None) -> tuple[
             found.append(f"one of these nodes comes back into use: {', '.join(back[:8])}")
         if job.excluded_nodes:
             found.append(f"one of the nodes that it is to avoid recovers: {', '.join(job.excluded_nodes)}")
+        if ledger_of(state).capacity.spares and not may_borrow(job.spec):
+            found.append("it declares that it may be stopped (preemptible): spares would be lent to it")
         found.append("it is submitted again with fewer ranks")
         return tuple(found)
     if state.frozen:

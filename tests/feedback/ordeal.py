@@ -10,6 +10,7 @@ a promise is kept      the head's reservation never moves back but for what happ
                        went, a cancellation, an overrun, actions frozen, other settings); never for what was backfilled
 no starvation          who has waited past the bound stands before all that have not, of equal priority
 quarantine is bounded  findings alone never take more nodes out of use than the caps of the cluster and of a rack
+spares                 only gangs that may be stopped are started on a spare, and those that were moved there
 no harm                an attempt that did not declare that it can be restarted is stopped for a cancellation, a failure
                        of its own or a late start alone; nothing but that is stopped while actions are frozen
 =====================  =================================================================================================
@@ -219,6 +220,8 @@ class Ordeal:
             node = self.state.nodes[slot.node]
             assert slot not in self.owner, f"{slot} is given to {action.job_id}, and {self.owner[slot]} lives on it"
             assert node.present and slot.slot < node.slots and node.state is not NodeState.MAINTENANCE
+            lent = not node.spare or (job.spec.preemptible and job.spec.restartable) or job.spec.pinned_node is not None
+            assert lent or "restarts" in action.reason, f"{action.job_id} is lent a spare, and may not be stopped"
             self.owner[slot] = action.job_id
         assert not any(key[0] == action.job_id for key in self.alive), f"{action.job_id} starts twice"
         probe = job.spec.kind is JobKind.PROBE
