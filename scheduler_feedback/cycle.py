@@ -319,11 +319,13 @@ def backfill(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Non
     greedy = policy.backfill is Backfilling.GREEDY or unreserved(state, ledger.line.order[0])
     if reservation is None and not greedy:
         return
-    free = sum(inside[0] for inside in ledger.plan.free_in)
+    free = sum([inside[0] for inside in ledger.plan.free_in])
+    if not free:
+        return
     room = Backfill(ledger.plan, reservation, now_ns) if reservation is not None else None
     window_ns = room.window_ns if room is not None else None
     if all_of_them:
-        kept = sum([ledger.plan.is_free(slot) for slot in reservation.slots]) if reservation is not None else 0
+        kept = ledger.plan.free_of(reservation.slots) if reservation is not None else 0
         asked = candidates(ledger.line, free, free - kept, window_ns)
     else:
         asked = only(ledger.line, fresh, free)

@@ -127,7 +127,9 @@ def _watched(engine: Engine) -> Report:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
+    if not console.is_terminal:
+        return engine.run()
     columns = (TextColumn("jobs ended"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("jobs", total=None)
         return engine.run(lambda ended, of_all: bar.update(task, completed=ended, total=of_all))

@@ -229,6 +229,11 @@ class Plan:
         number = self.topology.number.get(slot.node)
         return number is not None and bool(self._mask[number] >> slot.slot & 1)
 
+    def free_of(self, slots: Iterable[Slot]) -> int:
+        """How many of these slots are free."""
+        numbers, masks = self.topology.number, self._mask
+        return sum([masks[numbers[slot.node]] >> slot.slot & 1 for slot in slots if slot.node in numbers])
+
     def free_on(self, name: str) -> int:
         """Free slots of one node, whatever its state; 0 for a node that is not there."""
         number = self.topology.number.get(name)

@@ -60,7 +60,8 @@ def _reserve_any(
         if number >= ended:
             if len(coming) >= short and (release.at_ns > at_ns or number == ended):
                 break
-            at_ns = max(at_ns, release.at_ns)
+            if release.at_ns > at_ns:
+                at_ns = release.at_ns
         coming += release.slots if clean else [slot for slot in release.slots if plan.usable(slot.node)]
     if len(coming) < short:
         return None

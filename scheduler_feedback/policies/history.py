@@ -28,7 +28,7 @@ Spread = Sequence[float]
 """How likely each bin is."""
 
 # So few bins are worked through sooner than an array of them is made.
-_EDGES = [2.0 ** (number / 2) for number in range(BINS + 1)]
+_EDGES: list[float] = [2.0 ** (number / 2) for number in range(BINS + 1)]
 _WIDTHS = [high - low for low, high in pairwise(_EDGES)]
 _MIDDLES = [math.sqrt(low * high) for low, high in pairwise(_EDGES)]
 _NEVER = (0.0,) * BINS

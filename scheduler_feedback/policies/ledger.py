@@ -197,7 +197,10 @@ class Ledger:
         """The job is new."""
         if job.spec.after or job.array_of:
             self.dependencies.add(job)
-        self.file(job)
+        if self.dependencies.dependents or job.array_of:
+            self.file(job)
+        else:
+            self._add(job)
 
     def file(self, job: Job) -> None:
         """The job has changed."""
