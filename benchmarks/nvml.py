@@ -30,6 +30,7 @@ from agent.collectors.gpu_slow import slow_fields
 from agent.collectors.nvlink import link_count
 from agent.collectors.nvml import NvmlCollector
 from agent.node import Node
+from agent.schema.errors import SourceError
 from agent.schema.frame import Column
 from agent.sources.nvml import Library, Values, find_devices
 from agent.sources.nvml_fields import FieldBatch, Source, counter
@@ -210,7 +211,11 @@ def main() -> int:
     if options.spread:
         nvml.INSTANTS = tuple((place + 0.5) / SPREAD for place in range(SPREAD))
     if options.real:
-        report = run(options.library, options.runs, options.live, real=True)
+        try:
+            report = run(options.library, options.runs, options.live, real=True)
+        except SourceError as error:
+            print(f"{error}; without --real the fake is measured", file=sys.stderr)
+            return 1
     else:
         from tests.fakes.nvml.build import build
         from tests.fakes.nvml.control import FakeNvml

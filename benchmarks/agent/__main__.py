@@ -265,7 +265,11 @@ def main() -> int:
     if arguments.real:
         from benchmarks.agent.real import on_the_real
 
-        found = on_the_real(arguments.seconds, progress)
+        try:
+            found = on_the_real(arguments.seconds, progress)
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            return 1
         wrong: list[str] = []
     else:
         found = on_the_fake(arguments.seconds, progress)

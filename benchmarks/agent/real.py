@@ -14,6 +14,7 @@ import numpy as np
 from agent.collectors.nvml import NvmlCollector
 from agent.node import Node
 from agent.schema.catalog import BY_NAME
+from agent.schema.errors import SourceError
 from agent.sources.nvml import Library
 from agent.sources.nvml_survey import TimedLibrary
 from benchmarks.agent.__main__ import FULL, TEN_HERTZ, Figures, agent, measure
@@ -45,7 +46,7 @@ def calls_and_gaps(library: str | None, ticks: int = TICKS) -> tuple[dict[str, F
     present |= {column.metric for column, valid in zip(layout.counters, frame.counters_valid, strict=True) if valid}
     if not any(name.startswith("gangwatch_gpu_") for name in present):
         raise RuntimeError("no GPU answers here: python -m benchmarks.agent measures on the fake")
-    families = ("gangwatch_gpu_", "gangwatch_nvlink_", "gangwatch_fabric_")
+    families = ("gangwatch_gpu_", "gangwatch_nvlink_", "gangwatch_c2c_", "gangwatch_fabric_")
     absent = sorted(name for name in BY_NAME if name.startswith(families) and name not in present)
     table: dict[str, Figures] = {
         symbol: {
@@ -62,7 +63,14 @@ def calls_and_gaps(library: str | None, ticks: int = TICKS) -> tuple[dict[str, F
 
 
 def on_the_real(seconds: float, progress: Callable[[str], None]) -> dict[str, Any]:
-    """The agent on this machine: its cost at one and at ten hertz, each call's cost, and what was unsupported."""
+    """The agent on this machine: its cost at one and at ten hertz, each call's cost, and what was unsupported.
+
+    Raises RuntimeError where there is no driver or no GPU.
+    """
+    try:
+        Library().close()
+    except SourceError as error:
+        raise RuntimeError(f"{error}; without --real the fake is measured") from None
     calls, absent = calls_and_gaps(None)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gangwatch-benchmark-")))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +71,14 @@ def test_the_drivers_calls_are_timed_and_gaps_named(tmp_path: Path, monkeypatch:
     assert float(calls["nvmlDeviceGetFieldValues"]["us_mean"]) > 0
     assert "gangwatch_nvlink_transmit_bytes_total" in absent
     assert "gangwatch_gpu_temperature_celsius" not in absent
+
+
+@pytest.mark.parametrize("module", ["benchmarks.agent", "benchmarks.nvml"])
+def test_without_a_driver_the_real_half_says_so(module: str, tmp_path: Path) -> None:
+    if ctypes.util.find_library("nvidia-ml") is not None:
+        pytest.skip("this machine has a driver")
+    asked = subprocess.run(
+        [sys.executable, "-m", module, "--real", "--json"], capture_output=True, text=True, timeout=60
+    )
+    assert (asked.returncode, asked.stdout) == (1, "")
+    assert asked.stderr.startswith("NVML: libnvidia-ml.so.1: ") and asked.stderr.count("\n") == 1, asked.stderr
