@@ -213,7 +213,10 @@ class NvmlCollector:
                 device.index,
                 device.minor,
                 device.pci_address,
-                tuple(MigDevice(one.uuid, one.gpu_instance, one.compute_instance) for one in device.instances),
+                tuple(
+                    MigDevice(one.uuid, one.gpu_instance, one.compute_instance, one.profile_id, one.placement)
+                    for one in device.instances
+                ),
             )
             for device in self._devices.values()
         )

@@ -29,6 +29,7 @@ from agent.sources.nvml_interface import (
     NOT_FOUND,
     SUCCESS,
     Attributes,
+    GpuInstanceInfo,
     Pci,
     code_text,
 )
@@ -158,13 +159,19 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One MIG compute instance. profile: as in '1g.10gb'."""
+    """One MIG compute instance. profile: as in '1g.10gb'.
+
+    profile_id, placement: nvidia-smi's number of the GPU instance's profile and its first slice of memory, by which
+    resource claims name it; None where the driver does not tell, as it does nobody but root.
+    """
 
     uuid: str
     profile: str
     gpu_instance: int
     compute_instance: int
     handle: c_void_p
+    profile_id: int | None = None
+    placement: int | None = None
 
 
 @dataclass(slots=True)
@@ -319,8 +326,22 @@ def _find_instances(device: Device, before: Device | None) -> None:
         gpu_instance = _number(library, "nvmlDeviceGetGpuInstanceId", handle)
         compute_instance = _number(library, "nvmlDeviceGetComputeInstanceId", handle)
         if uuid and gpu_instance is not None and compute_instance is not None:
-            found.append(Instance(uuid, _profile(library, handle), gpu_instance, compute_instance, handle))
+            placed = _placement(device, gpu_instance)
+            found.append(Instance(uuid, _profile(library, handle), gpu_instance, compute_instance, handle, *placed))
     device.instances = tuple(found)
+
+
+def _placement(device: Device, gpu_instance: int) -> tuple[int | None, int | None]:
+    """The number of the GPU instance's profile, and its first slice of memory. Raises GpuLostError."""
+    handle, info = c_void_p(), GpuInstanceInfo()
+    library = device.library
+    code = library.call("nvmlDeviceGetGpuInstanceById", device.handle, c_uint(gpu_instance), byref(handle))
+    if code == SUCCESS:
+        code = library.call("nvmlGpuInstanceGetInfo", handle, byref(info))
+    if code != SUCCESS:
+        device.judge(code, "nvmlGpuInstanceGetInfo")
+        return None, None
+    return info.profile, info.start
 
 
 def _profile(library: Library, handle: c_void_p) -> str:

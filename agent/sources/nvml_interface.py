@@ -202,6 +202,18 @@ class Attributes(Structure):
     ]
 
 
+class GpuInstanceInfo(Structure):
+    """profile: nvidia-smi's number of it. start, size: slices of memory."""
+
+    _fields_: ClassVar[Any] = [
+        ("device", c_void_p),
+        ("id", c_uint),
+        ("profile", c_uint),
+        ("start", c_uint),
+        ("size", c_uint),
+    ]
+
+
 class FabricV2(Versioned):
     number = 2
     _fields_: ClassVar[Any] = [

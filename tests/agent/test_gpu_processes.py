@@ -9,9 +9,10 @@ import pytest
 
 from agent.collectors import gpu_processes
 from agent.inventory import GpuProcess
+from agent.owners import resolve_claimed
 from tests.agent.catalogued import assert_catalogued, gauge
 from tests.agent.gpus import machine, uuid
-from tests.fakes.nvml.control import NOT_SUPPORTED, FakeNvml
+from tests.fakes.nvml.control import NO_PERMISSION, NOT_SUPPORTED, FakeNvml
 
 GIB = 1 << 30
 PREFIX = "gangwatch_gpu_process_"
@@ -102,3 +103,21 @@ def test_a_crowd_is_bounded_and_counted(nvml_library: Path, nvml: FakeNvml, monk
         assert gauge(block, "gangwatch_gpu_processes_not_shown", gpu=uuid(1, 0)) == 55
         shown = {dict(column.labels)["pid"] for column in block.gauge_columns[2:]}
         assert shown == {"5055", "5056", "5057", "5058", "5059"}, "those of most memory"
+
+
+def test_resource_claims_find_the_instance_that_they_name(nvml_library: Path, nvml: FakeNvml) -> None:
+    """A claim names an instance by its profile's number and its place in memory, which the driver tells root."""
+    nvml.reset("h100-mig")
+    with machine(nvml_library, nvml) as one:
+        one.parent.collect()
+        gpu = one.inventory.gpus[0]
+        assert [(mig.profile, mig.placement) for mig in gpu.instances] == [(9, 4), (14, 0), (19, 2), (19, 3)]
+        found = resolve_claimed(f"gpu-{gpu.minor}-mig-19-3-1", one.inventory.gpus)
+        assert found == (gpu.uuid, gpu.instances[3].uuid)
+        nvml.set_call("nvmlDeviceGetGpuInstanceById", NO_PERMISSION)
+        nvml.set_mig(0, 2)
+        one.advance(10.0)
+        one.parent.collect()
+        gpu = one.inventory.gpus[0]
+        assert len(gpu.instances) == 7 and {mig.profile for mig in gpu.instances} == {None}
+        assert resolve_claimed(f"gpu-{gpu.minor}-mig-19-3-1", one.inventory.gpus) is None, "rather nothing than a guess"

@@ -54,6 +54,13 @@ def test_structures_are_laid_out_as_the_vendors(structure: type[ctypes.Structure
     ]
 
 
+def test_a_gpu_instance_is_laid_out_as_the_vendors() -> None:
+    vendors = pynvml.c_nvmlGpuInstanceInfo_t
+    assert ctypes.sizeof(ours.GpuInstanceInfo) == ctypes.sizeof(vendors)
+    assert ours.GpuInstanceInfo.profile.offset == vendors.profileId.offset
+    assert ours.GpuInstanceInfo.start.offset == vendors.placement.offset
+
+
 def test_a_request_for_profiling_has_room_for_what_the_bindings_know() -> None:
     assert ours.GPM_METRICS >= pynvml.NVML_GPM_METRIC_MAX
     assert ours.GpmRequest.metrics.offset == pynvml.c_nvmlGpmMetricsGet_t.metrics.offset

@@ -6,11 +6,13 @@
 
 static const struct mig_profile
     layout_off[] = {{.name = NULL}},
-    layout_mixed[] = {{"3g.40gb", 3, 3, 60, 40448}, {"2g.20gb", 2, 2, 32, 20096}, {"1g.10gb", 1, 1, 16, 9984},
-                      {"1g.10gb", 1, 1, 16, 9984}, {.name = NULL}},
-    layout_seven[] = {{"1g.10gb", 1, 1, 16, 9984}, {"1g.10gb", 1, 1, 16, 9984}, {"1g.10gb", 1, 1, 16, 9984},
-                      {"1g.10gb", 1, 1, 16, 9984}, {"1g.10gb", 1, 1, 16, 9984}, {"1g.10gb", 1, 1, 16, 9984},
-                      {"1g.10gb", 1, 1, 16, 9984}, {.name = NULL}};
+    /* As nvidia-smi numbers profiles and places them: the large one at the end of memory, the others before it. */
+    layout_mixed[] = {{"3g.40gb", 3, 3, 60, 40448, 9, 4}, {"2g.20gb", 2, 2, 32, 20096, 14, 0},
+                      {"1g.10gb", 1, 1, 16, 9984, 19, 2}, {"1g.10gb", 1, 1, 16, 9984, 19, 3}, {.name = NULL}},
+    layout_seven[] = {{"1g.10gb", 1, 1, 16, 9984, 19, 0}, {"1g.10gb", 1, 1, 16, 9984, 19, 1},
+                      {"1g.10gb", 1, 1, 16, 9984, 19, 2}, {"1g.10gb", 1, 1, 16, 9984, 19, 3},
+                      {"1g.10gb", 1, 1, 16, 9984, 19, 4}, {"1g.10gb", 1, 1, 16, 9984, 19, 5},
+                      {"1g.10gb", 1, 1, 16, 9984, 19, 6}, {.name = NULL}};
 
 const struct mig_profile *mig_layout(u32 layout)
 {
@@ -18,17 +20,17 @@ const struct mig_profile *mig_layout(u32 layout)
 }
 
 #define HOPPER(name, pci_id)                                                                                           \
-    .model = name, .driver = "570.158.01", .vbios = "96.00.74.00.09",                               \
+    .model = name, .driver = "570.158.01", .vbios = "96.00.74.00.09",                                                  \
     .part = "699-21010-0200-000", .cuda_version = 12080, .architecture = 9, .compute_major = 9, .compute_minor = 0,    \
     .cores = 16896, .memory_bytes = 80 * GIB, .reserved_bytes = 1 * GIB, .bar1_bytes = 256 * GIB, .idle_mw = 95000,    \
     .limit_mw = 700000, .least_mw = 200000, .most_mw = 700000, .graphics_mhz = 1980, .idle_mhz = 345,                  \
-    .memory_mhz = 2619, .pcie_generation = 5, .pci_device = pci_id, .pci_subsystem = 0x165810DE, .ecc = 1,         \
+    .memory_mhz = 2619, .pcie_generation = 5, .pci_device = pci_id, .pci_subsystem = 0x165810DE, .ecc = 1,             \
     .row_remap = 1, .memory_temperature = 1, .temperature_limits = 1, .power_average = 1, .throttle_times = 1,         \
     .pcie_errors = 1, .pcie_bytes = 1, .gpm = 1, .recovery_action = 1, .mig = 1
 
 const struct board boards[] = {
-    {.name = "h100", HOPPER("NVIDIA H100 80GB HBM3", 0x233010DE), .gpus = 8, .links = 18, .link_mbps = 26562, .nvlink_version = 6, .switches = 4,
-     .fabric_version = 2,
+    {.name = "h100", HOPPER("NVIDIA H100 80GB HBM3", 0x233010DE), .gpus = 8, .links = 18, .link_mbps = 26562,
+     .nvlink_version = 6, .switches = 4, .fabric_version = 2,
      .pci = {"00000000:1B:00.0", "00000000:43:00.0", "00000000:52:00.0", "00000000:61:00.0", "00000000:9D:00.0",
              "00000000:C3:00.0", "00000000:D1:00.0", "00000000:DF:00.0"}},
     {.name = "a100", .model = "NVIDIA A100-SXM4-40GB", .driver = "535.183.06", .vbios = "92.00.45.00.03",
@@ -51,8 +53,8 @@ const struct board boards[] = {
      .mig = 1,
      .pci = {"00000000:1B:00.0", "00000000:43:00.0", "00000000:52:00.0", "00000000:61:00.0", "00000000:9D:00.0",
              "00000000:C3:00.0", "00000000:D1:00.0", "00000000:DF:00.0"}},
-    {.name = "h100-mig", HOPPER("NVIDIA H100 80GB HBM3", 0x233010DE), .gpus = 2, .first_mig_layout = 1, .links = 18, .link_mbps = 26562,
-     .nvlink_version = 6, .switches = 4, .fabric_version = 2, .pci = {"00000000:1B:00.0", "00000000:43:00.0"}},
+    {.name = "h100-mig", HOPPER("NVIDIA H100 80GB HBM3", 0x233010DE), .gpus = 2, .first_mig_layout = 1, .links = 18,
+     .link_mbps = 26562, .nvlink_version = 6, .switches = 4, .fabric_version = 2, .pci = {"00000000:1B:00.0", "00000000:43:00.0"}},
     {.name = "geforce", .model = "NVIDIA GeForce RTX 3080", .driver = "550.163.01", .vbios = "94.02.42.00.A9",
      .part = "N/A", .cuda_version = 12040, .gpus = 1, .architecture = 7, .compute_major = 8, .compute_minor = 6,
      .cores = 8704, .memory_bytes = 10 * GIB, .reserved_bytes = 240 * 1024 * 1024ull,
@@ -66,6 +68,7 @@ const struct board boards[] = {
      .graphics_mhz = 1410, .idle_mhz = 210, .memory_mhz = 1512, .pcie_generation = 4, .pci_device = 0x20B510DE,
      .pci_subsystem = 0x153310DE, .links = 12, .link_mbps = 25781, .nvlink_version = 4, .ecc = 1, .row_remap = 1,
      .memory_temperature = 1, .throttle_times = 1, .mig = 1, .pci = {"00000000:17:00.0", "00000000:65:00.0"}},
-    {.name = "gh200", HOPPER("NVIDIA GH200 480GB", 0x234210DE), .gpus = 1, .c2c_links = 10, .c2c_mbps = 44712, .pci = {"00000009:01:00.0"}},
+    {.name = "gh200", HOPPER("NVIDIA GH200 480GB", 0x234210DE), .gpus = 1, .c2c_links = 10, .c2c_mbps = 44712,
+     .pci = {"00000009:01:00.0"}},
     {.name = NULL},
 };

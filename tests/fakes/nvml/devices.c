@@ -327,6 +327,31 @@ EXPORT int nvmlDeviceGetComputeInstanceId(struct device *device, u32 *id)
     return SUCCESS;
 }
 
+struct instance_info {
+    struct device *device;
+    u32 id, profile, start, size;
+};
+
+/* A GPU instance is a thing of its own to the driver; here it is the compute instance in it. Root alone is told. */
+EXPORT int nvmlDeviceGetGpuInstanceById(struct device *device, u32 id, struct device **instance)
+{
+    ENTER_WHOLE(device);
+    struct device *found;
+    int code = nvmlDeviceGetMigDeviceHandleByIndex(device, id - 1, &found);
+    if (code == SUCCESS)
+        *instance = found;
+    return code;
+}
+
+EXPORT int nvmlGpuInstanceGetInfo(struct device *instance, struct instance_info *info)
+{
+    ENTER(instance);
+    const struct mig_profile *profile = instance_of(instance);
+    *info = (struct instance_info){gpu_device(instance->gpu), gpu_instance_id(instance), profile->id, profile->start,
+                                   profile->slices == 3 ? 4 : (u32)profile->slices};
+    return SUCCESS;
+}
+
 struct attributes {
     u32 multiprocessors, copy_engines, decoders, encoders, jpeg, flow, gpu_slices, compute_slices;
     u64 memory_mib;

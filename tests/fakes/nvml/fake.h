@@ -65,6 +65,7 @@ struct mig_profile {
     const char *name;
     int slices, compute_slices, multiprocessors;
     u64 memory_mib;
+    u32 id, start; /* of the profile, and the first slice of memory that an instance has */
 };
 
 /* Instances of layout `layout`; ends with a name of NULL. Layout 0 is MIG switched off. */
