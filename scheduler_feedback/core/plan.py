@@ -46,9 +46,24 @@ class Plan:
     A pool's number is TIERS x the type's number + the tier. free_in[pool][domain]: free slots. with_free[pool][n]: the
     nodes of the pool that have n slots free. count: free slots of each node, by number. slots_in[pool]: slots of its
     nodes, free or not. slowdown: of the suspect nodes that are held to be slow, by number.
+    crossing: how many gangs cross the uplinks of a domain, each of which costs uplink_slowdown. congested: what the
+    uplinks of a domain are known to cost beside.
     """
 
-    __slots__ = ("_journal", "_mask", "count", "free_in", "pool", "slots_in", "slowdown", "topology", "with_free")
+    __slots__ = (
+        "_journal",
+        "_mask",
+        "congested",
+        "count",
+        "crossing",
+        "free_in",
+        "pool",
+        "slots_in",
+        "slowdown",
+        "topology",
+        "uplink_slowdown",
+        "with_free",
+    )
 
     def __init__(self, nodes: Iterable[Node], busy: Iterable[Slot] = ()) -> None:
         nodes = list(nodes)
@@ -62,6 +77,9 @@ class Plan:
                 masks[index] &= ~(1 << slot.slot)
         self.pool = [NOWHERE] * len(nodes)
         self.slowdown: dict[int, float] = {}
+        self.crossing: dict[int, int] = {}
+        self.congested: dict[int, float] = {}
+        self.uplink_slowdown = 0.0
         for node in nodes:
             self.pool[number[node.name]] = self._pool_of(node)
             self._note_slowdown(node)
@@ -125,6 +143,8 @@ class Plan:
         other.with_free = [sets[:] for sets in self.with_free]
         other.free_in = [free[:] for free in self.free_in]
         other.slots_in, other.slowdown = self.slots_in[:], dict(self.slowdown)
+        other.crossing, other.congested = self.crossing, self.congested
+        other.uplink_slowdown = self.uplink_slowdown
         return other
 
     # --- the transaction ---------------------------------------------------------------------------------------------
@@ -248,6 +268,10 @@ class Plan:
         """The pools of a tier, of these GPU types (empty: of all)."""
         names = self.topology.type_names
         return [n * TIERS + tier for n, name in enumerate(names) if not types or name in types]
+
+    def uplink_cost(self, domain: int) -> float:
+        """Expected slowdown, above 1, of a gang that crosses the uplinks of the domain."""
+        return self.congested.get(domain, 0.0) + self.uplink_slowdown * self.crossing.get(domain, 0)
 
     def has_spares(self) -> bool:
         """Whether any node is kept as a spare."""

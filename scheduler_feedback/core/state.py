@@ -93,6 +93,8 @@ class Policy:
     spare_nodes: so many nodes of each domain of spare_level are kept for gangs that leave a bad node, and lent to
     preemptible jobs meanwhile. spare_failures_per_day, spare_repair_seconds: of a node; where known, as many are kept
     as are out at once but with a probability of spare_risk_fraction.
+    uplink_slowdown: what each gang that crosses a domain's uplinks is expected to cost another that does, as a share of
+    its speed; 0: not known, and no reason to place a gang otherwise.
     preempt_gain: a gang stops for another only where that is expected to spend so many times less for its end.
     """
 
@@ -128,6 +130,7 @@ class Policy:
     history_quantile: float = 0.6
     preempt_gain: float = 4.0
     defragmentation_moves: int = 4
+    uplink_slowdown: float = 0.0
     spare_nodes: int = 0
     spare_level: Level = Level.RACK
     spare_failures_per_day: float = 0.0

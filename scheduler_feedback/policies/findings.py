@@ -31,6 +31,8 @@ def verdict_found(turn: Turn, verdict: Verdict) -> None:
         turn.count("verdicts", verdict.kind.value, verdict.cause.value)
         turn.tell(subject_of(verdict), "verdict", f"{in_words(verdict)} on {verdict.node}", evidence_detail(verdict))
     state.verdicts[verdict.verdict_id] = verdict
+    if verdict.aggressor:
+        ledger_of(state).congestion_changed()
     if job is not None:
         ledger_of(state).expect_anew(job)
 
@@ -71,6 +73,8 @@ def drop_verdict(turn: Turn, verdict: Verdict, why: str) -> None:
     past.append(PastVerdict(verdict, turn.now_ns, why))
     del past[:-PAST_VERDICTS]
     del turn.state.verdicts[verdict.verdict_id]
+    if verdict.aggressor:
+        ledger_of(turn.state).congestion_changed()
     turn.state.cases.pop(verdict.verdict_id, None)
     if (job := turn.state.jobs.get(verdict.gang)) is not None:
         ledger_of(turn.state).expect_anew(job)

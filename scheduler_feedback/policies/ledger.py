@@ -17,7 +17,7 @@ from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
 from scheduler_feedback.core.plan import Plan
 from scheduler_feedback.core.state import Order, Policy, State
 from scheduler_feedback.core.turn import nanoseconds
-from scheduler_feedback.policies import order
+from scheduler_feedback.policies import order, uplinks
 from scheduler_feedback.policies.dependencies import Dependencies
 from scheduler_feedback.policies.estimate import Release, job_releases, remaining_ns
 from scheduler_feedback.policies.order import las
@@ -58,6 +58,7 @@ class Ledger:
     fresh: jobs that came into the line since the last look at it. grown: whether since then something has happened that
     may let an older one start: slots came free, a node came back, a pause has ended. changed: whether anything has
     happened that decides a reservation. appointed: whether the spares are those of the nodes as they are.
+    disputes: whether a verdict stands that two gangs disturb each other.
     """
 
     __slots__ = (
@@ -69,6 +70,7 @@ class Ledger:
         "claims",
         "clocks",
         "dependencies",
+        "disputes",
         "doubtful",
         "elastic",
         "ended",
@@ -117,7 +119,7 @@ class Ledger:
         self.fresh: set[str] = set()
         self.grown = self.changed = True
         self.unsettled = False
-        self.appointed = False
+        self.appointed = self.disputes = False
         self.shares = Shares(state.policy)
         self.dependencies = Dependencies(state)
         for node in state.nodes.values():
@@ -182,7 +184,27 @@ class Ledger:
         if self.plan_or_none is None:
             busy = (slot for slots in (*self.held.values(), *self.claims.values()) for slot in slots)
             self.plan_or_none = Plan(self.state.nodes.values(), busy)
+            self.plan_or_none.uplink_slowdown = self.policy.uplink_slowdown
+            for slots in self.held.values():
+                self._cross(slots, 1)
+            self.congestion_changed()
         return self.plan_or_none
+
+    def _cross(self, slots: tuple[Slot, ...], more: int) -> None:
+        """Gangs that lie in several domains are counted on their uplinks, where those cost anything."""
+        plan = self.plan_or_none
+        if plan is None or not self.policy.uplink_slowdown:
+            return
+        for domain in uplinks.crossed(plan, slots):
+            plan.crossing[domain] = plan.crossing.get(domain, 0) + more
+            if not plan.crossing[domain]:
+                del plan.crossing[domain]
+
+    def congestion_changed(self) -> None:
+        """A verdict of interference has come or gone, or one of the two gangs has."""
+        if self.plan_or_none is not None:
+            self.disputes = any(verdict.aggressor for verdict in self.state.verdicts.values())
+            self.plan_or_none.congested = uplinks.congested(self.state, self.plan_or_none) if self.disputes else {}
 
     @property
     def capacity(self) -> Capacity:
@@ -240,6 +262,7 @@ class Ledger:
         job_id = job.job_id
         held, claim = self.held.pop(job_id, _NONE), self.claims.pop(job_id, _NONE)
         if held or claim:
+            self._cross(held, -1)
             self._free(job, held, claim)
         if job_id in self.line:
             self.line.remove(job_id)
@@ -249,6 +272,8 @@ class Ledger:
         if job_id in self.ends_of:
             self._drop_ends(job_id)
         self._add(job)
+        if self.disputes:
+            self.congestion_changed()
 
     def _free(self, job: Job, held: tuple[Slot, ...], claim: tuple[Slot, ...]) -> None:
         freed = (*held, *claim) if claim else held
@@ -301,6 +326,7 @@ class Ledger:
     def _hold(self, job: Job) -> None:
         slots = tuple([rank.slot for rank in job.ranks])
         self.held[job.job_id] = slots
+        self._cross(slots, 1)
         if self.plan_or_none is not None:
             self.plan_or_none.hold(slots)
         self.shares.use(job.spec.queue, len(slots))

@@ -1,11 +1,12 @@
 """Placement: which slots a gang gets: one node, else the narrowest domain that holds it; the tightest fit in either.
 
 A gang is as slow as its slowest member and as its longest wire. So nodes in doubt come last, and a slow one only where
-it gives the gang more than it takes from it (``pays_beside``); then it goes by the level
-of the domain (NVLink island, node, rail, rack, spine); then by how little is left over, which keeps large holes for
-large gangs. What does not fit into one domain is cut into equal slices where that can be had (a collective over
-unequal halves waits for the larger one), and ranks go by the order of the wires. A gang runs on one type of GPU: of
-those it can run on, the one on which it is fastest. Ties go by number, so that the same state gives the same placement.
+it gives the gang more than it takes from it (``pays_beside``); then it goes by the level of the domain (NVLink island,
+node, rail, rack, spine); then by how little is left over, which keeps large holes for large gangs. What does not fit
+into one domain is cut into equal slices where that can be had (a collective over unequal halves waits for the larger
+one), over the domains whose uplinks are expected to slow it least (``uplinks``); ranks go by the order of the wires. A
+gang runs on one type of GPU: of those it can run on, the one on which it is fastest. Ties go by number, so that the
+same state gives the same placement.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from scheduler_feedback.core.job import Job, JobSpec, Packing, Slot
 from scheduler_feedback.core.plan import NOWHERE, TIERS, Plan, Tier, tier_of
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.topology import WIDTH, numbers
+from scheduler_feedback.policies.uplinks import least_burdened
 
 _NARROW_FIRST = (Level.ISLAND, Level.RAIL, Level.RACK, Level.SPINE)
 Shape = tuple[Any, ...]
@@ -294,6 +296,7 @@ def _pack(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces
     fitting = [hole for hole in holes if hole[0] >= ranks]
     if fitting:
         return _pack(plan, pool, ranks, barred, min(fitting)[1])
+    holes = least_burdened(plan, holes, ranks)
     holes.sort(key=lambda hole: (-hole[0], hole[1]))
     pieces: Pieces = []
     for child, part in _slices(plan, holes, ranks):

@@ -58,6 +58,7 @@ POLICIES = st.builds(
     las_thresholds=st.just((20.0, 200.0)),
     preempt_gain=st.sampled_from([1.2, 3.0]),
     queues=st.sampled_from([(), QUEUES]),
+    uplink_slowdown=st.sampled_from([0.0, 0.2]),
     spare_nodes=st.sampled_from([0, 0, 1]),
     spare_level=st.sampled_from([Level.RACK, Level.SPINE]),
     defragmentation_moves=st.sampled_from([0, 2, 4]),

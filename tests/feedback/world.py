@@ -233,6 +233,7 @@ class World:
         ]
         assert kept.plan.free_in == anew.plan.free_in
         assert kept.plan.with_free == anew.plan.with_free
+        assert (kept.plan.crossing, kept.plan.congested) == (anew.plan.crossing, anew.plan.congested)
         assert kept.line.order == anew.line.order
         assert {job: place.length_ns for job, place in kept.line.places.items()} == {
             job: place.length_ns for job, place in anew.line.places.items()
