@@ -8,7 +8,7 @@ import numpy as np
 
 from scheduler_feedback.core.gangs import SAMPLES, STOPPED, FloatArray
 from scheduler_feedback.core.verdict import Cause
-from scheduler_feedback.detectors.windows import median_of_others
+from scheduler_feedback.detectors.medians import median_of_the_others
 
 CAUSE_SHARE = 0.6
 """A cause explains at least this share of the excess; two halves are no cause."""
@@ -89,12 +89,12 @@ def attribute(
     if usual_compute is None or usual_parts is None:
         usual_compute, usual_parts = np.zeros_like(compute), np.zeros_like(parts)
     shift = compute - usual_compute
-    excess = float(shift[rank] - median_of_others(shift)[rank])
+    excess = float(shift[rank] - median_of_the_others(shift, rank))
     grown = parts - usual_parts
     if not np.isfinite(grown[:, :2]).all() or excess <= 0:
         return Attribution(Cause.UNKNOWN, False, excess)
     processor, queue, storage = (
-        float(grown[rank, i] - median_of_others(grown[:, i])[rank]) if np.isfinite(grown[:, i]).all() else 0.0
+        float(grown[rank, i] - median_of_the_others(grown[:, i], rank)) if np.isfinite(grown[:, i]).all() else 0.0
         for i in range(3)
     )
     rest = excess - processor - queue - storage

@@ -49,10 +49,10 @@ def usual_value(values: Float32Array, usual: float, grouping: Grouping) -> bool:
 
     Errors are zero nearly everywhere; to see that costs a fraction of a median.
     """
-    others = np.flatnonzero(values != usual)
-    if 4 * len(others) > len(values):
+    unlike = values != usual
+    if 4 * np.count_nonzero(unlike) > len(values):
         return False
-    counts = np.bincount(grouping.of[others], minlength=len(grouping))
+    counts = np.bincount(grouping.of[unlike], minlength=len(grouping))
     return bool((2 * counts < grouping.sizes).all())
 
 

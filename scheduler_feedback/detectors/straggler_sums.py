@@ -10,6 +10,7 @@ import numpy as np
 from scheduler_feedback.core.gangs import FloatArray
 from scheduler_feedback.detectors.baseline import SPREAD_FLOOR, Baseline, log_compute
 from scheduler_feedback.detectors.gates import Judged, slow_windows, stopped_again
+from scheduler_feedback.detectors.medians import row_medians
 from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.detectors.watched import RECENT_WINDOWS, Watched
 from scheduler_feedback.detectors.windows import (
@@ -48,8 +49,8 @@ def judge_window(watched: Watched, baseline: Baseline, window: Window, switches:
     sigmas = np.zeros(len(watched.ranks))
     if window.known and baseline.known:
         sigmas = _sigmas(watched, baseline, window, switches)
-        step = np.clip(sigmas, -CLIP_SIGMAS, CLIP_SIGMAS) - ALLOWANCE_SIGMAS
-        score = np.clip(watched.score + step, 0.0, HIGHEST_SCORE)
+        step = np.minimum(np.maximum(sigmas, -CLIP_SIGMAS), CLIP_SIGMAS) - ALLOWANCE_SIGMAS
+        score = np.minimum(np.maximum(watched.score + step, 0.0), HIGHEST_SCORE)
         watched.since[(score > 0) & (watched.since < 0)] = watched.counted - 1
         watched.since[score <= 0] = -1
         watched.score = score
@@ -74,9 +75,9 @@ def _sigmas(watched: Watched, baseline: Baseline, window: Window, switches: Swit
     recent = np.array(watched.shifts)
     scale = np.maximum(baseline.own_spread, SPREAD_FLOOR)
     if not switches.frozen_scale:
-        scale = np.maximum((recent - np.median(recent, axis=1, keepdims=True)).std(axis=0), SPREAD_FLOOR)
+        scale = np.maximum((recent - row_medians(recent)[:, None]).std(axis=0), SPREAD_FLOOR)
     if len(now) > LARGE_GANG:
-        scale = np.maximum(scale, spread(recent - np.median(recent, axis=1, keepdims=True)))
+        scale = np.maximum(scale, spread(recent - row_medians(recent)[:, None]))
     else:
         for rank in np.flatnonzero(residual > ALLOWANCE_SIGMAS * scale):
             scale[rank] = max(scale[rank], spread_of_others(recent, int(rank)))

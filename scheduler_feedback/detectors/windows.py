@@ -10,6 +10,13 @@ import numpy.typing as npt
 
 from scheduler_feedback.core.gangs import CONSUMED, STOPPED, Consumed, FloatArray, IntArray
 from scheduler_feedback.core.telemetry import Shape, StepTable
+from scheduler_feedback.detectors.medians import (
+    column_medians,
+    median,
+    median_of_others,
+    median_of_the_others,
+    row_medians,
+)
 from scheduler_feedback.detectors.work import Work
 
 WINDOW_SECONDS = 1.0
@@ -87,6 +94,9 @@ class Places:
     """Where the ranks are: node names [m], index of each rank's node [n]; role of each rank [n], ranks of each role.
 
     Ranks of one role (pipeline stage) do the same work. layout_known: whether a layout said so; one role of all else.
+    grid: the roles [roles, size] where all are of one size, for arithmetic on all at once. votes: bool [roles], whether
+    a role's ranks are enough to out-vote one of them. by_node: for each role its ranks by node [of the role], the nodes
+    that it has ranks of, and where in that order each node begins.
     """
 
     names: tuple[str, ...]
@@ -94,6 +104,9 @@ class Places:
     role: npt.NDArray[np.intp]
     roles: tuple[npt.NDArray[np.intp], ...]
     layout_known: bool
+    grid: npt.NDArray[np.intp] | None
+    votes: npt.NDArray[np.bool_]
+    by_node: tuple[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.intp]], ...]
 
 
 def places(shape: Shape) -> Places:
@@ -102,7 +115,16 @@ def places(shape: Shape) -> Places:
     role = shape.roles
     roles = tuple(np.flatnonzero(role == number) for number in range(int(role.max()) + 1))
     known = shape.stage is not None
-    return Places(tuple(str(name) for name in names), index.astype(np.intp), role, roles, known)
+    sizes = np.array([len(members) for members in roles])
+    grid = np.stack(roles) if (sizes == sizes[0]).all() else None
+    index = index.astype(np.intp)
+    by_node = []
+    for members in roles:
+        order = members[np.argsort(index[members], kind="stable")]
+        present, starts = np.unique(index[order], return_index=True)
+        by_node.append((order, present, starts))
+    named = tuple(str(name) for name in names)
+    return Places(named, index, role, roles, known, grid, sizes >= LEAST_PEERS, tuple(by_node))
 
 
 ConsumedAt = Callable[[IntArray], Consumed]
@@ -118,8 +140,7 @@ def cut(
     """
     if not timed:
         return [_window(steps, slice(k, k + 1), where, consumed, work) for k in range(len(steps))], len(steps)
-    with np.errstate(invalid="ignore"):
-        elapsed = np.cumsum(np.nan_to_num(np.nanmean(steps.seconds, axis=1))) if len(steps) else np.zeros(0)
+    elapsed = np.cumsum(_mean_of_known(steps.seconds))
     windows: list[Window] = []
     first, before = 0, 0.0
     while True:
@@ -130,6 +151,15 @@ def cut(
             return windows, first
         windows.append(_window(steps, slice(first, last + 1), where, consumed, work))
         first, before = last + 1, float(elapsed[last])
+
+
+def _mean_of_known(values: FloatArray) -> FloatArray:
+    """[k, n] -> [k]: mean of each row's known values, 0 without any."""
+    mean: FloatArray = values.mean(axis=1)
+    if np.isnan(mean).any():
+        with np.errstate(invalid="ignore"):
+            mean = np.nan_to_num(np.nanmean(values, axis=1))
+    return mean
 
 
 def _window(steps: StepTable, rows: slice, where: Places, consumed: ConsumedAt | None, work: Work | None) -> Window:
@@ -153,9 +183,7 @@ def _window(steps: StepTable, rows: slice, where: Places, consumed: ConsumedAt |
         began, ended = consumed(began_ns), consumed(end_ns[-1])
         stopped = np.nan_to_num(ended.values[:, STOPPED] - began.values[:, STOPPED])
     if waits_known:
-        gain = np.zeros(ranks)
-        for members in where.roles:
-            gain[members] = _gain(compute[:, members])
+        gain = _gain_by_rank(compute, where)
         by_node = _gain_by_node(compute, where, gain)
     else:
         compute = np.full_like(compute, np.nan)
@@ -233,14 +261,31 @@ def blame_stopped(window: Window, usual_shared_wait: float, where: Places) -> Wi
     return replace(window, compute=compute, wait=wait, gain=gain, node_gain=node_gain)
 
 
+def _gain_by_rank(compute: FloatArray, where: Places) -> FloatArray:
+    """[k steps, n] -> [n]: what the steps would gain without each rank, as its role's."""
+    result = np.zeros(compute.shape[1])
+    if where.grid is not None:
+        result[where.grid] = _gain(compute[:, where.grid])
+    else:
+        for members in where.roles:
+            result[members] = _gain(compute[:, members])
+    return result
+
+
 def _gain(compute: FloatArray) -> FloatArray:
-    """[k steps, n] -> [n]: mean over steps of the largest minus the largest of the others."""
-    steps, count = compute.shape
+    """[k steps, ..., n] -> [..., n]: mean over steps of the largest less the next. Spoils `compute`."""
+    count = compute.shape[-1]
+    result: FloatArray = np.zeros(compute.shape[1:])
     if count == 1:
-        return np.zeros(1)
-    slowest = compute.argmax(axis=1)
-    two = np.partition(compute, count - 2, axis=1)[:, -2:]
-    result: FloatArray = np.bincount(slowest, two[:, 1] - two[:, 0], count) / steps
+        return result
+    slowest = compute.argmax(axis=-1)[..., None]
+    largest = np.take_along_axis(compute, slowest, axis=-1)
+    np.put_along_axis(compute, slowest, -np.inf, axis=-1)
+    lead = largest - compute.max(axis=-1, keepdims=True)
+    for step in range(len(compute)):
+        before = np.take_along_axis(result, slowest[step], axis=-1)
+        np.put_along_axis(result, slowest[step], before + lead[step], axis=-1)
+    result /= len(compute)
     return result
 
 
@@ -250,46 +295,38 @@ def _gain_by_node(compute: FloatArray, where: Places, gain: FloatArray) -> Float
     if nodes == compute.shape[1]:
         return gain[np.argsort(where.index)]
     result = np.zeros(nodes)
-    for members in where.roles:
-        index = where.index[members]
-        order = np.argsort(index, kind="stable")
-        present, starts = np.unique(index[order], return_index=True)
-        largest = np.maximum.reduceat(compute[:, members[order]], starts, axis=1)
+    for order, present, starts in where.by_node:
+        largest = np.maximum.reduceat(compute[:, order], starts, axis=1)
         result[present] = np.maximum(result[present], _gain(largest))
     return result
 
 
-def median_of_others(values: FloatArray) -> FloatArray:
-    """[n] -> [n]: for each the median of the others; of two, each is measured against the other. n >= 2."""
-    count = len(values)
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    place = np.empty(count, np.intp)
-    place[order] = np.arange(count)
-
-    def of_others(index: int) -> FloatArray:
-        result: FloatArray = np.where(place > index, ordered[index], ordered[index + 1])
-        return result
-
-    middle = (count - 2) // 2
-    if count % 2 == 0:
-        return of_others(middle)
-    return (of_others(middle) + of_others(middle + 1)) / 2 if count > 2 else of_others(0)
-
-
 def middle_of_others(values: FloatArray, where: Places) -> FloatArray:
     """[n] -> [n]: median of the others of its role where those are enough to vote, of all others else."""
-    if len(where.roles) == 1 or any(len(members) < LEAST_PEERS for members in where.roles):
+    if len(where.roles) == 1 or not where.votes.all():
         return median_of_others(values)
-    result = np.empty_like(values)
-    for members in where.roles:
-        result[members] = median_of_others(values[members])
-    return result
+    return _of_roles(values, where)
+
+
+def middle_of_others_of(values: FloatArray, where: Places, rank: int) -> float:
+    """That of ``middle_of_others`` for one rank (index)."""
+    if len(where.roles) == 1 or not where.votes.all():
+        return median_of_the_others(values, rank)
+    members = where.roles[where.role[rank]]
+    return median_of_the_others(values[members], int(np.searchsorted(members, rank)))
 
 
 def middle_of_peers(values: FloatArray, where: Places) -> FloatArray:
     """[n] -> [n]: median of the others of its role; NaN where those are too few to vote."""
+    return _of_roles(values, where)
+
+
+def _of_roles(values: FloatArray, where: Places) -> FloatArray:
     result = np.full_like(values, np.nan)
+    if where.grid is not None:
+        if where.votes[0]:
+            result[where.grid] = median_of_others(values[where.grid])
+        return result
     for members in where.roles:
         if len(members) >= LEAST_PEERS:
             result[members] = median_of_others(values[members])
@@ -298,7 +335,7 @@ def middle_of_peers(values: FloatArray, where: Places) -> FloatArray:
 
 def spread(values: FloatArray) -> float:
     """Robust standard deviation around the median."""
-    return float(MAD_TO_SIGMA * np.median(np.abs(values - np.median(values))))
+    return MAD_TO_SIGMA * median(np.abs(values - median(values)))
 
 
 def spread_of_others(shifts: FloatArray, rank: int) -> float:
@@ -308,10 +345,10 @@ def spread_of_others(shifts: FloatArray, rank: int) -> float:
     are fewer than three others they cannot disagree visibly, and their unrest in time counts as well.
     """
     others = np.delete(shifts, rank, axis=1)
-    across = others - np.median(others, axis=1, keepdims=True)
+    across = others - row_medians(others)[:, None]
     result = float(np.sqrt(np.mean(across**2)))
     if others.shape[1] < 3 and len(others) > 1:
-        in_time = others - np.median(others, axis=0, keepdims=True)
+        in_time = others - column_medians(others)
         result = max(result, float(np.sqrt(np.mean(in_time**2))))
     return result
 

@@ -14,6 +14,7 @@ from scheduler_feedback.core.look import Look
 from scheduler_feedback.core.telemetry import Shape, StepTable
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.attribution import attribute
+from scheduler_feedback.detectors.medians import median_of_others
 from scheduler_feedback.detectors.straggler import StragglerDetector
 from scheduler_feedback.detectors.watched import rest
 from scheduler_feedback.detectors.weighing import BOUND, bounded, confidence
@@ -22,7 +23,6 @@ from scheduler_feedback.detectors.windows import (
     Window,
     blame_stopped,
     cut,
-    median_of_others,
     places,
     spread_of_others,
 )
