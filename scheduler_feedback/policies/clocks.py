@@ -1,0 +1,48 @@
+"""Clocks: what the passing of time alone brings: ends of quarantine, late starts and probes, waits that can't end."""
+
+from __future__ import annotations
+
+from scheduler_feedback.core.job import Job, JobKind, JobState, StopReason
+from scheduler_feedback.core.turn import Turn, nanoseconds, span
+from scheduler_feedback.policies import wishes
+from scheduler_feedback.policies.ledger import ledger_of
+from scheduler_feedback.policies.quarantine import let_time_pass
+
+
+def let_clocks_run_out(turn: Turn) -> None:
+    state = turn.state
+    ledger = ledger_of(state)
+    ledger.overtake(turn.now_ns)
+    for job_id in sorted(ledger.hopeless):
+        stranded = state.jobs[job_id]
+        why = ledger.dependencies.hopeless(stranded) or "what it waits for can't happen any more"
+        wishes.end(turn, stranded, JobState.CANCELLED, why)
+    if state.frozen:
+        return
+    if ledger.doubtful:
+        let_time_pass(turn)
+    policy = state.policy
+    for job_id in ledger.due(turn.now_ns):
+        job = state.jobs.get(job_id)
+        if job is None or job.attempt_started_ns is None or job.stop_reason is not None:
+            continue
+        age_ns = turn.now_ns - job.attempt_started_ns
+        if _is_late_start(job, age_ns, policy.start_timeout_seconds):
+            job.stop_reason = StopReason.START_FAILED
+            job.failure = f"not all of its ranks had started within {span(policy.start_timeout_seconds)}"
+            turn.tell(job.job_id, "start-failed", job.failure)
+            ledger.stops(job)
+        elif _is_late_probe(job, age_ns, policy.probe_timeout_seconds):
+            job.stop_reason = StopReason.CANCEL
+            job.failure = f"the probe had not ended within {span(policy.probe_timeout_seconds)}"
+            turn.tell(job.job_id, "probe-failed", job.failure)
+            ledger.stops(job)
+
+
+def _is_late_start(job: Job, age_ns: int, timeout_seconds: float) -> bool:
+    return job.state is JobState.STARTING and timeout_seconds > 0 and age_ns >= nanoseconds(timeout_seconds)
+
+
+def _is_late_probe(job: Job, age_ns: int, timeout_seconds: float) -> bool:
+    """Users' jobs may overrun; a probe that does has shown what it was to show."""
+    return job.spec.kind is JobKind.PROBE and job.state is JobState.RUNNING and age_ns >= nanoseconds(timeout_seconds)

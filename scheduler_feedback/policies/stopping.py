@@ -1,0 +1,36 @@
+"""Stopping: the backend is asked to stop what is to stop."""
+
+from __future__ import annotations
+
+from scheduler_feedback.core.actions import StopGang
+from scheduler_feedback.core.job import JobState, StopReason
+from scheduler_feedback.core.turn import Turn, span
+from scheduler_feedback.policies.ledger import Ledger
+
+
+def ask_for_stops(turn: Turn, ledger: Ledger) -> None:
+    """Ask the backend to stop what is to stop; again where it refused, or where nothing has come of it for too long."""
+    for job_id in sorted(ledger.stopping):
+        job = turn.state.jobs[job_id]
+        if job.stop_reason is None or not job.state.holds_slots or turn.now_ns < job.not_before_ns:
+            continue
+        if turn.state.frozen and job.stop_reason is not StopReason.CANCEL:
+            continue
+        spec, why = job.spec, job.stop_reason
+        repeated = job.state is JobState.STOPPING
+        job.state = JobState.STOPPING
+        job.stopping_ns = turn.now_ns if job.stopping_ns is None else job.stopping_ns
+        job.not_before_ns = turn.after(spec.grace_seconds + turn.state.policy.start_timeout_seconds)
+        job.action_id = turn.action_id()
+        ledger.stops(job)
+        reason = job.failure or why.value
+        turn.actions.append(
+            StopGang(job.action_id, job.job_id, job.attempt, spec.checkpoint_signal, spec.grace_seconds, why, reason)
+        )
+        again = " again" if repeated else ""
+        turn.tell(
+            job.job_id,
+            "stopping",
+            f"attempt {job.attempt} is asked{again} to stop ({reason}): {spec.checkpoint_signal}, "
+            f"{span(spec.grace_seconds)} to save",
+        )
