@@ -267,6 +267,8 @@ class Ledger:
         if job_id in self.line:
             self.line.remove(job_id)
             self.fresh.discard(job_id)
+            if self.state.reserved_for == job_id:  # nothing is kept for one that does not wait any more
+                self.changed = True
         for group in self._groups:
             group.discard(job_id)
         if job_id in self.ends_of:

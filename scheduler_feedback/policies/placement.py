@@ -392,10 +392,10 @@ class Capacity:
     """What the nodes that are usable now could hold if nothing ran on them; made anew when a node changes.
 
     slots: of nodes that may share a gang. unusable: names of the nodes that take nothing. spares: of those that take
-    only what may be stopped.
+    only what may be stopped. spare_slots: of those.
     """
 
-    __slots__ = ("_empty", "_held", "_nodes", "slots", "spares", "unusable")
+    __slots__ = ("_empty", "_held", "_nodes", "slots", "spare_slots", "spares", "unusable")
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self._nodes = nodes
@@ -403,6 +403,7 @@ class Capacity:
         self._held: dict[Shape, bool] = {}
         self.slots = self._empty.free(Tier.HEALTHY) + self._empty.free(Tier.SUSPECT)
         self.spares = [node.name for node in nodes.values() if tier_of(node) is Tier.SPARE]
+        self.spare_slots = self._empty.free(Tier.SPARE)
         self.unusable = [node.name for node in nodes.values() if tier_of(node) is None]
 
     def shared(self, job: Job) -> int:

@@ -20,7 +20,7 @@ from scheduler_feedback.policies import history, order
 from scheduler_feedback.policies.ledger import Ledger
 from scheduler_feedback.policies.order import las
 from scheduler_feedback.policies.order.fair import appraise
-from scheduler_feedback.policies.placement import place
+from scheduler_feedback.policies.placement import may_borrow, place
 
 RENEW_NS = 1800 * 1_000_000_000
 """Between two appraisals of all that wait: what jobs alike have run changes slowly."""
@@ -69,12 +69,13 @@ def choose(turn: Turn, ledger: Ledger) -> list[Job]:
     if state.policy.order is Order.LAS:
         for job in las.demote(state, running, now_ns):
             ledger.watch_fall(job)
-    left = ledger.capacity.slots
+    left = ledger.capacity.slots + ledger.capacity.spare_slots
     for job in running:
         if job.stop_reason is None:
             left -= len(job.ranks)
     left += sum(len(job.ranks) for job in movable)
     left -= sum(len(slots) for job_id, slots in ledger.claims.items() if job_id not in ledger.held)
+    unlent = ledger.capacity.spare_slots  # of what is left, what only those may have that give it back
     ranked = sorted(order.key_of(state, job) for job in movable)
     chosen: list[Job] = []
     kept: set[str] = set()
@@ -84,10 +85,14 @@ def choose(turn: Turn, ledger: Ledger) -> list[Job]:
         job = state.jobs[key[-1]]
         waits = job.state is JobState.PENDING
         ranks = (job.spec.min_ranks or job.spec.ranks) if waits else len(job.ranks)
+        kept_free = 0 if not unlent or may_borrow(job.spec) else unlent
         if waits and (job.not_before_ns > now_ns or ledger.shares.room(job.spec.queue, ranks) is not None):
             continue
-        if ranks <= left:
-            left -= min(max(ranks, job.spec.ranks), left) if waits else ranks
+        if ranks <= left - kept_free or (ranks <= left and not waits):
+            given = min(max(ranks, job.spec.ranks), left - kept_free) if waits else ranks
+            left -= given
+            if unlent and may_borrow(job.spec):
+                unlent = max(unlent - given, 0)
             chosen.append(job)
             kept.add(job.job_id)
     stopped = [state.jobs[key[-1]] for key in ranked if key[-1] not in kept]

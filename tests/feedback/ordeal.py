@@ -324,6 +324,7 @@ class Ordeal:
         job = state.jobs.get(before[0])
         if self.policy.backfill is not Backfilling.EASY or job is None or job.attempt != before[1]:
             return
+        self.counts["promises"] = self.counts.get("promises", 0) + 1
         if head == before[0] and self.promised is not None:
             assert self.promised[2] <= before[2], f"{head} is put off by {(self.promised[2] - before[2]) / 1e9} s"
         elif job.state is JobState.PENDING and ledger_of(state).line.order[0][-1] == before[0]:

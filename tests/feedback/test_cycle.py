@@ -374,3 +374,14 @@ def test_ended_jobs_are_forgotten_beyond_a_bound_and_live_ones_never() -> None:
     world.advance(40.0)
     assert 10 <= len(world.state.jobs) <= 11
     assert "j-000030" in world.state.jobs
+
+
+def test_nothing_is_kept_for_a_head_that_was_cancelled() -> None:
+    world = World({"n0": 4})
+    world.submit(3, 1000.0, time_limit_seconds=1000.0)
+    head = world.submit(4, 1000.0, time_limit_seconds=1000.0)
+    waiting = world.submit(1, 5000.0, time_limit_seconds=5000.0)
+    assert world.state.reserved_for == head and world.job_state(waiting) is JobState.PENDING
+    world.cycle(CancelRequested(head))
+    assert world.state.reserved_for is None
+    assert world.job_state(waiting) is JobState.STARTING
