@@ -70,6 +70,7 @@ def _round(seed: int, length: int, shrink: bool) -> None:
             stateful_step_count=length,
             deadline=None,
             database=None,
+            report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
             phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
         ),

@@ -315,11 +315,15 @@ class Ordeal:
         harmless = all(isinstance(event, _HARMLESS) or _is_plain_end(event) for event in events)
         exact = self.policy.estimates is not Estimates.HISTORY and not state.verdicts
         overrun = self._someone_overran()
+        # One that came later may stand before it by the order; that is no backfill.
+        overtaken = before is not None and any(
+            entry.kind == "started" and entry.subject != before[0] for entry in outcome.entries
+        )
         head = state.reserved_for
         self.promised = None
         if head is not None and state.reserved_from_ns is not None:
             self.promised = (head, state.jobs[head].attempt, state.reserved_from_ns)
-        if before is None or not harmless or not exact or stopped or asked or overrun or state.frozen:
+        if before is None or not harmless or not exact or stopped or asked or overrun or overtaken or state.frozen:
             return
         job = state.jobs.get(before[0])
         if self.policy.backfill is not Backfilling.EASY or job is None or job.attempt != before[1]:
