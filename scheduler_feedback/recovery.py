@@ -16,7 +16,7 @@ from scheduler_feedback.core.job import Job, JobState, RankRecord
 from scheduler_feedback.core.state import State
 from scheduler_feedback.cycle import Outcome, run
 from scheduler_feedback.policies.ledger import forget_ledger
-from scheduler_feedback.store import JournalRow, Loaded, Reader
+from scheduler_feedback.store import JournalRow, Loaded, Reader, Running
 
 _log = logging.getLogger(__name__)
 
@@ -58,17 +58,18 @@ def recover(store: Reader) -> Recovered:
 
 
 def replay_journal(
-    loaded: Loaded, take: Callable[[JournalRow, Outcome, bool], None] = lambda _row, _outcome, _same: None
+    loaded: Loaded | Running, take: Callable[[JournalRow, Outcome, bool], None] = lambda _row, _outcome, _same: None
 ) -> Replayed:
     """Run a stored journal again; `take` is given each cycle as recorded, as replayed, and whether they agree."""
     state = loaded.state if loaded.state is not None else State()
-    events = different = 0
+    cycles = events = different = 0
     for row in loaded.journal:
         outcome, same = run_again(state, row)
+        cycles += 1
         events += len(row.events)
         different += not same
         take(row, outcome, same)
-    return Replayed(state, len(loaded.journal), events, different)
+    return Replayed(state, cycles, events, different)
 
 
 def replay_row(state: State, row: JournalRow) -> bool:

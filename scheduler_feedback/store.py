@@ -34,6 +34,7 @@ from scheduler_feedback.store_reading import (
     NumberedEntry,
     Reader,
     RecordedAction,
+    Running,
 )
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "JournalRow",
     "NumberedEntry",
     "RecordedAction",
+    "Running",
 ]
 
 APPLICATION_ID = 0x47574A4E  # "GWJN"; https://sqlite.org/pragma.html#pragma_application_id

@@ -60,6 +60,14 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Running:
+    """A state to start from (None: an empty one), and the cycles to replay on it, read as they are asked for, once."""
+
+    state: State | None
+    journal: Iterator[JournalRow]
+
+
+@dataclass(frozen=True, slots=True)
 class NumberedEntry:
     """An entry as it stands in the store. entry_id: rises with each entry ever written."""
 
@@ -139,15 +147,34 @@ class Reader:
     def journal_to(self, now_ns: int | None = None, cycle: int | None = None) -> Loaded:
         """The way to an instant or a cycle of the past: the newest snapshot before it, and the cycles up to it."""
         with self._reading("read the journal") as database:
-            if cycle is not None:
-                start, last = self._start(database, "WHERE cycle < ?", (cycle,), newest=True), cycle
-            else:
-                start = self._start(database, "WHERE now_ns <= ?", (now_ns,), newest=True)
-                last = None
-            loaded = self._from(database, start, last)
+            loaded = self._from(database, *self._way_to(database, now_ns, cycle))
         if now_ns is None:
             return loaded
         return Loaded(loaded.state, loaded.detectors, tuple(row for row in loaded.journal if row.now_ns <= now_ns))
+
+    @contextmanager
+    def replaying(self, now_ns: int | None = None, cycle: int | None = None) -> Iterator[Running]:
+        """``journal_to`` (``journal_all`` where neither is given) for journals of any length.
+
+        Inside of the block the file is read as of one moment, so it may go on growing; what grows is its write-ahead
+        log, until the block is left.
+        """
+        with self._reading("read the journal") as database:
+            if now_ns is None and cycle is None:
+                start, last = self._start(database, "", ()), None
+            else:
+                start, last = self._way_to(database, now_ns, cycle)
+            state = None if start is None else self._snapshot_of(database, start)[0]
+            rows = self._rows(database, start or 0, last)
+            yield Running(state, rows if now_ns is None else (row for row in rows if row.now_ns <= now_ns))
+
+    def _way_to(
+        self, database: sqlite3.Connection, now_ns: int | None, cycle: int | None
+    ) -> tuple[int | None, int | None]:
+        """(cycle of the snapshot to begin with, last cycle); None: from the beginning, to the end."""
+        if cycle is not None:
+            return self._start(database, "WHERE cycle < ?", (cycle,), newest=True), cycle
+        return self._start(database, "WHERE now_ns <= ?", (now_ns,), newest=True), None
 
     def journal_end(self, cycles: int) -> tuple[JournalRow, ...]:
         """The newest cycles, at most so many of them."""
@@ -197,14 +224,18 @@ class Reader:
     def _rows(database: sqlite3.Connection, after: int, last: int | None = None) -> Iterator[JournalRow]:
         """The cycles after `after`, up to `last`, from the blocks and then from the journal."""
         last = _LARGEST if last is None else last
-        decided: dict[int, list[Action]] = {}
-        for cycle, body in database.execute(
-            "SELECT cycle, body FROM actions WHERE cycle > ? AND cycle <= ? ORDER BY rowid", (after, last)
-        ):
-            decided.setdefault(cycle, []).append(decode_action(body))
+        actions = database.execute(
+            "SELECT cycle, body FROM actions WHERE cycle > ? AND cycle <= ? ORDER BY cycle, rowid", (after, last)
+        )
+        action = actions.fetchone()
         for cycle, now_ns, events in _cycles(database, after, last):
             told = tuple(decode_event(event) for event in _event_list.decode(events))
-            yield JournalRow(cycle, now_ns, told, tuple(decided.get(cycle, ())))
+            decided: list[Action] = []
+            while action is not None and action[0] <= cycle:
+                if action[0] == cycle:
+                    decided.append(decode_action(action[1]))
+                action = actions.fetchone()
+            yield JournalRow(cycle, now_ns, told, tuple(decided))
 
     def open_actions(self) -> list[Action]:
         """Actions of which it is not known what came of them, in the order in which they were decided."""

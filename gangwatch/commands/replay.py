@@ -56,12 +56,6 @@ def replay(
     reader = Reader(journal if journal is not None else state.path / "store.sqlite")
     if not reader.path.exists():
         raise GangwatchError(f"{reader.path}: there is no journal")
-    if cycle is not None:
-        loaded = reader.journal_to(cycle=cycle)
-    elif at_ns is not None:
-        loaded = reader.journal_to(now_ns=at_ns)
-    else:
-        loaded = reader.journal_all()
     told: list[dict[str, Any]] = []
 
     def take(row: JournalRow, outcome: Outcome, same: bool) -> None:
@@ -70,7 +64,8 @@ def replay(
             told.append(document)
 
     began = time.perf_counter()
-    replayed = replay_journal(loaded, take)
+    with reader.replaying(now_ns=at_ns, cycle=cycle) as loaded:
+        replayed = replay_journal(loaded, take)
     document = {
         "journal": str(reader.path),
         "cycles": replayed.cycles,
