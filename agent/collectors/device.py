@@ -95,7 +95,7 @@ class DeviceCollector:
         self,
         name: str,
         device: Device,
-        make: Callable[[Device], Sequence[Part]],
+        make: Callable[[Device], Iterable[Part]],
         interval_seconds: float,
         phase: float = 0.0,
     ) -> None:
@@ -115,7 +115,7 @@ class DeviceCollector:
         with device.library.using():
             device.check_present()
             if self._parts is None:
-                self._parts = self._make(device)
+                self._parts = self._make_parts()
                 self._lay_out(self._parts)
             self._block.clear()
             for part in self._parts:
@@ -125,6 +125,17 @@ class DeviceCollector:
                 for part in self._parts:
                     part.read()
         return self._block
+
+    def _make_parts(self) -> Sequence[Part]:
+        """All parts; where one can't be made, those before it are given back."""
+        parts: list[Part] = []
+        try:
+            for part in self._make(self.device):
+                parts.append(part)
+        except BaseException:
+            self._give_back(parts)
+            raise
+        return parts
 
     def _changed(self, parts: Sequence[Part]) -> bool:
         for part, (gauges, counters) in zip(parts, self._shape, strict=True):
@@ -161,8 +172,11 @@ class DeviceCollector:
 
     def close(self) -> None:
         """Give back what the parts hold."""
-        for part in self._parts or ():
-            give_back = getattr(part, "close", None)
-            if give_back is not None and not self.device.library.dead:
-                give_back()
+        self._give_back(self._parts or ())
         self._parts = None
+
+    def _give_back(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            give_back = getattr(part, "close", None)
+            if give_back is not None and not self.device.library.closed:
+                give_back()

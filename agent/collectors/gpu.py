@@ -7,7 +7,7 @@ no columns. ``nvmlDeviceGetPcieThroughput`` is not among them: it measures for 2
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from ctypes import byref, c_uint, c_ulonglong
 
 from agent.collectors import c2c, nvlink
@@ -198,27 +198,28 @@ def pcie_bytes(device: Device) -> Iterator[Wanted]:
         yield counter(column, Source(field), wide_only=True)
 
 
-def fast_parts(device: Device) -> Sequence[Part]:
+def fast_parts(device: Device) -> Iterator[Part]:
     """Everything of the fast tier. Raises GpuLostError, LibraryDeadError."""
     links = nvlink.link_count(device)
+    # First, since it holds buffers of the driver's: what comes after may find the GPU lost.
     gpm = Gpm(device, gpm_columns(device, links))
+    yield gpm
     fields = list(fast_fields(device, links))
     if not gpm.answers:
         fields.extend(pcie_bytes(device))
     batch = FieldBatch(device, fields)
-    told = {column.metric for column in batch.gauges}
-    return (
-        batch,
-        _utilization(device),
-        UtilizationSamples(device),
-        _memory(device),
-        *(() if TEMPERATURE in told else (_temperature(device),)),
-        *(_clock(device, name, kind) for name, kind in CLOCKS),
-        _throttle(device),
-        _performance_state(device),
-        *(_coding(device, which) for which in ("encoder", "decoder")),
-        gpm,
-    )
+    yield batch
+    yield _utilization(device)
+    yield UtilizationSamples(device)
+    yield _memory(device)
+    if all(column.metric != TEMPERATURE for column in batch.gauges):
+        yield _temperature(device)
+    for name, kind in CLOCKS:
+        yield _clock(device, name, kind)
+    yield _throttle(device)
+    yield _performance_state(device)
+    for which in ("encoder", "decoder"):
+        yield _coding(device, which)
 
 
 def fast_collector(device: Device, interval_seconds: float, phase: float) -> DeviceCollector:

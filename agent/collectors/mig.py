@@ -5,7 +5,7 @@ The driver gives no utilisation for a GPU whose MIG is on, and none for instance
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from ctypes import byref
 
 from agent.collectors.device import DeviceCollector, Part, SingleCall, series
@@ -42,13 +42,11 @@ def _profiling(device: Device, instance: Instance) -> list[GpmColumn]:
     ]
 
 
-def mig_parts(device: Device) -> Sequence[Part]:
+def mig_parts(device: Device) -> Iterator[Part]:
     """Everything of every instance. Raises GpuLostError, LibraryDeadError."""
-    parts: list[Part] = []
     for instance in device.instances:
-        parts.append(_memory(device, instance))
-        parts.append(Gpm(device, _profiling(device, instance), instance.gpu_instance))
-    return parts
+        yield _memory(device, instance)
+        yield Gpm(device, _profiling(device, instance), instance.gpu_instance)
 
 
 def mig_collector(device: Device, interval_seconds: float, phase: float) -> DeviceCollector:

@@ -112,6 +112,11 @@ class NvmlCollector:
             self._watcher.stop()
             self._watcher = None
         if self._library is not None:
+            if not self._library.busy:
+                # Their buffers are the library's, and are given back while it is there to take them; a call that has
+                # not returned may still write into them.
+                for member in self.members():
+                    member.close()
             self._library.close()
             self._library = None
         self._devices.clear()

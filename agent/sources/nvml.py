@@ -132,6 +132,17 @@ class Library:
         with self._lock:
             self._inside -= 1
 
+    @property
+    def busy(self) -> bool:
+        """Whether a call has not returned."""
+        with self._lock:
+            return self._inside > 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether it can be asked nothing any more: of one that is only dead, what is its own can still be freed."""
+        return self._library is None
+
     def close(self) -> None:
         """Let go of the driver; an open handle would block a GPU's reset and the driver's unloading.
 
@@ -143,9 +154,7 @@ class Library:
         shutdown = self.function("nvmlShutdown")
         if shutdown is not None:
             shutdown()
-        with self._lock:
-            stuck = self._inside > 0
-        if stuck:
+        if self.busy:
             self._library = None
         else:
             self._unload()

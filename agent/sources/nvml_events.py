@@ -125,7 +125,7 @@ class EventWatcher:
                     return code
             return SUCCESS
         finally:
-            if not library.dead:
+            if not library.closed:
                 library.call("nvmlEventSetFree", events)
 
     def _register(self, device: Device, events: c_void_p) -> bool:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from agent.schema.errors import SourceError
 from agent.schema.frame import Column
 from agent.sources.nvml import Device, Query, Values
 from agent.sources.nvml_interface import SUCCESS, GpmMetric, GpmRequest, GpmSupport
@@ -76,7 +77,11 @@ class Gpm:
             self._take = [Query(device, "nvmlGpmMigSampleGet", instance, sample) for sample in self._samples]
         self._newest = 0
         self._taken_ns: int | None = None
-        self._sample(0)
+        try:
+            self._sample(0)
+        except SourceError:
+            self.close()
+            raise
         if self._take[0].gone:
             self.close()
             return

@@ -208,6 +208,41 @@ def test_a_driver_that_was_reloaded_behind_our_back_heals(nvml_library: Path, nv
         assert not math.isnan(gauge(one.member("gpu").collect(), TEMPERATURE, **FIRST))
 
 
+def test_what_the_driver_lent_is_given_back_whatever_becomes_of_it(nvml_library: Path, nvml: FakeNvml) -> None:
+    """Profiling buffers are the library's: one that is dead takes them back still, since nobody else would."""
+    nvml.reset("h100-mig")
+    before = nvml.gpm_samples()  # of collectors that other tests replaced: a node closes those
+    with machine(nvml_library, nvml) as one:
+
+        def collect_all() -> None:
+            one.advance(10.0)
+            one.parent.collect()
+            for member in one.parent.members():
+                member.collect()
+
+        collect_all()
+        held = nvml.gpm_samples()
+        assert held > before
+        for _ in range(5):
+            nvml.set_driver_loaded(False)
+            with pytest.raises(SourceError):
+                one.member("gpu").collect()
+            with pytest.raises(SourceError):
+                one.parent.collect()
+            assert nvml.gpm_samples() == before
+            nvml.set_driver_loaded(True)
+            one.parent.collect()
+            nvml.set_call("nvmlDeviceGetFieldValues", GPU_IS_LOST, 0)
+            with pytest.raises(GpuLostError):
+                one.member("gpu").collect()
+            nvml.set_call("nvmlDeviceGetFieldValues", 0, 0)
+            assert nvml.gpm_samples() == before, "parts that could not be made as a whole hold nothing"
+            one.advance(RETRY_LOST_SECONDS)
+            collect_all()
+            assert nvml.gpm_samples() == held
+    assert nvml.gpm_samples() == before
+
+
 def test_a_mig_reconfiguration_makes_new_instances(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.reset("h100-mig")
     with machine(nvml_library, nvml) as one:

@@ -188,15 +188,22 @@ EXPORT int nvmlGpmQueryDeviceSupport(struct device *device, struct gpm_support *
     return SUCCESS;
 }
 
+static int gpm_samples;
+
+/* How many samples are allocated and not yet freed. */
+EXPORT int fake_gpm_samples(void) { return __atomic_load_n(&gpm_samples, __ATOMIC_RELAXED); }
+
 EXPORT int nvmlGpmSampleAlloc(struct gpm_sample **sample)
 {
     ENTER(NULL);
     *sample = calloc(1, sizeof **sample);
+    __atomic_add_fetch(&gpm_samples, 1, __ATOMIC_RELAXED);
     return SUCCESS;
 }
 
 EXPORT int nvmlGpmSampleFree(struct gpm_sample *sample)
 {
+    __atomic_sub_fetch(&gpm_samples, 1, __ATOMIC_RELAXED);
     free(sample);
     return SUCCESS;
 }

@@ -51,6 +51,10 @@ class FakeNvml:
         """How often this process called the symbol for the GPU."""
         return int(self._c.fake_asked(symbol.encode(), gpu))
 
+    def gpm_samples(self) -> int:
+        """Profiling samples that this process has allocated and not freed."""
+        return int(self._c.fake_gpm_samples())
+
     def set_clock(self, seconds: float) -> None:
         """Counters stand where they are so long after their beginning; 0 lets them move with the clock."""
         self._c.fake_set_clock_us(round(seconds * 1e6))
