@@ -42,6 +42,8 @@ def rank_environment(plan: Plan, node: str, rank: int) -> dict[str, str]:
 
     The names are torchrun's (pytorch.org/docs/stable/elastic/run.html, "Environment Variables"). On a slot of CPU the
     math libraries are held to one thread unless the submitter says otherwise: each would take the whole machine.
+    GANGWATCH_NODES: the gang's nodes with their ranks ('n1:4,n2:4'), as `mpirun --host` takes them. GANGWATCH_ROLE: of
+    the rank's group; GANGWATCH_ARRAY_INDEX: of an array's member; only where there is one.
     """
     local = ranks_on(plan, node)
     nodes = nodes_of(plan)
@@ -61,9 +63,32 @@ def rank_environment(plan: Plan, node: str, rank: int) -> dict[str, str]:
         GROUP_WORLD_SIZE=str(len(nodes)),
         MASTER_ADDR=plan["master_address"],
         MASTER_PORT=str(plan["master_port"]),
+        GANGWATCH_NODES=",".join(f"{each}:{len(ranks_on(plan, each))}" for each in nodes),
         **marks(plan, node),
     )
+    if (group := group_of(plan, rank)) is not None:
+        environment["GANGWATCH_ROLE"] = group["role"]
+    if plan["spec"].get("array_size"):
+        environment["GANGWATCH_ARRAY_INDEX"] = plan["job_id"].rpartition(".")[2]
     return environment
+
+
+def group_of(plan: Plan, rank: int) -> Mapping[str, Any] | None:
+    """The group that the rank belongs to; None where the gang has none: all its ranks are alike."""
+    first = 0
+    for group in plan["spec"].get("groups", ()):
+        first += group["ranks"]
+        if rank < first:
+            found: Mapping[str, Any] = group
+            return found
+    return None
+
+
+def command_of(plan: Plan, rank: int) -> list[str]:
+    """What the rank runs: its group's command where that has one, else the job's."""
+    group = group_of(plan, rank)
+    command: list[str] = (group["command"] if group is not None else None) or plan["spec"]["command"]
+    return command
 
 
 def working_directory(plan: Plan, environment: Mapping[str, str]) -> str:

@@ -263,8 +263,7 @@ class LocalBackend:
         """Find attempts that run and that nobody holds: each has rank files as long as it has processes."""
         known = {*held, *self._strays}
         for path in (self._state_folder / "ranks").glob("*/*.json"):
-            job_id, _, rest = path.stem.partition(".")
-            attempt, _, _ = rest.partition(".")
+            job_id, attempt, _ = path.stem.rsplit(".", 2) if path.stem.count(".") > 1 else ("", "", "")
             if not attempt.isdigit() or (job_id, int(attempt)) in known:
                 continue
             key = (job_id, int(attempt))
@@ -294,9 +293,9 @@ class LocalBackend:
 
 
 def _check_name(what: str, name: str) -> str:
-    """The name, if it may be one of a file and holds no dot that rank files could be misread by."""
-    if not _NAME.match(name) or (what == "job" and "." in name):
-        raise BackendError(f"{what} {name!r}: a name is letters, digits, '_' and '-'")
+    """The name, if it may be one of a file. Dots are an array's members': 'j-000001.7'."""
+    if not _NAME.match(name):
+        raise BackendError(f"{what} {name!r}: a name is letters, digits, '_' and '-', in parts that dots divide")
     return name
 
 

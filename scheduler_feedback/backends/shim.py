@@ -80,7 +80,7 @@ class Shim:
         self.environments = {rank: launch.rank_environment(plan, node, rank) for rank in self.ranks}
         self.pid = os.getpid()
         self.start_time = processes.start_time(self.pid)
-        self.program = ""
+        self.programs: dict[int, str] = {}  # rank -> path
         self.directory = ""
         self.logs: dict[int, int] = {}  # rank -> descriptor
         self.cgroup: str | None = None
@@ -123,7 +123,12 @@ class Shim:
         try:
             environment = self.environments[self.ranks[0]]
             self.directory = launch.working_directory(self.plan, environment)
-            self.program = launch.find_program(self.plan["spec"]["command"][0], environment, self.directory)
+            found: dict[str, str] = {}  # all ranks of a job have one PATH
+            for rank in self.ranks:
+                program = launch.command_of(self.plan, rank)[0]
+                if program not in found:
+                    found[program] = launch.find_program(program, environment, self.directory)
+                self.programs[rank] = found[program]
             for rank in self.ranks:
                 rank_file, log_file = self.paths(rank)
                 os.makedirs(os.path.dirname(rank_file), mode=0o700, exist_ok=True)
@@ -225,7 +230,7 @@ class Shim:
                     signal.signal(number, signal.SIG_DFL)
                 if os.read(gate, 1):
                     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-                    os.execve(self.program, self.plan["spec"]["command"], self.environments[rank])
+                    os.execve(self.programs[rank], launch.command_of(self.plan, rank), self.environments[rank])
         except BaseException as error:
             os.write(said, _describe(error).encode(errors="replace")[:4096])
         finally:

@@ -77,8 +77,8 @@ class LocalGangs:
                 return about
         raise AssertionError(f"no shim came up on {node}")
 
-    def log(self, rank: int) -> str:
-        return Path(records.log_file(str(self.state_folder), "j-1", 1, rank)).read_text()
+    def log(self, rank: int, job_id: str = "j-1") -> str:
+        return Path(records.log_file(str(self.state_folder), job_id, 1, rank)).read_text()
 
     def wait_for_log(self, rank: int, text: str) -> None:
         for _ in until():

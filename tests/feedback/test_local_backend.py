@@ -16,7 +16,7 @@ from scheduler_feedback.backends import BACKENDS, Backend, processes, records
 from scheduler_feedback.backends.local import LocalBackend, LocalNode, free_port, step_socket
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, AttemptUnknown, RankFailed
-from scheduler_feedback.core.job import JobSpec, Slot, StopReason
+from scheduler_feedback.core.job import Group, JobSpec, Slot, StopReason
 from tests.feedback.local_gangs import LocalGangs, exit_codes, python, until
 
 SLEEP = ("sleep", "300")
@@ -59,6 +59,34 @@ def test_a_gang_runs_and_its_exits_are_accounted_for(gangs: LocalGangs) -> None:
     assert ended.ended_wall_ns >= max(written)
     assert gangs.backend.observe([("j-1", 1)]) == []
     gangs.assert_nothing_left()
+
+
+def test_each_group_runs_its_own_command_and_knows_its_role(gangs: LocalGangs) -> None:
+    tell = 'echo $GANGWATCH_ROLE $RANK of $GANGWATCH_NODES'
+    groups = (Group("launcher", 1, ("sh", "-c", f"echo mpirun; {tell}")), Group("worker", 2))
+    gangs.start(("sh", "-c", tell), 3, groups=groups)
+    assert exit_codes(gangs.wait_for(AttemptEnded)) == [0, 0, 0]
+    assert [gangs.log(rank) for rank in range(3)] == [
+        "mpirun\nlauncher 0 of n0:2,n1:1\n",
+        "worker 1 of n0:2,n1:1\n",
+        "worker 2 of n0:2,n1:1\n",
+    ]
+
+
+def test_a_group_s_command_that_does_not_exist_starts_nobody(gangs: LocalGangs) -> None:
+    groups = (Group("launcher", 1, ("no-such-mpirun",)), Group("worker", 2))
+    gangs.start(SLEEP, 3, groups=groups)
+    ended = gangs.wait_for(AttemptEnded)
+    assert not ended.started and "no-such-mpirun" in ended.reason
+
+
+def test_an_array_s_member_knows_its_index(gangs: LocalGangs) -> None:
+    command = ("sh", "-c", "echo ${GANGWATCH_ARRAY_INDEX-none}")
+    gangs.start(command, 1, job_id="j-1.12", array_size=20)
+    gangs.wait_for(AttemptEnded, "j-1.12")
+    gangs.start(command, 1, job_id="j-2")
+    gangs.wait_for(AttemptEnded, "j-2")
+    assert (gangs.log(0, "j-1.12"), gangs.log(0, "j-2")) == ("12\n", "none\n")
 
 
 def test_rank_files_name_live_processes_by_pid_and_start_time(gangs: LocalGangs) -> None:
