@@ -185,6 +185,7 @@ class Job:
     array_of, array_index: the array that it is a member of, '' where it is none.
     speed: at which the newest attempt works, as a share of what the estimates are for: by its ranks and GPU type.
     proposed: what observe mode last told that it would do about it.
+    overdue: it has waited past the starvation bound, and goes before others by the share that is kept for such.
     """
 
     job_id: str
@@ -223,3 +224,4 @@ class Job:
     array_index: int = 0
     speed: float = 1.0
     proposed: str = ""
+    overdue: bool = False

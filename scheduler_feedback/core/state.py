@@ -83,6 +83,9 @@ class Policy:
     replan_seconds: least time between two looks at what to preempt; 0: at every cycle. Starts are never put off.
     min_run_seconds: least time an attempt runs before it may be preempted.
     starvation_seconds: a job that has waited so long in all goes before all others.
+    starvation_share: of the slots, that jobs may hold which go before others for that; the longest submitted are called
+    first. Less than 1 bounds what the oldest may take from all others; a job then waits no longer than the bound and
+    the work of those called before it, divided by the share.
     usage_half_life_seconds: after which a queue's use counts half.
     queues: the hierarchy. borrowing is allowed where each queue's own `borrow` says so.
     las_thresholds: attained GPU-seconds at which a job falls into the next queue of LAS (Tiresias section 5: 2 queues).
@@ -123,6 +126,7 @@ class Policy:
     replan_seconds: float = 0.0
     min_run_seconds: float = 0.0
     starvation_seconds: float = 7 * 86400.0
+    starvation_share: float = 1.0
     usage_half_life_seconds: float = 7 * 86400.0
     queues: tuple[Queue, ...] = ()
     las_thresholds: tuple[float, ...] = (3600.0,)
@@ -146,7 +150,8 @@ FAIR_POLICY = Policy(
     replan_seconds=60.0,
     min_run_seconds=600.0,
     preempt_gain=4.0,
-    starvation_seconds=120 * 86400.0,
+    starvation_seconds=28 * 86400.0,
+    starvation_share=0.25,
 )
 """The fair order at its best, for jobs that may be stopped: the default of simulations."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scheduler_feedback.core.job import Job, JobKind, JobState, StopReason
 from scheduler_feedback.core.turn import Turn, nanoseconds, span
 from scheduler_feedback.policies import wishes
-from scheduler_feedback.policies.ledger import ledger_of
+from scheduler_feedback.policies.ledger import Ledger, ledger_of
 from scheduler_feedback.policies.quarantine import let_time_pass
 
 
@@ -37,6 +37,24 @@ def let_clocks_run_out(turn: Turn) -> None:
             job.failure = f"the probe had not ended within {span(policy.probe_timeout_seconds)}"
             turn.tell(job.job_id, "probe-failed", job.failure)
             ledger.stops(job)
+    call_up(turn, ledger)
+
+
+def call_up(turn: Turn, ledger: Ledger) -> None:
+    """Those that have waited past the bound go before others from now on, as far as their share of the slots reaches.
+
+    One is called at any time, however wide it is; a policy whose share is all of the cluster needs no calling.
+    """
+    if not ledger.late:
+        return
+    room = turn.state.policy.starvation_share * ledger.capacity.slots
+    room -= sum(turn.state.jobs[job_id].spec.ranks for job_id in ledger.overdue)
+    while (job := ledger.latest()) is not None and (not ledger.overdue or job.spec.ranks <= room):
+        room -= job.spec.ranks
+        job.overdue = True
+        ledger.file(job)
+        waited = span((turn.now_ns - job.submitted_ns - job.run_ns) / 1e9)
+        turn.tell(job.job_id, "overdue", f"has waited {waited} in all, and goes before others from now on")
 
 
 def _is_late_start(job: Job, age_ns: int, timeout_seconds: float) -> bool:

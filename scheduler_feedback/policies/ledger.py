@@ -58,11 +58,13 @@ class Ledger:
     fresh: jobs that came into the line since the last look at it. grown: whether since then something has happened that
     may let an older one start: slots came free, a node came back, a pause has ended. changed: whether anything has
     happened that decides a reservation. appointed: whether the spares are those of the nodes as they are.
-    disputes: whether a verdict stands that two gangs disturb each other.
+    disputes: whether a verdict stands that two gangs disturb each other. overdue: jobs that go before others for their
+    long wait, waiting or running. late: a heap of those that have waited as long and were not called yet.
     """
 
     __slots__ = (
         "_groups",
+        "_late",
         "appointed",
         "capacity_or_none",
         "changed",
@@ -81,7 +83,9 @@ class Ledger:
         "grown",
         "held",
         "hopeless",
+        "late",
         "line",
+        "overdue",
         "plan_or_none",
         "policy",
         "probes",
@@ -113,7 +117,10 @@ class Ledger:
         self.unheld: set[str] = set()
         self.hopeless: set[str] = set()
         self._groups: tuple[set[str], ...] = (self.claimants, self.probes, self.stopping, self.running, self.excluders)
-        self._groups += (self.unheld, self.hopeless, self.elastic)
+        self.overdue: set[str] = set()
+        self._groups += (self.unheld, self.hopeless, self.elastic, self.overdue)
+        self.late: list[tuple[int, str]] = []
+        self._late: set[str] = set()
         self.ended: list[tuple[int, str]] = []
         self.clocks: list[tuple[int, str]] = []
         self.fresh: set[str] = set()
@@ -299,6 +306,8 @@ class Ledger:
             return
         if job.excluded_nodes:
             self.excluders.add(job_id)
+        if job.overdue:
+            self.overdue.add(job_id)
         if job.stop_reason is not None:
             self.stopping.add(job_id)
         if job.not_before_ns > self.state.now_ns:
@@ -366,7 +375,7 @@ class Ledger:
             heappush(self.clocks, (at_ns, job.job_id))
 
     def _line_up(self, job: Job) -> None:
-        shape = shape_of(job)
+        job_id, shape = job.job_id, shape_of(job)
         if not self.capacity.could_hold(job, shape):
             self.unheld.add(job.job_id)
             return
@@ -374,6 +383,9 @@ class Ledger:
         starves_ns = order.starves_ns(self.state, job)
         if starves_ns is not None and starves_ns > self.state.now_ns:
             heappush(self.clocks, (starves_ns, job.job_id))
+        elif starves_ns is not None and self.policy.starvation_share < 1 and not (job.overdue or job_id in self._late):
+            self._late.add(job_id)
+            heappush(self.late, (job.submitted_ns, job_id))
         queue = job.spec.queue if self.shares.limited else ""
         self.line.add(job.job_id, key, shape, queue, remaining_ns(self.policy, job))
         self.fresh.add(job.job_id)
@@ -427,6 +439,17 @@ class Ledger:
             ):
                 self.grown = self.changed = True
         return found
+
+    def latest(self) -> Job | None:
+        """Of those that wait past the bound and were not called yet, the longest submitted."""
+        while self.late:
+            job_id = self.late[0][1]
+            job = self.state.jobs.get(job_id)
+            if job is not None and job_id in self.line and not job.overdue:
+                return job
+            heappop(self.late)
+            self._late.discard(job_id)
+        return None
 
     def most_ranks(self, job: Job) -> int | None:
         """Ranks that the job may have: fewer than it asks for by its queue's limits, more where it waits alone.

@@ -178,7 +178,7 @@ def swap(turn: Turn, ledger: Ledger) -> None:
         for urgency, job_id in movable:
             if found >= job.spec.ranks or not (starved or -urgency > gain * job.urgency):
                 break
-            if has_starved(state, state.jobs[job_id]):
+            if order.has_starved(state, state.jobs[job_id]):
                 continue
             victims.append(state.jobs[job_id])
             found += _frees(ledger, state.jobs[job_id])
@@ -229,12 +229,6 @@ def _place_without(ledger: Ledger, job: Job, victims: list[Job], state: State) -
     slots = place(plan, job, policy=state.policy, most=ledger.most_ranks(job))
     plan.rollback(mark)
     return slots
-
-
-def has_starved(state: State, job: Job) -> bool:
-    """Whether the running job had waited past the bound when it started: it is not stopped again."""
-    at_ns = order.starves_ns(state, job)
-    return at_ns is not None and job.attempt_started_ns is not None and at_ns <= job.attempt_started_ns
 
 
 def stop_for(turn: Turn, ledger: Ledger, job: Job, first: Job) -> None:

@@ -252,6 +252,57 @@ def test_nobody_starves_past_the_bound(order: Order, preempt: bool) -> None:
     assert world.started[large] - world.state.jobs[large].submitted_ns <= 330 * SECOND, "the bound, and what ran then"
 
 
+def _overdue(world: World) -> set[str]:
+    return {job_id for job_id, job in world.state.jobs.items() if job.overdue and not job.state.ended}
+
+
+def test_no_more_go_before_others_for_their_wait_than_their_share_holds() -> None:
+    """Wide gangs that every look would pass over are called one by one: a quarter of eight slots is for them."""
+    policy = Policy(
+        order=Order.FAIR,
+        estimates=Estimates.EXACT,
+        starvation_seconds=300.0,
+        starvation_share=0.25,
+        preempt=True,
+        min_run_seconds=0.0,
+    )
+    world = World({"n0": 4, "n1": 4}, policy, round_trips=False)
+    movable = {"restartable": True, "preemptible": True, "grace_seconds": 0.0, "restart_cost_seconds": 0.0}
+    wide = [world.submit(2, 500.0, exact_seconds=500.0, **movable) for _ in range(4)]
+    for _ in range(8):
+        world.submit(1, 20.0, exact_seconds=20.0, **movable)
+    for _ in range(600):
+        for _ in range(2):
+            world.submit(1, 20.0, exact_seconds=20.0, **movable)
+        world.running()
+        world.advance(5.0)
+        held = sum(len(world.state.jobs[job_id].ranks) for job_id in _overdue(world))
+        assert held <= 2, "a quarter of eight"
+    assert all(world.state.jobs[job_id].state is JobState.COMPLETED for job_id in wide)
+    ends = [world.state.jobs[job_id].ended_ns or 0 for job_id in wide]
+    assert ends == sorted(ends), "the longest submitted first"
+    for number, job_id in enumerate(wide):
+        job = world.state.jobs[job_id]
+        waited = (job.ended_ns or 0) - job.submitted_ns - job.run_ns
+        assert waited <= (300 + number * 500 + 60) * SECOND, "the bound, and the work of those called before"
+
+
+def test_one_that_is_wider_than_the_share_is_called_all_the_same() -> None:
+    policy = Policy(
+        order=Order.FAIR, starvation_seconds=300.0, starvation_share=0.25, preempt=True, min_run_seconds=0.0
+    )
+    world = World({"n0": 2, "n1": 2}, policy, round_trips=False)
+    movable = {"restartable": True, "preemptible": True, "grace_seconds": 0.0, "restart_cost_seconds": 0.0}
+    for _ in range(4):
+        world.submit(1, 20.0, exact_seconds=20.0, **movable)
+    large = world.submit(4, 2000.0, exact_seconds=2000.0, **movable)
+    for _ in range(80):
+        world.submit(1, 20.0, exact_seconds=20.0, **movable)
+        world.running()
+        world.advance(5.0)
+    assert world.started[large] - world.state.jobs[large].submitted_ns <= 330 * SECOND
+
+
 def _decisions_before_the_end(policy: Policy, true_seconds: float) -> list[Any]:
     """All that is decided and foreseen while the first job runs, which really takes so long."""
     world = World({"n0": 2, "n1": 2}, policy, round_trips=False)

@@ -1,7 +1,8 @@
 """Order: who is first. One rule a file; ``ORDERS`` lists them.
 
 A rule gives each job a key, waiting or running, the least first. Before it come the priority that users gave, and
-whoever has waited past the policy's starvation bound, the longest submitted first. A retry keeps the place of its
+whoever has waited past the policy's starvation bound, the longest submitted first, as far as the share reaches that
+is kept for such. A retry keeps the place of its
 submission. Gangs on the move, with a place kept for them, stand outside of the line; so do probes.
 """
 
@@ -50,8 +51,7 @@ def key_of(state: State, job: Job) -> tuple[Any, ...]:
     if order is Order.FIFO:  # by submission it has waited longest anyway
         return (-job.spec.priority, job.submitted_ns, job.job_id)
     now_ns = state.now_ns
-    at_ns = starves_ns(state, job)
-    if at_ns is not None and at_ns <= (now_ns if job.state is JobState.PENDING else job.attempt_started_ns or now_ns):
+    if has_starved(state, job):
         return (-job.spec.priority, 0, job.submitted_ns, job.job_id)
     return (-job.spec.priority, 1, *_RULES[order].key(state, job, now_ns), job.submitted_ns, job.job_id)
 
@@ -62,6 +62,15 @@ def starves_ns(state: State, job: Job) -> int | None:
     if math.isinf(bound) or state.policy.order is Order.FIFO:
         return None
     return job.submitted_ns + job.run_ns + round(bound * 1e9)
+
+
+def has_starved(state: State, job: Job) -> bool:
+    """Whether the job goes before others for its long wait; a running one: whether it did when it started."""
+    if state.policy.starvation_share < 1:
+        return job.overdue
+    at_ns = starves_ns(state, job)
+    since_ns = state.now_ns if job.state is JobState.PENDING else job.attempt_started_ns or state.now_ns
+    return at_ns is not None and at_ns <= since_ns
 
 
 def queue(state: State) -> list[Job]:
