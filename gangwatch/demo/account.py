@@ -16,6 +16,9 @@ from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.replay import about, replay, start_times
 from scheduler_feedback.store import Loaded, NumberedEntry, Store
 
+_WAY_BACK = {"probe": "a probe", "probation": "probation", "recovered": ""}
+"""Entries about a node on its way back, and how they are called."""
+
 
 class Account:
     """Everything that the report is computed from, read once the stage is down.
@@ -135,14 +138,13 @@ class Account:
         again = next(
             (e.wall_ns for _, e in self.events if isinstance(e, FirstStep) and e.job_id == gang and e.attempt > 1), None
         )
-        back = next(
-            (
-                numbered.entry.wall_ns
-                for numbered in self.entries
-                if numbered.entry.subject == f"node:{truth.node}" and numbered.entry.kind == "recovered"
-            ),
-            None,
-        )
+        way = [
+            numbered.entry
+            for numbered in self.entries
+            if numbered.entry.subject == f"node:{truth.node}" and numbered.entry.kind in _WAY_BACK
+        ]
+        back = next((entry.wall_ns for entry in way if entry.kind == "recovered"), None)
+        by_way_of = [_WAY_BACK[kind] for kind in ("probe", "probation") if any(entry.kind == kind for entry in way)]
         during_until = found["wall_ns"] if found else truth.ended_ns
         report |= {
             "verdict": None if found is None else found | {"correct": is_true(found, truth)},
@@ -155,6 +157,7 @@ class Account:
             },
             "backfilled": self._backfilled(),
             "reprobation_seconds": None if back is None else (back - truth.ended_ns) / 1e9,
+            "trusted_by_way_of": by_way_of,
         }
         broken = failures(report)
         return report | {"passed": not broken, "failures": broken}

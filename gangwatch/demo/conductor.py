@@ -40,8 +40,8 @@ port = 0
 
 [policy]
 quarantine_seconds = {quarantine}
+suspect_seconds = {quarantine}
 probation_seconds = 5
-suspect_seconds = 10
 """
 
 

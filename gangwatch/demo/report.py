@@ -103,8 +103,11 @@ def failures(report: dict[str, Any]) -> list[str]:
         )
     if report["training"]["weights_match_uninterrupted"] is not True:
         broken.append("the final weights differ from those of an uninterrupted run")
-    if report["reprobation_seconds"] is None:
+    back = report["reprobation_seconds"]
+    if back is None:
         broken.append("the node did not come back through probation")
+    elif back < 0:
+        broken.append(f"the node was trusted again {-back:.1f} s before the disturbance had ended")
     return broken
 
 
@@ -161,6 +164,6 @@ def summary(report: dict[str, Any]) -> list[str]:
     if report["reprobation_seconds"] is not None:
         lines.append(
             f"The node was trusted again {report['reprobation_seconds']:.1f} s after the disturbance ended, by way of "
-            "a probe and probation."
+            f"{' and '.join(report['trusted_by_way_of'])}."
         )
     return lines

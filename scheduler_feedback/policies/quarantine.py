@@ -4,8 +4,9 @@
 
     healthy --verdict--> suspect --second job's verdict, migration, or confirmed--> quarantine --time--> probe
        ^                  |  ^                                                      |  ^                  |  |
-       |<-suspicion ends--+  +<------------ its slots are wanted -------------------+  +-----failed-------+  |
-       +<----------------------------- time without a verdict -- probation <--------------passed-------------+
+       |<-seen well again-+  +<------------ its slots are wanted -------------------+  +-----failed-------+  |
+       |                  +-- nobody saw it well: a probe where it is idle, else --+                         |
+       +<----------------------------- time without a verdict -- probation <-------+-------passed------------+
 
 A verdict during probation leads back to quarantine; each quarantine since the last full recovery is twice as long as
 the one before. maintenance is the operator's alone.
@@ -203,6 +204,7 @@ def keeps_pace_again(turn: Turn, node: Node) -> None:
     """A verdict was taken back because its member kept pace; where no other stands, the suspicion soon ends."""
     others = any(v.node == node.name and v.kind in ACCUSING for v in turn.state.verdicts.values())
     if node.state is NodeState.SUSPECT and node.until_ns is None and not others:
+        node.doubted_ns = None
         node.until_ns = turn.after(turn.state.policy.suspect_seconds)
         ledger_of(turn.state).node_changed(node)
 
@@ -215,10 +217,22 @@ def _let_suspicion_run_out(turn: Turn, node: Node, accused: bool) -> None:
         doubted = (turn.now_ns - node.doubted_ns) / 1e9 if node.doubted_ns is not None and node.slowdown > 1 else 0.0
         node.until_ns = turn.after(max(turn.state.policy.suspect_seconds, doubted))
         ledger_of(turn.state).node_changed(node)
-    elif turn.now_ns >= node.until_ns:
+    elif turn.now_ns < node.until_ns:
+        return
+    elif node.doubted_ns is None or not node.present:
         backoff = node.backoff
-        recover(turn, node, "recovered", "healthy: no verdict against it stands any more")
+        recover(turn, node, "recovered", "healthy: it was seen well again, and nothing was said against it since")
         node.backoff = backoff
+    elif turn.state.policy.probe_command and _is_idle(turn.state, node) and _below_cap(turn.state, node):
+        _become(turn, node, NodeState.QUARANTINE, None, "nobody has seen it well again", node.verdict_id)
+        _measure(turn, node, "nobody has seen it well again, and it is idle")
+    else:
+        _begin_probation(turn, node, "nobody has seen it well again, and it is in use, which shows how it does")
+
+
+def _is_idle(state: State, node: Node) -> bool:
+    """Whether nothing runs on the node, so that it costs nobody anything to measure it."""
+    return ledger_of(state).plan.free_on(node.name) >= node.slots
 
 
 def _end_quarantine(turn: Turn, node: Node) -> None:
@@ -226,6 +240,12 @@ def _end_quarantine(turn: Turn, node: Node) -> None:
     if not policy.probe_command:
         _begin_probation(turn, node, "its quarantine has ended; no probe is configured")
         return
+    _measure(turn, node, "its quarantine has ended")
+
+
+def _measure(turn: Turn, node: Node, why: str) -> None:
+    """Put a probe of the node in the line; its result decides."""
+    policy = turn.state.policy
     node.probes += 1
     job_id = f"probe-{node.name}-{node.probes}"
     spec = JobSpec(
@@ -243,7 +263,7 @@ def _end_quarantine(turn: Turn, node: Node) -> None:
     ledger_of(turn.state).came(job)
     turn.arrived.append(job_id)
     node.probe_job, node.until_ns = job_id, None
-    turn.decide(f"node:{node.name}", "probe", f"its quarantine has ended; {job_id} measures it")
+    turn.decide(f"node:{node.name}", "probe", f"{why}; {job_id} measures it")
 
 
 def _take_probe_result(turn: Turn, node: Node, probe: Job | None) -> None:

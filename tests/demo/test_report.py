@@ -43,6 +43,7 @@ KEPT: dict[str, Any] = {
     "backfilled": {"job": "j-4", "head_delay_seconds": 0.0},
     "training": {"steps": 500, "steps_repeated": 0, "weights_match_uninterrupted": True},
     "reprobation_seconds": 9.0,
+    "trusted_by_way_of": ["a probe", "probation"],
 }
 
 
@@ -99,6 +100,7 @@ def test_a_report_that_keeps_every_promise_breaks_none() -> None:
         (("training", "weights_match_uninterrupted"), False),
         (("training", "weights_match_uninterrupted"), None),
         (("reprobation_seconds",), None),
+        (("reprobation_seconds",), -1.9),
     ],
 )
 def test_each_promise_is_looked_at(path: tuple[str, ...], value: Any) -> None:

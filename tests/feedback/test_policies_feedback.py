@@ -737,7 +737,38 @@ def test_a_node_that_nobody_saw_well_again_is_doubted_for_as_long_as_it_was_slow
     world.advance(399.0)
     assert node.state is NodeState.SUSPECT
     world.advance(2.0)
+    assert (node.state, node.probe_job, node.backoff) == (NodeState.QUARANTINE, "probe-n1-1", 0), "and then measured"
+    world.running()
+    world.end("probe-n1-1", 0)
+    assert node.state is NodeState.PROBATION
+    world.advance(51.0)
     assert (node.state, node.slowdown, node.doubted_ns) == (NodeState.HEALTHY, 1.0, None)
+
+
+def test_one_that_fails_its_probe_is_not_trusted_though_nobody_speaks_against_it() -> None:
+    world, job_id = four_nodes(restartable=False)
+    world.cycle(world.verdict(job_id, rank=3))
+    world.end(job_id, 0)
+    world.advance(31.0)
+    world.running()
+    world.end("probe-n1-1", 0, 1)
+    node = world.state.nodes["n1"]
+    assert (node.state, node.backoff) == (NodeState.QUARANTINE, 1)
+    assert "did not pass" in node.reason
+
+
+def test_one_that_is_in_use_when_its_time_is_over_is_on_probation_before_it_is_trusted() -> None:
+    world, job_id = four_nodes(restartable=False)
+    world.cycle(world.verdict(job_id, rank=3))
+    world.end(job_id, 0)
+    others = [world.submit(2, 10_000.0) for _ in range(4)]
+    world.running()
+    world.advance(31.0)
+    node = world.state.nodes["n1"]
+    assert node.state is NodeState.PROBATION
+    here = next(other for other in others if world.nodes_of(other) == {"n1"})
+    world.cycle(world.verdict(here, slowdown=4.0))
+    assert node.state is NodeState.QUARANTINE, "a verdict meanwhile says that the doubt was right"
 
 
 def test_where_others_wait_for_the_slots_that_a_gang_would_leave_it_gains_the_less_by_moving() -> None:
