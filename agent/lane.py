@@ -68,7 +68,10 @@ class Lane:
         self._lock = threading.RLock()
         self._bell = _Bell()
         self._runners: list[Runner] = []
-        self._queue: deque[Runner] = deque()  # of them those that are due, as of the last look at all
+        # When each is due, and how much sooner it may be run; None where all have to be looked at anew. Numbers that
+        # lie together: looking through the runners themselves costs a wake-up more than what it woke up for.
+        self._due: list[tuple[int, int, Runner]] | None = None
+        self._queue: deque[Runner] = deque()  # of them those that are due, as of the last look
         self._released = False
         self._busy: Runner | None = None
         self._busy_since_ns = 0
@@ -100,6 +103,7 @@ class Lane:
     def _look_again(self) -> None:
         """Have the thread look at all collectors before it does anything more."""
         self._queue.clear()
+        self._due = None
         self._bell.ring()
 
     def start(self) -> None:
@@ -133,6 +137,7 @@ class Lane:
             if busy in self._runners:
                 self._runners.remove(busy)
             self._queue.clear()
+            self._due = None
             self._busy = None
             self._turn += 1
             assert self._thread is not None
@@ -193,32 +198,38 @@ class Lane:
     def _due_task(self, now_ns: int, awake: bool) -> tuple[tuple[Runner, Callable[[], None]] | None, int | None]:
         """What is to be done now, or when something will be; neither where there is nothing to wait for.
 
-        awake: whether something was done just now, so that what is due soon may be done as well. All collectors are
-        looked at only when those that were due at the last look have been run.
+        awake: whether something was done just now, so that what is due soon may be done as well. Who is due is looked
+        for only when those that were due at the last look have been run.
         """
-        next_ns: int | None = None
         if not self._queue:
-            due: list[Runner] = []
-            for runner in reversed(self._runners):  # members, which are released first, stand after their parents
-                if runner.leaving:
-                    self._runners.remove(runner)
-                    return (runner, runner.close), None
-                if runner.releasable is not None and runner.released is not self._released:
-                    return (runner, runner.release if self._released else runner.acquire), None
-                if runner.released:
-                    continue
-                if runner.due_ns - now_ns > (runner.interval_ns // EARLY_SHARE if awake else 0):
-                    if next_ns is None or runner.due_ns < next_ns:
-                        next_ns = runner.due_ns
-                else:
-                    due.append(runner)
-            due.reverse()
-            due.sort(key=self._turn_of)
-            self._queue.extend(due)
-        if not self._queue:
-            return None, next_ns
+            if self._due is None and (change := self._survey()) is not None:
+                return change, None
+            assert self._due is not None
+            due = [one for one in self._due if one[0] - now_ns <= (one[1] if awake else 0)]
+            if not due:
+                return None, min((one[0] for one in self._due), default=None)
+            self._due = [one for one in self._due if one[0] - now_ns > (one[1] if awake else 0)]
+            self._queue.extend(sorted((runner for _, _, runner in due), key=self._turn_of))
         first = self._queue.popleft()
         return (first, partial(self._collect, first)), None
+
+    def _survey(self) -> tuple[Runner, Callable[[], None]] | None:
+        """Look at every collector: one that is to be closed, released or taken up comes first; else note who is due."""
+        for runner in reversed(self._runners):  # members, which are released first, stand after their parents
+            if runner.leaving:
+                self._runners.remove(runner)
+                return runner, runner.close
+            if runner.releasable is not None and runner.released is not self._released:
+                return runner, runner.release if self._released else runner.acquire
+        self._due = []
+        for runner in self._runners:
+            self._put_back(runner)
+        return None
+
+    def _put_back(self, runner: Runner) -> None:
+        """Note when the collector is due next."""
+        if self._due is not None and not runner.released:
+            self._due.append((runner.due_ns, runner.interval_ns // EARLY_SHARE, runner))
 
     def _turn_of(self, runner: Runner) -> tuple[int, int]:
         """Which of the collectors that are due is run first: what is smallest.
@@ -237,6 +248,7 @@ class Lane:
         with self._lock:
             if turn == self._turn:
                 self._busy = None
+                self._put_back(runner)
                 return True
             self.abandoned -= 1
             back = not (runner.closed or runner.leaving or self._stopping)

@@ -163,13 +163,17 @@ def parse_request(head: bytes, peer: str = "", encrypted: bool = False) -> tuple
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    """One client's. idle_since: monotonic seconds since which it waits for a request; None while one is answered."""
+    """One client's. idle_since: monotonic seconds since which it waits for a request; None while one is answered.
+
+    newest: its last request and whether it may be kept, by the bytes that said so: a scraper sends the same each time.
+    """
 
     socket: socket.socket
     peer: str
     idle_since: float | None
     rest: bytes = b""
     context: ssl.SSLContext | None = field(default=None, repr=False)
+    newest: tuple[bytes, Request, bool] | None = None
 
 
 class HttpServer:
@@ -282,7 +286,9 @@ class HttpServer:
             head = self._read_head(connection)
             if head is None:
                 return False
-            request, kept = parse_request(head, connection.peer, connection.context is not None)
+            if connection.newest is None or connection.newest[0] != head:
+                connection.newest = head, *parse_request(head, connection.peer, connection.context is not None)
+            _, request, kept = connection.newest
         except BadRequestError as error:
             self._send(connection, text_answer(error.status, str(error)), keep=False, head_only=False)
             _drain(connection.socket)

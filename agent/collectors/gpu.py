@@ -6,7 +6,6 @@ no columns. ``nvmlDeviceGetPcieThroughput`` is not among them: it measures for 2
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from ctypes import byref, c_uint, c_ulonglong
 
@@ -53,8 +52,8 @@ THROTTLE_TIMES = (
 """Fields that count nanoseconds below the wanted clock, by reason (NVML_FI_DEV_CLOCKS_EVENT_REASON_* and
 NVML_FI_DEV_PERF_POLICY_*)."""
 
-CLOCKS = (("graphics", 0), ("sm", 1), ("memory", 2), ("video", 3))
-"""nvmlClockType_t."""
+CLOCKS = (("graphics", 0), ("sm", 1), ("memory", 2))
+"""nvmlClockType_t of the clocks that training stands on; the video engines' is of the slow tier."""
 
 PIPES = (
     ("integer", 4),
@@ -96,15 +95,6 @@ def _utilization(device: Device) -> SingleCall:
     )
 
 
-def _coding(device: Device, which: str) -> SingleCall:
-    percent, period_us = c_uint(), c_uint()
-    return SingleCall(
-        Query(device, f"nvmlDeviceGet{which.capitalize()}Utilization", byref(percent), byref(period_us)),
-        lambda: (percent.value * PERCENT,),
-        [series(f"gangwatch_gpu_{which}_utilization_ratio", device)],
-    )
-
-
 def _memory(device: Device) -> SingleCall:
     memory = Memory()
     return SingleCall(
@@ -129,7 +119,7 @@ def _temperature(device: Device) -> SingleCall:
     )
 
 
-def _clock(device: Device, name: str, kind: int) -> SingleCall:
+def clock(device: Device, name: str, kind: int) -> SingleCall:
     megahertz = c_uint()
     return SingleCall(
         Query(device, "nvmlDeviceGetClockInfo", c_uint(kind), byref(megahertz)),
@@ -152,16 +142,6 @@ def _throttle(device: Device) -> SingleCall:
         return newer
     # The name that drivers before 535 have for it.
     return SingleCall(Query(device, "nvmlDeviceGetCurrentClocksThrottleReasons", byref(reasons)), one_each, columns)
-
-
-def _performance_state(device: Device) -> SingleCall:
-    state = c_uint()
-    unknown = 32  # NVML_PSTATE_UNKNOWN
-    return SingleCall(
-        Query(device, "nvmlDeviceGetPerformanceState", byref(state)),
-        lambda: (float(state.value) if state.value != unknown else math.nan,),
-        [series("gangwatch_gpu_performance_state", device)],
-    )
 
 
 def gpm_columns(device: Device, links: int) -> list[GpmColumn]:
@@ -215,11 +195,8 @@ def fast_parts(device: Device) -> Iterator[Part]:
     if all(column.metric != TEMPERATURE for column in batch.gauges):
         yield _temperature(device)
     for name, kind in CLOCKS:
-        yield _clock(device, name, kind)
+        yield clock(device, name, kind)
     yield _throttle(device)
-    yield _performance_state(device)
-    for which in ("encoder", "decoder"):
-        yield _coding(device, which)
 
 
 def fast_collector(device: Device, interval_seconds: float, phase: float) -> DeviceCollector:

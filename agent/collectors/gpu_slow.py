@@ -1,4 +1,5 @@
-"""What changes seldom on one GPU: limits, errors, retired memory, PCIe, NVLink's state and errors, the fabric.
+"""What changes seldom on one GPU, or says little of training: limits, errors, retired memory, PCIe, NVLink's state and
+errors, the fabric, the performance state, the video engines.
 
 Read every ten seconds: hundreds of registers, some of which the driver reads over slow paths.
 """
@@ -12,13 +13,18 @@ from ctypes import byref, c_uint
 from agent.collectors import c2c, nvlink
 from agent.collectors.device import DeviceCollector, Part, SingleCall, series
 from agent.collectors.fabric import FabricState
-from agent.collectors.gpu import CLOCKS, MEGA, MILLI, PERCENT
+from agent.collectors.gpu import CLOCKS, MEGA, MILLI, PERCENT, clock
 from agent.schema.frame import Column
 from agent.sources.nvml import Device, Query, Values
 from agent.sources.nvml_fields import FieldBatch, Source, Wanted, counter, decoded, gauge
 from agent.sources.nvml_interface import Bar1, Margin, RemapHistogram, SramErrors
 
 INTERVAL_SECONDS = 10.0
+
+VIDEO = ("video", 3)
+"""NVML_CLOCK_VIDEO: few train with these engines, so theirs is no matter of seconds."""
+
+ENGINES = ("encoder", "decoder")
 
 POWER_LIMITS = (("min", 187), ("max", 188), ("default", 189), ("current", 190), ("requested", 192))
 
@@ -165,6 +171,25 @@ def _remap_banks(device: Device) -> SingleCall:
     )
 
 
+def _coding(device: Device, which: str) -> SingleCall:
+    percent, period_us = c_uint(), c_uint()
+    return SingleCall(
+        Query(device, f"nvmlDeviceGet{which.capitalize()}Utilization", byref(percent), byref(period_us)),
+        lambda: (percent.value * PERCENT,),
+        [series(f"gangwatch_gpu_{which}_utilization_ratio", device)],
+    )
+
+
+def _performance_state(device: Device) -> SingleCall:
+    state = c_uint()
+    unknown = 32  # NVML_PSTATE_UNKNOWN
+    return SingleCall(
+        Query(device, "nvmlDeviceGetPerformanceState", byref(state)),
+        lambda: (float(state.value) if state.value != unknown else math.nan,),
+        [series("gangwatch_gpu_performance_state", device)],
+    )
+
+
 class PcieLink:
     """Generation and width, now and at most, and the share of the possible rate that the link now has."""
 
@@ -231,8 +256,9 @@ def slow_parts(device: Device) -> Sequence[Part]:
     parts.extend(
         _number(device, "nvmlDeviceGetMaxClockInfo",
                 series("gangwatch_gpu_max_clock_hertz", device, clock=name), MEGA, c_uint(kind))
-        for name, kind in CLOCKS
+        for name, kind in (*CLOCKS, VIDEO)
     )  # fmt: skip
+    parts += (clock(device, *VIDEO), _performance_state(device), *(_coding(device, which) for which in ENGINES))
     parts.append(_number(device, "nvmlDeviceGetFanSpeed", series("gangwatch_gpu_fan_speed_ratio", device), PERCENT))
     return parts
 

@@ -1,7 +1,7 @@
-"""Utilisation between two runs, from the samples that the driver keeps (nvmlDeviceGetSamples).
+"""Utilisation over a few seconds, from the samples that the driver keeps (nvmlDeviceGetSamples).
 
 The driver samples several times a second on its own. A single reading a second misses what lies between; the samples
-since the last run give its minimum, mean and maximum.
+since they were last fetched give the minimum, mean and maximum of all that time.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ _SAMPLE = np.dtype({"names": ["timestamp", "value"], "formats": ["<u8", "<u4"], 
 
 STATISTICS = ("min", "mean", "max")
 
+FETCH_RUNS = 4
+"""Samples are fetched at one run in so many, each GPU's at another: the driver keeps them for longer than that (about a
+hundred, some six a second), and nobody reads a window of one second that is scraped every fifteen."""
+
 
 class UtilizationSamples:
-    """Minimum, mean and maximum of the driver's utilisation samples since the last read."""
+    """Minimum, mean and maximum of the driver's utilisation samples of the last FETCH_RUNS runs."""
 
     def __init__(self, device: Device) -> None:
         """Raises GpuLostError, LibraryDeadError."""
@@ -43,6 +47,9 @@ class UtilizationSamples:
         view = np.frombuffer(memoryview(self._samples).cast("B"), _SAMPLE)
         self._times, self._percents = view["timestamp"], view["value"]
         self.counters: tuple[Column, ...] = ()
+        self._runs_left = 0
+        self._next_runs = FETCH_RUNS - device.index % FETCH_RUNS
+        self._window: tuple[float, ...] = ()
         # What the driver has kept from before is no part of the first window.
         self.take()
         self.gauges: tuple[Column, ...] = tuple(
@@ -79,6 +86,11 @@ class UtilizationSamples:
         return [percent / 100 for percent in percents if percent <= 100]
 
     def read(self) -> None:
-        shares = self.take()
-        if shares:
-            self._values[:] = min(shares), sum(shares) / len(shares), max(shares)
+        if not self._runs_left:
+            shares = self.take()
+            self._window = (min(shares), sum(shares) / len(shares), max(shares)) if shares else ()
+            if shares:
+                self._runs_left, self._next_runs = self._next_runs, FETCH_RUNS
+        self._runs_left = max(0, self._runs_left - 1)
+        if self._window:
+            self._values[:] = self._window

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.collectors.gpu_slow import RECOVERY_ACTIONS
+from agent.collectors.utilization import FETCH_RUNS
 from agent.collectors.xid import XidLedger
 from tests.agent.catalogued import counter, gauge
 from tests.agent.gpus import machine, uuid
@@ -254,8 +255,12 @@ def test_bridged_gpus_are_each_others_remote_end(nvml_library: Path, nvml: FakeN
     assert gauge(block, "gangwatch_gpu_numa_node", gpu=second) == 1
 
 
-def test_utilization_between_runs_is_the_drivers_own_samples(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_utilization_between_fetches_is_the_drivers_own_samples(nvml_library: Path, nvml: FakeNvml) -> None:
     window = "gangwatch_gpu_utilization_window_ratio"
+
+    def asked() -> int:
+        return nvml.asked("nvmlDeviceGetSamples", 0)
+
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         fast = one.member("gpu")
@@ -264,7 +269,17 @@ def test_utilization_between_runs_is_the_drivers_own_samples(nvml_library: Path,
         block = fast.collect()
         low, mean, high = (gauge(block, window, **GPU, statistic=name) for name in ("min", "mean", "max"))
         assert 0.88 <= low <= mean <= high <= 0.99
-        assert math.isnan(gauge(fast.collect(), window, **GPU, statistic="max")), "no new samples"
+        before = asked()
+        for _ in range(FETCH_RUNS - 1):
+            one.advance(1.0)
+            assert gauge(fast.collect(), window, **GPU, statistic="mean") == mean
+        assert asked() == before, "the window stands until the samples are fetched again"
+        one.advance(1.0)
+        assert gauge(fast.collect(), window, **GPU, statistic="mean") != mean
+        assert asked() == before + 1
+        for _ in range(FETCH_RUNS):
+            told = gauge(fast.collect(), window, **GPU, statistic="max")
+        assert math.isnan(told), "no new samples"
 
 
 def test_mig_instances_are_each_as_busy_as_they_are(nvml_library: Path, nvml: FakeNvml) -> None:
