@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -18,6 +21,9 @@ from scheduler_feedback.sim.page import write_page
 from scheduler_feedback.sim.presets import PRESETS
 from scheduler_feedback.sim.simulation import Simulation, read_trace
 from scheduler_feedback.sim.traces import TRACES
+
+COLLECT_AFTER = 50_000
+"""New objects after which Python looks for circles among them; its own default is 700."""
 
 
 @click.command()
@@ -109,7 +115,8 @@ def simulate(
         spans=html is not None,
     )
     engine = simulation.engine(JournalFile(journal) if journal is not None else None)
-    report = _watched(engine)
+    with _collecting_rarely():
+        report = _watched(engine)
     if html is not None:
         write_page(html, engine, report)
         say(f"page: {html}")
@@ -119,6 +126,19 @@ def simulate(
     from gangwatch import rendering
 
     rendering.simulated(dataclasses.asdict(report))
+
+
+@contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """The trace stays, and few circles are made: to look for them as often as usual is a tenth of the time."""
+    usual = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+        gc.unfreeze()
 
 
 def _watched(engine: Engine) -> Report:

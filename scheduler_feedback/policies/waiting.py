@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
@@ -65,7 +66,8 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
         return "dependency", other
     if job.claim:
         return "slots", f"its place on {where(job.claim)} is not free yet"
-    if not ledger.capacity.could_hold(job):
+    stands_in_line = job.job_id in ledger.line and not ledger.unsettled  # who does has been asked
+    if not stands_in_line and not ledger.capacity.could_hold(job):
         return "capacity", unholdable(ledger.capacity, job)
     if (limit := ledger.shares.room(job.spec.queue, ranks)) is not None:
         return "limit", f"queue {limit[0]} may hold {limit[1]} slots, and holds {ledger.shares.held[limit[0]]}"
@@ -114,12 +116,27 @@ def explain(state: State, job_id: str) -> Explanation | None:
     """Why the job is where it is; None for a job that the state does not know. Reads the state, changes nothing."""
     job = state.jobs.get(job_id)
     if job is None:
-        return None
+        return _explain_array(state, job_id)
     if job.state is JobState.PENDING:
         if job.spec.kind is JobKind.PROBE:
             return Explanation(job_id, job.state, why_waits(state, job))
         return _explain_waiting(state, job)
     return Explanation(job_id, job.state, _explain_present(state, job), what_would_change_it=_rulings(state, job))
+
+
+def _explain_array(state: State, array: str) -> Explanation | None:
+    """How its members are, and the next of them explained; None where there is no such array."""
+    found = ledger_of(state).dependencies.arrays.get(array)
+    if found is None:
+        return None
+    members = sorted((state.jobs[job_id] for job_id in found.members), key=lambda job: job.array_index)
+    states = Counter(job.state.value for job in members)
+    told = ", ".join(f"{count} {name}" for name, count in states.items())
+    ranked = (JobState.PENDING, JobState.STARTING, JobState.RUNNING)
+    first = min(members, key=lambda job: ranked.index(job.state) if job.state in ranked else len(ranked))
+    explained = explain(state, first.job_id)
+    assert explained is not None
+    return replace(explained, job_id=array, why=f"an array: {told}; the next, {first.job_id}: {explained.why}")
 
 
 def _explain_present(state: State, job: Job) -> str:

@@ -28,7 +28,6 @@ from scheduler_feedback.core.events import (
     NodeSeen,
     PolicySet,
     Progressed,
-    RankExit,
     Submitted,
     Tick,
 )
@@ -120,7 +119,6 @@ class Engine:
         self._disturbances = disturbances
         self._later: list[tuple[int, int, Occurrence]] = []
         self._sequence = 0
-        self._exits: dict[tuple[int, int], tuple[RankExit, ...]] = {}
         self._probes: dict[str, StartGang] = {}
 
     @property
@@ -261,8 +259,9 @@ class Engine:
             AttemptEnded(
                 job_id,
                 gang.attempt,
-                self._exit_of(gang.slots, SAVED_AND_STOPPED if stopped else 0),
+                (),
                 ended_wall_ns=now_ns,
+                all_exited_with=SAVED_AND_STOPPED if stopped else 0,
                 signalled=stopped,
                 why=reason.value if reason is not None else "",
                 done_seconds=(course.work_ns - course.left_ns) / 1e9,
@@ -278,12 +277,6 @@ class Engine:
     def _keep_span(self, job_id: str, gang: Gang, now_ns: int, why: str) -> None:
         if self._settings.spans:
             self.spans.append(Span(job_id, gang.began_ns, now_ns, gang.nodes, why))
-
-    def _exit_of(self, ranks: int, code: int) -> tuple[RankExit, ...]:
-        exits = self._exits.get((ranks, code))
-        if exits is None:
-            exits = self._exits[ranks, code] = tuple(RankExit(rank, code) for rank in range(ranks))
-        return exits
 
     def _stall(self, now_ns: int, events: list[Event]) -> None:
         """A replan stops every gang for a moment; one that ends at this very instant is past it."""
@@ -384,8 +377,7 @@ class Engine:
         """It fails where the node is still slow: that is what it measures."""
         action = self._probes.pop(job_id)
         slow = self.machines.worst(slot.node for slot in action.placement) > PROBE_FINDS_SLOWDOWN
-        exits = self._exit_of(len(action.placement), 1 if slow else 0)
-        return AttemptEnded(job_id, action.attempt, exits, ended_wall_ns=now_ns)
+        return AttemptEnded(job_id, action.attempt, (), ended_wall_ns=now_ns, all_exited_with=1 if slow else 0)
 
 
 PROBE_NS = 60 * 10**9
