@@ -216,13 +216,17 @@ def explanation(explained: dict[str, Any]) -> None:
     """What `gangwatch explain` says, in the controller's own words."""
     console = _console()
     console.print(f"{explained['job_id']} is {explained['state']}: {explained['why']}")
+    if explained.get("binds"):
+        console.print(f"what binds: {explained['binds']}")
     if explained.get("expected_start_ns") is not None:
-        console.print(f"expected start: {_clock(explained['expected_start_ns'])}")
+        between = explained.get("expected_start_range_ns")
+        reach = "" if not between else f" (between {_clock(between[0])} and {_clock(between[1])})"
+        console.print(f"expected start: {_clock(explained['expected_start_ns'])}{reach}")
     for title, items in (
         ("it waits for", [_waits_for(one) for one in explained.get("waits_for", ())]),
         ("slots kept for it", [f"{slot['node']} slot {slot['slot']}" for slot in explained.get("reservation", ())]),
         ("not usable freely", [_blocker(one) for one in explained.get("blockers", ())]),
-        ("what would change it", explained.get("what_would_change_it", ())),
+        ("what would change it, the cheapest first", explained.get("what_would_change_it", ())),
     ):
         if items:
             console.print(f"{title}:")

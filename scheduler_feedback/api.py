@@ -44,11 +44,13 @@ from scheduler_feedback.api_requests import (
     number_of,
 )
 from scheduler_feedback.core.events import CancelRequested, Event, NodeCommand, NodeCommanded, Submitted, VerdictJudged
+from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import State
 from scheduler_feedback.cycle import admit_check, explain
 from scheduler_feedback.inbox import StoppedError
 from scheduler_feedback.loop import CycleThread
+from scheduler_feedback.policies.wishes import array_members
 from scheduler_feedback.store import Reader
 from scheduler_feedback.subscribers import Subscribers
 
@@ -134,7 +136,7 @@ class _Api:
         """Every path with who may ask for it."""
         reading: dict[str, Callable[[State, Request], Any]] = {
             "/api/jobs/{job}": lambda state, request: documents.job_document(state, _job(state, request)),
-            "/api/jobs/{job}/explain": lambda state, request: explain(state, _job(state, request).job_id),
+            "/api/jobs/{job}/explain": _explained,
             "/api/nodes": lambda state, _: documents.nodes_document(state),
             "/api/verdicts": lambda state, _: documents.verdicts_document(state),
             "/api/queue": lambda state, _: documents.queue_document(state),
@@ -290,10 +292,11 @@ class _Api:
         reason = await body_of(request, Reason)
 
         def make(state: State) -> Event:
-            job = _job(state, request)
-            if job.state.ended:
-                raise RefusedError(409, f"{job.job_id} has ended already: {job.state.value}")
-            return CancelRequested(job.job_id, reason.by)
+            job_id: str = request.path_params["job"]
+            jobs = [state.jobs[member] for member in array_members(state, job_id)] or [_job(state, request)]
+            if all(job.state.ended for job in jobs):
+                raise RefusedError(409, f"{job_id} has ended already: {jobs[0].state.value}")
+            return CancelRequested(job_id, reason.by)
 
         await self._wish(make)
         return _json({"job": request.path_params["job"]})
@@ -351,6 +354,14 @@ def _job(state: State, request: Request) -> Job:
     if job_id not in state.jobs:
         raise _no_job(job_id)
     return state.jobs[job_id]
+
+
+def _explained(state: State, request: Request) -> Explanation:
+    job_id: str = request.path_params["job"]
+    explanation = explain(state, job_id)
+    if explanation is None:
+        raise _no_job(job_id)
+    return explanation
 
 
 def _place_of_logs(job: Job) -> tuple[str, int, int]:

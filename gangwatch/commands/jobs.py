@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from gangwatch.client import Client, RefusedError
 from gangwatch.commands.options import (
@@ -22,6 +23,7 @@ from gangwatch.commands.options import (
     state_option,
     user_name,
 )
+from gangwatch.commands.shape import shape_options
 from gangwatch.state_folder import NotRunningError, StateFolder
 from scheduler_feedback.core.job import JobState
 
@@ -106,6 +108,7 @@ def _signal_name(_context: click.Context, _parameter: click.Parameter, value: st
     help="Where the job runs. Default: here.",
 )
 @click.option("--queue", default="default", show_default=True, help="The queue that it waits in.")
+@shape_options
 @click.option("--wait", is_flag=True, help="Follow the job to its end; exit with 0 only if it completed.")
 @json_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -122,6 +125,7 @@ def submit(
     given_environment: dict[str, str],
     chdir: Path | None,
     queue: str,
+    shape: dict[str, Any],
     wait: bool,
     as_json: bool,
     command: tuple[str, ...],
@@ -134,8 +138,10 @@ def submit(
     \b
     Example:
       gangwatch submit --ranks 4 --restartable --time-limit 2h -- python train.py --steps 1000
+      gangwatch submit --ranks 8 --min-ranks 4 --max-ranks 16 --preemptible -- python train.py
+      gangwatch submit --array 100%8 --after j-000001 -- python evaluate.py
     """
-    specification = {
+    specification: dict[str, Any] = {
         "name": name or Path(command[0]).name,
         "command": list(command),
         "ranks": ranks,
@@ -150,6 +156,7 @@ def submit(
         "working_directory": str(chdir or Path.cwd()),
         "environment": submitters_environment() | given_environment,
     }
+    specification = _over(shape, specification)
     client = client_of(state)
     answer: dict[str, Any] = client.post("/api/jobs", specification)
     if not wait:
@@ -160,10 +167,39 @@ def submit(
         return 0
     if not as_json:
         click.echo(answer["job"])
-    job = _follow(client, answer["job"])
+    size = int(specification.get("array_size") or 0)
+    ended = [_follow(client, f"{answer['job']}.{index}") for index in range(size)] or [_follow(client, answer["job"])]
     if as_json:
-        print_json(job)
-    return 0 if job["state"] == "completed" else 1
+        print_json(ended if size else ended[0])
+    return 0 if all(job["state"] == "completed" for job in ended) else 1
+
+
+def _over(shape: dict[str, Any], specification: dict[str, Any]) -> dict[str, Any]:
+    """The specification with the shape's fields; of those that both name, what was given on the command line."""
+    context = click.get_current_context()
+    options = {
+        "ranks": "ranks", "queue": "queue", "time_limit_seconds": "time_limit", "name": "name",
+        "checkpoint_signal": "checkpoint_signal", "grace_seconds": "grace", "restart_cost_seconds": "restart_cost",
+        "max_retries": "max_retries", "working_directory": "chdir",
+    }  # fmt: skip
+    given = {
+        field: specification[field]
+        for field, option in options.items()
+        if context.get_parameter_source(option) is not ParameterSource.DEFAULT
+    }
+    # Who names the signal that makes it save has declared that it can be stopped and started again.
+    saves = "checkpoint_signal" in given or specification["restartable"] or shape.get("restartable", False)
+    if "ranks" not in given and "ranks" not in shape and shape.get("groups"):
+        given["ranks"] = sum(group["ranks"] for group in shape["groups"])
+    environment = shape.get("environment", {})
+    return {
+        **specification,
+        **shape,
+        **given,
+        "restartable": saves,
+        "command": specification["command"],
+        "environment": environment | specification["environment"] if environment else specification["environment"],
+    }
 
 
 def _follow(client: Client, job_id: str) -> dict[str, Any]:

@@ -281,7 +281,7 @@ class Ordeal:
 
     def _check_order(self) -> None:
         line = ledger_of(self.state).line.order
-        if self.policy.order is Order.FIFO or not line:
+        if self.policy.order is Order.FIFO or not line or self.state.frozen:
             return
         bound_ns = round(self.policy.starvation_seconds * SECOND)
         waiting = [self.state.jobs[key[-1]] for key in line]
