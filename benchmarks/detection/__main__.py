@@ -6,7 +6,7 @@ workload. ``--quick`` takes a random sample of the rows. Several cells run in on
 one in five worlds loses samples, records and agents at a high rate; counters are sampled every 1, 10 or 30 s.
 
 Seeds and workloads of tuning and test are apart: whoever sets a threshold of a detector uses seeds below 100,000
-(``--tuning`` does: seed 1, and the workloads balanced, dp2 and long-context only); a test uses others (default 900,001)
+(``--tuning`` does: seed 1, and the workloads balanced, dp2 and long-context only); a test uses others (default 910,003)
 and all workloads.
 """
 
@@ -23,7 +23,7 @@ from benchmarks.detection.campaign import HEALTHY_DAYS, QUICK_SECONDS, ablations
 from benchmarks.detection.cells import SIZES
 from scheduler_feedback.sim.world.plan import WORKLOADS, Workload
 
-TEST_SEED = 900_001
+TEST_SEED = 910_003
 TUNING_SEED = 1
 TUNING_WORKLOADS: tuple[Workload, ...] = ("balanced", "dp2", "long-context")
 
@@ -54,6 +54,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--ablations", action="store_true", help="each part of the detectors off in turn")
     parser.add_argument("--healthy-days", type=float, help=f"GPU-days of healthy jobs (default {HEALTHY_DAYS:.0f})")
+    parser.add_argument("--ours", action="store_true", help="leave the published rules out: half of the time")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each row (default 2)")
     parser.add_argument("--cells", type=int, help="runs in all, in an order drawn by the seed")
     parser.add_argument("--located", type=int, help="runs of each large size, for localisation")
@@ -89,9 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document["ablations"] = ablations(options)
     else:
         options.budget = options.budget / 2 if options.budget and options.counter_only else options.budget
-        document |= measure(options)
+        document |= measure(options, baselines=not options.ours)
         if options.counter_only:
-            document["counter_only"] = measure(options, reports=False)
+            document["counter_only"] = measure(options, baselines=not options.ours, reports=False)
     if options.json or options.ablations:
         print(json.dumps(document, indent=2))
     else:

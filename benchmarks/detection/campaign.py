@@ -49,7 +49,8 @@ def chosen(options: argparse.Namespace) -> list[Cell]:
     minutes = (1, 10) if options.quick else MINUTES
     rows = list(grid(sizes, options.workloads))
     order = random.permutation(len(rows))
-    limit = options.cells or (QUICK_CELLS if options.quick else len(rows) * options.repeats)
+    limit = QUICK_CELLS if options.quick else len(rows) * options.repeats
+    limit = limit if options.cells is None else options.cells
     cells = []
     for number in range(limit):
         row = rows[order[number % len(rows)]]
@@ -163,7 +164,11 @@ def measure(
             most_gpus=20_000,
             baselines=baselines,
         )
-        tasks = in_turn(tasks, large, [replace(one, reports=reports) for one in health(options)])
+        tasks = in_turn(
+            tasks,
+            large,
+            [replace(one, reports=reports, baselines=one.baselines and baselines) for one in health(options)],
+        )
     name = "ablation" if switches else "detection" if reports else "counters only"
     parts = Parts()
     results: list[Result] = []

@@ -23,6 +23,9 @@ ROUGH_SHARE = 0.2
 
 UNKNOWN_TOPOLOGY_SHARE = 0.1
 
+TICK_SECONDS = 5.0
+"""How often the judges look, whatever the sampling of the counters: steps come with every frame."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
@@ -111,7 +114,7 @@ def run(fleet: Fleet) -> list[Result]:
     heard |= {rule.name: Heard() for rule in panel.rules}
     truths = [Truth(one) for one in staged]
     results: list[Result] = []
-    tick = max(5.0, fleet.sampling_seconds)
+    tick = TICK_SECONDS
     while truths:
         telemetry = world.tick(tick)
         heard["ours"].hear(ours.look(telemetry))

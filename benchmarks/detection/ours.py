@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-from benchmarks.detection.claims import Claim
+from benchmarks.detection.claims import OF_WORKLOAD, Claim
 from scheduler_feedback import detectors
 from scheduler_feedback.core.telemetry import Telemetry
 from scheduler_feedback.core.verdict import Abstention, Verdict
@@ -53,8 +53,11 @@ class Ours:
 
 
 def _claim(verdict: Verdict, now: float) -> Claim:
-    # One member accused twice in the same way is one alarm, whatever the ids: an operator is paged once for it.
-    about = verdict.aggressor or verdict.device or str(verdict.rank) if verdict.kind != "workload" else verdict.cause
+    # One member accused twice in the same way is one alarm, whatever the ids: an operator is paged once for it. What a
+    # job does to itself may come again: unequal stages become more unequal.
+    about = verdict.aggressor or verdict.device or str(verdict.rank)
+    if verdict.kind in OF_WORKLOAD:
+        about = verdict.verdict_id
     return Claim(
         at=now,
         key=f"{verdict.gang}/{verdict.kind}/{verdict.node}/{about}",

@@ -10,7 +10,15 @@ from benchmarks.detection.baselines import NAMES
 from benchmarks.detection.fleet import Result
 from benchmarks.detection.healthy import Alarms
 from benchmarks.detection.score import HEADLINE_SEVERITY
-from benchmarks.detection.statistics import calibration_error, poisson_upper, quantile, scores, wilson
+from benchmarks.detection.statistics import (
+    calibration_error,
+    platt,
+    poisson_upper,
+    quantile,
+    reliability,
+    scores,
+    wilson,
+)
 
 METHODS = ("ours", *NAMES)
 
@@ -68,6 +76,8 @@ def ours_more(results: Sequence[Result], alarms: Sequence[Alarms]) -> dict[str, 
         "kind_matrix": _matrix(counted, lambda o: o.first),
         "cause_matrix": _matrix(counted, lambda o: o.cause),
         "calibration_error": calibration_error([c for c, _ in told], [right for _, right in told]),
+        "reliability": reliability([c for c, _ in told], [right for _, right in told]),
+        "platt": platt([c for c, _ in told], [right for _, right in told]),
         "wrong_actions": sum(a.wrong_actions for a in alarms),
         "false_alarm_kinds": dict(sum((Counter(a.kinds) for a in alarms), Counter())),
         "false_alarms_by_workload": {

@@ -91,3 +91,46 @@ def calibration_error(confidences: Sequence[float], right: Sequence[bool], bins:
         members = bin_of == number
         gap += members.sum() * abs(told[members].mean() - true[members].mean())
     return round(float(gap / len(told)), 4)
+
+
+def reliability(confidences: Sequence[float], right: Sequence[bool], bins: int = 10) -> list[dict[str, Any]]:
+    """How often what was told with so much confidence was right: one row a bin that has any, lowest first."""
+    told, true = np.clip(np.asarray(confidences, float), 0.0, 1.0), np.asarray(right, float)
+    bin_of = np.minimum((told * bins).astype(int), bins - 1)
+    rows = []
+    for number in np.unique(bin_of).tolist():
+        members = bin_of == number
+        count, hits = int(members.sum()), int(true[members].sum())
+        interval = wilson(hits, count)
+        rows.append(
+            {
+                "confidence": round(float(told[members].mean()), 4),
+                "right": round(hits / count, 4),
+                "interval": None if interval is None else [round(one, 4) for one in interval],
+                "told": count,
+            }
+        )
+    return rows
+
+
+def platt(confidences: Sequence[float], right: Sequence[bool], weight: float = 4.0) -> tuple[float, float] | None:
+    """(slope, intercept) of the logistic map from the log odds told to those that came true (Platt 1999), by Newton.
+
+    Drawn to (1, 0), what is told as it is, as if by `weight` verdicts: few were wrong, and without that a handful would
+    decide. None where nothing was told.
+    """
+    if not confidences:
+        return None
+    told = np.clip(np.asarray(confidences, float), 1e-4, 1.0 - 1e-4)
+    x = np.stack([np.log(told / (1.0 - told)), np.ones(len(told))], axis=1)
+    y, usual = np.asarray(right, float), np.array([1.0, 0.0])
+    found = usual.copy()
+    for _ in range(50):
+        p = 1.0 / (1.0 + np.exp(-(x @ found)))
+        slope = x.T @ (y - p) - weight * (found - usual)
+        bend = (x * (p * (1.0 - p))[:, None]).T @ x + weight * np.eye(2)
+        step = np.linalg.solve(bend, slope)
+        found = found + step
+        if float(np.abs(step).max()) < 1e-9:
+            break
+    return float(found[0]), float(found[1])

@@ -22,7 +22,7 @@ from scheduler_feedback.detectors.windows import (
     Places,
     Window,
     join,
-    middle_of_others,
+    middle_of_others_of,
 )
 
 LEAST_SLOWDOWN = 1.05
@@ -61,6 +61,10 @@ trace ST; NVRx's rule, 1.33 times, names two of its ranks). Beyond this it is to
 LARGER_PART_OF_ROLE = float(np.log(1.25))
 """Where the layout says that its peers do the same work, what is left is uneven data and experts."""
 
+GIVEN_SHARE = 0.5
+"""Tokens that explain half of what a rank takes longer by are its reason. Where tokens drove the time in warm-up,
+computing is held against the work given from the start, and there is nothing left to explain."""
+
 FEW = 8
 """At most one rank in eight can be slow, each for its own reason, at one time; more is the workload or the machine."""
 
@@ -95,7 +99,10 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An alarmed rank (index) and all that is looked at: the interval's windows, the ranks alarmed with it."""
+    """An alarmed rank (index) and all that is looked at: the interval's windows, the ranks alarmed with it.
+
+    for_work: whether computing is held against the work given already.
+    """
 
     rank: int
     ranks: tuple[int, ...]
@@ -107,6 +114,7 @@ class Case:
     unrest: float
     shared_machine: bool
     switches: Switches
+    for_work: bool = False
 
 
 def slow_windows(interval: Sequence[Judged], rank: int) -> list[Window]:
@@ -153,7 +161,7 @@ def judge(case: Case) -> Judgement:
     drift = _drift_of_others(compute, baseline, case.where, rank)
     excess = float(compute[rank] - usual * drift)
     held = _held(wait, None if from_start else baseline.wait, case.where, rank)
-    others_wait = float(middle_of_others(wait, case.where)[rank])
+    others_wait = middle_of_others_of(wait, case.where, rank)
     others_gain = np.delete(gain, sorted(case.alarmed) if few else [rank, *mates])
     next_gain = float(others_gain.max()) if len(others_gain) else 0.0
     sigmas = float(np.mean([judged.sigmas[rank] for judged in case.interval]))
@@ -239,6 +247,12 @@ def judge(case: Case) -> Judgement:
             refusal = f"ranks {numbers} are slow alike: no single one explains the steps"
     elif not baseline.final and not from_start and slowdown < FIRST_SLOWDOWN:
         refusal, harmless = "the warm-up is not over, and it is not plain", True
+    elif (
+        not case.for_work
+        and _given(windows, case.where, rank) >= (compute[rank] / max(usual * drift, 1e-9)) ** GIVEN_SHARE
+    ):
+        given = _given(windows, case.where, rank)
+        refusal = f"it was given {given:.3g} times the tokens of its peers: it has more to do"
     elif inversion and held < HELD_SHARE * excess:
         refusal = "its peers do not wait for it: the gang is not held up by it"
     elif inversion and from_start and len(case.ranks) >= LEAST_PEERS and wait[rank] >= INVERTED * others_wait:
@@ -287,13 +301,21 @@ def _joint_gain(compute: FloatArray, case: Case) -> float:
 
 def _drift_of_others(compute: FloatArray, baseline: Baseline, where: Places, rank: int) -> float:
     """How much slower or faster the others compute than in warm-up: what the whole gang does is no one's fault."""
-    return float(middle_of_others(compute / np.maximum(baseline.reference, 1e-9), where)[rank])
+    return middle_of_others_of(compute / np.maximum(baseline.reference, 1e-9), where, rank)
+
+
+def _given(windows: Sequence[Window], where: Places, rank: int) -> float:
+    """How many times its peers' tokens the rank was given, while it was slow; 0 where not reported."""
+    tokens = join(windows, "tokens")
+    if not np.isfinite(tokens).all() or (tokens <= 0).any():
+        return 0.0
+    return float(tokens[rank] / middle_of_others_of(tokens, where, rank))
 
 
 def _held(wait: FloatArray, usual: FloatArray | None, where: Places, rank: int) -> float:
     """By how much longer the others wait than the rank does, beyond what is usual between them; seconds a step."""
-    now = float(middle_of_others(wait, where)[rank] - wait[rank])
-    return now if usual is None else now - float(middle_of_others(usual, where)[rank] - usual[rank])
+    now = middle_of_others_of(wait, where, rank) - float(wait[rank])
+    return now if usual is None else now - (middle_of_others_of(usual, where, rank) - float(usual[rank]))
 
 
 def _rhythm(case: Case, usual: float) -> int:

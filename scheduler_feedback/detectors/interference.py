@@ -37,6 +37,11 @@ LEAST_STATE = 3
 TEST_SECONDS = 6.0
 """Windows that are looked back over, at least three of them with the neighbour busy and three without."""
 
+SLOW_SAMPLING_SECONDS = 20.0
+SLOW_LEAST_WINDOWS = 10
+SLOW_LEAST_STATE = 2
+"""Where a window is that long, ten of them are five minutes, and two a minute: steps end many times in each."""
+
 LEAST_SHIFTS = 160
 MOST_FINER = 12
 """Steps end between two samples of a slow counter: both courses are laid on a finer grid, so that there are enough
@@ -51,6 +56,9 @@ are left out. A correlation below a third explains a tenth of the variance, what
 LEAST_COST = 0.05
 """What the victim loses while the neighbour is busy, as a share of its step: below five per cent nobody cares."""
 
+LEAST_ELSEWHERE = 0.25
+"""What all ranks do is taken off by those that share no host, where a quarter or more do not: there may be none."""
+
 CONGESTED_RANKS = 0.2
 UNKNOWN_COST = 0.10
 HOLD_TESTS = 20
@@ -60,13 +68,39 @@ SNAPSHOT_VERSION = 1
 
 
 @dataclass(slots=True)
+class _Means:
+    """The mean of what fell into each window; a ring of KEPT_WINDOWS, newest last. A long window holds many steps."""
+
+    total: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
+    count: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
+
+    def window(self, until: int) -> None:
+        """One more window; those before that are missing, up to so many in all, are unknown."""
+        for _ in range(max(1, min(until, KEPT_WINDOWS) - len(self.total))):
+            self.total.append(0.0)
+            self.count.append(0)
+
+    def add(self, index: int, value: float) -> None:
+        """One more value in a window."""
+        self.total[index] += value
+        self.count[index] += 1
+
+    def values(self) -> FloatArray:
+        """[windows], NaN where nothing fell."""
+        count = np.array(self.count, np.float64)
+        total = np.array(self.total, np.float64)
+        found: FloatArray = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
+        return found
+
+
+@dataclass(slots=True)
 class _Course:
-    """One job on the common clock: communication share of the step in each window, NaN where not known yet; what each
-    of its resources sees of it. Rings of KEPT_WINDOWS, newest last."""
+    """One job on the common clock: communication share of the step in each window, own time on each shared host, NaN
+    where not known yet; what each of its resources sees of it. Rings of KEPT_WINDOWS, newest last."""
 
     shape: Shape
-    communication: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
-    excess: dict[str, deque[float]] = field(default_factory=dict)
+    communication: _Means = field(default_factory=_Means)
+    excess: dict[str, _Means] = field(default_factory=dict)
     sent: dict[tuple[str, str], deque[float]] = field(default_factory=dict)
     usual_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     step: int = -1
@@ -121,7 +155,11 @@ class InterferenceDetector:
             if job.steps is not None and len(job.steps) and len(ends):
                 self._steps(job, job.steps, ends)
         apart = (self._windows - self._tested) * telemetry.counters.seconds
-        if not self._windows > self._tested or apart < TEST_SECONDS or len(self._ends) < LEAST_WINDOWS:
+        if (
+            not self._windows > self._tested
+            or apart < TEST_SECONDS
+            or len(self._ends) < _least(telemetry.counters.seconds)[0]
+        ):
             return []
         self._tested = self._windows
         findings: list[Finding] = []
@@ -187,10 +225,9 @@ class InterferenceDetector:
                 if course is None or course.shape.attempt != job.shape.attempt:
                     course = self._courses[job.shape.job] = _Course(job.shape)
                 course.shape = job.shape
-                _pad(course.communication, len(self._ends), np.nan)
-                course.communication.append(np.nan)
-                for ring in course.excess.values():
-                    ring.append(np.nan)
+                course.communication.window(len(self._ends) + 1)
+                for means in course.excess.values():
+                    means.window(len(self._ends) + 1)
             sent = self._sums(values[:, window])
             at = 0
             for (kind, place), members in resources.items():
@@ -202,8 +239,9 @@ class InterferenceDetector:
                     # Before its first sample nothing is known; before the job came it sent nothing.
                     ring.append(sent[at] if sent[at] == sent[at] else ring[-1] if ring else np.nan)
                     at += 1
-                    if kind == "host" and len(course.excess.get(place, ())) <= len(self._ends):
-                        _pad(course.excess.setdefault(place, deque(maxlen=KEPT_WINDOWS)), len(self._ends) + 1, np.nan)
+                    if kind == "host" and place not in course.excess:
+                        course.excess[place] = _Means()
+                        course.excess[place].window(len(self._ends) + 1)
             self._ends.append(int(ends[window]))
 
     def _steps(self, job: JobTelemetry, steps: StepTable, ends: IntArray) -> None:
@@ -213,6 +251,10 @@ class InterferenceDetector:
             return
         known = np.isfinite(steps.seconds) & np.isfinite(steps.wait_seconds)
         hosts = {place: _ranks_of(job.shape, "host", place) for place in course.excess}
+        elsewhere = np.ones(len(job.shape), np.bool_)
+        for ranks in hosts.values():
+            elsewhere[ranks] = False
+        apart = elsewhere.mean() >= LEAST_ELSEWHERE
         for k in range(len(steps)):
             fine = known[k]
             if not fine.any():
@@ -227,15 +269,15 @@ class InterferenceDetector:
             usual = float(np.median(course.usual_seconds))
             communication = (seconds - float(np.nanmax(own))) / usual
             for index in range(first, until):
-                before = course.communication[index]
-                course.communication[index] = communication if np.isnan(before) else (before + communication) / 2
+                course.communication.add(index, communication)
             for place, ranks in hosts.items():
                 there = own[ranks]
                 if not np.isfinite(there).any():
                     continue
-                over = (float(np.nanmax(there)) - float(np.nanmedian(own))) / usual
+                beside = own[elsewhere & fine] if apart else NOBODY
+                over = (float(np.nanmax(there)) - (float(np.median(beside)) if len(beside) else 0.0)) / usual
                 for index in range(first, until):
-                    course.excess[place][index] = over
+                    course.excess[place].add(index, over)
 
     # --- judging ----------------------------------------------------------------------------------------------------
 
@@ -247,7 +289,8 @@ class InterferenceDetector:
         telemetry: Telemetry,
     ) -> list[Finding]:
         name = job.shape.job
-        hurt = [_grown(course.communication), *(_grown(ring) for ring in course.excess.values())]
+        least = _least(telemetry.counters.seconds)
+        hurt = [_grown(ring, *least) for ring in (course.communication, *course.excess.values())]
         if max(hurt) < LEAST_COST:
             return self._clear(name, telemetry.now_ns)
         best: tuple[float, str, tuple[str, str], float, float, int] | None = None
@@ -258,10 +301,10 @@ class InterferenceDetector:
             own = course.excess.get(place) if kind == "host" else course.communication
             if own is None:
                 continue
-            victim = np.array(own)
+            victim = own.values()
             for aggressor in members.keys() - {name}:
                 sent = np.array(self._courses[aggressor].sent[kind, place])
-                found = _together(victim, sent)
+                found = _together(victim, sent, *_least(telemetry.counters.seconds))
                 if found is None:
                     continue
                 correlation, chance, cost = found
@@ -365,7 +408,7 @@ class InterferenceDetector:
         """Congested on many ports and slower for it, with no topology to say whom it shares the fabric with."""
         if course.unknown_told or "uplink" in job.shape.sharing or len(telemetry.jobs) < 2:
             return []
-        victim = np.array(course.communication)
+        victim = course.communication.values()
         known = victim[np.isfinite(victim)]
         if len(known) < LEAST_WINDOWS:
             return []
@@ -384,7 +427,16 @@ class InterferenceDetector:
         return [Abstention(shape.job, shape.attempt, None, telemetry.now_ns, words, (), self.name)]
 
 
-def _together(victim: FloatArray, sent: FloatArray) -> tuple[float, float, float] | None:
+def _least(window_seconds: float) -> tuple[int, int]:
+    """Least windows that are looked back over, and least of them with the neighbour busy and without."""
+    if window_seconds >= SLOW_SAMPLING_SECONDS:
+        return SLOW_LEAST_WINDOWS, SLOW_LEAST_STATE
+    return LEAST_WINDOWS, LEAST_STATE
+
+
+def _together(
+    victim: FloatArray, sent: FloatArray, least_windows: int, least_state: int
+) -> tuple[float, float, float] | None:
     """Correlation of the two, the chance of one as high, and what the victim loses while the neighbour is busy.
 
     None where too little is known, or one of them never changes: then nothing can be told.
@@ -392,18 +444,18 @@ def _together(victim: FloatArray, sent: FloatArray) -> tuple[float, float, float
     length = min(len(victim), len(sent))
     victim, sent = victim[len(victim) - length :], sent[len(sent) - length :]
     known = np.flatnonzero(np.isfinite(victim) & np.isfinite(sent))
-    if len(known) < LEAST_WINDOWS:
+    if len(known) < least_windows:
         return None
     victim, sent = victim[known[0] : known[-1] + 1].copy(), sent[known[0] : known[-1] + 1]
     holes = ~np.isfinite(victim)
     if holes.any():
         places = np.arange(len(victim))
         victim[holes] = np.interp(places[holes], places[~holes], victim[~holes])
-    if len(victim) < LEAST_WINDOWS:
+    if len(victim) < least_windows:
         return None
     middle = float((np.quantile(sent, 0.05) + np.quantile(sent, 0.95)) / 2)
     busy = sent > middle
-    if min(int(busy.sum()), int((~busy).sum())) < LEAST_STATE:
+    if min(int(busy.sum()), int((~busy).sum())) < least_state:
         return None
     cost = float(np.median(victim[busy]) - np.median(victim[~busy]))
     finer = min(MOST_FINER, -(-LEAST_SHIFTS // len(victim)))
@@ -426,14 +478,14 @@ def _together(victim: FloatArray, sent: FloatArray) -> tuple[float, float, float
     return here, chance, cost
 
 
-def _grown(ring: deque[float]) -> float:
+def _grown(means: _Means, least_windows: int, least_state: int) -> float:
     """By how much the newest windows are above the calm ones; 0 where too little is known."""
-    values = np.fromiter(ring, np.float64, len(ring))
+    values = means.values()
     values = values[~np.isnan(values)]
-    if len(values) < LEAST_WINDOWS:
+    if len(values) < least_windows:
         return 0.0
     values.sort()
-    return float(values[-LEAST_STATE] - values[len(values) // 5])
+    return float(values[-least_state] - values[len(values) // 5])
 
 
 def _shared(jobs: tuple[JobTelemetry, ...]) -> Resources:

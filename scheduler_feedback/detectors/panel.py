@@ -9,6 +9,7 @@ a decaying mean, and as a sum that alarms (CUSUM).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -36,8 +37,12 @@ WARM_UP_WINDOWS = 30
 ABSENT_NS = 600_000_000_000
 """Norms of jobs that are not seen within ten minutes of a restart are dropped (as gangs are, core/fleet.py)."""
 
-DECAY = np.float32(1 / 8)
-CLIP = np.float32(3.0)
+DECAY, LONG_DECAY = np.float32(1 / 8), np.float32(1 / 2)
+CLIP, LONG_CLIP = np.float32(3.0), np.float32(5.0)
+LONG_WINDOW_SECONDS = 5.0
+"""Windows of five seconds and more are means of as many samples, or counts of as long a time: each says as much as
+several short ones, and is neither damped nor clipped like one."""
+
 ALLOWANCE = np.float32(0.75)
 HIGHEST = np.float32(24.0)
 ALARM = 8.0
@@ -124,6 +129,7 @@ class Panel:
         self.lemons = Lemons()
         self._restored: dict[tuple[str, int], Norm] = {}
         self._restored_until_ns = 0
+        self._decay, self._clip = DECAY, CLIP
         self._shape(0)
 
     def _shape(self, columns: int) -> None:
@@ -136,6 +142,7 @@ class Panel:
         self.peers = np.full(shape, np.nan, np.float32)
         self.newest = np.full(shape, np.nan, np.float32)
         self.score = np.zeros(shape, np.float32)
+        self._scratch = np.empty((2, columns), np.float32)
         self._warming = np.ones(COUNT, np.bool_)
         self._fresh = np.ones(COUNT, np.bool_)
 
@@ -154,6 +161,8 @@ class Panel:
             if telemetry.now_ns > self._restored_until_ns:
                 self._restored.clear()
         values = telemetry.counters.values
+        long = telemetry.counters.seconds >= LONG_WINDOW_SECONDS
+        self._decay, self._clip = (LONG_DECAY, LONG_CLIP) if long else (DECAY, CLIP)
         for window in range(values.shape[1]):
             self._take(values[:, window])
         return self
@@ -214,6 +223,11 @@ class Panel:
         ):
             state[:, columns] = np.where(known, values, state[:, columns])
 
+    def newest_sigmas(self, rows: Sequence[int], columns: slice) -> Float32Array:
+        """[rows, columns]: what holds of late against the own usual place among the peers, in standard deviations."""
+        found: Float32Array = self.level[rows, columns] / self.scale[rows, columns]
+        return found
+
     def of(self, job: str) -> slice:
         """The job's columns. Raises KeyError for one that is not there."""
         return self.columns[job]
@@ -242,20 +256,22 @@ class Panel:
         dense = []
         for feature in range(COUNT):
             usual = float(x[feature, 0])
-            if np.isnan(x[feature]).all():
+            if np.isnan(usual) and np.isnan(x[feature]).all():
                 middle[feature] = np.nan
             elif usual_value(x[feature], usual, self.peers_of):
                 middle[feature] = usual
             else:
                 dense.append(feature)
         if dense:
-            middle[dense] = group_median(x[dense], self.peers_of)
+            middle[dense] = group_median(x[dense] if len(dense) < COUNT else x, self.peers_of)
         return middle
 
     def _one(self, feature: int, values: Float32Array, x: Float32Array, middle: Float32Array) -> None:
         """One feature of all columns: [N] each."""
-        x -= middle[self.peers_of.of]  # residual against the peers, from here on
-        known = ~np.isnan(x)
+        beside, residual = self._scratch
+        x -= np.take(middle, self.peers_of.of, out=beside, mode="clip")  # against the peers, from here on
+        known = np.isnan(x)
+        np.logical_not(known, out=known)
         whole = bool(known.all())
         if not whole and not known.any():
             return
@@ -263,28 +279,35 @@ class Panel:
         level, peers, score = self.level[feature], self.peers[feature], self.score[feature]
         if self._warming[feature]:
             self._learn(feature, x, known)
-        residual = x - mean if self._switches.self_residual else x
+        if self._switches.self_residual:
+            np.subtract(x, mean, out=residual)
+        else:
+            residual[:] = x
         if self._fresh[feature]:
             fresh = np.isnan(level) & known
             level[fresh], peers[fresh] = residual[fresh], x[fresh]
             self._fresh[feature] = bool(np.isnan(level).any())
         if not whole:
-            residual, x = np.where(known, residual, level), np.where(known, x, peers)
-            values = np.where(known, values, self.newest[feature])
-        self.newest[feature] = values
-        level += DECAY * (residual - level)
-        peers += DECAY * (x - peers)
+            np.copyto(residual, level, where=~known)
+            np.copyto(x, peers, where=~known)
+        np.copyto(self.newest[feature], values, where=known)
+        for state, now in ((level, residual), (peers, x)):
+            np.subtract(now, state, out=beside)
+            beside *= self._decay
+            state += beside
         if not BAD[feature]:
             return
         residual *= BAD[feature]
         residual /= scale if self._switches.frozen_scale else np.maximum(np.abs(level), floor)
-        np.clip(residual, -CLIP, CLIP, out=residual)
+        np.maximum(residual, -self._clip, out=residual)
+        np.minimum(residual, self._clip, out=residual)
         residual -= ALLOWANCE
         if not whole or self._fresh[feature]:
             residual[~known] = 0.0  # a sample that is missing speaks neither for nor against
             np.nan_to_num(residual, copy=False, nan=0.0)
         score += residual
-        np.clip(score, 0.0, HIGHEST, out=score)
+        np.maximum(score, 0.0, out=score)
+        np.minimum(score, HIGHEST, out=score)
 
     def _learn(self, feature: int, x: Float32Array, known: npt.NDArray[np.bool_]) -> None:
         """Welford's running mean and variance of the residual against the peers, where the warm-up is not over."""
@@ -326,10 +349,10 @@ class Panel:
                 self._recall(shape, place, Norm(before.ranks, *_whole(mean, scale, taken)))
         self._shapes = shapes
         self.columns = {shape.job: place for shape, place in zip(shapes, columns, strict=True)}
-        self.peers_of = Grouping(_joined([_peers(shape) for shape in shapes]))
+        self.peers_of = Grouping(joined([_peers(shape) for shape in shapes]))
         ways = sorted({way for shape in shapes for way in shape.groups})
         self.overlapping = {
-            way: Grouping(_joined([shape.groups.get(way, np.arange(len(shape))) for shape in shapes])) for way in ways
+            way: Grouping(joined([shape.groups.get(way, np.arange(len(shape))) for shape in shapes])) for way in ways
         }
 
 
@@ -339,7 +362,7 @@ def _peers(shape: Shape) -> IndexArray:
     return roles if len(roles) and np.bincount(roles).min() >= LEAST_PEERS else np.zeros(len(shape), np.intp)
 
 
-def _joined(parts: list[IndexArray]) -> IndexArray:
+def joined(parts: list[IndexArray]) -> IndexArray:
     """Group numbers of several jobs, made distinct."""
     found, first = [], 0
     for part in parts:

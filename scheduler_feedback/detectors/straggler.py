@@ -37,7 +37,7 @@ from scheduler_feedback.detectors.gates import (
 from scheduler_feedback.detectors.intersection import intersected
 from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.straggler_causes import Causes
-from scheduler_feedback.detectors.straggler_sums import ALARM, LEAST_HITS, judge_window, mates_of, persistent
+from scheduler_feedback.detectors.straggler_sums import ALARM, LEAST_HITS, judge_window, persistent
 from scheduler_feedback.detectors.straggler_telling import (
     ACTING_CONFIDENCE,
     DETECTOR,
@@ -218,14 +218,15 @@ class StragglerDetector:
         if self._switches.group_intersection and len(alarmed) > 1:
             newest = np.array([judged.sigmas for judged in list(watched.history)[-LEAST_HITS:]])
             alarmed = intersected(newest.mean(axis=0) >= HIT_SIGMAS, job.shape, alarmed)
-        watched.refused[[r for r in range(len(watched.ranks)) if r not in alarmed]] = 0
+        refused, watched.refused = watched.refused, np.zeros_like(watched.refused)
+        watched.refused[alarmed] = refused[alarmed]
         for rank in alarmed:
             if rank in watched.standing and watched.standing[rank].told_confidence >= ACTING_CONFIDENCE:
                 continue
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # its reasons have been looked at often enough to look less often
             judged = judge(self._case(watched, baseline, rank, alarmed, job))
-            judgement = self._causes.judged_by(judged, job, baseline, bool(mates_of(watched, rank)))
+            judgement = self._causes.judged_by(judged, job, baseline)
             if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:
                 judgement = too_weak(judgement)
             if not judgement.refusal:
@@ -253,6 +254,7 @@ class StragglerDetector:
             unrest=spread_of_others(np.array(watched.shifts), rank),
             shared_machine=job.shared_machine is not None and bool(job.shared_machine[rank]),
             switches=self._switches,
+            for_work=watched.work is not None,
         )
 
 

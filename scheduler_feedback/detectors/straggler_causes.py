@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry import FEATURE, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.telemetry import JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.baseline import Baseline
-from scheduler_feedback.detectors.gates import HIT_SIGMAS, Judgement
+from scheduler_feedback.detectors.gates import Judgement
 from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.signatures import MARGIN, Priors, evidence, weigh
 from scheduler_feedback.detectors.switches import Switches
@@ -22,6 +22,9 @@ OF_PARTS = frozenset(
     {Cause.THERMAL, Cause.POWER, Cause.GPU, Cause.MEMORY, Cause.NVLINK, Cause.PCIE, Cause.NIC, Cause.LINK}
 )
 """What a part is remembered for: not what was done to its processes."""
+
+CONTENDED = frozenset({Cause.CPU_CONTENTION, Cause.STORAGE, Cause.UNKNOWN})
+"""What a rank on a host of several jobs may be slow for because of the others there: no cause is none of its own."""
 
 
 class Causes:
@@ -42,7 +45,7 @@ class Causes:
         hosts = Counter(host for job in telemetry.jobs for host in set(job.shape.sharing.get("host", ())) if host)
         self._crowded = {host for host, jobs in hosts.items() if jobs > 1}
 
-    def judged_by(self, judgement: Judgement, job: JobTelemetry, baseline: Baseline, mates: bool) -> Judgement:
+    def judged_by(self, judgement: Judgement, job: JobTelemetry, baseline: Baseline) -> Judgement:
         """The cause as the devices' counters tell it, where the processes' own do not."""
         if judgement.refusal or judgement.cause is not Cause.UNKNOWN or job.shape.job not in self._panel.columns:
             return judgement
@@ -54,12 +57,8 @@ class Causes:
         told = (*(item for item in judgement.evidence if item.measure != MISSING), *evidence(self._panel, column))
         cause = weighed.name(0)
         hosts = job.shape.sharing.get("host", ())
-        if (
-            hosts
-            and hosts[judgement.rank] in self._crowded
-            and (self._contended(column, cause) or (mates and cause is Cause.UNKNOWN))
-        ):
-            refusal = "its host is another job's as well, and it waits there for processors or disks"
+        if hosts and hosts[judgement.rank] in self._crowded and cause in CONTENDED:
+            refusal = "its host is another job's as well, and no counter says that it is not what they share"
             return replace(judgement, cause=cause, evidence=told, refusal=refusal)
         if cause is not Cause.UNKNOWN:
             margin = weighing.bounded(float(weighed.margin[0]), 0.0, 1.0)
@@ -74,11 +73,3 @@ class Causes:
             return judgement
         told = (*judgement.evidence, *past)
         return replace(judgement, evidence=told, confidence=weighing.confidence(told))
-
-    def _contended(self, column: int, cause: Cause) -> bool:
-        """Whether what the rank waits for is something that another job on its host takes."""
-        if cause in (Cause.CPU_CONTENTION, Cause.STORAGE):
-            return True
-        rows = [FEATURE[name] for name in ("cpu_waiting", "runqueue_wait", "io_waiting")]
-        sigmas = self._panel.level[rows, column] / self._panel.scale[rows, column]
-        return cause is Cause.UNKNOWN and bool((np.nan_to_num(sigmas) >= HIT_SIGMAS).any())

@@ -30,7 +30,11 @@ class Work:
 
     def factor(self, tokens: FloatArray, squares: FloatArray | None) -> FloatArray:
         """Times the usual computing time that this work should take; 1 where it is not reported."""
-        value = self.fixed + self.a_token * tokens + (0.0 if squares is None else self.a_square * squares)
+        value = (
+            self.fixed
+            + self.a_token * tokens
+            + (0.0 if squares is None or not self.a_square else self.a_square * squares)
+        )
         result: FloatArray = np.clip(np.where(np.isfinite(value), value, 1.0), LEAST_FACTOR, MOST_FACTOR)
         return result
 

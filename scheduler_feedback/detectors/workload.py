@@ -14,14 +14,15 @@ import msgspec
 import numpy as np
 
 from scheduler_feedback.core.fleet import Sample
-from scheduler_feedback.core.telemetry import JobTelemetry, Telemetry
+from scheduler_feedback.core.telemetry import FEATURE, Grouping, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Cleared, Finding, Verdict
-from scheduler_feedback.detectors import weighing
+from scheduler_feedback.detectors import weighing, workload_since
 from scheduler_feedback.detectors.baseline import SKIPPED_STEPS
-from scheduler_feedback.detectors.panel import Panel
+from scheduler_feedback.detectors.groups import group_mean
+from scheduler_feedback.detectors.panel import Panel, joined
 from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.detectors.windows import places
-from scheduler_feedback.detectors.workload_course import Course, Standing, take_in
+from scheduler_feedback.detectors.workload_course import Busy, Course, Standing, take_in
 from scheduler_feedback.detectors.workload_rules import claims
 
 EVERY_STEPS = 4
@@ -45,20 +46,25 @@ class WorkloadDetector:
     def __init__(
         self,
         timed: bool = True,
-        switches: Switches | None = None,  # noqa: ARG002 - none applies
-        panel: Panel | None = None,  # noqa: ARG002 - steps alone are looked at
+        switches: Switches | None = None,
+        panel: Panel | None = None,
     ) -> None:
         self._timed = timed
+        self._panel = Panel(switches) if panel is None else panel
         self._courses: dict[str, Course] = {}
+        self._shapes: tuple[Shape, ...] = ()
+        self._roles = Grouping(())
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
         """Look at the steps that were completed since the last tick; the findings that are new."""
         findings: list[Finding] = []
+        self._panel.at(telemetry)
         present = {job.shape.job for job in telemetry.jobs}
         for name in [name for name in self._courses if name not in present]:
             del self._courses[name]
         hosts = Counter(host for job in telemetry.jobs for host in set(job.shape.sharing.get("host", ())) if host)
         crowded = {host for host, jobs in hosts.items() if jobs > 1}
+        self._follow(telemetry)
         for job in telemetry.jobs:
             if len(job.shape) < 2 or job.steps is None or not len(job.steps):
                 continue
@@ -96,10 +102,27 @@ class WorkloadDetector:
         course.seen_ns = now_ns
         return course
 
+    def _follow(self, telemetry: Telemetry) -> None:
+        """How busy the tensor pipes of each job's roles are, by the newest windows of counters."""
+        counters, place = telemetry.counters, FEATURE["tensor_active"]
+        if not len(counters.at_ns) or not self._courses or np.isnan(counters.values[place]).all():
+            return
+        shapes = tuple(job.shape for job in telemetry.jobs)
+        if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
+            self._shapes, self._roles = shapes, Grouping(joined([shape.roles for shape in shapes]))
+        shares = group_mean(counters.values[place], self._roles)  # [windows, roles of all jobs]
+        first = 0
+        for shape in shapes:
+            course, last = self._courses.get(shape.job), first + int(shape.roles.max()) + 1
+            share, first = shares[:, first:last], last
+            if course is not None and course.shape is shape:
+                for window in np.flatnonzero(np.isfinite(share).all(axis=1)).tolist():
+                    course.busy.append(Busy(int(counters.at_ns[window]), counters.seconds, share[window]))
+
     def _conclude(self, course: Course, job: JobTelemetry, crowded: bool) -> list[Finding]:
         findings: list[Finding] = []
         name = job.shape.job
-        for claim in claims(course, job, crowded):
+        for claim in (*claims(course, job, crowded), *workload_since.claims(course, job, crowded, self._panel)):
             standing = course.standing.get(claim.key)
             if standing is not None:
                 standing.seen = course.taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -11,7 +12,8 @@ from scheduler_feedback.core.gangs import FloatArray
 from scheduler_feedback.core.telemetry import Shape, StepTable
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.detectors.baseline import WARM_UP_STEPS
-from scheduler_feedback.detectors.windows import MAD_TO_SIGMA, Places, middle_of_peers
+from scheduler_feedback.detectors.windows import MAD_TO_SIGMA, Places, middle_of_peers, spread
+from scheduler_feedback.detectors.work import Work, fit
 
 RECENT_STEPS = 64
 """Steps that are looked at; at 16,000 ranks they are 16 MB a job."""
@@ -22,6 +24,8 @@ OFFSET_BLOCKS = 4
 LEAST_KNOWN = 0.8
 SPIKE = 1.5
 KEPT_SPIKES = 16
+LONGER = 1.04
+"""Steps of four per cent more than usual are long: just below the five from which a slowdown is told."""
 
 
 @dataclass(slots=True)
@@ -30,21 +34,50 @@ class Standing:
     seen: int
 
 
+LEAST_SWAY = 0.005
+"""Steps of the most regular public trace (ByteDance AR) vary by half a per cent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What a job was like when it was new. compute, tokens: [n] of each rank. top, unlike: how far the slowest rank of
-    a step was from the middle one, and half of them from it, each over its own usual time."""
+    """What a job was like when it was new.
+
+    compute, tokens: [n] of each rank. normal: [n], its own time had it been given its usual work. sway: by how much the
+    middle rank's own time varies from step to step, as log seconds. top, tops_spread, unlike: how far the slowest rank
+    of a step was from the middle one, how that varies, and half of the ranks from it, each over its own usual time.
+    unequal: by how much the largest work given in a step is above its mean, as the tokens have it, and how that varies.
+    busy: [2, roles], seconds a step in which the tensor pipes work and their standard error as a share, NaN where no
+    counter tells.
+    """
 
     seconds: float
     compute: FloatArray
     tokens: FloatArray
+    normal: FloatArray
+    sway: float
     top: float
+    tops_spread: float
     unlike: float
+    unequal: float
+    unequal_spread: float
+    busy: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """One window of counters: when it ended, how long it was, the share of it in which tensor pipes worked [roles]."""
+
+    at_ns: int
+    seconds: float
+    share: FloatArray
 
 
 @dataclass(slots=True)
 class Course:
-    """One attempt of a job. Rows of the newest steps: own seconds [n], step seconds, number, tokens, squares [n]."""
+    """One attempt of a job. Rows of the newest steps: own seconds [n], the same had all ranks been given their usual
+    work, step seconds, number, when it ended, tokens, squares [n]. work: what they should take for what they are given.
+    busy: newest windows of counters. since_ns: from when on newest steps have been longer than usual; 0: they are not.
+    """
 
     shape: Shape
     where: Places
@@ -53,13 +86,18 @@ class Course:
     taken: int = 0
     looked: int = 0
     compute: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    normal: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    ends_ns: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     numbers: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     tokens: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     squares: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     forward: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     backward: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    busy: deque[Busy] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    work: Work | None = None
     last_ns: int = 0
+    since_ns: int = 0
     offsets: deque[tuple[int, FloatArray]] = field(default_factory=lambda: deque(maxlen=OFFSET_BLOCKS))
     block: list[FloatArray] = field(default_factory=list)
     block_step: int = 0
@@ -85,10 +123,15 @@ def take_in(course: Course, steps: StepTable) -> bool:
         usual = float(np.median(course.seconds)) if len(course.seconds) >= LEAST_STEPS else seconds
         course.taken += 1
         course.last_ns = int(steps.end_ns[k].max())
-        if seconds >= SPIKE * usual:
+        if seconds >= SPIKE * usual and _of_all(course, compute, seconds):
             course.spikes.append((course.taken, number, seconds - usual))
         course.compute.append(compute)
+        normal = compute
+        if course.work is not None:  # a rank that was not heard is as it was
+            normal = np.where(fine[k], compute / _factor(course.work, steps, k), course.normal[-1])
+        course.normal.append(normal)
         course.seconds.append(seconds)
+        course.ends_ns.append(course.last_ns)
         course.numbers.append(number)
         for store, values in (
             (course.tokens, steps.tokens),
@@ -106,13 +149,80 @@ def take_in(course: Course, steps: StepTable) -> bool:
             course.offsets.append((course.block_step, np.median(course.block, axis=0)))
             course.block.clear()
         if course.usual is None and course.taken >= WARM_UP_STEPS:
-            tokens = np.mean(course.tokens, axis=0) if course.tokens else np.full(len(compute), np.nan)
-            usual_compute = np.median(course.compute, axis=0)
-            above, unlike = tops(np.array(course.compute) / usual_compute)
-            course.usual = Usual(
-                float(np.median(course.seconds)), usual_compute, tokens, float(np.median(above)), unlike
-            )
+            _learn(course)
+        _mark(course)
     return kept > 0
+
+
+def _of_all(course: Course, compute: FloatArray, seconds: float) -> bool:
+    """Whether it was the whole job that took so long: the middle rank as well, not one that the others waited for."""
+    usual = course.usual
+    return usual is not None and float(np.median(compute - usual.compute)) >= (seconds - usual.seconds) / 2
+
+
+def _factor(work: Work, steps: StepTable, k: int) -> FloatArray | float:
+    if steps.tokens is None:
+        return 1.0
+    return work.factor(steps.tokens[k], None if steps.squares is None else steps.squares[k])
+
+
+def _learn(course: Course) -> None:
+    """What is usual of the job, from its first steps."""
+    compute = np.array(course.compute)
+    unknown = np.full_like(compute, np.nan)
+    tokens = np.array(course.tokens) if len(course.tokens) == len(compute) else unknown
+    squares = np.array(course.squares) if len(course.squares) == len(compute) else unknown
+    course.work = fit(compute, tokens, squares)
+    normal = compute
+    if course.work is not None:
+        normal = compute / course.work.factor(tokens, squares)
+        course.normal.clear()
+        course.normal.extend(normal)
+    usual_normal = np.median(normal, axis=0)
+    above, unlike = tops(normal / usual_normal)
+    unequal = unequal_work(compute / normal)
+    course.usual = Usual(
+        seconds=float(np.median(course.seconds)),
+        compute=np.median(compute, axis=0),
+        tokens=tokens.mean(axis=0),
+        normal=usual_normal,
+        sway=max(LEAST_SWAY, spread(np.median(np.log(normal / usual_normal), axis=1))),
+        top=float(np.median(above)),
+        tops_spread=spread(above),
+        unlike=unlike,
+        unequal=float(unequal.mean()),
+        unequal_spread=float(unequal.std()),
+        busy=busy_seconds(course, course.last_ns - round(sum(course.seconds) * 1e9), float(np.mean(course.seconds))),
+    )
+
+
+def _mark(course: Course) -> None:
+    """Since when the steps are longer than usual."""
+    if course.usual is None:
+        return
+    longer = len(course.seconds) >= 2 and min(list(course.seconds)[-2:]) >= LONGER * course.usual.seconds
+    calm = len(course.seconds) >= 2 and max(list(course.seconds)[-2:]) < LONGER * course.usual.seconds
+    if longer and not course.since_ns:
+        course.since_ns = course.ends_ns[-2] - round(course.seconds[-2] * 1e9)
+    elif calm:
+        course.since_ns = 0
+
+
+def busy_seconds(course: Course, since_ns: int, step_seconds: float) -> FloatArray:
+    """[2, roles]: seconds a step in which tensor pipes work, by the windows of counters that began since, and their
+    standard error as a share; NaN without."""
+    shares = np.array([one.share for one in course.busy if one.at_ns - round(one.seconds * 1e9) >= since_ns])
+    if not len(shares):
+        return np.full((2, len(course.where.roles)), np.nan)
+    mean = shares.mean(axis=0)
+    spread_of_each = shares.std(axis=0) if len(shares) > 1 else np.zeros(len(mean))
+    return np.stack([mean * step_seconds, spread_of_each / math.sqrt(len(shares)) / np.maximum(mean, 1e-9)])
+
+
+def unequal_work(given: FloatArray) -> FloatArray:
+    """[k, n] -> [k]: by how much the largest work of a step is above its mean."""
+    found: FloatArray = given.max(axis=1) - given.mean(axis=1)
+    return found
 
 
 def tops(ratio: FloatArray) -> tuple[FloatArray, float]:

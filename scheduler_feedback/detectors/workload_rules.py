@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,22 +14,19 @@ from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.windows import MAD_TO_SIGMA, Places
 from scheduler_feedback.detectors.work import fit
+from scheduler_feedback.detectors.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
 from scheduler_feedback.detectors.workload_course import (
     LEAST_STEPS,
     OFFSET_BLOCKS,
     OFFSET_STEPS,
     RECENT_STEPS,
     Course,
-    tops,
 )
 
 STAGE_RATIO = 1.10
 STAGE_OF_EACH = 1.05
 """A stage is larger where its median rank takes a tenth longer than the other stages, and every one of its ranks takes
 longer: five per cent is where slowness begins to matter (EROICA, Guard); trial ST of ByteDance's traces has 1.6."""
-
-STAGE = "stage"
-LEAST_SLOWDOWN = 1.05
 
 OFFSET_RATIO = math.log(1.04)
 """Ranks of public traces wander by four per cent for minutes (PAI job 1); what stands above that in each of four
@@ -46,42 +42,18 @@ ROTATING_SHARE = 0.5
 """In a healthy long-context job no rank was the slow one in more than 37 % of the steps; a culprit is in all."""
 
 EXPLAINED = 0.5
+WELL_EXPLAINED = 0.8
+LEAST_SEQUENCE_STEPS = 5
+SEQUENCE_SECONDS = 30.0
 SPIKES = 3
 RHYTHM_STEPS = 5
 BEATS = 6
+CLEAR_BEATS = 2
 BEAT_RATIO = 1.1
+BEAT_SIGMAS = 6.0
 """Steps that are long in a rhythm of two to four: each long one of six beats a tenth above every other step between.
-Chance does that once in 18,564 for a rhythm of three, the tenth left aside."""
-
-GROWN = 1.10
-GROWN_STEPS = 16
-PAUSE = 0.05
-PAUSE_SIGMAS = 5.0
-PAUSE_SPREADS = 2.0
-PAUSE_RANKS = 4
-PAUSE_NODE_SHARE = 0.75
-AS_EVER = 1.5
-"""Pauses that go round: the slowest rank of a step is five per cent further off than it used to be, by five standard
-errors and by twice the usual spread of the ranks, which is wide where sequences are unequal; half of the ranks are
-spread as ever (within a half); and at least four ranks were the slowest in sixteen steps,
-none in more than half of them, no node in more than three quarters."""
-
-SHARE_OF_WORK = 0.6
-"""Of what the steps grew by, at least this share must be the ranks' own work for the work to have grown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a rule says: about which rank (-1: the job), what the steps would be without, and why."""
-
-    key: str
-    kind: Kind
-    cause: Cause
-    rank: int
-    ranks: tuple[int, ...]
-    without_seconds: float
-    evidence: tuple[Evidence, ...]
-    first_step: int | None = None
+Chance does that once in 18,564 for a rhythm of three, the tenth left aside. Two beats will do where each long step is
+also longer than every other by six standard deviations of what steps vary by, for every rank."""
 
 
 def claims(course: Course, job: JobTelemetry, crowded: bool) -> Iterator[Claim]:
@@ -97,12 +69,8 @@ def claims(course: Course, job: JobTelemetry, crowded: bool) -> Iterator[Claim]:
     yield from _sequences(course, compute, seconds)
     yield from _rhythms(course, seconds)
     yield from _beats(course, compute, seconds)
-    if not crowded:
-        yield from _pauses(course, compute)
-    shared = job.shared_machine is not None and bool(job.shared_machine.any())
-    if not shared:  # other load on a shared machine looks alike
+    if job.shared_machine is None or not job.shared_machine.any():  # other load on a shared machine looks alike
         yield from _offsets(course, compute, seconds, ranks)
-        yield from _grown(course, compute)
 
 
 def _stages(course: Course, compute: FloatArray, seconds: float, ranks: tuple[int, ...]) -> Iterator[Claim]:
@@ -111,6 +79,9 @@ def _stages(course: Course, compute: FloatArray, seconds: float, ranks: tuple[in
     if not where.layout_known or len(where.roles) < 2:
         return
     by_rank = np.median(compute, axis=0)
+    if course.usual is not None:  # a stage that came to be larger is another matter
+        by_rank = course.usual.compute
+        seconds = course.usual.seconds
     of_stage = np.array([np.median(by_rank[members]) for members in where.roles])
     worst = int(of_stage.argmax())
     others = float(np.median(np.delete(of_stage, worst)))
@@ -181,13 +152,16 @@ def _sequences(course: Course, compute: FloatArray, seconds: float) -> Iterator[
     """Ranks that take turns in being slow, with more work as the reason."""
     if len(compute) < WARM_UP_STEPS // 2:
         return
-    whole, compute = len(compute), compute[-WARM_UP_STEPS:]  # one that has just begun must not wait for old steps
+    # One that has just begun must not wait for old steps; where steps are long, for fewer yet.
+    newest_steps = int(np.clip(SEQUENCE_SECONDS / max(seconds, 1e-9), LEAST_SEQUENCE_STEPS, WARM_UP_STEPS))
+    whole, compute = len(compute), compute[-newest_steps:]
     apart = _within_roles(np.log(compute), course.where)
     own = apart - np.median(apart, axis=0, keepdims=True)
     unlike = float(MAD_TO_SIGMA * np.median(np.abs(own)))
     cost = float(np.mean(compute.max(axis=1) - compute.mean(axis=1))) / seconds
     high = float((apart > math.log(1.1)).mean(axis=0).max())
-    if unlike < UNLIKE or cost < SEQUENCE_COST or high > ROTATING_SHARE:
+    few = len(compute) < WARM_UP_STEPS // 2  # so few steps say little of turns; then the tokens must say all
+    if unlike < UNLIKE or cost < SEQUENCE_COST or (high > ROTATING_SHARE and not few):
         return
     evidence = [
         Evidence(
@@ -211,7 +185,7 @@ def _sequences(course: Course, compute: FloatArray, seconds: float) -> Iterator[
             return
         left = _within_roles(np.log(compute / work.factor(tokens, squares)), course.where)
         explained = 1.0 - float(np.var(left - left.mean(axis=0)) / max(float(np.var(own)), 1e-12))
-        if explained < EXPLAINED:
+        if explained < (WELL_EXPLAINED if few else EXPLAINED):
             return
         against = "variance explained by reported tokens and squared lengths"
         evidence.append(Evidence("explained_by_tokens", explained, EXPLAINED, "ratio", against, 2.0))
@@ -241,6 +215,8 @@ def _rhythms(course: Course, seconds: float) -> Iterator[Claim]:
         return
     evaluates = min(runs[-SPIKES:]) > 1
     lost = sum(spike[2] for spike in course.spikes) / max(begun[-1] - begun[0] + rhythm, 1)
+    if seconds < LEAST_SLOWDOWN * (seconds - lost):
+        return
     yield Claim(
         "rhythm", Kind.WORKLOAD, Cause.EVALUATION if evaluates else Cause.CHECKPOINT, -1, (), seconds - lost,
         (
@@ -257,89 +233,38 @@ def _beats(course: Course, compute: FloatArray, seconds: float) -> Iterator[Clai
     middle = np.median(compute, axis=1)
     numbers = np.array(course.numbers)
     for apart in range(2, RHYTHM_STEPS):
-        count = BEATS * apart
-        if len(middle) < count or (np.diff(numbers[-count:]) != 1).any():
+        for beats in (BEATS, CLEAR_BEATS):
+            count = beats * apart
+            if len(middle) < count or (np.diff(numbers[-count:]) != 1).any():
+                continue
+            phases = middle[-count:].reshape(beats, apart)
+            high = int(np.median(phases, axis=0).argmax())
+            long, others = phases[:, high], np.delete(phases, high, axis=1)
+            if long.min() < BEAT_RATIO * others.max() or (beats < BEATS and not _clear(course, count, apart, high)):
+                continue
+            lost = float(long.mean() - others.mean()) / apart
+            yield Claim(
+                "beat", Kind.WORKLOAD, Cause.CHECKPOINT, -1, (), seconds - lost,
+                (
+                    Evidence("rhythm", float(apart), float(beats), "steps",
+                             "each of so many long steps is longer than all between, for every rank alike", 3.0),
+                    Evidence("long_to_other_steps", float(long.mean() / others.mean()), BEAT_RATIO, "ratio",
+                             "own time of the middle rank", 0.5),
+                ),
+            )  # fmt: skip
             return
-        phases = middle[-count:].reshape(BEATS, apart)
-        high = int(np.median(phases, axis=0).argmax())
-        long, others = phases[:, high], np.delete(phases, high, axis=1)
-        if long.min() < BEAT_RATIO * others.max():
-            continue
-        lost = float(long.mean() - others.mean()) / apart
-        yield Claim(
-            "beat", Kind.WORKLOAD, Cause.CHECKPOINT, -1, (), seconds - lost,
-            (
-                Evidence("rhythm", float(apart), float(BEATS), "steps",
-                         "each of so many long steps is longer than all between, for every rank alike", 3.0),
-                Evidence("long_to_other_steps", float(long.mean() / others.mean()), BEAT_RATIO, "ratio",
-                         "own time of the middle rank", 0.5),
-            ),
-        )  # fmt: skip
-        return
 
 
-def _pauses(course: Course, compute: FloatArray) -> Iterator[Claim]:
-    """Now one rank stops for a moment, now another, and each time all wait for it: nobody's hardware."""
+def _clear(course: Course, count: int, apart: int, high: int) -> bool:
+    """Whether in the newest `count` steps every `apart`th is longer for each rank, and the others are as ever."""
     usual = course.usual
-    if usual is None or course.taken < WARM_UP_STEPS + GROWN_STEPS:
-        return
-    ratio = compute[-GROWN_STEPS:] / usual.compute
-    slowest_above, unlike = tops(ratio)
-    excess = float(np.median(slowest_above)) - usual.top
-    noise = float(slowest_above.std()) / math.sqrt(len(slowest_above))
-    now = float(np.median(list(course.seconds)[-GROWN_STEPS:]))
-    if excess < max(PAUSE, PAUSE_SIGMAS * noise, PAUSE_SPREADS * usual.unlike) or now < LEAST_SLOWDOWN * usual.seconds:
-        return
-    slowest = ratio.argmax(axis=1)
-    often = float(np.bincount(slowest).max()) / len(slowest)
-    on_node = float(np.bincount(course.where.index[slowest]).max()) / len(slowest)
-    alike = unlike <= AS_EVER * max(usual.unlike, 0.01) and abs(float(np.median(ratio)) - 1.0) < excess / 2
-    if not alike or often > ROTATING_SHARE or len(set(slowest.tolist())) < PAUSE_RANKS:
-        return
-    if len(course.where.names) < 2 or on_node > PAUSE_NODE_SHARE:
-        return
-    yield Claim(
-        "pauses", Kind.WORKLOAD, Cause.PAUSES, -1, (), usual.seconds,
-        (
-            Evidence("slowest_above_the_middle", float(np.median(slowest_above)), usual.top, "ratio",
-                     "of its own usual time, in each step; when the job was new", weighing.of_residual(excess / noise)),
-            Evidence("slow_steps_of_the_slowest_rank", often, ROTATING_SHARE, "ratio", "a rank at fault is slow in all",
-                     1.5),
-            Evidence("spread_of_the_others", unlike, usual.unlike, "ratio", "as ever: the work has not changed", 0.5),
-        ),
-    )  # fmt: skip
-
-
-def _grown(course: Course, compute: FloatArray) -> Iterator[Claim]:
-    """Every rank's own work takes longer than when the job was new, by about the same factor."""
-    if course.usual is None or course.taken < WARM_UP_STEPS + GROWN_STEPS:
-        return
-    usual_seconds, usual_compute, usual_tokens = course.usual.seconds, course.usual.compute, course.usual.tokens
-    newest = list(course.seconds)[-GROWN_STEPS:]
-    now = float(np.median(newest))
-    if now < GROWN * usual_seconds:
-        return
-    present = np.median(compute[-GROWN_STEPS:], axis=0)
-    shift = np.log(present / usual_compute)
-    middle = float(np.median(shift))
-    if middle <= 0 or float(np.median(present - usual_compute)) < SHARE_OF_WORK * (now - usual_seconds):
-        return
-    spread_of_shift = float(MAD_TO_SIGMA * np.median(np.abs(shift - middle)))
-    if float(shift.max()) > 2 * middle or spread_of_shift > middle / 2:
-        return
-    evidence = [
-        Evidence("compute_to_usual", math.exp(middle), 1.0, "ratio", "each rank's own when the job was new, the median",
-                 2.0),
-        Evidence("spread_of_compute_to_usual", spread_of_shift, middle / 2, "log seconds",
-                 "half of the shift: all ranks alike", 1.5),
-    ]  # fmt: skip
-    cause = Cause.WHOLE_JOB
-    if len(course.tokens) >= GROWN_STEPS and np.isfinite(usual_tokens).all() and (usual_tokens > 0).all():
-        more = float(np.median(np.mean(list(course.tokens)[-GROWN_STEPS:], axis=0) / usual_tokens))
-        if math.log(max(more, 1e-9)) > middle / 2:
-            cause = Cause.SEQUENCE_LENGTH
-            evidence.append(Evidence("tokens_to_usual", more, 1.0, "ratio", "when the job was new", 1.0))
-    yield Claim("grown", Kind.WORKLOAD, cause, -1, (), usual_seconds, tuple(evidence))
+    if usual is None:
+        return False
+    shift = np.log(np.array(course.normal)[-count:] / usual.normal)
+    middle = np.median(shift, axis=1).reshape(-1, apart)
+    least = np.quantile(shift, 0.1, axis=1).reshape(-1, apart)[:, high]
+    rest = np.abs(np.delete(middle, high, axis=1))
+    return bool(rest.max() < BEAT_SIGMAS / 2 * usual.sway and least.min() > max(BEAT_SIGMAS * usual.sway, rest.max()))
 
 
 def _within_roles(logs: FloatArray, where: Places) -> FloatArray:

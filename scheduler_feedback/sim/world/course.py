@@ -209,6 +209,7 @@ class Course:
             for fault in active:
                 self._befall(fault, happening, times, signals)
             taken = step.run(plan, happening)
+            tokens, squares = _given(plan, tokens, squares, conditions, happening)
         ends = self.now + np.cumsum(taken.seconds)
         hang = next((f for f in self.faults if f.disorder in HANGS and f.begin < ends[-1]), None)
         kept = steps if hang is None else int((ends <= hang.begin).sum())
@@ -288,6 +289,19 @@ class Course:
 
 HANGS: dict[str, str] = {"hang-compute": "compute", "hang-transport": "transport", "detachment": "compute"}
 """What a job hangs in, by disorder."""
+
+
+def _given(
+    plan: Plan, tokens: FloatArray | None, squares: FloatArray | None, before: Conditions, now: Conditions
+) -> tuple[FloatArray | None, FloatArray | None]:
+    """Tokens and squares [b, stages, data, tensor], where faults changed what the replicas are given: who was given
+    longer documents reports more tokens."""
+    if now.weight is before.weight:
+        return tokens, squares
+    ratio = (now.weight.sum(axis=-1) / before.weight.sum(axis=-1))[:, None, :, None].astype(np.float32)
+    if tokens is None:
+        tokens = np.full((len(ratio), *plan.shape), plan.tokens, np.float32)
+    return tokens * ratio, None if squares is None else squares * ratio
 
 
 def _rows(values: FloatArray, steps: int) -> FloatArray:

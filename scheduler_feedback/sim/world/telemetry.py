@@ -144,7 +144,7 @@ class World:
         return self._courses
 
     def tick(self, seconds: float) -> Telemetry:
-        """Let `seconds` pass (a multiple of the sampling) and say what is new."""
+        """Let `seconds` pass and say what is new. Windows of counters end at whole multiples of the sampling."""
         before, self.now = self.now, self.now + seconds
         now_ns = WALL_START_NS + round(self.now * NS)
         alive = [c for c in self._courses if c.begin <= before and c.finish > before]
@@ -156,7 +156,8 @@ class World:
                 self._jobs[course.plan.name] = _Heard(course, shape_of(course, self.known_topology), meter)
             course.advance_to(self.now)
         self._fall_silent(seconds)
-        ends = before + self.sampling_seconds * np.arange(1, round(seconds / self.sampling_seconds) + 1)
+        first, last = (int(np.floor(at / self.sampling_seconds + 1e-6)) for at in (before, self.now))
+        ends = self.sampling_seconds * np.arange(first + 1, last + 1)
         jobs, tables = [], []
         heard_ns: dict[str, int] = {}
         for heard in self._jobs.values():

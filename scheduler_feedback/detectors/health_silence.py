@@ -1,0 +1,69 @@
+"""Agents that fall silent: many at once are a rollout or a network; one is a lost node if a job there stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scheduler_feedback.core.telemetry import Telemetry
+from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cause
+from scheduler_feedback.detectors.health_speed import Speeds
+from scheduler_feedback.detectors.suspicion import Suspicion
+
+SILENT_SECONDS = 15.0
+WITNESS_SECONDS = 60.0
+"""An agent unheard for fifteen seconds is lost; its node is, where within a minute a job on it stops making steps."""
+
+MASS_SHARE = 0.05
+MASS_SECONDS = 60.0
+MASS_LEAST = 3
+"""More than five per cent of the agents lost within a minute is a rollout or a network, not the nodes. Below three
+agents a share says nothing."""
+
+
+class Silence:
+    """Who has not been heard of late."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, int] = {}
+        self._mass_until_ns = 0
+
+    def mass(self, telemetry: Telemetry) -> Abstention | None:
+        """Whether so many were lost at once that nothing may be acted on; told once."""
+        now_ns = telemetry.now_ns
+        silent_ns = now_ns - round(SILENT_SECONDS * 1e9)
+        silent = {node for node, heard_ns in telemetry.heard_ns.items() if heard_ns < silent_ns}
+        for node in silent - self._lost.keys():
+            self._lost[node] = now_ns
+        for node in self._lost.keys() - silent:
+            del self._lost[node]
+        recent = [node for node, at in self._lost.items() if (now_ns - at) * 1e-9 <= MASS_SECONDS]
+        agents = len(telemetry.heard_ns)
+        if len(recent) < MASS_LEAST or len(recent) <= MASS_SHARE * agents:
+            return None
+        told = now_ns < self._mass_until_ns
+        self._mass_until_ns = now_ns + round(MASS_SECONDS * 1e9)
+        if told:
+            return None
+        words = (
+            f"{len(recent)} of {agents} agents were lost within {MASS_SECONDS:.0f} s: a rollout or a network, not "
+            "the nodes; all actions are frozen"
+        )
+        return Abstention("", 0, None, now_ns, words, (), MASS_LOSS)
+
+    def lost(self, telemetry: Telemetry, speeds: Speeds) -> Iterator[Suspicion]:
+        """Nodes whose agent is silent and on which a job makes no steps."""
+        now_ns = telemetry.now_ns
+        if now_ns < self._mass_until_ns or not self._lost:
+            return
+        for job in telemetry.jobs:
+            speed = speeds.of.get(job.shape.job)
+            if speed is None or not len(speed.newest):
+                continue
+            still = (now_ns - speed.finished_ns) * 1e-9
+            for node in dict.fromkeys(job.shape.nodes):
+                lost_ns = self._lost.get(node)
+                # The second witness: the job has made no step since, for longer than its steps take.
+                if lost_ns is None or speed.finished_ns > lost_ns or still < max(SILENT_SECONDS, 3 * speed.usual):
+                    continue
+                words = f"its agent is not heard, and {job.shape.job} has made no step for {still:.0f} s"
+                yield Suspicion(node, "node", node, Cause.LOST, words, still)

@@ -1,0 +1,60 @@
+"""What a job became since it was new: input that does not come, work that grew, and how few long steps suffice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.verdict import Cause, Kind
+from scheduler_feedback.detectors import make_all
+from scheduler_feedback.detectors.work import Work
+from scheduler_feedback.detectors.workload import WorkloadDetector
+from tests.feedback.test_detectors import Job, course, verdicts
+
+RANKS = 16
+
+
+def _slower(job: Job, factor: float, busy: float, after: float = 60.0) -> None:
+    """Own time grows by this factor; the tensor pipes are busy for so many seconds a step then, 0.7 before."""
+    job.work = lambda second: np.full(RANKS, 0.7 * (factor if second > after else 1.0))
+    job.feature["tensor_active"] = lambda second: np.full(
+        RANKS, busy / (0.7 * factor + 0.3) if second > after + 1 else 0.7
+    )
+
+
+@pytest.mark.parametrize(("busy", "cause"), [(0.7, Cause.DATA_LOADING), (0.98, Cause.WHOLE_JOB)])
+def test_input_that_comes_too_slowly_leaves_the_tensor_pipes_no_busier(busy: float, cause: Cause) -> None:
+    job = Job(ranks=RANKS)
+    _slower(job, 1.4, busy)
+    (verdict,) = verdicts(course(list(make_all()), [job], 120))
+    assert (verdict.kind, verdict.cause, verdict.rank) == (Kind.WORKLOAD, cause, -1)
+    assert verdict.step_seconds_before == pytest.approx(1.0, abs=0.03)
+
+
+def test_a_job_that_does_a_little_more_is_told_and_one_that_does_as_ever_is_not() -> None:
+    for factor, told in ((1.0, 0), (1.12, 1)):
+        job = Job(ranks=RANKS)
+        _slower(job, factor, 0.7 * factor)
+        assert len(verdicts(course(WorkloadDetector(), [job], 140))) == told
+
+
+def test_four_long_steps_of_a_slow_job_are_enough() -> None:
+    job = Job(ranks=RANKS, step_seconds=20.0)
+    job.work = lambda second: np.full(RANKS, 14.0 * (1.3 if second > 800 else 1.0))
+    found = [(at, one) for at, one in course(WorkloadDetector(), [job], 960) if one in verdicts([(at, one)])]
+    ((told, verdict),) = found
+    assert verdict.cause is Cause.WHOLE_JOB
+    assert told <= 800 + 6 * 24.3
+
+
+def test_a_job_slower_by_its_network_has_not_more_to_do() -> None:
+    job = Job(ranks=RANKS)
+    job.network = lambda second: 0.5 if second > 60 else 0.3
+    assert not verdicts(course(WorkloadDetector(), [job], 120))
+
+
+def test_work_is_known_from_tokens_alone() -> None:
+    tokens = np.array([[100.0, 200.0]])
+    work = Work(0.1, 0.006, 0.0)
+    np.testing.assert_allclose(work.factor(tokens, None), [[0.7, 1.3]])
+    np.testing.assert_allclose(work.factor(tokens, np.full_like(tokens, np.nan)), [[0.7, 1.3]])
