@@ -38,6 +38,7 @@ from scheduler_feedback.policies import (
     findings,
     observations,
     preemption,
+    reclaim,
     resizing,
     spares,
     wishes,
@@ -93,6 +94,7 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
             choose_anew(turn, ledger)  # 6, 7  of all, running or waiting, who should have the slots
         else:
             if look:
+                reclaim.reclaim(turn, ledger)  # what a queue was promised it gets back from those that borrow
                 preemption.swap(turn, ledger)
             reservation = place_or_reserve(turn, ledger)  # 6  the head starts, or a place is kept for it,
             if resizing.make_room(turn, ledger) or defragmentation.make_room(turn, ledger):  #   or made where it pays

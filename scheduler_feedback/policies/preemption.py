@@ -183,7 +183,7 @@ def swap(turn: Turn, ledger: Ledger) -> None:
             victims.append(state.jobs[job_id])
             found += _frees(ledger, state.jobs[job_id])
         victims = _fewest(ledger, victims, job.spec.ranks - free, now_ns)
-        slots = _place_without(ledger, job, victims, state) if found >= job.spec.ranks else None
+        slots = place_without(ledger, job, victims, state) if found >= job.spec.ranks else None
         if slots is None:
             passed += 1
             continue
@@ -220,7 +220,7 @@ def _fewest(ledger: Ledger, victims: list[Job], slots: int, now_ns: int) -> list
     return victims
 
 
-def _place_without(ledger: Ledger, job: Job, victims: list[Job], state: State) -> tuple[Slot, ...] | None:
+def place_without(ledger: Ledger, job: Job, victims: list[Job], state: State) -> tuple[Slot, ...] | None:
     """A place for the job once the victims have gone; it is not taken."""
     plan = ledger.plan
     mark = plan.checkpoint()
