@@ -106,7 +106,10 @@ class XidLedger:
             if waiting and abs(time_ns - waiting[0]) <= SAME_OCCURRENCE_NS:
                 waiting.popleft()
                 return False
-            count.untold[origin].append(time_ns)
+            mine = count.untold[origin]
+            while mine and time_ns - mine[0] > SAME_OCCURRENCE_NS:
+                mine.popleft()  # the other source will not tell of it any more
+            mine.append(time_ns)
             count.total += 1
             count.newest_ns = max(count.newest_ns, time_ns)
             self._sequence += 1
