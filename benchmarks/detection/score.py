@@ -119,8 +119,9 @@ def told_truly(claim: Claim, truth: Truth) -> bool:
     """Whether what the claim says of the workload is so, fault or not."""
     staged, workload = truth.staged, truth.staged.cell.workload
     fault, usual = staged.fault, staged.victim.usual
-    if staged.disorder.family == "workload" and fault.begin <= claim.at <= _closing(staged):
-        return claim.kind in staged.disorder.kinds
+    during = fault.begin <= claim.at <= _closing(staged)
+    if staged.disorder.family == "workload" and during and claim.kind in staged.disorder.kinds:
+        return True
     if claim.kind == "stage_imbalance":
         return workload == "unequal-stages"
     if claim.kind == "sequence_imbalance":

@@ -9,6 +9,7 @@ a decaying mean, and as a sum that alarms (CUSUM).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,9 @@ from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.detectors.windows import LEAST_PEERS
 
 WARM_UP_WINDOWS = 30
-"""Samples from which a rank's usual place is learned: a robust scale settles in about 25 (public step traces)."""
+WARM_UP_SECONDS, LEAST_WARM_UP_WINDOWS = 240.0, 8
+"""Samples from which a rank's usual place is learned: a robust scale settles in about 25 (public step traces). Long
+windows are means of many samples: eight of half a minute are as good."""
 
 ABSENT_NS = 600_000_000_000
 """Norms of jobs that are not seen within ten minutes of a restart are dropped (as gangs are, core/fleet.py)."""
@@ -104,9 +107,11 @@ class Norm:
     scale: Float32Array
 
 
-def _whole(mean: Float32Array, scale: Float32Array, taken: Float32Array) -> tuple[Float32Array, Float32Array]:
-    """Mean and scale where the warm-up is over; half a norm is none."""
-    return np.where(taken >= WARM_UP_WINDOWS, mean, np.float32(np.nan)), scale
+def _whole(
+    mean: Float32Array, scale: Float32Array, taken: Float32Array, enough: int
+) -> tuple[Float32Array, Float32Array]:
+    """Mean and scale where the warm-up of `enough` windows is over; half a norm is none."""
+    return np.where(taken >= enough, mean, np.float32(np.nan)), scale
 
 
 class Panel:
@@ -130,6 +135,7 @@ class Panel:
         self._restored: dict[tuple[str, int], Norm] = {}
         self._restored_until_ns = 0
         self._decay, self._clip = DECAY, CLIP
+        self._enough, self._floor = WARM_UP_WINDOWS, FLOOR
         self._shape(0)
 
     def _shape(self, columns: int) -> None:
@@ -163,6 +169,11 @@ class Panel:
         values = telemetry.counters.values
         long = telemetry.counters.seconds >= LONG_WINDOW_SECONDS
         self._decay, self._clip = (LONG_DECAY, LONG_CLIP) if long else (DECAY, CLIP)
+        enough = math.ceil(WARM_UP_SECONDS / telemetry.counters.seconds)
+        self._enough = min(max(enough, LEAST_WARM_UP_WINDOWS), WARM_UP_WINDOWS)
+        # What counts single things has no scale smaller than one of them in a window.
+        one = np.float32(math.log1p(1.0 / telemetry.counters.seconds))
+        self._floor = np.where(_COUNTS, np.maximum(FLOOR, one), FLOOR)
         for window in range(values.shape[1]):
             self._take(values[:, window])
         return self
@@ -173,7 +184,7 @@ class Panel:
         """The norms that are learned: without them a restart during a fault would learn the fault as healthy."""
         norms = {
             (shape.job, shape.attempt): Norm(
-                shape.ranks, *_whole(self._mean[:, place], self.scale[:, place], self._taken[:, place])
+                shape.ranks, *_whole(self._mean[:, place], self.scale[:, place], self._taken[:, place], self._enough)
             )
             for shape, place in zip(self._shapes, self.columns.values(), strict=True)
         }
@@ -312,15 +323,15 @@ class Panel:
     def _learn(self, feature: int, x: Float32Array, known: npt.NDArray[np.bool_]) -> None:
         """Welford's running mean and variance of the residual against the peers, where the warm-up is not over."""
         taken, mean, square = self._taken[feature], self._mean[feature], self._square[feature]
-        warming = known & (taken < WARM_UP_WINDOWS)
+        warming = known & (taken < self._enough)
         if not warming.any():
-            self._warming[feature] = bool((taken < WARM_UP_WINDOWS).any())
+            self._warming[feature] = bool((taken < self._enough).any())
             return
         taken += warming
         away = np.where(warming, np.nan_to_num(x - mean), np.float32(0.0))
         mean += away / np.maximum(taken, 1.0)
         square += away * np.where(warming, np.nan_to_num(x - mean), np.float32(0.0))
-        np.maximum(np.sqrt(square / np.maximum(taken - 1.0, 1.0)), FLOOR[feature], out=self.scale[feature])
+        np.maximum(np.sqrt(square / np.maximum(taken - 1.0, 1.0)), self._floor[feature], out=self.scale[feature])
 
     # --- other ranks ------------------------------------------------------------------------------------------------
 
@@ -346,7 +357,7 @@ class Panel:
                     del self._restored[shape.job, shape.attempt]  # else the others are heard again later
             if before is not None:  # a rank was heard of that was not, or a device
                 mean, scale, taken = (kept[name][:, columns_before] for name in ("_mean", "scale", "_taken"))
-                self._recall(shape, place, Norm(before.ranks, *_whole(mean, scale, taken)))
+                self._recall(shape, place, Norm(before.ranks, *_whole(mean, scale, taken, self._enough)))
         self._shapes = shapes
         self.columns = {shape.job: place for shape, place in zip(shapes, columns, strict=True)}
         self.peers_of = Grouping(joined([_peers(shape) for shape in shapes]))

@@ -211,12 +211,20 @@ def _mark(course: Course) -> None:
 def busy_seconds(course: Course, since_ns: int, step_seconds: float) -> FloatArray:
     """[2, roles]: seconds a step in which tensor pipes work, by the windows of counters that began since, and their
     standard error as a share; NaN without."""
-    shares = np.array([one.share for one in course.busy if one.at_ns - round(one.seconds * 1e9) >= since_ns])
-    if not len(shares):
+    windows = [one for one in course.busy if one.at_ns - round(one.seconds * 1e9) >= since_ns]
+    if not windows:
         return np.full((2, len(course.where.roles)), np.nan)
+    shares = np.array([one.share for one in windows])
     mean = shares.mean(axis=0)
-    spread_of_each = shares.std(axis=0) if len(shares) > 1 else np.zeros(len(mean))
-    return np.stack([mean * step_seconds, spread_of_each / math.sqrt(len(shares)) / np.maximum(mean, 1e-9)])
+    # A window shorter than a step shows a part of one: only those of a whole step or more can be compared.
+    together = math.ceil(step_seconds / windows[0].seconds)
+    whole = len(shares) // together
+    if whole < 2:
+        error = np.full(len(mean), np.inf if together > 1 else 0.0)
+    else:
+        parts = shares[-whole * together :].reshape(whole, together, -1).mean(axis=1)
+        error = parts.std(axis=0) / math.sqrt(whole) / np.maximum(mean, 1e-9)
+    return np.stack([mean * step_seconds, error])
 
 
 def unequal_work(given: FloatArray) -> FloatArray:

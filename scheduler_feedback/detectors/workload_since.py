@@ -35,6 +35,9 @@ chance does not do that once in a job's life, however heavy the tails."""
 SHARE_OF_WORK = 0.6
 """Of what the steps grew by, at least this share must be the ranks' own time for it to be the job's own doing."""
 
+PATIENCE_STEPS = 5
+"""So many steps the counters are waited for before the first stage is said to wait for its input without their word."""
+
 APART = 3.0
 """A stage alone has grown where the others have by less than a third of it."""
 
@@ -44,6 +47,9 @@ IDLE_SHARE, WORK_SHARE = 1 / 3, 2 / 3
 not given more; from two thirds on they were given more. Between the two nothing is said."""
 
 UNEQUAL_SIGMAS = 4.0
+SHARE_OF_LENGTHS = 1 / 3
+"""Of what the steps grew by, unequal sums of lengths explain a third at least: microbatches that are unequal within a
+rank make bubbles in a pipeline that no sum shows."""
 
 PAUSE = 0.05
 PAUSE_STEPS = 6
@@ -175,8 +181,10 @@ def _stage_grown(
     first = stage == int(course.shape.coordinate("stage").min())
     kept = float(idle[worst])
     on_nodes = len(set(where.index[members].tolist()))
-    if np.isnan(kept) and (first or on_nodes == 1) and np.isfinite(usual.busy[0]).any():
-        return  # whether it waits for its input, or its node is slow, the next counters tell
+    if np.isnan(kept) and np.isfinite(usual.busy[0]).any():
+        lasts = (course.last_ns - course.since_ns) * 1e-9 if course.since_ns else 0.0
+        if (first and lasts < PATIENCE_STEPS * usual.seconds) or (on_nodes == 1 and not first):
+            return  # whether it waits for its input, or its node is slow, the next counters tell
     evidence = (
         Evidence("compute_to_usual", math.exp(shift), math.exp(others), "ratio",
                  "each rank's own when the job was new; the next stage's", weighing.of_residual(shift / usual.sway)),
@@ -184,9 +192,10 @@ def _stage_grown(
                  "all of its ranks take longer: it is the stage and no rank", 1.5),
     )  # fmt: skip
     ranks = tuple(course.shape.ranks[members].tolist())
-    if kept > WORK_SHARE and first:
-        yield Claim("loading", Kind.WORKLOAD, Cause.DATA_LOADING, -1, ranks, usual.seconds,
-                    (*evidence, _kept_waiting(kept)))  # fmt: skip
+    if first and (kept > WORK_SHARE or np.isnan(kept)):
+        # What the first stage does changes seldom; what it is fed, often.
+        told = evidence if np.isnan(kept) else (*evidence, _kept_waiting(kept))
+        yield Claim("loading", Kind.WORKLOAD, Cause.DATA_LOADING, -1, ranks, usual.seconds, told)
     elif not kept > IDLE_SHARE:
         yield Claim(f"{STAGE}-grown-{stage}", Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1, ranks, usual.seconds,
                     evidence)  # fmt: skip
@@ -201,7 +210,7 @@ def _lengths_grown(course: Course, usual: Usual, recent: Recent) -> Iterator[Cla
     lost = (recent.seconds - usual.seconds) / float(np.median(usual.compute))
     grown = top - usual.unequal
     noise = usual.unequal_spread / math.sqrt(len(recent.normal))
-    if grown < max(SHARE_OF_WORK * lost, UNEQUAL_SIGMAS * noise) or normal > math.log1p(lost) / 2:
+    if grown < max(SHARE_OF_LENGTHS * lost, UNEQUAL_SIGMAS * noise) or normal > math.log1p(lost) / 2:
         return
     yield Claim(
         "sequence-grown", Kind.SEQUENCE_IMBALANCE, Cause.SEQUENCE_LENGTH, -1, (), usual.seconds,

@@ -67,7 +67,7 @@ DISORDERS: dict[str, Disorder] = {
         Disorder("checkpoint", "job", ("workload",), "checkpoint", "workload"),
         Disorder("evaluation", "job", ("workload",), "evaluation", "workload"),
         Disorder("hang-compute", "gpu", ("hang",), "compute", "hang", lasting=True),
-        Disorder("hang-transport", "nic", ("hang",), "transport", "hang", lasting=True),
+        Disorder("hang-transport", "nic", ("hang", "health"), "transport", "hang", lasting=True),
         Disorder("detachment", "gpu", ("health", "hang"), "device-lost", "hang", lasting=True),
         Disorder("agent-loss", "node", (), "agent", "telemetry", lasting=True),
         Disorder("mass-loss", "fleet", ("freeze",), "rollout", "telemetry", lasting=True),
