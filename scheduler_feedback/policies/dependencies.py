@@ -46,6 +46,11 @@ class Dependencies:
                 self._take_place(array, job)
                 self.turns[job.array_of] = array.first()
 
+    def needed(self, job: Job) -> bool:
+        """Whether a job that has not ended depends on this one, or on its array."""
+        waiting = (*self.dependents.get(job.job_id, ()), *self.dependents.get(job.array_of, ()))
+        return any(other in self._state.jobs and not self._state.jobs[other].state.ended for other in waiting)
+
     def forget(self, job: Job) -> None:
         """The job is forgotten."""
         for dependency in job.spec.after:

@@ -479,11 +479,16 @@ class Ledger:
         return all(wanted.isdisjoint(self.held.get(job_id, _NONE)) for job_id in self.stopping)
 
     def forget(self, most: int) -> Iterable[str]:
-        """Ids of the oldest ended jobs beyond so many; they are out of the ledger then."""
+        """Ids of the oldest ended jobs beyond so many; they are out of the ledger then.
+
+        What became of one that others still depend on must not be forgotten: they would wait for what nobody knows.
+        """
         extra = len(self.ended) - most
         self.ended.sort()
-        forgotten = [job_id for _, job_id in self.ended[:extra]]
-        del self.ended[:extra]
+        oldest = self.ended[:extra]
+        needed = [one for one in oldest if self.dependencies.needed(self.state.jobs[one[1]])]
+        forgotten = [one[1] for one in oldest if one not in needed] if needed else [job_id for _, job_id in oldest]
+        self.ended[:extra] = needed
         for job_id in forgotten:
             self.dependencies.forget(self.state.jobs[job_id])
         return forgotten

@@ -21,8 +21,9 @@ from scheduler_feedback.core.events import (
     Submitted,
     Tick,
 )
-from scheduler_feedback.core.job import JobSpec, JobState, StopReason
+from scheduler_feedback.core.job import Dependency, JobSpec, JobState, StopReason
 from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.policies.ledger import forget_ledger
 from tests.feedback.world import SECOND, START_NS, World
 
 
@@ -385,3 +386,20 @@ def test_nothing_is_kept_for_a_head_that_was_cancelled() -> None:
     world.cycle(CancelRequested(head))
     assert world.state.reserved_for is None
     assert world.job_state(waiting) is JobState.STARTING
+
+
+def test_what_became_of_a_job_is_not_forgotten_while_another_depends_on_it() -> None:
+    world = World({"n0": 1}, Policy(ended_jobs_kept=2))
+    first = world.submit(1, 10.0)
+    world.running()
+    world.advance(10.0)
+    busy = world.submit(1, 1000.0, time_limit_seconds=1000.0)
+    dependent = world.submit(1, 10.0, after=(Dependency(first),))
+    for _ in range(5):
+        world.cycle(CancelRequested(world.submit(1)))
+    assert first in world.state.jobs and len(world.state.jobs) == 5
+    forget_ledger(world.state)  # as after a restart
+    world.cycle()
+    assert world.job_state(dependent) is JobState.PENDING, "it may start, and is not given up"
+    world.end(busy, 0)
+    assert world.job_state(dependent) is JobState.STARTING
