@@ -43,7 +43,8 @@ from agent.schema.clock import ManualClock
 from agent.sources import nvml as nvml_source
 from agent.sources import nvml_events
 from agent.sources.proc import PAGE_BYTES
-from exporter.exposition import expose
+from exporter.exposition import Exposition, Settings
+from gangwatch.daemons import use_one_arena
 from tests.agent.rates_of_frames import Rates
 from tests.fakes.nvml.build import build as build_nvml
 from tests.fakes.nvml.control import GPU_IS_LOST, SUCCESS, FakeNvml
@@ -59,7 +60,8 @@ MOST_GROWTH_BYTES = 2 * 2**20
 FAULT_EVERY = 6
 """On average a fault in so many ticks, and as many healings."""
 
-SCRAPE_EVERY = 20
+SCRAPE_EVERY = 50
+"""What is published is rendered and compressed from the newest frame, by the exporter's own hand, that often."""
 
 COURSE_POINTS = 9
 """Times that resident memory is looked at on the way: whether what grew goes on growing."""
@@ -154,6 +156,7 @@ class Site:
         self.clock = ManualClock(monotonic_ns=time.monotonic_ns())
         self.node = self.make_node(self.clock)
         self.rates = Rates()
+        self.exposition = Exposition(Settings(compatibility=("dcgm", "node_exporter", "rdma_exporter")))
         self.faults: dict[str, int] = {}
         self.healing: list[Callable[[], None]] = []
         self._next_pid = 1000
@@ -273,7 +276,7 @@ class Site:
         self.rates.add(layout, frame)
         if number % SCRAPE_EVERY == 0:
             self.tree.advance(1.0)
-            expose(layout, frame)
+            self.exposition.body(layout, frame, compress=True)
 
     def settle(self) -> None:
         """Heal everything, and let the node see it."""
@@ -334,6 +337,7 @@ class Site:
 def run(ticks: int, thread_seconds: float, seed: int) -> dict[str, object]:
     """The soak. Returns the document that ``--json`` prints."""
     hurry()
+    use_one_arena()
     logging.disable(logging.CRITICAL)
     before_threads, before_descriptors = threading.active_count(), descriptors()
     with tempfile.TemporaryDirectory() as folder:

@@ -34,6 +34,9 @@ _CYCLES_AFTER = 20_000
 """Objects made and not freed between two looks for cycles (gc.set_threshold). Next to nothing of an agent's makes any,
 and to look after every 700, as Python does by default, is a twentieth of its processor time."""
 
+_M_ARENA_MAX = -8
+"""malloc.h."""
+
 _log = logging.getLogger("gangwatch.daemons")
 
 
@@ -81,10 +84,23 @@ def run_agent(
         raise GangwatchError(f"{node_name!r} is no node name")
     # Blocked before there is any thread, and so in every one: the main thread alone takes them, by sigwait.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS | _ASKS)
+    use_one_arena()
     state.prepare()
     configure_logging(state, agent_name(node_name))
     with state.hold(f"run/{node_name}.lock", f"an agent of node {node_name}"):
         _Agent(state, config, node_name, slots, devices, position, reload).run()
+
+
+def use_one_arena() -> None:
+    """Have glibc keep one heap for all threads (mallopt(3)): one each would add a megabyte of fragments.
+
+    To be called before there are threads; other C libraries have no such heaps, and nothing is done.
+    """
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
 
 
 class _Agent:
