@@ -65,10 +65,11 @@ class Counted:
             return
         alarmed = np.flatnonzero((panel.score[ROWS] >= WITNESSED).any(axis=0))
         by_job: dict[str, list[int]] = {}
-        starts = [(columns.start, name) for name, columns in panel.columns.items()]
-        for column in alarmed.tolist():
-            place = int(np.searchsorted([start for start, _ in starts], column, side="right")) - 1
-            by_job.setdefault(starts[place][1], []).append(column)
+        names, starts = list(panel.columns), [columns.start for columns in panel.columns.values()]
+        for column, place in zip(
+            alarmed.tolist(), np.searchsorted(starts, alarmed, side="right").tolist(), strict=True
+        ):
+            by_job.setdefault(names[place - 1], []).append(column)
         jobs = {job.shape.job: job for job in telemetry.jobs}
         seen = set()
         for name, columns in by_job.items():

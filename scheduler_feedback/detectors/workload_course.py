@@ -12,6 +12,7 @@ from scheduler_feedback.core.gangs import FloatArray
 from scheduler_feedback.core.telemetry import Shape, StepTable
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.detectors.baseline import WARM_UP_STEPS
+from scheduler_feedback.detectors.medians import column_medians, median, row_medians
 from scheduler_feedback.detectors.windows import MAD_TO_SIGMA, Places, middle_of_peers, spread
 from scheduler_feedback.detectors.work import Work, fit
 
@@ -74,9 +75,10 @@ class Busy:
 
 @dataclass(slots=True)
 class Course:
-    """One attempt of a job. Rows of the newest steps: own seconds [n], the same had all ranks been given their usual
-    work, step seconds, number, when it ended, tokens, squares [n]. work: what they should take for what they are given.
-    busy: newest windows of counters. since_ns: from when on newest steps have been longer than usual; 0: they are not.
+    """One attempt of a job. Rows of the newest steps: own seconds [n] and the middle rank's, the same had all ranks
+    been given their usual work, step seconds, number, when it ended, tokens, squares [n]. work: what they should take
+    for what they are given. busy: newest windows of counters. since_ns: from when on newest steps have been longer than
+    usual; 0: they are not.
     """
 
     shape: Shape
@@ -86,6 +88,7 @@ class Course:
     taken: int = 0
     looked: int = 0
     compute: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    middle: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     normal: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     ends_ns: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
@@ -120,12 +123,13 @@ def take_in(course: Course, steps: StepTable) -> bool:
         if not fine[k].all():
             before = course.compute[-1] if course.compute else np.full(len(compute), np.median(compute[fine[k]]))
             compute = np.where(fine[k], compute, before)  # a report that is missing says nothing new
-        usual = float(np.median(course.seconds)) if len(course.seconds) >= LEAST_STEPS else seconds
+        usual = median(np.array(course.seconds)) if len(course.seconds) >= LEAST_STEPS else seconds
         course.taken += 1
         course.last_ns = int(steps.end_ns[k].max())
         if seconds >= SPIKE * usual and _of_all(course, compute, seconds):
             course.spikes.append((course.taken, number, seconds - usual))
         course.compute.append(compute)
+        course.middle.append(median(compute))
         normal = compute
         if course.work is not None:  # a rank that was not heard is as it was
             normal = np.where(fine[k], compute / _factor(course.work, steps, k), course.normal[-1])
@@ -141,12 +145,12 @@ def take_in(course: Course, steps: StepTable) -> bool:
         ):
             if values is not None:
                 store.append(values[k])
-        peers = middle_of_peers(np.log(compute), course.where)
+        logs = np.log(compute)
         if not course.block:
             course.block_step = number
-        course.block.append(np.log(compute) - peers)
+        course.block.append(logs - middle_of_peers(logs, course.where))
         if len(course.block) == OFFSET_STEPS // OFFSET_BLOCKS:
-            course.offsets.append((course.block_step, np.median(course.block, axis=0)))
+            course.offsets.append((course.block_step, column_medians(np.array(course.block))))
             course.block.clear()
         if course.usual is None and course.taken >= WARM_UP_STEPS:
             _learn(course)
@@ -178,15 +182,15 @@ def _learn(course: Course) -> None:
         normal = compute / course.work.factor(tokens, squares)
         course.normal.clear()
         course.normal.extend(normal)
-    usual_normal = np.median(normal, axis=0)
+    usual_normal = column_medians(normal)
     above, unlike = tops(normal / usual_normal)
     unequal = unequal_work(compute / normal)
     course.usual = Usual(
         seconds=float(np.median(course.seconds)),
-        compute=np.median(compute, axis=0),
+        compute=column_medians(compute),
         tokens=tokens.mean(axis=0),
         normal=usual_normal,
-        sway=max(LEAST_SWAY, spread(np.median(np.log(normal / usual_normal), axis=1))),
+        sway=max(LEAST_SWAY, spread(row_medians(np.log(normal / usual_normal)))),
         top=float(np.median(above)),
         tops_spread=spread(above),
         unlike=unlike,
@@ -235,5 +239,5 @@ def unequal_work(given: FloatArray) -> FloatArray:
 
 def tops(ratio: FloatArray) -> tuple[FloatArray, float]:
     """[k, n] -> by how much each step's slowest rank is above its middle one [k], and the spread of half of them."""
-    middle = np.median(ratio, axis=1, keepdims=True)
-    return ratio.max(axis=1) - middle[:, 0], float(MAD_TO_SIGMA * np.median(np.abs(ratio - middle)))
+    middle = row_medians(ratio)
+    return ratio.max(axis=1) - middle, MAD_TO_SIGMA * median(np.abs(ratio - middle[:, None]))

@@ -12,6 +12,7 @@ from scheduler_feedback.core.telemetry import JobTelemetry
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.baseline import WARM_UP_STEPS
+from scheduler_feedback.detectors.medians import column_medians, median, row_medians
 from scheduler_feedback.detectors.windows import MAD_TO_SIGMA, Places
 from scheduler_feedback.detectors.work import fit
 from scheduler_feedback.detectors.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
@@ -60,29 +61,30 @@ def claims(course: Course, job: JobTelemetry, crowded: bool) -> Iterator[Claim]:
     """What the rules say. crowded: whether other jobs stand on its hosts, which may slow a whole stage."""
     if len(course.compute) < LEAST_STEPS:
         return
-    compute = np.array(course.compute)
+    newest = np.array([course.compute[row] for row in range(-min(len(course.compute), WARM_UP_STEPS), 0)])
     seconds = float(np.mean(course.seconds))
     ranks = tuple(course.shape.ranks.tolist())
     young = course.taken <= RECENT_STEPS or f"{STAGE}-" in " ".join(course.standing)
     if young or not crowded:
-        yield from _stages(course, compute, seconds, ranks)
-    yield from _sequences(course, compute, seconds)
+        yield from _stages(course, seconds, ranks)
+    yield from _sequences(course, newest, seconds)
     yield from _rhythms(course, seconds)
-    yield from _beats(course, compute, seconds)
+    yield from _beats(course, seconds)
     if job.shared_machine is None or not job.shared_machine.any():  # other load on a shared machine looks alike
-        yield from _offsets(course, compute, seconds, ranks)
+        yield from _offsets(course, seconds, ranks)
 
 
-def _stages(course: Course, compute: FloatArray, seconds: float, ranks: tuple[int, ...]) -> Iterator[Claim]:
+def _stages(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator[Claim]:
     """A stage all of whose ranks compute longer than those of the other stages."""
     where = course.where
     if not where.layout_known or len(where.roles) < 2:
         return
-    by_rank = np.median(compute, axis=0)
     if course.usual is not None:  # a stage that came to be larger is another matter
         by_rank = course.usual.compute
         seconds = course.usual.seconds
-    of_stage = np.array([np.median(by_rank[members]) for members in where.roles])
+    else:
+        by_rank = column_medians(np.array(course.compute))
+    of_stage = np.array([median(by_rank[members]) for members in where.roles])
     worst = int(of_stage.argmax())
     others = float(np.median(np.delete(of_stage, worst)))
     members = where.roles[worst]
@@ -90,6 +92,7 @@ def _stages(course: Course, compute: FloatArray, seconds: float, ranks: tuple[in
         return
     ratio = float(of_stage[worst] / others)
     stages = course.shape.coordinate("stage")
+    compute = np.array(course.compute)
     noise = float(np.std(np.log(compute[:, members]).mean(axis=1))) / math.sqrt(len(compute)) + 0.005
     yield Claim(
         f"{STAGE}-{int(stages[members[0]])}", Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1,
@@ -105,7 +108,7 @@ def _stages(course: Course, compute: FloatArray, seconds: float, ranks: tuple[in
     )  # fmt: skip
 
 
-def _offsets(course: Course, compute: FloatArray, seconds: float, ranks: tuple[int, ...]) -> Iterator[Claim]:
+def _offsets(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator[Claim]:
     """Ranks that stand somewhat above their peers in every quarter of the newest hundred steps."""
     if len(course.offsets) < OFFSET_BLOCKS:
         return
@@ -115,8 +118,9 @@ def _offsets(course: Course, compute: FloatArray, seconds: float, ranks: tuple[i
         found = np.flatnonzero((low >= OFFSET_RATIO / 2) & (mean >= OFFSET_RATIO))
     if not len(found) or len(found) > len(ranks) // 2:
         return
+    compute = np.array(course.compute)
     alike = compute.copy()
-    alike[:, found] = np.median(np.delete(compute, found, axis=1), axis=1)[:, None]
+    alike[:, found] = row_medians(np.delete(compute, found, axis=1))[:, None]
     without = seconds - float(np.mean(compute.max(axis=1) - np.minimum(alike, compute).max(axis=1)))
     if seconds < LEAST_SLOWDOWN * without:
         return  # some rank is always the slowest; it costs nothing worth telling
@@ -150,18 +154,21 @@ def _offsets(course: Course, compute: FloatArray, seconds: float, ranks: tuple[i
 
 def _sequences(course: Course, compute: FloatArray, seconds: float) -> Iterator[Claim]:
     """Ranks that take turns in being slow, with more work as the reason."""
-    if len(compute) < WARM_UP_STEPS // 2:
+    whole = len(course.compute)
+    if whole < WARM_UP_STEPS // 2:
         return
     # One that has just begun must not wait for old steps; where steps are long, for fewer yet.
     newest_steps = int(np.clip(SEQUENCE_SECONDS / max(seconds, 1e-9), LEAST_SEQUENCE_STEPS, WARM_UP_STEPS))
-    whole, compute = len(compute), compute[-newest_steps:]
-    apart = _within_roles(np.log(compute), course.where)
-    own = apart - np.median(apart, axis=0, keepdims=True)
-    unlike = float(MAD_TO_SIGMA * np.median(np.abs(own)))
+    compute = compute[-newest_steps:]
     cost = float(np.mean(compute.max(axis=1) - compute.mean(axis=1))) / seconds
+    if cost < SEQUENCE_COST:
+        return
+    apart = _within_roles(np.log(compute), course.where)
+    own = apart - column_medians(apart)
+    unlike = MAD_TO_SIGMA * median(np.abs(own))
     high = float((apart > math.log(1.1)).mean(axis=0).max())
     few = len(compute) < WARM_UP_STEPS // 2  # so few steps say little of turns; then the tokens must say all
-    if unlike < UNLIKE or cost < SEQUENCE_COST or (high > ROTATING_SHARE and not few):
+    if unlike < UNLIKE or (high > ROTATING_SHARE and not few):
         return
     evidence = [
         Evidence(
@@ -228,10 +235,9 @@ def _rhythms(course: Course, seconds: float) -> Iterator[Claim]:
     )  # fmt: skip
 
 
-def _beats(course: Course, compute: FloatArray, seconds: float) -> Iterator[Claim]:
+def _beats(course: Course, seconds: float) -> Iterator[Claim]:
     """Every second, third or fourth step is long, for all ranks alike: the job saves after so many."""
-    middle = np.median(compute, axis=1)
-    numbers = np.array(course.numbers)
+    middle, numbers = np.array(course.middle), np.array(course.numbers)
     for apart in range(2, RHYTHM_STEPS):
         for beats in (BEATS, CLEAR_BEATS):
             count = beats * apart
@@ -270,7 +276,8 @@ def _clear(course: Course, count: int, apart: int, high: int) -> bool:
 def _within_roles(logs: FloatArray, where: Places) -> FloatArray:
     result = np.empty_like(logs)
     for members in where.roles:
-        result[:, members] = logs[:, members] - np.median(logs[:, members], axis=1, keepdims=True)
+        of_role = logs[:, members]
+        result[:, members] = of_role - row_medians(of_role)[:, None]
     return result
 
 

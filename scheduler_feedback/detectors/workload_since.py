@@ -18,6 +18,7 @@ from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.gates import HIT_SIGMAS
+from scheduler_feedback.detectors.medians import column_medians, median
 from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.windows import MAD_TO_SIGMA
 from scheduler_feedback.detectors.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
@@ -83,20 +84,16 @@ def claims(course: Course, job: JobTelemetry, crowded: bool, panel: Panel) -> It
     count = int(np.clip(math.ceil(RECENT_SECONDS / usual.seconds), LEAST_RECENT, MOST_RECENT))
     if course.taken < WARM_UP_STEPS + count:
         return
-    normal = np.array(course.normal)
-    newest = list(course.seconds)[-count:]
-    recent = Recent(
-        float(np.median(newest)),
-        normal[-count:],
-        np.array(course.compute)[-count:],
-        np.log(np.median(normal[-count:], axis=0) / usual.normal),
-    )
-    if recent.seconds >= LEAST_SLOWDOWN * usual.seconds:
+    seconds = median(np.array(list(course.seconds)[-count:]))
+    if seconds >= LEAST_SLOWDOWN * usual.seconds:
+        normal = np.array(list(course.normal)[-count:])
+        compute = np.array(list(course.compute)[-count:])
+        recent = Recent(seconds, normal, compute, np.log(column_medians(normal) / usual.normal))
         idle = _idle(course, usual, recent)
         yield from _grown(course, usual, recent, idle)
         yield from _stage_grown(course, usual, recent, idle, _pressed(course, job, panel))
         yield from _lengths_grown(course, usual, recent)
-    yield from _pauses(course, usual, normal[-max(count, PAUSE_STEPS) :], max(count, PAUSE_STEPS))
+    yield from _pauses(course, usual, max(count, PAUSE_STEPS))
 
 
 def _shifted(usual: Usual, normal: FloatArray, members: IndexArray | slice) -> bool:
@@ -223,14 +220,14 @@ def _lengths_grown(course: Course, usual: Usual, recent: Recent) -> Iterator[Cla
     )  # fmt: skip
 
 
-def _pauses(course: Course, usual: Usual, normal: FloatArray, count: int) -> Iterator[Claim]:
+def _pauses(course: Course, usual: Usual, count: int) -> Iterator[Claim]:
     """Now one rank stops for a moment, now another, and each time all wait for it: nobody's hardware."""
     if course.taken < WARM_UP_STEPS + count or len(course.where.names) < 2:
         return
-    now = float(np.median(list(course.seconds)[-count:]))
+    now = median(np.array(list(course.seconds)[-count:]))
     if now < LEAST_SLOWDOWN * usual.seconds:
         return
-    ratio = normal / usual.normal
+    ratio = np.array(list(course.normal)[-count:]) / usual.normal
     above, unlike = tops(ratio)
     least = usual.top + max(PAUSE, PAUSE_SIGMAS * usual.tops_spread)
     if float((above > least).mean()) < LONG_SHARE:
