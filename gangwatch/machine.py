@@ -107,7 +107,7 @@ def schedstat(proc: Path) -> Finding:
     try:
         running_ns = int(file.read_bytes().split()[0])
     except (OSError, ValueError, IndexError) as error:
-        running_ns, why = 0, str(error)
+        running_ns, why = 0, (getattr(error, "strerror", None) or "is of another form")
     else:
         why = "reads zero" if not running_ns else ""
     if why:
@@ -151,10 +151,11 @@ def delay_accounting(proc: Path) -> Finding:
 def control_groups(proc: Path, mount: Path) -> Finding:
     remedy = "systemd: a unit with Delegate=yes; elsewhere: run in a cgroup v2 that is writable for you"
     without = "a subreaper ends what a job started"
+    file = proc / "self" / "cgroup"
     try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
+        lines = file.read_text().splitlines()
     except OSError as error:
-        return Finding("cgroup v2", "missing", f"{error}; {without}", remedy)
+        return Finding("cgroup v2", "missing", f"{file}: {error.strerror}; {without}", remedy)
     own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
     roots = [root for root in (mount, mount / "unified") if (root / "cgroup.controllers").exists()]
     if own is None or not roots:

@@ -43,6 +43,22 @@ _REMEDIES = {
 }
 
 
+_GPU_FEATURES = (
+    ("profiling", "gangwatch_gpu_sm_active_ratio"),
+    ("ECC", "gangwatch_gpu_ecc_errors_total"),
+    ("row remapping", "gangwatch_gpu_remapped_rows_total"),
+    ("throttle times", "gangwatch_gpu_throttle_seconds_total"),
+    ("memory temperature", "gangwatch_gpu_memory_temperature_celsius"),
+    ("PCIe errors", "gangwatch_gpu_pcie_errors_total"),
+    ("recovery action", "gangwatch_gpu_recovery_action"),
+    ("NVLink", "gangwatch_nvlink_state"),
+    ("NVLink fabric", "gangwatch_fabric_state"),
+    ("C2C", "gangwatch_c2c_link_state"),
+    ("each process's share", "gangwatch_gpu_process_sm_utilization_ratio"),
+)
+"""What GPUs differ in, and a family that is there where the GPU and its driver have it."""
+
+
 def survey(section: AgentSection) -> tuple[Finding, ...]:
     """A finding for each kind of collector, and for each right that some of them need."""
     machine = Machine(
@@ -114,10 +130,19 @@ def _answers(layout: Layout, frame: Frame) -> list[Finding]:
     kinds: dict[str, list[str]] = {}
     for name in success:
         kinds.setdefault(_kind(name), []).append(name)
-    return [
+    told = [
         _told(kind, names, sum(not success[name] for name in names), present.get(kind, 0), silent.get(kind, {}))
         for kind, names in sorted(kinds.items())
     ]
+    return [*told, _gpu_features({column.metric for column, answers in columns if answers})] if "gpu" in kinds else told
+
+
+def _gpu_features(families: set[str]) -> Finding:
+    """What the node's GPUs tell and what they do not: that is the hardware's and the driver's, and no right's."""
+    has = [words for words, family in _GPU_FEATURES if family in families]
+    lacks = [words for words, family in _GPU_FEATURES if family not in families]
+    missing = f"; not told by these GPUs, their driver or what runs on them: {', '.join(lacks)}" if lacks else ""
+    return Finding("GPU features", "found", f"{', '.join(has) or 'the basics alone'}{missing}")
 
 
 def _kind(collector: str) -> str:
