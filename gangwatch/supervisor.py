@@ -84,19 +84,25 @@ def daemon_commands(
 
 
 def answers(record: AgentRecord | ControllerRecord, path: str = "/readyz", timeout_seconds: float = 2.0) -> bool:
-    """Whether the daemon answers `path` with 200, or would if we had a certificate to show."""
+    """Whether the daemon answers `path` with 200, or would if we had a certificate to show.
+
+    One that asks for a certificate (client_auth_type) ends the connection, by an alert or without a word, once it has
+    shown its own and seen none: none is a supervisor's to have, and that it serves is known by then.
+    """
     try:
         connection = connect(
             record.url, timeout_seconds, Trust(Path(record.certificate)) if record.certificate else None
         )
     except ConfigError:
         return False
+    shown = False
     try:
+        connection.connect()
+        shown = bool(record.certificate)
         connection.request("GET", path)
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException) as error:
-        # It serves, and asks for a certificate (client_auth_type) that is none of a supervisor's to have.
-        return getattr(error, "reason", "") == "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+        return (shown and not isinstance(error, TimeoutError)) or "_ALERT_" in str(getattr(error, "reason", ""))
     finally:
         connection.close()
 

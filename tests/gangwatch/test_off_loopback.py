@@ -12,8 +12,15 @@ from urllib.parse import urlsplit
 import bcrypt
 import pytest
 
+from agent.schema.errors import ConfigError
+from exporter.security import Security
+from exporter.server import ThreadedServer, agent_app
+from gangwatch.connection import Trust, connect
+from gangwatch.state_folder import ControllerRecord
+from gangwatch.supervisor import answers
 from tests import needs
 from tests.exporter.certificates import Authority
+from tests.exporter.sample_frames import small_frame, small_layout
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 
 HOST = "0.0.0.0"
@@ -140,3 +147,32 @@ def test_the_token_alone_is_proof_enough(door: FrontDoor, tmp_path: Path) -> Non
     bearer = ("-H", f"Authorization: Bearer {door.state.token()}")
     assert site.curl(f"{record.url}/api/jobs", *known, *bearer)[0] == 200
     assert door.json("jobs") == []
+
+
+def test_who_asks_for_a_certificate_is_up_and_is_shown_one(tmp_path: Path) -> None:
+    """The supervisor has none and sees all the same that the daemon serves; the command line shows [client]'s."""
+    site = Site(tmp_path)
+    site.file.write_text(
+        f"tls_server_config:\n  cert_file: {site.certificate}\n  key_file: {site.key}\n"
+        f"  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: {site.authority.certificate}\n"
+    )
+    own, own_key = site.authority.sign("own")
+    layout = small_layout()
+    made = (layout, small_frame(layout))
+    with ThreadedServer(agent_app(lambda: made, lambda _: lambda: None), security=Security(site.file)) as server:
+        record = ControllerRecord(1, 1, server.url, str(site.certificate))
+        assert answers(record)
+        assert not answers(ControllerRecord(1, 1, server.url)), "nobody vouches for it"
+        assert not answers(ControllerRecord(1, 1, server.url, str(tmp_path / "absent.pem")))
+        for trust in (
+            Trust(site.certificate, None, own, own_key),
+            Trust(None, site.authority.certificate, own, own_key),
+        ):
+            connection = connect(server.url, 30.0, trust)
+            connection.request("GET", "/metrics")
+            answer = connection.getresponse()
+            assert answer.status == 200 and b"gangwatch_" in answer.read()
+            connection.close()
+    assert not answers(record), "it is gone"
+    with pytest.raises(ConfigError, match=r"absent\.pem: No such file"):
+        connect(server.url, 1.0, Trust(tmp_path / "absent.pem"))
