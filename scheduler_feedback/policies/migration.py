@@ -1,17 +1,24 @@
-"""Migration: verdicts that stand against a running gang are ruled on (``answers``), and what was ruled is set going."""
+"""Migration: verdicts that stand against a running gang are ruled on (``answers``), and what was ruled is set going.
+
+A detector sees that a member is slower than its peers or than it was. A gang that is small and was slow from its start
+shows neither; that its node is slow is known from others that ran there. So such gangs are ruled on too (``beside``).
+"""
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cluster import NodeState
+from collections.abc import Iterator
+from dataclasses import replace
+
+from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobState, StopReason
-from scheduler_feedback.core.state import Case, Decision, Mode
+from scheduler_feedback.core.state import Case, Decision, Mode, State
 from scheduler_feedback.core.turn import Turn
-from scheduler_feedback.core.verdict import Verdict
+from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.policies.answers import ACTIONS, Ruling, cheaper_to_move, rule
 from scheduler_feedback.policies.cost import accused_nodes, lost_seconds
 from scheduler_feedback.policies.ledger import Ledger, ledger_of
 from scheduler_feedback.policies.preemption import stop_for
-from scheduler_feedback.policies.quarantine import ACCUSING, hold_against, in_words
+from scheduler_feedback.policies.quarantine import ACCUSING, hold_against, in_words, others_want
 
 
 def judge_running_gangs(turn: Turn, ledger: Ledger) -> None:
@@ -38,6 +45,61 @@ def judge_running_gangs(turn: Turn, ledger: Ledger) -> None:
         elif ruling.code != case.ruling:
             turn.decide(job.job_id, "stay", f"stays where it is: {ruling.reason}", ruling.detail(verdict))
             case.ruling, case.reason = ruling.code, ruling.reason
+    if ledger.doubtful and not turn.state.frozen:
+        for job, verdict in list(beside(turn.state, ledger, turn.now_ns)):
+            ruling = rule(turn.state, job, verdict, ledger.plan, turn.now_ns)
+            if ruling.code in ACTIONS and job.proposed != verdict.verdict_id:
+                job.proposed = verdict.verdict_id
+                _migrate(turn, job, verdict, Case(), ruling)
+
+
+def beside(state: State, ledger: Ledger, now_ns: int) -> Iterator[tuple[Job, Verdict]]:
+    """Gangs on a slow node about which no verdict stands, each with what another's verdict says of it.
+
+    It has to have been a verdict about the node, not about one of its devices. Nothing is taken for granted of how long
+    it will last: as long again as it is known, so that a false verdict is taken back long before it moves anybody.
+    """
+    known = {node.name: found for node in _slow_nodes(state, ledger) if (found := _about(state, node)) is not None}
+    if not known:
+        return
+    told = {verdict.gang for verdict in state.verdicts.values()}
+    for job_id in sorted(ledger.running):
+        job = state.jobs[job_id]
+        on_it = next((rank for rank in job.ranks if rank.slot.node in known), None)
+        if on_it is None or job_id in told or job.stop_reason is not None or job.attempt_started_ns is None:
+            continue
+        node, verdict = state.nodes[on_it.slot.node], known[on_it.slot.node]
+        doubted_ns = node.doubted_ns or now_ns
+        since_ns = max(doubted_ns, job.attempt_started_ns)
+        yield (
+            job,
+            replace(
+                verdict,
+                verdict_id=f"{verdict.verdict_id}/{job_id}-{job.attempt}",
+                gang=job_id,
+                attempt=job.attempt,
+                rank=on_it.rank,
+                first_wall_ns=since_ns,
+                last_wall_ns=now_ns,
+                lasts_seconds=(now_ns - since_ns + now_ns - doubted_ns) / 1e9,
+            ),
+        )
+
+
+def _slow_nodes(state: State, ledger: Ledger) -> Iterator[Node]:
+    """Nodes that are held to be slow, were not seen well again, and whose slots nobody waits for."""
+    for name in sorted(ledger.doubtful):
+        node = state.nodes[name]
+        if node.slowdown > 1 and node.doubted_ns is not None and node.verdict_id and not others_want(state, node):
+            yield node
+
+
+def _about(state: State, node: Node) -> Verdict | None:
+    """The verdict for which the node is in its state, where it is about the whole node."""
+    found = state.verdicts.get(node.verdict_id) or next(
+        (past.verdict for past in reversed(state.past_verdicts) if past.verdict.verdict_id == node.verdict_id), None
+    )
+    return found if found is not None and found.kind is Kind.STRAGGLER and found.level == "node" else None
 
 
 _WORDS = {

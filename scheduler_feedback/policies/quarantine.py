@@ -5,7 +5,7 @@
     healthy --verdict--> suspect --second job's verdict, migration, or confirmed--> quarantine --time--> probe
        ^                  |  ^                                                      |  ^                  |  |
        |<-seen well again-+  +<------------ its slots are wanted -------------------+  +-----failed-------+  |
-       |                  +-- nobody saw it well: a probe where it is idle, else --+                         |
+       |                  +-- nobody saw it well: a probe where none wait, else --+                         |
        +<----------------------------- time without a verdict -- probation <-------+-------passed------------+
 
 A verdict during probation leads back to quarantine; each quarantine since the last full recovery is twice as long as
@@ -223,16 +223,11 @@ def _let_suspicion_run_out(turn: Turn, node: Node, accused: bool) -> None:
         backoff = node.backoff
         recover(turn, node, "recovered", "healthy: it was seen well again, and nothing was said against it since")
         node.backoff = backoff
-    elif turn.state.policy.probe_command and _is_idle(turn.state, node) and _below_cap(turn.state, node):
-        _become(turn, node, NodeState.QUARANTINE, None, "nobody has seen it well again", node.verdict_id)
-        _measure(turn, node, "nobody has seen it well again, and it is idle")
+    elif not turn.state.policy.probe_command or others_want(turn.state, node) or not _below_cap(turn.state, node):
+        _begin_probation(turn, node, "nobody has seen it well again, and it can't be measured now")
     else:
-        _begin_probation(turn, node, "nobody has seen it well again, and it is in use, which shows how it does")
-
-
-def _is_idle(state: State, node: Node) -> bool:
-    """Whether nothing runs on the node, so that it costs nobody anything to measure it."""
-    return ledger_of(state).plan.free_on(node.name) >= node.slots
+        _become(turn, node, NodeState.QUARANTINE, None, "nobody has seen it well again", node.verdict_id)
+        _measure(turn, node, "nobody has seen it well again, and nobody waits for its slots")
 
 
 def _end_quarantine(turn: Turn, node: Node) -> None:

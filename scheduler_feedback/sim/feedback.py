@@ -244,6 +244,7 @@ def verdict_of(hurt: Hurt, size: float, confidence: float, now_ns: int, exact: b
         first_wall_ns=onset_ns,
         last_wall_ns=now_ns,
         detector="oracle" if exact else "simulated",
+        level="node",
         lasts_seconds=(slowness.until_ns - onset_ns) / 1e9 if exact else None,
     )
 
@@ -269,5 +270,6 @@ def verdict_alone(slowness: Slowness, now_ns: int) -> Verdict:
         first_wall_ns=now_ns,
         last_wall_ns=now_ns,
         detector="oracle",
+        level="node",
         lasts_seconds=(slowness.until_ns - now_ns) / 1e9,
     )

@@ -757,13 +757,14 @@ def test_one_that_fails_its_probe_is_not_trusted_though_nobody_speaks_against_it
     assert "did not pass" in node.reason
 
 
-def test_one_that_is_in_use_when_its_time_is_over_is_on_probation_before_it_is_trusted() -> None:
+def test_one_that_others_wait_for_when_its_time_is_over_is_on_probation_before_it_is_trusted() -> None:
     world, job_id = four_nodes(restartable=False)
     world.cycle(world.verdict(job_id, rank=3))
     world.end(job_id, 0)
-    others = [world.submit(2, 10_000.0) for _ in range(4)]
+    others = [world.submit(2, 10_000.0) for _ in range(5)]
     world.running()
-    world.advance(31.0)
+    world.advance(1.0)
+    world.advance(30.0)
     node = world.state.nodes["n1"]
     assert node.state is NodeState.PROBATION
     here = next(other for other in others if world.nodes_of(other) == {"n1"})
@@ -805,3 +806,71 @@ def test_gangs_on_nodes_that_are_out_of_use_are_not_stopped_for_others() -> None
     world.advance(60.0)
     assert world.job_state(wasteful) is JobState.RUNNING
     assert (world.state.jobs[other].preemptions, world.job_state(short)) == (1, JobState.COMPLETED)
+
+
+# --- gangs beside a known fault ---------------------------------------------------------------------------------------
+
+
+def two_on_one_node(level: str = "node") -> tuple[World, str]:
+    """Two gangs of one rank on n0; a verdict says of one that its node is slow, and then it ends. The other's id."""
+    world = World({"n0": 2, "n1": 2}, _POLICY)
+    told = world.submit(1, 10_000.0)
+    other = world.submit(1, 10_000.0, **(_MOVABLE | {"time_limit_seconds": 1000.0}))
+    world.running()
+    world.advance(20.0)
+    assert world.nodes_of(told) == world.nodes_of(other) == {"n0"}
+    world.cycle(world.verdict(told, slowdown=2.0, level=level))
+    world.end(told, 0)
+    return world, other
+
+
+def test_a_gang_of_which_nothing_is_said_moves_away_from_a_node_that_is_known_to_be_slow() -> None:
+    world, other = two_on_one_node()
+    world.advance(12.0)  # 17 s of doubt at half speed: 8.5 s, as much as a move of 10 s is not worth
+    assert world.state.jobs[other].stop_reason is None
+    world.advance(12.0)
+    job = world.state.jobs[other]
+    assert (job.stop_reason, {slot.node for slot in job.claim}) == (StopReason.MIGRATE, {"n1"})
+    assert world.state.nodes["n0"].accusers and other not in world.state.nodes["n0"].accusers, "it is no witness"
+
+
+def test_but_not_where_one_device_alone_is_slow() -> None:
+    world, other = two_on_one_node("gpu")
+    world.advance(25.0)
+    assert world.state.jobs[other].stop_reason is None
+
+
+def test_nor_where_others_wait_for_the_slots_that_it_would_leave_or_actions_are_frozen() -> None:
+    world, other = two_on_one_node()
+    for _ in range(2):
+        world.submit(2, 10_000.0, time_limit_seconds=50.0)
+    world.advance(24.0)
+    assert world.state.jobs[other].stop_reason is None
+    world, other = two_on_one_node()
+    world.cycle(FreezeSet(True))
+    world.advance(24.0)
+    assert world.state.jobs[other].stop_reason is None
+
+
+def test_nor_once_the_node_was_seen_well_again() -> None:
+    world = World({"n0": 2, "n1": 2}, _POLICY)
+    told = world.submit(1, 10_000.0)
+    other = world.submit(1, 10_000.0, **_MOVABLE)
+    world.running()
+    world.advance(20.0)
+    verdict = world.verdict(told, slowdown=2.0, level="node")
+    world.cycle(verdict)
+    world.advance(5.0)
+    world.cycle(Cleared(verdict.verdict_id, told, world.now_ns, "kept pace"))
+    world.advance(25.0)
+    assert world.state.jobs[other].stop_reason is None
+    assert world.state.nodes["n0"].state is NodeState.SUSPECT
+
+
+def test_observe_mode_says_once_what_it_would_do() -> None:
+    world, other = two_on_one_node()
+    world.state.policy = replace(world.state.policy, mode=Mode.OBSERVE)
+    for _ in range(4):
+        world.advance(12.0)
+    assert [e.applied for e in world.entries if e.subject == other and e.kind == "migrate"] == [False]
+    assert world.state.jobs[other].stop_reason is None
