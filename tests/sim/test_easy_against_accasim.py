@@ -43,19 +43,20 @@ _ENVIRONMENT = Path(__file__).resolve().parents[2] / ".cache" / "accasim" / "bin
 
 @dataclass(frozen=True)
 class Piece:
-    """A thousand jobs of the trace on a cluster that is too small for them."""
+    """Jobs of the trace, a thousand but for one piece, on a cluster that is too small for them."""
 
     first: int
     nodes: int
     slots: int = 8
+    jobs: int = 1000
 
     def __str__(self) -> str:
-        return f"{self.first}+1000 on {self.nodes}x{self.slots}"
+        return f"{self.first}+{self.jobs} on {self.nodes}x{self.slots}"
 
 
 SAME = (Piece(40_000, 16), Piece(40_000, 8), Piece(40_000, 12))
 """Where nothing long fits beside a reservation."""
-OTHER = (Piece(0, 32), Piece(60_000, 8))
+OTHER = (Piece(0, 32, jobs=500), Piece(60_000, 8))
 
 
 @cache
@@ -64,7 +65,7 @@ def _philly() -> Trace:
 
 
 def jobs_of(piece: Piece) -> tuple[TraceJob, ...]:
-    return _philly().jobs[piece.first : piece.first + 1000]
+    return _philly().jobs[piece.first : piece.first + piece.jobs]
 
 
 @cache
@@ -149,20 +150,27 @@ def along(piece: Piece, theirs: dict[str, int]) -> Iterator[Instant]:
             waiting.append(job)
             spec = replace(job.spec, exact_seconds=job.run_seconds)
             events.append(Submitted(job.job_id, spec))
-        left = len(free)
+        left, before = len(free), set(held)
         busy = tuple((theirs[job_id] + int(jobs[job_id].run_seconds), len(slots)) for job_id, slots in held.items())
         outcome = cycle.run(state, events, at * SECOND)
         mine = frozenset(action.job_id for action in outcome.actions)
         started = [job for job in waiting if theirs[job.job_id] == at]
         if waiting:
             yield Instant(at, left, busy, tuple(waiting), mine, frozenset(job.job_id for job in started))
+        placed = {action.job_id: action.placement for action in outcome.actions if isinstance(action, StartGang)}
+        for job in started:
+            if job.job_id in placed:
+                held[job.job_id] = list(placed[job.job_id])
+                free = [slot for slot in free if slot not in held[job.job_id]]
         recorded = []
         for job in started:
-            held[job.job_id], free = free[: job.spec.ranks], free[job.spec.ranks :]
+            if job.job_id not in placed:
+                held[job.job_id], free = free[: job.spec.ranks], free[job.spec.ranks :]
             placement = tuple(held[job.job_id])
             recorded.append(StartGang(f"x-{job.job_id}", job.job_id, 1, state.jobs[job.job_id].spec, placement))
-        forget_ledger(state)
-        follow(state, recorded, outcome.actions, at * SECOND)
+        if set(placed) != set(held) - before:
+            forget_ledger(state)
+            follow(state, recorded, outcome.actions, at * SECOND)
         waiting = [job for job in waiting if theirs[job.job_id] != at]
 
 
