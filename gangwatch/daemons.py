@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.schema.errors import ConfigError, GangwatchError, StateFolderBusyError
-from gangwatch.config import NODE_NAME, Config, changes, parse_listen
+from gangwatch.config import NODE_NAME, Config, changes
+from gangwatch.config_sections import parse_listen
 from gangwatch.in_force import InForce, write_in_force
 from gangwatch.logs import configure_logging
 from gangwatch.service import notify, reloading, watchdog_seconds

@@ -21,7 +21,7 @@ from agent.schema.frame import Frame, Layout
 from agent.sources.namespaces import inside, net_namespaces
 from agent.sources.netlink import RdmaNetlink
 from agent.sources.sysfs import is_kernel_tree
-from gangwatch.config import AgentSection
+from gangwatch.config_sections import AgentSection
 from gangwatch.machine import Finding
 
 SURVEY_SECONDS = 20.0

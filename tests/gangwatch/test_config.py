@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from agent.schema.errors import ConfigError
 from gangwatch import config
-from gangwatch.config import ClusterSection, as_toml, changes, flatten, load, parse_duration, plan_nodes
+from gangwatch.config import as_toml, changes, flatten, load, parse_duration, plan_nodes
+from gangwatch.config_sections import ClusterSection, parse_listen
 from scheduler_feedback.core.state import Mode
 
 
@@ -164,7 +165,7 @@ def test_the_exporters_sections_are_taken_and_shown_as_they_are_read(tmp_path: P
     )
     assert first.exporter.compatibility == ("dcgm", "node_exporter")
     assert (first.otlp.interval_seconds, first.remote_write.endpoint) == (30.0, "")
-    assert config.parse_listen(first.agent.listen or "", "") == ("[::]", 9400)
+    assert parse_listen(first.agent.listen or "", "") == ("[::]", 9400)
     again = load(write(tmp_path, as_toml(first)))
     assert flatten(again) == flatten(first)
 

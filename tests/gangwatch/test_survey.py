@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from gangwatch import survey
 from gangwatch.commands.machine import check
-from gangwatch.config import AgentSection
+from gangwatch.config_sections import AgentSection
 from tests import needs
 from tests.fakes.nvml.build import build as build_nvml
 from tests.fakes.nvml.control import FakeNvml

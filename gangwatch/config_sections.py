@@ -1,0 +1,159 @@
+"""The sections of the configuration file: which keys there are, their types, ranges and defaults.
+
+How a file is read, checked and shown: gangwatch/config.py. A section more is a class here, and a line in SECTIONS.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from agent.schema.errors import ConfigError
+
+DEFAULT_PORT = 9420
+"""The controller's port: in the range that exporters use by custom (9100 and up), our own choice."""
+
+
+def parse_listen(text: str, where: str) -> tuple[str, int]:
+    """Host and port of "HOST:PORT" or "[IPV6]:PORT". Raises ConfigError beginning with `where`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535 or (":" in host and host[0] != "["):
+        raise ConfigError(f"{where}: expected HOST:PORT or [IPV6]:PORT, not {text!r}")
+    return host, int(port)
+
+
+class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """nodes: virtual nodes on this machine. slots: per node; None: a slot a GPU, or a slot a processor, shared out.
+
+    gpus: whether slots are GPUs where this machine has some. names: of the nodes, None: made from the host's name.
+    """
+
+    nodes: Annotated[int, Meta(ge=1, le=1024)] = 1
+    slots: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    gpus: bool = True
+    names: tuple[str, ...] | None = None
+
+
+class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """interval_seconds: time between two frames. port: of the first node's agent on loopback, the next nodes' follow; 0
+    takes any free ones. listen: HOST:PORT instead; off loopback it needs web_config, a file in the exporter-toolkit's
+    format. nvml_library: instead of the system's libnvidia-ml.so.1. sysfs_root, proc_root: where those file systems
+    are. kubelet_socket: of its pod-resources; '' asks no kubelet. job_files: folder in which a Slurm prolog writes
+    which job has which GPU, as for dcgm-exporter. kernel_log: the kernel's, or a recorded one. rdma_excluded: patterns
+    of RDMA devices' names or PCI addresses that are never read. gpu_burst: read each GPU ten times a second, for
+    extremes within the interval.
+    """
+
+    interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    listen: str | None = None
+    web_config: str | None = None
+    nvml_library: str | None = None
+    sysfs_root: str = "/sys"
+    proc_root: str = "/proc"
+    kubelet_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    job_files: str | None = None
+    kernel_log: str = "/dev/kmsg"
+    rdma_excluded: tuple[str, ...] = ()
+    gpu_burst: bool = False
+
+
+class ExporterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an agent's /metrics holds; a running agent takes changes over on SIGHUP.
+
+    profile: 'default', a node's most wanted series, or 'full'. allow, deny: globs on names: what allow names comes in
+    whatever the profile, what deny names never. series_limit: most series. compatibility: names that dashboards
+    already have. hostname_label: as the installed dcgm-exporter's release spells it. owner_labels: who uses a GPU, on
+    each of its series, instead of on an info series to join.
+    """
+
+    profile: Literal["default", "full"] = "default"
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    series_limit: Annotated[int, Meta(ge=100, le=1_000_000)] = 20_000
+    compatibility: tuple[Literal["dcgm", "node_exporter", "rdma_exporter"], ...] = ()
+    hostname_label: Literal["Hostname", "hostname"] = "Hostname"
+    owner_labels: bool = False
+
+
+class PushSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an agent pushes its series to, beside being scraped; a running agent takes changes over on SIGHUP.
+
+    endpoint: the whole URL, '' for none. headers_file: lines "Name: value" that each request carries (a token is one).
+    ca_file: of the receiver's certificate, where the system doesn't know it. queue_frames: frames that wait while the
+    receiver is away; the oldest are dropped first.
+    """
+
+    endpoint: str = ""
+    interval_seconds: Annotated[float, Meta(ge=1, le=3600)] = 15.0
+    headers_file: str | None = None
+    ca_file: str | None = None
+    queue_frames: Annotated[int, Meta(ge=1, le=100_000)] = 40
+
+
+class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """port: on loopback; 0 takes any free one. mode: whether feedback's decisions are carried out. listen: HOST:PORT
+    instead of the port; off loopback it needs web_config, a file in the exporter-toolkit's format, with TLS in it. Whom
+    that file names, or who has the token of the state folder, may read; changing anything always takes the token.
+    """
+
+    port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
+    mode: Literal["observe", "act"] = "act"
+    listen: str | None = None
+    web_config: str | None = None
+
+    def address(self) -> tuple[str, int]:
+        """Host and port to listen at. Raises ConfigError where `listen` is none."""
+        return ("127.0.0.1", self.port) if self.listen is None else parse_listen(self.listen, "controller.listen")
+
+
+class ClientSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which controller the command line speaks to where no state folder is named: the one at `url`, '' for this user's
+    own. ca_file: who vouches for its certificate. token_file: a copy of its state folder's token. cert_file, key_file:
+    our own certificate, where it asks for one.
+    """
+
+    url: str = ""
+    ca_file: str | None = None
+    token_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+
+class FeedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the controller reaches agents that serve over TLS. ca_file: who vouches for them. cert_file, key_file: its
+    own certificate, where they ask for one. username, password_file: where they ask for a password.
+    """
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    username: str = ""
+    password_file: str | None = None
+
+
+class StoreSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """snapshot_seconds: time between two snapshots of the state; a restart replays the journal from the newest.
+
+    keep_days: age at which the journal, and stories of ended jobs, are forgotten. journal_bytes: size of the file above
+    which the oldest of the journal goes before its time. What a restart needs is kept regardless.
+    """
+
+    snapshot_seconds: Annotated[float, Meta(ge=1, le=86400)] = 60.0
+    keep_days: Annotated[float, Meta(ge=0.01, le=3650)] = 30.0
+    journal_bytes: Annotated[int, Meta(ge=1_000_000)] = 512 * 1024 * 1024
+
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "cluster": ClusterSection,
+    "agent": AgentSection,
+    "exporter": ExporterSection,
+    "otlp": PushSection,
+    "remote_write": PushSection,
+    "controller": ControllerSection,
+    "client": ClientSection,
+    "feed": FeedSection,
+    "store": StoreSection,
+}
