@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_feedback.core.telemetry import FEATURE, JobTelemetry, Telemetry
+from scheduler_feedback.core.telemetry import FEATURE, FEATURES, JobTelemetry, Telemetry
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 from scheduler_feedback.detectors.health_speed import Speeds
 from scheduler_feedback.detectors.panel import ALARM, Panel
@@ -100,8 +100,8 @@ class Counted:
         for cause, level, names in (*FEATURES_OF, *FEATURES_OF_SLOW) if silent else FEATURES_OF:
             name = max(names, key=lambda one: float(panel.score[FEATURE[one], column]))
             score = float(panel.score[FEATURE[name], column])
-            if score < least:
-                continue
+            if score < least or (FEATURES[FEATURE[name]].unit == "1/s" and not panel.newest[FEATURE[name], column] > 0):
+                continue  # a sum runs down slowly: what has stopped is no reason any more
             degraded = cause is Cause.PCIE and bool(self._degraded([column])[0])
             if not degraded and slower < HURT:
                 continue  # errors that cost nothing are a matter for maintenance, not for a verdict
