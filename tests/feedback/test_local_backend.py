@@ -62,7 +62,7 @@ def test_a_gang_runs_and_its_exits_are_accounted_for(gangs: LocalGangs) -> None:
 
 
 def test_each_group_runs_its_own_command_and_knows_its_role(gangs: LocalGangs) -> None:
-    tell = 'echo $GANGWATCH_ROLE $RANK of $GANGWATCH_NODES'
+    tell = "echo $GANGWATCH_ROLE $RANK of $GANGWATCH_NODES"
     groups = (Group("launcher", 1, ("sh", "-c", f"echo mpirun; {tell}")), Group("worker", 2))
     gangs.start(("sh", "-c", tell), 3, groups=groups)
     assert exit_codes(gangs.wait_for(AttemptEnded)) == [0, 0, 0]
