@@ -198,3 +198,20 @@ def test_scores() -> None:
     assert (found["precision"], found["recall"], found["f1"]) == (0.9, 0.75, 0.8182)
     assert found["f1_interval"][0] < 0.8182 < found["f1_interval"][1]
     assert statistics.scores(0, 0, 0)["precision"] is None
+
+
+def test_the_logistic_map_finds_what_the_odds_were_multiplied_by() -> None:
+    random = np.random.default_rng(5)
+    log_odds = random.normal(0.5, 1.5, 20_000)
+    told = 1.0 / (1.0 + np.exp(-log_odds))
+    right = random.random(20_000) < 1.0 / (1.0 + np.exp(-(0.6 * log_odds + 0.8)))
+    found = statistics.platt(told.tolist(), right.tolist())
+    assert found == pytest.approx((0.6, 0.8), abs=0.06)
+    assert statistics.platt([0.6] * 3, [True] * 3)[1] < 1.5  # type: ignore[index] - few verdicts do not decide
+    assert statistics.platt([], []) is None
+
+
+def test_reliability_is_how_often_each_confidence_came_true() -> None:
+    rows = statistics.reliability([0.95] * 20 + [0.55] * 4, [True] * 19 + [False] + [True, False] * 2)
+    assert [(row["confidence"], row["right"], row["told"]) for row in rows] == [(0.55, 0.5, 4), (0.95, 0.95, 20)]
+    assert rows[1]["interval"][0] < 0.95 < rows[1]["interval"][1]

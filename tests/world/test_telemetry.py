@@ -193,3 +193,26 @@ def test_what_a_rank_does_not_wait_it_computes_or_is_kept() -> None:
         for row, number in enumerate(steps.number.tolist()):
             own = steps.seconds[row] - steps.wait_seconds[row]
             assert own == pytest.approx(kernels[number], abs=0.02)
+
+
+def test_windows_close_when_their_time_is_up_however_often_one_looks() -> None:
+    stream = heard(World([course()], 1, 30.0, PERFECT), 300.0, 5.0)
+    assert [len(one.counters.at_ns) for one in stream] == ([0] * 5 + [1]) * 10
+    ends = np.concatenate([one.counters.at_ns for one in stream])
+    assert ((ends - WALL_START_NS) // NS).tolist() == list(range(30, 301, 30))
+
+
+def test_who_is_given_longer_documents_reports_more_tokens() -> None:
+    one = course()
+    with_fault(one, "sequence-imbalance", severity=0.3)
+    stream = heard(World([one], 1, 10.0, PERFECT), ONSET + LENGTH)
+    tables = [table for tick in stream if (table := tick.jobs[0].steps) is not None and len(table)]
+    tokens = np.concatenate([table.tokens for table in tables if table.tokens is not None])
+    own = np.concatenate([table.seconds - table.wait_seconds for table in tables])
+    ends = np.concatenate([table.end_ns[:, 0] for table in tables])
+    during = (ends - WALL_START_NS) / NS > ONSET + 30.0
+    before = (ends - WALL_START_NS) / NS < ONSET
+    assert np.ptp(tokens[before]) == 0.0
+    assert tokens[during].std() > 0.05 * tokens.mean()
+    slower, longer = own[during] / np.median(own[before], axis=0), tokens[during] / tokens[before].mean(axis=0)
+    assert np.median(np.abs(slower - longer)) < 0.02
