@@ -13,7 +13,8 @@ from typing import Any
 
 import uvicorn
 
-from exporter.http import STOP_SECONDS, Answer, Request
+from exporter.http import STOP_SECONDS
+from exporter.http_messages import Answer, Request
 from exporter.loopback import LoopbackOnly
 from exporter.security import Security
 from exporter.server import listen

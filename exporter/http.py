@@ -11,16 +11,16 @@ a line that RFC 9112 does not allow. Whatever is refused closes its connection, 
 from __future__ import annotations
 
 import logging
-import re
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
+
+from exporter.http_messages import Answer, BadRequestError, Request, parse_request, text_answer
 
 if TYPE_CHECKING:
     import ssl  # two megabytes, which an agent on loopback never needs
@@ -51,51 +51,6 @@ STOP_SECONDS = 2.0
 ACCEPT_PAUSE_SECONDS = 0.2
 """After accept(2) fails for want of descriptors or memory."""
 
-_REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.([01])")
-_HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
-"""RFC 9112 section 5: a token, a colon with nothing before it, and a value without control characters."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request without its connection. headers: by lower-case name; several of one name are joined by commas.
-
-    old: of HTTP/1.0, whose answers end where the connection does. encrypted: came over TLS.
-    """
-
-    method: str
-    path: str
-    query: str
-    headers: Mapping[str, str]
-    peer: str = ""
-    encrypted: bool = False
-    old: bool = False
-
-
-class Stream(Protocol):
-    """A body that is made as it goes."""
-
-    def next(self, timeout_seconds: float) -> bytes | None:
-        """More of the body; empty where nothing came in that time, None at the end."""
-
-    def close(self) -> None:
-        """The reader has gone, or the end was reached."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A status, a type, and a body: bytes, or a stream that goes on until it or its reader ends."""
-
-    status: int
-    content_type: str
-    body: bytes | Stream
-    headers: tuple[tuple[str, str], ...] = ()
-
-
-def text_answer(status: int, text: str, *headers: tuple[str, str]) -> Answer:
-    return Answer(status, "text/plain; charset=utf-8", f"{text}\n".encode("utf-8", "replace"), headers)
-
-
 Application = Callable[[Request], Answer]
 """Answers one request; called from many threads."""
 
@@ -114,51 +69,6 @@ class Transport(Protocol):
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         """What every answer carries beside its own."""
-
-
-class BadRequestError(Exception):
-    """Bytes that are no request of ours; carries the status that says so."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
-def parse_request(head: bytes, peer: str = "", encrypted: bool = False) -> tuple[Request, bool]:
-    """A request from its line and headers, without the empty line, and whether the connection may be kept.
-
-    Raises BadRequestError for what is no request of ours, or has a body.
-    """
-    lines = head.split(b"\r\n")
-    found = _REQUEST_LINE.fullmatch(lines[0])
-    if found is None:
-        raise BadRequestError(400, "the first line is no request of HTTP/1.0 or 1.1 for a path")
-    method, target, minor = found[1].decode(), found[2].decode(), found[3]
-    headers: dict[str, str] = {}
-    for line in lines[1:]:
-        pair = _HEADER.fullmatch(line)
-        if pair is None:
-            raise BadRequestError(400, "a header line is malformed")
-        name, value = pair[1].decode().lower(), pair[2].decode("latin-1")
-        if name in headers:
-            if name in ("host", "content-length", "authorization"):
-                raise BadRequestError(400, f"{name} stands twice")
-            value = f"{headers[name]}, {value}"
-        headers[name] = value
-    if minor == b"1" and "host" not in headers:
-        raise BadRequestError(400, "no host")
-    if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
-        raise BadRequestError(413, "requests have no body here")
-    path, _, query = target.partition("?")
-    options = {option.strip().lower() for option in headers.get("connection", "").split(",")}
-    kept = "close" not in options and (minor == b"1" or "keep-alive" in options)
-    return Request(method, path, query.partition("#")[0], headers, peer, encrypted, minor == b"0"), kept
-
-
-# --- serving ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False, slots=True)
@@ -413,31 +323,3 @@ def _has_gone(connection: socket.socket) -> bool:
         return bool(readable)
     except (OSError, ValueError):
         return True
-
-
-def accepts_gzip(headers: Mapping[str, str]) -> bool:
-    """Whether Accept-Encoding allows gzip (RFC 9110 section 12.5.3): named, or by '*', and not with q=0."""
-    weights = weighted(headers.get("accept-encoding", ""))
-    return weights.get("gzip", weights.get("*", 0.0)) > 0.0
-
-
-@lru_cache(maxsize=16)  # a scraper's is the same at every scrape
-def weighted(header: str) -> Mapping[str, float]:
-    """The choices of an Accept or Accept-Encoding header with their weights; parameters but q stay in the name."""
-    weights: dict[str, float] = {}
-    for choice in header.lower().split(","):
-        parts = [part.strip() for part in choice.split(";")]
-        weight = 1.0
-        kept: list[str] = []
-        for part in parts:
-            if part.startswith("q="):
-                try:
-                    weight = float(part[2:])
-                except ValueError:
-                    weight = 0.0
-            elif part:
-                kept.append(part.replace(" ", ""))
-        if kept:
-            name = ";".join(kept)
-            weights[name] = max(weight, weights.get(name, 0.0))
-    return weights

@@ -6,7 +6,7 @@ import ipaddress
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from exporter.http import Answer, Request, text_answer
+from exporter.http_messages import Answer, Request, text_answer
 
 if TYPE_CHECKING:
     import ssl  # two megabytes, which an agent on loopback never needs

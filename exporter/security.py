@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.schema.errors import ConfigError
-from exporter.http import Answer, Request, text_answer
+from exporter.http_messages import Answer, Request, text_answer
 from exporter.loopback import LoopbackOnly
 from exporter.web_config import WebConfig, load_web_config, make_context, names_of
 

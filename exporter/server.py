@@ -26,7 +26,8 @@ from agent.schema.errors import ConfigError
 from agent.schema.frame import Frame, Layout, Selection, encode_frame, encode_layout, with_length
 from exporter.exposition import EVERYTHING, Exposition, Settings
 from exporter.frames import FRAME_TYPE, JSON_TYPE, frame_json, frame_messages, selection, wanted_metrics
-from exporter.http import Answer, HttpServer, Request, accepts_gzip, text_answer, weighted
+from exporter.http import HttpServer
+from exporter.http_messages import Answer, Request, accepts_gzip, text_answer, weighted
 from exporter.loopback import LoopbackOnly, is_loopback
 from exporter.prometheus import Sample
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter import http
-from exporter.http import Answer, BadRequestError, HttpServer, Request, accepts_gzip, parse_request, text_answer
+from exporter.http import HttpServer
+from exporter.http_messages import Answer, BadRequestError, Request, accepts_gzip, parse_request, text_answer
 from exporter.server import listen, wants_open_metrics
 
 

@@ -19,7 +19,7 @@ from agent.schema.errors import ConfigError
 from agent.schema.frame import Frame, Layout
 from exporter import security
 from exporter.exposition import Settings
-from exporter.http import Request
+from exporter.http_messages import Request
 from exporter.publisher import Publisher
 from exporter.security import TRIES_AT_ONCE, Bucket, Passwords, Security
 from exporter.server import ThreadedServer, agent_app
