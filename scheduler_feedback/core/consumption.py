@@ -90,8 +90,8 @@ class Places:
                 self._fold(batch[start : start + ROWS_AT_ONCE])
 
     def _fold(self, batch: Sequence[_Queued]) -> None:
-        rows = np.array([group.row for group, *_ in batch], np.intp)
-        at_ns = np.array([frame.tier_ns[self.tier] for *_, frame, _ in batch], np.int64)
+        rows = np.array([one[0].row for one in batch], np.intp)
+        at_ns = np.array([one[3].tier_ns for one in batch])[:, self.tier]
         continues = np.array([one[4] for one in batch], np.bool_)
         known = self._known[rows]
         elapsed_ns = at_ns - self._before_ns[rows]
@@ -105,8 +105,8 @@ class Places:
             )
         flat = self.index.ravel()
         shape = (len(batch), *self.index.shape)
-        now = np.array([frame.counters[flat] for *_, frame, _ in batch]).reshape(shape)
-        valid = np.array([frame.counters_valid[flat] for *_, frame, _ in batch]).reshape(shape) & (self.index >= 0)
+        now = np.array([one[3].counters for one in batch]).take(flat, axis=1).reshape(shape)
+        valid = np.array([one[3].counters_valid for one in batch]).take(flat, axis=1).reshape(shape) & (self.index >= 0)
         before, before_valid = self._before[rows], self._before_valid[rows]
         advance = (now - before).astype(np.float64)
         plain = known & continues & (elapsed_ns > 0) & (elapsed_ns <= GAP_NS)
@@ -134,8 +134,8 @@ def _hand_over(
 ) -> None:
     """Give each gang what its ranks consumed, all of its nodes at once."""
     places: dict[int, list[int]] = {}
-    for index, (_, gang, *_) in enumerate(batch):
-        places.setdefault(id(gang), []).append(index)
+    for index, one in enumerate(batch):
+        places.setdefault(id(one[1]), []).append(index)
     ranks = begins.shape[1]
     for of_gang in places.values():
         gang = batch[of_gang[0]][1]

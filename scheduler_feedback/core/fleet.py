@@ -49,6 +49,9 @@ LARGEST = 1 << 62
 CLOCK_SLACK_NS = 1_000_000_000
 """A record may end after its frame's own time by a reader's delay, not by more."""
 
+SAME_CLOCK_NS = 1_000_000_000
+"""A node's wall clock that moved against its monotonic one by less than this was adjusted; by more, it was set anew."""
+
 OLDEST_RECORD_NS = 3_600_000_000_000
 """A record from longer ago than an hour is none of this agent's ring."""
 
@@ -65,7 +68,8 @@ class NodeView:
     """What is known of a node from its newest frame.
 
     machine: its boot_id: nodes with one machine share processors and clock. seq, wall_ns, monotonic_ns: of the newest
-    frame; received_ns: when it came, on the receiver's clock.
+    frame; received_ns: when it came, on the receiver's clock. offset_ns: wall time less the monotonic one, as it was
+    when the wall clock was last set anew.
     frames_missed, records_missed: holes in the sequences. frames_refused: repeats and frames out of order.
     """
 
@@ -76,6 +80,7 @@ class NodeView:
     wall_ns: int = 0
     monotonic_ns: int = 0
     received_ns: int = 0
+    offset_ns: int = 0
     frames_missed: int = 0
     frames_refused: int = 0
     records_missed: int = 0
@@ -116,7 +121,10 @@ class NodeView:
 
 
 class Fleet:
-    """Nodes and gangs as the frames received so far show them. Owned by one thread; not locked."""
+    """Nodes and gangs as the frames received so far show them. Owned by one thread; not locked.
+
+    changes: rises whenever a node's machine or clock is another than it was.
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[str, NodeView] = {}
@@ -125,6 +133,7 @@ class Fleet:
         self._stepped: dict[str, int] = {}
         self._newest_received_ns = 0
         self._machines: Counter[str] = Counter()
+        self.changes = 0
         self._consumption = Consumption()
         self.counting = Counting()
         self.occurrences = Occurrences()
@@ -207,8 +216,13 @@ class Fleet:
             node._pressure = None, None
             self._machines[node.machine] -= 1
             self._machines[frame.boot_id] += 1
+            self.changes += 1
         node.machine, node.agent_id, node.seq = frame.boot_id, frame.agent_id, frame.seq
         node.wall_ns, node.monotonic_ns, node.received_ns = frame.wall_ns, frame.monotonic_ns, received_ns
+        offset_ns = frame.wall_ns - frame.monotonic_ns
+        if abs(offset_ns - node.offset_ns) > SAME_CLOCK_NS:
+            node.offset_ns = offset_ns
+            self.changes += 1
         self._newest_received_ns = max(self._newest_received_ns, received_ns)
         if node._layout_id != layout.layout_id:
             layout = layout.whole()

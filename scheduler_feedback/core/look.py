@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from scheduler_feedback.core.counting import COORDINATES
 from scheduler_feedback.core.fleet import Fleet
@@ -23,19 +24,16 @@ from scheduler_feedback.core.telemetry import (
 WINDOW_NS = 1_000_000_000
 """Frames come once a second."""
 
-SAME_CLOCK_NS = 1_000_000_000
-"""A node's wall clock that moved against its monotonic one by less than this was adjusted; by more, it was set anew."""
-
-
 NO_DEVICE = ("", "", -1)
 
 
 @dataclass(slots=True, eq=False)
 class _Seen:
-    """What was handed out of one attempt: sequence of its newest step, its shape, and each rank's clock offset [n].
+    """What was handed out of one attempt: sequence of its newest step, its shape, each rank's clock offset [n], and
+    whether its machine is another node's as well [n].
 
-    nodes: those of its ranks, sorted; of_node [n]: each rank's among them. changes: of the gang and of the counting,
-    when the shape was made.
+    nodes: those of its ranks, sorted; of_node [n]: each rank's among them. changes: of the gang, of the counting and of
+    the fleet, when all of this was made.
     """
 
     attempt: int
@@ -44,7 +42,8 @@ class _Seen:
     nodes: tuple[str, ...] = ()
     of_node: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
     offset_ns: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    changes: tuple[int, int] = (-1, -1)
+    shared: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    changes: tuple[int, int, int] = (-1, -1, -1)
     stepped: bool = False
 
 
@@ -123,7 +122,6 @@ class Look:
             return Consumed(found.values, found.at_ns + offset_ns)
 
         nodes = self._fleet.nodes
-        shared = np.array([self._fleet.shares_machine(node) for node in seen.nodes], np.bool_)
         return JobTelemetry(
             shape,
             table,
@@ -131,7 +129,7 @@ class Look:
             _walled(gang.open_collectives(), offset_ns),
             gang.newest_steps(),
             consumed,
-            shared[seen.of_node],
+            seen.shared,
             tuple((node, nodes[node].seq) for node in seen.nodes if node in nodes),
         )
 
@@ -187,25 +185,20 @@ class Look:
         seen = self._seen.get(gang.name)
         if seen is None or seen.attempt != gang.attempt:
             seen = self._seen[gang.name] = _Seen(gang.attempt)
-        changes = gang.changes, self._fleet.counting.version
-        moved = seen.changes != changes
-        if moved:
+        changes = gang.changes, self._fleet.counting.version, self._fleet.changes
+        if seen.changes != changes:
             if seen.changes[0] != gang.changes:
                 nodes = gang.nodes
                 seen.nodes = tuple(sorted(set(nodes)))
                 number = {node: index for index, node in enumerate(seen.nodes)}
                 seen.of_node = np.array([number[node] for node in nodes], np.intp)
             seen.changes = changes
-            shape = self._shape(gang, seen.nodes, seen.shape)
-            moved, seen.shape = shape is not seen.shape, shape
-        views = self._fleet.nodes
-        offset_ns = np.array([views[node].wall_of(0) if node in views else 0 for node in seen.nodes], np.int64)
-        offset_ns = offset_ns[seen.of_node]
-        if moved:
-            seen.offset_ns = offset_ns
-        else:
-            set_anew = np.abs(offset_ns - seen.offset_ns) > SAME_CLOCK_NS
-            seen.offset_ns = np.where(set_anew, offset_ns, seen.offset_ns)
+            seen.shape = self._shape(gang, seen.nodes, seen.shape)
+            views = self._fleet.nodes
+            offset_ns = np.array([views[node].offset_ns if node in views else 0 for node in seen.nodes], np.int64)
+            seen.offset_ns = offset_ns[seen.of_node]
+            shared = np.array([self._fleet.shares_machine(node) for node in seen.nodes], np.bool_)
+            seen.shared = shared[seen.of_node]
         seen.cursor = min(seen.cursor, gang.newest_sequence)
         return seen
 

@@ -54,6 +54,7 @@ class WorkloadDetector:
         self._courses: dict[str, Course] = {}
         self._shapes: tuple[Shape, ...] = ()
         self._roles = Grouping(())
+        self._ends: list[int] = []  # of each job's roles among those of all jobs
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
         """Look at the steps that were completed since the last tick; the findings that are new."""
@@ -110,14 +111,18 @@ class WorkloadDetector:
         shapes = tuple(job.shape for job in telemetry.jobs)
         if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
             self._shapes, self._roles = shapes, Grouping(joined([shape.roles for shape in shapes]))
+            self._ends = np.cumsum([int(shape.roles.max()) + 1 for shape in shapes]).tolist()
         shares = group_mean(counters.values[place], self._roles)  # [windows, roles of all jobs]
+        known = np.isfinite(shares)
         first = 0
-        for shape in shapes:
-            course, last = self._courses.get(shape.job), first + int(shape.roles.max()) + 1
-            share, first = shares[:, first:last], last
+        for shape, last in zip(shapes, self._ends, strict=True):
+            of_job, first = slice(first, last), last
+            course = self._courses.get(shape.job)
             if course is not None and course.shape is shape:
-                for window in np.flatnonzero(np.isfinite(share).all(axis=1)).tolist():
-                    course.busy.append(Busy(int(counters.at_ns[window]), counters.seconds, share[window]))
+                share = shares[:, of_job]
+                for window, at_ns in enumerate(counters.at_ns.tolist()):
+                    if known[window, of_job].all():
+                        course.busy.append(Busy(at_ns, counters.seconds, share[window]))
 
     def _conclude(self, course: Course, job: JobTelemetry, crowded: bool) -> list[Finding]:
         findings: list[Finding] = []

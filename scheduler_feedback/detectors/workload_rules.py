@@ -243,6 +243,9 @@ def _beats(course: Course, seconds: float) -> Iterator[Claim]:
             count = beats * apart
             if len(middle) < count or (np.diff(numbers[-count:]) != 1).any():
                 continue
+            rising = np.sort(middle[-count:])
+            if rising[-beats] < BEAT_RATIO * rising[-beats - 1]:
+                continue  # were there a beat, its long steps would be the longest, and a tenth above all others
             phases = middle[-count:].reshape(beats, apart)
             high = int(np.median(phases, axis=0).argmax())
             long, others = phases[:, high], np.delete(phases, high, axis=1)
