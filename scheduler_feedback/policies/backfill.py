@@ -17,7 +17,7 @@ from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.plan import NOWHERE, Plan
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.policies.estimate import Release, remaining_ns
-from scheduler_feedback.policies.placement import goes_anywhere, place
+from scheduler_feedback.policies.placement import goes_anywhere, place, waits_for_healthy
 from scheduler_feedback.policies.waiting_line import Bucket, Key, Kind, WaitingLine
 
 
@@ -78,7 +78,7 @@ def _reserve_place(
     What has room once has it ever after, so the earliest end that makes room is found by doubling and halving.
     """
     mark = plan.checkpoint()
-    given = 0
+    given, suspects = 0, not waits_for_healthy(plan, job, policy)
 
     def with_ends(count: int) -> tuple[Slot, ...] | None:
         """A place once so many of the ends have come; it is not taken."""
@@ -89,7 +89,7 @@ def _reserve_place(
         plan.give(slot for release in releases[given:count] for slot in release.slots)
         given = count
         inner = plan.checkpoint()
-        found = place(plan, job, policy=policy)
+        found = place(plan, job, suspects=suspects, policy=policy)
         plan.rollback(inner)
         return found
 

@@ -107,6 +107,7 @@ def goes_anywhere(plan: Plan, job: Job) -> bool:
         and (not spec.gpu_types or plan.topology.type_names[0] in spec.gpu_types)
         and not any(plan.with_free[Tier.PROBATION])
         and not any(plan.with_free[Tier.SPARE])
+        and not plan.slowdown
     )
 
 
@@ -151,10 +152,7 @@ def pays_beside(slow_slots: int, ranks: int, slowdown: float) -> bool:
 
 def _lay_beside(plan: Plan, pools: tuple[int, int], spec: JobSpec, ranks: int, barred: int) -> tuple[Slot, ...] | None:
     """The gang, on suspect nodes too where it pays; whatever it costs where the healthy ones could never hold it."""
-    healthy = plan.slots_in[pools[0]]
-    if barred:
-        healthy -= sum(plan.topology.sizes[n] for n in numbers(barred) if plan.pool[n] == pools[0])
-    bound = spec.required_level is not None or spec.groups or healthy < (spec.min_ranks or ranks)
+    bound = _needs_slow(plan, pools[0], spec, spec.min_ranks or ranks, barred)
     mark = plan.checkpoint()
     while (slots := _lay(plan, pools, spec, ranks, barred)) is not None and plan.slowdown and not bound:
         slow: dict[int, int] = {}
@@ -174,6 +172,28 @@ def attempt_speed(policy: Policy, spec: JobSpec, gpu_type: str, ranks: int) -> f
     if ranks == spec.ranks and not spec.throughput and not policy.throughput:
         return 1.0
     return ranks / spec.ranks * speed(policy, spec, gpu_type)
+
+
+def _needs_slow(plan: Plan, pool: int, spec: JobSpec, ranks: int, barred: int) -> bool:
+    """Whether the gang can not count on the healthy nodes of the pool alone, even if they were empty."""
+    healthy = plan.slots_in[pool]
+    if barred:
+        healthy -= sum(plan.topology.sizes[n] for n in numbers(barred) if plan.pool[n] == pool)
+    return spec.required_level is not None or bool(spec.groups) or healthy < ranks
+
+
+def waits_for_healthy(plan: Plan, job: Job, policy: Policy | None) -> bool:
+    """Whether a place that is kept for the gang is one on healthy nodes alone.
+
+    Whether a slow node pays depends on what else is free at the moment, so it can not be promised beforehand.
+    """
+    if not plan.slowdown:
+        return False
+    spec = job.spec
+    ranks = spec.min_ranks or spec.ranks
+    barred = plan.topology.bits_of(job.excluded_nodes)
+    healthy = (number * TIERS + Tier.HEALTHY for number in types_for(plan, spec, policy))
+    return any(not _needs_slow(plan, pool, spec, ranks, barred) for pool in healthy)
 
 
 def types_for(plan: Plan, spec: JobSpec, policy: Policy | None) -> Collection[int]:

@@ -187,7 +187,7 @@ class Ordeal:
 
     def cycle(self, *events: Event) -> cycle.Outcome:
         told = [decode_event(encode_event(event)) for event in events]
-        standing = {name for name, node in self.state.nodes.items() if node.state is NodeState.QUARANTINE}
+        nodes = self._nodes()
         frozen_before = self.state.frozen
         outcome = cycle.run(self.state, told, self.now_ns)
         self.cycles += 1
@@ -204,8 +204,8 @@ class Ordeal:
         self._check_claims()
         self._check_quota(any(isinstance(event, PolicySet) for event in events))
         self._check_order()
-        self._check_quarantine(standing, events)
-        self._check_promise(events, outcome)
+        self._check_quarantine({name for name, node in nodes.items() if node[0] is NodeState.QUARANTINE}, events)
+        self._check_promise(events, outcome, nodes == self._nodes())
         for entry in outcome.entries:
             self.counts[entry.kind] = self.counts.get(entry.kind, 0) + 1
         return outcome
@@ -307,12 +307,15 @@ class Ordeal:
                 most = max(1, int(self.policy.quarantine_max_rack_fraction * len(inside)))
                 assert len(out & inside) <= most, f"{len(out & inside)} nodes of rack {rack} are in quarantine"
 
-    def _check_promise(self, events: tuple[Event, ...], outcome: cycle.Outcome) -> None:
+    def _nodes(self) -> dict[str, tuple[NodeState, bool, bool, float]]:
+        return {name: (n.state, n.present, n.spare, n.slowdown) for name, n in self.state.nodes.items()}
+
+    def _check_promise(self, events: tuple[Event, ...], outcome: cycle.Outcome, same_nodes: bool) -> None:
         """The head starts no later than was last promised, whatever was backfilled meanwhile."""
         before, state = self.promised, self.state
         stopped = any(isinstance(action, StopGang) for action in outcome.actions)
         asked = any(job.stop_reason is not None for job in state.jobs.values())
-        harmless = all(isinstance(event, _HARMLESS) or _is_plain_end(event) for event in events)
+        harmless = same_nodes and all(isinstance(event, _HARMLESS) or _is_plain_end(event) for event in events)
         exact = self.policy.estimates is not Estimates.HISTORY and not state.verdicts
         overrun = self._someone_overran()
         # One that came later may stand before it by the order; that is no backfill.

@@ -124,15 +124,24 @@ class Invariants(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = Ordeal((1,), Policy())
+        self.calm = False
 
     @initialize(
         sizes=st.lists(st.integers(1, 4), min_size=2, max_size=6),
         policy=POLICIES,
         estimates=st.sampled_from([*Estimates, Estimates.EXACT]),
         racks=st.sampled_from([0, 2]),
+        calm=st.booleans(),
     )
-    def begin(self, sizes: list[int], policy: Policy, estimates: Estimates, racks: int) -> None:
-        self.world = Ordeal(tuple(sizes), replace(policy, estimates=estimates), racks)
+    def begin(self, sizes: list[int], policy: Policy, estimates: Estimates, racks: int, calm: bool) -> None:
+        """A world; in a calm one nothing goes wrong and run times are known, so that every promise must be kept."""
+        self.calm = calm
+        if calm:
+            known = Estimates.LIMIT if estimates is Estimates.HISTORY else estimates
+            policy = replace(policy, estimates=known, backfill=Backfilling.EASY, preempt=False, mode=Mode.ACT)
+        else:
+            policy = replace(policy, estimates=estimates)
+        self.world = Ordeal(tuple(sizes), policy, racks)
 
     def teardown(self) -> None:
         self.world.end_well()
@@ -158,11 +167,10 @@ class Invariants(RuleBasedStateMachine):
         Invariants.steps += 1
         wanted = shaped(spec, traits, float(seconds), self.world.submitted)
         exact = self.world.policy.estimates is Estimates.EXACT
-        self.world.submit(wanted, seconds * (1.0 if exact else share), 0 if sound else 1)
+        self.world.submit(wanted, seconds * (1.0 if exact else share), 0 if sound or self.calm else 1)
 
-    @rule(ranks=st.integers(1, 6), seconds=st.integers(2, 90), stops=st.booleans())
     def submit_plain(self, ranks: int, seconds: int, stops: bool) -> None:
-        """A gang with nothing special about it, so that queues become long."""
+        """A gang with nothing special about it."""
         Invariants.steps += 1
         spec = JobSpec(
             "plain", ("train",), ranks, queue="c", time_limit_seconds=float(seconds), exact_seconds=float(seconds),
@@ -170,6 +178,19 @@ class Invariants(RuleBasedStateMachine):
         )  # fmt: skip
         self.world.submit(spec, float(seconds))
 
+    @rule(
+        gangs=st.lists(st.tuples(st.integers(1, 6), st.integers(2, 90)), min_size=2, max_size=6),
+        stops=st.booleans(),
+        seconds=st.sampled_from([0.0, 1.0, 7.0, 30.0]),
+    )
+    def rush(self, gangs: list[tuple[int, int]], stops: bool, seconds: float) -> None:
+        """Many come at once and what has room runs: most of what is interesting needs a full cluster and a queue."""
+        for ranks, length in gangs:
+            self.submit_plain(ranks, length, stops)
+        self.world.seen()
+        self.world.advance(seconds)
+
+    @precondition(lambda self: not self.calm)
     @rule(number=SMALL)
     def cancel(self, number: int) -> None:
         if (job_id := self._pick(self.world.state.jobs, number)) is not None:
@@ -192,18 +213,21 @@ class Invariants(RuleBasedStateMachine):
         Invariants.steps += 1
         self.world.cycle(Tick())
 
+    @precondition(lambda self: not self.calm)
     @rule(number=SMALL, code=st.sampled_from([1, 137]))
     def fail(self, number: int, code: int) -> None:
         """A rank of a running gang exits with an error."""
         if (job_id := self._held(number)) is not None and self._lives(job_id):
             self.world.cycle(RankFailed(job_id, self.world.state.jobs[job_id].attempt, 0, code))
 
+    @precondition(lambda self: not self.calm)
     @rule(number=SMALL, started=st.booleans())
     def crash(self, number: int, started: bool) -> None:
         """All of it is gone at once."""
         if (job_id := self._held(number)) is not None and self._lives(job_id):
             self.world.cycle(self.world.end(job_id, self.world.state.jobs[job_id].attempt, 137, started))
 
+    @precondition(lambda self: not self.calm)
     @rule(number=SMALL)
     def refuse(self, number: int) -> None:
         """The backend could not do what was asked."""
@@ -215,6 +239,7 @@ class Invariants(RuleBasedStateMachine):
             self._vanish(job_id, job.attempt)
         self.world.cycle(ActionFailed(job.action_id, job_id, "no more processes"))
 
+    @precondition(lambda self: not self.calm)
     @rule(number=SMALL)
     def lose(self, number: int) -> None:
         """The backend knows nothing of the attempt."""
@@ -246,6 +271,7 @@ class Invariants(RuleBasedStateMachine):
             told = self.world.progress(job_id, job.attempt)
             self.world.cycle(Progressed(job_id, job.attempt, told))
 
+    @precondition(lambda self: not self.calm)
     @rule(number=SMALL, present=st.booleans())
     def node_seen(self, number: int, present: bool) -> None:
         """A node goes, or comes back; what lives on it is not touched by that."""
@@ -254,10 +280,12 @@ class Invariants(RuleBasedStateMachine):
 
     # --- operators ---------------------------------------------------------------------------------------------------
 
+    @precondition(lambda self: not self.calm)
     @rule(number=SMALL, command=st.sampled_from([NodeCommand.RELEASE, *NodeCommand]))
     def command(self, number: int, command: NodeCommand) -> None:
         self.world.cycle(NodeCommanded(self._pick(self.world.state.nodes, number), command))
 
+    @precondition(lambda self: not self.calm)
     @rule(frozen=st.sampled_from([True, False, False]))
     def freeze(self, frozen: bool) -> None:
         Invariants.steps += 1
@@ -268,6 +296,7 @@ class Invariants(RuleBasedStateMachine):
     def judge(self, number: int, confirmed: bool) -> None:
         self.world.cycle(VerdictJudged(self._pick(self.world.state.verdicts, number), confirmed))
 
+    @precondition(lambda self: not self.calm)
     @rule(policy=POLICIES)
     def settle_otherwise(self, policy: Policy) -> None:
         """Other settings, reloaded while everything runs; estimates of the same kind."""
@@ -281,6 +310,7 @@ class Invariants(RuleBasedStateMachine):
 
     # --- detectors ---------------------------------------------------------------------------------------------------
 
+    @precondition(lambda self: not self.calm)
     @rule(
         number=SMALL,
         other=SMALL,
@@ -319,6 +349,12 @@ class Invariants(RuleBasedStateMachine):
                 aggressor=aggressor if named and kind is Kind.INTERFERENCE and aggressor != job_id else "",
             )
         )
+
+    @precondition(lambda self: not self.calm)
+    @rule(number=SMALL, rank=SMALL, slowdown=st.sampled_from([1.3, 2.0, 5.0]))
+    def accuse(self, number: int, rank: int, slowdown: float) -> None:
+        """A sure verdict, of the kind that moves gangs and takes nodes out of use."""
+        self.verdict(number, rank, slowdown, Kind.STRAGGLER, Cause.COMPUTE, 0.99, 5, named=False)
 
     @precondition(lambda self: self.world.state.verdicts)
     @rule(number=SMALL)

@@ -8,7 +8,7 @@ import pytest
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StopGang
-from scheduler_feedback.core.cluster import Level
+from scheduler_feedback.core.cluster import Level, NodeState
 from scheduler_feedback.core.events import CancelRequested, NodeSeen, PolicySet, Tick
 from scheduler_feedback.core.job import After, Dependency, Job, JobSpec, JobState
 from scheduler_feedback.core.state import Backfilling, Ended, Estimates, Order, Policy, Queue, State
@@ -262,3 +262,21 @@ def test_explain_changes_nothing() -> None:
 def test_a_gang_that_runs_already_binds_nothing() -> None:
     state = State(jobs={"j": Job("j", JobSpec("j", ("x",), 1), JobState.COMPLETED, 0)})
     assert cycle.why_waits(state, state.jobs["j"]) == ""
+
+
+def test_what_is_kept_for_the_head_is_on_nodes_that_it_will_really_use() -> None:
+    """A slow node is free, but would cost the wide gang more than it gives: its place is one on healthy nodes."""
+    world = World({f"n{i}": 2 for i in range(4)}, Policy(quarantine_slowdown=10.0))
+    world.submit(4, time_limit_seconds=1000.0)
+    long = world.submit(2, 5000.0, time_limit_seconds=5000.0)
+    slow = world.submit(2, 1000.0, time_limit_seconds=500.0)
+    world.running()
+    (name,) = world.nodes_of(slow)
+    head = world.submit(5, 1000.0, time_limit_seconds=1000.0)
+    world.submit(1, time_limit_seconds=100.0)  # somebody who can make use of a slow slot: it stays in use
+    world.cycle(world.verdict(slow, slowdown=3.0))
+    world.end(slow, 0)
+    node = world.state.nodes[name]
+    assert (node.state, node.slowdown) == (NodeState.SUSPECT, 3.0)
+    assert (world.state.reserved_for, world.state.reserved_from_ns) == (head, world.started[long] + 5000 * SECOND)
+    assert name not in world.state.reserved_nodes
