@@ -71,6 +71,7 @@ def generators(
             command = [sys.executable, "-m", "benchmarks.ingest.generator"]
             command += [str(number) for number in (first, count, agents, share, seed)] + [str(file) for file in files]
             running.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            os.sched_setaffinity(running[-1].pid, apart()[0])
         for process in running:
             assert process.stdout is not None
             told = json.loads(process.stdout.readline() or "null")
@@ -91,6 +92,12 @@ def generators(
             process.wait(30)
 
 
+def apart() -> tuple[set[int], set[int]]:
+    """Processors for the generators and for the controller: the last one is the controller's, where there are two."""
+    every = sorted(os.sched_getaffinity(0))
+    return (set(every[:-1]), set(every[-1:])) if len(every) > 1 else (set(every), set(every))
+
+
 def cpu_seconds(process: subprocess.Popen[str]) -> float:
     """What a process has used; fields 14 and 15 of /proc/PID/stat (proc_pid_stat(5))."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -106,11 +113,14 @@ def measure(agents: int, misbehaving: int, warm_seconds: float, seconds: float, 
             bad = len(json.loads((folder / "misbehaving").read_text()))
             command = [sys.executable, "-m", "benchmarks.ingest.controller", name, str(ca_file), str(agents - bad)]
             begun, before = time.monotonic(), sum(map(cpu_seconds, running))
-            answer = subprocess.run(
-                [*command, str(warm_seconds), str(seconds)], stdout=subprocess.PIPE, text=True, check=True
-            )
+            command += [str(warm_seconds), str(seconds)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as controller:
+                os.sched_setaffinity(controller.pid, apart()[1])
+                told, _ = controller.communicate()
+            if controller.returncode:
+                raise RuntimeError(f"the controller ended with status {controller.returncode}")
             wall, cpu = time.monotonic() - begun, sum(map(cpu_seconds, running)) - before
-        figures: Figures = json.loads(answer.stdout.splitlines()[-1])
+        figures: Figures = json.loads(told.splitlines()[-1])
         return {**figures, "misbehaving": bad, "generators_cpu_cores": round(cpu / wall, 3)}
 
 

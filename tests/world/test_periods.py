@@ -1,0 +1,53 @@
+"""How long iterations are that nobody reports: our inference from the counters, beside what the world did."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.detectors.health import HealthDetector
+from scheduler_feedback.sim.world import fabric, plan
+from scheduler_feedback.sim.world.course import Course
+from scheduler_feedback.sim.world.telemetry import Delivery, World
+
+SECONDS = 330.0
+JOBS: tuple[tuple[plan.Workload, float], ...] = (
+    ("balanced", 0.6), ("balanced", 1.7), ("moe", 1.5), ("balanced", 6.1), ("moe", 14.2), ("balanced", 9.3),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def told() -> tuple[dict[str, float], dict[str, list[float]]]:
+    """(what the detector inferred, the seconds of every step) by job. The detector is shown no step."""
+    random = np.random.default_rng(11)
+    courses = []
+    for number, (workload, step_seconds) in enumerate(JOBS):
+        place = fabric.place(np.arange(number * fabric.NODES_PER_POD, number * fabric.NODES_PER_POD + 2), 16)
+        made = plan.make(f"{workload}-{step_seconds}", 16, workload, step_seconds, random)
+        courses.append(Course(made, place, np.random.default_rng(number), 0.0, adaptive=True))
+    world, detector = World(courses, 3, 1.0, Delivery(), True), HealthDetector()
+    steps: dict[str, list[float]] = {course.plan.name: [] for course in courses}
+    while world.now < SECONDS:
+        telemetry = world.tick(5.0)
+        silent = []
+        for job in telemetry.jobs:
+            if job.steps is not None:
+                steps[job.shape.job] += np.nanmedian(job.steps.seconds, axis=1).tolist()
+            silent.append(type(job)(job.shape))
+        detector.tick(type(telemetry)(telemetry.now_ns, tuple(silent), telemetry.counters))
+    assert dict(detector.periods()) == {labels[0][1]: value for _, labels, value in detector.measures()}
+    return dict(detector.periods()), steps
+
+
+@pytest.mark.parametrize("job", ["balanced-6.1", "moe-14.2", "balanced-9.3"])
+def test_the_inferred_iteration_is_within_two_per_cent_of_the_true_one(
+    job: str, told: tuple[dict[str, float], dict[str, list[float]]]
+) -> None:
+    periods, steps = told
+    assert periods[job] == pytest.approx(np.mean(steps[job]), rel=0.02)
+
+
+def test_of_iterations_shorter_than_the_samples_nothing_is_said(
+    told: tuple[dict[str, float], dict[str, list[float]]],
+) -> None:
+    assert told[0].keys() == {"balanced-6.1", "moe-14.2", "balanced-9.3"}
