@@ -17,9 +17,14 @@ from scheduler_feedback.core.gangs import FloatArray
 from scheduler_feedback.core.telemetry import FEATURE, Float32Array
 
 RATES = ("nvlink_bytes", "nic_transmit_bytes")
-RECENT = 8
-WARM_UP = 24
-"""As for steps: eight windows are the present; two dozen give a best to compare with."""
+BEST = 16
+LEAST_WARM_UP, WARM_UP, WARM_UP_SECONDS = 8, 24, 240.0
+"""The best is the highest mean of sixteen windows. Two dozen give one to compare with; eight of half a minute will."""
+
+LOOKS = (2, 4, 8, 16)
+LESS_SIGMAS = 4.0
+"""The present is the mean of as many newest windows as it takes to be below the best by four standard errors: a window
+that is shorter than an iteration, or not much longer, varies by the phase that it falls into."""
 
 KEPT = 512
 LEAST_KEPT = 48
@@ -76,8 +81,8 @@ class JobGate:
                 continue
             ring.append(float(known.mean()))
             self.evenly[name].append(ring[-1])
-            if len(ring) >= WARM_UP:
-                recent = float(np.mean(list(ring)[-2 * RECENT :]))
+            if len(ring) >= self._enough():
+                recent = float(np.mean(list(ring)[-BEST:]))
                 self.best[name] = max(self.best.get(name, 0.0), recent)
         self.taken += 1
         if self.taken % AGAIN_WINDOWS == 0:
@@ -85,13 +90,21 @@ class JobGate:
             self.period_seconds = max(found, key=lambda told: told[1])[0] if found else None
 
     def slower(self) -> float:
-        """Iteration time over its best, by what the iterations move; 1 where that is not known."""
+        """Iteration time over its best, by what the iterations move; 1 where that is not known, or may be chance."""
         for name in RATES:
-            ring, best = self.signals[name], self.best.get(name, 0.0)
-            if best > 0 and len(ring) >= WARM_UP:
-                recent = float(np.mean(list(ring)[-RECENT:]))
-                return best / max(recent, 1e-3 * best)
+            ring, best = np.array(self.signals[name]), self.best.get(name, 0.0)
+            if best <= 0 or len(ring) < self._enough():
+                continue
+            for count in LOOKS:
+                recent, spread = float(ring[-count:].mean()), float(ring[:-count].std()) if len(ring) > count else 0.0
+                if best - recent > LESS_SIGMAS * spread / math.sqrt(count):
+                    return best / max(recent, 1e-3 * best)
+            return 1.0
         return 1.0
+
+    def _enough(self) -> int:
+        seconds = self.window_seconds or 1.0
+        return min(max(math.ceil(WARM_UP_SECONDS / seconds), LEAST_WARM_UP), WARM_UP)
 
 
 def period(rate: FloatArray, sample_seconds: float) -> tuple[float, float] | None:

@@ -96,7 +96,7 @@ class Counted:
     def _suspect(self, job: JobTelemetry, column: int, first: int, slower: float, silent: bool) -> Iterator[Suspicion]:
         """What speaks against the rank of this column. silent: whether its job reports no steps."""
         panel, shape, rank = self._panel, job.shape, column - first
-        least = WITNESSED if slower >= HURT else ALARM
+        least = WITNESSED if slower >= HURT and not silent else ALARM  # the steps are what bears witness
         for cause, level, names in (*FEATURES_OF, *FEATURES_OF_SLOW) if silent else FEATURES_OF:
             name = max(names, key=lambda one: float(panel.score[FEATURE[one], column]))
             score = float(panel.score[FEATURE[name], column])
