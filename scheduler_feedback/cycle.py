@@ -134,9 +134,9 @@ FINDINGS: _Handlers = {
 
 
 def begin(state: State, now_ns: int) -> Turn:
+    ledger_of(state)  # as the state is before anything happens, so that what happens is noticed, time that passes too
     state.now_ns = max(state.now_ns, now_ns)
     state.cycle += 1
-    ledger_of(state)  # as the state is before anything happens, so that what happens is noticed
     return Turn(state, state.now_ns)
 
 

@@ -360,13 +360,18 @@ class Ledger:
     def _hold_elastic(self, job: Job) -> None:
         """Remember the gang, and wake when it may be resized."""
         self.elastic.add(job.job_id)
+        at_ns = self._resizable_ns(job)
+        if at_ns > self.state.now_ns:
+            heappush(self.clocks, (at_ns, job.job_id))
+
+    def _resizable_ns(self, job: Job) -> int:
+        """When it has run its least time, and its last move is long enough ago."""
         policy = self.policy
         least = policy.min_run_seconds if job.spec.min_run_seconds is None else job.spec.min_run_seconds
         at_ns = (job.attempt_started_ns or 0) + nanoseconds(least)
         if job.last_migration_ns is not None:
             at_ns = max(at_ns, job.last_migration_ns + nanoseconds(policy.migration_cooldown_seconds))
-        if at_ns > self.state.now_ns:
-            heappush(self.clocks, (at_ns, job.job_id))
+        return at_ns
 
     def watch_fall(self, job: Job) -> None:
         """Of LAS: wake when the job falls into the next queue."""
@@ -429,16 +434,26 @@ class Ledger:
         found: list[str] = []
         clocks = self.clocks
         while clocks and clocks[0][0] <= now_ns:
-            job_id = heappop(clocks)[1]
+            at_ns, job_id = heappop(clocks)
             found.append(job_id)
-            if job_id in self.line:  # a pause has ended, or it has waited too long
-                self.file(self.state.jobs[job_id])
-                self.grown = self.changed = True
-            elif job_id in self.claimants or (
-                job_id in self.held and (self.policy.order is Order.LAS or job_id in self.elastic)
-            ):
+            job = self.state.jobs.get(job_id)
+            if job is not None and self._still_counts(job, at_ns):
+                if job_id in self.line:
+                    self.file(job)
                 self.grown = self.changed = True
         return found
+
+    def _still_counts(self, job: Job, at_ns: int) -> bool:
+        """Whether what the clock was set for is still so, and may let something start.
+
+        A ledger of long standing has clocks of what has passed; a new one has not, and both must decide the same.
+        """
+        if job.job_id in self.line or job.job_id in self.claimants:  # a pause has ended, or it has waited too long
+            return at_ns in (job.not_before_ns, order.starves_ns(self.state, job))
+        if job.job_id not in self.held:
+            return False
+        falls = self.policy.order is Order.LAS and at_ns == las.falls_ns(self.state, job)
+        return falls or (job.job_id in self.elastic and at_ns == self._resizable_ns(job))
 
     def latest(self) -> Job | None:
         """Of those that wait past the bound and were not called yet, the longest submitted."""

@@ -6,6 +6,7 @@ import pytest
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang, StopGang
+from scheduler_feedback.core.codec import decode_state, encode_state
 from scheduler_feedback.core.events import (
     ActionFailed,
     AttemptEnded,
@@ -403,3 +404,16 @@ def test_what_became_of_a_job_is_not_forgotten_while_another_depends_on_it() -> 
     assert world.job_state(dependent) is JobState.PENDING, "it may start, and is not given up"
     world.end(busy, 0)
     assert world.job_state(dependent) is JobState.STARTING
+
+
+def test_a_pause_that_ends_while_nobody_looks_is_noticed_by_the_next_cycle_after_a_restart() -> None:
+    world = World({"n0": 1})
+    job_id = world.submit(1)
+    world.alive.clear()
+    world.cycle(ActionFailed(world.state.jobs[job_id].action_id, job_id, "no more processes"))
+    world.cycle()
+    assert world.state.idle and world.job_state(job_id) is JobState.PENDING
+    world.state = decode_state(encode_state(world.state))
+    world.now_ns += 60 * SECOND
+    world.cycle(Tick())
+    assert world.job_state(job_id) is JobState.STARTING
