@@ -4,6 +4,9 @@ On Muri's traces 1 and 3 (8x8) and on the whole of Philly (64x8) at 1, 1.5 and 2
 five minutes. Only the clairvoyant (shortest remaining service first) knows how long jobs run; the others learn from
 those that have ended (``Estimates.HISTORY``), which a test proves (tests/sim/test_no_clairvoyance.py). Takes half an
 hour on one processor; ``--traces`` and ``--policies`` name a part of it.
+
+Beside the longest wait of any job stands the bound that the default states (``bound_seconds``). It grows with the load,
+because under more work than a cluster can do somebody must wait for as long as it lasts.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Estimates, O
 from scheduler_feedback.sim.account import Report
 from scheduler_feedback.sim.nodes import grid
 from scheduler_feedback.sim.simulation import Simulation, read_trace
+from scheduler_feedback.sim.trace import Trace
 
 RESTART_COST_SECONDS = 300.0
 """The issue's: five minutes to save, to be placed, to load and to warm up."""
@@ -60,10 +64,34 @@ def data_folder() -> Path:
     return Path(os.environ.get("GANGWATCH_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
 
+def read(trace_name: str) -> Trace:
+    """The trace, as its file has it."""
+    file, format_name, _, _ = TRACES[trace_name]
+    return read_trace(data_folder() / "jobs" / file, format_name)
+
+
+def backlog_seconds(trace: Trace, slots: int, load: float) -> float:
+    """The longest that a cluster which never leaves a slot idle would need for what was submitted and is not done.
+
+    What the last of a first-come-first-served queue must wait at the worst, whatever anybody decides.
+    """
+    most = left = 0.0
+    before_ns = trace.jobs[0].submitted_ns
+    for job in trace.jobs:
+        left = max(left - (job.submitted_ns - before_ns) / 1e9 / load, 0.0) + job.run_seconds * job.spec.ranks / slots
+        most, before_ns = max(most, left), job.submitted_ns
+    return most
+
+
+def bound_seconds(policy: Policy, backlog: float) -> float:
+    """What no job waits longer than: the bound, and then the work of those before it, on the share kept for such."""
+    return policy.starvation_seconds + backlog / policy.starvation_share
+
+
 def simulate(trace_name: str, policy: Policy, jobs: int | None = None) -> Report:
     """One simulation; of the first so many jobs only where that is said."""
-    file, format_name, nodes, load = TRACES[trace_name]
-    trace = read_trace(data_folder() / "jobs" / file, format_name)
+    _, _, nodes, load = TRACES[trace_name]
+    trace = read(trace_name)
     trace = trace if jobs is None else replace(trace, jobs=trace.jobs[:jobs])
     return Simulation(trace, grid(nodes, 8), policy, load=load, restart_cost_seconds=RESTART_COST_SECONDS).run()
 
@@ -71,6 +99,8 @@ def simulate(trace_name: str, policy: Policy, jobs: int | None = None) -> Report
 def measure(traces: list[str], policies: list[str], jobs: int | None = None) -> Iterator[dict[str, Any]]:
     """A row a trace and policy."""
     for trace_name in traces:
+        _, _, nodes, load = TRACES[trace_name]
+        backlog = backlog_seconds(read(trace_name), nodes * 8, load)
         for name in policies:
             report = simulate(trace_name, POLICIES[name], jobs)
             yield {
@@ -80,6 +110,8 @@ def measure(traces: list[str], policies: list[str], jobs: int | None = None) -> 
                 "p50_jct_seconds": report.p50_jct_seconds,
                 "p99_jct_seconds": report.p99_jct_seconds,
                 "max_queue_seconds": report.max_queue_seconds,
+                "bound_seconds": bound_seconds(FAIR_POLICY, backlog) if name == "default" else None,
+                "backlog_seconds": backlog,
                 "makespan_seconds": report.makespan_seconds,
                 "preemptions": report.preemptions,
                 "unfinished": report.unfinished,
@@ -98,7 +130,9 @@ def judge(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         others = {name: mine / value for name, value in jct.items() if name != "default" and value}
         below = all(others[name] < 1 for name in ("fifo-easy", "tiresias-l") if name in others)
         near = TRACES[trace_name][3] > 1 or others.get("clairvoyant-srsf", 1.0) <= MOST_OF_CLAIRVOYANT
-        found[trace_name] = {"times": others, "below_both": below, "near_clairvoyant": near}
+        waits = next(row for row in rows if row["trace"] == trace_name and row["policy"] == "default")
+        bounded = waits["max_queue_seconds"] <= waits["bound_seconds"]
+        found[trace_name] = {"times": others, "below_both": below, "near_clairvoyant": near, "bounded": bounded}
     return found
 
 
@@ -112,12 +146,13 @@ def main() -> int:
     rows = []
     for row in measure(arguments.traces, arguments.policies, arguments.jobs):
         rows.append(row)
-        print(f"{row['trace']:<12} {row['policy']:<18} {row['avg_jct_seconds']:>12.0f} s", file=sys.stderr)
+        waited = f"longest wait {row['max_queue_seconds'] / 86400:.1f} d"
+        print(f"{row['trace']:<12} {row['policy']:<18} {row['avg_jct_seconds']:>12.0f} s  {waited}", file=sys.stderr)
     judged = judge(rows)
     document = {"restart_cost_seconds": RESTART_COST_SECONDS, "rows": rows, "default_against": judged}
     if arguments.json:
         print(json.dumps(document, indent=2))
-    kept = all(one["below_both"] and one["near_clairvoyant"] for one in judged.values())
+    kept = all(one["below_both"] and one["near_clairvoyant"] and one["bounded"] for one in judged.values())
     return 0 if kept or arguments.jobs is not None else 1
 
 
