@@ -11,7 +11,7 @@ strings such as "90s", "10m", "2h".
     [exporter]    profile = "default", allow, deny, series_limit, compatibility, hostname_label, owner_labels
     [otlp]        endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
     [remote_write] endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
-    [controller]  port = 9420, mode = "act", listen, web_config
+    [controller]  port = 9420, mode = "act", listen, web_config, topology_file
     [client]      url, ca_file, token_file, cert_file, key_file
     [feed]        ca_file, cert_file, key_file, username, password_file
     [policy]      every field of scheduler_feedback.core.state.Policy but the mode

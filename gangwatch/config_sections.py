@@ -97,12 +97,14 @@ class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """port: on loopback; 0 takes any free one. mode: whether feedback's decisions are carried out. listen: HOST:PORT
     instead of the port; off loopback it needs web_config, a file in the exporter-toolkit's format, with TLS in it. Whom
     that file names, or who has the token of the state folder, may read; changing anything always takes the token.
+    topology_file: which switch each node stands below, as Slurm's topology.conf or as TOML (fabric_file.py).
     """
 
     port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
     mode: Literal["observe", "act"] = "act"
     listen: str | None = None
     web_config: str | None = None
+    topology_file: str | None = None
 
     def address(self) -> tuple[str, int]:
         """Host and port to listen at. Raises ConfigError where `listen` is none."""

@@ -285,6 +285,7 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int 
     from gangwatch.launcher import plan
     from scheduler_feedback.backends.local import LocalBackend, LocalNode
     from scheduler_feedback.controller import Controller
+    from scheduler_feedback.fabric_file import read_fabric
     from scheduler_feedback.store import Retention
 
     nodes = plan(config)
@@ -301,6 +302,8 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await mounted[0](scope, receive, send)
 
+    topology_file = config.controller.topology_file
+    fabric = read_fabric(Path(topology_file)) if topology_file is not None else None
     # The port first: where it can't be had, no cycle has begun and nothing was started.
     host, port = config.controller.address()
     web_config = config.controller.web_config
@@ -315,6 +318,7 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int 
             snapshot_seconds=config.store.snapshot_seconds,
             retention=Retention(config.store.keep_days, config.store.journal_bytes),
             credentials=credentials_of(config),
+            fabric=fabric,
         )
 
         def failed() -> None:

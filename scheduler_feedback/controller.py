@@ -28,6 +28,7 @@ from agent.schema.errors import ConfigError, GangwatchError, StateFolderBusyErro
 from scheduler_feedback.api import create_api
 from scheduler_feedback.backends import Backend
 from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, PolicySet
+from scheduler_feedback.core.fabric import Fabric
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.measures import measure
 from scheduler_feedback.core.state import Policy
@@ -57,8 +58,8 @@ class Controller:
             ... serve app; once it listens, controller.announce(url)
 
     reload: reads the configuration again and gives the policy in it; may raise ConfigError. detectors: those that look
-    at the fleet. Entering raises StateFolderBusyError where the folder has a controller, StoreError where its journal
-    can't be used.
+    at the fleet. fabric: which switch each node stands below. Entering raises StateFolderBusyError where the folder has
+    a controller, StoreError where its journal can't be used.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Controller:
         snapshot_seconds: float = SNAPSHOT_SECONDS,
         retention: Retention | None = None,
         credentials: Credentials | None = None,
+        fabric: Fabric | None = None,
     ) -> None:
         self.folder = folder
         self.subscribers = Subscribers()
@@ -83,7 +85,8 @@ class Controller:
         self._clock = clock or SystemClock()
         self._snapshot_seconds = snapshot_seconds
         self._retention = retention or Retention()
-        self._watch = Watch(detectors if detectors is not None else make_all(), self._found, self._clock)
+        looking = make_all() if detectors is None else detectors
+        self._watch = Watch(looking, self._found, self._clock, fabric=fabric)
         self._feed = Feed(folder / "agents", self._watch.offer, WANTED, self._clock, credentials, self._watch.between)
         self._gate = Gate(folder / "frozen")
         self._on_failure: Callable[[], None] | None = None

@@ -23,6 +23,7 @@ from agent.schema.clock import Clock
 from agent.schema.errors import FrameError
 from agent.schema.frame import AnyLayout, Frame
 from scheduler_feedback.core.events import Event, FirstStep
+from scheduler_feedback.core.fabric import Fabric
 from scheduler_feedback.core.fleet import Fleet, Sample
 from scheduler_feedback.core.look import Look
 from scheduler_feedback.detectors import Detector
@@ -43,7 +44,7 @@ _log = logging.getLogger(__name__)
 class Watch:
     """Owns the fleet and the detectors. ``offer`` and ``forget`` may be called from any thread, and never block.
 
-    found: told the findings and first steps, on the watch's thread.
+    found: told the findings and first steps, on the watch's thread. fabric: which switch each node stands below.
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class Watch:
         clock: Clock,
         tick_seconds: float = TICK_SECONDS,
         queue_frames: int = QUEUE_FRAMES,
+        fabric: Fabric | None = None,
     ) -> None:
         self._fleet = Fleet()
-        self._look = Look(self._fleet)
+        self._look = Look(self._fleet, fabric)
         self._detectors = {detector.name: detector for detector in detectors}
         self._found = found
         self._clock = clock

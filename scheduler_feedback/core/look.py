@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_feedback.core.counting import COORDINATES
+from scheduler_feedback.core.fabric import ALL_RAILS, Fabric
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.gangs import Consumed, Gang, IntArray
 from scheduler_feedback.core.telemetry import (
@@ -50,8 +51,9 @@ class _Seen:
 class Look:
     """Turns a fleet into a stream of telemetry. One reader: what was handed out once is not handed out again."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, fabric: Fabric | None = None) -> None:
         self._fleet = fleet
+        self._fabric = Fabric() if fabric is None else fabric
         self._seen: dict[str, _Seen] = {}
         self._window_ns = 0
         self._placed: tuple[tuple[Shape, ...], int] = ((), -1)
@@ -176,6 +178,11 @@ class Look:
         if known:
             sharing["nic"] = tuple(nic for _, nic, _ in known)
         rails = np.array([rail for _, _, rail in known], np.int64) if known else None
+        if len(self._fabric):
+            rail_of = [ALL_RAILS] * len(gang) if rails is None else rails.tolist()
+            uplinks = tuple(map(self._fabric.uplink, gang.nodes, rail_of))
+            if any(uplinks):
+                sharing["uplink"] = uplinks
         return Shape(
             gang.name, gang.attempt, np.array(gang.ranks, np.int64), gang.nodes, tuple(gpu for gpu, _, _ in known),
             tuple(nic for _, nic, _ in known), rail=rails, sharing=sharing, **coordinates,

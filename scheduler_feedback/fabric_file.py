@@ -1,0 +1,103 @@
+"""Reads which switch each node stands below from a file: Slurm's topology.conf, or TOML where rails are told apart.
+
+topology.conf (man page of that name): of its lines ``SwitchName=leaf1 Nodes=n[01-16]`` count, which are leaves; those
+with ``Switches=`` say how leaves hang together, which no detector asks. TOML: one table a leaf::
+
+    [[leaf]]
+    name = "leaf-0"
+    nodes = "n[01-32]"
+    rail = 0          # where each rail of a node goes to a leaf of its own
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from agent.schema.errors import ConfigError
+from scheduler_feedback.core.fabric import ALL_RAILS, Fabric, Leaf
+
+MOST_NODES = 1 << 20
+"""More than any cluster has: a range like [0-999999999] is a slip of the pen."""
+
+_PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+
+
+class _Leaf(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    nodes: str
+    rail: Annotated[int, msgspec.Meta(ge=ALL_RAILS)] = ALL_RAILS
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    leaf: list[_Leaf]
+
+
+def read_fabric(path: Path) -> Fabric:
+    """The fabric that the file tells of. Raises ConfigError, naming the file and the line or key."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    try:
+        return Fabric(_toml(text) if path.suffix == ".toml" else _slurm(text))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def nodes_of(text: str) -> Iterator[str]:
+    """The names in a node list as Slurm writes them: ``n[01-03,7],login``. Raises ValueError."""
+    left = MOST_NODES
+    parts = _PART.findall(text)
+    if ",".join(parts) != text.strip():
+        raise ValueError(f"{text!r} is no list of nodes")
+    for part in parts:
+        names = [""]
+        for literal, ranges in re.findall(r"([^\[\]]*)(?:\[([^\[\]]*)\])?", part.strip()):
+            ends = list(_numbers(ranges, left)) if ranges else [""]
+            names = [name + literal + end for name in names for end in ends]
+            if len(names) > left:
+                raise ValueError(f"{text!r} names more than {MOST_NODES} nodes")
+        left -= len(names)
+        yield from names
+
+
+def _numbers(ranges: str, most: int) -> Iterator[str]:
+    for one in ranges.split(","):
+        found = _RANGE.fullmatch(one.strip())
+        if found is None:
+            raise ValueError(f"[{ranges}] is no range of numbers")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if not first <= last < first + most:
+            raise ValueError(f"[{ranges}] is no range of numbers, or one of too many")
+        yield from (f"{number:0{len(found[1])}}" for number in range(first, last + 1))
+
+
+def _toml(text: str) -> Iterator[Leaf]:
+    try:
+        told = msgspec.convert(tomllib.loads(text), _File)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ValueError(str(error)) from None
+    for leaf in told.leaf:
+        yield Leaf(leaf.name, tuple(nodes_of(leaf.nodes)), leaf.rail)
+
+
+def _slurm(text: str) -> Iterator[Leaf]:
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        told = {key.lower(): value for key, separator, value in (word.partition("=") for word in words) if separator}
+        if "switchname" not in told or len(told) != len(words):
+            raise ValueError(f"line {number}: expected SwitchName=NAME Nodes=LIST, or Switches=LIST")
+        if "nodes" in told:
+            try:
+                yield Leaf(told["switchname"], tuple(nodes_of(told["nodes"])))
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
