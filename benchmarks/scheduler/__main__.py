@@ -13,7 +13,7 @@ GPUs inside one rack than a rack has, from its submission to the sentence that s
 a reservation, and every one of them has to be thought of.
 
 beside_slurm: a real slurmctld and ours on the same gangs, one after the other, on this machine (``slurm.py`` says how,
-and what the comparison does not show). gang_ms: of as many of 3,000 gangs of 3 as it starts in the time that a pass
+and what the comparison does not show). gang_ms: of as many of `--gangs` gangs of 3 as it starts in the time that a pass
 over the queue is given. large_gang_ms: one of 512 nodes into the empty cluster. too_large_ms: until a gang is known to
 be larger than the cluster. easy, planning: one pass of backfill over `--behind` gangs that wait behind a reservation of
 the whole cluster and may not start; easy gives only the first a reservation; planning plans a start for others too
@@ -28,6 +28,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import sys
 
 from benchmarks.scheduler import ours, slurm
 from benchmarks.scheduler.published import PUBLISHED
@@ -58,16 +60,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--no-slurm", action="store_true", help="leave the real Slurm out")
-    parser.add_argument("--gangs", type=int, default=3000, help="of 3, submitted to both at once")
-    parser.add_argument("--behind", type=int, default=1000, help="gangs that wait behind a reservation in both")
+    parser.add_argument("--gangs", type=int, default=1000, help="of 3, submitted to both at once")
+    parser.add_argument("--behind", type=int, default=500, help="gangs that wait behind a reservation in both")
     parser.add_argument(
-        "--pass-seconds", type=int, default=40, help="most that Slurm may take for a pass over its queue"
+        "--pass-seconds", type=int, default=30, help="most that Slurm may take for a pass over its queue"
     )
     parser.add_argument("--json", action="store_true", help="the only form there is; taken for the sake of scripts")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that slurmctld is ended too
+    load = os.getloadavg()[0]
     figures = ours.measure(options.nodes)
     late = {name: most for name, most in RANGES.items() if figures[name] > most * SLACK}
-    document: dict[str, object] = {**figures, "targets": RANGES, "out_of_range": sorted(late)}
+    document: dict[str, object] = {
+        **figures,
+        "load_average": round(load, 2),
+        "targets": RANGES,
+        "out_of_range": sorted(late),
+    }
     fine = True
     if not options.no_slurm:
         document["beside_slurm"], fine = beside_slurm(
