@@ -104,10 +104,15 @@ def whole_layout(node: str, number: int, job: Job) -> Layout:
         owner |= {"container": "", "mig": "", "namespace": "", "pod": "", "slurm_job": ""}
         info = {"driver": "580.82.07", "gpu": uuid, "index": str(gpu), "mig_mode": "", "minor": str(gpu)}
         info |= {"model": "NVIDIA H100 80GB HBM3", "pci_address": pci, "serial": "", "vbios": ""}
+        place = {"attempt": "1", "data": str(job.first_rank // GPUS), "expert": "", "gang": job.name, "stage": "0"}
+        place |= {"rank": str(job.first_rank + gpu), "tensor": str(gpu)}
         rail = {"distance": "1", "nic": nic, "nic_pci_address": "", "numa_node": "", "pci_address": pci}
         gauges += [
             Column("gangwatch_gpu_owner_info", tuple(sorted(owner.items())), 4),
+            Column("gangwatch_rank_place_info", tuple(sorted(place.items())), 1),
             Column("gangwatch_gpu_info", tuple(sorted(info.items())), 5),
+            Column("gangwatch_gpu_up", of_gpu, fast),
+            Column("gangwatch_rdma_port_state", of_nic, rdma),
             Column("gangwatch_topology_rail_info", tuple(sorted({**rail, "rail": str(gpu)}.items())), 3),
         ]
         gauges += [
@@ -134,7 +139,7 @@ def whole_layout(node: str, number: int, job: Job) -> Layout:
             *(Column("gangwatch_gpu_pcie_errors_total", (*of_gpu, ("kind", one)), slow) for one in PCIE_ERRORS),
             *(
                 Column(f"gangwatch_rdma_{name}_total", of_nic, rdma, 64)
-                for name in ("port_transmit_bytes", "port_receive_bytes", "port_symbol_errors")
+                for name in ("port_transmit_bytes", "port_receive_bytes", "port_symbol_errors", "port_link_downed")
             ),
             *(
                 Column(f"gangwatch_rdma_{name}_total", of_nic, rdma_slow, 32)
@@ -196,8 +201,13 @@ class Agents:
         self._bytes = bytearray(b"".join(heads))
         self._frames: npt.NDArray[np.void] = np.frombuffer(self._bytes, body)
         random = np.random.default_rng(first)
-        self._usual = random.uniform(0.5, 1.5, gauges)
+        steady = [_STEADY.get(column.metric, 1.0 if column.metric.endswith("_info") else np.nan)
+                  for column in self._example.gauges]  # fmt: skip
+        self._usual = np.where(np.isnan(steady), random.uniform(0.5, 1.5, gauges), steady)
+        self._sway = np.where(np.isnan(steady), 0.01, 0.0)
         self._advance = random.integers(0, 1 << 16, counters).astype(np.uint64)
+        still = [column.metric in _STILL for column in self._example.counters]
+        self._advance[still] = 0
         self._told: list[tuple[int, bool]] = [(0, False)] * len(placed)
         self._records = [_encode(()) for _ in placed]
         self._counts = np.zeros(len(placed), np.uint64)
@@ -210,7 +220,8 @@ class Agents:
         def own(column: Column) -> Column:
             labels = tuple(
                 (name, value.replace(gpu, uuid) if name == "gpu" else job.name if name == "gang" else
-                 str(job.first_rank + int(value)) if name == "rank" else value)
+                 str(job.first_rank + int(value)) if name == "rank" else
+                 str(job.first_rank // GPUS) if name == "data" else value)
                 for name, value in column.labels
             )  # fmt: skip
             return column if labels == column.labels else Column(column.metric, labels, column.tier, column.width)
@@ -228,7 +239,7 @@ class Agents:
         frames["seq"] += 1
         frames["wall_ns"], frames["monotonic_ns"] = wall_ns, monotonic_ns
         frames["tier_ns"] = monotonic_ns // self._intervals_ns * self._intervals_ns
-        frames["gauges"] = self._usual * (1.0 + 0.01 * (monotonic_ns // 1_000_000_000 % 7))
+        frames["gauges"] = self._usual * (1.0 + self._sway * (monotonic_ns // 1_000_000_000 % 7))
         frames["counters"] += self._advance
         frames["record_seq"] += self._counts[nodes]
         for index in range(*nodes.indices(len(self.names))):
@@ -260,6 +271,10 @@ class Agents:
                 found.append(OpenRecord(member, "collective", step * 40, begun_ns + job.step_ns * 4 // 5))
         self._records[index], self._counts[index] = _encode(tuple(found)), len(found)
 
+
+_STEADY = {"gangwatch_gpu_up": 1.0, "gangwatch_rdma_port_state": 4.0}
+_STILL = frozenset({"gangwatch_rdma_port_link_downed_total"})
+"""What stays as it is while all is well: GPUs answer, ports are active, and none goes down."""
 
 _JOB = "JOB"
 _HEAD = ("seq", "wall_ns", "monotonic_ns", "record_seq")

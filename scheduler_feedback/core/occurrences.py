@@ -38,9 +38,10 @@ ANSWERS = "gangwatch_gpu_up"
 CARRIER = "gangwatch_network_carrier"
 PORT_STATE = "gangwatch_rdma_port_state"
 GAUGES = (ACTION, ANSWERS, CARRIER, PORT_STATE)
+LINK_DOWNED = "gangwatch_rdma_port_link_downed_total"
 LOSSES = (
     "gangwatch_network_carrier_down_total",
-    "gangwatch_rdma_port_link_downed_total",
+    LINK_DOWNED,
     "gangwatch_rdma_physical_link_down_events_total",
 )
 """Each counts the same losses in another place: they are never added up."""

@@ -9,11 +9,17 @@ from __future__ import annotations
 from agent.schema.catalog import BY_NAME
 from scheduler_feedback.core.counting import PLACE
 from scheduler_feedback.core.gangs import CONSUMED
+from scheduler_feedback.core.occurrences import ANSWERS, LINK_DOWNED, PORT_STATE
 from scheduler_feedback.core.telemetry import FEATURES
 
 RELATIONS = ("gangwatch_gpu_owner_info", "gangwatch_gpu_info", "gangwatch_topology_rail_info", PLACE)
 """Whose a GPU is, at which PCI address it stands, which NIC stands beside it, and where a rank stands in its job: what
 counting.py goes by."""
+
+OCCURRENCES = (ANSWERS, PORT_STATE, LINK_DOWNED)
+"""Whether a GPU answers and a port is up, and how often it went down: what occurrences.py tells where a record was
+lost. Carriers of interfaces are not asked for, nor recovery actions, of which there is a series for each GPU and
+action: a frame would no longer fit."""
 
 PRESSURE = "gangwatch_host_pressure_waiting_seconds_total"
 """What the fleet keeps of every node: time in which tasks waited for processor, memory, disks."""
@@ -28,7 +34,7 @@ def _wanted() -> tuple[str, ...]:
         for name in feature.metrics:
             kept.setdefault(name, set()).update(_KEPT[feature.of], (label for label, _ in feature.labels))
     patterns = {name: _pattern(name, labels) for name, labels in kept.items()}
-    for name in (*CONSUMED, PRESSURE, *RELATIONS):
+    for name in (*CONSUMED, PRESSURE, *RELATIONS, *OCCURRENCES):
         patterns[name] = name
     return tuple(sorted(patterns.values()))
 

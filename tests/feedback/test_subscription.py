@@ -30,6 +30,7 @@ def test_every_metric_of_every_feature_is_asked_for() -> None:
     assert names <= BY_NAME.keys()
     for feature in FEATURES:
         assert set(feature.metrics) <= names, feature.name
+    assert names >= {"gangwatch_gpu_up", "gangwatch_rdma_port_state", "gangwatch_rdma_port_link_downed_total"}
     assert wanted_metrics(",".join(WANTED)) == (WANTED, ()), "an agent of this build knows all of it"
 
 
