@@ -10,8 +10,9 @@ from scheduler_feedback.detectors.health_speed import Speeds
 from scheduler_feedback.detectors.suspicion import Suspicion
 
 SILENT_SECONDS = 15.0
-WITNESS_SECONDS = 60.0
-"""An agent unheard for fifteen seconds is lost; its node is, where within a minute a job on it stops making steps."""
+STILL_SECONDS = 30.0
+"""An agent unheard for fifteen seconds is lost; its node is, where a job on it makes no step for thirty, and for three
+of its steps: records of steps may come fifteen seconds late for no such reason."""
 
 MASS_SHARE = 0.05
 MASS_SECONDS = 60.0
@@ -63,7 +64,7 @@ class Silence:
             for node in dict.fromkeys(job.shape.nodes):
                 lost_ns = self._lost.get(node)
                 # The second witness: the job has made no step since, for longer than its steps take.
-                if lost_ns is None or speed.finished_ns > lost_ns or still < max(SILENT_SECONDS, 3 * speed.usual):
+                if lost_ns is None or speed.finished_ns > lost_ns or still < max(STILL_SECONDS, 3 * speed.usual):
                     continue
                 words = f"its agent is not heard, and {job.shape.job} has made no step for {still:.0f} s"
                 yield Suspicion(node, "node", node, Cause.LOST, words, still)
