@@ -196,12 +196,11 @@ class Fleet:
         check_fits(layout, frame)
         if frame.node != layout.node:
             raise FrameError(f"frame {frame.seq} of {frame.node}: its layout is of node {layout.node}")
-        for name, value in (
-            ("seq", frame.seq), ("wall_ns", frame.wall_ns), ("monotonic_ns", frame.monotonic_ns),
-            ("record_seq", frame.record_seq),
-        ):  # fmt: skip
-            if not 0 <= value < LARGEST:
-                raise FrameError(f"frame {frame.seq} of {frame.node}: {name} {value}")
+        numbers = (frame.seq, frame.wall_ns, frame.monotonic_ns, frame.record_seq)
+        if min(numbers) < 0 or max(numbers) >= LARGEST:
+            names = ("seq", "wall_ns", "monotonic_ns", "record_seq")
+            wrong = ", ".join(f"{n} {v}" for n, v in zip(names, numbers, strict=True) if not 0 <= v < LARGEST)
+            raise FrameError(f"frame {frame.seq} of {frame.node}: {wrong}")
         node = self._nodes.get(frame.node)
         if node is None:
             node = self._nodes[frame.node] = NodeView(frame.node)
