@@ -96,7 +96,8 @@ class Places:
     Ranks of one role (pipeline stage) do the same work. layout_known: whether a layout said so; one role of all else.
     grid: the roles [roles, size] where all are of one size, for arithmetic on all at once. votes: bool [roles], whether
     a role's ranks are enough to out-vote one of them. by_node: for each role its ranks by node [of the role], the nodes
-    that it has ranks of, and where in that order each node begins.
+    that it has ranks of, and where in that order each node begins. node_grid: the same [roles, nodes, size] where all
+    have as many nodes, and each as many ranks on every one of them.
     """
 
     names: tuple[str, ...]
@@ -107,6 +108,7 @@ class Places:
     grid: npt.NDArray[np.intp] | None
     votes: npt.NDArray[np.bool_]
     by_node: tuple[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.intp]], ...]
+    node_grid: npt.NDArray[np.intp] | None
 
 
 def places(shape: Shape) -> Places:
@@ -123,8 +125,13 @@ def places(shape: Shape) -> Places:
         order = members[np.argsort(index[members], kind="stable")]
         present, starts = np.unique(index[order], return_index=True)
         by_node.append((order, present, starts))
+    node_grid = None
+    if grid is not None and len({len(starts) for _, _, starts in by_node}) == 1:
+        apart = np.concatenate([np.diff(starts, append=len(order)) for order, _, starts in by_node])
+        if (apart == apart[0]).all():
+            node_grid = np.stack([order for order, _, _ in by_node]).reshape(len(roles), -1, int(apart[0]))
     named = tuple(str(name) for name in names)
-    return Places(named, index, role, roles, known, grid, sizes >= LEAST_PEERS, tuple(by_node))
+    return Places(named, index, role, roles, known, grid, sizes >= LEAST_PEERS, tuple(by_node), node_grid)
 
 
 ConsumedAt = Callable[[IntArray], Consumed]
@@ -274,19 +281,18 @@ def _gain_by_rank(compute: FloatArray, where: Places) -> FloatArray:
 
 def _gain(compute: FloatArray) -> FloatArray:
     """[k steps, ..., n] -> [..., n]: mean over steps of the largest less the next. Spoils `compute`."""
-    count = compute.shape[-1]
-    result: FloatArray = np.zeros(compute.shape[1:])
+    steps, count = len(compute), compute.shape[-1]
     if count == 1:
-        return result
-    slowest = compute.argmax(axis=-1)[..., None]
-    largest = np.take_along_axis(compute, slowest, axis=-1)
-    np.put_along_axis(compute, slowest, -np.inf, axis=-1)
-    lead = largest - compute.max(axis=-1, keepdims=True)
-    for step in range(len(compute)):
-        before = np.take_along_axis(result, slowest[step], axis=-1)
-        np.put_along_axis(result, slowest[step], before + lead[step], axis=-1)
-    result /= len(compute)
-    return result
+        return np.zeros(compute.shape[1:])
+    flat = compute.reshape(-1, count)
+    row = np.arange(len(flat))
+    slowest = flat.argmax(axis=1)
+    largest = flat[row, slowest]
+    flat[row, slowest] = -np.inf
+    groups = len(flat) // steps
+    place = row % groups * count + slowest
+    gain: FloatArray = np.bincount(place, largest - flat.max(axis=1), groups * count) / steps
+    return gain.reshape(compute.shape[1:])
 
 
 def _gain_by_node(compute: FloatArray, where: Places, gain: FloatArray) -> FloatArray:
@@ -295,6 +301,10 @@ def _gain_by_node(compute: FloatArray, where: Places, gain: FloatArray) -> Float
     if nodes == compute.shape[1]:
         return gain[np.argsort(where.index)]
     result = np.zeros(nodes)
+    if where.node_grid is not None:
+        present = np.stack([present for _, present, _ in where.by_node])
+        np.maximum.at(result, present, _gain(compute[:, where.node_grid].max(axis=3)))
+        return result
     for order, present, starts in where.by_node:
         largest = np.maximum.reduceat(compute[:, order], starts, axis=1)
         result[present] = np.maximum(result[present], _gain(largest))
