@@ -4,7 +4,8 @@ Each size is a fleet of ragged jobs (8 to 3,000 ranks) in overlapping groupings 
 nodes, rails), with all features sampled each second, steps of 2 to 20 s, and one rank in a hundred in alarm: half of
 them compute more slowly, so that their jobs' steps show it, half show errors or a lower clock, so that the counters do.
 A tick is one look of every detector at one second's telemetry, attribution of the ranks in alarm included; making the
-telemetry is not counted. Times vary with the machine; the report says on how many processors.
+telemetry is not counted. Times vary with the machine and with what else runs on it; beside the wall's stands the thread's
+own processor time, which does so less, and the report says on how many processors and at which load.
 """
 
 from __future__ import annotations
@@ -152,20 +153,23 @@ def measure(gpus: int, ticks: int, seed: int) -> dict[str, float]:
             detector.tick(telemetry)
     fleet.fail()
     gc.collect()
-    taken, told, alarmed = [], 0, 0
+    taken, used, told, alarmed = [], [], 0, 0
     for _ in range(ticks):
         number += 1
         telemetry = fleet.tick(number)
-        begun = time.perf_counter()
+        begun, begun_cpu = time.perf_counter(), time.thread_time()
         for detector in detectors:
             told += sum(isinstance(finding, Verdict) for finding in detector.tick(telemetry))
         suspects = np.flatnonzero((panel.score >= ALARM).any(axis=0))
         weigh(panel, suspects, Priors())
         taken.append((time.perf_counter() - begun) * 1e3)
+        used.append((time.thread_time() - begun_cpu) * 1e3)
         alarmed = len(suspects)
     return {
         "tick_ms_median": round(float(np.median(taken)), 2),
         "tick_ms_p99": round(float(np.quantile(taken, 0.99)), 2),
+        "tick_cpu_ms_median": round(float(np.median(used)), 2),
+        "tick_cpu_ms_p99": round(float(np.quantile(used, 0.99)), 2),
         "rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         "jobs": len(fleet.jobs),
         "features": len(FEATURES),
@@ -188,6 +192,7 @@ def main() -> None:
         report[str(gpus)] = measure(gpus, options.ticks, options.seed)
         print(f"{gpus} GPUs: {report[str(gpus)]}", file=sys.stderr)
     report["processors"] = os.cpu_count()
+    report["load_average"] = round(os.getloadavg()[0], 1)
     if options.json:
         print(json.dumps(report, indent=2))
 
