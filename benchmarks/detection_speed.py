@@ -4,8 +4,8 @@ Each size is a fleet of ragged jobs (8 to 3,000 ranks) in overlapping groupings 
 nodes, rails), with all features sampled each second, steps of 2 to 20 s, and one rank in a hundred in alarm: half of
 them compute more slowly, so that their jobs' steps show it, half show errors or a lower clock, so that the counters do.
 A tick is one look of every detector at one second's telemetry, attribution of the ranks in alarm included; making the
-telemetry is not counted. Times vary with the machine and with what else runs on it; beside the wall's stands the thread's
-own processor time, which does so less, and the report says on how many processors and at which load.
+telemetry is not counted. Times vary with the machine and with what else runs on it; beside the wall's time stands the
+thread's own processor time, which does so less, and the report says on how many processors and at which load.
 """
 
 from __future__ import annotations
