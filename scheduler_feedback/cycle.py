@@ -164,6 +164,7 @@ def commit(turn: Turn, ledger: Ledger, events: Sequence[Event]) -> Outcome:
         if job.state is JobState.PENDING:
             turn.tell(job_id, "waits", why_waits(state, job))
     ledger.settle()
+    ledger.note_who_waits()
     state.idle = not (ledger.grown or ledger.changed or ledger.fresh)
     forget_the_oldest(state, ledger)
     if ledger.plan_or_none is not None:

@@ -238,6 +238,7 @@ class State(Derived):
     first_turn, last_turn, chosen_turn: of the queues of LAS.
     history: of each kind of jobs, how many ran how long, in bins of half an octave; old ones fade. lately: those that
     have ended and are not counted in it yet. trust: how well each way of telling jobs alike has foretold lately.
+    waits: whether anybody waits for room. emptied_ns: when that was last so.
     queue_use, queue_use_ns: slot-seconds that each queue has used, fading, as of that instant. queue_turns: how the
     queues stand, the least first, as of the last look.
     """
@@ -273,3 +274,5 @@ class State(Derived):
     queue_use: dict[str, float] = field(default_factory=dict)
     queue_use_ns: int = 0
     queue_turns: dict[str, int] = field(default_factory=dict)
+    waits: bool = False
+    emptied_ns: int = 0

@@ -364,14 +364,37 @@ class Ledger:
         if at_ns > self.state.now_ns:
             heappush(self.clocks, (at_ns, job.job_id))
 
+    def note_who_waits(self) -> None:
+        """A cycle has decided: whether anybody is left waiting for room, and since when nobody is."""
+        waits = bool(self.line.order) or bool(self.claimants)
+        if self.state.waits and not waits:
+            self.state.emptied_ns = self.state.now_ns
+            for job_id in self.elastic:
+                heappush(self.clocks, (self._resizable_ns(self.state.jobs[job_id]), job_id))
+        self.state.waits = waits
+
+    def idle_seconds(self) -> float:
+        """How long nobody has waited for room; 0 where somebody does.
+
+        It is expected to stay so for as long again: who waits until as much is lost as a move costs never loses more
+        than twice what the best decision would (the rule of ski rental).
+        """
+        return 0.0 if self.state.waits else (self.state.now_ns - self.state.emptied_ns) / 1e9
+
+    def _patience_seconds(self, job: Job, ranks: int) -> float:
+        """How long slots must lie idle before it pays to give the gang more than so many ranks."""
+        most = job.spec.max_ranks or job.spec.ranks
+        moving = job.spec.grace_seconds + job.spec.restart_cost_seconds
+        return (1 + self.policy.migration_margin) * moving * most / (most - ranks) if most > ranks else 0.0
+
     def _resizable_ns(self, job: Job) -> int:
-        """When it has run its least time, and its last move is long enough ago."""
+        """When it has run its least time, its last move is long ago, and slots have lain idle for long enough."""
         policy = self.policy
         least = policy.min_run_seconds if job.spec.min_run_seconds is None else job.spec.min_run_seconds
         at_ns = (job.attempt_started_ns or 0) + nanoseconds(least)
         if job.last_migration_ns is not None:
             at_ns = max(at_ns, job.last_migration_ns + nanoseconds(policy.migration_cooldown_seconds))
-        return at_ns
+        return max(at_ns, self.state.emptied_ns + nanoseconds(self._patience_seconds(job, len(job.ranks))))
 
     def watch_fall(self, job: Job) -> None:
         """Of LAS: wake when the job falls into the next queue."""
@@ -453,7 +476,8 @@ class Ledger:
         if job.job_id not in self.held:
             return False
         falls = self.policy.order is Order.LAS and at_ns == las.falls_ns(self.state, job)
-        return falls or (job.job_id in self.elastic and at_ns == self._resizable_ns(job))
+        idle = job.job_id in self.elastic and not self.state.waits
+        return falls or (idle and at_ns == self._resizable_ns(job))
 
     def latest(self) -> Job | None:
         """Of those that wait past the bound and were not called yet, the longest submitted."""
@@ -472,7 +496,13 @@ class Ledger:
         None: as many as it asks for.
         """
         spec = job.spec
-        alone = spec.max_ranks is not None and spec.restartable and len(self.line) == 1 and not self.claimants
+        alone = (
+            spec.max_ranks is not None
+            and spec.restartable
+            and len(self.line) == 1
+            and not self.claimants
+            and self.idle_seconds() >= self._patience_seconds(job, spec.ranks)
+        )
         if not self.shares.limited:
             return spec.max_ranks if alone else None
         left = self.shares.left(spec.queue)

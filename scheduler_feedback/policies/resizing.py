@@ -1,10 +1,12 @@
 """Resizing: an elastic gang goes on with more ranks where slots lie idle, with fewer where another waits for them.
 
     grow     nobody waits, and slots are free: with m instead of n ranks the work that is left, R seconds with n, takes
-             R n/m. Done where R (1 - n/m) > (1 + h) x what a restart takes.
+             R n/m. Done where R (1 - n/m) > (1 + h) x what a restart takes. R counts up to the time for which nobody
+             has waited: that is expected to last as long again. So is it decided whether a gang that comes when nobody
+             waits starts with more than it asks for.
     shrink   the first in the line waits for slots that elastic gangs hold beyond the least that they can run with.
-             Done where (its wait) x (its ranks) > (1 + h) x (GPU-seconds that the gangs lose by their restarts). The
-             work that they do more slowly is not lost: the slots do other work meanwhile.
+             Done where (its wait) x (slots that are freed and asked for) > (1 + h) x (GPU-seconds that the gangs lose
+             by their restarts). The work that they do more slowly is not lost: the slots do other work meanwhile.
 
 R and the wait count up to ``resize_horizon_seconds``: nobody knows how long slots will lie idle. Speed is taken to be
 in proportion to ranks, as the estimates of elastic gangs take it. Only gangs that can be restarted are resized, each at
@@ -51,7 +53,8 @@ def grow(turn: Turn, ledger: Ledger) -> None:
         slots = _larger(state, ledger, job)
         if slots is None:
             continue
-        gain = min(-left, state.policy.resize_horizon_seconds) * (1 - len(job.ranks) / len(slots))
+        lasts = min(-left, ledger.idle_seconds(), state.policy.resize_horizon_seconds)
+        gain = lasts * (1 - len(job.ranks) / len(slots))
         cost = moving_seconds(state, job, now_ns)
         if gain <= (1 + state.policy.migration_margin) * cost:
             continue
@@ -105,12 +108,14 @@ def make_room(turn: Turn, ledger: Ledger) -> bool:
     slots, kept = found
     cost = sum(moving_seconds(state, job, now_ns) * len(job.ranks) for job, _ in kept)
     wait = wait_seconds(state, ledger, first, now_ns)
-    if wait * len(slots) <= (1 + state.policy.migration_margin) * cost:
+    freed = sum(len(job.ranks) - len(stay) for job, stay in kept)
+    gain = wait * max(len(slots), min(freed, _wanted(state, ledger, freed)))
+    if gain <= (1 + state.policy.migration_margin) * cost:
         return False
     detail = (
         ("for", first.job_id),
         ("wait_seconds", f"{wait:.1f}"),
-        ("gain_slot_seconds", f"{wait * len(slots):.1f}"),
+        ("gain_slot_seconds", f"{gain:.1f}"),
         ("cost_slot_seconds", f"{cost:.1f}"),
         ("margin", f"{state.policy.migration_margin:.2f}"),
     )
@@ -127,6 +132,16 @@ def make_room(turn: Turn, ledger: Ledger) -> bool:
     keep_place(ledger, first, slots)
     turn.tell(first.job_id, "room-made", f"{names} {'shrinks' if len(kept) == 1 else 'shrink'} for it", detail)
     return True
+
+
+def _wanted(state: State, ledger: Ledger, most: int) -> int:
+    """Slots that those who wait ask for, counted up to so many."""
+    wanted = 0
+    for key in ledger.line.order:
+        wanted += state.jobs[key[-1]].spec.ranks
+        if wanted >= most:
+            break
+    return wanted
 
 
 def _surplus(job: Job) -> int:

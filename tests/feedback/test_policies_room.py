@@ -106,6 +106,23 @@ def test_a_gang_grows_when_its_cooldown_is_over_though_nothing_else_happens() ->
     assert world.state.jobs[elastic].stop_reason is StopReason.RESIZE
 
 
+def test_a_gang_grows_only_once_nobody_has_waited_for_as_long_as_a_restart_is_worth() -> None:
+    """4 s to save and 6 s to restart, from 4 to 8 ranks: it pays if the slots lie idle for 1.2 x 10 x 8 / 4 = 24 s."""
+    world, elastic, other = two_gangs(replace(_POLICY, start_timeout_seconds=0.0))
+    waiting = world.submit(4, 20.0, time_limit_seconds=20.0)
+    world.running()
+    world.advance(50.0)
+    world.end(other, 0)
+    assert world.job_state(waiting) is JobState.STARTING
+    world.running()
+    world.advance(20.0)
+    assert world.job_state(waiting) is JobState.COMPLETED
+    assert world.state.jobs[elastic].stop_reason is None, "somebody waited 20 s ago"
+    assert cycle.next_wake_ns(world.state) == world.started[waiting] + 24 * SECOND
+    world.advance(5.0)
+    assert world.state.jobs[elastic].stop_reason is StopReason.RESIZE
+
+
 def test_what_somebody_waits_for_is_not_idle() -> None:
     world, elastic, other = two_gangs()
     waiting = world.submit(8, 100.0, time_limit_seconds=100.0)
@@ -184,6 +201,17 @@ def test_no_gang_shrinks_for_a_wait_that_costs_less_than_its_restart() -> None:
     waiting = world.submit(4, 300.0, time_limit_seconds=300.0)
     assert world.state.jobs[elastic].stop_reason is None
     assert world.state.reserved_for == waiting
+
+
+def test_all_that_wait_count_in_what_a_smaller_gang_gives_them() -> None:
+    """One rank that waits is not worth the restart of eight; four of them are."""
+    world = World({"n0": 4, "n1": 4}, _POLICY)
+    elastic = world.submit(8, 10_000.0, **(_ELASTIC | {"time_limit_seconds": 30.0, "min_ranks": 4}))
+    world.running()
+    for number in range(4):
+        assert world.state.jobs[elastic].stop_reason is None, number
+        world.submit(1, 300.0, time_limit_seconds=300.0)
+    assert world.state.jobs[elastic].stop_reason is StopReason.RESIZE
 
 
 def test_no_gang_shrinks_below_its_least_or_without_having_declared_that_it_can_be_restarted() -> None:
