@@ -96,10 +96,10 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
             if look:
                 reclaim.reclaim(turn, ledger)  # what a queue was promised it gets back from those that borrow
                 preemption.swap(turn, ledger)
-            reservation = place_or_reserve(turn, ledger)  # 6  the head starts, or a place is kept for it,
-            if resizing.make_room(turn, ledger) or defragmentation.make_room(turn, ledger):  #   or made where it pays
-                reservation = place_or_reserve(turn, ledger)
+            reservation = place_or_reserve(turn, ledger)  # 6  the head starts, or a place is kept for it
             backfill(turn, ledger, reservation)  # 7  whoever does not delay it goes ahead
+            if resizing.make_room(turn, ledger) or defragmentation.make_room(turn, ledger):
+                place_or_reserve(turn, ledger)  #    where slots are left that nobody could use, room may be made
             resizing.grow(turn, ledger)  #    what nobody waits for makes elastic gangs larger
     judge_running_gangs(turn, ledger)  # 8  is a gang with a slow member better moved?
     ask_for_stops(turn, ledger)

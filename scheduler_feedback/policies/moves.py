@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
-from scheduler_feedback.core.state import Mode, State
+from scheduler_feedback.core.state import Estimates, Mode, State
 from scheduler_feedback.core.turn import Turn, nanoseconds
 from scheduler_feedback.policies.backfill import reserve
 from scheduler_feedback.policies.cost import cooling_ns
@@ -66,8 +66,15 @@ def first_in_line(ledger: Ledger, now_ns: int) -> Job | None:
 
 
 def wait_seconds(state: State, ledger: Ledger, job: Job, now_ns: int) -> float:
-    """How long the waiting gang is expected to wait if nobody moves, up to the horizon that is planned for."""
+    """How long the waiting gang is expected to wait if nobody moves, up to the horizon that is planned for.
+
+    Where run times are only guessed, what it has waited already is expected to last as long again, and no longer: who
+    waits until as much is lost as a move costs never loses more than twice what the best decision would.
+    """
     most = state.policy.resize_horizon_seconds
+    if state.policy.estimates is Estimates.HISTORY:
+        since_ns = job.submitted_ns if job.attempt_ended_ns is None else job.attempt_ended_ns
+        most = min(most, (now_ns - since_ns) / 1e9)
     if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
         from_ns = state.reserved_from_ns
     else:
