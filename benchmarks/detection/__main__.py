@@ -52,6 +52,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--counter-only", action="store_true", help="the same table for jobs that report no steps beside it"
     )
+    parser.add_argument("--silent", action="store_true", help="that table alone: no job reports its steps")
     parser.add_argument("--ablations", action="store_true", help="each part of the detectors off in turn")
     parser.add_argument("--healthy-days", type=float, help=f"GPU-days of healthy jobs (default {HEALTHY_DAYS:.0f})")
     parser.add_argument("--ours", action="store_true", help="leave the published rules out: half of the time")
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document["ablations"] = ablations(options)
     else:
         options.budget = options.budget / 2 if options.budget and options.counter_only else options.budget
-        document |= measure(options, baselines=not options.ours)
+        document |= measure(options, baselines=not options.ours, reports=not options.silent)
         if options.counter_only:
             document["counter_only"] = measure(options, baselines=not options.ours, reports=False)
     if options.json or options.ablations:
