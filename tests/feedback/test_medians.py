@@ -1,0 +1,107 @@
+"""Medians that cost little are numpy's to the bit; what is reckoned for all roles at once is what each gives alone."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler_feedback.core.gangs import FloatArray
+from scheduler_feedback.core.telemetry import Shape, StepTable
+from scheduler_feedback.detectors.medians import (
+    column_medians,
+    median,
+    median_of_others,
+    median_of_the_others,
+    row_medians,
+)
+from scheduler_feedback.detectors.windows import cut, middle_of_others, middle_of_others_of, middle_of_peers, places
+
+SECOND = 1_000_000_000
+values = st.sampled_from([-1.5, 0.0, 0.1, 0.1, 0.3, 1e-300, 7.0, float("inf"), float("nan")]) | st.floats(-1e3, 1e3)
+
+
+def tables(rows: int) -> st.SearchStrategy[FloatArray]:
+    """[rows, n], n from 1 to 12, with ties, infinities and what is not known."""
+    return st.integers(1, 12).flatmap(
+        lambda n: st.lists(st.lists(values, min_size=n, max_size=n), min_size=rows, max_size=rows).map(np.array)
+    )
+
+
+@given(tables(3))
+def test_they_are_numpys_to_the_bit(table: FloatArray) -> None:
+    before = table.copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # infinity less infinity, in numpy's as in ours
+        assert np.array_equal(median(table), np.median(table), equal_nan=True)
+        assert np.array_equal(row_medians(table), np.median(table, axis=1), equal_nan=True)
+        assert np.array_equal(column_medians(table), np.median(table, axis=0), equal_nan=True)
+    assert np.array_equal(table, before, equal_nan=True), "what is asked about is left as it was"
+
+
+@given(st.lists(values, min_size=2, max_size=20))
+def test_the_median_of_others_is_that_of_the_rest(told: list[float]) -> None:
+    array = np.array(told)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found = median_of_others(array)
+        for index in range(len(array)):
+            rest = np.sort(np.delete(array, index))  # what is not known is larger than all
+            half = len(rest) // 2
+            naive = rest[half] if len(rest) % 2 else (rest[half - 1] + rest[half]) / 2
+            assert np.array_equal(found[index], naive, equal_nan=True)
+            assert np.array_equal(median_of_the_others(array, index), naive, equal_nan=True)
+
+
+def shape(stages: list[int], nodes: list[int]) -> Shape:
+    return Shape("j", 1, np.arange(len(stages)), tuple(f"n{node}" for node in nodes), stage=np.array(stages))
+
+
+SHAPES = {
+    "one role": shape([0] * 8, [0, 0, 1, 1, 2, 2, 3, 3]),
+    "roles of one size on nodes of one size": shape([0] * 8 + [1] * 8, [n // 2 for n in range(16)]),
+    "roles that share nodes": shape([0, 1] * 8, [n // 4 for n in range(16)]),
+    "nodes of unequal size": shape([0] * 8 + [1] * 8, [0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 4, 4]),
+    "roles of unequal size": shape([0] * 5 + [1] * 11, [n // 4 for n in range(16)]),
+    "roles too small to vote": shape([0] * 3 + [1] * 3, [0, 0, 1, 1, 2, 2]),
+    "a node a rank": shape([0] * 4 + [1] * 4, list(range(8))),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_reckoned_for_all_roles_at_once_is_what_each_gives_alone(name: str) -> None:
+    told = SHAPES[name]
+    where, random = places(told), np.random.default_rng(3)
+    compute = np.round(random.uniform(0.1, 0.4, (12, len(told))), 2)  # with ties
+    seconds = np.repeat(compute.max(axis=1, keepdims=True) + 0.05, len(told), axis=1)
+    end_ns = np.repeat(np.arange(1, 13)[:, None] * SECOND, len(told), axis=1)
+    [window, *_], _ = cut(StepTable(np.arange(12), end_ns, seconds, seconds - compute), where, None)
+
+    def lost(table: FloatArray, left_out: list[int]) -> float:
+        """By how much the largest falls without these columns, as a mean over steps; nothing where none is left."""
+        rest = np.delete(table, left_out, axis=1)
+        return float(np.mean(np.maximum(table.max(axis=1) - rest.max(axis=1), 0.0))) if rest.shape[1] else 0.0
+
+    steps = window.steps
+    assert steps > 1
+    for rank in range(len(told)):
+        members = where.roles[where.role[rank]]
+        inside = compute[:steps, members]
+        assert window.gain[rank] == pytest.approx(lost(inside, [int(np.searchsorted(members, rank))]), abs=1e-12)
+    for node in range(len(where.names)):
+        of_roles = []
+        for members in where.roles:
+            there = np.flatnonzero(where.index[members] == node)
+            of_roles.append(lost(compute[:steps, members], there.tolist()) if len(there) else 0.0)
+        assert window.node_gain[node] == pytest.approx(max(of_roles), abs=1e-12)
+    one = compute[0]
+    votes = all(len(members) >= 4 for members in where.roles)
+    for rank in range(len(told)):
+        members = where.roles[where.role[rank]]
+        others = one[members[members != rank]] if votes else np.delete(one, rank)
+        assert middle_of_others(one, where)[rank] == middle_of_others_of(one, where, rank) == np.median(others)
+        peers = middle_of_peers(one, where)[rank]
+        assert np.isnan(peers) if len(members) < 4 else peers == np.median(one[members[members != rank]])
