@@ -4,7 +4,7 @@
     migrate   to free slots on healthy nodes, else to spares, else to spares that are lent, whose borrowers' loss
               counts; a swap, where only the accused slots are exchanged
     separate  for interference: away from the other job, to where the two share neither node nor rack
-    shrink    an elastic gang goes on with its healthy members; costs R (n / healthy members - 1) more
+    shrink    an elastic gang goes on with fewer members, none of them accused; costs R (n / members - 1) more
     requeue   stop and wait for a healthy place; costs the time until one is expected to be free more
 
 Of those that can be had and pay (``cost.CostTest``), the one with the largest gain is taken.
@@ -76,7 +76,7 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
     confirmed = state.judged.get(verdict.verdict_id) is True
     test = cost_test(state, job, verdict, now_ns)
     apart = verdict.kind is Kind.INTERFERENCE and verdict.aggressor in state.jobs
-    target, stopped = _target(state, job, plan, verdict if apart else None)
+    target, stopped = _target(state, _undiminished(job), plan, verdict if apart else None)
     if stopped:
         lost = sum(moving_seconds(state, state.jobs[one], now_ns) * len(state.jobs[one].ranks) for one in stopped)
         test = replace(test, queue_seconds=test.queue_seconds + lost / len(job.ranks))
@@ -113,7 +113,7 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
     if not apart:
         # What was started on a slow node was better off there than waiting; it is not stopped to wait again.
         knowingly = job.attempt_started_ns is not None and verdict.first_wall_ns <= job.attempt_started_ns
-        found += [one for one in (_shrunk(state, job, test),) if one is not None]
+        found += [one for one in (_shrunk(state, job, test, plan),) if one is not None]
         found += [one for one in (None if target or knowingly else _requeued(state, job, test, now_ns),) if one]
     paying = [one for one in found if one.test.pays]
     if not paying:
@@ -137,11 +137,23 @@ def _kept(state: State, job: Job, target: tuple[Slot, ...]) -> bool:
     return all(rank.slot in there for rank in job.ranks if rank.slot.node not in accused)
 
 
-def _shrunk(state: State, job: Job, test: CostTest) -> Ruling | None:
-    """The gang goes on with the members that nobody accuses; None where it may not be so small."""
+def _undiminished(job: Job) -> Job:
+    """The gang, were it to go on with no fewer ranks than it has; with fewer is another answer."""
+    if job.spec.min_ranks is None or not job.ranks:
+        return job
+    return replace(job, spec=replace(job.spec, min_ranks=len(job.ranks)))
+
+
+def _shrunk(state: State, job: Job, test: CostTest, plan: Plan) -> Ruling | None:
+    """The gang goes on with the members that nobody accuses, and what else it can have; None where that is too few."""
+    if job.spec.min_ranks is None or job.spec.groups:
+        return None
     accused = accused_nodes(state, job)
     healthy = tuple(rank.slot for rank in job.ranks if rank.slot.node not in accused)
-    if job.spec.min_ranks is None or job.spec.groups or not job.spec.min_ranks <= len(healthy) < len(job.ranks):
+    elsewhere, _ = _target(state, job, plan, None)
+    if len(elsewhere) > len(healthy):
+        healthy = elsewhere
+    if not job.spec.min_ranks <= len(healthy) < len(job.ranks):
         return None
     longer = test.remaining_seconds * (len(job.ranks) / len(healthy) - 1)
     return Ruling("shrink", "", replace(test, queue_seconds=test.queue_seconds + longer), healthy)
@@ -154,7 +166,8 @@ def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Ruling | N
     mark = ledger.plan.checkpoint()
     ledger.plan.give(rank.slot for rank in job.ranks)
     ends = [end for end in ledger.ends if end.job_id != job.job_id]
-    found = reserve(ledger.plan, ends, replace(job, excluded_nodes=avoided), now_ns, state.policy)
+    wanted = replace(_undiminished(job), excluded_nodes=avoided)
+    found = reserve(ledger.plan, ends, wanted, now_ns, state.policy)
     ledger.plan.rollback(mark)
     if found is None:
         return None

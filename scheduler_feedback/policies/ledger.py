@@ -513,10 +513,11 @@ class Ledger:
 
     def most_ranks_instead(self, job: Job) -> int | None:
         """``most_ranks``, were the running job to be started anew in place of what it holds."""
-        if not self.shares.limited:
-            return None
-        left = self.shares.left(job.spec.queue)
-        return None if left is None else min(left + len(job.ranks), job.spec.ranks)
+        most = max(job.spec.ranks, len(job.ranks))  # one that has grown may stay as large
+        left = self.shares.left(job.spec.queue) if self.shares.limited else None
+        if left is not None:
+            return min(left + len(job.ranks), most)
+        return most if most > job.spec.ranks else None
 
     def is_clear(self, claim: Iterable[Slot]) -> bool:
         """Whether no attempt holds any of the slots: none but one that is to stop ever can."""

@@ -574,6 +574,26 @@ def test_an_elastic_gang_goes_on_with_its_healthy_members_where_there_is_no_othe
     assert (len(start.placement), start.spec.ranks, job.spec.ranks) == (2, 2, 4)
 
 
+def test_of_the_answers_that_pay_the_one_that_gains_most_is_taken_and_the_others_are_told() -> None:
+    """With half its ranks the gang would take twice as long; a healthy place is free in 100 s."""
+    policy = replace(_POLICY, expected_persistence_seconds=1e6)
+    world, job_id = four_nodes(policy, min_ranks=2, time_limit_seconds=5000.0)
+    world.submit(4, 10_000.0, time_limit_seconds=100.0)
+    world.running()
+    world.cycle(world.verdict(job_id, rank=3, slowdown=4.0))
+    detail = last_detail(world, "requeue")
+    assert detail["action"] == "requeue"
+    assert float(detail["alternative shrink"].split()[0]) > float(detail["cost_seconds"])
+    assert world.state.jobs[job_id].claim == []
+
+
+def test_a_gang_that_saves_by_itself_loses_what_came_since() -> None:
+    world, job_id = four_nodes(checkpoint_interval_seconds=70.0, checkpoint_cost_seconds=1.0)
+    world.cycle(world.verdict(job_id, rank=3))
+    detail = last_detail(world, "migrate")
+    assert (detail["unsaved_seconds"], detail["save_seconds"], detail["cost_seconds"]) == ("30.0", "1.0", "37.0")
+
+
 def test_a_gang_that_hardly_moves_waits_in_the_queue_for_another_place() -> None:
     world, job_id = four_nodes(replace(_POLICY, expected_persistence_seconds=1e6), time_limit_seconds=5000.0)
     other = world.submit(4, 10_000.0, time_limit_seconds=100.0)

@@ -291,3 +291,14 @@ def test_racks_are_cleared_too_and_the_cheapest_gangs_go() -> None:
     assert world.state.jobs[waiting].claim
     moving = [job.job_id for job in world.state.jobs.values() if job.stop_reason is StopReason.MIGRATE]
     assert len(moving) == 1 and moving[0] in gangs["cheap"]
+
+
+def test_a_gang_that_has_grown_is_moved_as_it_is() -> None:
+    world = World({f"n{i}": 4 for i in range(3)}, _POLICY)
+    job_id = world.submit(4, 10_000.0, **_ELASTIC)
+    world.running()
+    world.advance(50.0)
+    assert len(world.state.jobs[job_id].ranks) == 8
+    world.cycle(world.verdict(job_id, rank=0))
+    assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE
+    assert len(world.state.jobs[job_id].claim) == 8

@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler_feedback import cycle
 from scheduler_feedback.core.cluster import Level, Node, NodeState
+from scheduler_feedback.core.events import NodeSeen, Submitted
 from scheduler_feedback.core.job import Group, Job, JobSpec, JobState, Packing, Slot
 from scheduler_feedback.core.plan import Plan
-from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.topology import Topology
 from scheduler_feedback.policies.backfill import reserve
 from scheduler_feedback.policies.estimate import Release
-from scheduler_feedback.policies.placement import place, speed, where
+from scheduler_feedback.policies.ledger import ledger_of
+from scheduler_feedback.policies.placement import attempt_speed, place, speed, where
 
 SECOND = 1_000_000_000
 
@@ -188,3 +191,22 @@ def test_the_fewest_nodes_are_used_in_an_empty_cluster(ranks: int) -> None:
     placed = place(Plan(cluster(5, 8, 8)), job(ranks))
     assert placed is not None
     assert len({slot.node for slot in placed}) == -(-ranks // 8)
+
+
+def test_on_a_slower_type_a_job_is_expected_to_take_longer_and_the_fastest_that_is_free_is_taken() -> None:
+    """By the policy's matrix for its workload, and by the job's own word, which goes before it."""
+    matrix = {"bert": {"A100": 1.0, "V100": 0.5}}
+    state = State(policy=Policy(estimates=Estimates.EXACT, throughput=matrix))
+    nodes = [NodeSeen("n0", 2, gpu_type="V100"), NodeSeen("n1", 2, gpu_type="A100")]
+    specs = {
+        "first": JobSpec("first", ("x",), 2, workload="bert", exact_seconds=100.0),
+        "second": JobSpec("second", ("x",), 2, workload="bert", exact_seconds=100.0),
+    }
+    cycle.run(state, [*nodes, *(Submitted(name, spec) for name, spec in specs.items())], SECOND)
+    where_ = {name: {rank.slot.node for rank in state.jobs[name].ranks} for name in specs}
+    assert where_ == {"first": {"n1"}, "second": {"n0"}}
+    ends = {end.job_id: (end.at_ns - SECOND) / SECOND for end in ledger_of(state).ends}
+    assert ends == {"first": 100.0, "second": 200.0}
+    own = JobSpec("own", ("x",), 2, workload="bert", throughput={"V100": 2.0})
+    assert attempt_speed(state.policy, own, "V100", 2) == 2.0
+    assert attempt_speed(state.policy, own, "A100", 1) == 0.5
