@@ -11,7 +11,8 @@ is out of its range.
 write_us_a_cycle: of the transaction, without waiting for the disk (`benchmarks.loop` measures commits that do).
 snapshot_ms: the whole transaction with compaction. replay_seconds: from the file to the last state, every decision
 taken again and compared; read_seconds: reading and decoding alone. restart_seconds: from the newest snapshot, as after
-a kill, compared with the state that was lost. bytes_an_event: of the file, events, actions, snapshots and all.
+a kill, compared with the state that was lost. cpu: of this process, which is what the range is for, as other work on
+the machine makes the rest longer. bytes_an_event: of the file, events, actions, snapshots and all.
 """
 
 from __future__ import annotations
@@ -160,10 +161,10 @@ def measure(most: int) -> dict[str, object]:
         with store.replaying() as running:
             read = sum(len(row.events) for row in running.journal)
         read_seconds = time.perf_counter() - began
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         with store.replaying() as running:
             replayed = replay_journal(running)
-        replay_seconds = time.perf_counter() - began
+        replay_seconds, replay_cpu_seconds = time.perf_counter() - began, time.process_time() - used
         assert read == replayed.events
         alike = encode_state(replayed.state) == lost and not replayed.different
         store.close()
@@ -174,6 +175,7 @@ def measure(most: int) -> dict[str, object]:
         "restarted_alike": restarted_alike,
         "read_seconds": round(read_seconds, 2),
         "replay_seconds": round(replay_seconds, 2),
+        "replay_cpu_seconds": round(replay_cpu_seconds, 2),
         "replayed_events": replayed.events,
         "replayed_events_per_second": round(replayed.events / replay_seconds),
         "replayed_alike": alike,
@@ -188,7 +190,7 @@ def main() -> int:
     options = parser.parse_args()
     figures = measure(options.events)
     targets = {
-        "replay_seconds": MAX_REPLAY_SECONDS * max(options.events, 100_000) / 1_000_000,
+        "replay_cpu_seconds": MAX_REPLAY_SECONDS * max(options.events, 100_000) / 1_000_000,
         "restart_seconds": MAX_RESTART_SECONDS,
         "snapshot_ms_worst": MAX_SNAPSHOT_MS,
     }
