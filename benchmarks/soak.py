@@ -8,9 +8,9 @@ driver is reloaded, MIG is reconfigured, a NIC vanishes, a file is no file any m
 pods come and go, the kubelet stops, the GPUs are given back. Then the same node runs by itself, in threads, while calls
 hang.
 
-Measured after a warm-up of a tenth, in which numpy's cache of small arrays is filled too, and at the end with all
-faults healed: resident memory, descriptors, threads. Exits non-zero where memory grew by 2 MiB, where a descriptor or
-a thread is left over, where a collector is still unwell, or where a counter's rate was ever negative.
+Measured after a warm-up (a tenth, and 700 ticks at least), in which numpy's cache of small arrays is filled too, and at
+the end with all faults healed: resident memory, descriptors, threads. Exits non-zero where memory grew by 2 MiB, where a
+descriptor or a thread is left over, where a collector is still unwell, or where a counter's rate was ever negative.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ SCRAPE_EVERY = 50
 
 COURSE_POINTS = 9
 """Times that resident memory is looked at on the way: whether what grew goes on growing."""
+
+LEAST_WARM_UP = 700
+"""Ticks in which every kind of fault has come some times, and every module and buffer that they need with them."""
 
 KUBELET_EVERY = 2_000
 """Stopping and starting the fake kubelet is starting a process: seldomer than the rest."""
@@ -343,7 +346,7 @@ def run(ticks: int, thread_seconds: float, seed: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         site = Site(Path(folder), seed)
         try:
-            warm = max(50, ticks // 10)
+            warm = max(min(LEAST_WARM_UP, ticks // 2), ticks // 10)
             fill_numpys_cache()
             for number in range(warm):
                 site.tick(number)
