@@ -9,8 +9,8 @@ pods come and go, the kubelet stops, the GPUs are given back. Then the same node
 hang.
 
 Measured after a warm-up (a tenth, and 700 ticks at least), in which numpy's cache of small arrays is filled too, and at
-the end with all faults healed: resident memory, descriptors, threads. Exits non-zero where memory grew by 2 MiB, where a
-descriptor or a thread is left over, where a collector is still unwell, or where a counter's rate was ever negative.
+the end with all faults healed: resident memory, descriptors, threads. Exits non-zero where memory grew by 2 MiB, where
+a descriptor or a thread is left over, where a collector is still unwell, or where a rate was ever negative.
 """
 
 from __future__ import annotations
