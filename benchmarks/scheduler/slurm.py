@@ -247,7 +247,7 @@ def running(nodes: int, cycle_seconds: int) -> Iterator[Slurm]:
             )  # fmt: skip
         try:
             slurm = Slurm(folder, nodes)
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + PATIENCE_SECONDS
             while True:
                 try:
                     slurm.ask("sdiag")
@@ -312,7 +312,7 @@ def _longest_pass(told: dict[str, float]) -> float:
 
 def _first_pass(slurm: Slurm, gangs: int, cycle_seconds: int) -> tuple[int, float]:
     """(gangs started, seconds of the schedulers' passes): until all have started or the pass has run out of time."""
-    deadline = time.monotonic() + 3 * cycle_seconds
+    deadline = time.monotonic() + 3 * cycle_seconds + PATIENCE_SECONDS
     while True:
         time.sleep(1.0)
         told = slurm.statistics()
@@ -327,7 +327,7 @@ def _first_pass(slurm: Slurm, gangs: int, cycle_seconds: int) -> tuple[int, floa
 def _backfill_pass(slurm: Slurm, behind: int, cycle_seconds: int) -> dict[str, object]:
     """One whole pass of backfill over those that wait behind the reservation; cut: it did not look at all of them."""
     slurm.forget_statistics()
-    deadline = time.monotonic() + 3 * cycle_seconds
+    deadline = time.monotonic() + 3 * cycle_seconds + PATIENCE_SECONDS
     while True:
         time.sleep(1.0)
         told = slurm.statistics()

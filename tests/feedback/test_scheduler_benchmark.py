@@ -20,11 +20,12 @@ SIZE = ("--nodes", "100", "--gangs", "40", "--behind", "60", "--pass-seconds", "
 def run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "benchmarks.scheduler", "--json", *SIZE, *options],
-        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=110,
+        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_real_slurm_decides_about_the_same_gangs() -> None:
     for program, package in PACKAGES.items():
         needs.component(program, package)
