@@ -11,8 +11,8 @@ from scheduler_feedback.detectors.suspicion import Suspicion
 
 SILENT_SECONDS = 15.0
 STILL_SECONDS = 30.0
-"""An agent unheard for fifteen seconds is lost; its node is, where a job on it makes no step for thirty, and for three
-of its steps: records of steps may come fifteen seconds late for no such reason."""
+"""An agent unheard for fifteen seconds is lost; its node is, where from then on a job there makes no step for thirty, and
+for three of its steps: records of steps may come late for no such reason, and have half a minute to come."""
 
 MASS_SHARE = 0.05
 MASS_SECONDS = 60.0
@@ -64,7 +64,9 @@ class Silence:
             for node in dict.fromkeys(job.shape.nodes):
                 lost_ns = self._lost.get(node)
                 # The second witness: the job has made no step since, for longer than its steps take.
-                if lost_ns is None or speed.finished_ns > lost_ns or still < max(STILL_SECONDS, 3 * speed.usual):
+                if lost_ns is None or speed.finished_ns > lost_ns or (now_ns - lost_ns) * 1e-9 < STILL_SECONDS:
+                    continue
+                if still < 3 * speed.usual:
                     continue
                 words = f"its agent is not heard, and {job.shape.job} has made no step for {still:.0f} s"
                 yield Suspicion(node, "node", node, Cause.LOST, words, still)
