@@ -11,8 +11,8 @@ from scheduler_feedback.detectors.suspicion import Suspicion
 
 SILENT_SECONDS = 15.0
 STILL_SECONDS = 30.0
-"""An agent unheard for fifteen seconds is lost; its node is, where from then on a job there makes no step for thirty, and
-for three of its steps: records of steps may come late for no such reason, and have half a minute to come."""
+"""An agent unheard for fifteen seconds is lost; its node is, where from then on a job there makes no step for thirty,
+and for three of its steps: records of steps may come late for no such reason, and have half a minute to come."""
 
 MASS_SHARE = 0.05
 MASS_SECONDS = 60.0
