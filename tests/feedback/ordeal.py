@@ -342,6 +342,8 @@ class Ordeal:
         for (job_id, _), living in self.alive.items():
             job = self.state.jobs[job_id]
             limit = job.spec.time_limit_seconds or self.policy.default_time_limit_seconds
+            if job.spec.restartable:  # what it ran before and lost again is not left of its limit
+                limit -= job.run_ns / 1e9
             if living.kind is JobKind.PROBE or job.claim or job.retries:
                 return True
             expected = job.spec.exact_seconds if self.policy.estimates is Estimates.EXACT else limit
