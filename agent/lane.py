@@ -205,11 +205,17 @@ class Lane:
             if self._due is None and (change := self._survey()) is not None:
                 return change, None
             assert self._due is not None
-            due = [one for one in self._due if one[0] - now_ns <= (one[1] if awake else 0)]
+            due, later = [], []
+            for one in self._due:
+                due_ns, early_ns, runner = one
+                if due_ns - now_ns <= (early_ns if awake else 0):
+                    due.append(runner)
+                else:
+                    later.append(one)
             if not due:
-                return None, min((one[0] for one in self._due), default=None)
-            self._due = [one for one in self._due if one[0] - now_ns > (one[1] if awake else 0)]
-            self._queue.extend(sorted((runner for _, _, runner in due), key=self._turn_of))
+                return None, min((due_ns for due_ns, _, _ in later), default=None)
+            self._due = later
+            self._queue.extend(sorted(due, key=self._turn_of))
         first = self._queue.popleft()
         return (first, partial(self._collect, first)), None
 

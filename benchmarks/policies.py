@@ -60,8 +60,11 @@ TRACES: dict[str, tuple[str, str, int, float]] = {
 
 
 def data_folder() -> Path:
-    """Where the public traces are: GANGWATCH_DATA, or beside the checkout."""
-    return Path(os.environ.get("GANGWATCH_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    """Where the public traces are: GANGWATCH_DATA, or beside the checkout. Raises SystemExit where neither is there."""
+    folder = Path(os.environ.get("GANGWATCH_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    if not folder.is_dir():
+        sys.exit(f"{folder} is absent: set GANGWATCH_DATA to the folder of public traces")
+    return folder
 
 
 def read(trace_name: str) -> Trace:

@@ -1,8 +1,6 @@
 """What a test needs beyond Python: skipped with the package's name where it is absent, failed where CI demands all.
 
 ``make components`` installs these; ``.ci/run`` sets GANGWATCH_REQUIRE=all, under which a missing one is a failure.
-Public traces are nobody's package: whoever says where they are (GANGWATCH_DATA) is held to it, others have those
-tests skipped.
 """
 
 from __future__ import annotations
@@ -34,13 +32,10 @@ def component(program: str, package: str) -> str:
 
 def data(*parts: str) -> Path:
     """Path in the folder of public traces (GANGWATCH_DATA, default ../shared/data beside the checkout)."""
-    told = os.environ.get("GANGWATCH_DATA")
-    root = Path(told) if told else Path(__file__).resolve().parents[2] / "shared" / "data"
+    root = Path(os.environ.get("GANGWATCH_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
     path = root.joinpath(*parts)
     if not path.exists():
-        if told:
-            pytest.fail(f"GANGWATCH_DATA is {told}, and {path} is absent")
-        pytest.skip(f"{path} is absent: set GANGWATCH_DATA to the folder of public traces")
+        absent(f"{path} is absent: set GANGWATCH_DATA to the folder of public traces")
     return path
 
 

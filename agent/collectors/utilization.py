@@ -29,8 +29,9 @@ _SAMPLE = np.dtype({"names": ["timestamp", "value"], "formats": ["<u8", "<u4"], 
 STATISTICS = ("min", "mean", "max")
 
 FETCH_RUNS = 4
-"""Samples are fetched at one run in so many, each GPU's at another: the driver keeps them for longer than that (about a
-hundred, some six a second), and nobody reads a window of one second that is scraped every fifteen."""
+"""Samples are fetched at one run in so many, each GPU's at another: a sample covers a sixth of a second to one (nvml.h
+on nvmlUtilization_t), so that ROOM holds far more than four seconds of them; and nobody reads a window of one second
+that is scraped every fifteen."""
 
 
 class UtilizationSamples:

@@ -36,7 +36,7 @@ _IDENTITY: tuple[Metric, ...] = (
 _ACTIVITY: tuple[Metric, ...] = (
     _gauge("utilization_ratio", "Share of time with a kernel running.", "ratio", "nvmlDeviceGetUtilizationRates",
            compatibility="DCGM_FI_DEV_GPU_UTIL"),
-    _gauge("utilization_window_ratio", "Utilisation between two runs, from the samples that the driver keeps.",
+    _gauge("utilization_window_ratio", "Utilisation over the last four runs, from the samples that the driver keeps.",
            "ratio", "nvmlDeviceGetSamples", ("gpu", "statistic")),
     _gauge("memory_utilization_ratio", "Share of time with device memory in use.", "ratio",
            "nvmlDeviceGetUtilizationRates", compatibility="DCGM_FI_DEV_MEM_COPY_UTIL"),
