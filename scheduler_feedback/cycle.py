@@ -90,6 +90,7 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     if ledger.grown or ledger.changed or ledger.fresh:
         restart_moved(turn, ledger)
         look = preemption.due(state, turn.now_ns)
+        turn.looked |= state.policy.preempt  # too early for a look or not, its occasion is used up
         if look and state.policy.order is not Order.FAIR:
             choose_anew(turn, ledger)  # 6, 7  of all, running or waiting, who should have the slots
         else:

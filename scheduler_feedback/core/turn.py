@@ -12,7 +12,8 @@ from scheduler_feedback.core.state import State
 class Turn:
     """state: changed in place. now_ns: the cycle's time. arrived: jobs that became pending in this turn.
 
-    looked: whether it was looked at what to preempt, which may change the state even where nothing is done.
+    looked: whether it was looked at what to preempt, or what such a look would have thought of was used up: that may
+    change what is decided later even where nothing is done.
     """
 
     state: State

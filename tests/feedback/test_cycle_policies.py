@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.codec import decode_state, encode_state
-from scheduler_feedback.core.events import CancelRequested, NodeCommand, NodeCommanded, Submitted
+from scheduler_feedback.core.events import CancelRequested, NodeCommand, NodeCommanded, Submitted, Tick
 from scheduler_feedback.core.job import After, Dependency, JobSpec, JobState
 from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy, Queue
 from scheduler_feedback.policies.ledger import ledger_of
@@ -188,6 +188,27 @@ def test_read_back_between_any_two_cycles_of_a_busy_day_it_decides_the_same(
         state, after = replay(decode_state(encode_state(state)), world.journal[middle:])
         assert before + after == world.outcomes, middle
         assert state == world.state
+
+
+def test_a_cycle_that_came_too_early_for_a_look_is_journalled_where_it_used_up_the_reason_for_one() -> None:
+    policy = Policy(order=Order.LAS, preempt=True, replan_seconds=7.0, las_thresholds=(20.0, 200.0))
+    world = World({"n0": 2}, policy)
+
+    def wait(seconds: float) -> None:
+        world.now_ns += round(seconds * SECOND)
+
+    world.submit(2, 100.0, restartable=True, preemptible=True)
+    wait(4.0)
+    world.submit(2, 100.0, restartable=True, preemptible=True)
+    wait(4.0)
+    world.submit(2, 100.0, restartable=True, preemptible=True)  # here it looks
+    wait(2.0)
+    world.cycle(Tick())  # the first falls into the next queue, too early for another look
+    wait(6.0)
+    world.running()
+    told = [one for one, outcome in zip(world.journal, world.outcomes, strict=True) if outcome.changed]
+    _, again = replay(world.initial, told)
+    assert [one.actions for one in again if one.actions] == [one.actions for one in world.outcomes if one.actions]
 
 
 @settings(max_examples=40, deadline=None)
