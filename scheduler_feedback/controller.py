@@ -31,6 +31,7 @@ from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, Polic
 from scheduler_feedback.core.fabric import Fabric
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.measures import measure
+from scheduler_feedback.core.pace import Pace
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.subscription import WANTED
 from scheduler_feedback.credentials import Credentials
@@ -38,6 +39,7 @@ from scheduler_feedback.detectors import Detector, make_all
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.gate import Gate
 from scheduler_feedback.loop import SNAPSHOT_SECONDS, CycleThread, Hooks
+from scheduler_feedback.policies.outlook import outlook
 from scheduler_feedback.recovery import recover
 from scheduler_feedback.store import NumberedEntry, Retention, Store
 from scheduler_feedback.subscribers import Subscribers
@@ -110,7 +112,9 @@ class Controller:
             raise
         _log.info("state of cycle %d, %d cycles replayed", recovered.state.cycle, recovered.cycles)
         self._watch.restore(recovered.detectors)
-        hooks = Hooks(self._written, self._watch.snapshots, lambda state: tuple(measure(state)), self._died)
+        hooks = Hooks(
+            self._written, self._watch.snapshots, lambda state: (*measure(state), *outlook(state)), self._died
+        )
         self.cycle = CycleThread(
             self.store, recovered, self._backend, self._gate, self._policy, self._clock, hooks, self._snapshot_seconds
         )
@@ -192,6 +196,14 @@ class Controller:
         yield from self.cycle.measures()
         yield from self._watch.measures()
         yield from self._feed.measures()
+
+    def pace_of(self, gang: str, sequence: int = -1) -> Pace | None:
+        """How fast the gang has gone lately, after the row of this sequence; from any thread, may wait a moment."""
+        return self._watch.pace_of(gang, sequence)
+
+    def step_seconds(self) -> dict[str, float]:
+        """Mean time of a step lately, by gang; from any thread, may wait a moment."""
+        return self._watch.step_seconds()
 
     def ready(self) -> tuple[bool, str]:
         """Whether jobs are scheduled and watched, and if not, why."""

@@ -706,5 +706,11 @@ def test_every_sample_is_one_of_the_catalogue(tmp_path: Path, world: World) -> N
         "gangwatch_rank_slowdown_ratio",
         "gangwatch_verdicts_total",
         "gangwatch_verdict_active",
+        "gangwatch_verdict_info",
+        "gangwatch_verdict_slowdown_ratio",
+        "gangwatch_verdict_lost_slots",
         "gangwatch_abstentions_total",
+        # These need queues that the configuration names.
+        "gangwatch_queue_quota_slots",
+        "gangwatch_queue_used_slot_seconds",
     }

@@ -35,6 +35,7 @@ from scheduler_feedback.core.job import JobKind, JobState
 from scheduler_feedback.core.measures import measure
 from scheduler_feedback.core.state import Mode, Policy, State
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind
+from scheduler_feedback.policies.outlook import outlook
 from scheduler_feedback.replay import replay
 from tests.feedback.world import SECOND, World
 
@@ -282,6 +283,17 @@ def test_the_metrics_agree_with_the_state(nodes: dict[str, int], steps: list[tup
     assert sum(slots.values()) == sum(node.slots for node in world.state.nodes.values())
     gangs = sum(value for name, _, value in samples if name == "gangwatch_gangs")
     assert gangs == len(world.state.jobs)
+    value = {(name, labels): value for name, labels, value in samples}
+    queues = {dict(labels)["queue"] for name, labels in value if name == "gangwatch_queue_slots"}
+    held = sum(len(job.ranks) for job in world.state.jobs.values() if job.state.holds_slots)
+    assert sum(value["gangwatch_queue_slots", (("queue", queue),)] for queue in queues) == held
+    assert value["gangwatch_slots_fragmented", ()] <= slots["free"]
+    assert value["gangwatch_lost_slots", (("reason", "idle"),)] == slots["free"]
+    assert 0 <= value["gangwatch_lost_slots", (("reason", "accused"),)] <= held
+    ahead = list(outlook(world.state))
+    pending = sum(job.state is JobState.PENDING for job in world.state.jobs.values())
+    assert sum(value for name, _, value in ahead if name == "gangwatch_gangs_waiting") == pending
+    assert all(value >= 0 for name, _, value in ahead if name == "gangwatch_gang_seconds_left")
 
 
 # --- backfill --------------------------------------------------------------------------------------------------------
