@@ -45,6 +45,7 @@ class Node:
     slowdown: how slow it is held to be, run time there / run time elsewhere; 1 where it is not slowness that is held
     against it. doubted_ns: since when, None where nothing is held against it.
     spare: whether it is kept for gangs that leave a bad node, and lent meanwhile to those that may be stopped.
+    refuses: constraints of jobs, by name, that the node does not meet as the backend sees it.
     """
 
     name: str
@@ -70,3 +71,4 @@ class Node:
     slowdown: float = 1.0
     doubted_ns: int | None = None
     spare: bool = False
+    refuses: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.core.job import JobSpec, Slot
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 
@@ -88,6 +88,7 @@ class NodeSeen:
     rail: str = ""
     island: str = ""
     island_slots: int = 0
+    refuses: tuple[str, ...] = ()
 
 
 def as_seen(node: Node) -> NodeSeen:
@@ -104,6 +105,7 @@ def as_seen(node: Node) -> NodeSeen:
         node.rail,
         node.island,
         node.island_slots,
+        node.refuses,
     )
 
 
@@ -123,6 +125,20 @@ class AttemptRunning:
     job_id: str
     attempt: int
     ranks: tuple[RankSeen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """Another scheduler runs this attempt of a job, at these slots: it chose them, the cycle watches.
+
+    attempt: as that scheduler counts. spec: of kind HOSTED. began_wall_ns: when the attempt was started.
+    """
+
+    job_id: str
+    attempt: int
+    spec: JobSpec
+    placement: tuple[Slot, ...]
+    began_wall_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +234,7 @@ Event = (
     | PolicySet
     | NodeSeen
     | AttemptRunning
+    | Hosted
     | AttemptEnded
     | RankFailed
     | AttemptUnknown

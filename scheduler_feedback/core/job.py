@@ -42,6 +42,7 @@ class StopReason(StrEnum):
 class JobKind(StrEnum):
     TRAINING = "training"
     PROBE = "probe"  # our own: measures a quarantined node before it is trusted again
+    HOSTED = "hosted"  # another scheduler's: that starts and places it; we watch it, and may ask for another place
 
 
 class Packing(StrEnum):
@@ -106,6 +107,7 @@ class JobSpec:
     run so long in the attempt; None: the policy's.
     required_level: all ranks inside one domain of this level, or it waits. preferred_level: as far as it can be had.
     workload: what it trains, in a word: jobs alike in user, queue, workload and size are expected to run alike long.
+    constraint: name of what a node must meet for the job, as the backend tells of each node that does not; '': nothing.
     exact_seconds: how long it really runs; known in a simulation alone, read only by `Estimates.EXACT`.
     """
 
@@ -142,6 +144,7 @@ class JobSpec:
     preferred_level: Level | None = None
     workload: str = ""
     exact_seconds: float | None = None
+    constraint: str = ""
 
 
 @dataclass(frozen=True, slots=True, order=True)

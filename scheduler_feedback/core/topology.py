@@ -35,6 +35,7 @@ class Topology:
 
     names, sizes, types, slots: of each node, by number. types: number of its GPU type in `type_names`. islands: size of
     the NVLink islands inside of it, 0 where it is one. largest: of the sizes.
+    refused: by a constraint's name, the nodes that do not meet it, as bits.
     domains: number 0 is the whole cluster. above: of each node, the numbers of its domains, 0 among them.
     """
 
@@ -47,6 +48,7 @@ class Topology:
         "largest",
         "names",
         "number",
+        "refused",
         "sizes",
         "slots",
         "type_names",
@@ -65,6 +67,10 @@ class Topology:
         self.type_names = sorted({node.gpu_type for node in ordered}) or [""]
         known = {name: number for number, name in enumerate(self.type_names)}
         self.types = [known[node.gpu_type] for node in ordered]
+        self.refused: dict[str, int] = {}
+        for number, node in enumerate(ordered):
+            for constraint in node.refuses:
+                self.refused[constraint] = self.refused.get(constraint, 0) | self.bits[number]
         self.domains = [Domain(0, None, "the cluster")]
         self.by_level: dict[Level, list[int]] = {level: [] for level in WIDE}
         self.above: list[tuple[int, ...]] = []

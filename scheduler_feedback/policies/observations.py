@@ -16,7 +16,7 @@ from scheduler_feedback.core.events import (
     RankFailed,
     as_seen,
 )
-from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot, StopReason
+from scheduler_feedback.core.job import Job, JobKind, JobState, RankRecord, Slot, StopReason
 from scheduler_feedback.core.turn import Turn, span
 from scheduler_feedback.policies import history
 from scheduler_feedback.policies.findings import drop_verdicts_of
@@ -52,7 +52,7 @@ def node_seen(turn: Turn, event: NodeSeen) -> None:
 def _describe(node: Node, event: NodeSeen) -> None:
     node.slots, node.devices, node.machine, node.gpu_type = event.slots, event.devices, event.machine, event.gpu_type
     node.spine, node.rack, node.rail, node.island = event.spine, event.rack, event.rail, event.island
-    node.island_slots = event.island_slots
+    node.island_slots, node.refuses = event.island_slots, event.refuses
 
 
 def attempt_running(turn: Turn, event: AttemptRunning) -> None:
@@ -117,6 +117,13 @@ def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
     ]
     _leave_attempt(turn, job, event.ended_wall_ns, event.started, event.done_seconds)
     completed = event.started and all(codes.get(r.rank, other) == 0 for r in job.ranks)
+    if job.spec.kind is JobKind.HOSTED:  # what becomes of it is decided where it is hosted
+        moved = job.stop_reason is not None
+        if completed and not moved:
+            history.learn(turn.state, job, _lived(job))
+        state = JobState.CANCELLED if moved else JobState.COMPLETED if completed else JobState.FAILED
+        end(turn, job, state, event.reason or failure_in_words(job, event))
+        return
     # Many trainings save and exit with 0 when told to stop. One that had finished all the same loses nothing by another
     # attempt: it resumes from its last checkpoint and ends at once.
     again = job.stop_reason in (StopReason.MIGRATE, StopReason.PREEMPT, StopReason.RESIZE)

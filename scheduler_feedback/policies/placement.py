@@ -40,7 +40,16 @@ def shape_of(job: Job) -> Shape:
         spec.packing,
         spec.groups,
         may_borrow(spec),
+        spec.constraint,
     )
+
+
+def barred_for(plan: Plan, job: Job, excluded: Collection[str] = ()) -> int:
+    """The nodes that the job must not use, as bits: those it avoids, `excluded`, and those that miss its constraint."""
+    barred = plan.topology.refused.get(job.spec.constraint, 0)
+    if excluded or job.excluded_nodes:
+        barred |= plan.topology.bits_of((*excluded, *job.excluded_nodes))
+    return barred
 
 
 def may_borrow(spec: JobSpec) -> bool:
@@ -66,7 +75,7 @@ def place(
     are lent only to those that may be stopped.
     """
     spec = job.spec
-    barred = plan.topology.bits_of((*excluded, *job.excluded_nodes)) if excluded or job.excluded_nodes else 0
+    barred = barred_for(plan, job, excluded)
     ranks = spec.ranks if most is None else min(most, spec.max_ranks or spec.ranks)
     if ranks < (spec.min_ranks or spec.ranks):
         return None
@@ -103,6 +112,7 @@ def goes_anywhere(plan: Plan, job: Job) -> bool:
         and not spec.groups
         and spec.pinned_node is None
         and not job.excluded_nodes
+        and spec.constraint not in plan.topology.refused
         and len(plan.topology.type_names) == 1
         and (not spec.gpu_types or plan.topology.type_names[0] in spec.gpu_types)
         and not any(plan.with_free[Tier.PROBATION])
@@ -191,7 +201,7 @@ def waits_for_healthy(plan: Plan, job: Job, policy: Policy | None) -> bool:
         return False
     spec = job.spec
     ranks = spec.min_ranks or spec.ranks
-    barred = plan.topology.bits_of(job.excluded_nodes)
+    barred = barred_for(plan, job)
     healthy = (number * TIERS + Tier.HEALTHY for number in types_for(plan, spec, policy))
     return any(not _needs_slow(plan, pool, spec, ranks, barred) for pool in healthy)
 
@@ -428,7 +438,7 @@ class Capacity:
 
     def shared(self, job: Job) -> int:
         """Slots that a gang over several nodes could have, without the job's excluded nodes, on one type of GPU."""
-        plan, barred = self._empty, self._empty.topology.bits_of(job.excluded_nodes)
+        plan, barred = self._empty, barred_for(self._empty, job)
         most = 0
         for number in types_for(plan, job.spec, None):
             pools = [number * TIERS + Tier.HEALTHY, number * TIERS + Tier.SUSPECT]
