@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("gangwatch.commands.replay:replay", "Take the journal's decisions again, offline."),
     "backup": ("gangwatch.commands.backup:backup", "Copy the journal, whole and checked, while it is written."),
     "support-bundle": ("gangwatch.commands.support_bundle:support_bundle", "Pack what a bug report needs, no secrets."),
+    "dashboards": ("gangwatch.commands.dashboards:dashboards", "Write Grafana dashboards, rules and alerts."),
     "check": ("gangwatch.commands.machine:check", "Say what this machine offers and what is missing."),
     "demo": ("gangwatch.demo.command:demo", "Show a real straggler found and moved away from, on this machine."),
     "config": ("gangwatch.commands.configuration:config", "Show the effective configuration, or what is wrong in it."),

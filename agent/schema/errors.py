@@ -12,6 +12,7 @@
     ├── SubmissionError            a job that cannot be accepted as it stands
     ├── StoreError                 the journal could not be written or read
     ├── TraceError                 a job trace or topology file that is not what it was said to be
+    ├── DashboardError             a dashboard or rule that names what nobody publishes, or can't be built
     ├── StateFolderBusyError       another controller or supervisor holds the state folder
     └── BackendError               the execution backend could not do or tell something
 
@@ -59,6 +60,10 @@ class StoreError(GangwatchError):
 
 class TraceError(GangwatchError):
     """A file of jobs, nodes or faults for a simulation can't be read; names file, line and column."""
+
+
+class DashboardError(GangwatchError):
+    """A dashboard or rule cannot be built; names it, and what in it is wrong."""
 
 
 class StateFolderBusyError(GangwatchError):

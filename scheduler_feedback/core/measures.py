@@ -59,6 +59,9 @@ def _nodes(state: State) -> Iterator[Sample]:
     for node in state.nodes.values():
         now = node.state.value if node.present else "absent"
         yield "gangwatch_node_state", (("node", node.name), ("state", now)), 1.0
+        names = ("gpu_type", "island", "rack", "rail", "spine")
+        place = {"node": node.name} | {name: getattr(node, name) for name in names}
+        yield "gangwatch_node_place_info", tuple(sorted(place.items())), 1.0
         used = min(held[node.name], node.slots)
         slots["used"] += used
         if used and tier_of(node) is not None:

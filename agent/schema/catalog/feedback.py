@@ -7,6 +7,9 @@ from agent.schema.catalog.metric import Metric
 FEEDBACK: tuple[Metric, ...] = (
     Metric("gangwatch_nodes", "gauge", "Nodes by state.", "", ("state",), "the cycle"),
     Metric("gangwatch_node_state", "gauge", "1 for the state that the node is in.", "", ("state",), "the cycle"),
+    Metric("gangwatch_node_place_info", "info",
+           "Where the node stands, as the backend or the fabric file says; empty where that is not known.", "",
+           ("gpu_type", "island", "rack", "rail", "spine"), "the cycle"),
     Metric("gangwatch_slots", "gauge", "Slots by use.", "", ("use",), "the cycle"),
     Metric("gangwatch_slots_fragmented", "gauge", "Free slots on nodes that are partly used.", "", (), "the cycle"),
     Metric("gangwatch_lost_slots", "gauge",

@@ -1,0 +1,55 @@
+"""Expressions: what PromQL of ours may name.
+
+Every metric in it stands in the catalogue or is recorded by a rule, so that a name that was changed or misspelt fails
+the build instead of showing an empty panel.
+"""
+
+from __future__ import annotations
+
+import re
+
+from agent.schema.catalog import BY_NAME
+from agent.schema.errors import DashboardError
+
+_NAME = re.compile(r"\b(?:[a-z_]+:)*gangwatch_[a-z0-9_]+(?::[a-z0-9_]+)*")
+"""A metric of ours, or a recorded one of the form level:metric:operations."""
+
+_RECORDED: dict[str, str] = {}
+
+CLUSTER = 'cluster=~"$cluster"'
+"""The matcher that every selector of a dashboard has: one Grafana shows many clusters."""
+
+GANG = f'{CLUSTER}, gang=~"$gang"'
+
+
+def names_of(expression: str) -> set[str]:
+    """The metrics of ours that the expression reads. What stands in quotes is no metric."""
+    return set(_NAME.findall(re.sub(r'"[^"]*"', '""', expression)))
+
+
+def record(name: str, expression: str) -> None:
+    """Let expressions name what a recording rule makes. Raises DashboardError where it stands twice."""
+    if name in _RECORDED:
+        raise DashboardError(f"{name} is recorded twice")
+    _RECORDED[name] = checked(expression, f"rule {name}")
+
+
+def checked(expression: str, where: str) -> str:
+    """The expression on one line. Raises DashboardError where it names what nobody publishes or records."""
+    for name in sorted(names_of(expression)):
+        if name not in BY_NAME and name not in _RECORDED:
+            raise DashboardError(f"{where}: {name} is neither in the catalogue of metrics nor recorded by a rule")
+    return re.sub(r"\s+", " ", expression).strip()
+
+
+def worst(count: int, expression: str) -> str:
+    """Of the series of an instant vector, those that reached the highest values in the time that is shown.
+
+    `topk` alone chooses anew at every instant, and so shows many more series than it is asked for.
+    """
+    span = "[$__range]" if _SELECTOR.fullmatch(expression) else "[$__range:$__interval]"
+    inner = expression if _SELECTOR.fullmatch(expression) else f"({expression})"
+    return f"{inner} and topk({count}, max_over_time({inner}{span} @ end()))"
+
+
+_SELECTOR = re.compile(r"[a-z0-9_:]+(?:\{[^{}]*\})?")

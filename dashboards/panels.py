@@ -1,0 +1,236 @@
+"""The few kinds of panels that dashboards are made of: series, numbers, tables, timelines, grids.
+
+Every panel has a title, a description that says what to make of it, a unit, and a data source that is chosen above.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from grafana_foundation_sdk.builders import common as common_build
+from grafana_foundation_sdk.builders import dashboard as build
+from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, statushistory, table, timeseries
+from grafana_foundation_sdk.models import common
+from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from dashboards.board import SOURCE
+
+SECONDS, RATIO, BYTES, BYTES_A_SECOND, WATTS, CELSIUS = "s", "percentunit", "bytes", "Bps", "watt", "celsius"
+COUNT, A_SECOND, HERTZ, HOURS = "short", "cps", "hertz", "h"
+
+Steps = tuple[tuple[float | None, str], ...]
+
+GOOD_IS_LOW: Steps = ((None, "green"), (1.1, "yellow"), (1.3, "red"))
+"""Of slowdowns: a tenth is worth a look, three tenths are what the default policy moves a gang for."""
+
+ZERO_IS_GOOD: Steps = ((None, "green"), (1, "red"))
+ONE_IS_GOOD: Steps = ((None, "red"), (1, "green"))
+HEALTH: Steps = ((None, "green"), (1, "yellow"), (2, "orange"), (3, "red"))
+PLAIN: Steps = ((None, "blue"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What a panel asks. legend: with labels in double braces. instant: as of the end alone. table: a row a series."""
+
+    expression: str
+    legend: str = ""
+    instant: bool = False
+    table: bool = False
+
+
+def _targets(queries: tuple[Query, ...]) -> list[prometheus.Dataquery]:
+    targets = []
+    for number, query in enumerate(queries):
+        target = (
+            prometheus.Dataquery()
+            .expr(" ".join(query.expression.split()))
+            .legend_format(query.legend or "__auto")
+            .ref_id(chr(ord("A") + number))
+            .datasource(SOURCE)
+        )
+        target = target.instant() if query.instant else target.range()
+        if query.table:
+            target = target.format(PromQueryFormat.TABLE)
+        targets.append(target)
+    return targets
+
+
+def _thresholds(steps: Steps) -> build.ThresholdsConfig:
+    return (
+        build.ThresholdsConfig()
+        .mode(model.ThresholdsMode.ABSOLUTE)
+        .steps([model.Threshold(value=value, color=colour) for value, colour in steps])
+    )
+
+
+def series(
+    title: str,
+    description: str,
+    unit: str,
+    *queries: Query,
+    thresholds: Steps = (),
+    stacked: bool = False,
+    width: int = 12,
+    height: int = 8,
+    maximum: float | None = None,
+    link: tuple[str, str] | None = None,
+) -> timeseries.Panel:
+    """Lines over time. thresholds: drawn as lines. link: (title, URL) at every series."""
+    panel = (
+        timeseries.Panel()
+        .title(title)
+        .description(description)
+        .unit(unit)
+        .datasource(SOURCE)
+        .span(width)
+        .height(height)
+        .min(0)
+        .line_width(1)
+        .fill_opacity(60 if stacked else 5)
+        .show_points(common.VisibilityMode.NEVER)
+        .legend(
+            common_build.VizLegendOptions()
+            .display_mode(common.LegendDisplayMode.LIST)
+            .placement(common.LegendPlacement.BOTTOM)
+            .show_legend(True)
+        )
+        .tooltip(
+            common_build.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING)
+        )
+        .targets(list(_targets(queries)))
+    )
+    if stacked:
+        panel = panel.stacking(common_build.StackingConfig().mode(common.StackingMode.NORMAL))
+    if maximum is not None:
+        panel = panel.max(maximum)
+    if thresholds:
+        panel = panel.thresholds(_thresholds(thresholds)).thresholds_style(
+            common_build.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
+        )
+    if link is not None:
+        panel = panel.data_links([build.DashboardLink(link[0]).url(link[1])])
+    return panel
+
+
+def number(
+    title: str,
+    description: str,
+    unit: str,
+    query: Query,
+    thresholds: Steps = PLAIN,
+    width: int = 4,
+    height: int = 4,
+    decimals: float | None = None,
+    text: bool = False,
+    nothing: str = "not available here",
+) -> stat.Panel:
+    """One number, or a series' legend (text), coloured by thresholds. nothing: shown where there is none."""
+    panel = (
+        stat.Panel()
+        .title(title)
+        .description(description)
+        .unit(unit)
+        .datasource(SOURCE)
+        .span(width)
+        .height(height)
+        .no_value(nothing)
+        .thresholds(_thresholds(thresholds))
+        .color_mode(common.BigValueColorMode.VALUE)
+        .graph_mode(common.BigValueGraphMode.NONE if text or query.instant else common.BigValueGraphMode.AREA)
+        .reduce_options(common_build.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
+        .text_mode(common.BigValueTextMode.NAME if text else common.BigValueTextMode.VALUE)
+        .targets(list(_targets((query,))))
+    )
+    return panel if decimals is None else panel.decimals(decimals)
+
+
+def rows(
+    title: str,
+    description: str,
+    unit: str,
+    *queries: Query,
+    hidden: tuple[str, ...] = (),
+    names: dict[str, str] | None = None,
+    thresholds: Steps = PLAIN,
+    width: int = 12,
+    height: int = 8,
+) -> table.Panel:
+    """A table: a row a series, a column a label. hidden: columns left out; names: of those that need another."""
+    left_out = dict.fromkeys(("Time", "__name__", *hidden), True)
+    return (
+        table.Panel()
+        .title(title)
+        .description(description)
+        .unit(unit)
+        .datasource(SOURCE)
+        .span(width)
+        .height(height)
+        .no_value("none")
+        .filterable(True)
+        .thresholds(_thresholds(thresholds))
+        .with_transformation(
+            model.DataTransformerConfig(
+                id_val="organize",
+                options={"excludeByName": left_out, "indexByName": {}, "renameByName": names or {}},
+            )
+        )
+        .targets(list(_targets(queries)))
+    )
+
+
+def timeline(
+    title: str,
+    description: str,
+    query: Query,
+    thresholds: Steps,
+    unit: str = COUNT,
+    width: int = 24,
+    height: int = 8,
+) -> statetimeline.Panel:
+    """States over time: a bar a series, coloured by thresholds."""
+    return (
+        statetimeline.Panel()
+        .title(title)
+        .description(description)
+        .unit(unit)
+        .datasource(SOURCE)
+        .span(width)
+        .height(height)
+        .no_value("none")
+        .thresholds(_thresholds(thresholds))
+        .color_scheme(build.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
+        .show_value(common.VisibilityMode.NEVER)
+        .merge_values(True)
+        .row_height(0.9)
+        .targets(list(_targets((query,))))
+    )
+
+
+def grid(
+    title: str,
+    description: str,
+    unit: str,
+    query: Query,
+    thresholds: Steps,
+    width: int = 24,
+    height: int = 10,
+) -> statushistory.Panel:
+    """A heat map of series over time: a row a series, a cell an instant, coloured by thresholds."""
+    return (
+        statushistory.Panel()
+        .title(title)
+        .description(description)
+        .unit(unit)
+        .datasource(SOURCE)
+        .span(width)
+        .height(height)
+        .no_value("none")
+        .thresholds(_thresholds(thresholds))
+        .color_scheme(build.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
+        .show_value(common.VisibilityMode.NEVER)
+        .max_data_points(60)
+        .row_height(0.95)
+        .targets(list(_targets((query,))))
+    )

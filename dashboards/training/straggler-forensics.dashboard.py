@@ -1,0 +1,231 @@
+"""Straggler forensics: a verdict, the counters that prove it, and the same before and after."""
+
+from __future__ import annotations
+
+from dashboards.board import Board
+from dashboards.expressions import CLUSTER, GANG
+from dashboards.panels import (
+    A_SECOND,
+    CELSIUS,
+    COUNT,
+    GOOD_IS_LOW,
+    HERTZ,
+    RATIO,
+    SECONDS,
+    WATTS,
+    Query,
+    number,
+    rows,
+    series,
+    timeline,
+)
+
+dashboard = Board(
+    "gangwatch-straggler-forensics",
+    "Straggler forensics",
+    "One verdict: whom it accuses, the counters that prove it against the accused's peers, before and after.",
+)
+dashboard.variable("gang", "Job", f"label_values(gangwatch_verdict_info{{{CLUSTER}}}, gang)")
+dashboard.variable("verdict", "Verdict", f"label_values(gangwatch_verdict_info{{{GANG}}}, verdict)")
+dashboard.variable("node", "Accused node", f'label_values(gangwatch_verdict_info{{{GANG}, verdict=~"$verdict"}}, node)')
+dashboard.variable(
+    "rank", "Accused rank", f'label_values(gangwatch_verdict_active{{{GANG}, verdict=~"$verdict"}}, rank)'
+)
+dashboard.annotation(
+    "Verdict",
+    f'verdict:gangwatch_verdict_lost_slots:join{{{GANG}, verdict=~"$verdict"}} >= 0',
+    "orange",
+    "{{kind}}: {{cause}}",
+    "rank {{rank}}, node {{node}} {{device}} {{aggressor}} {{resource}}",
+)
+dashboard.annotation(
+    "Moves",
+    f"increase(gangwatch_gang_migrations_total{{{GANG}}}[$__rate_interval]) > 0",
+    "blue",
+    "moved",
+    "{{gang}}",
+)
+dashboard.link("Job", "/d/gangwatch-job")
+dashboard.link("Node and GPU", "/d/gangwatch-node-and-gpu")
+
+_NODE = f'{CLUSTER}, node=~"$node"'
+_THIS = f'{GANG}, verdict=~"$verdict"'
+_OWNER = "on (cluster, node, gpu) group_left (gang, rank) gpu:gangwatch_gpu_owner:topk1"
+
+
+def _accused_and_peers(metric: str, matchers: str = "") -> tuple[Query, Query]:
+    """A GPU's gauge: the accused's, and its peers' median."""
+    of_gang = f"{metric}{{{CLUSTER}{matchers}}} * {_OWNER}{{{GANG}}}"
+    accused = f'{metric}{{{CLUSTER}{matchers}}} * {_OWNER}{{{GANG}, rank=~"$rank"}}'
+    return (
+        Query(f"max by (gang, rank, gpu) ({accused})", "accused: rank {{rank}}, {{gpu}}"),
+        Query(f"quantile by (gang) (0.5, {of_gang})", "its peers' median"),
+    )
+
+
+def _rate_of(metric: str, labels: str) -> tuple[Query, Query]:
+    """A counter of the rank's processes: the accused's, and its peers' median."""
+    rate = f"sum by (gang, rank) (rate({metric}{{{labels}}}[$__rate_interval]))"
+    accused = f'sum by (gang, rank) (rate({metric}{{{labels}, rank=~"$rank"}}[$__rate_interval]))'
+    return (
+        Query(accused, "accused: rank {{rank}}"),
+        Query(f"quantile by (gang) (0.5, {rate})", "its peers' median"),
+    )
+
+
+dashboard.row(
+    "Verdict",
+    rows(
+        "What is said",
+        "Kind, cause, and whom it accuses; the value is what it costs in slots' worth of work. "
+        "`gangwatch verdict` shows the evidence in words and takes your ruling on it.",
+        COUNT,
+        Query(f"verdict:gangwatch_verdict_lost_slots:join{{{_THIS}}}", instant=True, table=True),
+        hidden=("cluster",),
+        names={"Value": "slots lost"},
+        width=18,
+        height=5,
+    ),
+    number(
+        "Confidence",
+        "Of the verdict; feedback acts on a running job from 0.9 on.",
+        RATIO,
+        Query(f"max by (cluster, gang, verdict) (gangwatch_verdict_active{{{_THIS}}})"),
+        thresholds=((None, "yellow"), (0.9, "green")),
+        width=3,
+        height=5,
+        nothing="stands no more",
+    ),
+    number(
+        "Slowdown",
+        "Step time of the job over what it would be without the accused.",
+        COUNT,
+        Query(f"max by (cluster, gang, verdict) (gangwatch_verdict_slowdown_ratio{{{_THIS}}})"),
+        thresholds=GOOD_IS_LOW,
+        width=3,
+        height=5,
+        decimals=2,
+        nothing="stands no more",
+    ),
+    timeline(
+        "When it stood",
+        "Every verdict about this job in the time range, as long as it stood.",
+        Query(f"topk(20, verdict:gangwatch_verdict_lost_slots:join{{{GANG}}})", "{{kind}}: {{cause}}, rank {{rank}}"),
+        ((None, "orange"),),
+        height=5,
+    ),
+)
+dashboard.row(
+    "Steps: before and after",
+    series(
+        "Own part of a step",
+        "The accused beside its peers. After a move or the end of the fault both lie on one line again.",
+        SECONDS,
+        Query(f'rank:gangwatch_rank_own_seconds:mean2m{{{GANG}, rank=~"$rank"}}', "accused: rank {{rank}}"),
+        Query(f"quantile by (gang) (0.9, rank:gangwatch_rank_own_seconds:mean2m{{{GANG}}})", "90 % of all ranks"),
+        Query(f"quantile by (gang) (0.5, rank:gangwatch_rank_own_seconds:mean2m{{{GANG}}})", "median of all ranks"),
+    ),
+    series(
+        "Step time of the job",
+        "What the accused costs everybody.",
+        SECONDS,
+        Query(f"gang:gangwatch_rank_step_seconds:mean2m{{{GANG}}}", "step"),
+        Query(
+            f"min_over_time(gang:gangwatch_rank_step_seconds:mean2m{{{GANG}}}[$__range] @ end())",
+            "fastest in this time range",
+        ),
+    ),
+)
+dashboard.row(
+    "Counters of the GPU",
+    series(
+        "SM clock",
+        "A clock below its peers' proves heat, power or a lock.",
+        HERTZ,
+        *_accused_and_peers("gangwatch_gpu_sm_clock_hertz"),
+    ),
+    series(
+        "Power",
+        "Low with a low clock: held down. Low at full clock: it waits.",
+        WATTS,
+        *_accused_and_peers("gangwatch_gpu_power_watts"),
+    ),
+    series(
+        "Temperature",
+        "A GPU that is hotter than its peers at less power is badly cooled.",
+        CELSIUS,
+        *_accused_and_peers("gangwatch_gpu_temperature_celsius"),
+    ),
+    series(
+        "Clock held down",
+        "Share of time, by reason, on the accused's node (profile `full`).",
+        RATIO,
+        Query(
+            f"topk(10, rate(gangwatch_gpu_throttle_seconds_total{{{_NODE}}}[$__rate_interval]) > 0)",
+            "{{gpu}} {{reason}}",
+        ),
+        maximum=1,
+    ),
+    series(
+        "Memory errors",
+        "Corrected errors a second, on the accused's node: a row that fails takes time to be mended again and again.",
+        A_SECOND,
+        Query(
+            f"topk(10, rate(gangwatch_gpu_ecc_errors_total{{{_NODE}}}[$__rate_interval]) > 0)", "{{gpu}} {{severity}}"
+        ),
+    ),
+    series(
+        "PCIe replays and NVLink errors",
+        "Packets sent again a second, on the accused's node.",
+        A_SECOND,
+        Query(f"topk(8, rate(gangwatch_gpu_pcie_replays_total{{{_NODE}}}[$__rate_interval]) > 0)", "PCIe {{gpu}}"),
+        Query(
+            f"topk(8, sum by (gpu, kind) (rate(gangwatch_gpu_nvlink_errors_total{{{_NODE}}}[$__rate_interval])) > 0"
+            f" or sum by (gpu, kind) (rate(gangwatch_nvlink_errors_total{{{_NODE}}}[$__rate_interval])) > 0)",
+            "NVLink {{gpu}} {{kind}}",
+        ),
+    ),
+)
+dashboard.row(
+    "Counters of the processor and the network",
+    series(
+        "Waiting for a processor",
+        "Seconds a second that the rank's threads could run and did not: somebody else has the processors.",
+        RATIO,
+        *_rate_of("gangwatch_rank_runqueue_wait_seconds_total", GANG),
+    ),
+    series(
+        "Pressure on the host",
+        "Share of time in which some task waited, by resource, on the accused's node.",
+        RATIO,
+        Query(
+            f"rate(gangwatch_host_pressure_waiting_seconds_total{{{_NODE}}}[$__rate_interval])", "{{node}} {{resource}}"
+        ),
+        maximum=1,
+    ),
+    series(
+        "Congestion and loss of the accused's NICs",
+        "Notifications obeyed and packets out of order, a second.",
+        A_SECOND,
+        Query(
+            f"topk(8, rate(gangwatch_rdma_cnp_handled_total{{{_NODE}}}[$__rate_interval]))", "{{device}} notifications"
+        ),
+        Query(
+            f"topk(8, rate(gangwatch_rdma_out_of_sequence_total{{{_NODE}}}[$__rate_interval]))",
+            "{{device}} out of order",
+        ),
+    ),
+    series(
+        "Errors of the accused's NICs",
+        "Symbols in error and links lost: a cable or transceiver.",
+        A_SECOND,
+        Query(
+            f"topk(8, rate(gangwatch_rdma_physical_symbol_errors_total{{{_NODE}}}[$__rate_interval]))",
+            "{{device}} symbols",
+        ),
+        Query(
+            f"topk(8, rate(gangwatch_rdma_physical_link_down_events_total{{{_NODE}}}[$__rate_interval]))",
+            "{{device}} link lost",
+        ),
+    ),
+)
