@@ -19,6 +19,7 @@ from scheduler_feedback.core.events import (
     Event,
     FirstStep,
     FreezeSet,
+    Hosted,
     NodeCommanded,
     NodeSeen,
     PolicySet,
@@ -36,6 +37,7 @@ from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 from scheduler_feedback.policies import (
     defragmentation,
     findings,
+    hosted,
     observations,
     preemption,
     reclaim,
@@ -120,6 +122,7 @@ WISHES_AND_OBSERVATIONS: _Handlers = {
     PolicySet: wishes.policy_set,
     NodeSeen: observations.node_seen,
     AttemptRunning: observations.attempt_running,
+    Hosted: hosted.found,
     FirstStep: observations.first_step,
     Progressed: observations.progressed,
     RankFailed: observations.rank_failed,
