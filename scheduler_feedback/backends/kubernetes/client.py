@@ -1,0 +1,274 @@
+"""A client of the API server: aiohttp for the wire, msgspec for what we read of the answers.
+
+One client a process; all methods run in the event loop that it was opened in. Errors are of two kinds, because what to
+do about them differs: ``UnreachableError`` (nobody knows whether it was done; do it again) and ``RefusedError`` (the
+server said no, with its code and words).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import ssl
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+import yaml
+
+from agent.schema.errors import BackendError, ConfigError
+
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where a pod finds its own: https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/"""
+
+_REQUEST_SECONDS = 15.0
+_CONNECTIONS = 64
+_READ_BYTES = 1 << 20
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+_T = TypeVar("_T")
+
+
+class UnreachableError(BackendError):
+    """No answer, or one that says to ask again later: nobody knows whether it was done."""
+
+
+class RefusedError(BackendError):
+    """The server said no. code: HTTP's, or that of the Status inside; reason: its one word ('Conflict', 'Gone')."""
+
+    def __init__(self, what: str, code: int, reason: str, message: str) -> None:
+        super().__init__(f"{what}: {message or reason or code}")
+        self.code, self.reason, self.message = code, reason, message
+
+
+class Status(msgspec.Struct, rename="camel"):
+    """What the server says of a request that has no object to answer with."""
+
+    status: str = ""
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the API server is and how it knows us.
+
+    token_file: read again at every request, because it is rotated. certificate, key: of a client certificate. ca: PEM
+    of who vouches for the server, '' for the system's.
+    """
+
+    url: str
+    token: str = ""
+    token_file: Path | None = None
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    namespace: str = "default"
+
+    def context(self) -> ssl.SSLContext | bool:
+        """Raises ConfigError where what it holds is no certificate."""
+        if not self.url.startswith("https:"):
+            return True
+        try:
+            context = ssl.create_default_context(cadata=self.ca or None)
+            if self.certificate:
+                with tempfile.NamedTemporaryFile() as pair:  # the ssl module reads them from files alone
+                    pair.write(f"{self.certificate}\n{self.key}".encode())
+                    pair.flush()
+                    context.load_cert_chain(pair.name)
+        except (ssl.SSLError, OSError, ValueError) as error:
+            raise ConfigError(f"certificates for {self.url}: {error}") from error
+        return context
+
+    def bearer(self) -> str:
+        """Raises BackendError where the token's file can't be read."""
+        if self.token_file is None:
+            return self.token
+        try:
+            return self.token_file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BackendError(f"{self.token_file}: {error}") from error
+
+
+def in_cluster() -> Access | None:
+    """How a pod reaches its own cluster's API server; None outside of one."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
+    if not host or not port or not (_SERVICE_ACCOUNT / "token").exists():
+        return None
+    host = f"[{host}]" if ":" in host else host
+    return Access(
+        f"https://{host}:{port}",
+        token_file=_SERVICE_ACCOUNT / "token",
+        ca=(_SERVICE_ACCOUNT / "ca.crt").read_text(),
+        namespace=(_SERVICE_ACCOUNT / "namespace").read_text().strip(),
+    )
+
+
+def from_kubeconfig(path: Path) -> Access:
+    """What the current context of a kubeconfig says; of its ways to authenticate, tokens and certificates.
+
+    Raises ConfigError naming the file and the key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = yaml.safe_load(text)
+        context = _named(document, "contexts", document["current-context"])["context"]
+        cluster = _named(document, "clusters", context["cluster"])["cluster"]
+        user = _named(document, "users", context["user"])["user"]
+        url = str(cluster["server"]).rstrip("/")
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: no {error} as a kubeconfig has it") from error
+    if {"exec", "auth-provider", "username"} & set(user):
+        raise ConfigError(f"{path}: users: only tokens and client certificates are understood")
+    return Access(
+        url,
+        token=str(user.get("token", "")),
+        token_file=Path(user["tokenFile"]) if "tokenFile" in user else None,
+        ca=_pem(path, cluster, "certificate-authority"),
+        certificate=_pem(path, user, "client-certificate"),
+        key=_pem(path, user, "client-key"),
+        namespace=str(context.get("namespace", "default")),
+    )
+
+
+def _named(document: Any, section: str, name: str) -> Any:
+    for item in document[section]:
+        if item["name"] == name:
+            return item
+    raise KeyError(f"{section}: {name}")
+
+
+def _pem(kubeconfig: Path, section: Mapping[str, Any], key: str) -> str:
+    """The PEM that stands in the file or beside it; '' where neither does."""
+    try:
+        if data := section.get(f"{key}-data"):
+            return base64.b64decode(data, validate=True).decode()
+        if file := section.get(key):
+            return (kubeconfig.parent / str(file)).read_text(encoding="ascii")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{kubeconfig}: {key}: {error}") from error
+    return ""
+
+
+class Client:
+    """Requests to one API server. Open with ``async with``."""
+
+    def __init__(self, access: Access, *, agent: str = "gangwatch") -> None:
+        self.access = access
+        self._context = access.context()
+        self._agent = agent
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Client:
+        connector = aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=self._context, force_close=False)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            headers={"User-Agent": self._agent, "Accept": "application/json"},
+            timeout=aiohttp.ClientTimeout(total=_REQUEST_SECONDS),
+            read_bufsize=_READ_BYTES,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def get(self, path: str, decoder: msgspec.json.Decoder[_T], **parameters: str) -> _T:
+        body = await self._ask("GET", path, parameters=parameters)
+        try:
+            return decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise BackendError(f"GET {path}: an answer that is not understood: {error}") from error
+
+    async def create(self, path: str, body: Any, **parameters: str) -> bytes:
+        """POST. A binding is answered with a Status of 'Success' and code 201, which is no failure."""
+        return await self._ask("POST", path, body, "application/json", parameters)
+
+    async def replace(self, path: str, body: Any) -> bytes:
+        """PUT: with a resourceVersion in it, only where nobody has changed it since."""
+        return await self._ask("PUT", path, body, "application/json")
+
+    async def patch(self, path: str, body: Any, kind: str = MERGE_PATCH) -> bytes:
+        return await self._ask("PATCH", path, body, kind)
+
+    async def delete(self, path: str, body: Any = None) -> bytes:
+        return await self._ask("DELETE", path, body, "application/json")
+
+    async def _ask(
+        self, method: str, path: str, body: Any = None, kind: str = "", parameters: Mapping[str, str] | None = None
+    ) -> bytes:
+        assert self._session is not None, "the client is open"
+        headers = self._headers()
+        data = None
+        if body is not None:
+            data = msgspec.json.encode(body)
+            headers["Content-Type"] = kind
+        what = f"{method} {path}"
+        try:
+            async with self._session.request(
+                method, self.access.url + path, data=data, headers=headers, params=parameters or None
+            ) as response:
+                answer = await response.read()
+                if response.status >= 300:
+                    raise _refused(what, response.status, answer)
+                return answer
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise UnreachableError(f"{what}: {error or type(error).__name__}") from error
+
+    @contextlib.asynccontextmanager
+    async def lines(self, path: str, silence_seconds: float, **parameters: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The lines of an answer that does not end: a watch. silence_seconds: most between two reads.
+
+        Raises UnreachableError where it breaks off, RefusedError where it never began.
+        """
+        assert self._session is not None, "the client is open"
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_REQUEST_SECONDS, sock_read=silence_seconds)
+        what = f"watch {path}"
+        try:
+            async with self._session.get(
+                self.access.url + path, headers=self._headers(), params=parameters, timeout=timeout
+            ) as response:
+                if response.status >= 300:
+                    raise _refused(what, response.status, await response.read())
+                yield _split(response.content)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise UnreachableError(f"{what}: {error or type(error).__name__}") from error
+
+    def _headers(self) -> dict[str, str]:
+        token = self.access.bearer()
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+async def _split(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Whole lines, however long: aiohttp's own reader of lines gives up at its buffer's size."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line:
+                yield line
+
+
+_status = msgspec.json.Decoder(Status)
+_AGAIN = frozenset({429, 500, 502, 503, 504})
+
+
+def _refused(what: str, code: int, body: bytes) -> BackendError:
+    try:
+        status = _status.decode(body)
+    except msgspec.MsgspecError:
+        status = Status(message=body[:200].decode(errors="replace"))
+    # 429 of an eviction is a disruption budget's no, which comes with its cause; that of an overloaded server is not.
+    if code in _AGAIN and not (code == 429 and "disruption budget" in status.message.lower()):
+        return UnreachableError(f"{what}: {code} {status.message}")
+    return RefusedError(what, code, status.reason, status.message)

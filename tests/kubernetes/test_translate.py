@@ -1,0 +1,325 @@
+"""Translation: what Kubernetes holds, in the core's words; and what is refused rather than ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.constraints import constraint_of, refusal, why_not
+from scheduler_feedback.backends.kubernetes.objects import OwnerReference, Taint
+from scheduler_feedback.backends.kubernetes.quantities import amount, parse_quantity, requests_of
+from scheduler_feedback.backends.kubernetes.translate import (
+    REQUIRED_TOPOLOGY,
+    RESTARTABLE,
+    TIME_LIMIT,
+    TopologyLabels,
+    allocatable_of,
+    gang_of,
+    job_id_of,
+    lone,
+    node_seen,
+    rank_key,
+    ranks_of,
+    wall_ns,
+)
+from scheduler_feedback.core.cluster import Level
+from tests.kubernetes.makers import group, node, pod
+
+MANY = {"cpu": 64_000, "memory": 1 << 40, "pods": 110}
+
+
+# --- quantities ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("resource", "text", "expected"),
+    [
+        ("cpu", "1", 1000),
+        ("cpu", "100m", 100),
+        ("cpu", "0.0001", 1),  # never less than is asked for
+        ("memory", "1Gi", 1 << 30),
+        ("memory", "1.5Gi", 3 << 29),
+        ("memory", "128974848", 128974848),
+        ("memory", "129e6", 129_000_000),
+        ("memory", "129M", 129_000_000),
+        ("memory", "128974848000m", 128974848),
+        ("nvidia.com/gpu", "8", 8),
+    ],
+)
+def test_quantities_are_read_as_kubernetes_writes_them(resource: str, text: str, expected: int) -> None:
+    assert amount(resource, text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1gi", "0x10", "1e", "--1", "1Gii"])
+def test_what_is_no_quantity_is_named(text: str) -> None:
+    with pytest.raises(BackendError, match="is no quantity"):
+        parse_quantity(text)
+
+
+@given(st.integers(0, 10**15), st.sampled_from(["", "k", "Mi", "G", "m"]))
+def test_a_quantity_is_what_its_suffix_says(number: int, suffix: str) -> None:
+    scale = {"": 1, "k": 1000, "Mi": 1 << 20, "G": 10**9}
+    read = parse_quantity(f"{number}{suffix}")
+    assert read * 1000 == number if suffix == "m" else read == number * scale[suffix]
+
+
+def container(name: str, cpu: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "resources": {"requests": {"cpu": cpu}}, **more}
+
+
+def test_a_pod_asks_for_the_larger_of_its_containers_and_any_init_container_with_the_sidecars_before_it() -> None:
+    inits = [
+        container("first", "3"),
+        container("sidecar", "1", restartPolicy="Always"),
+        container("second", "3"),
+    ]
+    found = requests_of(pod("p", containers=[container("main", "2")], initContainers=inits, overhead={"cpu": "250m"}))
+    assert found["cpu"] == 4250  # 3 + 1 while the second initialises; 2 + 1 later
+    found = requests_of(pod("p", containers=[container("main", "5")], initContainers=inits))
+    assert found["cpu"] == 6000
+
+
+def test_a_limit_without_a_request_is_a_request() -> None:
+    main = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    assert requests_of(pod("p", containers=[main]))["nvidia.com/gpu"] == 4
+
+
+# --- constraints -----------------------------------------------------------------------------------------------------
+
+
+def why(
+    spec: dict[str, Any], *, taints: list[Taint] | None = None, free: dict[str, int] | None = None, **labels: str
+) -> str:
+    place = node("n1", **labels)
+    place.spec.taints = taints
+    return why_not(constraint_of(pod("p", **spec)), place, MANY if free is None else free)
+
+
+def required(*expressions: dict[str, Any], field: str = "matchExpressions") -> dict[str, Any]:
+    terms = {"nodeSelectorTerms": [{field: list(expressions)}]}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+
+
+def test_node_selectors_hold() -> None:
+    assert why({"nodeSelector": {"pool": "a"}}, pool="a") == ""
+    assert why({"nodeSelector": {"pool": "a"}}, pool="b") == "label pool is not 'a'"
+    assert why({"nodeSelector": {"pool": "a"}}) == "label pool is not 'a'"
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "met"),
+    [
+        ("In", ["7", "8"], True),
+        ("In", ["8"], False),
+        ("NotIn", ["8"], True),
+        ("NotIn", ["7"], False),
+        ("Exists", [], True),
+        ("DoesNotExist", [], False),
+        ("Gt", ["6"], True),
+        ("Gt", ["7"], False),
+        ("Lt", ["8"], True),
+        ("Lt", ["x"], False),
+        ("Unheard", ["7"], False),
+    ],
+)
+def test_required_node_affinity_holds_by_its_operators(operator: str, values: list[str], met: bool) -> None:
+    spec = required({"key": "generation", "operator": operator, "values": values})
+    assert (why(spec, generation="7") == "") is met
+
+
+def test_a_label_that_is_absent_is_not_in_and_does_not_exist() -> None:
+    assert why(required({"key": "k", "operator": "NotIn", "values": ["x"]})) == ""
+    assert why(required({"key": "k", "operator": "DoesNotExist"})) == ""
+    assert why(required({"key": "k", "operator": "Gt", "values": ["1"]})) != ""
+
+
+def test_affinity_by_name_and_by_any_of_several_terms() -> None:
+    assert why(required({"key": "metadata.name", "operator": "In", "values": ["n1"]}, field="matchFields")) == ""
+    spec = required({"key": "pool", "operator": "Exists"})
+    terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    terms.append({"matchExpressions": [{"key": "spare", "operator": "Exists"}]})
+    assert why(spec, spare="yes") == ""
+    assert why(spec) == "required node affinity is not met"
+    terms[:] = [{}]
+    assert why(spec) == "required node affinity is not met"  # an empty term holds for nothing
+
+
+@pytest.mark.parametrize(
+    ("toleration", "tolerated"),
+    [
+        ({"key": "dedicated", "value": "ml", "effect": "NoSchedule"}, True),
+        ({"key": "dedicated", "value": "ml"}, True),
+        ({"key": "dedicated", "operator": "Exists"}, True),
+        ({"operator": "Exists"}, True),
+        ({"key": "dedicated", "value": "other"}, False),
+        ({"key": "dedicated", "value": "ml", "effect": "NoExecute"}, False),
+    ],
+)
+def test_taints_keep_away_who_does_not_tolerate_them(toleration: dict[str, str], tolerated: bool) -> None:
+    taints = [Taint("dedicated", "ml", "NoSchedule")]
+    assert (why({"tolerations": [toleration]}, taints=taints) == "") is tolerated
+    assert why({}, taints=taints) == "taint dedicated:NoSchedule is not tolerated"
+
+
+def test_preferences_and_our_own_taints_keep_nobody_away() -> None:
+    assert (
+        why({}, taints=[Taint("busy", "", "PreferNoSchedule"), Taint("gangwatch.io/quarantine", "", "NoSchedule")])
+        == ""
+    )
+
+
+def test_cpu_memory_and_room_for_pods_count() -> None:
+    assert why({}, free={"cpu": 500, "memory": 1 << 40, "pods": 3}) == "cpu: 1000 asked for, 500 free"
+    assert why({}, free={"cpu": 1000, "memory": 1 << 30, "pods": 0}) == "pods: 1 asked for, 0 free"
+
+
+def test_pods_alike_share_a_constraint_and_others_do_not() -> None:
+    assert constraint_of(pod("a", 8)).name == constraint_of(pod("b", 8)).name
+    assert constraint_of(pod("a")).name != constraint_of(pod("b", nodeSelector={"pool": "a"})).name
+    assert constraint_of(pod("a")).name != constraint_of(pod("b", tolerations=[{"operator": "Exists"}])).name
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"resourceClaims": [{"name": "gpu"}]}, "resource claims"),
+        ({"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}]}, "persistent volume claims"),
+        ({"volumes": [{"name": "d", "ephemeral": {"volumeClaimTemplate": {}}}]}, "ephemeral volumes"),
+        ({"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}, "topology spread"),
+        ({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}}, "pod affinity"),
+        (
+            {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}},
+            "pod anti-affinity",
+        ),
+        ({"containers": [{"name": "m", "ports": [{"hostPort": 80}]}]}, "host ports"),
+        (
+            {
+                "containers": [
+                    {"name": "m", "resources": {"limits": {"nvidia.com/gpu": "1", "nvidia.com/mig-1g.10gb": "1"}}}
+                ]
+            },
+            "several kinds of accelerator",
+        ),
+    ],
+)
+def test_a_demand_that_is_not_implemented_is_refused_with_the_reason(spec: dict[str, Any], words: str) -> None:
+    assert words in refusal(pod("p", **spec))
+    gang = lone(pod("p", **spec))
+    assert gang.spec is None
+    assert words in gang.refused
+
+
+def test_preferences_are_no_demands() -> None:
+    spec = {
+        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}},
+        "topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}],
+    }
+    assert refusal(pod("p", **spec)) == ""
+
+
+# --- gangs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_is_a_gang_once_its_least_number_of_pods_is_there_and_no_gate_is_shut() -> None:
+    pods = [pod(f"w-{n}", 8, "train") for n in range(3)]
+    assert gang_of(group("train", 4), pods).spec is None
+    gated = pod("w-3", 8, "train", schedulingGates=[{"name": "data"}])
+    assert gang_of(group("train", 4), [*pods, gated]).spec is None
+    gang = gang_of(group("train", 4), [*pods, pod("w-3", 8, "train")])
+    assert gang.spec is not None
+    assert gang.spec.ranks == 32
+    assert [(part.ranks, part.same_node) for part in gang.spec.groups] == [(8, True)] * 4
+
+
+def test_pods_of_one_gpu_need_no_groups_and_those_beyond_the_least_number_are_no_part_of_the_gang() -> None:
+    gang = gang_of(group("train", 2), [pod(f"w-{n}", 1, "train") for n in range(3)])
+    assert gang.spec is not None
+    assert (gang.spec.ranks, gang.spec.groups) == (2, ())
+    assert [one.metadata.name for one in gang.pods] == ["w-0", "w-1"]
+
+
+def test_ranks_go_by_role_and_index_not_by_the_alphabet() -> None:
+    assert [one.metadata.name for one in sorted([pod("w-10"), pod("w-9"), pod("w-1")], key=rank_key)] == [
+        "w-1",
+        "w-9",
+        "w-10",
+    ]
+    index = "batch.kubernetes.io/job-completion-index"
+    pods = [pod("a-xk2", labels={index: "1"}), pod("a-zz9", labels={index: "0"})]
+    assert [one.metadata.name for one in sorted(pods, key=rank_key)] == ["a-zz9", "a-xk2"]
+    role = "training.kubeflow.org/replica-type"
+    pods = [pod("a", labels={role: "worker"}), pod("z", 0, labels={role: "launcher"})]
+    ordered = sorted(pods, key=rank_key)
+    assert [one.metadata.name for one in ordered] == ["z", "a"]
+    assert [len(ranks) for ranks in ranks_of(ordered)] == [0, 1]
+
+
+def test_a_launcher_without_a_gpu_takes_no_rank_and_a_gang_without_any_is_refused() -> None:
+    gang = gang_of(group("mpi", 3), [pod("launcher", 0, "mpi"), pod("worker-0", 4, "mpi"), pod("worker-1", 4, "mpi")])
+    assert gang.spec is not None
+    assert gang.spec.ranks == 8
+    assert "no pod of it asks for a GPU" in lone(pod("p", 0)).refused
+
+
+def test_gpu_pods_of_one_gang_that_differ_are_refused() -> None:
+    pods = [pod("a", 1, "g"), pod("b", 1, "g", nodeSelector={"pool": "a"})]
+    assert "differ" in gang_of(group("g", 2), pods).refused
+
+
+def test_what_a_group_declares_is_taken_over() -> None:
+    declared = group("train", 1, {TIME_LIMIT: "600", REQUIRED_TOPOLOGY: "rack", RESTARTABLE: "true"})
+    owned = pod("w-0", 1, "train", priority=7)
+    spec = gang_of(declared, [owned]).spec
+    assert spec is not None
+    assert not spec.restartable  # nobody would make the pod anew
+    owned.metadata.owner_references = [OwnerReference("Job", "train", "1", "batch/v1", True)]
+    spec = gang_of(declared, [owned]).spec
+    assert spec is not None
+    assert (spec.time_limit_seconds, spec.required_level, spec.restartable, spec.priority) == (600, Level.RACK, True, 7)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text"),
+    [(TIME_LIMIT, "soon"), (RESTARTABLE, "yes"), (REQUIRED_TOPOLOGY, "floor"), (TIME_LIMIT, "-1")],
+)
+def test_an_annotation_that_is_not_understood_is_refused_and_named(annotation: str, text: str) -> None:
+    gang = gang_of(group("train", 1, {annotation: text}), [pod("w-0", 1, "train")])
+    assert gang.spec is None
+    assert annotation in gang.refused
+    assert text in gang.refused
+
+
+def test_a_group_that_is_made_again_under_its_name_is_another_job() -> None:
+    assert job_id_of(group("train", 1).metadata) != job_id_of(group("train", 1).metadata)
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_s_place_and_type_come_from_its_labels() -> None:
+    labels = {"topology.gangwatch.io/rack": "r1", "nvidia.com/gpu.product": "H200", "zone": "z"}
+    seen = node_seen(node("n1", 8, **labels), 8, ("c-1",), TopologyLabels(spine="zone"))
+    assert (seen.node, seen.slots, seen.present, seen.gpu_type) == ("n1", 8, True, "H200")
+    assert (seen.spine, seen.rack, seen.island, seen.refuses) == ("z", "r1", "", ("c-1",))
+
+
+def test_mig_instances_are_a_type_of_their_own() -> None:
+    seen = node_seen(node("n1", 7, "nvidia.com/mig-1g.10gb"), 7, (), TopologyLabels())
+    assert (seen.slots, seen.gpu_type, seen.present) == (7, "mig-1g.10gb", True)
+
+
+def test_a_node_that_is_not_ready_or_has_no_accelerator_is_not_there() -> None:
+    unready = node("n1")
+    unready.status.conditions = None
+    assert not node_seen(unready, 8, (), TopologyLabels()).present
+    assert not node_seen(node("n2", 0), 0, (), TopologyLabels()).present
+    assert allocatable_of(node("n1"))["nvidia.com/gpu"] == 8
+
+
+def test_times_are_read_and_none_is_zero() -> None:
+    assert wall_ns("1970-01-01T00:00:01Z") == 1_000_000_000
+    assert wall_ns("") == 0
