@@ -83,7 +83,8 @@ class Judgement:
 
     refusal: why it is no verdict, '' where it is one. harmless: the job is not hurt, so that not even an abstention
     is due. slowdown: step time over step time without the suspect (or its whole node, where its other ranks stand
-    out as well). counters: whether its processes' counters are there to tell the cause.
+    out as well). counters: whether its processes' counters are there to tell the cause. about: other ranks (indices)
+    that a refusal is about as much.
     """
 
     rank: int
@@ -95,6 +96,7 @@ class Judgement:
     counters: bool
     refusal: str = ""
     harmless: bool = False
+    about: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

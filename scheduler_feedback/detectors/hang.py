@@ -133,7 +133,7 @@ class HangDetector:
     ) -> list[Finding]:
         opened = job.open_collectives
         assert opened is not None
-        inside = _inside(opened, telemetry.now_ns)
+        inside = is_inside(opened, telemetry.now_ns)
         if not inside.any():
             return []
         newest = int(opened[inside, 0].max())
@@ -254,7 +254,7 @@ def _behind(numbers: IntArray, shape: Shape) -> npt.NDArray[np.bool_]:
     return result
 
 
-def _inside(opened: IntArray, now_ns: int) -> npt.NDArray[np.bool_]:
+def is_inside(opened: IntArray, now_ns: int) -> npt.NDArray[np.bool_]:
     """Which ranks are inside of a collective, as far as they were seen lately: the newest sight of any is 'now'."""
     newest = int(opened[:, 2].max())
     seen_ns = max(newest, now_ns - round(FRESH_SECONDS * 1e9))

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scheduler_feedback.core.telemetry import Telemetry
+import numpy as np
+
+from scheduler_feedback.core.telemetry import JobTelemetry, Telemetry
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cause
+from scheduler_feedback.detectors.hang import is_inside
 from scheduler_feedback.detectors.health_speed import Speeds
 from scheduler_feedback.detectors.suspicion import Suspicion
 
 SILENT_SECONDS = 15.0
 STILL_SECONDS = 30.0
 """An agent unheard for fifteen seconds is lost; its node is, where from then on a job there makes no step for thirty,
-and for three of its steps: records of steps may come late for no such reason, and have half a minute to come."""
+and for three of its steps: records of steps may come late for no such reason, and have half a minute to come. Where
+collectives are reported the others must have waited in one for so long, and for a usual step: records that are late
+leave them in the newest."""
 
 MASS_SHARE = 0.05
 MASS_SECONDS = 60.0
@@ -66,7 +71,18 @@ class Silence:
                 # The second witness: the job has made no step since, for longer than its steps take.
                 if lost_ns is None or speed.finished_ns > lost_ns or (now_ns - lost_ns) * 1e-9 < STILL_SECONDS:
                     continue
-                if still < 3 * speed.usual:
+                if still < 3 * speed.usual or not _waited_for(job, telemetry, max(STILL_SECONDS, speed.usual)):
                     continue
                 words = f"its agent is not heard, and {job.shape.job} has made no step for {still:.0f} s"
                 yield Suspicion(node, "node", node, Cause.LOST, words, still)
+
+
+def _waited_for(job: JobTelemetry, telemetry: Telemetry, seconds: float) -> bool:
+    """Whether the ranks that are in a collective have been in it for so long; true where none is reported."""
+    opened = job.open_collectives
+    if opened is None:
+        return True
+    inside = is_inside(opened, telemetry.now_ns)
+    if not inside.any():
+        return False
+    return float(np.median(telemetry.now_ns - opened[inside, 1])) * 1e-9 >= seconds

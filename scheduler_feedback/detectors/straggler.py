@@ -36,6 +36,7 @@ from scheduler_feedback.detectors.gates import (
 )
 from scheduler_feedback.detectors.intersection import intersected
 from scheduler_feedback.detectors.panel import Panel
+from scheduler_feedback.detectors.samples import judged_by_samples
 from scheduler_feedback.detectors.straggler_causes import Causes
 from scheduler_feedback.detectors.straggler_sums import ALARM, LEAST_HITS, judge_window, persistent
 from scheduler_feedback.detectors.straggler_telling import (
@@ -225,8 +226,9 @@ class StragglerDetector:
                 continue
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # its reasons have been looked at often enough to look less often
-            judged = judge(self._case(watched, baseline, rank, alarmed, job))
-            judgement = self._causes.judged_by(judged, job, baseline)
+            case = self._case(watched, baseline, rank, alarmed, job)
+            judgement = self._causes.judged_by(judge(case), job, baseline)
+            judgement = judged_by_samples(judgement, case, job, watched.episode(rank), watched.longest_episode)
             if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:
                 judgement = too_weak(judgement)
             if not judgement.refusal:
@@ -236,7 +238,7 @@ class StragglerDetector:
             elif not judgement.harmless and rank not in watched.standing:
                 watched.refused[rank] += 1
                 if watched.refused[rank] >= PATIENCE_WINDOWS and rank not in watched.told:
-                    watched.told.add(rank)
+                    watched.told |= {rank, *judgement.about}
                     findings.append(abstention(name, watched, judgement))
         findings += cleared(name, watched, window, self._panel)
         findings += whole_gang(name, watched, baseline, bool(alarmed), self._timed)

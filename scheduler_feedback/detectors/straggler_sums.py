@@ -52,6 +52,9 @@ def judge_window(watched: Watched, baseline: Baseline, window: Window, switches:
         step = np.minimum(np.maximum(sigmas, -CLIP_SIGMAS), CLIP_SIGMAS) - ALLOWANCE_SIGMAS
         score = np.minimum(np.maximum(watched.score + step, 0.0), HIGHEST_SCORE)
         watched.since[(score > 0) & (watched.since < 0)] = watched.counted - 1
+        over = (score <= 0) & (watched.since >= 0)
+        if over.any():
+            watched.longest_episode = max(watched.longest_episode, watched.counted - int(watched.since[over].min()))
         watched.since[score <= 0] = -1
         watched.score = score
     watched.history.append(Judged(window, sigmas))

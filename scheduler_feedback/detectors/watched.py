@@ -47,8 +47,9 @@ class Watched:
     shape: what was last seen of it. pending: finished steps that are in no window yet. to_skip: how many of the
     attempt's first steps are still to be passed over. work: what ranks should take for what they are given.
     score: the CUSUM; since: number of the window in which it left zero, -1 at zero; refused: windows in a row in which
-    an alarm failed the gates. counted: windows judged so far. standing: verdicts by index of the rank. told: ranks
-    (-1: the gang) of which an abstention was told in the present episode.
+    an alarm failed the gates. counted: windows judged so far. longest_episode: the most windows for which any rank's
+    sum stood above zero before it fell back. standing: verdicts by index of the rank. told: ranks (-1: the gang) of
+    which an abstention was told in the present episode.
     """
 
     attempt: int
@@ -65,6 +66,7 @@ class Watched:
     history: deque[Judged] = field(default_factory=lambda: deque(maxlen=HISTORY_WINDOWS))
     shifts: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_WINDOWS))
     counted: int = 0
+    longest_episode: int = 0
     score: FloatArray = field(default_factory=lambda: np.zeros(0))
     since: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     refused: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -86,6 +88,10 @@ class Watched:
         self.to_skip -= skipped
         steps = rest(steps, skipped)
         return steps if self.pending is None or not len(self.pending) else behind(self.pending, steps)
+
+    def episode(self, rank: int) -> int:
+        """Windows since the rank's sum left zero; 0 at zero."""
+        return self.counted - int(self.since[rank]) if self.since[rank] >= 0 else 0
 
     def interval(self, rank: int) -> list[Judged]:
         """Judged windows from the first slow one on, since the rank's sum left zero.

@@ -39,6 +39,7 @@ from scheduler_feedback.detectors.lemons import Lemons
 from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.signatures import Priors, weigh
 from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.detectors.watched import rest
 
 NS = 1_000_000_000
 START = 1_700_000_000 * NS
@@ -226,6 +227,20 @@ def test_a_silent_agent_needs_a_second_witness() -> None:
     job.hung_from = 50.0
     (verdict,) = verdicts(course(HealthDetector(), [job], 150, silent=silent))
     assert (verdict.node, verdict.cause, verdict.level) == ("j-n2", Cause.LOST, "node")
+
+
+class LateRecords(Job):
+    """A job that goes on, of whose steps no record comes from the fiftieth second on."""
+
+    def look(self, second: float, random: np.random.Generator) -> JobTelemetry:
+        heard = super().look(second, random)
+        return (
+            heard if second <= 50 or heard.steps is None else replace(heard, steps=rest(heard.steps, len(heard.steps)))
+        )
+
+
+def test_a_silent_agent_and_late_records_are_no_lost_node_while_the_others_pass_their_collectives() -> None:
+    assert not verdicts(course(HealthDetector(), [LateRecords()], 200, silent=gone_after(50, "j-n2")))
 
 
 def test_many_agents_lost_at_once_freeze_and_page_once() -> None:

@@ -1,0 +1,86 @@
+"""Ranks that are given the same samples are slow together: who is slow with all of them is no bad hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from scheduler_feedback.core.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
+from scheduler_feedback.core.verdict import Abstention, Cause, Finding, Verdict
+from scheduler_feedback.detectors.straggler import StragglerDetector
+
+START_NS = 1_700_000_000_000_000_000
+STEP_SECONDS = 2.0
+DATA, TENSOR = 8, 4
+ONSET = 60
+
+Slow = Callable[[int, Shape], np.ndarray]
+
+
+def shape(stages: int) -> Shape:
+    stage, data, tensor = np.indices((stages, DATA, TENSOR)).reshape(3, -1)
+    nodes = tuple(f"n{s}-{d}" for s, d in zip(stage.tolist(), data.tolist(), strict=True))
+    return Shape("j", 1, np.arange(len(data)), nodes, data=data, stage=stage, tensor=tensor)
+
+
+def findings(stages: int, slow: Slow, steps: int = 90, varies: float = 0.0, tells: bool = False) -> list[Finding]:
+    """What is said of a job of one-step windows; varies: by how much its replicas are given more or less each step."""
+    random = np.random.default_rng(5)
+    job, detector = shape(stages), StragglerDetector()
+    found: list[Finding] = []
+    end_ns = START_NS
+    for number in range(steps):
+        given = np.exp(varies * random.standard_normal(DATA))[job.data]
+        own = STEP_SECONDS * given * random.normal(1.0, 0.006, len(job)) * slow(number, job)
+        seconds = np.full((1, len(job)), own.max() + 0.3)
+        end_ns += round(float(seconds[0, 0]) * 1e9)
+        ends = np.full((1, len(job)), end_ns)
+        tokens = 1000.0 * given[None] if tells else None
+        table = StepTable(np.array([number]), ends, seconds, seconds - own, tokens, tokens)
+        found += detector.tick(Telemetry(end_ns, (JobTelemetry(job, table),), no_counters(len(job))))
+    return found
+
+
+def told(found: list[Finding]) -> list[Verdict]:
+    return [one for one in found if isinstance(one, Verdict)]
+
+
+def whole_replica(number: int, job: Shape, last: int = ONSET + 6, by: float = 1.6) -> np.ndarray:
+    assert job.data is not None
+    return np.where((job.data == 3) & (ONSET <= number < last), by, 1.0)
+
+
+def one_rank(number: int, job: Shape) -> np.ndarray:
+    return np.where((job.ranks == 13) & (number >= ONSET), 1.6, 1.0)
+
+
+def test_a_replica_on_several_nodes_that_is_slow_as_a_whole_accuses_none_of_them_and_is_told_of_once() -> None:
+    found = findings(2, whole_replica)
+    assert not told(found)
+    (reason,) = [one.reason for one in found if isinstance(one, Abstention) and one.rank is not None]
+    assert "all 8 ranks that are given the same samples are slow alike, on 2 nodes" in reason
+
+
+def test_a_rank_that_is_slow_beside_those_with_the_same_samples_is_named() -> None:
+    for varies in (0.0, 0.08):
+        assert {verdict.rank for verdict in told(findings(2, one_rank, varies=varies))} == {13}
+
+
+def test_a_replica_on_one_node_is_the_nodes_fault_only_where_its_lengths_are_even_or_told() -> None:
+    accused = {12, 13, 14, 15}
+    assert {verdict.rank for verdict in told(findings(1, whole_replica))} <= accused
+    assert told(findings(1, whole_replica))
+    assert told(findings(1, whole_replica, varies=0.08, tells=True))
+    untold = findings(1, whole_replica, varies=0.08)
+    assert not told(untold)
+    (reason,) = [one.reason for one in untold if isinstance(one, Abstention) and one.rank is not None]
+    assert "their lengths are not told" in reason
+
+
+def test_what_lasts_far_longer_than_the_jobs_own_episodes_is_no_chance_of_lengths() -> None:
+    found = told(findings(1, lambda number, job: whole_replica(number, job, 10_000), steps=260, varies=0.08))
+    assert found and {verdict.node for verdict in found} == {"n0-3"}
+    assert {verdict.cause for verdict in found} == {Cause.UNKNOWN}
+    first = min(verdict.detected_step for verdict in found)
+    assert first >= ONSET + 24, "three times as long as any episode before, of eight windows at least"
