@@ -19,16 +19,20 @@ from agent.schema.frame import Frame, Layout
 from exporter.series import Family, IntegerText, Render, View, gauge_text, gauge_texts, prefix
 from exporter.windows import Derived
 
+SLOW_LEVEL = 1
+"""Two thirds of level 6's time at nine tenths of its effect on this text; a scrape goes over a local network."""
+
 try:
     from isal import isal_zlib as deflate  # a third of zlib's time for this text, docs/adr/0018
+
+    FAST_LEVEL = 0  # half the time of level 1, for a third more bytes
 except ImportError:  # on a processor that it is not built for
     import zlib as deflate  # type: ignore[no-redef]
 
+    FAST_LEVEL = SLOW_LEVEL  # zlib's 0 does not compress
+
 PART_BYTES = 16 * 1024
 """Least size of a part: half of deflate's window, so that little of its compression is lost to the cut."""
-
-GZIP_LEVEL = 1
-"""Two thirds of level 6's time at nine tenths of its effect on this text; a scrape goes over a local network."""
 
 _GZIP_HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x04\xff"
 """RFC 1952: deflate, no flags, no time, fastest, unknown system."""
@@ -36,19 +40,25 @@ _DEFLATE_END = b"\x03\x00"
 """An empty last block with fixed codes."""
 
 _Mask = npt.NDArray[np.bool_]
+_Indexes = npt.NDArray[np.intp]
+
+
+_UNLIKE, _NO_LINE = -1, -2
+"""Kinds of a column that has a line unlike others, and of one that has none, or no more."""
 
 
 class _Alike:
-    """Lines whose numbers are written alike, and so all at once.
+    """For each column at most one of its lines, among those that are written like others.
 
-    lines: their places. sources: what feeds each, an index among the gauges or among the counters. write: gives texts.
+    places: its number's place among the pieces. parts: the part that the line is in. kinds: which of `writers` writes
+    it, or one of the two that follow. Each writer gives the texts of many numbers.
     """
 
-    def __init__(self, pairs: Sequence[tuple[int, int]], write: Callable[[Any], list[str]]) -> None:
-        """pairs: line and source."""
-        self.lines = np.array([line for line, _ in pairs], np.intp)
-        self.sources = np.array([source for _, source in pairs], np.intp)
-        self.write = write
+    def __init__(self, columns: int) -> None:
+        self.places = np.zeros(columns, np.intp)
+        self.parts = np.zeros(columns, np.intp)
+        self.kinds = np.full(columns, _NO_LINE, np.int16)
+        self.writers: list[Callable[[Any], list[bytes]]] = []
 
 
 class Lines:
@@ -60,12 +70,13 @@ class Lines:
         self._derived: list[tuple[int, Derived, list[float | int | None]]] = [
             (first, one, [None] * one.outputs) for first, one in view.derived
         ]
-        self._prefixes: list[str] = []
+        self._prefixes: list[bytes] = []
         self._renders: list[Render] = []
-        self._pieces: list[str] = []  # of line i what stands before its number at 2i, and the number at 2i + 1
+        # Of line i what stands before its number at 2i, the line end before it included, and the number at 2i + 1.
+        self._pieces: list[bytes] = []
         self._family_of: list[int] = []
         self._header_at: list[int] = []
-        self._headers: list[str] = []
+        self._headers: list[bytes] = []
         self._present: list[int] = [0] * len(families)
         self._bounds: list[int] = [0]
         fed: list[list[int]] = [[] for _ in range(view.sources)]
@@ -75,11 +86,11 @@ class Lines:
                 self._bounds.append(len(self._prefixes))
                 size = 0
             self._header_at.append(len(self._prefixes))
-            self._headers.append(header(family))
-            self._line("", _never, position)
+            self._headers.append(_line_start(header(family).rstrip("\n")))
+            self._line(b"", _never, position)
             for row in family.rows:
                 fed[row.source].append(len(self._prefixes))
-                self._line(prefix(family.name, row.labels), row.render, position)
+                self._line(_line_start(prefix(family.name, row.labels)), row.render, position)
                 size += len(self._prefixes[-1]) + 8
         self._bounds.append(len(self._prefixes))
         self._lines_of: list[tuple[int, ...]] = [tuple(lines) for lines in fed]
@@ -88,40 +99,42 @@ class Lines:
         self._texts: list[bytes] = [b""] * parts
         self._deflated: list[bytes | None] = [None] * parts
         self._dirty: _Mask = np.ones(parts, np.bool_)
-        self._find_alike(len(layout.gauges), len(layout.counters))
+        self._was_dirty: _Mask = np.zeros(parts, np.bool_)
+        self._hurried: _Mask = np.zeros(parts, np.bool_)
+        self._alike_gauges = self._find_alike(0, len(layout.gauges))
+        self._alike_counters = self._find_alike(len(layout.gauges), len(layout.counters))
         self._gauges = np.full(len(layout.gauges), np.nan, np.float64)
-        self._absent: _Mask = np.ones(len(layout.gauges), np.bool_)
         self._counters = np.zeros(len(layout.counters), np.uint64)
         self._valid: _Mask = np.zeros(len(layout.counters), np.bool_)
-        self._packer = deflate.compressobj(GZIP_LEVEL, deflate.DEFLATED, -deflate.MAX_WBITS)
+        self._structure_absent = b""
+        self._packers = [
+            deflate.compressobj(level, deflate.DEFLATED, -deflate.MAX_WBITS) for level in (SLOW_LEVEL, FAST_LEVEL)
+        ]
 
-    def _line(self, before: str, render: Render, family: int) -> None:
+    def _line(self, before: bytes, render: Render, family: int) -> None:
         self._prefixes.append(before)
         self._renders.append(render)
-        self._pieces += ("", "")
+        self._pieces += (b"", b"")
         self._family_of.append(family)
 
-    def _find_alike(self, gauges: int, counters: int) -> None:
-        """Sort the columns into those all of whose lines are written like others, and the rest."""
-        alike_gauges: list[tuple[int, int]] = []
-        alike_counters: dict[IntegerText, list[tuple[int, int]]] = {}
-        self._gauge_is_alike: _Mask = np.zeros(gauges, np.bool_)
-        self._counter_is_alike: _Mask = np.zeros(counters, np.bool_)
-        for at in range(gauges):
-            lines = self._lines_of[at]
-            if all(self._renders[line] is gauge_text for line in lines):
-                self._gauge_is_alike[at] = True
-                alike_gauges.extend((line, at) for line in lines)
-        for at in range(counters):
-            lines = self._lines_of[gauges + at]
+    def _find_alike(self, first: int, columns: int) -> list[_Alike]:
+        """The lines of gauges, or of counters, that are written like others; of columns that feed no other lines."""
+        found = [_Alike(columns)]
+        kinds: dict[Render, int] = {}
+        for column in range(columns):
+            lines = self._lines_of[first + column]
             renders = [self._renders[line] for line in lines]
-            if all(isinstance(render, IntegerText) for render in renders):
-                self._counter_is_alike[at] = True
-                for line, render in zip(lines, renders, strict=True):
-                    assert isinstance(render, IntegerText)
-                    alike_counters.setdefault(render, []).append((line, at))
-        self._alike_gauges = _Alike(alike_gauges, gauge_texts)
-        self._alike_counters = [_Alike(pairs, render.all) for render, pairs in alike_counters.items()]
+            if not all(_writes_many(render) for render in renders):
+                found[0].kinds[column] = _UNLIKE
+                continue
+            while len(found) < len(lines):
+                found.append(_Alike(columns))
+            for alike, line, render in zip(found, lines, renders, strict=False):
+                alike.places[column], alike.parts[column] = 2 * line + 1, self._part_of[line]
+                alike.kinds[column] = kinds.setdefault(render, len(kinds))
+        for alike in found:
+            alike.writers = [render.all if isinstance(render, IntegerText) else gauge_texts for render in kinds]
+        return found
 
     @property
     def series(self) -> int:
@@ -137,9 +150,10 @@ class Lines:
         """Whether the lines are still the layout's, and every owner that they know is one, and no other."""
         if layout.layout_id != self.layout_id:
             return False
-        if not len(self._structure):
-            return True
-        return bool(np.array_equal(np.isnan(frame.gauges[self._structure]), self._absent[self._structure]))
+        return not len(self._structure) or self._absent_of(frame) == self._structure_absent
+
+    def _absent_of(self, frame: Frame) -> bytes:
+        return np.isnan(frame.gauges[self._structure]).tobytes()
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
@@ -147,24 +161,20 @@ class Lines:
         """Render what changed since the frame before."""
         gauges, counters, valid = frame.gauges, frame.counters, frame.counters_valid
         # Bits, not numbers: NaN differs from itself, and an absent value that stays absent is no change.
-        changed = gauges.view(np.int64) != self._gauges.view(np.int64)
-        absent = np.isnan(gauges)
-        at_once = changed & self._gauge_is_alike & ~(absent | self._absent | np.isinf(gauges))
-        self._set_alike(self._alike_gauges, at_once, gauges)
-        singly = np.flatnonzero(changed & ~at_once)
-        self._set(singly.tolist(), gauges[singly].tolist())
+        changed = np.flatnonzero(gauges.view(np.int64) != self._gauges.view(np.int64))
+        values = gauges[changed]
+        singly = self._set_alike(
+            self._alike_gauges, changed, np.isfinite(values) & ~np.isnan(self._gauges[changed]), values
+        )
+        self._set(changed[singly].tolist(), values[singly].tolist())
 
-        changed = valid & (counters != self._counters) | (valid != self._valid)
-        at_once = changed & self._counter_is_alike & valid & self._valid
-        for alike in self._alike_counters:
-            self._set_alike(alike, at_once, counters)
-        singly = np.flatnonzero(changed & ~at_once)
-        values = [
-            value if present else None
-            for value, present in zip(counters[singly].tolist(), valid[singly].tolist(), strict=True)
-        ]
-        self._set((singly + len(gauges)).tolist(), values)
-        self._gauges, self._absent, self._counters, self._valid = gauges, absent, counters, valid
+        changed = np.flatnonzero(valid & (counters != self._counters) | (valid != self._valid))
+        counts, present = counters[changed], valid[changed]
+        singly = self._set_alike(self._alike_counters, changed, present & self._valid[changed], counts)
+        shown = zip(counts[singly].tolist(), present[singly].tolist(), strict=True)
+        self._set((changed[singly] + len(gauges)).tolist(), [count if there else None for count, there in shown])
+        self._gauges, self._counters, self._valid = gauges, counters, valid
+        self._structure_absent = self._absent_of(frame)
 
         for first, derived, before in self._derived:
             after = derived.update(frame)
@@ -173,17 +183,27 @@ class Lines:
             before[:] = after
         self._join()
 
-    def _set_alike(self, alike: _Alike, at_once: _Mask, values: npt.NDArray[np.float64 | np.uint64]) -> None:
-        """Write the numbers of the lines whose column is among those `at_once`, which were and are present."""
-        of_lines = np.flatnonzero(at_once[alike.sources])
-        if not len(of_lines):
-            return
-        lines = alike.lines[of_lines]
-        self._dirty[self._part_of[lines]] = True
+    def _set_alike(
+        self, layers: list[_Alike], columns: _Indexes, stays: _Mask, values: npt.NDArray[np.float64 | np.uint64]
+    ) -> _Indexes:
+        """Write the numbers of those columns that `stays` says were and are present, where their lines are alike.
+
+        values: of each of the columns. Returns which of them are to be written singly.
+        """
         pieces = self._pieces
-        texts = alike.write(values[alike.sources[of_lines]].tolist())
-        for at, text in zip((2 * lines + 1).tolist(), texts, strict=True):
-            pieces[at] = f"{text}\n"
+        at_once = stays & (layers[0].kinds[columns] != _UNLIKE)
+        for layer in layers:
+            kinds = np.where(at_once, layer.kinds[columns], _NO_LINE)
+            for kind, write in enumerate(layer.writers):
+                chosen = np.flatnonzero(kinds == kind)
+                if not len(chosen):
+                    continue
+                of = columns[chosen]
+                self._dirty[layer.parts[of]] = True
+                texts = write(values[chosen].tolist())
+                for place, text in zip(layer.places[of].tolist(), texts, strict=True):
+                    pieces[place] = text
+        return np.flatnonzero(~at_once)
 
     def _set(self, sources: list[int], values: Sequence[float | int | None]) -> None:
         """Write numbers one by one, and have lines come and go."""
@@ -193,10 +213,10 @@ class Lines:
                 present = bool(pieces[2 * line])
                 if value is None or value != value:  # only NaN differs from itself
                     if present:
-                        pieces[2 * line] = pieces[2 * line + 1] = ""
+                        pieces[2 * line] = pieces[2 * line + 1] = b""
                         self._count(line, -1)
                 else:
-                    pieces[2 * line + 1] = self._renders[line](value) + "\n"  # type: ignore[arg-type]
+                    pieces[2 * line + 1] = self._renders[line](value).encode()  # type: ignore[arg-type]
                     if not present:
                         pieces[2 * line] = self._prefixes[line]
                         self._count(line, 1)
@@ -206,16 +226,20 @@ class Lines:
         """A series came or went: the first brings its family's header, the last takes it away."""
         family = self._family_of[line]
         self._present[family] += change
-        self._pieces[2 * self._header_at[family]] = self._headers[family] if self._present[family] else ""
+        self._pieces[2 * self._header_at[family]] = self._headers[family] if self._present[family] else b""
 
     # --- text --------------------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        for part in np.flatnonzero(self._dirty).tolist():
+        dirty = self._dirty
+        for part in np.flatnonzero(dirty).tolist():
             begin, end = self._bounds[part], self._bounds[part + 1]
-            self._texts[part] = "".join(self._pieces[2 * begin : 2 * end]).encode("utf-8", "replace")
+            text = b"".join(self._pieces[2 * begin : 2 * end])
+            self._texts[part] = text[1:] + b"\n" if text else b""
             self._deflated[part] = None
-        self._dirty.fill(False)
+        # What changes at every scrape is packed in a hurry, the rest once and well.
+        self._hurried = self._was_dirty & dirty
+        self._was_dirty, self._dirty = dirty, np.zeros(len(dirty), np.bool_)
 
     def compressed(self, tail: bytes) -> bytes:
         """Everything and the tail as one gzip member."""
@@ -224,19 +248,29 @@ class Lines:
         for part, text in enumerate(self._texts):
             piece = self._deflated[part]
             if piece is None:
-                piece = self._deflated[part] = self._deflate(text)
+                piece = self._deflated[part] = self._deflate(text, bool(self._hurried[part]))
             pieces.append(piece)
             check = deflate.crc32(text, check)
             size += len(text)
         check, size = deflate.crc32(tail, check), size + len(tail)
-        pieces += (self._deflate(tail), _DEFLATE_END)
+        pieces += (self._deflate(tail, True), _DEFLATE_END)
         pieces += (check.to_bytes(4, "little"), (size & 0xFFFFFFFF).to_bytes(4, "little"))
         return b"".join(pieces)
 
-    def _deflate(self, text: bytes) -> bytes:
+    def _deflate(self, text: bytes, in_a_hurry: bool) -> bytes:
+        packer = self._packers[in_a_hurry]
         # A full flush forgets what was before: the piece may follow on any other.
-        packed: bytes = self._packer.compress(text) + self._packer.flush(deflate.Z_FULL_FLUSH)
+        packed: bytes = packer.compress(text) + packer.flush(deflate.Z_FULL_FLUSH)
         return packed
+
+
+def _line_start(text: str) -> bytes:
+    return f"\n{text}".encode("utf-8", "replace")
+
+
+def _writes_many(render: Render) -> bool:
+    """Whether many numbers can be written at once as `render` writes each."""
+    return render is gauge_text or isinstance(render, IntegerText)
 
 
 def _never(_: float) -> str:

@@ -73,27 +73,29 @@ class IntegerText:
     def __call__(self, value: int) -> str:
         return counter_text(value * self.times, self.decimals)
 
-    def all(self, values: list[int]) -> list[str]:
+    def all(self, values: list[int]) -> list[bytes]:
         """The text of each."""
         if self.times != 1:
-            return [self(value) for value in values]
+            return [self(value).encode() for value in values]
         texts = _texts(values)
         if not self.decimals:
             return texts
         least, point = self.decimals + 1, -self.decimals
         return [
-            f"{text[:point]}.{text[point:]}" if len(text) >= least else counter_text(int(text), self.decimals)
+            b"%b.%b" % (text[:point], text[point:])
+            if len(text) >= least
+            else counter_text(int(text), self.decimals).encode()
             for text in texts
         ]
 
 
-def gauge_texts(values: list[float]) -> list[str]:
+def gauge_texts(values: list[float]) -> list[bytes]:
     """The text of each, as gauge_text writes it. Not for NaN and the infinities."""
     return _texts(values)
 
 
-def _texts(values: Sequence[float | int]) -> list[str]:
-    return _encode(values).decode()[1:-1].split(",") if values else []
+def _texts(values: Sequence[float | int]) -> list[bytes]:
+    return _encode(values)[1:-1].split(b",") if values else []
 
 
 def render_of(metric: Metric) -> Render:

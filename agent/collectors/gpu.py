@@ -13,6 +13,7 @@ from agent.collectors import c2c, nvlink
 from agent.collectors.device import DeviceCollector, Part, SingleCall, series
 from agent.collectors.utilization import UtilizationSamples
 from agent.sources.nvml import Device, Query
+from agent.sources.nvml_calls import Call, CallBatch
 from agent.sources.nvml_fields import FieldBatch, Source, Wanted, counter, gauge
 from agent.sources.nvml_gpm import MEBIBYTE, Gpm, GpmColumn
 from agent.sources.nvml_interface import Memory, Temperature, Utilization
@@ -83,24 +84,36 @@ def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
     yield from nvlink.fast_fields(device, links)
 
 
-def _utilization(device: Device) -> SingleCall:
-    rates = Utilization()
-    return SingleCall(
-        Query(device, "nvmlDeviceGetUtilizationRates", byref(rates)),
-        lambda: (rates.gpu * PERCENT, rates.memory * PERCENT),
-        [
-            series("gangwatch_gpu_utilization_ratio", device),
-            series("gangwatch_gpu_memory_utilization_ratio", device),
-        ],
+def _calls(device: Device) -> Iterator[Call | tuple[Call, Call]]:
+    """Utilisation, memory, the clock, why it is low."""
+    yield Call(
+        "nvmlDeviceGetUtilizationRates",
+        Utilization,
+        (series("gangwatch_gpu_utilization_ratio", device), series("gangwatch_gpu_memory_utilization_ratio", device)),
+        ("gpu", "memory"),
+        PERCENT,
     )
-
-
-def _memory(device: Device) -> SingleCall:
-    memory = Memory()
-    return SingleCall(
-        Query(device, "nvmlDeviceGetMemoryInfo_v2", byref(memory)),
-        lambda: (memory.total, memory.used, memory.free, memory.reserved),
-        [series(f"gangwatch_gpu_memory_{what}_bytes", device) for what in ("total", "used", "free", "reserved")],
+    kinds = ("total", "used", "free", "reserved")
+    yield Call(
+        "nvmlDeviceGetMemoryInfo_v2",
+        Memory,
+        tuple(series(f"gangwatch_gpu_memory_{kind}_bytes", device) for kind in kinds),
+        kinds,
+    )
+    for name, kind in CLOCKS:
+        yield Call(
+            "nvmlDeviceGetClockInfo",
+            c_uint,
+            (series(f"gangwatch_gpu_{name}_clock_hertz", device),),
+            factor=MEGA,
+            before=(c_uint(kind),),
+        )
+    columns = tuple(series("gangwatch_gpu_throttle_state", device, reason=reason) for reason, _ in THROTTLE_REASONS)
+    bits = tuple(bit for _, bit in THROTTLE_REASONS)
+    yield (
+        Call("nvmlDeviceGetCurrentClocksEventReasons", c_ulonglong, columns, bits=bits),
+        # The name that drivers before 535 have for it.
+        Call("nvmlDeviceGetCurrentClocksThrottleReasons", c_ulonglong, columns, bits=bits),
     )
 
 
@@ -126,22 +139,6 @@ def clock(device: Device, name: str, kind: int) -> SingleCall:
         lambda: (megahertz.value * MEGA,),
         [series(f"gangwatch_gpu_{name}_clock_hertz", device)],
     )
-
-
-def _throttle(device: Device) -> SingleCall:
-    reasons = c_ulonglong()
-    bits = [bit for _, bit in THROTTLE_REASONS]
-
-    def one_each() -> list[float]:
-        now = reasons.value
-        return [float(now & bit != 0) for bit in bits]
-
-    columns = [series("gangwatch_gpu_throttle_state", device, reason=reason) for reason, _ in THROTTLE_REASONS]
-    newer = SingleCall(Query(device, "nvmlDeviceGetCurrentClocksEventReasons", byref(reasons)), one_each, columns)
-    if newer.answers:
-        return newer
-    # The name that drivers before 535 have for it.
-    return SingleCall(Query(device, "nvmlDeviceGetCurrentClocksThrottleReasons", byref(reasons)), one_each, columns)
 
 
 def gpm_columns(device: Device, links: int) -> list[GpmColumn]:
@@ -189,14 +186,10 @@ def fast_parts(device: Device) -> Iterator[Part]:
         fields.extend(pcie_bytes(device))
     batch = FieldBatch(device, fields)
     yield batch
-    yield _utilization(device)
+    yield CallBatch(device, _calls(device))
     yield UtilizationSamples(device)
-    yield _memory(device)
     if all(column.metric != TEMPERATURE for column in batch.gauges):
         yield _temperature(device)
-    for name, kind in CLOCKS:
-        yield clock(device, name, kind)
-    yield _throttle(device)
 
 
 def fast_collector(device: Device, interval_seconds: float, phase: float) -> DeviceCollector:

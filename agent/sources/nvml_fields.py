@@ -32,7 +32,8 @@ PROBES = 2
 _DOUBLE, _UNSIGNED, _SIGNED, _SHORT, _SIGNED_LONG = 0, 1, 5, 6, 4
 _TYPES = 7
 
-_MASKS = np.full(_TYPES, 0xFFFF_FFFF_FFFF_FFFF, np.uint64)
+_WHOLE = 0xFFFF_FFFF_FFFF_FFFF
+_MASKS = np.full(_TYPES, _WHOLE, np.uint64)
 _MASKS[[_UNSIGNED, _SIGNED]] = 0xFFFF_FFFF
 _MASKS[_SHORT] = 0xFFFF
 _SIGNS = np.zeros(_TYPES, np.uint64)
@@ -159,25 +160,33 @@ class FieldBatch:
 
     def _fill(self, answered: ValidArray | None) -> None:
         """Copy the values out. answered: which of the entries did; None for all."""
-        whole = self._values & self._mask
-        if self._signed:
-            whole = (whole ^ self._sign) - self._sign
         if self._gauge_count:
-            values = whole[self._gauge_from].view(np.int64).astype(np.float64)
+            whole = self._gauge_raw & self._gauge_mask
+            if self._gauge_signed:
+                whole = (whole ^ self._gauge_sign) - self._gauge_sign
+            values = whole.view(np.int64) * self._gauge_factor
             if self._doubles:
-                values = np.where(self._gauge_is_double, self._values.view(np.float64)[self._gauge_from], values)
-            values *= self._gauge_factor
+                values = np.where(self._gauge_is_double, self._gauge_raw.view(np.float64) * self._gauge_factor, values)
             if answered is not None:
-                values[~answered[self._gauge_from]] = np.nan
+                values[~answered[: self._gauge_count]] = np.nan
             self._gauge_values[self._gauge_to] = values
         if self._counter_count:
-            self._counter_values[self._counter_to] = whole[self._counter_from] * self._counter_factor
-            self._counter_valid[self._counter_to] = True if answered is None else answered[self._counter_from]
+            counts = self._counter_raw * self._counter_factor if self._counter_is_whole else self._masked_counts()
+            self._counter_values[self._counter_to] = counts
+            end = self._gauge_count + self._counter_count
+            self._counter_valid[self._counter_to] = True if answered is None else answered[self._gauge_count : end]
         for position, at, wanted in self._decoded:
             assert wanted.decode is not None
             known = answered is None or bool(answered[position])
-            decoded_values = wanted.decode(int(whole[position])) if known else [math.nan] * len(wanted.columns)
+            raw = int(self._values[position]) & int(self._mask[position])
+            decoded_values = wanted.decode(raw) if known else [math.nan] * len(wanted.columns)
             self._gauge_values[at : at + len(wanted.columns)] = decoded_values
+
+    def _masked_counts(self) -> CounterArray:
+        """Counters of which some are narrower than 64 bits, or signed."""
+        whole = self._counter_raw & self._counter_mask
+        counts: CounterArray = ((whole ^ self._counter_sign) - self._counter_sign) * self._counter_factor
+        return counts
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -196,10 +205,10 @@ class FieldBatch:
         counted = [(p, e) for p, e in enumerate(entries) if e.wanted.counter]
         self._decoded = [(p, e.at, e.wanted) for p, e in enumerate(entries) if e.wanted.decode is not None]
         self._gauge_count, self._counter_count = len(plain), len(counted)
-        self._gauge_from = _slice([p for p, _ in plain])
+        end = len(plain) + len(counted)
+        self._gauge_raw, self._counter_raw = self._values[: len(plain)], self._values[len(plain) : end]
         self._gauge_to = _slice([e.at for _, e in plain])
         self._gauge_factor = np.array([e.source.factor for _, e in plain], np.float64)
-        self._counter_from = _slice([p for p, _ in counted])
         self._counter_to = _slice([e.at for _, e in counted])
         self._counter_factor = np.array([round(e.source.factor) for _, e in counted], np.uint64)
         self._take_types()
@@ -209,10 +218,13 @@ class FieldBatch:
         types = self._view["value_type"]
         self._usual_states = types.astype(np.uint64).tobytes()
         known = np.minimum(types, _TYPES - 1)
-        self._mask = _MASKS[known]
-        self._sign = _SIGNS[known]
-        self._signed = bool(self._sign.any())
-        self._gauge_is_double = (types == _DOUBLE)[self._gauge_from]
+        self._mask, sign = _MASKS[known], _SIGNS[known]
+        gauges, counters = slice(self._gauge_count), slice(self._gauge_count, self._gauge_count + self._counter_count)
+        self._gauge_mask, self._gauge_sign = self._mask[gauges], sign[gauges]
+        self._counter_mask, self._counter_sign = self._mask[counters], sign[counters]
+        self._gauge_signed = bool(self._gauge_sign.any())
+        self._counter_is_whole = bool((self._counter_mask == _WHOLE).all() and not self._counter_sign.any())
+        self._gauge_is_double = (types == _DOUBLE)[gauges]
         self._doubles = bool(self._gauge_is_double.any())
 
     def _drop(self, codes: npt.NDArray[np.int32]) -> bool:

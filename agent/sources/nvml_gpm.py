@@ -114,8 +114,8 @@ class Gpm:
         if code != SUCCESS:
             self._device.judge(code, "nvmlGpmMetricsGet")
             return
-        values = self._raw * self._factors
-        if self._codes.any():
+        values = np.multiply(self._raw, self._factors, out=self._gauge_values)
+        if any(self._codes.tolist()):
             codes = self._codes
             failed = np.flatnonzero(codes != SUCCESS)
             never = {
@@ -127,11 +127,11 @@ class Gpm:
                 self._want(tuple(column for index, column in enumerate(self._columns) if index not in never))
                 return
             values[failed] = np.nan
-        self._gauge_values[:] = values
         seconds = (self._taken_ns - before_ns) / 1e9
         for counter, index in enumerate(self._totalled):
-            if not math.isnan(values[index]):
-                self._totals[counter] += float(values[index]) * seconds
+            rate = values.item(index)
+            if not math.isnan(rate):
+                self._totals[counter] += rate * seconds
                 self._counter_values[counter] = int(self._totals[counter])
                 self._counter_valid[counter] = True
 

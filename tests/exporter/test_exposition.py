@@ -116,9 +116,9 @@ def test_a_part_in_which_nothing_changed_is_not_rendered_again(monkeypatch: pyte
     packed: list[int] = []
     deflate = Lines._deflate
 
-    def counted(lines: Lines, text: bytes) -> bytes:
+    def counted(lines: Lines, text: bytes, in_a_hurry: bool) -> bytes:
         packed.append(len(text))
-        return deflate(lines, text)
+        return deflate(lines, text, in_a_hurry)
 
     monkeypatch.setattr(Lines, "_deflate", counted)
     kept = Exposition(EVERYTHING)
