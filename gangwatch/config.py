@@ -15,6 +15,9 @@ strings such as "90s", "10m", "2h".
     [client]      url, ca_file, token_file, cert_file, key_file
     [feed]        ca_file, cert_file, key_file, username, password_file
     [policy]      every field of scheduler_feedback.core.state.Policy but the mode
+    [slurm]       enabled = false, mode = "advise", programs, configuration, agents, text, timeout_seconds,
+                  idle_seconds = 30, attentive_seconds = 5, partition_share = 0.25, requeues_per_hour,
+                  changes_per_minute, comments
     [store]       snapshot_seconds = 60, keep_days = 30, journal_bytes = 536870912
 """
 
@@ -45,6 +48,7 @@ from gangwatch.config_sections import (
     ExporterSection,
     FeedSection,
     PushSection,
+    SlurmSection,
     StoreSection,
     parse_listen,
 )
@@ -54,7 +58,7 @@ from scheduler_feedback.core.state import Mode, Policy
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 """A node's name becomes a label, a part of file names and of job ids: a single label of RFC 1123, or with '_'."""
 
-RELOADABLE = frozenset({"controller.mode", "policy"})
+RELOADABLE = frozenset({"controller.mode", "policy", "slurm.mode"})
 """Keys, and sections, that a running controller takes over; every other needs new processes."""
 
 _TYPE_WORDS = {
@@ -89,6 +93,7 @@ class Config(msgspec.Struct, frozen=True):
     client: ClientSection = ClientSection()
     feed: FeedSection = FeedSection()
     policy: Policy = Policy()
+    slurm: SlurmSection = SlurmSection()
     store: StoreSection = StoreSection()
     source: str = ""
 
@@ -161,7 +166,9 @@ def _convert(tree: dict[str, Any], source: str, blamed: str = "") -> Config:
         parse_listen(config.controller.listen, f"{where}: controller.listen")
     if config.client.url and not config.client.url.startswith(("http://", "https://")):
         raise ConfigError(f"{where}: client.url: expected https://HOST:PORT, not {config.client.url!r}")
-    return msgspec.structs.replace(config, policy=replace(config.policy, mode=Mode(config.controller.mode)))
+    advised = config.slurm.enabled and config.slurm.mode == "advise"
+    mode = Mode.OBSERVE if advised else Mode(config.controller.mode)
+    return msgspec.structs.replace(config, policy=replace(config.policy, mode=mode))
 
 
 def _section(kind: type[msgspec.Struct], values: dict[str, Any], name: str, where: str) -> msgspec.Struct:
@@ -368,4 +375,5 @@ def changes(before: Config, after: Config) -> list[Change]:
 def take_over(running: Config, wanted: Config) -> Config:
     """`running` with what a reload can change in it."""
     controller = msgspec.structs.replace(running.controller, mode=wanted.controller.mode)
-    return msgspec.structs.replace(running, controller=controller, policy=wanted.policy)
+    slurm = msgspec.structs.replace(running.slurm, mode=wanted.slurm.mode)
+    return msgspec.structs.replace(running, controller=controller, policy=wanted.policy, slurm=slurm)

@@ -148,6 +148,33 @@ class StoreSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     journal_bytes: Annotated[int, Meta(ge=1_000_000)] = 512 * 1024 * 1024
 
 
+class SlurmSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """enabled: whether this controller watches a Slurm cluster, and not this machine. mode: 'advise' changes no node's
+    state and no job, and says what it would do; 'act' does it, where controller.mode is 'act' too. programs: folder of
+    squeue and the others, where they are not on PATH. configuration: slurm.conf, where it is not at the usual place.
+    agents: where each node's agent listens, '{node}' standing for its name; None: agents' records are put in the state
+    folder by other means. text: read the text forms whatever the version. timeout_seconds: after which a command is
+    killed. idle_seconds, attentive_seconds: between two looks while nothing is the matter, and while something is.
+    partition_share: of a partition's nodes, the most that are drained by us, or left by jobs that we move, at once.
+    requeues_per_hour, changes_per_minute: most jobs that are moved, most changes of nodes and of pending jobs.
+    comments: whether nodes' comments say what is held against them, as far as no operator has written one.
+    """
+
+    enabled: bool = False
+    mode: Literal["advise", "act"] = "advise"
+    programs: str | None = None
+    configuration: str | None = None
+    agents: str | None = None
+    text: bool = False
+    timeout_seconds: Annotated[float, Meta(ge=1, le=600)] = 20.0
+    idle_seconds: Annotated[float, Meta(ge=1, le=3600)] = 30.0
+    attentive_seconds: Annotated[float, Meta(ge=0.5, le=600)] = 5.0
+    partition_share: Annotated[float, Meta(ge=0, le=1)] = 0.25
+    requeues_per_hour: Annotated[int, Meta(ge=0, le=100_000)] = 12
+    changes_per_minute: Annotated[int, Meta(ge=1, le=100_000)] = 30
+    comments: bool = True
+
+
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "cluster": ClusterSection,
     "agent": AgentSection,
@@ -157,5 +184,6 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "controller": ControllerSection,
     "client": ClientSection,
     "feed": FeedSection,
+    "slurm": SlurmSection,
     "store": StoreSection,
 }

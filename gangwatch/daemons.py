@@ -6,7 +6,7 @@ import gc
 import logging
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from exporter.asgi import App, Receive, Scope, Send
     from exporter.exposition import Settings
     from exporter.push import PushTarget
+    from scheduler_feedback.backends.slurm import SlurmBackend
     from scheduler_feedback.core.state import Policy
     from scheduler_feedback.credentials import Credentials
 
@@ -288,7 +289,7 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int 
     from scheduler_feedback.fabric_file import read_fabric
     from scheduler_feedback.store import Retention
 
-    nodes = plan(config)
+    nodes = () if config.slurm.enabled else plan(config)
     state.prepare()
     configure_logging(state, "controller")
     # Until the loop takes it, a reload asked for too early must not end us.
@@ -296,7 +297,8 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int 
     if (other := state.controller()) is not None:
         raise StateFolderBusyError(f"a controller (pid {other.pid}) already runs for {state}")
     configuration = _Configuration(state, config, overrides)
-    backend = LocalBackend(state.path, [LocalNode(node.name, node.slots, node.devices) for node in nodes])
+    slurm = slurm_backend(state, config) if config.slurm.enabled else None
+    local = LocalBackend(state.path, [LocalNode(node.name, node.slots, node.devices) for node in nodes])
     mounted: list[App] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -312,22 +314,26 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int 
     with listener, _stopped_by_signals(server):
         controller = Controller(
             state.path,
-            backend,
+            slurm or local,
             config.policy,
             reload=configuration.reload,
             snapshot_seconds=config.store.snapshot_seconds,
             retention=Retention(config.store.keep_days, config.store.journal_bytes),
             credentials=credentials_of(config),
             fabric=fabric,
+            heard=slurm.heard if slurm is not None else None,
         )
 
         def failed() -> None:
             server.should_exit = True
 
         def metrics(_request: Request) -> Response:
-            return Response(expose_samples(controller.measures()), media_type=TEXT_TYPE)
+            samples = [*controller.measures(), *(slurm.measures() if slurm is not None else ())]
+            return Response(expose_samples(samples), media_type=TEXT_TYPE)
 
-        with controller:
+        with slurm or nullcontext(), controller:
+            if slurm is not None:
+                slurm.attend(controller.cycle.ask)
             configuration.write()
             mounted.append(
                 Starlette(
@@ -341,6 +347,23 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int 
         if controller.failure is not None:
             raise controller.failure
     _log.info("the controller stopped")
+
+
+def slurm_backend(state: StateFolder, config: Config) -> SlurmBackend:
+    """What speaks to Slurm as the configuration says. Raises BackendError where its memory can't be read."""
+    from scheduler_feedback.backends.slurm import Commands, Settings, SlurmBackend
+
+    section = config.slurm
+    commands = Commands(section.programs, section.configuration, section.timeout_seconds, section.text)
+    settings = Settings(
+        section.partition_share,
+        section.requeues_per_hour,
+        section.changes_per_minute,
+        section.idle_seconds,
+        section.attentive_seconds,
+        section.comments,
+    )
+    return SlurmBackend(state.path, commands, settings, agents=section.agents)
 
 
 def credentials_of(config: Config) -> Credentials | None:

@@ -60,8 +60,9 @@ class Controller:
             ... serve app; once it listens, controller.announce(url)
 
     reload: reads the configuration again and gives the policy in it; may raise ConfigError. detectors: those that look
-    at the fleet. fabric: which switch each node stands below. Entering raises StateFolderBusyError where the folder has
-    a controller, StoreError where its journal can't be used.
+    at the fleet. fabric: which switch each node stands below. heard: what detectors found passes through it on its way
+    to the cycle: a backend may know a gang under another name than the agents do. Entering raises StateFolderBusyError
+    where the folder has a controller, StoreError where its journal can't be used.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Controller:
         retention: Retention | None = None,
         credentials: Credentials | None = None,
         fabric: Fabric | None = None,
+        heard: Callable[[Sequence[Event]], Sequence[Event]] | None = None,
     ) -> None:
         self.folder = folder
         self.subscribers = Subscribers()
@@ -84,6 +86,7 @@ class Controller:
         self._backend = backend
         self._policy = policy
         self._reload = reload
+        self._heard = heard
         self._clock = clock or SystemClock()
         self._snapshot_seconds = snapshot_seconds
         self._retention = retention or Retention()
@@ -254,7 +257,7 @@ class Controller:
     # --- from the threads ---------------------------------------------------------------------------------------------
 
     def _found(self, events: Sequence[Event]) -> None:
-        self.cycle.tell(events)
+        self.cycle.tell(events if self._heard is None else self._heard(events))
 
     def _written(self, events: Sequence[Event], entries: Sequence[NumberedEntry]) -> None:
         for event in events:

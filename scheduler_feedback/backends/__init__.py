@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from scheduler_feedback.backends.local import LocalBackend
+from scheduler_feedback.backends.slurm import SlurmBackend
 from scheduler_feedback.core.actions import Action
 from scheduler_feedback.core.events import Event, NodeSeen
 
@@ -33,4 +34,4 @@ class Backend(Protocol):
         ...
 
 
-BACKENDS: tuple[type[Backend], ...] = (LocalBackend,)
+BACKENDS: tuple[type[Backend], ...] = (LocalBackend, SlurmBackend)

@@ -1,0 +1,17 @@
+"""The Slurm backend: feedback into a scheduler that people already run.
+
+facts       what Slurm tells of nodes and jobs            opt_in      what a job says of being restarted
+commands    its programs as child processes               translate   between its words and the cycle's
+parse_json, parse_text                                    wishes      what the cycle wants Slurm to be told
+                                                          plan        what is to be changed, from one look
+touched     what has to be put back                       hands       the one way by which anything is changed
+audit       a line for everything that was                requeue     a job leaves a bad node
+                                                          probing     a drained node is measured
+backend     the thread that does all this, and the Backend
+"""
+
+from scheduler_feedback.backends.slurm.backend import SlurmBackend
+from scheduler_feedback.backends.slurm.commands import Commands
+from scheduler_feedback.backends.slurm.hands import Settings
+
+__all__ = ["Commands", "Settings", "SlurmBackend"]

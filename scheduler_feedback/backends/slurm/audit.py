@@ -1,0 +1,73 @@
+"""The audit: one line of JSON for everything that was done in Slurm, or would have been, with the evidence for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from agent.schema.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+
+class Line(msgspec.Struct, omit_defaults=True):
+    """outcome: 'done', 'would' (advise), 'withheld: why', 'failed: why'. wall_ns: when."""
+
+    wall_ns: int
+    action: str
+    target: str
+    outcome: str
+    why: str = ""
+    verdict: str = ""
+    evidence: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+
+
+class Audit:
+    """Appends to a file. counts: lines by (action, first word of the outcome)."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path = path
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._clock = clock
+
+    def write(
+        self,
+        action: str,
+        target: str,
+        outcome: str,
+        why: str = "",
+        command: Sequence[str] = (),
+        verdict: str = "",
+        evidence: Sequence[str] = (),
+    ) -> None:
+        """Leave a line; where the file can't be written, the log has it all the same."""
+        line = Line(self._clock.wall_ns(), action, target, outcome, why, verdict, tuple(evidence), tuple(command))
+        self.counts[action, outcome.partition(":")[0]] += 1
+        _log.info("%s %s: %s (%s)%s", action, target, outcome, why, f" {' '.join(command)}" if command else "")
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, msgspec.json.encode(line) + b"\n")
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            _log.error("%s: %s", self.path, error.strerror)
+
+
+def lines(path: Path) -> Iterator[Line]:
+    """The lines, the oldest first; one that is damaged (a full disk) is passed over, a missing file has none."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return
+    for part in text.splitlines():
+        try:
+            yield msgspec.json.decode(part, type=Line)
+        except msgspec.DecodeError:
+            continue

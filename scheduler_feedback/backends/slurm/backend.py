@@ -1,0 +1,438 @@
+"""The Slurm backend: Slurm queues, places and starts; we watch, and change what the cycle wishes to be otherwise.
+
+One thread with an event loop of its own speaks to Slurm; the cycle's thread asks for what is known and leaves what is
+to be done. One round of it::
+
+    1  what does the cycle wish of nodes now?               (its own thread is asked: nothing of Slurm's is touched)
+    2  is a look due? two requests; where the short listing of what runs is as before, the long one is left out
+    3  what is compared with what should be, and changed    (plan.py)
+
+While nothing is the matter a look is made every half minute; while a node is not healthy, a job is being moved or a
+verdict has come, every few seconds. A look that fails changes nothing: what is known is as old as it is, and neither
+ends of jobs nor losses of nodes are made up from half of an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from agent.schema.clock import Clock, SystemClock
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm import opt_in
+from scheduler_feedback.backends.slurm.announcements import Announcements
+from scheduler_feedback.backends.slurm.asking import Ask, Cycle
+from scheduler_feedback.backends.slurm.audit import Audit
+from scheduler_feedback.backends.slurm.commands import Commands
+from scheduler_feedback.backends.slurm.facts import SlurmJob, Snapshot
+from scheduler_feedback.backends.slurm.hands import Hands, Settings
+from scheduler_feedback.backends.slurm.keeper import Keeper
+from scheduler_feedback.backends.slurm.moves import Moves
+from scheduler_feedback.backends.slurm.opt_in import OptIn
+from scheduler_feedback.backends.slurm.probing import Probe, let_go
+from scheduler_feedback.backends.slurm.translate import (
+    gang_of,
+    hosted,
+    job_id_of,
+    node_seen,
+    number_of,
+    renamed,
+    why_not,
+)
+from scheduler_feedback.backends.slurm.wishes import Wishes, wishes_of
+from scheduler_feedback.core.actions import Action, StartGang, StopGang
+from scheduler_feedback.core.events import (
+    AttemptEnded,
+    AttemptRunning,
+    AttemptUnknown,
+    Event,
+    NodeCommand,
+    NodeCommanded,
+    NodeSeen,
+)
+from scheduler_feedback.core.job import JobKind, StopReason
+from scheduler_feedback.core.verdict import Verdict
+
+ROUND_SECONDS = 1.0
+RETRY_SECONDS = 5.0
+"""Between two looks while Slurm does not answer."""
+
+HURRY_SECONDS = 1.0
+"""Least time between two looks, whatever hurries us."""
+
+SCRIPTS_A_LOOK = 20
+"""Most batch scripts read after one look; the rest is read after the next ones."""
+
+HELD_BACK_SECONDS = 120.0
+"""What is found of a gang that the cycle does not know yet waits so long for the look that tells of it."""
+
+TOLD_AGAIN_SECONDS = 5.0
+
+FIRST_LOOK_SECONDS = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class SlurmBackend:
+    """Implements Backend. Its methods are called from the cycle's thread, ``heard`` from the watch's.
+
+    Entered before the controller, left after it; ``attend`` once that runs. agents: where each node's agent listens,
+    '{node}' standing for the node's name; None: others tell the feed.
+    """
+
+    def __init__(
+        self,
+        state_folder: Path,
+        commands: Commands,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        agents: str | None = None,
+    ) -> None:
+        """Raises BackendError where the memory of what we have changed can't be read."""
+        self._agents = Announcements(state_folder / "agents", agents) if agents is not None else None
+        self._clock = clock or SystemClock()
+        self._settings = settings or Settings()
+        self._commands = commands
+        self._audit = Audit(state_folder / "slurm-actions.jsonl", self._clock)
+        self._hands = Hands(commands, self._audit, state_folder / "slurm-touched.json", self._looked_at)
+        self._thread = threading.Thread(target=self._main, name="slurm", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake: asyncio.Event | None = None
+        self._looked = threading.Event()
+        self._stopping = False
+        self._cycle = Cycle()
+        self._lock = threading.Lock()
+        self._snapshot: Snapshot | None = None
+        self._trouble = "Slurm has not answered yet"
+        self._listing = ""
+        self._due_seconds = self._newest_seconds = 0.0
+        self._hurry = False
+        self._wishes = Wishes()
+        self._opted: dict[int, OptIn] = {}
+        self._told: dict[tuple[str, int], float] = {}
+        self._holding: frozenset[str] = frozenset()
+        self._events: deque[Event] = deque()
+        self._held_back: deque[tuple[float, Event]] = deque()
+        self._keeper = Keeper(self._hands, self._settings)
+        self._moves = Moves(
+            self._hands, self._settings, self._cycle, lambda number: self._opted.get(number, OptIn()),
+            lambda: self._snapshot, self._keeper.say_once, self._hurry_up,
+        )  # fmt: skip
+        self._probes: dict[tuple[str, int], Probe] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- coming and going --------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> SlurmBackend:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, wait_seconds: float = FIRST_LOOK_SECONDS) -> None:
+        """Begin to look, and wait for the first answer; where there is none yet, the controller says so and waits."""
+        self._thread.start()
+        self._looked.wait(wait_seconds)
+
+    def attend(self, ask: Ask) -> None:
+        """From now on the cycle is asked what it wishes. ask: ``CycleThread.ask``."""
+        self._cycle.ask = ask
+        self._stir()
+
+    def stop(self) -> None:
+        """Let what is under way be; what was begun is taken up at the next start."""
+        self._stopping = True
+        self._stir()
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
+
+    # --- Backend -----------------------------------------------------------------------------------------------------
+
+    def nodes(self) -> Sequence[NodeSeen]:
+        return [node_seen(node) for node in self._known().nodes.values() if node.gpus]
+
+    def apply(self, action: Action) -> None:
+        if isinstance(action, StartGang):
+            if action.spec.kind is not JobKind.PROBE:
+                raise BackendError(f"{action.action_id}: {action.job_id} is to be started by Slurm, with sbatch")
+            self._call(lambda: self._probe(action))
+            return
+        if (action.job_id, action.attempt) in self._probes:
+            self._call(lambda: self._end_probe(action))
+            return
+        number = number_of(action.job_id)
+        if number is None:
+            raise BackendError(f"{action.action_id}: {action.job_id} is no job of Slurm's")
+        job = self._known().jobs.get(number)
+        refusal = why_not(job, self._opted.get(number, OptIn())) if job is not None else ""
+        if refusal and action.why is not StopReason.CANCEL:
+            raise BackendError(f"{action.action_id}: {action.job_id} is not moved: {refusal}")
+        self._call(lambda: self._moves.stop(action, number))
+
+    def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
+        snapshot = self._known()
+        held = set(holding)
+        now = time.monotonic()
+        self._holding = frozenset(job_id for job_id, _ in held)
+        events: list[Event] = []
+        for job_id, attempt in held:
+            events += self._what_became(snapshot, job_id, attempt)
+        for job in list(snapshot.jobs.values()):
+            key = job_id_of(job.number), job.restarts
+            if not job.runs or key in held or job.number not in self._opted:
+                continue
+            if now - self._told.get(key, float("-inf")) > TOLD_AGAIN_SECONDS:
+                self._told[key] = now
+                found = hosted(job, self._opted[job.number], snapshot.nodes)
+                events += [found] if found is not None else []
+        while self._events:
+            events.append(self._events.popleft())
+        events += self._no_longer_held_back(now)
+        return events
+
+    # --- findings ----------------------------------------------------------------------------------------------------
+
+    def heard(self, events: Sequence[Event]) -> list[Event]:
+        """What detectors found, in the cycle's names; what is of a job that it does not know yet is told later."""
+        now = time.monotonic()
+        told: list[Event] = []
+        for raw, event in zip(events, renamed(events), strict=True):
+            number = number_of(gang_of(raw))
+            if number is None or job_id_of(number) in self._holding:
+                told.append(event)
+            else:
+                with self._lock:
+                    self._held_back.append((now, event))
+                self._hurry = True
+            self._hurry |= isinstance(event, Verdict)
+        if self._hurry:
+            self._stir()
+        return told
+
+    def _no_longer_held_back(self, now: float) -> list[Event]:
+        free: list[Event] = []
+        with self._lock:
+            kept: deque[tuple[float, Event]] = deque()
+            for since, event in self._held_back:
+                if gang_of(event) in self._holding:
+                    free.append(event)
+                elif now - since < HELD_BACK_SECONDS:
+                    kept.append((since, event))
+            self._held_back = kept
+        return free
+
+    # --- what others see ---------------------------------------------------------------------------------------------
+
+    def measures(self) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
+        """Samples of the catalogue; from any thread."""
+        wishes, touched = self._wishes, self._hands.touched
+        age = time.monotonic() - self._newest_seconds if self._snapshot is not None else float("inf")
+        return [
+            ("gangwatch_slurm_requests_total", (), float(self._commands.requests)),
+            ("gangwatch_slurm_look_age_seconds", (), age),
+            ("gangwatch_slurm_nodes_drained", (), float(len(touched.drained))),
+            *(
+                ("gangwatch_slurm_actions_total", (("action", action), ("outcome", outcome)), float(count))
+                for (action, outcome), count in sorted(self._audit.counts.items())
+            ),
+            *(
+                ("gangwatch_slurm_advice", (("action", "drain"), ("target", name)), 1.0)
+                for name in sorted(wishes.advice)
+            ),
+            *(
+                ("gangwatch_slurm_advice", (("action", "requeue"), ("target", job_id)), 1.0)
+                for job_id in sorted(wishes.moves)
+            ),
+        ]
+
+    # --- the cycle's thread ------------------------------------------------------------------------------------------
+
+    def _known(self) -> Snapshot:
+        """The newest look. Raises BackendError while Slurm does not answer: what is known then is too old to go by."""
+        if self._trouble or self._snapshot is None:
+            raise BackendError(self._trouble)
+        return self._snapshot
+
+    def _what_became(self, snapshot: Snapshot, job_id: str, attempt: int) -> list[Event]:
+        if (probe := self._probes.get((job_id, attempt))) is not None:
+            return self._probed(probe, job_id, attempt)
+        number = number_of(job_id)
+        if number is None:
+            return [AttemptUnknown(job_id, attempt)]  # a probe that an earlier controller ran; its node is let go of
+        job = snapshot.jobs.get(number)
+        if job is None:
+            return [AttemptEnded(job_id, attempt, (), reason="Slurm knows it no more")]
+        if job.completing or (job.runs and job.restarts == attempt):
+            return []
+        if job.restarts > attempt or job.waits:
+            return [AttemptEnded(job_id, attempt, (), reason="Slurm has requeued it")]
+        ended = f"{job.state.lower()}, as Slurm tells"
+        code = 0 if job.state == "COMPLETED" else job.exit_code or None
+        return [AttemptEnded(job_id, attempt, (), reason=ended, all_exited_with=code)]
+
+    def _probed(self, probe: Probe, job_id: str, attempt: int) -> list[Event]:
+        if probe.exit_code is not None:
+            del self._probes[job_id, attempt]
+            return [AttemptEnded(job_id, attempt, (), probe.running, probe.failure, all_exited_with=probe.exit_code)]
+        running = probe.running and (job_id, attempt) not in self._told
+        if running:
+            self._told[job_id, attempt] = time.monotonic()
+        return [AttemptRunning(job_id, attempt, ())] if running else []
+
+    def _call(self, work: Callable[[], None]) -> None:
+        """Have it done on the loop's thread. Raises BackendError where that has ended."""
+        if self._loop is None or self._stopping or not self._thread.is_alive():
+            raise BackendError("the thread that speaks to Slurm does not run")
+        self._loop.call_soon_threadsafe(work)
+        self._stir()
+
+    def _hurry_up(self) -> None:
+        self._hurry = True
+        self._stir()
+
+    def _stir(self) -> None:
+        if self._loop is not None and self._wake is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    # --- the loop's thread -------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except BaseException as error:
+            self._trouble = f"a bug ended the thread that speaks to Slurm: {type(error).__name__}: {error}"
+            _log.critical("the Slurm backend ends: this is a bug, please report it", exc_info=error)
+
+    async def _run(self) -> None:
+        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        while not self._stopping:
+            await self._round()
+            try:
+                await asyncio.wait_for(self._wake.wait(), ROUND_SECONDS)
+            except TimeoutError:
+                pass
+            self._wake.clear()
+        self._moves.end()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _round(self) -> None:
+        before = self._wishes
+        self._wishes = await self._cycle.asked(wishes_of, before)
+        now = time.monotonic()
+        changed = before != self._wishes
+        attentive = bool(self._wishes.nodes or self._wishes.advice or self._moves or self._probes)
+        if attentive:
+            self._due_seconds = min(self._due_seconds, self._newest_seconds + self._settings.attentive_seconds)
+        if (self._hurry or changed) and not self._trouble:
+            self._due_seconds = min(self._due_seconds, self._newest_seconds + HURRY_SECONDS)
+        if now < self._due_seconds:
+            return
+        self._hurry = False
+        try:
+            await self._look(now)
+            if self._cycle.ask is not None:
+                self._take_up()
+                await self._change()
+        except BackendError as error:
+            if str(error) != self._trouble:
+                _log.error("%s. Nothing is changed until Slurm answers", error)
+            self._trouble = str(error)
+            self._due_seconds = now + RETRY_SECONDS
+
+    async def _change(self) -> None:
+        """The cycle learns of what operators have resumed; the rest is the keeper's."""
+        assert self._snapshot is not None
+        for name in await self._keeper.keep(self._wishes, self._snapshot):
+            self._events.append(NodeCommanded(name, NodeCommand.RELEASE, "whoever resumed it in Slurm"))
+
+    def _take_up(self) -> None:
+        """After a start: what an earlier controller has begun; reservations of probes that nobody runs any more."""
+        self._moves.take_up()
+        for node in list(self._hands.touched.reserved):
+            if not any(probe.node == node for probe in self._probes.values()):
+                self._hands.touched.reserved.pop(node)
+                self._keep(let_go(self._hands, node, "the controller that probed it has ended"))
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    async def _look(self, now: float) -> None:
+        """Raises BackendError, and what is known stays as it was."""
+        nodes = await self._commands.nodes()
+        listing = await self._commands.running()
+        pending = self._wishes.nodes or self._hands.touched.excluded
+        if listing != self._listing or self._snapshot is None or pending:
+            jobs = await self._commands.jobs()
+        else:
+            jobs = self._snapshot.jobs
+        await self._read_opt_ins(jobs)
+        if self._trouble:
+            _log.info("Slurm answers: %d nodes, %d jobs", len(nodes), len(jobs))
+        self._snapshot, self._listing, self._trouble = Snapshot(self._clock.monotonic_ns(), nodes, jobs), listing, ""
+        self._newest_seconds, self._due_seconds = now, now + self._settings.idle_seconds
+        if self._agents is not None:
+            self._agents.write(nodes)
+        self._told = {key: at for key, at in self._told.items() if now - at < HELD_BACK_SECONDS}
+        self._looked.set()
+
+    async def _read_opt_ins(self, jobs: dict[int, SlurmJob]) -> None:
+        """Once a job: its comment, else the directives in its script; only of jobs that run on GPUs."""
+        scripts = 0
+        for number, job in jobs.items():
+            if number in self._opted or not job.runs or not any(job.gpus):
+                continue
+            opted = opt_in.of_comment(job.comment)
+            if not opted.restartable and not opted.complaint and job.batch and job.requeue:
+                if scripts >= SCRIPTS_A_LOOK:
+                    self._hurry = True
+                    continue
+                scripts += 1
+                opted = opt_in.of_script(await self._commands.script(number))
+            self._opted[number] = opted
+        for number in [number for number in self._opted if number not in jobs]:
+            del self._opted[number]
+
+    def _looked_at(self, number: int, job: SlurmJob | None) -> None:
+        """One job was looked at on its own: what is known of it is newer now."""
+        if self._snapshot is not None:
+            jobs = dict(self._snapshot.jobs)
+            jobs.pop(number, None)
+            if job is not None:
+                jobs[number] = job
+            self._snapshot = Snapshot(self._snapshot.at_ns, self._snapshot.nodes, jobs)
+            if job is not None and job.runs and number not in self._opted:
+                self._opted[number] = opt_in.of_comment(job.comment)
+
+    # --- probes ------------------------------------------------------------------------------------------------------
+
+    def _probe(self, action: StartGang) -> None:
+        key = action.job_id, action.attempt
+        if key not in self._probes:
+            self._probes[key] = probe = Probe(self._hands, action)
+            self._keep(probe.run())
+
+    def _end_probe(self, action: StopGang) -> None:
+        probe = self._probes.get((action.job_id, action.attempt))
+        if probe is not None and probe.number is not None:
+            number = str(probe.number)
+            self._keep(self._cancel(number, action.reason))
+
+    async def _cancel(self, number: str, why: str) -> None:
+        try:
+            await self._hands.do("cancel", number, ("scancel", number), why)
+        except BackendError as error:
+            _log.warning("scancel %s: %s", number, error)  # the probe's own looks tell what becomes of it
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,186 @@
+"""Slurm's commands as child processes: argument lists, a time limit, a bounded output, no shell; and which to use.
+
+Every call is one request to slurmctld, which answers thousands of users too: calls are counted, and one that does not
+end in time is killed with its whole process group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm import parse_json, parse_text
+from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode
+
+MOST_OUTPUT_BYTES = 256 * 1024 * 1024
+"""`squeue --json` takes 3 KiB a job (22.05.8); MaxJobCount is 10,000 by default and seldom above 50,000."""
+
+MOST_ERROR_BYTES = 4096
+
+JSON_JOBS = (21, 8)
+"""First release whose squeue and sinfo know --json (release notes of 21.08)."""
+
+JSON_NODES = (23, 2)
+"""First release whose scontrol does (release notes of 23.02); sinfo's JSON has no list of nodes from then on."""
+
+_VERSION = re.compile(r"\b(\d+)\.(\d+)(?:\.\d+)?")
+
+
+class Commands:
+    """Runs Slurm's commands, one loop's at a time or several at once.
+
+    folder: where the programs are; None: on PATH. configuration: slurm.conf, None for the usual place. text: use the
+    text forms whatever the version. requests: calls so far that slurmctld had to answer.
+    """
+
+    def __init__(
+        self,
+        folder: str | None = None,
+        configuration: str | None = None,
+        timeout_seconds: float = 20.0,
+        text: bool = False,
+    ) -> None:
+        self._folder = folder
+        self._environment = {**os.environ, "LC_ALL": "C"}
+        # Without it these commands print times as SLURM_TIME_FORMAT of whoever started us says.
+        self._environment.pop("SLURM_TIME_FORMAT", None)
+        if configuration is not None:
+            self._environment["SLURM_CONF"] = configuration
+        self._timeout_seconds = timeout_seconds
+        self._text = text
+        self._version: tuple[int, int] | None = None
+        self.requests = 0
+
+    async def run(self, *command: str, given: str | None = None) -> bytes:
+        """Standard output. Raises BackendError where it can't be started, fails, hangs, or says too much."""
+        self.requests += 1
+        return await self._run(command, given)
+
+    async def _run(self, command: tuple[str, ...], given: str | None = None) -> bytes:
+        program = command[0] if self._folder is None else str(Path(self._folder, command[0]))
+        shown = " ".join(command[:3])
+        try:
+            process = await asyncio.create_subprocess_exec(
+                program,
+                *command[1:],
+                env=self._environment,
+                stdin=asyncio.subprocess.DEVNULL if given is None else asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise BackendError(f"{shown}: {program}: {error.strerror}") from error
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                if given is not None:
+                    assert process.stdin is not None
+                    process.stdin.write(given.encode())
+                    process.stdin.close()
+                output, errors = await asyncio.gather(
+                    _read(process.stdout, MOST_OUTPUT_BYTES), _read(process.stderr, MOST_ERROR_BYTES)
+                )
+                if output is None:
+                    raise BackendError(f"{shown}: more than {MOST_OUTPUT_BYTES} bytes of output")
+                code = await process.wait()
+        except TimeoutError:
+            raise BackendError(f"{shown}: no end within {self._timeout_seconds:g} s; it was killed") from None
+        finally:
+            if process.returncode is None:
+                _kill(process.pid)
+                await process.wait()
+        if code:
+            told = " ".join((errors or b"").decode(errors="replace").split()) or "it says nothing"
+            raise BackendError(f"{shown}: exit code {code}: {told[:300]}")
+        return output
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    async def version(self) -> tuple[int, int]:
+        """Slurm's release, as (22, 5); asked once. No request: the program says its own."""
+        if self._version is None:
+            told = (await self._run(("sinfo", "--version"))).decode(errors="replace")
+            found = _VERSION.search(told)
+            if found is None:
+                raise BackendError(f"sinfo --version: {told[:60]!r} names no release")
+            self._version = int(found[1]), int(found[2])
+        return self._version
+
+    async def jobs(self) -> dict[int, SlurmJob]:
+        """Every job that slurmctld remembers."""
+        if self._text or await self.version() < JSON_JOBS:
+            return parse_text.jobs(_decoded(await self.run("scontrol", "--oneliner", "--details", "show", "jobs")))
+        return parse_json.jobs(await self.run("squeue", "--json"))
+
+    async def nodes(self) -> dict[str, SlurmNode]:
+        version = await self.version()
+        if self._text or version < JSON_JOBS:
+            return parse_text.nodes(_decoded(await self.run("scontrol", "--oneliner", "show", "nodes")))
+        if version < JSON_NODES:
+            return parse_json.nodes(await self.run("sinfo", "--json"))
+        return parse_json.nodes(await self.run("scontrol", "show", "nodes", "--json"), "scontrol show nodes --json")
+
+    async def running(self) -> str:
+        """A line a job that holds nodes or is about to leave them: what changes where anything of them has changed.
+
+        Some bytes a running job: the whole queue takes slurmctld and us a hundred times as much.
+        """
+        told = await self.run("squeue", "--noheader", "--states=R,CG,CF,S,ST", "--array", "--format=%A|%T|%N|%k")
+        return _decoded(told)
+
+    async def job(self, number: int) -> SlurmJob | None:
+        """One job as it is now; None where slurmctld knows it no more."""
+        try:
+            told = await self.run("scontrol", "--oneliner", "--details", "show", "job", str(number))
+        except BackendError as error:
+            if "Invalid job id" in str(error):
+                return None
+            raise
+        found = parse_text.jobs(_decoded(told))
+        if number not in found:
+            raise BackendError(f"scontrol show job {number}: it tells of {sorted(found)[:3]} instead")
+        return found[number]
+
+    async def script(self, number: int) -> str:
+        """The job's batch script; '' where there is none or it may not be read."""
+        try:
+            return _decoded(await self.run("scontrol", "write", "batch_script", str(number), "-"))
+        except BackendError:
+            return ""
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+async def _read(stream: asyncio.StreamReader, most: int) -> bytes | None:
+    """All of it; None where it is more."""
+    parts: list[bytes] = []
+    size = 0
+    while part := await stream.read(1 << 18):
+        size += len(part)
+        if size > most:
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _kill(pid: int) -> None:
+    """End the command with whatever it has started: it leads a session of its own."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def programs(environment: Mapping[str, str]) -> list[str]:
+    """Names of the programs that are needed and not found on PATH."""
+    folders = environment.get("PATH", os.defpath).split(os.pathsep)
+    needed = ("squeue", "sinfo", "scontrol", "scancel", "sbatch")
+    return [name for name in needed if not any(os.access(Path(folder, name), os.X_OK) for folder in folders)]

@@ -1,0 +1,111 @@
+"""What Slurm tells of nodes and jobs, in one form for all versions; made by parse_json.py and parse_text.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+RUNS = frozenset({"RUNNING", "SUSPENDED"})
+"""Base states of a job that holds its nodes and works; of COMPLETING, its processes are being ended."""
+
+_ALONE = {
+    "COMPLETING": "COMPLETED",
+    "CONFIGURING": "RUNNING",
+    "REQUEUED": "PENDING",
+    "REQUEUE_FED": "PENDING",
+    "REQUEUE_HOLD": "PENDING",
+    "RESV_DEL_HOLD": "PENDING",
+    "SPECIAL_EXIT": "PENDING",
+    "RESIZING": "RUNNING",
+    "SIGNALING": "RUNNING",
+    "STAGE_OUT": "COMPLETED",
+    "STOPPED": "RUNNING",
+    "POWER_UP_NODE": "RUNNING",
+}
+"""Flags of a job (squeue(1), JOB STATE CODES), and the base state of one of which only the flag is told."""
+
+OUT = frozenset(
+    {"DOWN", "FAIL", "FAILING", "FUTURE", "MAINTENANCE", "MAINT", "REBOOT_ISSUED", "NOT_RESPONDING", "ERROR",
+     "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "INVALID_REG"}
+)  # fmt: skip
+"""States and flags of a node on which nothing new starts, whoever brought it there (scontrol(1), NODES: State)."""
+
+
+def base_state(states: Iterable[str]) -> str:
+    """The base state among a job's state and flags; '' where there is neither."""
+    told = list(states)
+    for state in told:
+        if state not in _ALONE:
+            return state
+    return _ALONE[told[0]] if told else ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """A node. states: base state and flags, in capitals ('IDLE', 'DRAIN'). features: those that it has active.
+
+    gpu_type: as gres.conf names it, '' where it does not. reason_user: who set the reason, '' where it is not told.
+    """
+
+    name: str
+    gpus: int
+    gpu_type: str = ""
+    states: frozenset[str] = frozenset()
+    reason: str = ""
+    reason_user: str = ""
+    weight: int = 1
+    features: tuple[str, ...] = ()
+    comment: str = ""
+    partitions: tuple[str, ...] = ()
+
+    @property
+    def drained(self) -> bool:
+        """Whether it takes no new job because somebody drained it."""
+        return bool(self.states & {"DRAIN", "DRAINED", "DRAINING"})
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """A job, or a task of a job array. number: what scontrol and scancel take, and slurmstepd's title has.
+
+    state: its base state. completing: whether processes of an attempt are still being ended. gpus: of each of `nodes`,
+    the indices of its GPUs. restarts: times it was requeued. begins_seconds, started_seconds: since the epoch, 0 where
+    there is none. excluded: what its --exclude names. least_nodes: that it asks for. held: it waits for a person.
+    """
+
+    number: int
+    state: str
+    completing: bool = False
+    nodes: tuple[str, ...] = ()
+    gpus: tuple[tuple[int, ...], ...] = ()
+    restarts: int = 0
+    comment: str = ""
+    batch: bool = True
+    requeue: bool = True
+    user: str = ""
+    name: str = ""
+    partition: str = ""
+    time_limit_seconds: float | None = None
+    started_seconds: float = 0.0
+    begins_seconds: float = 0.0
+    excluded: tuple[str, ...] = ()
+    least_nodes: int = 1
+    held: bool = False
+    exit_code: int | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self.state in RUNS and not self.completing
+
+    @property
+    def waits(self) -> bool:
+        return self.state == "PENDING" and not self.completing
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One look at the cluster. at_ns: monotonic, when it began. jobs: by number; of those that have ended some."""
+
+    at_ns: int
+    nodes: dict[str, SlurmNode] = field(default_factory=dict)
+    jobs: dict[int, SlurmJob] = field(default_factory=dict)

@@ -1,0 +1,171 @@
+"""Requeue: a job leaves its nodes so that it can save, and is started again at once, without those that are accused.
+
+::
+
+    1  is it still the attempt that was meant, and are enough nodes left without the accused?   else nothing is done
+    2  the checkpoint signal, and a wait: until its processes have ended, or for as long as it said that it takes
+    3  what is about to happen is written down                                                  (touched.py)
+    4  scontrol requeue: Slurm ends what is left of it, and keeps it from starting for two minutes
+    5  once it is pending: its exclusion, and StartTime=now, which ends those two minutes
+
+After a crash 4 and 5 are taken up where they were left: what Slurm says of the job, its count of restarts above all,
+tells which of them has happened. The node is drained beside this (plan.py), so a job whose exclusion never came does
+not return to it either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode
+from scheduler_feedback.backends.slurm.hands import Hands
+from scheduler_feedback.backends.slurm.hostlist import join
+from scheduler_feedback.backends.slurm.opt_in import OptIn
+from scheduler_feedback.backends.slurm.plan import enough_left
+from scheduler_feedback.backends.slurm.touched import Moving
+
+LOOK_SECONDS = 0.5
+"""Between two looks at the one job that is being moved."""
+
+RETRY_SECONDS = 2.0
+PATIENCE_SECONDS = 600.0
+"""How long slurmctld may be away in the middle of it; a longer absence is taken up when the job is seen again."""
+
+
+class LeftError(Exception):
+    """The attempt is over, or the job is gone, without our doing; the message says what was found."""
+
+
+class Requeue:
+    """Moves one attempt of one job. nodes: as of now. frozen: whether nothing may be done any more."""
+
+    def __init__(
+        self,
+        hands: Hands,
+        number: int,
+        attempt: int,
+        opted: OptIn,
+        nodes: Callable[[], Mapping[str, SlurmNode]],
+        frozen: Callable[[], Awaitable[bool]],
+        why: str,
+    ) -> None:
+        self._hands, self._number, self._attempt = hands, number, attempt
+        self._opted, self._nodes, self._frozen = opted, nodes, frozen
+        self._why = why
+        self._target = str(number)
+
+    async def run(self, avoided: tuple[str, ...], evidence: tuple[str, ...]) -> str:
+        """Move it; what came of it, in words. Raises BackendError where it could not be done to the end."""
+        try:
+            return await self._run(avoided, evidence)
+        except LeftError as left:
+            self._hands.touched.moving.pop(self._target, None)
+            self._hands.remember()
+            self._hands.audit.write("requeue", self._target, f"withheld: {left}", self._why)
+            return str(left)
+
+    async def _run(self, avoided: tuple[str, ...], evidence: tuple[str, ...]) -> str:
+        moving = self._hands.touched.moving.get(self._target)
+        if moving is None or moving.attempt != self._attempt or not moving.requeued:
+            job = self._still(await self._look())
+            if not enough_left(job, self._nodes().values(), {*job.excluded, *avoided}):
+                raise LeftError(f"too few nodes would be left without {join(avoided)}")
+            if await self._frozen():
+                raise LeftError("all actions are frozen")
+            await self._save(job)
+            moving = Moving(self._attempt, list(avoided), True)
+            self._hands.touched.moving[self._target] = moving
+            self._hands.remember()
+        await self._requeue(evidence)
+        await self._start_again(tuple(moving.avoided))
+        self._hands.touched.moving.pop(self._target, None)
+        self._hands.remember()
+        return f"requeued without {join(moving.avoided) or 'any exclusion'}"
+
+    # --- 1 -----------------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> SlurmJob:
+        """The job, however long slurmctld takes to answer. Raises LeftError where it is gone."""
+        began = time.monotonic()
+        while True:
+            try:
+                job = await self._hands.job(self._number)
+            except BackendError:
+                if time.monotonic() - began > PATIENCE_SECONDS:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            if job is None:
+                raise LeftError("it has vanished")
+            return job
+
+    def _still(self, job: SlurmJob) -> SlurmJob:
+        if job.restarts != self._attempt:
+            raise LeftError(f"it was restarted meanwhile ({job.restarts} times in all)")
+        if not job.runs:
+            raise LeftError(f"it is {job.state} by now")
+        return job
+
+    # --- 2 -----------------------------------------------------------------------------------------------------------
+
+    async def _save(self, job: SlurmJob) -> None:
+        """Signal, and wait until it has exited or its time is up; one that has exited meanwhile is requeued too."""
+        if not self._opted.signal:
+            return
+        command = ["scancel", f"--signal={self._opted.signal}"]
+        command += ["--batch"] if self._opted.batch else []
+        await self._hands.do("signal", self._target, (*command, self._target), f"to save: {self._why}")
+        until = time.monotonic() + self._opted.grace_seconds
+        while time.monotonic() < until:
+            await asyncio.sleep(min(LOOK_SECONDS, max(until - time.monotonic(), 0.0)))
+            job = await self._look()
+            if job.restarts != self._attempt:
+                raise LeftError(f"it was restarted meanwhile ({job.restarts} times in all)")
+            if job.state == "CANCELLED":
+                raise LeftError("somebody has cancelled it")
+            if not job.runs:
+                return
+
+    # --- 4 and 5 -----------------------------------------------------------------------------------------------------
+
+    async def _requeue(self, evidence: tuple[str, ...]) -> None:
+        """Once: the job's count of restarts tells whether a command that failed or hung has done it all the same."""
+        began = time.monotonic()
+        while (job := await self._look()).restarts == self._attempt:
+            if job.state == "CANCELLED":
+                raise LeftError("somebody has cancelled it")
+            try:
+                command = ("scontrol", "requeue", self._target)
+                await self._hands.do("requeue", self._target, command, self._why, evidence=evidence)
+            except BackendError:
+                if time.monotonic() - began > PATIENCE_SECONDS:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _start_again(self, avoided: tuple[str, ...]) -> None:
+        """Until it waits with its exclusion and may start, or runs. A start time set while it is completing is lost."""
+        began = time.monotonic()
+        while True:
+            job = await self._look()
+            if job.runs or job.state not in ("PENDING", "COMPLETED"):
+                return
+            wanted = {*job.excluded, *avoided}
+            ready = wanted == set(job.excluded) and job.begins_seconds <= time.time()
+            if job.waits and ready:
+                return
+            if job.waits:
+                command = ["scontrol", "update", f"JobId={self._target}", "StartTime=now"]
+                command += [f"ExcNodeList={join(sorted(wanted))}"] if wanted else []
+                try:
+                    await self._hands.do(
+                        "start", self._target, tuple(command), "requeued: it need not wait two minutes"
+                    )
+                except BackendError:
+                    if time.monotonic() - began > PATIENCE_SECONDS:
+                        raise
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
+            await asyncio.sleep(LOOK_SECONDS / 2)
