@@ -160,17 +160,33 @@ class Attribution:
         self._pods: dict[str, tuple[str, str]] = {}
         self._pods_listed_ns: int | None = None
         self._lock = threading.Lock()
+        self._registered: dict[tuple[int, int], RankFile] = {}
         self._index = _Index((), {})
         self._listed_ns: int | None = None
         self._modified_ns = -1
 
+    def register(self, gang: str, attempt: int, rank: int, pid: int) -> None:
+        """A process that no rank file names, but a control group or a step daemon attests, is this rank from now on.
+
+        The job's own scheduler started it, and wrote no file; which rank it is, it said when it registered.
+        """
+        stat = read_process_stat(self._proc_root, pid)
+        if stat is not None:
+            with self._lock:
+                self._registered[pid, stat.start_time] = RankFile(gang, attempt, rank, pid, stat.start_time)
+
     def ranks(self) -> list[RankFile]:
         """The ranks of this node whose processes are alive, sorted by gang, attempt and rank."""
         alive: list[RankFile] = []
-        for rank in self._own().ranks:
+        files = self._own()
+        with self._lock:
+            registered = [rank for process, rank in self._registered.items() if process not in files.by_process]
+        for rank in (*files.ranks, *registered):
             stat = read_process_stat(self._proc_root, rank.pid)
             if stat is not None and stat.start_time == rank.start_time and stat.state not in "ZX":
                 alive.append(rank)
+            else:
+                self._registered.pop((rank.pid, rank.start_time), None)
         alive.sort(key=lambda rank: (rank.gang, rank.attempt, rank.rank))
         return alive
 

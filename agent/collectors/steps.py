@@ -282,7 +282,10 @@ class StepCollector:
             raise ReporterError(f"process {peer.pid} belongs to node {elsewhere}")
         identity = self._attribution.of_pid(peer.pid)
         if identity is not None:
-            return judge(claim, identity)
+            member = judge(claim, identity)
+            if identity.source != "local":
+                self._attribution.register(member.gang, member.attempt, member.rank, peer.pid)
+            return member
         if claim.gang is not None and waited_seconds < ATTEST_SECONDS:
             return None
         # Nothing attests it: it may report, under a name that no attested gang can have.

@@ -277,3 +277,15 @@ def test_numbers_that_are_none() -> None:
     for value in (b"", b"-1", b"1e3", b"0x1", b"9" * 30, "٣".encode()):
         assert parse_environment(b"RANK=" + value) == {}
     assert parse_environment(b"RANK=007\0RANK=8") == {"RANK": "7"}
+
+
+def test_a_registered_rank_is_one_of_the_node_until_its_process_has_ended(tmp_path: Path) -> None:
+    attribution = Attribution(None)
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        attribution.register("slurm-7.0", 1, 3, process.pid)
+        attribution.register("slurm-7.0", 1, 4, 2**22 + 1)  # there is no such process
+        assert [(one.gang, one.attempt, one.rank, one.pid) for one in attribution.ranks()] == [
+            ("slurm-7.0", 1, 3, process.pid)
+        ]
+        process.communicate()
+    assert attribution.ranks() == []
