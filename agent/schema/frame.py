@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.errors import FrameError, VersionError
+from agent.schema.outline import Outline, outline
 
 WIRE_VERSION = 1
 """Version of the wire form that this build writes."""
@@ -227,12 +228,8 @@ class _WireFrame(msgspec.Struct):
 
 
 class _ReadFrame(_WireFrame):
-    """A frame as it is read: arrays that whoever gets them owns, and the records apart, since they often are what they
-    were a frame ago."""
+    """A frame as it is read: the records apart, since they often are what they were a frame ago."""
 
-    tier_ns: bytearray  # type: ignore[assignment]
-    gauges: bytearray  # type: ignore[assignment]
-    counters: bytearray  # type: ignore[assignment]
     records: msgspec.Raw  # type: ignore[assignment]
 
 
@@ -246,6 +243,12 @@ class _Envelope(msgspec.Struct):
     v: int
     k: str
 
+
+_FIELDS = _WireFrame.__struct_fields__
+_VARYING = frozenset(
+    ("seq", "wall_ns", "monotonic_ns", "tier_ns", "gauges", "counters", "counters_valid", "record_seq")
+)
+"""What differs from frame to frame, before the records."""
 
 _encoder = msgspec.msgpack.Encoder()
 _frame_decoder = msgspec.msgpack.Decoder(_ReadFrame)
@@ -295,25 +298,69 @@ def decode(message: bytes) -> Layout | Frame:
 
 class Decoder:
     """Reads the messages of one stream. Records that are, byte for byte, those of the frame before are the same
-    objects: what ranks are inside of changes a few times a step, and is told each second."""
+    objects: what ranks are inside of changes a few times a step, and is told each second. Arrays can't be written to:
+    they are the message's own bytes, or the frame's before."""
 
-    __slots__ = ("_raw_records", "_records", "_valid", "_valid_bits")
+    __slots__ = ("_frame_before", "_outline", "_raw_records", "_records", "_valid", "_valid_bits")
 
     def __init__(self) -> None:
-        self._raw_records = msgspec.Raw()
+        self._raw_records = b""
         self._records: tuple[Record, ...] = ()
         self._valid_bits = b""
         self._valid = np.zeros(0, np.bool_)
+        self._outline: Outline | None = None
+        self._frame_before: tuple[str, str, str, str] = ("", "", "", "")
 
     def decode(self, message: bytes) -> Layout | Frame:
         """As the function ``decode``."""
+        if self._outline is not None and (parts := self._outline.read(message)) is not None:
+            return self._as_before(message[self._outline.size :], *parts)  # what nearly every message is
+        self._outline = None
         try:
             wire = _frame_decoder.decode(message)
             if wire.k == "frame" and wire.v == WIRE_VERSION:
-                return self._frame(wire)  # what nearly every message is
+                frame = self._frame(wire)
+                if _encoder.encode(wire) == message:
+                    self._outline = outline(message, _FIELDS, [getattr(wire, name) for name in _FIELDS], _VARYING)
+                    self._frame_before = frame.node, frame.boot_id, frame.agent_id, frame.layout_id
+                return frame
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
         return self._other(message)
+
+    def _as_before(
+        self,
+        raw_records: bytes,
+        seq: int,
+        wall_ns: int,
+        monotonic_ns: int,
+        tier_ns: bytes,
+        gauges: bytes,
+        counters: bytes,
+        counters_valid: bytes,
+        record_seq: int,
+    ) -> Frame:
+        """A frame whose names and lengths are those of the one before."""
+        node, boot_id, agent_id, layout_id = self._frame_before
+        if raw_records != self._raw_records:
+            self._read_records(raw_records)
+        if counters_valid != self._valid_bits:
+            self._read_valid(counters_valid, len(self._valid))
+        return Frame(
+            node,
+            boot_id,
+            agent_id,
+            seq,
+            layout_id,
+            wall_ns,
+            monotonic_ns,
+            np.frombuffer(tier_ns, _I8),
+            np.frombuffer(gauges, _F8),
+            np.frombuffer(counters, _U8),
+            self._valid,
+            record_seq,
+            self._records,
+        )
 
     def _other(self, message: bytes) -> Layout | Frame:
         try:
@@ -336,17 +383,11 @@ class Decoder:
 
     def _frame(self, wire: _ReadFrame) -> Frame:
         record_seq = wire.record_seq
-        raw: msgspec.Raw = wire.records
-        if raw == self._raw_records:  # two Raws: one is never equal to bytes
+        raw = bytes(wire.records)
+        if wire.v == WIRE_VERSION:
+            if raw != self._raw_records:
+                self._read_records(raw)
             records = self._records
-        elif wire.v == WIRE_VERSION:
-            try:
-                records = _records_decoder.decode(raw)
-            except msgspec.DecodeError as error:
-                raise FrameError(f"records: {error}") from None
-            if len(records) > MAX_RECORDS:
-                raise FrameError(f"records: {len(records)}, at most {MAX_RECORDS}")
-            self._raw_records, self._records = raw.copy(), records
         else:
             records, missing = _of_neighbour(raw)
             # Their numbers then no longer say which is which, so record_seq counts from the first that is kept: a
@@ -356,9 +397,7 @@ class Decoder:
         if len(wire.counters_valid) != (count + 7) // 8:
             raise FrameError(f"counters_valid: {len(wire.counters_valid)} bytes for {count} counters")
         if wire.counters_valid != self._valid_bits or count != len(self._valid):
-            bits = np.frombuffer(wire.counters_valid, np.uint8)
-            self._valid_bits = wire.counters_valid
-            self._valid = np.unpackbits(bits, count=count, bitorder="little").view(np.bool_)
+            self._read_valid(wire.counters_valid, count)
         return Frame(
             wire.node,
             wire.boot_id,
@@ -370,16 +409,30 @@ class Decoder:
             _array(wire.tier_ns, _I8, "tier_ns"),
             _array(wire.gauges, _F8, "gauges"),
             _array(wire.counters, _U8, "counters"),
-            self._valid.copy(),
+            self._valid,
             record_seq,
             records,
         )
+
+    def _read_records(self, raw: bytes) -> None:
+        try:
+            records = _records_decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise FrameError(f"records: {error}") from None
+        if len(records) > MAX_RECORDS:
+            raise FrameError(f"records: {len(records)}, at most {MAX_RECORDS}")
+        self._raw_records, self._records = raw, records
+
+    def _read_valid(self, bits: bytes, count: int) -> None:
+        self._valid_bits = bits
+        self._valid = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(np.bool_)
+        self._valid.flags.writeable = False
 
 
 _I8, _F8, _U8 = np.dtype("<i8"), np.dtype("<f8"), np.dtype("<u8")
 
 
-def _array(raw: bytes | bytearray, dtype: np.dtype[Any], field: str) -> npt.NDArray[Any]:
+def _array(raw: bytes, dtype: np.dtype[Any], field: str) -> npt.NDArray[Any]:
     if len(raw) % 8:
         raise FrameError(f"{field}: {len(raw)} bytes are no whole number of 8-byte values")
     return np.frombuffer(raw, dtype)
