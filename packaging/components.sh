@@ -6,14 +6,15 @@
 #   prometheus-node-exporter, ethtool  say of the same machine what the agent says
 #   curl, openssl ask over TLS, and make the certificates for it
 #   systemd       systemd-analyze, which judges the units
+#   chromium      shows the live page, as a user sees it
 #   slurmctld, slurm-client  a real Slurm, beside which the scheduler's benchmark decides
 set -eu
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-    echo "make components: needs root on Debian (apt-get); install these yourself: prometheus prometheus-node-exporter ethtool python3-torch gcc curl openssl systemd slurmctld slurm-client" >&2
+    echo "make components: needs root on Debian (apt-get); install these yourself: prometheus prometheus-node-exporter ethtool python3-torch gcc curl openssl systemd slurmctld slurm-client chromium" >&2
     exit 1
 fi
 missing=""
-for package in prometheus prometheus-node-exporter ethtool python3-torch gcc libc6-dev curl openssl systemd slurmctld slurm-client; do
+for package in prometheus prometheus-node-exporter ethtool python3-torch gcc libc6-dev curl openssl systemd slurmctld slurm-client chromium; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $package"
 done
 [ -z "$missing" ] && exit 0

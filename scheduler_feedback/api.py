@@ -4,12 +4,16 @@
 
     GET  /healthz  /readyz
     GET  /api/jobs[?active=1]  /api/jobs/JOB  /api/jobs/JOB/explain  /api/jobs/JOB/story
+         /api/jobs/JOB/pace[?since=SEQUENCE]   own step times by rank, of the newest minutes
          /api/jobs/JOB/logs?rank=R[&attempt=A][&tail=LINES]                              (token)
+         /api/overview                    what the first page and `gangwatch top` show
          /api/nodes  /api/nodes/NODE/story  /api/verdicts  /api/queue  /api/decisions
          /api/journal                     one line a cycle, for a replay                 (token)
          /api/events[?since=ENTRY]        entries as they are written, as server-sent events
     POST /api/jobs  /api/jobs/JOB/cancel  /api/nodes/NODE/{release|quarantine|maintenance}
          /api/verdicts/VERDICT/{confirm|reject}  /api/freeze  /api/thaw  /api/reload     (token)
+
+and the live page, which reads only: /  /jobs  /jobs/JOB  /nodes  /nodes/NODE (web/pages.py).
 
 Submitting a job runs a program: whatever changes something needs the token of the state folder, and so does what jobs
 wrote. Every error is {"error": text}: 400 malformed, 401 token, 403 Host or Origin, 404, 405, 409 not now, 413 too
@@ -19,7 +23,7 @@ long, 415 no JSON, 422 not on this cluster, 503 not ready, 507 the journal can't
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -46,13 +50,17 @@ from scheduler_feedback.api_requests import (
 from scheduler_feedback.core.events import CancelRequested, Event, NodeCommand, NodeCommanded, Submitted, VerdictJudged
 from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import Job
+from scheduler_feedback.core.pace import MOST_ROWS, Pace
 from scheduler_feedback.core.state import State
 from scheduler_feedback.cycle import admit_check, explain
 from scheduler_feedback.inbox import StoppedError
 from scheduler_feedback.loop import CycleThread
 from scheduler_feedback.policies.wishes import array_members
 from scheduler_feedback.store import Reader
+from scheduler_feedback.stories import story_of
 from scheduler_feedback.subscribers import Subscribers
+from scheduler_feedback.web import paces, views
+from scheduler_feedback.web.pages import Pages
 
 HEARTBEAT_SECONDS = 15.0
 """A silent event stream says so much, so that proxies (60 s is usual) and readers know that it lives."""
@@ -84,6 +92,8 @@ class Control(Protocol):
     @property
     def store(self) -> Reader: ...
 
+    def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
+    def step_seconds(self) -> dict[str, float]: ...
     def ready(self) -> tuple[bool, str]: ...
     async def freeze(self, by: str) -> str: ...
     async def thaw(self, by: str) -> None: ...
@@ -93,7 +103,7 @@ class Control(Protocol):
 def create_api(controller: Control) -> Starlette:
     """The app. It holds no state of its own."""
     return Starlette(
-        routes=list(_Api(controller).routes()),
+        routes=[*_Api(controller).routes(), *Pages(controller, MAX_STREAMS).routes()],
         exception_handlers={
             RefusedError: _refused,
             GangwatchError: _refused,
@@ -147,6 +157,8 @@ class _Api:
         yield Route("/api/jobs", self._guarded_by_method(self._list_jobs, self._submit), methods=["GET", "POST"])
         for path, document in reading.items():
             yield self._route(path, self._of_state(document))
+        yield self._route("/api/overview", self._overview)
+        yield self._route("/api/jobs/{job}/pace", self._pace)
         yield self._route("/api/jobs/{job}/story", self._job_story)
         yield self._route("/api/nodes/{node}/story", self._node_story)
         yield self._route("/api/events", self._events)
@@ -204,9 +216,25 @@ class _Api:
         active = bool(number_of(request, "active", 0, 0, 1))
         return _json(await self._ask(lambda state: documents.jobs_document(state, active)))
 
+    async def _overview(self, _request: Request) -> Response:
+        document = await self._ask(views.overview)
+        return _json(document | {"step_seconds": await run_in_threadpool(self._seconds_of, document["running"])})
+
+    def _seconds_of(self, running: list[documents.Document]) -> dict[str, float]:
+        seconds = self._controller.step_seconds()
+        return {job["job"]: seconds[job["job"]] for job in running if job["job"] in seconds}
+
+    async def _pace(self, request: Request) -> Response:
+        since = number_of(request, "since", None, 0, 1 << 62)
+        job = await self._ask(lambda state: _job(state, request).job_id)
+        pace = await run_in_threadpool(self._controller.pace_of, job, -1 if since is None else since)
+        if pace is None:
+            raise RefusedError(404, f"no step of {job} is known")
+        return _json(await run_in_threadpool(paces.document, pace, ()))
+
     async def _job_story(self, request: Request) -> Response:
         job_id: str = request.path_params["job"]
-        told = await run_in_threadpool(_story_of, self._controller.store, job_id)
+        told = await run_in_threadpool(story_of, self._controller.store, job_id)
         if not told:
             raise _no_job(job_id)
         return _json(told)
@@ -376,12 +404,3 @@ def _is_known(state: State, verdict_id: str) -> bool:
         or any(node.verdict_id == verdict_id for node in state.nodes.values())
         or any(decision.verdict_id == verdict_id for decision in state.decisions)
     )
-
-
-def _story_of(store: Reader, job_id: str) -> Sequence[documents.Document]:
-    own = store.entries_of(job_id)
-    starts = store.actions_of(job_id)
-    nodes = {slot.node for recorded in starts for slot in documents.placement_of(recorded)}
-    of_node = {node: store.entries_of(f"node:{node}") for node in nodes}
-    ended = next((numbered.cycle for numbered in reversed(own) if numbered.entry.kind == "ended"), None)
-    return documents.story(own, starts, of_node, ended)

@@ -31,7 +31,7 @@ from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, Polic
 from scheduler_feedback.core.fabric import Fabric
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.measures import measure
-from scheduler_feedback.core.pace import Pace
+from scheduler_feedback.core.pace import MOST_ROWS, Pace
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.subscription import WANTED
 from scheduler_feedback.credentials import Credentials
@@ -200,9 +200,9 @@ class Controller:
         yield from self._watch.measures()
         yield from self._feed.measures()
 
-    def pace_of(self, gang: str, sequence: int = -1) -> Pace | None:
+    def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None:
         """How fast the gang has gone lately, after the row of this sequence; from any thread, may wait a moment."""
-        return self._watch.pace_of(gang, sequence)
+        return self._watch.pace_of(gang, sequence, most)
 
     def step_seconds(self) -> dict[str, float]:
         """Mean time of a step lately, by gang; from any thread, may wait a moment."""

@@ -26,6 +26,8 @@ from scheduler_feedback.core.events import Event, FirstStep
 from scheduler_feedback.core.fabric import Fabric
 from scheduler_feedback.core.fleet import Fleet, Sample
 from scheduler_feedback.core.look import Look
+from scheduler_feedback.core.pace import MOST_ROWS, Pace, Paces
+from scheduler_feedback.core.telemetry import Telemetry
 from scheduler_feedback.detectors import Detector
 
 TICK_SECONDS = 0.5
@@ -58,6 +60,7 @@ class Watch:
     ) -> None:
         self._fleet = Fleet()
         self._look = Look(self._fleet, fabric)
+        self._paces = Paces()
         self._detectors = {detector.name: detector for detector in detectors}
         self._found = found
         self._clock = clock
@@ -71,7 +74,7 @@ class Watch:
         self._good: dict[str, bytes] = {}
         self._broken: dict[str, str] = {}
         self._failures = dict.fromkeys(self._detectors, 0)
-        self._failures["fleet"] = 0
+        self._failures |= {"fleet": 0, "pace": 0}
         self._offered = self._taken = self._refused = 0
         self._measures: tuple[Sample, ...] = ()
         self._patience_seconds = 0.0
@@ -105,6 +108,19 @@ class Watch:
                 for name, failures in self._failures.items()
             ),
         ]
+
+    def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None:
+        """How fast the gang has gone lately, after the row of this sequence; None where no step of it is known.
+
+        Waits for a look that is under way.
+        """
+        with self._lock:
+            return self._paces.since(gang, sequence, most)
+
+    def step_seconds(self) -> dict[str, float]:
+        """Mean time of a step lately, by gang. Waits for a look that is under way."""
+        with self._lock:
+            return self._paces.newest_seconds()
 
     def snapshots(self) -> dict[str, bytes]:
         """Every detector's baselines by name; of one that is out of service the last good ones."""
@@ -167,6 +183,7 @@ class Watch:
             events: list[Event] = [FirstStep(*first) for first in self._fleet.first_steps()]
             samples: list[Sample] = []
             telemetry = self._look.next(self._clock.wall_ns(), self._clock.monotonic_ns())
+            self._take_pace(telemetry)
             for name, detector in self._detectors.items():
                 if name not in self._broken:
                     try:
@@ -196,6 +213,14 @@ class Watch:
         if now_ns - self._forgot_ns > FORGET_SECONDS * 1e9:
             self._forgot_ns = now_ns
             self._fleet.forget_silent(now_ns)
+
+    def _take_pace(self, telemetry: Telemetry) -> None:
+        """For the page: what goes wrong with it keeps no detector from looking."""
+        if "pace" not in self._broken:
+            try:
+                self._paces.take(telemetry)
+            except Exception as error:
+                self._report("pace", error)
 
     def _report(self, name: str, error: Exception) -> None:
         self._failures[name] += 1

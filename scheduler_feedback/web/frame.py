@@ -1,0 +1,161 @@
+"""The frame: what every page has around its parts. A page without a script reads as it was when it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+
+from scheduler_feedback.web.markup import Child, Markup, join, tag
+
+PLACES = (("/", "Overview"), ("/jobs", "Jobs"), ("/nodes", "Nodes"))
+
+
+def panel(title: str, part: str, parts: Mapping[str, Markup], note: Child = None, class_: str = "") -> Markup:
+    """A section of a page around the part of that name, which the stream replaces."""
+    return tag(
+        "section",
+        tag("header", tag("h2", title, id=f"{part}-title"), note),
+        live(part, parts),
+        class_=f"panel {class_}".strip(),
+        aria_labelledby=f"{part}-title",
+    )
+
+
+def live(part: str, parts: Mapping[str, Markup], class_: str = "") -> Markup:
+    """The part of that name, which the stream replaces."""
+    return tag("div", parts[part], id=part, data_part=True, class_=class_ or None)
+
+
+def page(
+    title: str, here: str, stream: str, main: Child, scripts: tuple[str, ...] = (), modules: tuple[str, ...] = ()
+) -> Markup:
+    """A whole page. here: which of PLACES it belongs to. stream: where its events come from. scripts, modules: what it
+    loads besides what all do."""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", f"{title} · gangwatch"),
+        tag("link", rel="icon", href="/static/icon.svg", type="image/svg+xml"),
+        tag("link", rel="stylesheet", href="/static/uPlot.min.css") if scripts else None,
+        tag("link", rel="stylesheet", href="/static/page.css"),
+        tag("script", src="/static/theme.js"),
+        [tag("script", src=f"/static/{script}", defer=True) for script in ("idiomorph.min.js", *scripts)],
+        # Modules share no names, and run after the libraries, in this order.
+        [tag("script", src=f"/static/{module}", type="module") for module in (*modules, "page.js")],
+    )
+    body = tag(
+        "body",
+        tag("a", "Skip to the content", href="#content", class_="skip"),
+        _banner(here),
+        tag("main", main, id="content", tabindex="-1"),
+        tag("footer", tag("p", f"gangwatch {version('gangwatch')}. Nothing here changes anything without the token.")),
+        tag("p", id="news", class_="unseen", role="status", aria_live="polite"),
+        _dialog(),
+        data_stream=stream,
+    )
+    return Markup("<!doctype html>" + tag("html", head, body, lang="en"))
+
+
+def _banner(here: str) -> Markup:
+    return tag(
+        "header",
+        tag("a", tag("span", "gang", class_="first"), "watch", href="/", class_="brand", aria_label="gangwatch"),
+        tag(
+            "nav",
+            [tag("a", name, href=path, aria_current="page" if path == here else None) for path, name in PLACES],
+            aria_label="Pages",
+        ),
+        tag(
+            "div",
+            tag("span", "not live", id="liveness", class_="liveness", data_state="off"),
+            tag("button", "Theme", type="button", id="theme", class_="plain", aria_label="Theme: as the system's"),
+            class_="tools",
+        ),
+        class_="banner",
+    )
+
+
+def action(what: str, path: str, question: str, class_: str = "", reason: bool = False) -> Markup:
+    """A button that asks the API for something, once the token was given."""
+    return tag(
+        *("button", what),
+        type="button",
+        class_=f"action {class_}".strip(),
+        data_post=path,
+        data_question=question,
+        data_reason=reason,
+    )
+
+
+def _dialog() -> Markup:
+    """Where the token is typed. It is kept by nobody but, where the person wants that, the browser."""
+    return tag(
+        "dialog",
+        tag(
+            "form",
+            tag("h2", "Sure?", id="dialog-question"),
+            tag("label", "Why (kept in the story)", tag("input", name="reason", autocomplete="off"), class_="reason"),
+            tag(
+                "label",
+                "Token",
+                tag("input", name="token", type="password", autocomplete="current-password", required=True),
+            ),
+            tag("p", "It stands in the file ", tag("code", "token"), " of the state folder.", class_="hint"),
+            tag("p", id="dialog-answer", role="alert", class_="answer"),
+            tag(
+                "div",
+                tag("button", "Leave it", type="button", class_="plain", data_close=True),
+                tag("button", "Do it", type="submit", class_="primary"),
+                class_="buttons",
+            ),
+            method="dialog",
+        ),
+        id="dialog",
+        aria_labelledby="dialog-question",
+    )
+
+
+def table(caption: str, columns: tuple[str, ...], rows: list[Markup], empty: str, wide: tuple[int, ...] = ()) -> Markup:
+    """A table that scrolls sideways in itself. wide: columns that a narrow screen leaves out."""
+    if not rows:
+        return tag("p", empty, class_="empty")
+    head = tag("tr", [tag("th", name, scope="col", class_=_wide(at, wide)) for at, name in enumerate(columns)])
+    drawn = tag("table", tag("caption", caption, class_="unseen"), tag("thead", head), tag("tbody", rows))
+    return tag("div", drawn, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def row(key: str, cells: tuple[Child, ...], wide: tuple[int, ...] = (), class_: str = "") -> Markup:
+    """A row of such a table; its first cell names it. key: unique on the page, so that a row is known again."""
+    first, *others = cells
+    return tag(
+        "tr",
+        tag("th", first, scope="row"),
+        [tag("td", cell, class_=_wide(at, wide)) for at, cell in enumerate(others, 1)],
+        id=f"row-{key}",
+        class_=class_ or None,
+    )
+
+
+def _wide(column: int, wide: tuple[int, ...]) -> str | None:
+    return "wide" if column in wide else None
+
+
+def pager(path: str, query: Mapping[str, str], page_number: int, pages: int) -> Markup | None:
+    """Links to the pages before and after."""
+    if pages < 2:
+        return None
+    from urllib.parse import urlencode
+
+    def link(words: str, to: int) -> Markup:
+        if not 1 <= to <= pages:
+            return tag("span", words, class_="off")
+        return tag("a", words, href=f"{path}?{urlencode({**query, 'page': str(to)})}")
+
+    told = tag("span", f"Page {page_number:,} of {pages:,}")
+    return tag(
+        "nav",
+        join((link("Before", page_number - 1), told, link("Next", page_number + 1))),
+        class_="pager",
+        aria_label="Pages of the list",
+    )

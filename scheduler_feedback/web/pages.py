@@ -1,0 +1,375 @@
+"""The pages' routes: each page whole, a stream of what changes on it, and the files that they load.
+
+A stream looks at its page again when entries were written, at once, and once a second for what has none (step times,
+the queue). Streams of one page share each look. Pages read; what they ask for they ask the API, with the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from scheduler_feedback import api_documents as documents
+from scheduler_feedback.api_requests import RefusedError, check_origin, number_of
+from scheduler_feedback.core.pace import MOST_ROWS, Pace
+from scheduler_feedback.core.state import State
+from scheduler_feedback.loop import CycleThread
+from scheduler_feedback.store import NumberedEntry, Reader
+from scheduler_feedback.stories import story_of
+from scheduler_feedback.subscribers import Subscribers
+from scheduler_feedback.web import frame, job, lists, node, overview, paces, views
+from scheduler_feedback.web.markup import Markup, tag
+
+LOOK_SECONDS = 1.0
+"""Between two looks where nothing was written; frames come as often."""
+
+GATHER_SECONDS = 0.1
+"""What a cycle or two write together is looked at together."""
+
+HEARTBEAT_SECONDS = 15.0
+"""A silent stream says so much, so that proxies (60 s is usual) and the page know that it lives."""
+
+MOST_KEPT = 64
+"""Looks that are kept for streams of the same page; as many streams there may be."""
+
+MOST_ENTRIES, MOST_LATEST = 200, 20
+"""Entries of a story, and of the first page."""
+
+MOST_NEWS = 3
+"""Entries that a screen reader is told at a time."""
+
+NEWS = frozenset({"verdict", "cleared", "migrate", "quarantine", "rank-failed", "ended", "frozen", "thawed"})
+"""Kinds of entries that are said aloud."""
+
+HEADERS = {
+    # No inline script or style, nothing from elsewhere, in nobody's frame.
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+_FOLDER = Path(__file__).parent
+_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_T = TypeVar("_T")
+
+
+class Source(Protocol):
+    """What the pages need of a controller."""
+
+    cycle: CycleThread
+    subscribers: Subscribers
+
+    @property
+    def store(self) -> Reader: ...
+
+    def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
+    def step_seconds(self) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Which page. kind: 'overview', 'jobs', 'nodes', 'job' or 'node'; name: of the latter two; the rest: of a list."""
+
+    kind: str
+    name: str = ""
+    state: str = ""
+    words: str = ""
+    page: int = 1
+
+    @property
+    def query(self) -> dict[str, str]:
+        """What narrows the list."""
+        return {key: value for key, value in (("state", self.state), ("words", self.words)) if value}
+
+    @property
+    def stream(self) -> str:
+        """Where its events come from."""
+        if self.kind in ("job", "node"):
+            return f"/live/{self.kind}s/{quote(self.name, safe='')}"
+        if self.kind == "overview":
+            return "/live/"
+        return f"/live/{self.kind}?{urlencode({**self.query, 'page': self.page})}"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A page at one moment: its parts, and for a job the ranks with a verdict."""
+
+    parts: dict[str, Markup]
+    accused: tuple[int, ...] = ()
+    has_pace: bool = False
+
+
+class Pages:
+    """Every page of one controller."""
+
+    def __init__(self, source: Source, most_streams: int) -> None:
+        self._source = source
+        self._most_streams = most_streams
+        self._looks: OrderedDict[View, tuple[float, asyncio.Task[Seen]]] = OrderedDict()
+        self._stories: OrderedDict[str, tuple[int, list[documents.Document]]] = OrderedDict()
+
+    def routes(self) -> Iterator[Route]:
+        """Every path; all of them may be read by whom the server lets in."""
+        for path, kind in (
+            ("/", "overview"),
+            ("/jobs", "jobs"),
+            ("/jobs/{name}", "job"),
+            ("/nodes", "nodes"),
+            ("/nodes/{name}", "node"),
+        ):
+            yield Route(path, self._page(kind), methods=["GET"])
+            yield Route(f"/live{path}", self._live(kind), methods=["GET"])
+        yield Route("/static/{name}", _static, methods=["GET"])
+
+    # --- a page -------------------------------------------------------------------------------------------------------
+
+    def _page(self, kind: str) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            check_origin(request)
+            view = _view(kind, request)
+            try:
+                seen = await self._look(view, time.monotonic() - LOOK_SECONDS)
+            except RefusedError as error:
+                return _html(frame.page("Not here", "", "", tag("section", tag("h1", str(error)), class_="panel")), 404)
+            return _html(_whole(view, seen))
+
+        return endpoint
+
+    # --- its stream ---------------------------------------------------------------------------------------------------
+
+    def _live(self, kind: str) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            check_origin(request)
+            view = _view(kind, request)
+            subscribers = self._source.subscribers
+            if subscribers.closed or len(subscribers) >= self._most_streams:
+                raise RefusedError(503, f"stopping, or {self._most_streams} streams are open already")
+            await self._look(view, time.monotonic() - LOOK_SECONDS)  # refuses what there is not
+            return StreamingResponse(
+                self._stream(view), headers={"cache-control": "no-store"}, media_type="text/event-stream"
+            )
+
+        return endpoint
+
+    async def _stream(self, view: View) -> AsyncIterator[bytes]:
+        subscribers = self._source.subscribers
+        wake = subscribers.add()
+        try:
+            yield b"retry: 1000\n\n"
+            told: dict[str, Markup] = {}
+            drawn = _Drawn()
+            since = await run_in_threadpool(self._source.store.newest_entry_id)
+            said_s = not_before_s = time.monotonic()
+            while not subscribers.closed:
+                seen = await self._look(view, not_before_s)
+                for name, markup in seen.parts.items():
+                    if told.get(name) != markup:
+                        told[name] = markup
+                        yield _event("part", {"name": name, "html": str(markup)})
+                        said_s = time.monotonic()
+                if view.kind == "job" and (document := await self._drawing(view.name, seen, drawn)) is not None:
+                    yield _event("pace", document)
+                    said_s = time.monotonic()
+                if wake.is_set():
+                    wake.clear()
+                    entries = await run_in_threadpool(self._source.store.entries_after, since)
+                    since = entries[-1].entry_id if entries else since
+                    if news := _news(view, entries):
+                        yield _event("news", {"text": news})
+                if time.monotonic() - said_s > HEARTBEAT_SECONDS:
+                    yield _event("alive", {})
+                    said_s = time.monotonic()
+                not_before_s = await _due(wake)
+        finally:
+            subscribers.remove(wake)
+
+    async def _drawing(self, name: str, seen: Seen, drawn: _Drawn) -> documents.Document | None:
+        """What the page's drawings lack; None where that is nothing. whole: they are to begin anew."""
+        pace = await run_in_threadpool(self._source.pace_of, name, drawn.sequence)
+        if pace is None:
+            return None
+        whole = (pace.attempt, len(pace.ranks), seen.accused) != drawn.of
+        if whole:
+            drawn.of = pace.attempt, len(pace.ranks), seen.accused
+            pace = await run_in_threadpool(self._source.pace_of, name) or pace
+        made = await run_in_threadpool(paces.document, pace, seen.accused, time.time_ns())
+        drawn.sequence = made["sequence"] if made["at"] else drawn.sequence
+        return {**made, "whole": whole} if whole or made["at"] else None
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    async def _look(self, view: View, not_before_s: float) -> Seen:
+        """The page as it was at some moment after this one (monotonic). Raises RefusedError where there is none."""
+        kept = self._looks.get(view)
+        if kept is None or kept[0] < not_before_s:
+            kept = time.monotonic(), asyncio.ensure_future(self._see(view))
+            self._looks[view] = kept
+            self._looks.move_to_end(view)
+            while len(self._looks) > MOST_KEPT:
+                self._looks.popitem(last=False)
+        return await asyncio.shield(kept[1])
+
+    async def _see(self, view: View) -> Seen:
+        match view.kind:
+            case "overview":
+                document = await self._ask(views.overview)
+                latest = await run_in_threadpool(self._latest)
+                made = await run_in_threadpool(overview.parts, document, latest, await self._paces())
+                return Seen(made)
+            case "jobs":
+                document = await self._ask(lambda state: views.jobs_page(state, view.state, view.words, view.page))
+                return Seen(await run_in_threadpool(lists.job_parts, document, view.query, await self._paces()))
+            case "nodes":
+                document = await self._ask(lambda state: views.nodes_page(state, view.state, view.words, view.page))
+                return Seen(await run_in_threadpool(lists.node_parts, document, view.query))
+            case "node":
+                found = await self._ask(lambda state: views.node_page(state, view.name))
+                if found is None:
+                    raise RefusedError(404, f"no node {view.name}")
+                story = await run_in_threadpool(self._story, f"node:{view.name}")
+                return Seen(await run_in_threadpool(node.parts, found, story, await self._paces()))
+        found = await self._ask(lambda state: views.job_page(state, view.name))
+        if found is None:
+            raise RefusedError(404, f"no job {view.name}")
+        story = await run_in_threadpool(self._story, view.name)
+        pace = await run_in_threadpool(self._source.pace_of, view.name, -1, paces.LAST)
+        summary = None if pace is None else paces.summary(pace, [one["rank"] for one in found["ranks"]])
+        accused = tuple(found["accused"][: paces.MOST_ACCUSED])
+        return Seen(await run_in_threadpool(job.parts, found, story, summary), accused, pace is not None)
+
+    async def _ask(self, question: Callable[[State], _T]) -> _T:
+        return await asyncio.wrap_future(self._source.cycle.ask(question))
+
+    async def _paces(self) -> dict[str, float]:
+        return await run_in_threadpool(self._source.step_seconds)
+
+    def _latest(self) -> list[documents.Document]:
+        store = self._source.store
+        entries = store.entries_after(max(store.newest_entry_id() - MOST_LATEST, 0))
+        return [documents.entry_document(entry) for entry in reversed(entries)]
+
+    def _story(self, subject: str) -> list[documents.Document]:
+        """The newest entries, the newest first; read again only where something was written since."""
+        store = self._source.store
+        newest = store.newest_entry_id()
+        kept = self._stories.get(subject)
+        if kept is None or kept[0] != newest:
+            if subject.startswith("node:"):
+                told = [documents.entry_document(entry) for entry in store.entries_of(subject)]
+            else:
+                told = list(story_of(store, subject))
+            kept = newest, told[: -MOST_ENTRIES - 1 : -1]
+            self._stories[subject] = kept
+            while len(self._stories) > MOST_KEPT:
+                self._stories.popitem(last=False)
+        return kept[1]
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """What a stream's page has drawn: (attempt, ranks, accused) that it is of, and up to which row."""
+
+    of: tuple[int, int, tuple[int, ...]] | None = None
+    sequence: int = -1
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _view(kind: str, request: Request) -> View:
+    """Raises RefusedError for a page that is no number."""
+    if kind in ("job", "node"):
+        return View(kind, request.path_params["name"])
+    if kind == "overview":
+        return View(kind)
+    query = request.query_params
+    page = number_of(request, "page", 1, 1, 1_000_000)
+    assert page is not None
+    return View(kind, "", query.get("state", "")[:40], query.get("words", "")[:100], page)
+
+
+def _whole(view: View, seen: Seen) -> Markup:
+    stream = view.stream
+    match view.kind:
+        case "overview":
+            return frame.page("Overview", "/", stream, overview.main(seen.parts))
+        case "jobs":
+            return frame.page("Jobs", "/jobs", stream, lists.job_main(seen.parts, view.query))
+        case "nodes":
+            return frame.page("Nodes", "/nodes", stream, lists.node_main(seen.parts, view.query))
+        case "node":
+            return frame.page(view.name, "/nodes", stream, node.main(seen.parts))
+    main = job.main(seen.parts, seen.has_pace)
+    return frame.page(view.name, "/jobs", stream, main, ("uPlot.iife.min.js",), ("pace.js",))
+
+
+def _html(markup: Markup, status: int = 200) -> Response:
+    return Response(markup, status, {**HEADERS, "cache-control": "no-store"}, media_type="text/html")
+
+
+def _event(name: str, document: documents.Document) -> bytes:
+    return b"event: %s\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(document))
+
+
+def _news(view: View, entries: list[NumberedEntry]) -> str:
+    """What of the entries is said aloud on that page; '' for nothing."""
+    subject = {"job": view.name, "node": f"node:{view.name}"}.get(view.kind)
+    told = [one.entry for one in entries if one.entry.kind in NEWS and subject in (None, one.entry.subject)]
+    words = [f"{entry.subject.removeprefix('node:')}: {entry.text}" for entry in told[-MOST_NEWS:]]
+    return ". ".join([*words, f"and {len(told) - MOST_NEWS} more"] if len(told) > MOST_NEWS else words)
+
+
+async def _due(wake: asyncio.Event) -> float:
+    """Wait until the next look is due; from when on (monotonic) somebody else's look is new enough."""
+    try:
+        await asyncio.wait_for(wake.wait(), LOOK_SECONDS)
+    except TimeoutError:
+        return time.monotonic() - LOOK_SECONDS / 2
+    woken_s = time.monotonic()
+    await asyncio.sleep(GATHER_SECONDS)
+    return woken_s
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _files() -> dict[str, tuple[bytes, str, str]]:
+    """Content, type and tag of every file that a page may load, by name."""
+    found = {}
+    for folder in ("static", "vendored"):
+        for path in (_FOLDER / folder).iterdir():
+            if path.suffix in _TYPES:
+                content = path.read_bytes()
+                found[path.name] = content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    return found
+
+
+async def _static(request: Request) -> Response:
+    check_origin(request)
+    file = _files().get(request.path_params["name"])
+    if file is None:
+        raise RefusedError(404, "no such file")
+    content, kind, mark = file
+    headers = {**HEADERS, "cache-control": "no-cache", "etag": mark}
+    if request.headers.get("if-none-match") == mark:
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers, media_type=kind)

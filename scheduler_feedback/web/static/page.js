@@ -1,0 +1,179 @@
+// Keeps a page up to date from its stream of server-sent events, counts times, and asks the API for what a button says.
+// What comes as HTML was escaped by the server; nothing else is ever made markup here.
+
+const byId = (id) => document.getElementById(id);
+
+// --- the stream ---------------------------------------------------------------------------------------------------------
+
+const SILENT_MS = 35_000; // the server says something every 15 s
+let source = null;
+let heardAt = 0;
+let again = 0;
+
+function listen() {
+  const stream = document.body.dataset.stream;
+  if (!stream || source) return;
+  source = new EventSource(stream);
+  source.addEventListener("open", heard);
+  source.addEventListener("alive", heard);
+  source.addEventListener("part", (event) => {
+    const { name, html } = JSON.parse(event.data);
+    const part = byId(name);
+    if (part && "part" in part.dataset) {
+      Idiomorph.morph(part, html, { morphStyle: "innerHTML", callbacks: { beforeAttributeUpdated: keepOpen } });
+      count(part);
+    }
+    heard();
+  });
+  source.addEventListener("news", (event) => {
+    byId("news").textContent = JSON.parse(event.data).text;
+  });
+  source.addEventListener("pace", (event) => {
+    document.dispatchEvent(new CustomEvent("pace", { detail: JSON.parse(event.data) }));
+    heard();
+  });
+  source.addEventListener("error", () => {
+    tell("off", "reconnecting");
+    if (source.readyState === EventSource.CLOSED) {
+      // Refused: too many streams, or a controller that stops. The browser would not try again by itself.
+      leave();
+      again = setTimeout(listen, 5000);
+    }
+  });
+}
+
+function leave() {
+  clearTimeout(again);
+  source?.close();
+  source = null;
+}
+
+function heard() {
+  heardAt = Date.now();
+  tell("on", "live");
+}
+
+function tell(state, words) {
+  const liveness = byId("liveness");
+  if (liveness.dataset.state === state && liveness.textContent === words) return;
+  liveness.dataset.state = state;
+  liveness.textContent = words;
+}
+
+// What somebody has unfolded stays so.
+const keepOpen = (attribute, node) => !(attribute === "open" && node.tagName === "DETAILS");
+
+// A browser opens six connections to a server: pages that nobody sees give theirs back.
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) leave();
+  else listen();
+});
+window.addEventListener("pagehide", leave);
+window.addEventListener("pageshow", listen);
+
+// --- times --------------------------------------------------------------------------------------------------------------
+
+function span(seconds) {
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 120) return `${whole} s`;
+  const [small, large, units] =
+    whole < 3600 ? [1, 60, ["min", "s"]] : whole < 172800 ? [60, 3600, ["h", "min"]] : [3600, 86400, ["d", "h"]];
+  const rest = Math.floor((whole % large) / small);
+  return `${Math.floor(whole / large)} ${units[0]}` + (rest ? ` ${rest} ${units[1]}` : "");
+}
+
+function count(within = document) {
+  for (const time of within.querySelectorAll("time[data-count]")) {
+    const ahead = (Date.parse(time.dateTime) - Date.now()) / 1000;
+    const how = time.dataset.count;
+    const words = how === "for" ? span(-ahead) : how === "ago" ? `${span(-ahead)} ago` : ahead > 0 ? `in ${span(ahead)}` : "now";
+    if (time.textContent !== words) time.textContent = words;
+  }
+}
+
+setInterval(() => {
+  count();
+  if (source && Date.now() - heardAt > SILENT_MS) {
+    tell("off", "no word");
+    leave();
+    listen();
+  }
+}, 1000);
+
+// --- the theme ----------------------------------------------------------------------------------------------------------
+
+const THEMES = ["", "light", "dark"];
+const THEME_WORDS = { "": "as the system's", light: "light", dark: "dark" };
+
+function showTheme() {
+  const theme = document.documentElement.dataset.theme ?? "";
+  byId("theme").setAttribute("aria-label", `Theme: ${THEME_WORDS[theme]}`);
+  byId("theme").dataset.theme = theme;
+  document.dispatchEvent(new Event("theme"));
+}
+
+byId("theme").addEventListener("click", () => {
+  const root = document.documentElement;
+  const next = THEMES[(THEMES.indexOf(root.dataset.theme ?? "") + 1) % THEMES.length];
+  if (next) root.dataset.theme = next;
+  else delete root.dataset.theme;
+  try {
+    if (next) localStorage.setItem("theme", next);
+    else localStorage.removeItem("theme");
+  } catch {
+    // Then it holds for this page.
+  }
+  showTheme();
+});
+
+// --- what needs the token -----------------------------------------------------------------------------------------------
+
+const dialog = byId("dialog");
+const form = dialog.querySelector("form");
+const answer = byId("dialog-answer");
+let asked = null;
+
+// gangwatch may be opened as .../#token=TOKEN: a fragment is never sent to a server, and leaves the address at once.
+let token = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
+if (token) history.replaceState(null, "", location.pathname + location.search);
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-post]");
+  if (!button) return;
+  asked = { path: button.dataset.post, opener: button };
+  byId("dialog-question").textContent = button.dataset.question;
+  dialog.querySelector(".reason").hidden = !("reason" in button.dataset);
+  form.elements.reason.value = "";
+  form.elements.token.value = token;
+  answer.textContent = "";
+  dialog.showModal();
+  (token ? dialog.querySelector("button[type=submit]") : form.elements.token).focus();
+});
+
+dialog.querySelector("[data-close]").addEventListener("click", () => dialog.close());
+
+form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const body = { by: "the page", ...(form.elements.reason.value ? { reason: form.elements.reason.value } : {}) };
+  answer.textContent = "";
+  try {
+    const response = await fetch(asked.path, {
+      method: "POST",
+      headers: { "Content-Type": "application/json", Authorization: `Bearer ${form.elements.token.value.trim()}` },
+      body: JSON.stringify(body),
+    });
+    if (response.ok) {
+      token = form.elements.token.value.trim();
+      dialog.close();
+      return;
+    }
+    const refusal = await response.json().catch(() => null);
+    answer.textContent = refusal?.error ?? `Answered with ${response.status}.`;
+  } catch {
+    answer.textContent = "The controller does not answer.";
+  }
+});
+
+showTheme();
+count();
+if (!document.hidden) listen();

@@ -1,0 +1,29 @@
+"""Fixtures of the page's tests: a browser for all of them, and sites to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from scheduler_feedback import loop as loop_module
+from tests.feedback.memory_backend import World
+from tests.feedback.site import Site, serving
+from tests.web.browser import chromium
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A real controller behind a real server, whose attempts are no processes."""
+    monkeypatch.setattr(loop_module, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.1)
+    with serving(tmp_path, World()) as running:
+        yield running

@@ -1,0 +1,78 @@
+"""A cluster to look at: real daemons and jobs on this machine, with a straggler, a reservation and a backfill."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gangwatch.demo.play import plain_environment, training_command
+from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
+
+PACE_SECONDS = 0.2
+"""A step pauses so long: four ranks and their neighbours then leave processors to spare on a small machine."""
+
+
+class Stage:
+    """Four nodes of two slots. training: its job's id, once `perform` was called."""
+
+    def __init__(self, door: FrontDoor, folder: Path) -> None:
+        self.door = door
+        self._folder = folder
+
+    @property
+    def url(self) -> str:
+        record = self.door.state.controller()
+        assert record is not None
+        return record.url
+
+    @property
+    def token(self) -> str:
+        return self.door.state.token_file.read_text().strip()
+
+    def train(self, name: str, ranks: int, *options: str) -> str:
+        """Submit a real training job that makes steps until it is cancelled."""
+        work = self._folder / name
+        work.mkdir()
+        command = training_command(1_000_000, 1, PACE_SECONDS, work)
+        return self.door.submit("--name", name, "--ranks", str(ranks), *options, "--", *command)
+
+    @contextmanager
+    def disturbed(self, job_id: str, rank: int) -> Iterator[None]:
+        """While it lasts, one rank of the job is stopped and continued by a process that nobody is told of."""
+        (place,) = (one for one in self.door.job(job_id)["ranks"] if one["rank"] == rank)
+        disturbance = [sys.executable, "-m", "gangwatch.demo.disturbance", "--slot", str(place["slot"])]
+        ranks_folder = self.door.state.path / "ranks" / place["node"]
+        with subprocess.Popen(
+            [*disturbance, "--ranks-folder", str(ranks_folder)], env=plain_environment(), stdout=subprocess.DEVNULL
+        ) as process:
+            try:
+                yield
+            finally:
+                process.terminate()
+
+
+CONFIGURATION = """\
+[cluster]
+nodes = 4
+slots = 2
+gpus = false
+
+[controller]
+port = 0
+mode = "observe"
+"""
+"""Observing, so that the straggler stays where it is while it is looked at."""
+
+
+@contextmanager
+def stage(folder: Path) -> Iterator[Stage]:
+    with front_door(folder) as door:
+        (folder / "gangwatch.toml").write_text(CONFIGURATION)
+        door.run("up", "--config", str(folder / "gangwatch.toml"))
+        yield Stage(door, folder)
+
+
+__all__ = ["Stage", "stage", "wait_until"]

@@ -1,0 +1,136 @@
+"""The page over a real cluster: daemons, training jobs, and a rank that a process from outside holds up.
+
+GANGWATCH_UPDATE_IMAGES=1 writes the pictures of docs/images anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from tests.web.browser import page_of, serious_findings
+from tests.web.stage import Stage, stage
+
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
+
+IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
+VERDICT_SECONDS = 60_000
+NOTICES = """() => {
+  window.seenAt = null;
+  const look = () => {
+    if (window.seenAt === null && document.querySelector("#verdicts .verdict.standing")) window.seenAt = Date.now();
+  };
+  new MutationObserver(look).observe(document.body, { childList: true, subtree: true });
+}"""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A straggler that was found while a page was open. delay_seconds: from the verdict to its standing there."""
+
+    stage: Stage
+    training: str
+    waiting: str
+    ahead: str
+    delay_seconds: float
+    loads: int
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Scene]:
+    with stage(tmp_path_factory.mktemp("stage")) as cluster:
+        training = cluster.train("llama-8b", 4, "--restartable", "--time-limit", "10m")
+        cluster.door.wait_for(training, "running")
+        vision = cluster.train("vision", 2, "--time-limit", "5m")
+        cluster.door.wait_for(vision, "running")
+        waiting = cluster.train("mixtral-8x7b", 6, "--time-limit", "10m")
+        ahead = cluster.train("evaluate", 2, "--time-limit", "2m")
+        cluster.door.wait_for(ahead, "running")
+        with page_of(browser) as page:
+            loads: list[object] = []
+            page.on("load", loads.append)
+            page.goto(f"{cluster.url}/")
+            expect(page.locator("#liveness")).to_have_text("live")
+            expect(page.locator(f"#row-{training}")).to_contain_text("ms")  # its steps are known
+            time.sleep(12)  # what is healthy has to be learnt first: thirty steps
+            page.evaluate(NOTICES)
+            with cluster.disturbed(training, rank=1):
+                page.wait_for_selector("#verdicts .verdict.standing", timeout=VERDICT_SECONDS)
+                seen_ms = page.evaluate("() => window.seenAt")
+                (told,) = (one for one in cluster.door.json("story", training) if one["kind"] == "verdict")
+                yield Scene(cluster, training, waiting, ahead, seen_ms / 1e3 - told["wall_ns"] / 1e9, len(loads))
+
+
+def test_a_straggler_appears_within_two_seconds_of_its_verdict_without_a_reload(scene: Scene) -> None:
+    assert scene.loads == 1
+    assert -0.1 < scene.delay_seconds < 2.0
+
+
+def test_the_overview_draws_the_reservation_and_who_went_ahead(scene: Scene, browser: Browser) -> None:
+    with page_of(browser) as page:
+        page.goto(f"{scene.stage.url}/")
+        drawn = page.locator("#timetable")
+        expect(drawn).to_contain_text(f"6 slots kept for {scene.waiting}")
+        expect(drawn).to_contain_text(f"{scene.ahead} went ahead of it without delaying it.")
+        assert drawn.locator("rect.bar.kept").count() >= 3
+        assert drawn.locator("rect.bar.ahead").count() == 1
+        expect(page.locator(f"#row-{scene.training}")).to_contain_text("rank 1 on node-0: straggler, suspended")
+        expect(page.locator("#waiting")).to_contain_text("needs 6 slots")
+        _picture(page, "overview-light.png")
+
+
+def test_a_jobs_page_shows_who_holds_it_up_live(scene: Scene, browser: Browser) -> None:
+    with page_of(browser) as page:
+        page.goto(f"{scene.stage.url}/jobs/{scene.training}")
+        expect(page.locator("#pace-legend li")).to_have_count(4)
+        expect(page.locator("#pace-legend")).to_contain_text("rank 3 · node-1")
+        verdict = page.locator("#verdicts .verdict.standing")
+        expect(verdict.locator("h3")).to_have_text("Rank 1 on node-0 is a straggler")
+        expect(verdict).to_contain_text("compute seconds a step")
+        expect(page.locator("#summary")).to_contain_text("slowest rank 1")
+        expect(page.locator("#story")).to_contain_text("made its first step")
+        # The map is drawn, of as many rows as there are ranks, and its newest cells are darkest where rank 1 is.
+        width, height = page.evaluate(
+            "() => { const map = document.getElementById('pace-map'); return [map.width, map.height] }"
+        )
+        assert height == 4
+        assert width >= 10
+        expect(page.locator("#pace-map")).not_to_have_attribute("width", str(width))
+        page.locator("#pace-map").focus()
+        page.keyboard.press("ArrowDown")
+        told = page.locator("#pace-told")
+        expect(told).to_have_text(re.compile(r"^rank 1 · node-0, step [\d,]+ \(.*\): [\d.]+ times its peers$"))
+        ratio = re.search(r"([\d.]+) times", told.inner_text())
+        assert ratio is not None and float(ratio[1]) > 1.1
+        page.locator("#pace-map").blur()
+        time.sleep(6)  # so that the picture has something to show
+        _picture(page, "job-light.png")
+
+
+def test_pages_in_the_dark_and_on_a_phone(scene: Scene, browser: Browser) -> None:
+    for path, name in (("/", "overview"), (f"/jobs/{scene.training}", "job")):
+        with page_of(browser, scheme="dark", allow_eval=True) as page:
+            page.goto(f"{scene.stage.url}{path}")
+            expect(page.locator("#liveness")).to_have_text("live")
+            assert serious_findings(Axe().run(page)) == []
+            _picture(page, f"{name}-dark.png")
+        with page_of(browser, width=400, height=800, allow_eval=True) as page:
+            page.goto(f"{scene.stage.url}{path}")
+            expect(page.locator("#liveness")).to_have_text("live")
+            assert page.evaluate("() => document.scrollingElement.scrollWidth") <= 400
+            assert serious_findings(Axe().run(page)) == []
+            _picture(page, f"{name}-phone.png")
+
+
+def _picture(page: Page, name: str) -> None:
+    if os.environ.get("GANGWATCH_UPDATE_IMAGES"):
+        IMAGES.mkdir(exist_ok=True)
+        page.screenshot(path=IMAGES / name, full_page=True)

@@ -1,0 +1,294 @@
+"""The pages as answers: what they hold, what they refuse, and that nothing a user chose becomes markup."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from http.client import HTTPConnection, HTTPResponse
+
+import pytest
+
+from scheduler_feedback import api as api_module
+from scheduler_feedback.core.events import NodeSeen
+from scheduler_feedback.web import frame, pages, timetable, words
+from scheduler_feedback.web.markup import Markup, join, tag
+from tests.feedback.site import Site
+from tests.web.findings import straggler
+
+EVIL = "<script>alert(1)</script>\"'&"
+
+
+# --- markup ----------------------------------------------------------------------------------------------------------
+
+
+def test_texts_and_attributes_are_escaped_and_markup_is_not() -> None:
+    assert tag("p", EVIL, title=EVIL) == (
+        '<p title="&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#x27;&amp;">'
+        "&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#x27;&amp;</p>"
+    )
+    assert tag("p", tag("b", 1), None, False, [0, tag("i")]) == "<p><b>1</b>0<i></i></p>"
+    assert tag("input", name="token", required=True, hidden=False, aria_label="T") == (
+        '<input name="token" required aria-label="T">'
+    )
+    assert isinstance(join(("a", Markup("<b>"))), Markup)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (None, "–"),
+        (0.0842, "84.2 ms"),
+        (1.324, "1.32 s"),
+        (42.0, "42 s"),
+        (200.0, "3 min 20 s"),
+        (3600.0, "1 h"),
+        (7500.0, "2 h 5 min"),
+        (273_600.0, "3 d 4 h"),
+    ],
+)
+def test_lengths_of_time(seconds: float | None, shown: str) -> None:
+    assert words.seconds(seconds) == shown
+
+
+def test_nodes_stand_in_the_order_of_their_numbers() -> None:
+    assert sorted(["n10", "n9", "n2a", "10", "9"], key=timetable.natural) == ["9", "10", "n2a", "n9", "n10"]
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def _paths(job_id: str) -> tuple[str, ...]:
+    return ("/", "/jobs", f"/jobs/{job_id}", "/nodes", "/nodes/n0")
+
+
+def test_no_page_holds_markup_that_a_user_chose_nor_script_or_style_of_its_own(site: Site) -> None:
+    job_id = site.submit(name=EVIL, user=EVIL, queue=EVIL, command=[EVIL], time_limit_seconds=60)
+    site.wait(job_id, "running")
+    waiting = site.submit(name=EVIL, ranks=4)
+    site.controller.cycle.tell([straggler(job_id, EVIL)])
+    site.post("/api/nodes/n1/maintenance", {"by": EVIL, "reason": EVIL})
+    for path in (*_paths(job_id), f"/jobs/{waiting}", f"/jobs?words={EVIL.replace(' ', '').replace('<', '%3C')}"):
+        answer = site.ask("GET", path, Authorization=None)
+        text = answer.content.decode()
+        assert answer.status == 200, text
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        assert "alert(1)" in text or path == "/nodes/n0"
+        for found in re.findall(r"<script[^>]*>[^<]*", text):
+            assert re.fullmatch(r'<script src="/static/[A-Za-z.]+"( defer| type="module")?>', found)
+        assert not re.search(r"<[a-z]+[^>]* (style|on[a-z]+)=", text)
+        assert "<style" not in text
+
+
+def test_every_page_names_what_may_be_loaded_and_by_whom(site: Site) -> None:
+    job_id = site.submit()
+    for path in (*_paths(job_id), "/jobs/j-none", "/static/page.js"):
+        headers = site.ask("GET", path, Authorization=None).headers
+        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+        assert "unsafe" not in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_pages_are_for_loopback_alone(site: Site) -> None:
+    for path in ("/", "/jobs", "/live/", "/static/page.js"):
+        assert site.ask("GET", path, Host=f"rebound.example:{site.port}").status == 403
+        assert site.ask("GET", path, Origin="http://elsewhere.example").status == 403
+        assert site.ask("POST", path, {}).status == 405
+
+
+@pytest.mark.parametrize("path", ["/jobs/j-none", "/nodes/n9", "/jobs/..%2f..%2ftoken"])
+def test_what_is_not_there_is_a_page_that_says_so(site: Site, path: str) -> None:
+    answer = site.ask("GET", path)
+    assert answer.status == 404
+    assert b"<h1>no " in answer.content or b"Not Found" in answer.content
+
+
+@pytest.mark.parametrize("path", ["/live/jobs/j-none", "/live/nodes/n9", "/static/none.js", "/static/..%2fpages.py"])
+def test_what_is_not_there_is_refused(site: Site, path: str) -> None:
+    assert site.ask("GET", path).status == 404
+
+
+@pytest.mark.parametrize("path", ["/jobs?page=0", "/jobs?page=x", "/nodes?page=-1"])
+def test_a_page_that_is_no_number_is_refused(site: Site, path: str) -> None:
+    assert site.ask("GET", path).status == 400
+
+
+def test_files_are_loaded_once(site: Site) -> None:
+    for name, kind in (("page.js", "text/javascript"), ("page.css", "text/css"), ("icon.svg", "image/svg+xml")):
+        answer = site.ask("GET", f"/static/{name}")
+        assert answer.headers["content-type"].startswith(kind)
+        again = site.ask("GET", f"/static/{name}", If_None_Match=answer.headers["etag"])
+        assert (again.status, again.content) == (304, b"")
+
+
+def test_every_vendored_file_has_its_licence_and_its_sum_named() -> None:
+    import hashlib
+
+    folder = pages._FOLDER / "vendored"
+    text = (folder / "README.md").read_text()
+    for file in folder.iterdir():
+        if file.suffix in (".js", ".css"):
+            assert hashlib.sha256(file.read_bytes()).hexdigest() in text, f"{file.name} is not what README.md says"
+
+
+# --- lists -----------------------------------------------------------------------------------------------------------
+
+
+def _grow(site: Site, nodes: list[NodeSeen]) -> None:
+    site.world.nodes.extend(nodes)
+    deadline = time.monotonic() + 20
+    while sum(site.get("/api/overview")["nodes"].values()) < len(site.world.nodes):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_lists_come_in_pages_and_can_be_narrowed(site: Site) -> None:
+    _grow(site, [NodeSeen(f"rack-{n}", 1, (), "m") for n in range(120)])
+    wanted = site.submit(name="needle", user="ada")
+    for _ in range(51):
+        site.submit(name="hay", ranks=120)
+    page = site.ask("GET", "/jobs").content.decode()
+    assert page.count('<tr id="row-') == 50
+    assert "Page 1 of 2" in page
+    assert 'href="/jobs?page=2"' in page
+    for query in ("words=needle", "words=ADA", "page=2"):
+        assert f'id="row-{wanted}"' in site.ask("GET", f"/jobs?{query}").content.decode()
+    assert "No such job." in site.ask("GET", "/jobs?state=failed").content.decode()
+    site.post("/api/nodes/rack-77/maintenance", {"by": "ada", "reason": "new NIC"})
+    nodes = site.ask("GET", "/nodes").content.decode()
+    assert nodes.index("rack-77</a>") < nodes.index("rack-3</a>")  # the worst come first
+    assert nodes.count('class="tile ') == 122
+    assert "Page 1 of 3" in nodes
+    assert "new NIC" in site.ask("GET", "/nodes/rack-77").content.decode()
+
+
+def test_a_large_cluster_makes_no_large_page(site: Site) -> None:
+    _grow(site, [NodeSeen(f"node-{n:05d}", 8, (), f"m{n}") for n in range(3000)])
+    jobs = [site.submit(name=f"job {n}", ranks=8, time_limit_seconds=600) for n in range(150)]
+    head = site.submit(name="head", ranks=24_004)
+    site.wait(jobs[-1], "running")
+    for path in ("/", "/jobs", "/nodes", f"/jobs/{head}"):
+        began = time.monotonic()
+        answer = site.ask("GET", path)
+        assert answer.status == 200
+        assert len(answer.content) < 200_000, path
+        assert time.monotonic() - began < 20
+    text = site.ask("GET", "/").content.decode()
+    assert "2,978 nodes more: those of the reservation come first." in text
+    assert "of 24,004 usable" in text
+    assert text.count('id="row-j-') == 30 + 1
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """Reads server-sent events from a kept connection."""
+
+    def __init__(self, site: Site, path: str) -> None:
+        self._connection = HTTPConnection("127.0.0.1", site.port, timeout=20)
+        self._connection.request("GET", path)
+        self.response: HTTPResponse = self._connection.getresponse()
+        assert self.response.status == 200
+
+    def next(self, kind: str) -> dict[str, str]:
+        """The next event of that kind."""
+        name = ""
+        while line := self.response.readline().decode():
+            field, _, value = line.rstrip("\n").partition(": ")
+            if field == "event":
+                name = value
+            elif field == "data" and name == kind:
+                found = json.loads(value)
+                assert isinstance(found, dict)
+                return found
+        raise AssertionError("the stream ended")
+
+    def part(self, name: str) -> str:
+        while (event := self.next("part"))["name"] != name:
+            pass
+        return event["html"]
+
+    def close(self) -> None:
+        self.response.close()
+        self._connection.close()
+
+
+def test_a_stream_brings_every_part_first_and_then_what_changes(site: Site) -> None:
+    stream = Stream(site, "/live/")
+    first = {stream.next("part")["name"] for _ in range(9)}
+    assert first == {"summary", "notice", "verdicts", "running", "timetable", "waiting", "nodes", "ended", "latest"}
+    job_id = site.submit(name="train")
+    while job_id not in (html := stream.part("running")):
+        pass
+    assert "train" in html
+    site.wait(job_id, "running")
+    site.controller.cycle.tell([straggler(job_id)])
+    assert "Rank 0 on" in stream.part("verdicts")
+    assert "straggler" in stream.next("news")["text"]
+    stream.close()
+
+
+def test_a_jobs_stream_tells_only_of_that_job(site: Site) -> None:
+    mine, other = site.submit(name="mine"), site.submit(name="other")
+    stream = Stream(site, f"/live/jobs/{mine}")
+    site.wait(mine, "running")
+    site.wait(other, "running")
+    site.world.end(other)
+    site.world.end(mine)
+    while "completed" not in stream.part("head"):
+        pass
+    assert stream.next("news")["text"].startswith(f"{mine}: completed")
+    stream.close()
+
+
+def test_streams_are_bounded_and_end_with_the_server(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = [Stream(site, "/live/") for _ in range(api_module.MAX_STREAMS)]
+    answer = site.ask("GET", "/live/")
+    assert answer.status == 503
+    assert str(api_module.MAX_STREAMS) in answer.error
+    site.controller.end_streams()
+    assert streams[0].response.read().endswith(b"\n\n")
+    for stream in streams:
+        stream.close()
+
+
+def test_a_silent_stream_breathes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(pages, "LOOK_SECONDS", 0.05)
+    stream = Stream(site, "/live/nodes/n0")
+    assert stream.next("alive") == {}
+    stream.close()
+
+
+def test_every_action_of_the_pages_needs_the_token(site: Site) -> None:
+    job_id = site.submit()
+    site.wait(job_id, "running")
+    site.controller.cycle.tell([straggler(job_id)])
+    site.post("/api/freeze", {"by": "ada"})
+    found = set()
+    for path in _paths(job_id):
+        found |= set(re.findall(r'data-post="([^"]+)"', site.ask("GET", path).content.decode()))
+    assert {path.rpartition("/")[2] for path in found} >= {"thaw", "cancel", "confirm", "reject", "release"}
+    for path in found:
+        assert site.ask("POST", path, {"by": "the page"}, Authorization=None).status == 401, path
+
+
+def test_the_overview_is_there_for_programs(site: Site) -> None:
+    job_id = site.submit()
+    site.wait(job_id, "running")
+    document = site.get("/api/overview")
+    assert document["jobs"]["running"] == 1
+    assert document["slots"] == {"total": 4, "used": 2, "free": 2, "unavailable": 0}
+    assert [job["job"] for job in document["running"]] == [job_id]
+    assert document["step_seconds"] == {}
+    answer = site.ask("GET", f"/api/jobs/{job_id}/pace")
+    assert (answer.status, answer.error) == (404, f"no step of {job_id} is known")
+
+
+def test_the_frame_says_which_page_it_is() -> None:
+    text = frame.page("Jobs", "/jobs", "/live/jobs?page=1", tag("p", "x"))
+    assert '<a href="/jobs" aria-current="page">' in text
+    assert text.count("aria-current") == 1
+    assert '<body data-stream="/live/jobs?page=1">' in text
