@@ -92,7 +92,7 @@ def test_a_limit_without_a_request_is_a_request() -> None:
 
 
 def why(
-    spec: dict[str, Any], *, taints: list[Taint] | None = None, free: dict[str, int] | None = None, **labels: str
+    spec: dict[str, Any], *, taints: list[Taint] | None = None, free: dict[str, int] | None = None, **labels: Any
 ) -> str:
     place = node("n1", **labels)
     place.spec.taints = taints
@@ -214,7 +214,7 @@ def test_a_demand_that_is_not_implemented_is_refused_with_the_reason(spec: dict[
 
 
 def test_preferences_are_no_demands() -> None:
-    spec = {
+    spec: dict[str, Any] = {
         "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}},
         "topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}],
     }

@@ -1,4 +1,12 @@
 """The Kubernetes backend: gangs of pods, placed by the core and bound over the API server.
 
-``translate``, ``constraints`` and ``quantities`` are pure: objects in, the core's words out.
+``quantities``, ``constraints`` and ``translate`` are pure: objects in, the core's words out; so are ``marks`` and
+``rebuild``, which are the way back. ``client`` and ``watch`` speak to the server, ``world`` is what it last said. With
+``attempt``, ``binding`` and ``stopping`` a gang comes and goes; ``backend`` puts them together. ``lease`` says who acts
+and ``publish`` tells what the core thinks; ``uninstall`` takes it all away; ``agents`` shows the feed its agents.
 """
+
+from scheduler_feedback.backends.kubernetes.backend import KubernetesBackend
+from scheduler_feedback.backends.kubernetes.client import Access, from_kubeconfig, in_cluster
+
+__all__ = ["Access", "KubernetesBackend", "from_kubeconfig", "in_cluster"]

@@ -113,10 +113,10 @@ def _holds(term: NodeTerm, node: Node) -> bool:
         return False
     labels = node.metadata.labels or {}
     named = {"metadata.name": node.metadata.name}
-    return all(_meets(one, labels) for one in expressions) and all(_meets(one, named) for one in fields)
+    return all(meets(one, labels) for one in expressions) and all(meets(one, named) for one in fields)
 
 
-def _meets(requirement: Requirement, values: Mapping[str, str]) -> bool:
+def meets(requirement: Requirement, values: Mapping[str, str]) -> bool:
     value, wanted = values.get(requirement.key), requirement.values or []
     match requirement.operator:
         case "In":

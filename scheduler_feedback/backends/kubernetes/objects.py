@@ -190,6 +190,8 @@ class PodStatus(Part):
     phase: str = ""
     reason: str = ""
     message: str = ""
+    start_time: str = ""
+    pod_ip: str = msgspec.field(default="", name="podIP")
     container_statuses: list[ContainerStatus] | None = None
 
 

@@ -37,6 +37,7 @@ PREFERRED_TOPOLOGY = f"{OURS}preferred-topology"
 ATTEMPT = f"{OURS}attempt"
 RANK = f"{OURS}rank"
 SLOTS = f"{OURS}slots"
+PLACEMENT = f"{OURS}placement"
 
 _INDEX_LABELS = (
     "jobset.sigs.k8s.io/job-index",

@@ -183,13 +183,9 @@ class Watch(Generic[_T]):
         self._told(key, known, item)
 
 
-def _list_of(kind: type) -> Any:
+def _list_of(kind: Any) -> Any:
     """The type of a list of that kind."""
-    return msgspec.defstruct(
-        f"{kind.__name__}List",
-        [("metadata", ListMetadata), ("items", list[kind])],
-        gc=False,  # type: ignore[valid-type]
-    )
+    return msgspec.defstruct(f"{kind.__name__}List", [("metadata", ListMetadata), ("items", list[kind])], gc=False)
 
 
 async def all_synced(watches: Mapping[str, Watch[Any]], seconds: float) -> list[str]:

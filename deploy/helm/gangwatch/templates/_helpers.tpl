@@ -1,0 +1,26 @@
+{{- define "gangwatch.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "gangwatch.labels" -}}
+app.kubernetes.io/name: gangwatch
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- define "gangwatch.agentLabels" -}}
+app.kubernetes.io/name: gangwatch
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: agent
+{{- end }}
+
+{{- define "gangwatch.controllerLabels" -}}
+app.kubernetes.io/name: gangwatch
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: controller
+{{- end }}
+
+{{- define "gangwatch.tlsSecret" -}}
+{{ if eq .Values.tls.mode "secret" }}{{ .Values.tls.secretName }}{{ else }}{{ .Release.Name }}-tls{{ end }}
+{{- end }}

@@ -1,0 +1,122 @@
+"""Commands for a Kubernetes cluster: its controller, and the removal of all that it wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from agent.schema.errors import ConfigError
+from gangwatch.commands.options import config_option, state_option
+from gangwatch.state_folder import StateFolder
+
+if TYPE_CHECKING:
+    from scheduler_feedback.backends.kubernetes import Access
+
+
+@click.group()
+def kubernetes() -> None:
+    """Schedule a Kubernetes cluster's gangs, or advise the scheduler that does.
+
+    \b
+    Examples:
+      gangwatch kubernetes controller --kubeconfig ~/.kube/config
+      gangwatch kubernetes uninstall --kubeconfig ~/.kube/config
+    """
+
+
+def access_of(kubeconfig: Path | None) -> Access:
+    """The kubeconfig's cluster, or the one that this pod runs in. Raises ConfigError where there is neither."""
+    from scheduler_feedback.backends.kubernetes import from_kubeconfig, in_cluster
+
+    if kubeconfig is not None:
+        return from_kubeconfig(kubeconfig)
+    access = in_cluster()
+    if access is None:
+        raise ConfigError("this is no pod of a cluster: name a kubeconfig (--kubeconfig)")
+    return access
+
+
+kubeconfig_option = click.option(
+    "--kubeconfig",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="KUBECONFIG",
+    metavar="FILE",
+    help="How the cluster is reached. Default: $KUBECONFIG, else the service account of the pod that this is.",
+)
+
+
+@kubernetes.command()
+@state_option
+@config_option
+@kubeconfig_option
+@click.option("--advise", is_flag=True, help="Bind and evict nothing: only write what is found, for other schedulers.")
+@click.option("--scheduler-name", default="gangwatch", show_default=True, help="schedulerName of the pods to place.")
+@click.option("--namespace", metavar="NAME", help="Of the lease. Default: the kubeconfig's, or the pod's own.")
+@click.option(
+    "--lease", default="gangwatch", show_default=True, help="Name of the lease by which one controller leads."
+)
+@click.option("--spine-label", default="topology.gangwatch.io/spine", show_default=True, metavar="KEY")
+@click.option("--rack-label", default="topology.gangwatch.io/rack", show_default=True, metavar="KEY")
+@click.option("--rail-label", default="topology.gangwatch.io/rail", show_default=True, metavar="KEY")
+@click.option("--island-label", default="nvidia.com/gpu.clique", show_default=True, metavar="KEY")
+@click.option("--port", type=click.IntRange(0, 65535), help="Of the API, on loopback. Default: controller.port.")
+@click.option("--agents-service", metavar="HOST", help="Headless service of the agents. Default: none are read.")
+@click.option("--agents-port", type=click.IntRange(1, 65535), default=9400, show_default=True, help="Theirs.")
+@click.option("--agents-plain", is_flag=True, help="They speak HTTP without TLS.")
+def controller(
+    state: StateFolder,
+    config_file: Path | None,
+    kubeconfig: Path | None,
+    advise: bool,
+    scheduler_name: str,
+    namespace: str | None,
+    lease: str,
+    spine_label: str,
+    rack_label: str,
+    rail_label: str,
+    island_label: str,
+    port: int | None,
+    agents_service: str | None,
+    agents_port: int,
+    agents_plain: bool,
+) -> None:
+    """Run the cluster's controller in the foreground, until SIGTERM or until another leads.
+
+    Several may run: one leads, the others wait, and take over within 15 seconds of its end. All that matters stands in
+    the API's objects, so the state folder may be empty.
+    """
+    from gangwatch.commands.kubernetes_controller import Settings, run
+    from gangwatch.config import load
+    from scheduler_feedback.backends.kubernetes.translate import TopologyLabels
+
+    access = access_of(kubeconfig)
+    labels = TopologyLabels(spine_label, rack_label, rail_label, island_label)
+    agents = f"{'http' if agents_plain else 'https'}://{{}}.{agents_service}:{agents_port}" if agents_service else ""
+    settings = Settings(access, namespace or access.namespace, lease, scheduler_name, labels, advise, agents)
+    run(state, load(config_file, {} if port is None else {"controller.port": port}), settings)
+
+
+@kubernetes.command()
+@kubeconfig_option
+@click.option("--namespace", metavar="NAME", help="Of the lease. Default: the kubeconfig's, or the pod's own.")
+@click.option("--lease", default="gangwatch", show_default=True, help="Name of the lease.")
+def uninstall(kubeconfig: Path | None, namespace: str | None, lease: str) -> None:
+    """Remove every label, annotation, taint, condition and lease that a controller wrote, and resume suspended Jobs.
+
+    The controllers must have been stopped first: a running one would write them again.
+    """
+    import asyncio
+
+    from scheduler_feedback.backends.kubernetes.client import Client
+    from scheduler_feedback.backends.kubernetes.uninstall import remove_all
+
+    access = access_of(kubeconfig)
+
+    async def work() -> dict[str, int]:
+        async with Client(access) as client:
+            return await remove_all(client, namespace or access.namespace, lease)
+
+    removed = asyncio.run(work())
+    click.echo("removed from " + ", ".join(f"{count} {what}" for what, count in removed.items()))

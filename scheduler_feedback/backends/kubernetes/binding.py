@@ -1,0 +1,121 @@
+"""Binding a gang: every pod, in parallel, or none; and making room again of those that were.
+
+A binding can't be taken back: what was bound and must not stay is deleted, and its owner makes it anew, unbound. Where
+the server can't be reached nobody knows what was done, so the same is asked again until there is an answer; the uid in
+each request keeps it from meeting another pod of the same name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from scheduler_feedback.backends.kubernetes.attempt import Attempt, Member, written
+from scheduler_feedback.backends.kubernetes.client import Client, RefusedError, UnreachableError
+from scheduler_feedback.backends.kubernetes.objects import Pod
+from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS
+
+_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
+_pods = msgspec.json.Decoder(Pod)
+
+
+async def write_placement(client: Client, attempt: Attempt, may_act: Callable[[], bool]) -> None:
+    """Write on the group where its pods are to go, before the first of them does."""
+    namespace, _, name = attempt.key.partition("/")
+    path = f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/{namespace}/podgroups/{name}"
+    pause = _PAUSE_SECONDS
+    while may_act():
+        try:
+            await client.patch(path, {"metadata": {"annotations": {PLACEMENT: written(attempt)}}})
+        except UnreachableError:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            continue
+        except RefusedError as error:
+            if error.code != 404:  # deleted meanwhile: binding will show it
+                raise
+        return
+
+
+async def bind_all(client: Client, attempt: Attempt, may_act: Callable[[], bool]) -> list[str]:
+    """Bind every member that is not bound; what went wrong, one sentence a pod, empty where all are bound.
+
+    may_act: whether we still lead; where not, nothing more is asked for.
+    """
+    waiting = [member for member in attempt.members if not member.bound]
+    failures = await asyncio.gather(*(bind_one(client, attempt, member, may_act) for member in waiting))
+    return [failure for failure in failures if failure]
+
+
+async def bind_one(client: Client, attempt: Attempt, member: Member, may_act: Callable[[], bool]) -> str:
+    """Bind one pod; '' where it is bound, else why not."""
+    namespace, _, name = member.name.partition("/")
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+    annotations = {ATTEMPT: str(attempt.number), SLOTS: ",".join(map(str, member.slots))}
+    if len(member.ranks):
+        annotations[RANK] = str(member.ranks.start)
+    body = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": name, "namespace": namespace, "uid": member.uid, "annotations": annotations},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": member.node},
+    }
+    pause, unknown = _PAUSE_SECONDS, False
+    while may_act():
+        try:
+            await client.create(f"{path}/binding", body)
+        except UnreachableError:
+            unknown = True
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            continue
+        except RefusedError as error:
+            if not await _is_ours(client, path, attempt, member):
+                return f"pod {name}: {error.message or error.reason}"
+        member.bound = True
+        return ""
+    member.bound = unknown and await _is_ours(client, path, attempt, member)
+    return "" if member.bound else f"pod {name}: it is not to be bound any more"
+
+
+async def _is_ours(client: Client, path: str, attempt: Attempt, member: Member) -> bool:
+    """Whether an earlier try, of which no answer came, has bound the pod as it was to be."""
+    while True:
+        try:
+            pod = await client.get(path, _pods)
+        except UnreachableError:
+            await asyncio.sleep(_LONGEST_PAUSE_SECONDS)
+            continue
+        except RefusedError:
+            return False
+        return (
+            pod.metadata.uid == member.uid
+            and pod.spec.node_name == member.node
+            and pod.metadata.annotation(ATTEMPT) == str(attempt.number)
+        )
+
+
+async def delete_all(client: Client, members: Iterable[Member]) -> None:
+    """Delete these pods, and see it done as far as the server has taken it in; a pod that is gone is no failure."""
+    await asyncio.gather(*(_delete(client, member) for member in members if member.uid))
+
+
+async def _delete(client: Client, member: Member) -> None:
+    namespace, _, name = member.name.partition("/")
+    body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": member.uid}}
+    pause = _PAUSE_SECONDS
+    while True:
+        try:
+            await client.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", body)
+        except UnreachableError:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            continue
+        except RefusedError as error:
+            if error.code not in (404, 409):  # gone, or another pod has the name by now
+                raise
+        return

@@ -1,0 +1,99 @@
+"""Uninstalling: everything that we wrote on the cluster's objects is taken away again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from scheduler_feedback.backends.kubernetes.client import MERGE_PATCH, STRATEGIC_PATCH, Client, RefusedError
+from scheduler_feedback.backends.kubernetes.marks import Marks, changes
+from scheduler_feedback.backends.kubernetes.objects import Node, Part, Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.publish import EXPECTED_START
+from scheduler_feedback.backends.kubernetes.stopping import left_suspended, resume
+from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS
+
+_AT_ONCE = 32
+
+
+class _Nodes(Part):
+    items: list[Node]
+
+
+class _Pods(Part):
+    items: list[Pod]
+
+
+class _Groups(Part):
+    items: list[PodGroup]
+
+
+async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, int]:
+    """Take everything of ours away; how many objects of each kind carried some. What users wrote for us stays."""
+    nodes = await client.get("/api/v1/nodes", msgspec.json.Decoder(_Nodes))
+    pods = await client.get("/api/v1/pods", msgspec.json.Decoder(_Pods))
+    work: dict[str, list[Any]] = {"nodes": [], "pods": [], "groups": [], "suspended Jobs": [], "leases": []}
+    for node in nodes.items:
+        body, status = changes(node, Marks())
+        if body is not None or status is not None:
+            work["nodes"].append(_clear_node(client, node.metadata.name, body, status))
+    for pod in pods.items:
+        if any(pod.metadata.annotation(key) for key in (ATTEMPT, SLOTS, RANK)):
+            path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
+            work["pods"].append(_strip(client, path, ATTEMPT, SLOTS, RANK))
+    try:
+        groups = await client.get("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", msgspec.json.Decoder(_Groups))
+    except RefusedError as error:
+        if error.code != 404:
+            raise
+        groups = _Groups([])
+    for group in groups.items:
+        metadata = group.metadata
+        path = f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/{metadata.namespace}/podgroups/{metadata.name}"
+        if any(metadata.annotation(key) for key in (PLACEMENT, EXPECTED_START)) or group.status.conditions:
+            work["groups"].append(_clear_group(client, path))
+    for path in await left_suspended(client):
+        work["suspended Jobs"].append(resume(client, path))
+    work["leases"].append(_remove_lease(client, f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}"))
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(job: Any) -> bool:
+        async with gate:
+            return (await job) is not False
+
+    return {what: sum(await asyncio.gather(*map(one, jobs))) for what, jobs in work.items()}
+
+
+async def _clear_node(client: Client, name: str, body: dict[str, Any] | None, status: dict[str, Any] | None) -> None:
+    if body is not None:
+        await client.patch(f"/api/v1/nodes/{name}", body, MERGE_PATCH)
+    if status is not None:
+        await client.patch(f"/api/v1/nodes/{name}/status", status, STRATEGIC_PATCH)
+
+
+async def _strip(client: Client, path: str, *annotations: str) -> None:
+    try:
+        await client.patch(path, {"metadata": {"annotations": dict.fromkeys(annotations)}})
+    except RefusedError as error:
+        if error.code != 404:
+            raise
+
+
+async def _clear_group(client: Client, path: str) -> None:
+    await _strip(client, path, PLACEMENT, EXPECTED_START)
+    try:
+        await client.patch(f"{path}/status", {"status": {"conditions": None, "phase": None}})
+    except RefusedError as error:
+        if error.code != 404:
+            raise
+
+
+async def _remove_lease(client: Client, path: str) -> bool:
+    try:
+        await client.delete(path)
+    except RefusedError as error:
+        if error.code != 404:
+            raise
+        return False
+    return True

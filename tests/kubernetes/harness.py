@@ -1,0 +1,231 @@
+"""Working the test bed: requests as an administrator, a controller in this process, and waiting for what is to come."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from gangwatch.commands.kubernetes_controller import Publishing, begin_anew
+from scheduler_feedback.backends.kubernetes import Access, KubernetesBackend
+from scheduler_feedback.backends.kubernetes.client import Client, RefusedError
+from scheduler_feedback.controller import Controller
+from scheduler_feedback.core.job import Job
+from scheduler_feedback.core.state import Policy
+from tests.kubernetes.makers import group_body, node_body, pod_body
+
+CRDS = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "gangwatch" / "crds"
+WAIT_SECONDS = 60.0
+_T = TypeVar("_T")
+_anything = msgspec.json.Decoder()
+
+
+def wait_for(what: str, look: Callable[[], _T], seconds: float = WAIT_SECONDS) -> _T:
+    """The first answer that is true; fails with `what` and the newest answer where none comes in time."""
+    until = time.monotonic() + seconds
+    while True:
+        answer = look()
+        if answer:
+            return answer
+        if time.monotonic() > until:
+            raise AssertionError(f"not in {seconds:g} s: {what}; now: {answer!r}")
+        time.sleep(0.05)
+
+
+class Api:
+    """Requests, one after another, by whoever the access is for."""
+
+    def __init__(self, access: Access) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="api", daemon=True)
+        self._thread.start()
+        self._client = Client(access, agent="test")
+        self._do(self._client.__aenter__())
+
+    def close(self) -> None:
+        self._do(self._client.__aexit__())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _do(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def get(self, path: str) -> Any:
+        return self._do(self._client.get(path, _anything))
+
+    def find(self, path: str) -> Any:
+        """The object, or None where it is not there."""
+        try:
+            return self.get(path)
+        except RefusedError as error:
+            if error.code != 404:
+                raise
+            return None
+
+    def create(self, path: str, body: Any) -> Any:
+        return _anything.decode(self._do(self._client.create(path, body)))
+
+    def create_all(self, path: str, bodies: Sequence[Any]) -> None:
+        async def work() -> None:
+            await asyncio.gather(*(self._client.create(path, body) for body in bodies))
+
+        self._do(work())
+
+    def patch(self, path: str, body: Any, kind: str = "application/merge-patch+json") -> Any:
+        return _anything.decode(self._do(self._client.patch(path, body, kind)))
+
+    def delete(self, path: str, body: Any = None) -> None:
+        try:
+            self._do(self._client.delete(path, body))
+        except RefusedError as error:
+            if error.code != 404:
+                raise
+
+
+def install_crds(api: Api) -> None:
+    for file in sorted(CRDS.glob("*.yaml")):
+        body = yaml.safe_load(file.read_text())
+        name = body["metadata"]["name"]
+        api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)
+        group, version = body["spec"]["group"], body["spec"]["versions"][0]["name"]
+        plural = body["spec"]["names"]["plural"]
+        wait_for(f"{name} is served", partial(api.find, f"/apis/{group}/{version}/{plural}"))
+
+
+class Cluster:
+    """What tests do to a cluster."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+
+    def add_nodes(self, *names: str, gpus: int = 8, **labels: Any) -> None:
+        for name in names:
+            body = node_body(name, gpus, **labels)
+            self.api.create("/api/v1/nodes", body)
+            self.api.patch(f"/api/v1/nodes/{name}/status", {"status": body["status"]})
+
+    def add_gang(
+        self, name: str, members: int, gpus: int = 8, annotations: dict[str, str] | None = None, **spec: Any
+    ) -> None:
+        """A group and its pods, which nobody would make anew."""
+        self.add_group(name, members, annotations)
+        self.add_pods(name, members, gpus, **spec)
+
+    def add_group(self, name: str, members: int, annotations: dict[str, str] | None = None) -> None:
+        body = group_body(name, members, **(annotations or {}))
+        self.api.create("/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups", body)
+
+    def add_pods(self, name: str, members: int, gpus: int = 8, **spec: Any) -> None:
+        bodies = [pod_body(f"{name}-{number}", gpus, name, **spec) for number in range(members)]
+        self.api.create_all("/api/v1/namespaces/default/pods", bodies)
+
+    def add_job(
+        self, name: str, members: int, gpus: int = 8, annotations: dict[str, str] | None = None, **spec: Any
+    ) -> None:
+        """A group, and an indexed Job that makes its pods, and makes them anew."""
+        self.add_group(name, members, annotations)
+        template = pod_body("", gpus, name, restartPolicy="Never")
+        del template["apiVersion"], template["kind"], template["metadata"]["name"], template["metadata"]["namespace"]
+        body = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {
+                "completions": members,
+                "parallelism": members,
+                "completionMode": "Indexed",
+                "template": template,
+                **spec,
+            },
+        }
+        self.api.create("/apis/batch/v1/namespaces/default/jobs", body)
+
+    def pods(self, gang: str) -> list[Any]:
+        found = self.api.get(f"/api/v1/namespaces/default/pods?labelSelector=scheduling.x-k8s.io/pod-group%3D{gang}")
+        return list(found["items"])
+
+    def nodes_of(self, gang: str) -> dict[str, str]:
+        """Node by pod name, of the pods that are bound and not on their way out."""
+        return {
+            pod["metadata"]["name"]: pod["spec"]["nodeName"]
+            for pod in self.pods(gang)
+            if pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
+        }
+
+    def bound(self, gang: str) -> int:
+        return len(self.nodes_of(gang))
+
+    def condition(self, gang: str) -> dict[str, str]:
+        """The gang's condition, empty where it has none yet."""
+        found = self.api.get(f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/{gang}")
+        conditions = found.get("status", {}).get("conditions", [])
+        return dict(conditions[0]) if conditions else {}
+
+    def finish(self, gang: str, phase: str = "Succeeded") -> None:
+        """Every pod of the gang ends, as its kubelet would say."""
+        for pod in self.pods(gang):
+            path = f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}/status"
+            self.api.patch(path, {"status": {"phase": phase}})
+
+    def clear(self) -> None:
+        """Take away what tests made."""
+        for path in (
+            "/apis/batch/v1/namespaces/default/jobs",
+            "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups",
+            "/apis/policy/v1/namespaces/default/poddisruptionbudgets",
+            "/apis/gangwatch.io/v1alpha1/queues",
+            "/apis/coordination.k8s.io/v1/namespaces/default/leases",
+        ):
+            self.api.delete(path, {"propagationPolicy": "Background"})
+        self.api.delete("/api/v1/namespaces/default/pods", {"gracePeriodSeconds": 0})
+        self.api.delete("/api/v1/nodes")
+        wait_for("all pods are gone", lambda: not self.api.get("/api/v1/pods")["items"])
+
+
+class Running:
+    """A controller at work in this process."""
+
+    def __init__(self, backend: KubernetesBackend, controller: Controller) -> None:
+        self.backend, self.controller = backend, controller
+
+    def jobs(self) -> dict[str, Job]:
+        """By the gang's name, as of now."""
+        found = self.controller.cycle.ask(lambda state: [replace(job) for job in state.jobs.values()]).result(30)
+        return {job.spec.name: job for job in found}
+
+
+@contextmanager
+def running(
+    access: Access, folder: Path, policy: Policy | None = None, *, anew: bool = True, publish: bool = True
+) -> Iterator[Running]:
+    """A controller with its backend. anew: from the API's objects; else from the folder's journal."""
+    policy = policy or Policy(retry_backoff_seconds=0.5, probe_command=())
+    backend = KubernetesBackend(access)
+    backend.start()
+    try:
+        if anew:
+            begin_anew(folder, backend, policy)
+        with Controller(folder, backend, policy, detectors=()) as controller:
+            publishing = Publishing(backend, controller, lambda: True) if publish else None
+            try:
+                yield Running(backend, controller)
+                if controller.failure is not None:
+                    raise controller.failure
+            finally:
+                if publishing is not None:
+                    publishing.stop()
+    finally:
+        backend.stop()
+
+
+__all__ = ["Api", "Cluster", "Running", "install_crds", "running", "wait_for"]

@@ -1,0 +1,252 @@
+"""Attempts: assigning pods to the core's slots, holes and substitutes, ends; and the world that they count on."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from scheduler_feedback.backends.kubernetes.attempt import (
+    Attempt,
+    DoesNotFitError,
+    Phase,
+    adopt,
+    assign,
+    ended,
+    look_at,
+    rejected,
+    written,
+)
+from scheduler_feedback.backends.kubernetes.constraints import constraint_of
+from scheduler_feedback.backends.kubernetes.objects import Container, Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS, TopologyLabels
+from scheduler_feedback.backends.kubernetes.world import World
+from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, NodeSeen, RankFailed
+from scheduler_feedback.core.job import Slot
+from tests.kubernetes.makers import group, node, pod
+
+
+def world_of(*names: str, gpus: int = 8) -> World:
+    world = World("gangwatch", TopologyLabels())
+    for name in names:
+        world.node_told(name, None, node(name, gpus))
+    return world
+
+
+def seen(world: World) -> dict[str, NodeSeen]:
+    return {one.node: one for one in world.seen()}
+
+
+def add(world: World, *pods: Pod) -> None:
+    for one in pods:
+        world.pod_told(one.metadata.key, world.pods.get(one.metadata.key), one)
+
+
+def slots(name: str, count: int, first: int = 0) -> list[Slot]:
+    return [Slot(name, number) for number in range(first, first + count)]
+
+
+def phase(one: Pod, phase: str, code: int | None = None) -> Pod:
+    changed = msgspec.convert(msgspec.to_builtins(one), Pod)
+    changed.status.phase = phase
+    if code is not None:
+        state = {"state": {"terminated": {"exitCode": code}}}
+        changed.status = msgspec.convert({"phase": phase, "containerStatuses": [state]}, type(one.status))
+    return changed
+
+
+# --- assigning -------------------------------------------------------------------------------------------------------
+
+
+def test_pods_go_where_the_core_placed_their_ranks_and_the_world_counts_on_it() -> None:
+    world = world_of("n1", "n2")
+    pods = [pod("w-0", 8, "g"), pod("w-1", 4, "g")]
+    members = assign(world, pods, [*slots("n1", 8), *slots("n2", 4)])
+    assert [(m.node, m.ranks, m.slots) for m in members] == [
+        ("n1", range(8), tuple(range(8))),
+        ("n2", range(8, 12), (0, 1, 2, 3)),
+    ]
+    assert world.free_of("n1")["nvidia.com/gpu"] == 0
+    assert world.free_of("n2") == {"cpu": 63_000, "memory": (512 << 30) - (1 << 30), "pods": 109, "nvidia.com/gpu": 4}
+
+
+def test_where_one_pod_does_not_fit_nothing_is_counted_on() -> None:
+    world = world_of("n1", "n2")
+    hungry = pod("w-1", 8, "g")
+    hungry.spec.containers.append(msgspec.convert({"name": "x", "resources": {"requests": {"cpu": "63.5"}}}, Container))
+    before = world.free_of("n1")
+    with pytest.raises(DoesNotFitError, match="w-1 does not fit on n2: cpu: 64500 asked for, 64000 free") as caught:
+        assign(world, [pod("w-0", 8, "g"), hungry], [*slots("n1", 8), *slots("n2", 8)])
+    assert (caught.value.node, caught.value.constraint) == ("n2", constraint_of(hungry).name)
+    assert world.free_of("n1") == before
+
+
+def test_two_pods_that_fit_alone_but_not_together_are_not_both_put_on_a_node() -> None:
+    world = world_of("n1")
+    wide = [{"name": "m", "resources": {"requests": {"cpu": "40", "nvidia.com/gpu": "1"}}}]
+    with pytest.raises(DoesNotFitError, match="24000 free"):
+        assign(world, [pod("a", 1, "g", containers=wide), pod("b", 1, "g", containers=wide)], slots("n1", 2))
+
+
+def test_a_constraint_that_a_bind_found_too_large_is_refused_there_until_the_node_s_use_changes() -> None:
+    world = world_of("n1")
+    waiting = constraint_of(pod("p", 1))
+    world.want(waiting)
+    assert seen(world)["n1"].refuses == ()
+    world.bar(waiting.name, "n1")
+    assert seen(world)["n1"].refuses == (waiting.name,)
+    other = pod("other", 1, schedulerName="x", nodeName="n1")
+    world.pod_told("default/other", None, other)
+    assert seen(world)["n1"].refuses == ()
+
+
+def test_pods_of_others_take_slots_and_those_of_an_attempt_do_not() -> None:
+    world = world_of("n1")
+    other = pod("other", 3, schedulerName="x", nodeName="n1")
+    world.pod_told("default/other", None, other)
+    mine = pod("w-0", 2, "g", nodeName="n1")
+    add(world, mine)
+    assert seen(world)["n1"].slots == 3
+    world.hold(mine.metadata.uid, "n1")
+    assert seen(world)["n1"].slots == 5
+    world.pod_told("default/other", other, None)
+    assert seen(world)["n1"].slots == 8
+    world.release(mine.metadata.uid)
+    assert seen(world)["n1"].slots == 6
+
+
+def test_a_pod_that_has_ended_holds_nothing() -> None:
+    world = world_of("n1")
+    running = pod("w-0", 8, schedulerName="x", nodeName="n1")
+    world.pod_told("default/w-0", None, running)
+    assert seen(world)["n1"].slots == 0
+    world.pod_told("default/w-0", running, phase(running, "Succeeded"))
+    assert seen(world)["n1"].slots == 8
+
+
+def test_a_node_without_a_free_slot_does_not_tell_what_else_is_used_up() -> None:
+    world = world_of("n1")
+    waiting = constraint_of(pod("p", 1))
+    world.want(waiting)
+    hungry = [{"name": "m", "resources": {"requests": {"cpu": "64", "nvidia.com/gpu": "8"}}}]
+    mine = pod("w-0", 8, "g", nodeName="n1", containers=hungry)
+    add(world, mine)
+    world.hold(mine.metadata.uid, "n1")
+    assert seen(world)["n1"].refuses == ()
+    world.want(constraint_of(pod("q", 1, nodeSelector={"pool": "a"})))
+    assert seen(world)["n1"].refuses == (constraint_of(pod("q", 1, nodeSelector={"pool": "a"})).name,)
+
+
+# --- what became of it -----------------------------------------------------------------------------------------------
+
+
+def bound(*names: str) -> tuple[Attempt, dict[str, Pod]]:
+    world = world_of(*(f"n{n}" for n in range(len(names))))
+    pods = [pod(name, 1, "g") for name in names]
+    attempt = Attempt("j", 1, "default/g", ())
+    attempt.members = assign(world, pods, [Slot(f"n{n}", 0) for n in range(len(names))])
+    attempt.phase = Phase.BOUND
+    for member in attempt.members:
+        member.bound = True
+    return attempt, {one.metadata.uid: one for one in pods}
+
+
+def test_a_gang_runs_once_all_of_its_pods_do_and_says_so_once() -> None:
+    attempt, pods = bound("w-0", "w-1")
+    first, second = pods
+    pods[first] = phase(pods[first], "Running")
+    assert look_at(attempt, pods) == []
+    pods[second] = phase(pods[second], "Running")
+    (event,) = look_at(attempt, pods)
+    assert isinstance(event, AttemptRunning)
+    assert [(rank.rank, rank.node) for rank in event.ranks] == [(0, "n0"), (1, "n1")]
+    assert look_at(attempt, pods) == []
+
+
+def running(*names: str) -> tuple[Attempt, dict[str, Pod]]:
+    attempt, pods = bound(*names)
+    pods = {uid: phase(one, "Running") for uid, one in pods.items()}
+    look_at(attempt, pods)
+    return attempt, pods
+
+
+def test_a_gang_whose_pods_all_succeed_has_ended_well_and_one_that_fails_is_named_with_its_code() -> None:
+    attempt, pods = running("w-0", "w-1")
+    (event,) = look_at(attempt, {uid: phase(one, "Succeeded") for uid, one in pods.items()})
+    assert isinstance(event, AttemptEnded)
+    assert [(one.rank, one.exit_code) for one in event.exits] == [(0, 0), (1, 0)]
+    attempt, pods = running("w-0", "w-1")
+    _, second = pods
+    pods[second] = phase(pods[second], "Failed", 137)
+    assert look_at(attempt, pods) == [RankFailed("j", 1, 1, 137)]
+    assert look_at(attempt, pods) == []
+
+
+def test_a_pod_that_is_gone_leaves_a_hole_and_a_gang_of_which_all_are_gone_has_ended() -> None:
+    attempt, pods = running("w-0", "w-1")
+    first, second = pods
+    assert look_at(attempt, {second: pods[second]}) == []
+    assert [member.hole for member in attempt.members] == [True, False]
+    (event,) = look_at(attempt, {})
+    assert event == ended(attempt)
+    assert isinstance(event, AttemptEnded)
+    assert [one.exit_code for one in event.exits] == [None, None]
+    assert first
+
+
+def test_a_kubelet_s_rejection_is_told_from_a_failure() -> None:
+    attempt, pods = bound("w-0")
+    (uid,) = pods
+    refused = phase(pods[uid], "Failed")
+    refused.status.reason, refused.status.message = "OutOfcpu", "Node didn't have enough resource: cpu"
+    assert rejected(attempt, {uid: refused}).startswith("n0 rejected pod default/w-0: OutOfcpu")
+    assert rejected(attempt, {uid: phase(pods[uid], "Failed", 1)}) == ""
+
+
+# --- after a restart -------------------------------------------------------------------------------------------------
+
+
+def placed(number: int = 1) -> tuple[PodGroup, list[Pod]]:
+    """A group with its placement written on it, and its pods."""
+    attempt, by_uid = bound("w-0", "w-1")
+    attempt.number = number
+    pods = list(by_uid.values())
+    return group("g", 2, {PLACEMENT: written(attempt)}), pods
+
+
+def bind(one: Pod, name: str, number: int, rank: int) -> None:
+    one.spec.node_name = name
+    one.metadata.annotations = {ATTEMPT: str(number), SLOTS: "0", RANK: str(rank)}
+
+
+def test_a_gang_of_which_some_are_bound_is_taken_up_where_it_was_left() -> None:
+    declared, pods = placed()
+    bind(pods[0], "n0", 1, 0)
+    attempt = adopt("j", 1, "default/g", pods, declared)
+    assert attempt is not None
+    assert attempt.phase is Phase.BINDING
+    assert [(m.name, m.node, m.bound) for m in attempt.members] == [
+        ("default/w-0", "n0", True),
+        ("default/w-1", "n1", False),
+    ]
+    assert attempt.placement == (Slot("n0", 0), Slot("n1", 0))
+    bind(pods[1], "n1", 1, 1)
+    attempt = adopt("j", 1, "default/g", pods, declared)
+    assert attempt is not None
+    assert attempt.phase is Phase.BOUND
+
+
+def test_a_substitute_is_found_again_and_a_pod_that_is_missing_is_a_hole() -> None:
+    declared, pods = placed()
+    substitute = pod("w-9", 1, "g")
+    bind(substitute, "n1", 1, 1)
+    attempt = adopt("j", 1, "default/g", [substitute], declared)
+    assert attempt is not None
+    assert [(m.name, m.hole) for m in attempt.members] == [("default/w-0", True), ("default/w-9", False)]
+    assert pods
+
+
+def test_nothing_is_adopted_of_another_attempt_or_of_words_that_cannot_be_read() -> None:
+    declared, pods = placed(number=2)
+    assert adopt("j", 1, "default/g", pods, declared) is None
+    assert adopt("j", 1, "default/g", pods, group("g", 2, {PLACEMENT: "{"})) is None
+    assert adopt("j", 1, "default/g", pods, None) is None

@@ -1,0 +1,243 @@
+"""Gangs on a real API server: all or nothing, in order, with reasons; and what happens to them."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.client import RefusedError
+from scheduler_feedback.backends.kubernetes.translate import TIME_LIMIT
+from scheduler_feedback.core.job import JobState
+from tests.kubernetes.bed import ControlPlane
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.harness import Cluster, running, wait_for
+
+pytestmark = pytest.mark.xdist_group("kubernetes")
+
+
+def test_of_three_gangs_with_room_for_two_the_third_waits_whole_and_follows(
+    cluster: Cluster, access: Access, folder: Path
+) -> None:
+    cluster.add_nodes("n1", "n2", "n3", "n4")
+    for name in ("a", "b", "c"):
+        cluster.add_gang(name, 2)
+    with running(access, folder) as it:
+        wait_for("two gangs are bound", lambda: sum(cluster.bound(name) == 2 for name in "abc") == 2)
+        (waiting,) = (name for name in "abc" if not cluster.bound(name))
+        other = next(name for name in "abc" if name != waiting)
+        condition = wait_for("the third says why", lambda: cluster.condition(waiting))
+        assert condition["status"] == "False"
+        assert condition["reason"] not in ("", "Waits")
+        assert "expected to start at" in condition["message"]
+        wait_for("they run", lambda: it.jobs()[other].state is JobState.RUNNING)
+        assert cluster.bound(waiting) == 0
+        cluster.finish(other)
+        wait_for("the third follows", lambda: cluster.bound(waiting) == 2)
+        assert wait_for("and says so", lambda: cluster.condition(waiting).get("status") == "True")
+        assert it.jobs()[other].state is JobState.COMPLETED
+
+
+def test_a_small_gang_goes_ahead_of_one_that_a_place_is_kept_for_where_it_does_not_delay_it(
+    cluster: Cluster, access: Access, folder: Path
+) -> None:
+    cluster.add_nodes("n1", "n2")
+    cluster.add_gang("long", 1, annotations={TIME_LIMIT: "3600"})
+    with running(access, folder) as it:
+        wait_for("it runs", lambda: "long" in it.jobs() and it.jobs()["long"].state is JobState.RUNNING)
+        cluster.add_gang("wide", 2, annotations={TIME_LIMIT: "600"})
+        wait_for("a place is kept", lambda: it.controller.cycle.ask(lambda state: state.reserved_for).result(9))
+        cluster.add_gang("short", 1, annotations={TIME_LIMIT: "600"})
+        cluster.add_gang("endless", 1, annotations={TIME_LIMIT: "7200"})
+        wait_for("the short one is let ahead", lambda: cluster.bound("short") == 1)
+        wait_for("the others say why not", lambda: cluster.condition("endless") and cluster.condition("wide"))
+        assert cluster.bound("wide") == cluster.bound("endless") == 0
+
+
+def test_a_gang_that_can_never_run_and_one_that_asks_for_too_much_say_so(
+    cluster: Cluster, access: Access, folder: Path
+) -> None:
+    cluster.add_nodes("n1", gpus=8)
+    cluster.add_gang("too-large", 2)
+    cluster.add_gang("elsewhere", 1, nodeSelector={"pool": "none"})
+    cluster.add_gang("affine", 1, affinity={
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+            {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"a": "b"}}}]}
+    })  # fmt: skip
+    with running(access, folder):
+        conditions = {}
+        for name in ("too-large", "elsewhere", "affine"):
+            conditions[name] = wait_for(f"{name} says why", partial(cluster.condition, name))
+        assert conditions["too-large"]["reason"] == "Capacity"
+        assert "asks for 16 ranks" in conditions["too-large"]["message"]
+        assert conditions["elsewhere"]["reason"] == "Capacity"
+        assert conditions["affine"]["reason"] == "Refused"
+        assert "anti-affinity" in conditions["affine"]["message"]
+        events = cluster.api.get("/api/v1/namespaces/default/events")["items"]
+        assert {event["involvedObject"]["name"] for event in events} >= set(conditions)
+        cluster.api.patch("/api/v1/nodes/n1", {"metadata": {"labels": {"pool": "none"}}})
+        wait_for("once a node has the label it is bound", lambda: cluster.bound("elsewhere") == 1)
+        assert cluster.bound("too-large") == cluster.bound("affine") == 0
+
+
+def test_labels_and_taints_of_nodes_are_respected_and_other_schedulers_pods_count(
+    cluster: Cluster, access: Access, folder: Path
+) -> None:
+    cluster.add_nodes("tainted", "foreign", "free")
+    cluster.api.patch("/api/v1/nodes/tainted", {"spec": {"taints": [{"key": "dedicated", "effect": "NoSchedule"}]}})
+    other = {"schedulerName": "other", "nodeName": "foreign"}
+    cluster.add_pods("others", 1, 6, **other)
+    cluster.add_gang("mine", 1)
+    cluster.add_gang("small", 1, gpus=2)
+    with running(access, folder):
+        wait_for("both are bound", lambda: cluster.bound("mine") == cluster.bound("small") == 1)
+        assert list(cluster.nodes_of("mine").values()) == ["free"]
+        assert list(cluster.nodes_of("small").values()) == ["foreign"]
+
+
+def test_cpu_that_others_use_up_keeps_a_gang_from_a_node_with_free_gpus(
+    cluster: Cluster, access: Access, folder: Path
+) -> None:
+    cluster.add_nodes("a", "b")
+    hungry = [{"name": "m", "image": "none", "resources": {"requests": {"cpu": "63500m"}}}]
+    cluster.add_pods("others", 1, 0, schedulerName="other", nodeName="a", containers=hungry)
+    cluster.add_gang("mine", 1)
+    with running(access, folder):
+        wait_for("it is bound", lambda: cluster.bound("mine") == 1)
+        assert list(cluster.nodes_of("mine").values()) == ["b"]
+
+
+def test_a_gated_pod_holds_its_gang_back(cluster: Cluster, access: Access, folder: Path) -> None:
+    cluster.add_nodes("n1", "n2")
+    cluster.add_group("gated", 2)
+    cluster.add_pods("gated", 2, schedulingGates=[{"name": "example.org/data"}])
+    cluster.add_gang("other", 1)
+    with running(access, folder):
+        wait_for("the other runs", lambda: cluster.bound("other") == 1)
+        assert cluster.bound("gated") == 0
+        cluster.finish("other")
+        for number in range(2):
+            path = f"/api/v1/namespaces/default/pods/gated-{number}"
+            cluster.api.patch(path, {"spec": {"schedulingGates": []}})
+        wait_for("both are bound", lambda: cluster.bound("gated") == 2)
+
+
+def test_a_pod_that_is_deleted_by_hand_is_made_anew_in_its_place(
+    cluster: Cluster, access: Access, folder: Path, plane: ControlPlane
+) -> None:
+    needs_manager(plane)
+    cluster.add_nodes("n1", "n2", "n3")
+    cluster.add_job("train", 2)
+    with running(access, folder) as it:
+        wait_for("it runs", lambda: "train" in it.jobs() and it.jobs()["train"].state is JobState.RUNNING)
+        before = cluster.nodes_of("train")
+        victim, place = sorted(before.items())[0]
+        cluster.api.delete(f"/api/v1/namespaces/default/pods/{victim}")
+        wait_for("another pod is bound", lambda: victim not in (now := cluster.nodes_of("train")) and len(now) == 2)
+        after = cluster.nodes_of("train")
+        assert sorted(after.values()) == sorted(before.values())
+        (new,) = set(after) - set(before)
+        assert after[new] == place
+        assert it.jobs()["train"].attempt == 1
+
+
+def test_what_a_kubelet_rejects_rolls_the_whole_gang_back_and_it_goes_on_elsewhere(
+    cluster: Cluster, access: Access, folder: Path, plane: ControlPlane, kubelet: FakeKubelet
+) -> None:
+    needs_manager(plane)
+    cluster.add_nodes("n1", "n2")
+    kubelet.rejects["n2"] = "UnexpectedAdmissionError"
+    cluster.add_job("train", 2, backoffLimit=100)
+    with running(access, folder) as it:
+        wait_for("it was tried again", lambda: "train" in it.jobs() and it.jobs()["train"].attempt >= 2)
+        kubelet.rejects.clear()
+        wait_for("it runs", lambda: it.jobs()["train"].state is JobState.RUNNING)
+        wait_for("on both nodes", lambda: sorted(cluster.nodes_of("train").values()) == ["n1", "n2"])
+
+
+def test_the_api_server_killed_in_the_middle_of_a_binding_leaves_no_gang_half_bound(
+    cluster: Cluster, access: Access, folder: Path, plane: ControlPlane
+) -> None:
+    nodes = [f"n{number}" for number in range(12)]
+    cluster.add_nodes(*nodes)
+    with running(access, folder) as it:
+        for name in ("a", "b"):
+            cluster.add_gang(name, 6)
+        wait_for("the first pod is bound", lambda: cluster.bound("a") + cluster.bound("b"))
+        plane.kill_server()
+        plane.start_server()
+        wait_for("all are bound", lambda: cluster.bound("a") == cluster.bound("b") == 6)
+        wait_for("and run", lambda: {job.state for job in it.jobs().values()} == {JobState.RUNNING})
+        taken = [*cluster.nodes_of("a").values(), *cluster.nodes_of("b").values()]
+        assert sorted(taken) == sorted(nodes)
+
+
+def test_an_mpi_gang_has_its_launcher_without_gpus_on_a_node_of_its_workers(
+    cluster: Cluster, access: Access, folder: Path
+) -> None:
+    cluster.add_nodes("n1", "n2", "n3")
+    cluster.add_group("mpi", 3)
+    cluster.add_pods("mpi", 2)
+    launcher: Any = {"role": "launcher"}
+    from tests.kubernetes.makers import pod_body
+
+    body = pod_body("mpi-launcher", 0, "mpi")
+    body["metadata"]["labels"]["training.kubeflow.org/replica-type"] = launcher["role"]
+    cluster.api.create("/api/v1/namespaces/default/pods", body)
+    with running(access, folder):
+        wait_for("all three are bound", lambda: cluster.bound("mpi") == 3)
+        places = cluster.nodes_of("mpi")
+        assert places["mpi-launcher"] in {places["mpi-0"], places["mpi-1"]}
+
+
+def test_ranks_are_placed_in_the_order_of_the_racks(cluster: Cluster, access: Access, folder: Path) -> None:
+    for number in range(4):
+        rack: dict[str, Any] = {"topology.gangwatch.io/rack": f"r{number % 2}"}
+        cluster.add_nodes(f"n{number}", **rack)
+    cluster.add_gang("train", 4)
+    with running(access, folder):
+        wait_for("it is bound", lambda: cluster.bound("train") == 4)
+        places = cluster.nodes_of("train")
+        racks = [int(places[f"train-{rank}"][1:]) % 2 for rank in range(4)]
+        assert racks in ([0, 0, 1, 1], [1, 1, 0, 0])
+
+
+def test_a_deleted_group_lets_go_of_all_that_it_held(cluster: Cluster, access: Access, folder: Path) -> None:
+    cluster.add_nodes("n1")
+    cluster.add_gang("first", 1)
+    with running(access, folder) as it:
+        wait_for("it is bound", lambda: cluster.bound("first") == 1)
+        cluster.add_gang("second", 1)
+        wait_for("the second waits", lambda: cluster.condition("second"))
+        cluster.api.delete("/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/first")
+        cluster.api.delete("/api/v1/namespaces/default/pods/first-0")
+        wait_for("the second is bound", lambda: cluster.bound("second") == 1)
+        assert it.jobs()["first"].state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"weight": 0}, "weight"),
+        ({"quota": -1}, "quota"),
+        ({"quota": 8, "limit": 4}, "quota must not be more than limit"),
+        ({"borrow": "yes"}, "borrow"),
+    ],
+)
+def test_a_queue_that_cannot_be_is_refused_by_the_api_server(
+    cluster: Cluster, spec: dict[str, Any], words: str
+) -> None:
+    body = {"apiVersion": "gangwatch.io/v1alpha1", "kind": "Queue", "metadata": {"name": "q"}, "spec": spec}
+    with pytest.raises(RefusedError, match=words) as caught:
+        cluster.api.create("/apis/gangwatch.io/v1alpha1/queues", body)
+    assert caught.value.code == 422
+
+
+def needs_manager(plane: ControlPlane) -> None:
+    from tests.needs import absent
+
+    if not plane.has_manager:
+        absent("kube-controller-manager is absent: packaging/kubernetes/build.sh builds it (needs go)")

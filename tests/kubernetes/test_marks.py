@@ -1,0 +1,176 @@
+"""What stands on nodes and is read back from them; and the state that is built from the API's objects alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from scheduler_feedback.backends.kubernetes.attempt import Attempt, Phase, assign, written
+from scheduler_feedback.backends.kubernetes.marks import CONDITION, MEMORY, STATE, Marks, changes, marks_of, remembered
+from scheduler_feedback.backends.kubernetes.objects import Condition, Node, Taint
+from scheduler_feedback.backends.kubernetes.publish import Standing, worth_writing
+from scheduler_feedback.backends.kubernetes.rebuild import rebuild
+from scheduler_feedback.backends.kubernetes.stopping import Budget, Job, forbidden
+from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS, TopologyLabels
+from scheduler_feedback.backends.kubernetes.world import World
+from scheduler_feedback.core import cluster
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.job import JobState, Slot
+from scheduler_feedback.core.state import Policy
+from tests.kubernetes.makers import group, node, pod
+
+SECOND = 1_000_000_000
+BAD = cluster.Node(
+    "n1", 8, state=NodeState.QUARANTINE, until_ns=99, backoff=3, reason="slow", accusers=("a", "b"), slowdown=1.4
+)
+
+
+def patched(before: Node, body: dict[str, Any] | None, status: dict[str, Any] | None) -> Node:
+    """The node as the API server would hold it after these patches."""
+    after = msgspec.convert(msgspec.to_builtins(before), Node)
+    for key, target in (("labels", "labels"), ("annotations", "annotations")):
+        values = dict(getattr(after.metadata, target) or {})
+        for name, value in (body or {}).get("metadata", {}).get(key, {}).items():
+            values.pop(name, None) if value is None else values.update({name: value})
+        setattr(after.metadata, target, values)
+    if "taints" in (body or {}).get("spec", {}):
+        after.spec.taints = msgspec.convert(msgspec.to_builtins((body or {})["spec"]["taints"]), list[Taint] | None)
+    for one in (status or {}).get("status", {}).get("conditions", []):
+        kept = [condition for condition in after.status.conditions or [] if condition.type != one["type"]]
+        after.status.conditions = kept if "$patch" in one else [*kept, msgspec.convert(one, Condition)]
+    return after
+
+
+def test_a_quarantined_node_carries_taint_label_condition_and_its_whole_memory() -> None:
+    before = node("n1")
+    before.spec.taints = [Taint("dedicated", "ml", "NoSchedule")]
+    after = patched(before, *changes(before, marks_of(BAD)))
+    assert after.metadata.label(STATE) == "quarantine"
+    assert [(taint.key, taint.effect) for taint in after.spec.taints or []] == [
+        ("dedicated", "NoSchedule"),
+        ("gangwatch.io/quarantine", "NoSchedule"),
+    ]
+    assert [one.message for one in after.status.conditions or [] if one.type == CONDITION] == ["slow"]
+    memory = remembered(after)
+    assert (memory.state, memory.until_ns, memory.backoff, memory.accusers) == (NodeState.QUARANTINE, 99, 3, ("a", "b"))
+    assert changes(after, marks_of(BAD)) == (None, None)
+
+
+@pytest.mark.parametrize("state", list(NodeState))
+def test_what_was_written_for_any_state_is_taken_away_again_and_nothing_else_is(state: NodeState) -> None:
+    before = node("n1", pool="a")
+    before.spec.taints = [Taint("dedicated", "ml", "NoSchedule")]
+    marked = patched(before, *changes(before, marks_of(cluster.Node("n1", 8, state=state, reason="slow", backoff=1))))
+    assert marked.metadata.annotation(MEMORY)
+    after = patched(marked, *changes(marked, Marks()))
+    assert after.metadata.labels == before.metadata.labels
+    assert after.metadata.annotations == {}
+    assert after.spec == before.spec
+    assert after.status == before.status
+
+
+def test_a_healthy_node_with_nothing_to_remember_carries_nothing() -> None:
+    assert changes(node("n1"), marks_of(cluster.Node("n1", 8))) == (None, None)
+    assert remembered(node("n1")).state is NodeState.HEALTHY
+
+
+def test_a_change_of_taints_holds_for_the_version_that_was_seen() -> None:
+    before = node("n1")
+    before.metadata.resource_version = "7"
+    body, _ = changes(before, marks_of(BAD))
+    assert body is not None
+    assert body["metadata"]["resourceVersion"] == "7"
+
+
+# --- rebuilding ------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_built_from_objects_alone() -> None:
+    world = World("gangwatch", TopologyLabels())
+    bad = patched(node("n1"), *changes(node("n1"), marks_of(BAD)))
+    for one in (bad, node("n2"), node("n3")):
+        world.node_told(one.metadata.name, None, one)
+    pods = [pod("w-0", 8, "g"), pod("w-1", 8, "g")]
+    attempt = Attempt("j", 3, "default/g", ())
+    placement = [Slot(name, slot) for name in ("n2", "n3") for slot in range(8)]
+    attempt.members, attempt.phase = assign(world, pods, placement), Phase.BOUND
+    declared = group("g", 2, {PLACEMENT: written(attempt)})
+    declared.metadata.creation_timestamp = "1970-01-01T00:00:05Z"
+    world.group_told("default/g", None, declared)
+    for number, bound in enumerate(pods):
+        bound.spec.node_name = placement[8 * number].node
+        bound.metadata.annotations = {ATTEMPT: "3", SLOTS: "0,1,2,3,4,5,6,7", RANK: str(8 * number)}
+        world.pod_told(bound.metadata.key, None, bound)
+    fresh = group("fresh", 1)
+    world.group_told("default/fresh", None, fresh)
+    world.pod_told("default/f-0", None, pod("f-0", 1, "fresh"))
+    state, keys = rebuild(world, world.seen(), Policy(), 10 * SECOND)
+    assert state.nodes["n1"].state is NodeState.QUARANTINE
+    assert (state.nodes["n1"].backoff, state.nodes["n1"].accusers) == (3, ("a", "b"))
+    (job,) = state.jobs.values()
+    assert keys == {job.job_id: "default/g"}
+    assert (job.state, job.attempt, job.submitted_ns) == (JobState.STARTING, 3, 5 * SECOND)
+    assert [record.slot for record in job.ranks] == placement
+
+
+def test_a_gang_whose_pods_were_made_anew_waits_with_the_number_of_its_last_attempt() -> None:
+    world = World("gangwatch", TopologyLabels())
+    world.node_told("n1", None, node("n1"))
+    pods = [pod("w-0", 8, "g")]
+    attempt = Attempt("j", 2, "default/g", ())
+    attempt.members = assign(world, pods, [Slot("n1", slot) for slot in range(8)])
+    world.group_told("default/g", None, group("g", 1, {PLACEMENT: written(attempt)}))
+    world.pod_told("default/w-0x", None, pod("w-0x", 8, "g"))
+    state, _ = rebuild(world, world.seen(), Policy(), SECOND)
+    (job,) = state.jobs.values()
+    assert (job.state, job.attempt, job.ranks) == (JobState.PENDING, 2, [])
+
+
+# --- budgets and Jobs ------------------------------------------------------------------------------------------------
+
+
+def budget(allowed: int, **selector: Any) -> Budget:
+    body = {"metadata": {"name": "b", "namespace": "default"}, "spec": {"selector": selector}}
+    return msgspec.convert({**body, "status": {"disruptionsAllowed": allowed}}, Budget)
+
+
+def test_a_budget_that_bears_each_eviction_but_not_all_of_them_forbids_the_gang_s() -> None:
+    pods = [pod(f"w-{n}", labels={"app": "t"}) for n in range(3)]
+    assert forbidden(pods, [budget(3, matchLabels={"app": "t"})]) == ""
+    assert "allows 2 evictions now, the gang needs 3" in forbidden(pods, [budget(2, matchLabels={"app": "t"})])
+    assert forbidden(pods, [budget(0, matchLabels={"app": "other"})]) == ""
+    assert forbidden(pods, [budget(0)]) != ""  # an empty selector selects all
+    exists = {"key": "app", "operator": "Exists"}
+    assert forbidden(pods, [budget(0, matchExpressions=[exists])]) != ""
+
+
+@pytest.mark.parametrize(
+    ("rules", "ignores"),
+    [
+        (None, False),
+        ([{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}], True),
+        ([{"action": "Count", "onPodConditions": [{"type": "DisruptionTarget"}]}], False),
+        ([{"action": "Ignore", "onExitCodes": {"operator": "In", "values": [42]}}], False),
+    ],
+)
+def test_a_job_bears_evictions_only_where_its_policy_says_so(rules: Any, ignores: bool) -> None:
+    spec = {} if rules is None else {"podFailurePolicy": {"rules": rules}}
+    assert msgspec.convert({"metadata": {"name": "j"}, "spec": spec}, Job).ignores_disruptions is ignores
+
+
+# --- when it is worth writing again ----------------------------------------------------------------------------------
+
+
+def test_words_that_change_by_themselves_are_not_written_again_and_again() -> None:
+    waits = Standing(False, "Slots", "needs 8 slots, 3 are free", 100 * SECOND)
+    assert worth_writing(None, waits, 0, 0)
+    assert not worth_writing(waits, waits, 0, 1000 * SECOND)
+    closer = Standing(False, "Slots", "needs 8 slots, 4 are free", 101 * SECOND)
+    assert not worth_writing(waits, closer, 0, SECOND)
+    assert worth_writing(waits, closer, 0, 60 * SECOND)
+    assert worth_writing(waits, Standing(False, "Slots", "...", 120 * SECOND), 0, SECOND)
+    assert worth_writing(waits, Standing(False, "Slots", "...", None), 0, SECOND)
+    assert worth_writing(waits, Standing(False, "Reservation", "...", 100 * SECOND), 0, SECOND)
+    assert worth_writing(waits, Standing(True, "Scheduled", "..."), 0, SECOND)
