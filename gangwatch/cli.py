@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verdict": ("gangwatch.commands.reasons:verdict", "List, confirm or reject verdicts."),
     "nodes": ("gangwatch.commands.cluster:nodes", "List nodes, their slots and states."),
     "queue": ("gangwatch.commands.cluster:queue", "List the jobs that wait, and for what."),
+    "top": ("gangwatch.commands.top:top", "Show the cluster live in the terminal."),
     "node": ("gangwatch.commands.cluster:node", "Release a node, quarantine it, or take it out for maintenance."),
     "freeze": ("gangwatch.commands.cluster:freeze", "Stop all actions at once; running jobs go on."),
     "thaw": ("gangwatch.commands.cluster:thaw", "Allow actions again."),
@@ -37,12 +38,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "backup": ("gangwatch.commands.backup:backup", "Copy the journal, whole and checked, while it is written."),
     "support-bundle": ("gangwatch.commands.support_bundle:support_bundle", "Pack what a bug report needs, no secrets."),
     "dashboards": ("gangwatch.commands.dashboards:dashboards", "Write Grafana dashboards, rules and alerts."),
+    "slurm": ("gangwatch.commands.slurm:slurm", "Beside Slurm: submit a job that may be moved, report what was done."),
     "check": ("gangwatch.commands.machine:check", "Say what this machine offers and what is missing."),
     "demo": ("gangwatch.demo.command:demo", "Show a real straggler found and moved away from, on this machine."),
     "config": ("gangwatch.commands.configuration:config", "Show the effective configuration, or what is wrong in it."),
     "reload": ("gangwatch.commands.configuration:reload", "Let the controller take over a changed configuration."),
     "agent": ("gangwatch.commands.lifecycle:agent", "Run one node's agent in the foreground."),
     "controller": ("gangwatch.commands.lifecycle:controller", "Run the controller in the foreground."),
+    "kubernetes": ("gangwatch.commands.kubernetes:kubernetes", "Schedule a Kubernetes cluster, or advise who does."),
 }
 """Every command: where it is, and its line in the overview. A command's module is imported when it is called."""
 

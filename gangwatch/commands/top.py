@@ -1,0 +1,130 @@
+"""Command that shows the cluster live: top."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gangwatch.commands.options import client_of, json_option, print_json, state_option
+from gangwatch.state_folder import NotRunningError, StateFolder
+
+if TYPE_CHECKING:
+    from gangwatch.client import Client
+
+PATH = "/api/overview"
+
+
+@click.command()
+@state_option
+@click.option("--once", is_flag=True, help="Show it once, and end.")
+@click.option(
+    "--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="Seconds between two looks."
+)
+@json_option
+def top(state: StateFolder, once: bool, interval: float, as_json: bool) -> None:
+    """Show jobs, queue, reservation, verdicts and ill nodes in the terminal, until `q` or Ctrl-C.
+
+    It is the overview of the live page, which is at the controller's address. While no controller answers, what was
+    seen last stays, and says so.
+
+    \b
+    Examples:
+      gangwatch top
+      gangwatch top --once
+      gangwatch top --json
+    """
+    client = client_of(state)
+    if as_json:
+        print_json(client.get(PATH))
+        return
+    from gangwatch.top import console, screen
+
+    where = console()
+    document = client.get(PATH)
+    if once:
+        where.print(screen(document, where.width, None))
+        return
+    if not where.is_terminal:
+        raise click.UsageError("standard output is no terminal: --once or --json")
+    _live(client, document, interval)
+
+
+def _live(client: Client, document: dict[str, Any], interval_seconds: float) -> None:
+    """Draw until `q` or Ctrl-C."""
+    from rich.live import Live
+
+    from gangwatch.top import console, screen
+
+    where = console()
+    trouble = ""
+    try:
+        with (
+            _waiter() as wait,
+            Live(console=where, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
+        ):
+            due_s = time.monotonic() + interval_seconds
+            while True:
+                live.update(screen(document, where.width, where.height, trouble), refresh=True)
+                if wait.quits(max(due_s - time.monotonic(), 0.0)):
+                    return
+                if time.monotonic() < due_s:
+                    continue  # the terminal has another size
+                due_s = time.monotonic() + interval_seconds
+                try:
+                    document, trouble = client.get(PATH), ""
+                except NotRunningError as error:
+                    trouble = str(error)
+    except KeyboardInterrupt:
+        return
+
+
+class _Waiter:
+    """Waits for a key, for the terminal to change its size, or for time to pass."""
+
+    def __init__(self, keys: int | None, resized: int) -> None:
+        self._keys, self._resized = keys, resized
+
+    def quits(self, seconds: float) -> bool:
+        """Whether `q` was pressed; False as soon as the size has changed, and when so many seconds have passed."""
+        sources = [self._resized, *([] if self._keys is None else [self._keys])]
+        ready, _, _ = select.select(sources, [], [], seconds)
+        if self._resized in ready:
+            os.read(self._resized, 4096)
+        if self._keys in ready and self._keys is not None:
+            pressed = os.read(self._keys, 64)
+            if not pressed:
+                self._keys = None  # standard input has ended
+            return b"q" in pressed.lower()
+        return False
+
+
+@contextmanager
+def _waiter() -> Iterator[_Waiter]:
+    """While it lasts, keys come one by one and are not shown, where standard input is a terminal."""
+    import termios
+    import tty
+
+    keys = sys.stdin.fileno() if sys.stdin.isatty() else None
+    before = termios.tcgetattr(keys) if keys is not None else None
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    wakes = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    resize = signal.signal(signal.SIGWINCH, lambda _number, _frame: None)
+    try:
+        if keys is not None:
+            tty.setcbreak(keys)
+        yield _Waiter(keys, read)
+    finally:
+        if keys is not None and before is not None:
+            termios.tcsetattr(keys, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGWINCH, resize)
+        signal.set_wakeup_fd(wakes)
+        os.close(read)
+        os.close(write)

@@ -1,0 +1,263 @@
+"""The screen of `gangwatch top`: the page's overview, drawn for a terminal of any size.
+
+Pure: a document of /api/overview and a size in, lines out. Sections that say the most come first, and each is cut to
+what is left of the screen, with a word on what was left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+Document = dict[str, Any]
+Section = tuple[list[RenderableType], int]
+"""What is drawn, and how many lines it takes."""
+
+NARROW = 90
+"""Columns below which the lesser of them are left out."""
+
+_CONTROLS = dict.fromkeys((*range(32), 127, *range(128, 160)), "�")
+"""Whatever a name holds, it moves no cursor."""
+
+_STYLES = {
+    **dict.fromkeys(("running", "healthy", "completed"), "green"),
+    **dict.fromkeys(("pending", "starting", "stopping", "probation", "suspect"), "yellow"),
+    **dict.fromkeys(("failed", "quarantine", "absent"), "red"),
+    **dict.fromkeys(("cancelled", "maintenance"), "dim"),
+}
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
+
+
+def screen(document: Document, width: int, height: int | None, trouble: str = "") -> RenderableType:
+    """All of it. height: in lines; None for as many as it takes. trouble: why it is not up to date, '' where it is."""
+    top = list(_header(document, trouble))
+    left = None if height is None else height - len(top)
+    parts: list[RenderableType] = list(top)
+    sections: tuple[tuple[str, Callable[[Document, int, int], Section], int], ...] = (
+        ("Verdicts", _verdicts, document["verdicts_total"]),
+        ("Running", _running, _held(document)),
+        ("Queue and reservation", _timetable, len(document["timetable"]["rows"])),
+        ("Waiting", _waiting, document["waiting_total"]),
+        ("Nodes to look at", _nodes, len(document["troubled"])),
+    )
+    shown = [(title, draw) for title, draw, number in sections if number]
+    for position, (title, draw) in enumerate(shown):
+        # Room for a title and two lines of each section that follows; what this one leaves, the next one has.
+        rows = 1000 if left is None else left - 1 - 3 * (len(shown) - position - 1)
+        if rows < 2:
+            break
+        drawn, lines = draw(document, width, rows)
+        parts += [Rule(Text(title, style="bold"), align="left", style="dim"), *drawn]
+        if left is not None:
+            left -= 1 + lines
+    return Group(*parts)
+
+
+def _held(document: Document) -> int:
+    jobs = document["jobs"]
+    return int(jobs["running"] + jobs["starting"] + jobs["stopping"])
+
+
+def _header(document: Document, trouble: str) -> Iterable[Text]:
+    slots, nodes = document["slots"], document["nodes"]
+    usable = slots["total"] - slots["unavailable"]
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append("gangwatch", style="bold")
+    line.append(f"  {_clock(document['now_ns'])}  slots {slots['used']}/{usable}  running {_held(document)}  ")
+    line.append(f"waiting {document['waiting_total']}  ")
+    for name, number in nodes.items():
+        if number:
+            line.append(f"{number} {name}  ", style=_STYLES.get(name, ""))
+    if document["verdicts_total"]:
+        line.append(f"{document['verdicts_total']} verdict(s)", style="red")
+    yield line
+    if document["frozen"]:
+        by = f" by {document['frozen_by']}" if document["frozen_by"] else ""
+        yield _text(f"frozen{by}: nothing is started, moved or stopped", "yellow")
+    if document["mode"] == "observe":
+        yield _text("observing: what feedback decides is told and not done", "yellow")
+    if trouble:
+        yield _text(trouble, "red")
+
+
+def _verdicts(document: Document, _width: int, rows: int) -> Section:
+    lines: list[RenderableType] = []
+    for verdict in document["verdicts"]:
+        who = f"rank {verdict['rank']}" if verdict["rank"] >= 0 else "the gang"
+        where = f" on {verdict['node']}" if verdict["node"] else ""
+        lines.append(
+            _text(
+                f"{verdict['job'] or 'node'}: {who}{where}: {verdict['kind']}, {verdict['cause']}; "
+                f"{verdict['slowdown']:.2f} times slower, {100 * verdict['confidence']:.0f} % sure, "
+                f"for {_span((document['now_ns'] - verdict['first_wall_ns']) / 1e9)}",
+                "red",
+            )
+        )
+    return _cut(lines, rows, document["verdicts_total"])
+
+
+def _running(document: Document, width: int, rows: int) -> Section:
+    wide = width >= NARROW
+    table = _table("JOB", "NAME", "STATE", "RANKS", "STEP", *(("RUNS FOR", "QUEUE") if wide else ()), "HELD UP BY")
+    seconds = document["step_seconds"]
+    jobs = document["running"][: max(rows - 2, 0)]
+    for job in jobs:
+        began = job["attempt_started_ns"]
+        more = (_span((document["now_ns"] - began) / 1e9) if began else "-", job["queue"]) if wide else ()
+        held = "; ".join(
+            f"rank {verdict['rank']} on {verdict['node']}: {verdict['kind']}, {verdict['cause']}"
+            for verdict in job["verdicts"]
+        )
+        step = seconds.get(job["job"])
+        _row(
+            *(table, job["job"], job["name"], _text(job["state"], _STYLES.get(job["state"], "")), job["size"]),
+            *("-" if step is None else _step(step), *more, _text(held, "red")),
+        )
+    return _tabled(table, width, _held(document))
+
+
+def _waiting(document: Document, width: int, rows: int) -> Section:
+    table = _table("JOB", "NAME", "RANKS", "EXPECTED", *(("WAITS BECAUSE",) if width >= NARROW else ()))
+    jobs = document["waiting"][: max(rows - 2, 0)]
+    for job in jobs:
+        at = job["expected_start_ns"]
+        expected = "-" if at is None else f"in {_span(max(at - document['now_ns'], 0) / 1e9)}"
+        more = (job["waiting_because"],) if width >= NARROW else ()
+        _row(table, job["job"], job["name"], job["size"], expected, *more)
+    return _tabled(table, width, document["waiting_total"])
+
+
+def _nodes(document: Document, width: int, rows: int) -> Section:
+    table = _table("NODE", "STATE", "WHY")
+    nodes = document["troubled"][: max(rows - 2, 0)]
+    for node in nodes:
+        _row(table, node["node"], _text(node["state"], _STYLES.get(node["state"], "")), node["reason"])
+    return _tabled(table, width, sum(number for name, number in document["nodes"].items() if name != "healthy"))
+
+
+# --- the timetable ----------------------------------------------------------------------------------------------------
+
+_MARKS = {"held": "█", "ahead": "▒", "stopping": "░", "kept": "+"}
+
+
+def _timetable(document: Document, width: int, rows: int) -> Section:
+    """A line a node: who holds it until when (a slot's own lane is left to the page)."""
+    drawn = document["timetable"]
+    label = min(max((len(row["node"]) for row in drawn["rows"]), default=0), 16)
+    columns = max(width - label - 2, 20)
+    span_ns = drawn["until_ns"] - drawn["from_ns"]
+    now = int((drawn["now_ns"] - drawn["from_ns"]) / span_ns * columns)
+    lines: list[RenderableType] = []
+    shown = drawn["rows"][: max(rows - 3, 1)]
+    for row in shown:
+        cells: list[tuple[str, str]] = [("·", "dim")] * columns
+        for bar in row["bars"]:
+            style = "bright_black" if bar["kind"] == "kept" else _colour_of(bar["job"])
+            for cell in range(*(_column(bar[end], drawn, columns) for end in ("from_ns", "until_ns"))):
+                cells[cell] = _MARKS[bar["kind"]], style
+        cells[min(max(now, 0), columns - 1)] = "│", "bold"
+        line = Text(no_wrap=True, overflow="crop")
+        line.append(f"{_safe(row['node'])[:label]:>{label}}  ")
+        for mark, style in cells:
+            line.append(mark, style=style)
+        lines.append(line)
+    ends = _clock(drawn["from_ns"]), _clock(drawn["until_ns"])
+    axis = f"{'':{label}}  {ends[0]}{ends[1]:>{columns - len(ends[0])}}"
+    lines.append(Text(axis, style="dim", no_wrap=True, overflow="crop"))
+    return [*lines, _legend(drawn, drawn["nodes"] - len(shown))], len(lines) + 1
+
+
+def _column(at_ns: int, drawn: Document, columns: int) -> int:
+    share = (at_ns - drawn["from_ns"]) / (drawn["until_ns"] - drawn["from_ns"])
+    return int(min(max(round(share * columns), 0), columns))
+
+
+def _legend(drawn: Document, left_out: int) -> Text:
+    text = Text(no_wrap=True, overflow="ellipsis")
+    if drawn["reserved_for"] is not None:
+        at = drawn["reserved_from_ns"]
+        text.append(f"+ {drawn['reserved_slots']} slots kept for {drawn['reserved_for']}")
+        text.append(f"{'' if at is None else ' from ' + _clock(at)}  ")
+    for job in sorted(drawn["names"]):
+        if job != drawn["reserved_for"]:
+            went = "▒" if job in drawn["ahead"] else "█"
+            text.append(f"{went} ", style=_colour_of(job))
+            text.append(f"{job}{' went ahead' if job in drawn['ahead'] else ''}  ")
+    if left_out > 0:
+        text.append(f"{left_out} more nodes", style="dim")
+    return text
+
+
+def _colour_of(job: str) -> str:
+    digits = "".join(filter(str.isdecimal, job))
+    return _COLOURS[(int(digits[-9:]) if digits else len(job)) % len(_COLOURS)]
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _safe(value: object) -> str:
+    return str(value).translate(_CONTROLS)
+
+
+def _text(value: object, style: str = "") -> Text:
+    return Text(_safe(value), style=style, no_wrap=True, overflow="ellipsis")
+
+
+_WORDS = frozenset({"NAME", "QUEUE", "HELD UP BY", "WAITS BECAUSE", "WHY"})
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    for column in columns:
+        table.add_column(column, no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _row(table: Table, *cells: object) -> None:
+    table.add_row(*(cell if isinstance(cell, Text) else _text("-" if cell in (None, "") else cell) for cell in cells))
+
+
+def _cut(lines: Sequence[RenderableType], rows: int, total: int) -> Section:
+    if total <= len(lines) <= rows:
+        return list(lines), len(lines)
+    kept = list(lines[: max(rows - 1, 1)])
+    return [*kept, _text(f"{total - len(kept)} more", "dim")], len(kept) + 1
+
+
+def _tabled(table: Table, width: int, total: int) -> Section:
+    """A table, and a word on the rows that were left out. Where there is room, only words give way, never numbers."""
+    for column in table.columns if width >= NARROW else ():
+        if column.header not in _WORDS:
+            column.min_width = max(len(str(cell)) for cell in (column.header, *column.cells))
+    more = total - table.row_count
+    lines = table.row_count + 1
+    return ([table, _text(f"{more} more", "dim")], lines + 1) if more > 0 else ([table], lines)
+
+
+def _step(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _span(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min"
+    return f"{whole / 3600:.1f} h" if whole < 172_800 else f"{whole // 86_400} d"
+
+
+def _clock(wall_ns: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(wall_ns / 1e9))
+
+
+def console() -> Console:
+    """Where it is drawn; names are never read as markup."""
+    return Console(markup=False, highlight=False, emoji=False)

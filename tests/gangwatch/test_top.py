@@ -1,0 +1,226 @@
+"""`gangwatch top`: what it draws at any size, and how it behaves in a real terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gangwatch.top import screen
+from scheduler_feedback import loop as loop_module
+from tests.feedback.memory_backend import World
+from tests.feedback.site import Site, serving
+from tests.web.findings import straggler
+
+LEAVES_THE_SCREEN = b"\x1b[?1049l"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A controller that the command line finds, with jobs of every sort."""
+    monkeypatch.setattr(loop_module, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.1)
+    with serving(tmp_path / "state", World()) as running:
+        running.controller.announce(f"http://127.0.0.1:{running.port}")
+        first = running.submit(name="train", time_limit_seconds=600)
+        running.wait(first, "running")
+        running.submit(name="head", ranks=4, time_limit_seconds=600)
+        ahead = running.submit(name="short", time_limit_seconds=60)
+        running.wait(ahead, "running")
+        running.controller.cycle.tell([straggler(first)])
+        deadline = time.monotonic() + 20
+        while not running.get("/api/overview")["verdicts"]:
+            assert time.monotonic() < deadline
+        yield running
+
+
+def _drawn(document: dict[str, Any], width: int, height: int | None, trouble: str = "") -> list[str]:
+    written = StringIO()
+    Console(file=written, width=width, highlight=False, markup=False, color_system=None).print(
+        screen(document, width, height, trouble)
+    )
+    return written.getvalue().splitlines()
+
+
+def test_it_tells_what_the_page_tells(site: Site) -> None:
+    text = "\n".join(_drawn(site.get("/api/overview"), 140, None))
+    for words in (
+        "slots 4/4",
+        "running 2",
+        "waiting 1",
+        "j-000001: rank 0 on n0: straggler, suspended; 1.40 times slower, 97 % sure",
+        "+ 4 slots kept for j-000002 from",
+        "j-000003 went ahead",
+        "first in the queue",
+        "suspect",
+    ):
+        assert words in text
+    drawn = next(line for line in text.splitlines() if line.lstrip().startswith("n1 "))
+    assert "▒" in drawn
+    assert "+" in drawn
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+@pytest.mark.parametrize("height", [1, 5, 12, 24, 60])
+def test_it_never_writes_beyond_the_terminal(site: Site, width: int, height: int) -> None:
+    lines = _drawn(site.get("/api/overview"), width, height, "the controller does not answer")
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= max(height, 4)
+    assert lines[0].startswith("gangwatch")
+
+
+def test_what_does_not_fit_is_counted(site: Site) -> None:
+    document = site.get("/api/overview")
+    document["waiting"] = [dict(document["waiting"][0], job=f"j-{n:06d}") for n in range(20)]
+    document["waiting_total"] = 4000
+    text = "\n".join(_drawn(document, 120, 30))
+    shown = len(re.findall(r"^j-0000\d\d  +head", text, re.MULTILINE))
+    assert shown >= 1
+    assert f"{4000 - shown} more" in text
+    assert len(text.splitlines()) <= 30
+
+
+def test_names_move_no_cursor(site: Site) -> None:
+    document = site.get("/api/overview")
+    document["running"][0]["name"] = "\x1b[2J\x9b[bold]evil"
+    text = "\n".join(_drawn(document, 120, None))
+    assert "\x1b" not in text
+    assert "\x9b" not in text
+    assert "[bold]evil" in text
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def _environment(site: Site) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GANGWATCH_", "XDG_"))}
+    return kept | {"HOME": str(site.controller.folder.parent), "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""}
+
+
+def _command(site: Site, *options: str) -> list[str]:
+    return [sys.executable, "-m", "gangwatch", "top", "--state", str(site.controller.folder), *options]
+
+
+def test_once_and_json_end_by_themselves(site: Site) -> None:
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            _command(site, *options), env=_environment(site), capture_output=True, text=True, timeout=60
+        )
+
+    assert "j-000001" in run("--once").stdout
+    document = json.loads(run("--json").stdout)
+    assert document["waiting"][0]["name"] == "head"
+    neither = run()
+    assert (neither.returncode, neither.stdout) == (2, "")
+    assert "--once or --json" in neither.stderr
+    absent = subprocess.run(
+        [*_command(site, "--once")[:-3], "--state", "/nonexistent/state", "--once"],
+        env=_environment(site), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert absent.returncode == 3
+
+
+class Terminal:
+    """`gangwatch top` in a terminal of its own."""
+
+    def __init__(self, site: Site, columns: int = 110, lines: int = 40) -> None:
+        self.seen = b""
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.execve(sys.executable, _command(site, "--interval", "0.3"), _environment(site))
+        self.resize(columns, lines)
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def shows(self, text: str) -> None:
+        """Wait until the text was drawn since the last call."""
+        deadline = time.monotonic() + 60
+        while text.encode() not in self.seen:
+            assert time.monotonic() < deadline, self.seen[-2000:].decode(errors="replace")
+            self._read(0.2)
+        self.seen = b""
+
+    def _read(self, seconds: float) -> bool:
+        ready, _, _ = select.select([self._fd], [], [], seconds)
+        try:
+            self.seen += os.read(self._fd, 65536) if ready else b""
+        except OSError:  # EIO: the other end is closed
+            return False
+        return True
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._fd, keys)
+
+    def ends(self) -> int:
+        """Its exit code."""
+        deadline = time.monotonic() + 60
+        while True:
+            self._read(0.05)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                while self._read(0.05) and select.select([self._fd], [], [], 0.05)[0]:
+                    pass
+                self.pid = 0
+                return os.waitstatus_to_exitcode(status)
+            assert time.monotonic() < deadline
+
+    def close(self) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self._fd)
+
+
+@contextmanager
+def terminal(site: Site) -> Iterator[Terminal]:
+    opened = Terminal(site)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_in_a_terminal_it_lives_until_q(site: Site) -> None:
+    with terminal(site) as shown:
+        shown.shows("rank 0 on n0: straggler, suspended")
+        shown.resize(120, 40)
+        later = site.submit(name="later")
+        shown.shows(later)
+        shown.shows("WAITS BECAUSE")
+        shown.resize(70, 20)
+        shown.shows("Waiting")
+        shown.type(b"x")
+        shown.shows("slots 4/4")
+        shown.type(b"q")
+        assert shown.ends() == 0
+        assert LEAVES_THE_SCREEN in shown.seen
+
+
+def test_it_waits_for_a_controller_that_went_away(site: Site) -> None:
+    with terminal(site) as shown:
+        shown.shows("slots 4/4")
+        (site.controller.folder / "controller.json").unlink()
+        shown.shows("no controller is running")
+        site.controller.announce(f"http://127.0.0.1:{site.port}")
+        shown.shows("slots 4/4")
+        shown.type(b"\x03")
+        assert shown.ends() == 0
+        assert LEAVES_THE_SCREEN in shown.seen
