@@ -46,7 +46,7 @@ TimeArray = npt.NDArray[np.int64]
 # --- layout ----------------------------------------------------------------------------------------------------------
 
 
-class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=False, gc=False):
     """One series of a node: a metric of the catalogue and the labels that single it out.
 
     ``labels`` are sorted pairs without ``node``; ``tier`` is the index into ``Layout.tiers``; ``width`` is a
@@ -59,7 +59,7 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     width: int = 64
 
 
-class Tier(msgspec.Struct, frozen=True):
+class Tier(msgspec.Struct, frozen=True, gc=False):
     """A collector at one interval: its columns are sampled together and share one sample time."""
 
     name: str
@@ -121,7 +121,7 @@ def make_layout(node: str, tiers: Iterable[Tier], gauges: Iterable[Column], coun
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
-class Member(msgspec.Struct, frozen=True, array_like=True):
+class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One rank of one attempt of a gang: whose step, entry or exit a record tells of."""
 
     gang: str
@@ -129,7 +129,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     rank: int
 
 
-class StepRecord(msgspec.Struct, frozen=True, tag="step"):
+class StepRecord(msgspec.Struct, frozen=True, tag="step", gc=False):
     """A finished training step of one rank.
 
     ``start_ns`` is the host's monotonic clock; ``wait_ns`` is the time spent waiting in collectives, None where the
@@ -146,7 +146,7 @@ class StepRecord(msgspec.Struct, frozen=True, tag="step"):
     collectives: int = 0
 
 
-class OpenRecord(msgspec.Struct, frozen=True, tag="open"):
+class OpenRecord(msgspec.Struct, frozen=True, tag="open", gc=False):
     """What a rank is inside of at the frame's time: a step begun and not ended, or a collective entered and not left.
 
     One a rank and kind and frame, so that a rank that never arrives is seen while it hangs. ``number`` is the step's
@@ -159,7 +159,7 @@ class OpenRecord(msgspec.Struct, frozen=True, tag="open"):
     since_ns: int
 
 
-class EventRecord(msgspec.Struct, frozen=True, tag="event"):
+class EventRecord(msgspec.Struct, frozen=True, tag="event", gc=False):
     """Something that happened once and is no column: an XID, a link change, a refused reporter.
 
     ``kind`` is a word of the catalogue's event list, ``entity`` names the device or rank it happened to.

@@ -33,8 +33,8 @@ class _Seen:
     """What was handed out of one attempt: sequence of its newest step, its shape, each rank's clock offset [n], and
     whether its machine is another node's as well [n].
 
-    nodes: those of its ranks, sorted; of_node [n]: each rank's among them. changes: of the gang, of the counting and of
-    the fleet, when all of this was made.
+    nodes: those of its ranks, sorted; of_node [n]: each rank's among them. changes: of the gang, when all of this was
+    made.
     """
 
     attempt: int
@@ -44,7 +44,7 @@ class _Seen:
     of_node: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
     offset_ns: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     shared: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
-    changes: tuple[int, int, int] = (-1, -1, -1)
+    changes: int = -1
     stepped: bool = False
 
 
@@ -65,7 +65,8 @@ class Look:
         gangs = fleet.gangs
         for name in self._seen.keys() - gangs.keys():
             del self._seen[name]
-        jobs = tuple(self._job(gang) for gang in gangs.values() if len(gang))
+        touched = fleet.touched()
+        jobs = tuple(self._job(gang, touched) for gang in gangs.values() if len(gang))
         events = fleet.occurrences.take()
         here_ns = fleet.newest_received_ns if received_now_ns is None else received_now_ns
         heard = {name: now_ns - (here_ns - node.received_ns) for name, node in fleet.nodes.items()}
@@ -107,8 +108,8 @@ class Look:
                     place.get((member.gang, member.attempt, member.rank), -1) for member in counts.members
                 ]
 
-    def _job(self, gang: Gang) -> JobTelemetry:
-        seen = self._of(gang)
+    def _job(self, gang: Gang, touched: set[str]) -> JobTelemetry:
+        seen = self._of(gang, touched)
         shape, offset_ns = seen.shape, seen.offset_ns
         steps = gang.completed(seen.cursor)
         table = None
@@ -188,18 +189,19 @@ class Look:
             tuple(nic for _, nic, _ in known), rail=rails, sharing=sharing, **coordinates,
         )  # fmt: skip
 
-    def _of(self, gang: Gang) -> _Seen:
+    def _of(self, gang: Gang, touched: set[str]) -> _Seen:
+        """What was handed out of the gang, brought up to date. touched: nodes that are not as they were."""
         seen = self._seen.get(gang.name)
         if seen is None or seen.attempt != gang.attempt:
             seen = self._seen[gang.name] = _Seen(gang.attempt)
-        changes = gang.changes, self._fleet.counting.version, self._fleet.changes
-        if seen.changes != changes:
-            if seen.changes[0] != gang.changes:
+        changed = seen.changes != gang.changes
+        if changed or not touched.isdisjoint(seen.nodes):
+            if changed:
                 nodes = gang.nodes
                 seen.nodes = tuple(sorted(set(nodes)))
                 number = {node: index for index, node in enumerate(seen.nodes)}
                 seen.of_node = np.array([number[node] for node in nodes], np.intp)
-            seen.changes = changes
+            seen.changes = gang.changes
             seen.shape = self._shape(gang, seen.nodes, seen.shape)
             views = self._fleet.nodes
             offset_ns = np.array([views[node].offset_ns if node in views else 0 for node in seen.nodes], np.int64)
