@@ -103,7 +103,7 @@ class Judgement:
 class Case:
     """An alarmed rank (index) and all that is looked at: the interval's windows, the ranks alarmed with it.
 
-    for_work: whether computing is held against the work given already.
+    accused: of those, others that a verdict stands on. for_work: whether computing is held against the work given.
     """
 
     rank: int
@@ -117,6 +117,7 @@ class Case:
     shared_machine: bool
     switches: Switches
     for_work: bool = False
+    accused: frozenset[int] = frozenset()
 
 
 def slow_windows(interval: Sequence[Judged], rank: int) -> list[Window]:
@@ -193,7 +194,7 @@ def judge(case: Case) -> Judgement:
             step_seconds,
             without,
             "seconds",
-            "the same steps without " + _without(mates, strangers, few),
+            "the same steps without " + _without(mates, strangers, few, bool(case.accused - set(mates))),
             weighing.of_slowdown(slowdown),
         ),
         Evidence(
@@ -285,20 +286,21 @@ def judge(case: Case) -> Judgement:
     )
 
 
-def _without(mates: list[int], strangers: list[int], few: bool) -> str:
+def _without(mates: list[int], strangers: list[int], few: bool, accused: bool) -> str:
+    if accused and few:
+        return "this rank, those that are accused already left aside"
     if strangers and few:
         return "this rank and the others that are slow for a reason of their own"
     return "the node's ranks" if mates else "this rank"
 
 
 def _joint_gain(compute: FloatArray, case: Case) -> float:
-    """By how much the steps would be shorter without any of the few that stand out, each for its own reason."""
-    gains = [0.0]
-    for members in case.where.roles:
-        rest = [rank for rank in members.tolist() if rank not in case.alarmed]
-        if rest and len(rest) < len(members):
-            gains.append(float(compute[members].max() - compute[rest].max()))
-    return max(gains)
+    """By how much the steps would be shorter without any of the few that stand out, each for its own reason; once those
+    that are accused are gone: what they cost is not held against the next."""
+    members = case.where.roles[case.where.role[case.rank]].tolist()
+    rest = [rank for rank in members if rank not in case.alarmed]
+    without_accused = [rank for rank in members if rank not in case.accused]
+    return float(compute[without_accused].max() - compute[rest].max()) if rest else 0.0
 
 
 def _drift_of_others(compute: FloatArray, baseline: Baseline, where: Places, rank: int) -> float:

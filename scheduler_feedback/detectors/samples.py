@@ -59,8 +59,7 @@ def mates(shape: Shape, rank: int) -> IndexArray:
     replica = shape.groups.get("pipeline")
     if replica is None or not (replica != replica[rank]).any():
         return np.zeros(0, np.intp)
-    found = np.flatnonzero(replica == replica[rank])
-    return found[found != rank]
+    return np.setdiff1d(np.flatnonzero(replica == replica[rank]), [rank])
 
 
 def alike(case: Case, shape: Shape) -> Alike | None:

@@ -257,6 +257,7 @@ class StragglerDetector:
             shared_machine=job.shared_machine is not None and bool(job.shared_machine[rank]),
             switches=self._switches,
             for_work=watched.work is not None,
+            accused=frozenset(alarmed) & (watched.standing.keys() - {rank}),
         )
 
 

@@ -84,3 +84,19 @@ def test_what_lasts_far_longer_than_the_jobs_own_episodes_is_no_chance_of_length
     assert {verdict.cause for verdict in found} == {Cause.UNKNOWN}
     first = min(verdict.detected_step for verdict in found)
     assert first >= ONSET + 24, "three times as long as any episode before, of eight windows at least"
+
+
+def beside_a_culprit(by: float) -> Slow:
+    """Rank 13 takes 1.6 times as long; a little later rank 22 of the same stage comes to take a little longer."""
+
+    def slow(number: int, job: Shape) -> np.ndarray:
+        late = np.where((job.ranks == 22) & (number >= ONSET + 12), by, 1.0)
+        return one_rank(number, job) * late
+
+    return slow
+
+
+def test_what_an_accused_rank_costs_is_not_held_against_the_next() -> None:
+    # Without both the steps would be 1.6 times as short; without the second, once the first is gone, by four per cent.
+    assert {verdict.rank for verdict in told(findings(3, beside_a_culprit(1.05)))} == {13}
+    assert {verdict.rank for verdict in told(findings(3, beside_a_culprit(1.3)))} == {13, 22}
