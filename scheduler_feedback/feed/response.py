@@ -41,16 +41,12 @@ class Response:
         self._splitter = MessageSplitter(MOST_MESSAGE_BYTES)
         self.ended = False
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """All messages that `data` completes, in order.
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
+        """All messages that `data` completes, in order; nothing of it is kept but copies.
 
         Raises RefusedError for another status than 200, FrameError for what is no such response.
         """
-        if self._head is not None:
-            data = self._take_head(data)
-        if not self._chunked:
-            return self._splitter.feed(data)
-        if self._left == 0 and not self._line and not self._splitter.pending:
+        if self._head is None and self._chunked and not self._left and not self._line and not self._splitter.pending:
             # Nearly always: one chunk, one message, nothing else.
             size = _CHUNK.match(data)
             if size is not None:
@@ -60,10 +56,13 @@ class Response:
                     len(data) == start + length + 2
                     and int.from_bytes(data[start : start + 4], "big") == length - 4
                     and length - 4 <= MOST_MESSAGE_BYTES
-                    and data.endswith(b"\r\n")
+                    and data[-2:] == b"\r\n"
                 ):
-                    return [data[start + 4 : -2]]
-        return self._take_chunks(data)
+                    return [bytes(data[start + 4 : -2])]
+        data = bytes(data)
+        if self._head is not None:
+            data = self._take_head(data)
+        return self._take_chunks(data) if self._chunked else self._splitter.feed(data)
 
     def _take_head(self, data: bytes) -> bytes:
         """Take the head; gives what follows it."""
