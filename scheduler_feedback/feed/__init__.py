@@ -6,12 +6,15 @@ client made for everything took 2.9 GB and more than a processor (docs/adr/0017)
 - agents.py      who there is: the files in which agents announce themselves
 - response.py    bytes of one response -> messages; no socket
 - connection.py  one stream's socket, with TLS or without
+- names.py       where hosts are that are given by name
+- streams.py     what is known of one stream, and how long to wait before it is opened again
 - feed.py        all of them: when to open, what to believe, when to give up
 """
 
 from __future__ import annotations
 
 from scheduler_feedback.feed.agents import AgentRecord
-from scheduler_feedback.feed.feed import Deliver, Feed, Stream
+from scheduler_feedback.feed.feed import Deliver, Feed
+from scheduler_feedback.feed.streams import Stream
 
 __all__ = ["AgentRecord", "Deliver", "Feed", "Stream"]

@@ -12,33 +12,26 @@ import gc
 import heapq
 import logging
 import os
-import random
 import resource
 import select
-import socket
 import ssl
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from agent.schema.clock import Clock
 from agent.schema.errors import FrameError, VersionError
-from agent.schema.frame import AnyLayout, Decoder, Frame, Layout, PackedLayout, check_fits, pack
+from agent.schema.frame import AnyLayout, Frame, Layout, check_fits, pack
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.credentials import Credentials
 from scheduler_feedback.feed.agents import AgentRecord, Agents
 from scheduler_feedback.feed.connection import BUFFER_BYTES, Connection, EndedError
+from scheduler_feedback.feed.names import POLL_SECONDS, Address, Names, literal
 from scheduler_feedback.feed.response import RefusedError
+from scheduler_feedback.feed.streams import Follower, Stream
 
 DISCOVERY_SECONDS = 1.0
-BACKOFF_LEAST_SECONDS = 0.1
-BACKOFF_MOST_SECONDS = 5.0
-"""A restarted agent is heard again well before its absence (10 s of silence) could pass for a lost node."""
-
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 10.0
 """Ten frames at the usual second: a stream that completes none for so long is dead, whatever TCP believes."""
@@ -63,63 +56,10 @@ COLLECT_AFTER = 50_000
 """New objects between two searches for circles, of which frames make none. Thousands of frames wait for the next look:
 to search them as often as usual (700) is a tenth of the time."""
 
-NAMING_THREADS = 4
-NAMING_POLL_SECONDS = 0.05
-"""Hosts' names are asked for on threads, which may take seconds; how often is looked whether one has been told."""
-
 Deliver = Callable[[AnyLayout, Frame, int], None]
 """Takes a frame with its layout and the monotonic time of its receipt. Called on the feed's thread: must not block."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Stream:
-    """What is known of one node's stream. received_ns: monotonic, of the newest frame; None before the first."""
-
-    node: str
-    connected: bool = False
-    frames: int = 0
-    malformed: int = 0
-    received_ns: int | None = None
-    complaint: str = field(default="", repr=False)
-
-
-class Backoff:
-    """Pauses between tries: they double from the least to the most, and each is jittered by half of itself."""
-
-    __slots__ = ("_seconds",)
-
-    def __init__(self) -> None:
-        self._seconds = BACKOFF_LEAST_SECONDS
-
-    def next(self, longest: bool = False) -> float:
-        """Seconds to wait now."""
-        seconds = BACKOFF_MOST_SECONDS if longest else self._seconds
-        self._seconds = min(BACKOFF_MOST_SECONDS, 2 * seconds)
-        return seconds * random.uniform(0.5, 1.0)
-
-    def reset(self) -> None:
-        self._seconds = BACKOFF_LEAST_SECONDS
-
-
-@dataclass(slots=True, eq=False)
-class _Follower:
-    """What follows one agent. deadline_ns: until when something has to have come. frames_before: when it was opened.
-    burst: messages beyond MOST_FRAMES_A_SECOND. followed: False once it is not wanted any more."""
-
-    record: AgentRecord
-    stream: Stream
-    backoff: Backoff = field(default_factory=Backoff)
-    connection: Connection | None = None
-    descriptor: int = -1
-    decoder: Decoder = field(default_factory=Decoder)
-    layout: PackedLayout | None = None
-    deadline_ns: int = 0
-    tries: int = 0
-    frames_before: int = 0
-    burst: float = 0.0
-    followed: bool = True
 
 
 class Feed:
@@ -147,13 +87,11 @@ class Feed:
         self._query = f"?metrics={quote(','.join(wanted), safe=',*')}" if wanted else ""
         self._clock = clock
         self._agents = Agents(folder)
-        self._followers: dict[str, _Follower] = {}
-        self._open: dict[int, _Follower] = {}
-        self._due: list[tuple[int, int, _Follower]] = []
+        self._followers: dict[str, Follower] = {}
+        self._open: dict[int, Follower] = {}
+        self._due: list[tuple[int, int, Follower]] = []
         self._turn = 0
-        self._found: deque[tuple[_Follower, list[_Address] | str]] = deque()
-        self._names: ThreadPoolExecutor | None = None
-        self._looked_up = 0
+        self._names: Names[Follower] = Names()
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._stopping = False
         self._asked_ns = self._swept_ns = 0
@@ -224,14 +162,12 @@ class Feed:
                 for follower in self._followers.values():
                     self._close(follower)
                 self._followers.clear()
-                if self._names is not None:
-                    self._names.shutdown(wait=False, cancel_futures=True)
-                    self._names = None
+                self._names.close()
 
     def _read_ready(self, until_ns: int) -> None:
         wait_seconds = max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
-        if self._looked_up:
-            wait_seconds = min(wait_seconds, NAMING_POLL_SECONDS)
+        if self._names.asked:
+            wait_seconds = min(wait_seconds, POLL_SECONDS)
         asked_ns = self._clock.monotonic_ns()
         for number, (descriptor, mask) in enumerate(self._epoll.poll(wait_seconds, len(self._open) + 64)):
             follower = self._open.get(descriptor)
@@ -276,15 +212,15 @@ class Feed:
 
     def _follow(self, record: AgentRecord, now_ns: int) -> None:
         stream = self.streams.setdefault(record.node, Stream(record.node))
-        follower = self._followers[record.node] = _Follower(record, stream)
+        follower = self._followers[record.node] = Follower(record, stream)
         self._schedule(follower, now_ns)
 
-    def _forget(self, follower: _Follower) -> None:
+    def _forget(self, follower: Follower) -> None:
         self._close(follower)
         follower.followed = False
         self._followers.pop(follower.record.node, None)
 
-    def _schedule(self, follower: _Follower, at_ns: int) -> None:
+    def _schedule(self, follower: Follower, at_ns: int) -> None:
         self._turn += 1
         heapq.heappush(self._due, (at_ns, self._turn, follower))
 
@@ -307,31 +243,18 @@ class Feed:
                 continue
             self._begin(follower)
 
-    def _begin(self, follower: _Follower) -> None:
+    def _begin(self, follower: Follower) -> None:
         """Open the stream; where its host has to be looked up by name, as soon as it is known where that is."""
         url = urlsplit(follower.record.url)
         host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
-        addresses = _literal(host, port)
+        addresses = literal(host, port)
         if addresses is not None:
             self._connect(follower, addresses)
             return
-        if self._names is None:
-            self._names = ThreadPoolExecutor(NAMING_THREADS, thread_name_prefix="feed names")
-        self._looked_up += 1
-        self._names.submit(self._look_up, follower, host, port)
-
-    def _look_up(self, follower: _Follower, host: str, port: int) -> None:
-        """On a thread of its own: asking for a name may take its time."""
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            self._found.append((follower, [(int(family), (str(at[0]), int(at[1]))) for family, _, _, _, at in found]))
-        except (OSError, UnicodeError) as error:
-            self._found.append((follower, f"{host}: {error}"))
+        self._names.ask(follower, host, port)
 
     def _take_addresses(self) -> None:
-        while self._found:
-            follower, found = self._found.popleft()
-            self._looked_up -= 1
+        for follower, found in self._names.told():
             if not follower.followed:
                 continue
             if isinstance(found, str):
@@ -339,7 +262,7 @@ class Feed:
             else:
                 self._connect(follower, found)
 
-    def _connect(self, follower: _Follower, addresses: list[_Address]) -> None:
+    def _connect(self, follower: Follower, addresses: list[Address]) -> None:
         follower.tries += 1
         follower.layout, follower.frames_before = None, follower.stream.frames
         family, address = addresses[follower.tries % len(addresses)]
@@ -375,7 +298,7 @@ class Feed:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def _serve(self, follower: _Follower, mask: int) -> None:
+    def _serve(self, follower: Follower, mask: int) -> None:
         """The agent's socket has or takes bytes."""
         connection = follower.connection
         assert connection is not None
@@ -407,7 +330,7 @@ class Feed:
             complaint = _words(error)
         self._lost(follower, complaint, longest)
 
-    def _hear(self, follower: _Follower, messages: list[bytes]) -> None:
+    def _hear(self, follower: Follower, messages: list[bytes]) -> None:
         """Take messages of one agent. Raises FrameError for what is no frame of ours, or not of this node."""
         stream, layout, decode = follower.stream, follower.layout, follower.decoder.decode
         received_ns = self._clock.monotonic_ns()
@@ -433,7 +356,7 @@ class Feed:
             follower.deadline_ns = received_ns + int(SILENCE_SECONDS * 1e9)
             self._deliver(layout, told, received_ns)
 
-    def _lost(self, follower: _Follower, complaint: str, longest: bool = False) -> None:
+    def _lost(self, follower: Follower, complaint: str, longest: bool = False) -> None:
         """The stream is no more: close it, and open it again after a pause."""
         stream = follower.stream
         self._close(follower)
@@ -445,28 +368,13 @@ class Feed:
             follower.backoff.reset()
         self._schedule(follower, self._clock.monotonic_ns() + int(follower.backoff.next(longest) * 1e9))
 
-    def _close(self, follower: _Follower) -> None:
+    def _close(self, follower: Follower) -> None:
         follower.stream.connected = False
         if follower.connection is not None:
             del self._open[follower.descriptor]
             self._epoll.unregister(follower.descriptor)
             follower.connection.close()
             follower.connection, follower.layout = None, None
-
-
-_Address = tuple[int, tuple[str, int]]
-"""Family and address, as a socket is made and connected with them."""
-
-
-def _literal(host: str, port: int) -> list[_Address] | None:
-    """Where a host is that is written as a number; None for one that has to be looked up."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, host)
-        except OSError:
-            continue
-        return [(int(family), (host, port))]
-    return None
 
 
 def _words(error: OSError) -> str:

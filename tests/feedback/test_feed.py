@@ -31,7 +31,8 @@ from exporter.server import ThreadedServer, agent_app
 from scheduler_feedback.core.subscription import WANTED
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed import feed as feed_module
-from scheduler_feedback.feed.feed import Backoff
+from scheduler_feedback.feed import streams as streams_module
+from scheduler_feedback.feed.streams import Backoff
 
 Send = Callable[[bytes], Awaitable[None]]
 Speak = Callable[[Send], Awaitable[None]]
@@ -130,7 +131,7 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "DISCOVERY_SECONDS", 0.02)
-    monkeypatch.setattr(feed_module, "BACKOFF_MOST_SECONDS", 0.2)
+    monkeypatch.setattr(streams_module, "BACKOFF_MOST_SECONDS", 0.2)
 
 
 def test_frames_arrive_in_order_wherever_the_stream_is_cut(tmp_path: Path) -> None:
@@ -316,7 +317,7 @@ def test_a_bug_ends_the_feed_and_is_raised(tmp_path: Path) -> None:
 
 
 def test_pauses_grow_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "BACKOFF_MOST_SECONDS", 5.0)
+    monkeypatch.setattr(streams_module, "BACKOFF_MOST_SECONDS", 5.0)
     backoff = Backoff()
     pauses = [backoff.next() for _ in range(12)]
     for number, pause in enumerate(pauses):

@@ -1,0 +1,63 @@
+"""What is known of one agent's stream, and what follows it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from agent.schema.frame import Decoder, PackedLayout
+from scheduler_feedback.feed.agents import AgentRecord
+from scheduler_feedback.feed.connection import Connection
+
+BACKOFF_LEAST_SECONDS = 0.1
+BACKOFF_MOST_SECONDS = 5.0
+"""A restarted agent is heard again well before its absence (10 s of silence) could pass for a lost node."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """What is known of one node's stream. received_ns: monotonic, of the newest frame; None before the first."""
+
+    node: str
+    connected: bool = False
+    frames: int = 0
+    malformed: int = 0
+    received_ns: int | None = None
+    complaint: str = field(default="", repr=False)
+
+
+class Backoff:
+    """Pauses between tries: they double from the least to the most, and each is jittered by half of itself."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self) -> None:
+        self._seconds = BACKOFF_LEAST_SECONDS
+
+    def next(self, longest: bool = False) -> float:
+        """Seconds to wait now."""
+        seconds = BACKOFF_MOST_SECONDS if longest else self._seconds
+        self._seconds = min(BACKOFF_MOST_SECONDS, 2 * seconds)
+        return seconds * random.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        self._seconds = BACKOFF_LEAST_SECONDS
+
+
+@dataclass(slots=True, eq=False)
+class Follower:
+    """What follows one agent. deadline_ns: until when something has to have come. frames_before: when it was opened.
+    burst: messages beyond MOST_FRAMES_A_SECOND. followed: False once it is not wanted any more."""
+
+    record: AgentRecord
+    stream: Stream
+    backoff: Backoff = field(default_factory=Backoff)
+    connection: Connection | None = None
+    descriptor: int = -1
+    decoder: Decoder = field(default_factory=Decoder)
+    layout: PackedLayout | None = None
+    deadline_ns: int = 0
+    tries: int = 0
+    frames_before: int = 0
+    burst: float = 0.0
+    followed: bool = True
