@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from scheduler_feedback.core.fleet import Sample
-from scheduler_feedback.core.gangs import FloatArray, IntArray
+from scheduler_feedback.core.gangs import IntArray
 from scheduler_feedback.core.telemetry import (
     FEATURE,
     Float32Array,
@@ -30,28 +30,20 @@ from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.panel import ALARM, Panel
 from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.detectors.together import (
+    CHANCE,
+    KEPT_WINDOWS,
+    LEAST_CORRELATION,
+    LEAST_WINDOWS,
+    Means,
+    grown,
+    least,
+    pad,
+    together,
+)
 
-KEPT_WINDOWS = 720
-LEAST_WINDOWS = 18
-LEAST_STATE = 3
 TEST_SECONDS = 6.0
-"""Windows that are looked back over, at least three of them with the neighbour busy and three without."""
-
-SLOW_SAMPLING_SECONDS = 20.0
-SLOW_LEAST_WINDOWS = 10
-SLOW_LEAST_STATE = 2
-"""Where a window is that long, ten of them are five minutes, and two a minute: steps end many times in each."""
-
-LEAST_SHIFTS = 160
-MOST_FINER = 12
-"""Steps end between two samples of a slow counter: both courses are laid on a finer grid, so that there are enough
-shifts to tell one in a hundred."""
-
-CHANCE = 0.01
-GUARD_SHARE = 0.05
-LEAST_CORRELATION = 0.35
-"""One shift in a hundred may do as well by chance; shifts by less than a twentieth of the time are the same thing, and
-are left out. A correlation below a third explains a tenth of the variance, whatever its chance."""
+"""So often is it looked at."""
 
 LEAST_COST = 0.05
 """What the victim loses while the neighbour is busy, as a share of its step: below five per cent nobody cares."""
@@ -68,39 +60,13 @@ SNAPSHOT_VERSION = 1
 
 
 @dataclass(slots=True)
-class _Means:
-    """The mean of what fell into each window; a ring of KEPT_WINDOWS, newest last. A long window holds many steps."""
-
-    total: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
-    count: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
-
-    def window(self, until: int) -> None:
-        """One more window; those before that are missing, up to so many in all, are unknown."""
-        for _ in range(max(1, min(until, KEPT_WINDOWS) - len(self.total))):
-            self.total.append(0.0)
-            self.count.append(0)
-
-    def add(self, index: int, value: float) -> None:
-        """One more value in a window."""
-        self.total[index] += value
-        self.count[index] += 1
-
-    def values(self) -> FloatArray:
-        """[windows], NaN where nothing fell."""
-        count = np.array(self.count, np.float64)
-        total = np.array(self.total, np.float64)
-        found: FloatArray = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
-        return found
-
-
-@dataclass(slots=True)
 class _Course:
     """One job on the common clock: communication share of the step in each window, own time on each shared host, NaN
     where not known yet; what each of its resources sees of it. Rings of KEPT_WINDOWS, newest last."""
 
     shape: Shape
-    communication: _Means = field(default_factory=_Means)
-    excess: dict[str, _Means] = field(default_factory=dict)
+    communication: Means = field(default_factory=Means)
+    excess: dict[str, Means] = field(default_factory=dict)
     sent: dict[tuple[str, str], deque[float]] = field(default_factory=dict)
     usual_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     step: int = -1
@@ -158,7 +124,7 @@ class InterferenceDetector:
         if (
             not self._windows > self._tested
             or apart < TEST_SECONDS
-            or len(self._ends) < _least(telemetry.counters.seconds)[0]
+            or len(self._ends) < least(telemetry.counters.seconds)[0]
         ):
             return []
         self._tested = self._windows
@@ -235,12 +201,12 @@ class InterferenceDetector:
                     course = self._courses[name]
                     ring = course.sent.setdefault((kind, place), deque(maxlen=KEPT_WINDOWS))
                     if len(ring) < len(self._ends):
-                        _pad(ring, len(self._ends), 0.0)
+                        pad(ring, len(self._ends), 0.0)
                     # Before its first sample nothing is known; before the job came it sent nothing.
                     ring.append(sent[at] if sent[at] == sent[at] else ring[-1] if ring else np.nan)
                     at += 1
                     if kind == "host" and place not in course.excess:
-                        course.excess[place] = _Means()
+                        course.excess[place] = Means()
                         course.excess[place].window(len(self._ends) + 1)
             self._ends.append(int(ends[window]))
 
@@ -289,8 +255,8 @@ class InterferenceDetector:
         telemetry: Telemetry,
     ) -> list[Finding]:
         name = job.shape.job
-        least = _least(telemetry.counters.seconds)
-        hurt = [_grown(ring, *least) for ring in (course.communication, *course.excess.values())]
+        enough = least(telemetry.counters.seconds)
+        hurt = [grown(ring, *enough) for ring in (course.communication, *course.excess.values())]
         if max(hurt) < LEAST_COST:
             return self._clear(name, telemetry.now_ns)
         best: tuple[float, str, tuple[str, str], float, float, int] | None = None
@@ -304,7 +270,7 @@ class InterferenceDetector:
             victim = own.values()
             for aggressor in members.keys() - {name}:
                 sent = np.array(self._courses[aggressor].sent[kind, place])
-                found = _together(victim, sent, *_least(telemetry.counters.seconds))
+                found = together(victim, sent, *enough)
                 if found is None:
                     continue
                 correlation, chance, cost = found
@@ -399,12 +365,7 @@ class InterferenceDetector:
                     over.append(Cleared(standing.verdict.verdict_id, name, now_ns, "they rise and fall apart again"))
         return list(over)
 
-    def _unknown(
-        self,
-        job: JobTelemetry,
-        course: _Course,
-        telemetry: Telemetry,
-    ) -> list[Finding]:
+    def _unknown(self, job: JobTelemetry, course: _Course, telemetry: Telemetry) -> list[Finding]:
         """Congested on many ports and slower for it, with no topology to say whom it shares the fabric with."""
         if course.unknown_told or "uplink" in job.shape.sharing or len(telemetry.jobs) < 2:
             return []
@@ -412,80 +373,19 @@ class InterferenceDetector:
         known = victim[np.isfinite(victim)]
         if len(known) < LEAST_WINDOWS:
             return []
-        grown = float(np.median(known[-8:]) - np.quantile(known, 0.2))
+        more = float(np.median(known[-8:]) - np.quantile(known, 0.2))
         level = self._panel.newest[FEATURE["nic_congestion"], self._panel.of(job.shape.job)]
         marked = level > 10.0 * max(float(np.nanquantile(level, 0.1)), 1.0) if np.isfinite(level).any() else level > 0
-        if grown < UNKNOWN_COST or float(np.mean(marked)) < CONGESTED_RANKS:
+        if more < UNKNOWN_COST or float(np.mean(marked)) < CONGESTED_RANKS:
             return []
         course.unknown_told = True
         shape = job.shape
         share = float(np.mean(marked))
         words = (
-            f"communication takes {grown:.0%} of a step more than it did and {share:.0%} of its ports are marked for "
+            f"communication takes {more:.0%} of a step more than it did and {share:.0%} of its ports are marked for "
             "congestion; whom it shares the fabric with is not known"
         )
         return [Abstention(shape.job, shape.attempt, None, telemetry.now_ns, words, (), self.name)]
-
-
-def _least(window_seconds: float) -> tuple[int, int]:
-    """Least windows that are looked back over, and least of them with the neighbour busy and without."""
-    if window_seconds >= SLOW_SAMPLING_SECONDS:
-        return SLOW_LEAST_WINDOWS, SLOW_LEAST_STATE
-    return LEAST_WINDOWS, LEAST_STATE
-
-
-def _together(
-    victim: FloatArray, sent: FloatArray, least_windows: int, least_state: int
-) -> tuple[float, float, float] | None:
-    """Correlation of the two, the chance of one as high, and what the victim loses while the neighbour is busy.
-
-    None where too little is known, or one of them never changes: then nothing can be told.
-    """
-    length = min(len(victim), len(sent))
-    victim, sent = victim[len(victim) - length :], sent[len(sent) - length :]
-    known = np.flatnonzero(np.isfinite(victim) & np.isfinite(sent))
-    if len(known) < least_windows:
-        return None
-    victim, sent = victim[known[0] : known[-1] + 1].copy(), sent[known[0] : known[-1] + 1]
-    holes = ~np.isfinite(victim)
-    if holes.any():
-        places = np.arange(len(victim))
-        victim[holes] = np.interp(places[holes], places[~holes], victim[~holes])
-    if len(victim) < least_windows:
-        return None
-    middle = float((np.quantile(sent, 0.05) + np.quantile(sent, 0.95)) / 2)
-    busy = sent > middle
-    if min(int(busy.sum()), int((~busy).sum())) < least_state:
-        return None
-    cost = float(np.median(victim[busy]) - np.median(victim[~busy]))
-    finer = min(MOST_FINER, -(-LEAST_SHIFTS // len(victim)))
-    if finer > 1:
-        fine = np.arange(0, len(victim) - 1, 1 / finer)
-        victim, sent = (np.interp(fine, np.arange(len(values)), values) for values in (victim, sent))
-    # One huge stall must not make the whole correlation.
-    high = float(np.quantile(victim, 0.98))
-    victim = np.minimum(victim, high)
-    if victim.std() <= 1e-9 or sent.std() <= 1e-9 * max(float(np.abs(sent).max()), 1e-9):
-        return None
-    y, x = (victim - victim.mean()) / victim.std(), (sent - sent.mean()) / sent.std()
-    length = len(y)
-    shifted = np.fft.irfft(np.fft.rfft(y) * np.conj(np.fft.rfft(x)), length) / length
-    guard = max(2, round(GUARD_SHARE * length))
-    lags = np.arange(-finer, 2 * finer + 1)
-    here = float(shifted[lags].max())
-    null = shifted[guard : length - guard]
-    chance = float((1 + np.sum(null >= here)) / (1 + len(null)))
-    return here, chance, cost
-
-
-def _grown(means: _Means, least_windows: int, least_state: int) -> float:
-    """By how much the newest windows are above the calm ones; 0 where too little is known."""
-    values = means.values()
-    values = values[~np.isnan(values)]
-    if len(values) < least_windows:
-        return 0.0
-    values.sort()
-    return float(values[-least_state] - values[len(values) // 5])
 
 
 def _shared(jobs: tuple[JobTelemetry, ...]) -> Resources:
@@ -505,10 +405,3 @@ def _shared(jobs: tuple[JobTelemetry, ...]) -> Resources:
 
 def _ranks_of(shape: Shape, kind: str, place: str) -> IntArray:
     return np.array([index for index, name in enumerate(shape.sharing.get(kind, ())) if name == place], np.int64)
-
-
-def _pad(ring: deque[float], length: int, value: float) -> None:
-    """Fill a ring that began late up to this length, in front."""
-    missing = min(length, ring.maxlen or length) - len(ring)
-    for _ in range(max(0, missing)):
-        ring.appendleft(value)
