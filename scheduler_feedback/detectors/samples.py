@@ -80,7 +80,8 @@ def judged_by_samples(judgement: Judgement, case: Case, job: JobTelemetry, windo
 
     windows: how long the alarm's episode has lasted; longest: the longest of the job's episodes before.
     """
-    if judgement.refusal or judgement.cause is Cause.SUSPENDED:  # what was seen stopped was not given more
+    # What was seen stopped was not given more.
+    if judgement.refusal or judgement.cause is Cause.SUSPENDED or not case.switches.same_samples:
         return judgement
     found = alike(case, job.shape)
     if found is None or not found.slow:
