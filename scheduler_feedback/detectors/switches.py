@@ -11,8 +11,8 @@ class Switches:
 
     self_residual: a rank against its own healthy past, beside its peers. wait_inversion: the culprit waits less than
     its victims. frozen_scale: the scale of the healthy warm-up; off: that of the newest windows. group_intersection:
-    overlapping groups vote, and a healthy one vetoes. priors: how often each kind of fault occurs. same_samples: whoever
-    is slow with all that are given the same is not accused.
+    overlapping groups vote, and a healthy one vetoes. priors: how often each kind of fault occurs. same_samples: who is
+    slow with all that are given the same is not accused.
     """
 
     self_residual: bool = True
