@@ -94,8 +94,9 @@ class Moves:
         self._began_at.append(time.monotonic())
         nothing: tuple[str, ...] = ()
         avoided, evidence = await self._cycle.asked(lambda state: _of_move(state, action.job_id), (nothing, nothing))
+        why = evidence[0] if evidence else action.reason
         requeue = Requeue(
-            self._hands, number, action.attempt, self._opted(number), self._nodes, self._cycle.frozen, action.reason
+            self._hands, number, action.attempt, self._opted(number), self._nodes, self._cycle.frozen, why
         )
         try:
             _log.info("%s: job %d: %s", action.action_id, number, await requeue.run(avoided, evidence))
