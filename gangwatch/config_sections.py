@@ -41,9 +41,10 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     takes any free ones. listen: HOST:PORT instead; off loopback it needs web_config, a file in the exporter-toolkit's
     format. nvml_library: instead of the system's libnvidia-ml.so.1. sysfs_root, proc_root: where those file systems
     are. kubelet_socket: of its pod-resources; '' asks no kubelet. job_files: folder in which a Slurm prolog writes
-    which job has which GPU, as for dcgm-exporter. kernel_log: the kernel's, or a recorded one. rdma_excluded: patterns
-    of RDMA devices' names or PCI addresses that are never read. gpu_burst: read each GPU ten times a second, for
-    extremes within the interval.
+    which job has which GPU, as for dcgm-exporter. step_socket: where ranks report, '{node}' standing for the node's
+    name; None: in the state folder. In a folder of mode 0711 it is open to every user's ranks. kernel_log: the
+    kernel's, or a recorded one. rdma_excluded: patterns of RDMA devices' names or PCI addresses that are never read.
+    gpu_burst: read each GPU ten times a second, for extremes within the interval.
     """
 
     interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
@@ -55,6 +56,7 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     proc_root: str = "/proc"
     kubelet_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     job_files: str | None = None
+    step_socket: str | None = None
     kernel_log: str = "/dev/kmsg"
     rdma_excluded: tuple[str, ...] = ()
     gpu_burst: bool = False

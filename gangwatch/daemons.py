@@ -126,7 +126,10 @@ class _Agent:
         self._state, self._config, self._name = state, config, node_name
         self._slots, self._devices, self._reload = slots, devices, reload
         section = config.agent
-        self._socket_path = state.socket_path(node_name)
+        named = config.agent.step_socket
+        self._socket_path = (
+            state.socket_path(node_name) if named is None else Path(named.replace("{node}", node_name)).absolute()
+        )
         machine = Machine(
             Attribution(str(state.path / "ranks" / node_name), section.proc_root),
             str(self._socket_path),

@@ -389,14 +389,21 @@ class StepSocket:
             connection.registered.closed = True
 
 
+_ENTERED_BY_ALL = 0o011
+"""Of a folder that others may enter only: whose processes register there, the kernel and the control groups attest."""
+
+
 def _hold(path: str) -> int:
     """Descriptor of the lock that makes its holder the only agent at this path; the folder is made, or checked."""
     folder = os.path.dirname(path) or "."
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         owner = os.stat(folder)
-        if owner.st_uid != os.geteuid() or stat.S_IMODE(owner.st_mode) & 0o077:
-            raise SourceError(f"{folder}: must belong to this user and be closed to others (chmod 0700)")
+        if owner.st_uid != os.geteuid() or stat.S_IMODE(owner.st_mode) & 0o077 not in (0, _ENTERED_BY_ALL):
+            raise SourceError(
+                f"{folder}: must belong to this user and be closed to others (chmod 0700), or be one that all may "
+                "enter and nobody else may list or change (chmod 0711), where ranks of other users are to report"
+            )
         descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise SourceError(f"{path}.lock: {error.strerror}") from None
@@ -418,7 +425,8 @@ def _listen(path: str) -> socket.socket:
         except FileNotFoundError:
             pass
         listener.bind(path)
-        os.chmod(path, 0o600)
+        entered = stat.S_IMODE(os.stat(os.path.dirname(path) or ".").st_mode) & _ENTERED_BY_ALL
+        os.chmod(path, 0o666 if entered else 0o600)
         listener.listen(128)
         listener.setblocking(False)
     except OSError as error:

@@ -317,6 +317,10 @@ def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     open_to_all.chmod(0o755)
     with pytest.raises(SourceError, match="closed to others"):
         StepSocket(str(open_to_all / "n.sock"), admit_all)
+    open_to_all.chmod(0o711)  # others may enter it, and neither list nor change it
+    listening = StepSocket(str(open_to_all / "n.sock"), admit_all)
+    assert stat.S_IMODE((open_to_all / "n.sock").stat().st_mode) == 0o666
+    listening.close()
     occupied = tmp_path / "occupied"
     occupied.mkdir(mode=0o700)
     (occupied / "n.sock").write_text("a file of somebody's")
