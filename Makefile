@@ -6,7 +6,7 @@ RUNS := $(VENV)/.runs
 DEVELOPS := $(VENV)/.develops
 DEMO ?= --report demo-report.json
 
-.PHONY: demo test check format docs components clean
+.PHONY: demo test test-slurm check format docs components clean
 
 # What running needs comes first and alone: a demonstration should not wait for linters.
 $(RUNS): pyproject.toml
@@ -24,6 +24,9 @@ demo: $(RUNS)  ## a real straggler on this machine: found, moved away from, back
 test: $(DEVELOPS)  ## everything that can run here; what is absent is named
 	$(BIN)/pytest -n 2 --dist loadgroup -m 'not serial'
 	$(BIN)/pytest -m serial
+
+test-slurm: $(DEVELOPS)  ## the Slurm backend against a real slurmctld with 64 slurmd (as root, on Debian)
+	$(BIN)/pytest tests/slurm
 
 check: $(DEVELOPS)  ## style, types, import rules, generated pages
 	$(BIN)/ruff format --check .
