@@ -148,17 +148,24 @@ def _wait_for(records: Iterable[ProcessRecord], seconds: float) -> None:
 
 
 class OpenAttempt(msgspec.Struct, frozen=True):
-    """An attempt whose folder does not say that it has ended."""
+    """An attempt whose folder does not say that it has ended. stop_seconds: the longest that a stop of it takes."""
 
     job_id: str
     attempt: int
     checkpoint_signal: str
     grace_seconds: float
+    stop_seconds: float
 
 
 class _Specification(msgspec.Struct):
     checkpoint_signal: str
     grace_seconds: float
+    checkpoint_command: tuple[str, ...] = ()
+    checkpoint_timeout_seconds: float = 0.0
+
+    @property
+    def stop_seconds(self) -> float:
+        return self.grace_seconds + (self.checkpoint_timeout_seconds if self.checkpoint_command else 0.0)
 
 
 class _AttemptFile(msgspec.Struct):
@@ -185,9 +192,8 @@ def open_attempts(state: StateFolder) -> list[OpenAttempt]:
             continue
         if decided is not None and all((folder / node / records.ENDED).exists() for node in about.nodes):
             continue
-        found.append(
-            OpenAttempt(folder.parent.name, int(folder.name), about.spec.checkpoint_signal, about.spec.grace_seconds)
-        )
+        spec, own = about.spec, (folder.parent.name, int(folder.name))
+        found.append(OpenAttempt(*own, spec.checkpoint_signal, spec.grace_seconds, spec.stop_seconds))
     return found
 
 
@@ -214,7 +220,7 @@ def _end_attempts(state: StateFolder, say: Say) -> int:
         except BackendError as error:
             say(f"Error: {error}")
     holding = {(one.job_id, one.attempt) for one in attempts}
-    deadline_s = time.monotonic() + max(one.grace_seconds for one in attempts) + KILL_SECONDS
+    deadline_s = time.monotonic() + max(one.stop_seconds for one in attempts) + KILL_SECONDS
     progress = _Progress(say)
     while holding and time.monotonic() < deadline_s:
         for event in backend.observe(holding):

@@ -106,6 +106,8 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     required_level: Level | None = None
     preferred_level: Level | None = None
     workload: _Words = ""
+    checkpoint_command: Annotated[tuple[str, ...], Meta(max_length=1000)] = ()
+    checkpoint_timeout_seconds: Annotated[float, Meta(gt=0, le=1e9)] = 60.0
 
     def spec(self) -> JobSpec:
         """The specification that the cycle takes."""

@@ -187,8 +187,9 @@ def _over(shape: dict[str, Any], specification: dict[str, Any]) -> dict[str, Any
         for field, option in options.items()
         if context.get_parameter_source(option) is not ParameterSource.DEFAULT
     }
-    # Who names the signal that makes it save has declared that it can be stopped and started again.
+    # Who names the signal or the command that makes it save has declared that it can be stopped and started again.
     saves = "checkpoint_signal" in given or specification["restartable"] or shape.get("restartable", False)
+    saves = saves or bool(shape.get("checkpoint_command"))
     if "ranks" not in given and "ranks" not in shape and shape.get("groups"):
         given["ranks"] = sum(group["ranks"] for group in shape["groups"])
     environment = shape.get("environment", {})

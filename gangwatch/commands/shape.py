@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,14 @@ def _array(_context: click.Context, _parameter: click.Parameter, value: str | No
     if found is None or int(found[1]) < 1 or found[2] == "0":
         raise click.BadParameter(f"{value!r}: expected how many jobs, or JOBS%AT_ONCE (100, 100%8)")
     return int(found[1]), int(found[2] or 0)
+
+
+def _arguments(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[str]:
+    """The words of a command line, quoted as in a shell; no shell ever sees them."""
+    try:
+        return [] if value is None else shlex.split(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r}: {error}") from None
 
 
 def _after(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> list[dict[str, str]]:
@@ -112,6 +121,20 @@ _OPTIONS = (
         metavar="DURATION",
         help="What a save takes.",
     ),
+    click.option(
+        "--checkpoint-command",
+        "checkpoint_command",
+        callback=_arguments,
+        metavar="COMMAND",
+        help="Run beside rank 0, without a shell, before the job is moved; implies --restartable.",
+    ),
+    click.option(
+        "--checkpoint-timeout",
+        "checkpoint_timeout_seconds",
+        callback=duration,
+        metavar="DURATION",
+        help="The longest that is waited for it. Default: 60s.",
+    ),
     click.option("--priority", type=int, help="Higher first, before anything else is looked at."),
     click.option("--preemptible", is_flag=True, help="May be stopped for others; implies --restartable."),
     click.option(
@@ -144,7 +167,8 @@ def shape_options(command: _Command) -> _Command:
     ) -> Any:
         names = (
             "min_ranks", "max_ranks", "groups", "after", "gpu_types", "throughput", "checkpoint_interval_seconds",
-            "checkpoint_cost_seconds", "priority", "min_run_seconds", "required_level", "preferred_level", "workload",
+            "checkpoint_cost_seconds", "checkpoint_command", "checkpoint_timeout_seconds", "priority",
+            "min_run_seconds", "required_level", "preferred_level", "workload",
         )  # fmt: skip
         given = {name: value for name in names if (value := rest.pop(name)) or value == 0}
         if array is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from scheduler_feedback.core.events import (
     AttemptEnded,
     AttemptRunning,
     AttemptUnknown,
+    Checkpointed,
     Event,
     RankExit,
     RankFailed,
@@ -54,8 +55,17 @@ class FollowedAttempt:
                 self._shims_started.add(node)
                 self._start_shim(self.folder, node)
 
-    def stop(self, signal_name: str, grace_seconds: float, why: str, reason: str) -> None:
+    def stop(
+        self,
+        signal_name: str,
+        grace_seconds: float,
+        why: str,
+        reason: str,
+        checkpoint: Mapping[str, Any] | None = None,
+    ) -> None:
         """Ask for the end: of a start that is not decided, by deciding it; of a running gang, through its shims.
+
+        checkpoint: the command that saves it first, and how long that may take.
 
         The first request stands; another one does nothing. Raises OSError where it could not be written.
         """
@@ -64,7 +74,7 @@ class FollowedAttempt:
         if records.decide(str(self.folder), records.ABORT, reason) or self._aborted() is not None:
             shim.poke(str(self.folder), self._nodes)
         elif not all((self.folder / node / records.ENDED).exists() for node in self._nodes):
-            self._request_stop(signal_name, grace_seconds, why, reason)
+            self._request_stop(signal_name, grace_seconds, why, reason, checkpoint)
         self._stop_requested = True
 
     def poll(self, now_seconds: float, timeout_seconds: float) -> list[Event]:
@@ -193,7 +203,17 @@ class FollowedAttempt:
             ended_wall_ns=max(ended["wall_ns"] for ended in self._ended.values()),
             why="" if request is None else request["why"],
             signalled=any(ended["signalled"] for ended in self._ended.values()),
+            checkpointed=self._checkpointed(request),
         )
+
+    def _checkpointed(self, request: dict[str, Any] | None) -> Checkpointed | None:
+        """What came of the checkpoint command; None where none was asked for."""
+        if request is None or "checkpoint" not in request:
+            return None
+        saved = records.read(f"{self.folder}/{records.SAVED}")
+        if saved is None:
+            return Checkpointed(None, 0.0, "the attempt ended before it was run, or its shim died")
+        return Checkpointed(saved["exit_code"], saved["seconds"], saved["reason"])
 
     def _rank_records(self, plan: launch.Plan, name: Callable[[int], str]) -> dict[int, dict[str, Any] | None]:
         return {
@@ -201,8 +221,17 @@ class FollowedAttempt:
             for rank, slot in enumerate(plan["placement"])
         }
 
-    def _request_stop(self, signal_name: str, grace_seconds: float, why: str, reason: str) -> None:
-        request = {"signal": signal_name, "grace_seconds": grace_seconds, "why": why, "reason": reason}
+    def _request_stop(
+        self,
+        signal_name: str,
+        grace_seconds: float,
+        why: str,
+        reason: str,
+        checkpoint: Mapping[str, Any] | None = None,
+    ) -> None:
+        request: dict[str, Any] = {"signal": signal_name, "grace_seconds": grace_seconds, "why": why, "reason": reason}
+        if checkpoint is not None:
+            request["checkpoint"] = dict(checkpoint)
         records.claim(f"{self.folder}/{records.STOP}", records.encode(request))
         shim.poke(str(self.folder), self._nodes)
 

@@ -191,7 +191,11 @@ class LocalBackend:
         self._bury_unknown(action.job_id, action.attempt)
         reason = action.reason or action.why.value
         followed = self._follow(action.job_id, action.attempt)
-        followed.stop(action.signal, action.grace_seconds, action.why.value, reason)
+        checkpoint = None
+        if action.checkpoint_command:
+            seconds = action.checkpoint_timeout_seconds
+            checkpoint = {"command": list(action.checkpoint_command), "timeout_seconds": seconds}
+        followed.stop(action.signal, action.grace_seconds, action.why.value, reason, checkpoint)
 
     def _check(self, action: StartGang) -> None:
         """Refuse what can be carried out nowhere. Raises BackendError naming it."""

@@ -11,6 +11,10 @@ import ctypes
 import os
 import signal
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 PROC = "/proc"
 
 # linux/prctl.h
@@ -182,6 +186,33 @@ def die_with_parent(parent: int) -> bool:
     """Let the kernel kill the caller when its parent's thread ends; False where the parent has gone already."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     return os.getppid() == parent
+
+
+def settle(parent: int, log: int, directory: str, cgroup: str | None) -> bool:
+    """In a child of the shim: a session of its own, the log for its output, its folder and cgroup; False: no shim left.
+
+    The kernel kills it with the shim from here on. Raises OSError where the folder can't be entered.
+    """
+    os.setsid()
+    if not die_with_parent(parent):
+        return False
+    if cgroup is not None:
+        try:
+            join_cgroup(cgroup)
+        except OSError as error:  # the subreaper ends it all the same
+            os.write(2, f"{cgroup}: {error.strerror}\n".encode(errors="replace"))
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(directory)
+    return True
+
+
+def become(program: str, command: list[str], environment: dict[str, str]) -> NoReturn:
+    """In a child: become the program, with signals as a program expects them. Raises OSError where it can't."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # the interpreter ignores them, and exec keeps that
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.execve(program, command, environment)
 
 
 # --- control groups, version 2 ---------------------------------------------------------------------------------------

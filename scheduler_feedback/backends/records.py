@@ -5,7 +5,9 @@
     STATE/jobs/JOB/ATTEMPT/          appears whole (renamed into place) with attempt.json in it
         attempt.json                 what the shims need
         decision                     'go' or 'abort', the reason on the next line; whoever links it first decides
-        stop.json                    {signal, grace_seconds, why, reason}; whoever links it first decides
+        stop.json                    {signal, grace_seconds, why, reason}; whoever links it first decides; with
+                                     {command, timeout_seconds} under checkpoint where the job is to be saved first
+        saved.json                   {exit_code, seconds, reason} of that command
         shim-NODE.log                what the shim itself had to say: empty unless something is wrong
         NODE/                        appears whole with shim.json in it: this shim, and no other, serves the node
             shim.json                {pid, start_time, boot_id, cgroup}
@@ -13,7 +15,7 @@
             start-RANK.json          {rank, pid, start_time, slot, wall_ns}
             exit-RANK.json           {rank, exit_code, wall_ns}; exit_code null where nobody could learn it
             ended.json               {wall_ns, started, signalled, reason}; nothing is left here; written last
-    STATE/jobs/JOB/logs/ATTEMPT/rank-RANK.log
+    STATE/jobs/JOB/logs/ATTEMPT/rank-RANK.log, checkpoint.log
     STATE/ranks/NODE/JOB.ATTEMPT.RANK.json   which process is which rank, for the node's agent; while the attempt lives
 
 Every file appears whole, once, and is never changed. Standard library only: see processes.py.
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 ATTEMPT = "attempt.json"
 DECISION = "decision"
 STOP = "stop.json"
+SAVED = "saved.json"
 SHIM = "shim.json"
 READY = "ready.json"
 REFUSED = "refused.json"
@@ -181,3 +184,7 @@ def rank_file(state_folder: str, node: str, job_id: str, attempt: int, rank: int
 
 def log_file(state_folder: str, job_id: str, attempt: int, rank: int) -> str:
     return f"{state_folder}/jobs/{job_id}/logs/{attempt}/rank-{rank}.log"
+
+
+def checkpoint_log(state_folder: str, job_id: str, attempt: int) -> str:
+    return f"{state_folder}/jobs/{job_id}/logs/{attempt}/checkpoint.log"

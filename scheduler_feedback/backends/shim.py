@@ -28,9 +28,10 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING or __package__:
-    from scheduler_feedback.backends import launch, processes, records
+    from scheduler_feedback.backends import checkpoint, launch, processes, records
 else:  # run as a file: importing the package would cost more than everything else here together
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import checkpoint
     import launch
     import processes
     import records
@@ -89,6 +90,7 @@ class Shim:
         self.stopping = False
         self.signalled = False
         self.clearing = False
+        self.saving: tuple[checkpoint.Checkpoint, dict[str, Any]] | None = None  # and the request that waits for it
         self.kill_at: float | None = None  # monotonic seconds
         self.told_to_end = False
         self.executed: set[int] = set()  # ranks that became their program
@@ -129,6 +131,8 @@ class Shim:
                 if program not in found:
                     found[program] = launch.find_program(program, environment, self.directory)
                 self.programs[rank] = found[program]
+            if 0 in self.ranks and (saves := self.plan["spec"].get("checkpoint_command")):
+                launch.find_program(saves[0], environment, self.directory)
             for rank in self.ranks:
                 rank_file, log_file = self.paths(rank)
                 os.makedirs(os.path.dirname(rank_file), mode=0o700, exist_ok=True)
@@ -216,21 +220,8 @@ class Shim:
     def become_rank(self, rank: int, gate: int, said: int) -> NoReturn:
         """In the child: become the rank once let go, or say on the pipe why not. The kernel kills it with the shim."""
         try:
-            os.setsid()
-            if processes.die_with_parent(self.pid):
-                if self.cgroup is not None:
-                    try:
-                        processes.join_cgroup(self.cgroup)
-                    except OSError as error:  # the subreaper ends it all the same
-                        self.complain(f"{self.cgroup}: {_describe(error)}")
-                os.dup2(self.logs[rank], 1)
-                os.dup2(self.logs[rank], 2)
-                os.chdir(self.directory)
-                for number in (signal.SIGPIPE, signal.SIGXFSZ):  # the interpreter ignores them, and exec keeps that
-                    signal.signal(number, signal.SIG_DFL)
-                if os.read(gate, 1):
-                    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-                    os.execve(self.programs[rank], launch.command_of(self.plan, rank), self.environments[rank])
+            if processes.settle(self.pid, self.logs[rank], self.directory, self.cgroup) and os.read(gate, 1):
+                processes.become(self.programs[rank], launch.command_of(self.plan, rank), self.environments[rank])
         except BaseException as error:
             os.write(said, _describe(error).encode(errors="replace")[:4096])
         finally:
@@ -244,8 +235,9 @@ class Shim:
         while self.reap():
             self.write_records()
             self.heed_stop_request()
+            self.save()
             now = time.monotonic()
-            if not self.running and not self.clearing:
+            if not self.running and self.saving is None and not self.clearing:
                 self.clearing = True
                 self.kill_no_later_than(now + _LEFTOVER_SECONDS)
                 processes.kill_descendants(signal.SIGTERM)
@@ -270,6 +262,9 @@ class Shim:
                 return False
             if pid == 0:
                 return True
+            if self.saving is not None and pid == self.saving[0].pid:
+                self.saving[0].ended(exit_code(status))
+                continue
             rank = self.running.pop(pid, None)
             if rank is None or rank not in self.executed:  # adopted, or never let go
                 continue
@@ -303,10 +298,32 @@ class Shim:
         self.write_records()
 
     def begin_stop(self, request: dict[str, Any]) -> None:
+        """Save, if the request says so and anything is left to be saved; then signal."""
         self.stopping = True
+        wanted = request.get("checkpoint")
+        if wanted is None or not self.running:
+            self.signal_ranks(request)
+            return
+        self.signalled = True  # what ends while it is saved may not have finished
+        self.saving = checkpoint.Checkpoint(self.plan, self.folder, self.node, wanted, self.cgroup), request
+
+    def save(self) -> None:
+        """Go on with the stop once the gang is saved, or can't be."""
+        if self.saving is None:
+            return
+        saving, request = self.saving
+        saving.look()
+        if saving.over:
+            self.saving = None
+            if saving.record is not None:
+                self.unwritten.append((f"{self.folder}/{records.SAVED}", saving.record, True))
+                self.write_records()
+            self.signal_ranks(request)
+
+    def signal_ranks(self, request: dict[str, Any]) -> None:
         self.kill_no_later_than(time.monotonic() + request["grace_seconds"])
         if request["grace_seconds"] > 0:
-            self.signalled = bool(self.running)
+            self.signalled = self.signalled or bool(self.running)
             for pid in self.running:  # not reaped yet, so these pids are still theirs
                 os.kill(pid, signal.Signals[request["signal"]])
             processes.kill_descendants(signal.SIGCONT)
@@ -325,7 +342,7 @@ class Shim:
         while self.unwritten:
             path, value, durable = self.unwritten[0]
             try:
-                if os.path.basename(path) == records.STOP:
+                if os.path.basename(path) in (records.STOP, records.SAVED):
                     if records.claim(path, records.encode(value)):
                         poke(self.folder, [node for node in launch.nodes_of(self.plan) if node != self.node])
                 else:
@@ -339,6 +356,7 @@ class Shim:
 
     def end(self) -> None:
         """Account for the node: exits first, then nothing is a rank any more, then the end."""
+        self.save()  # the command and the last rank may have ended together
         wall_ns = time.time_ns()
         self.write_all_records()
         for rank in self.ranks:

@@ -24,7 +24,7 @@ class StartGang:
 
 @dataclass(frozen=True, slots=True)
 class StopGang:
-    """Signal the attempt so that it saves, wait `grace_seconds`, then kill all that it ever started."""
+    """Run the checkpoint command, if any; signal the attempt so that it saves; kill all when the grace is over."""
 
     action_id: str
     job_id: str
@@ -33,6 +33,8 @@ class StopGang:
     grace_seconds: float
     why: StopReason
     reason: str = ""
+    checkpoint_command: tuple[str, ...] = ()
+    checkpoint_timeout_seconds: float = 0.0
 
 
 Action = StartGang | StopGang

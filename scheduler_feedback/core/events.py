@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.job import JobSpec, Slot
 from scheduler_feedback.core.state import Policy
@@ -109,8 +111,7 @@ def as_seen(node: Node) -> NodeSeen:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RankSeen:
+class RankSeen(msgspec.Struct, frozen=True, gc=False):
     rank: int
     node: str
     slot: int
@@ -141,12 +142,20 @@ class Hosted:
     began_wall_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RankExit:
+class RankExit(msgspec.Struct, frozen=True, gc=False):
     """How a rank ended: exit code as a shell counts it (128 + n for signal n), None where it could not be learnt."""
 
     rank: int
     exit_code: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """What came of an attempt's checkpoint command. exit_code: None where it had none, and `reason` says why."""
+
+    exit_code: int | None
+    seconds: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +169,7 @@ class AttemptEnded:
     signalled: whether a rank was still there to be told to save and stop: what exits with 0 then may not have finished.
     all_exited_with: of every rank that `exits` does not name; None: nothing is known of those.
     done_seconds: all work of the job that is saved, in seconds of running alone at full speed; None: not known.
+    checkpointed: of its checkpoint command; None where none was run.
     """
 
     job_id: str
@@ -172,6 +182,7 @@ class AttemptEnded:
     why: str = ""
     done_seconds: float | None = None
     all_exited_with: int | None = None
+    checkpointed: Checkpointed | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,13 @@ def malformed(spec: JobSpec) -> str | None:
     for name, seconds in (("grace", spec.grace_seconds), ("restart cost", spec.restart_cost_seconds)):
         if not math.isfinite(seconds) or seconds < 0:
             return f"a {name} of {seconds:g} s; it cannot be less than 0"
+    if spec.checkpoint_command:
+        if not spec.checkpoint_command[0]:
+            return "the checkpoint command is empty"
+        if not (math.isfinite(spec.checkpoint_timeout_seconds) and spec.checkpoint_timeout_seconds > 0):
+            return f"{spec.checkpoint_timeout_seconds:g} s for the checkpoint command; it must be more than 0"
+        if not spec.restartable:
+            return "it is saved in order to be started again: a checkpoint command needs restartable"
     if spec.max_retries < 0:
         return f"{spec.max_retries} retries; there cannot be fewer than 0"
     return _misshapen(spec) or _unspeakable(spec)
@@ -77,10 +84,15 @@ def _misshapen(spec: JobSpec) -> str | None:
 
 def _unspeakable(spec: JobSpec) -> str | None:
     """What execve(2) cannot be given, or None: NUL ends a string there, '=' ends the name of a variable."""
-    if not spec.environment and _NO_TEXT.search("".join((*spec.command, spec.working_directory, spec.name))) is None:
+    if (
+        not spec.environment
+        and not spec.checkpoint_command
+        and _NO_TEXT.search("".join((*spec.command, spec.working_directory, spec.name))) is None
+    ):
         return None  # as nearly always
     for what, text in (
         *((f"argument {index} of the command", argument) for index, argument in enumerate(spec.command)),
+        *((f"argument {index} of the checkpoint command", text) for index, text in enumerate(spec.checkpoint_command)),
         *((f"the value of the variable {name}", value) for name, value in spec.environment.items()),
         ("the working directory", spec.working_directory),
         ("the name", spec.name),

@@ -120,14 +120,14 @@ def lost_seconds(verdict: Verdict, now_ns: int) -> float:
 
 
 def save_seconds(job: Job) -> float:
-    """What a save takes: by its user's word, or at most the grace that it has for it."""
+    """What a save takes: by its user's word, or at most the time that it has for it."""
     spec = job.spec
-    return min(spec.checkpoint_cost_seconds, spec.grace_seconds) if spec.checkpoint_cost_seconds else spec.grace_seconds
+    return min(spec.checkpoint_cost_seconds, spec.stop_seconds) if spec.checkpoint_cost_seconds else spec.stop_seconds
 
 
 def unsaved_seconds(job: Job, now_ns: int) -> float:
     """What came since its last checkpoint, where it saves on its own alone; 0 where it saves when it is told."""
-    if not job.spec.checkpoint_interval_seconds or job.attempt_started_ns is None:
+    if not job.spec.checkpoint_interval_seconds or job.spec.checkpoint_command or job.attempt_started_ns is None:
         return 0.0
     return (now_ns - job.attempt_started_ns) / 1e9 % job.spec.checkpoint_interval_seconds
 

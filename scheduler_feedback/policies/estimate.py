@@ -167,7 +167,7 @@ def end_ns(policy: Policy, job: Job, verdict: Verdict | None, now_ns: int) -> in
     """
     assert job.attempt_started_ns is not None
     if job.state is JobState.STOPPING and job.stopping_ns is not None:
-        return _moved_on(policy, job, job.stopping_ns + nanoseconds(job.spec.grace_seconds), now_ns)
+        return _moved_on(policy, job, job.stopping_ns + nanoseconds(job.spec.stop_seconds), now_ns)
     end = _reckoned_ns(policy, job)
     if verdict is not None:
         left_seconds = max(end - max(verdict.first_wall_ns, job.attempt_started_ns), 0) / 1e9

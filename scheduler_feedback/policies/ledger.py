@@ -8,21 +8,19 @@ state decides the same with a ledger of long standing and with a new one.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
-from scheduler_feedback.core.plan import Plan
-from scheduler_feedback.core.state import Order, Policy, State
+from scheduler_feedback.core.state import Order, State
 from scheduler_feedback.core.turn import nanoseconds
-from scheduler_feedback.policies import order, uplinks
+from scheduler_feedback.policies import order
 from scheduler_feedback.policies.dependencies import Dependencies
-from scheduler_feedback.policies.estimate import Release, job_releases, remaining_ns
+from scheduler_feedback.policies.estimate import remaining_ns
+from scheduler_feedback.policies.holdings import Holdings
 from scheduler_feedback.policies.order import las
-from scheduler_feedback.policies.placement import Capacity, shape_of
-from scheduler_feedback.policies.shares import Shares
+from scheduler_feedback.policies.placement import shape_of
 from scheduler_feedback.policies.waiting_line import WaitingLine
 
 _HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
@@ -46,70 +44,46 @@ def forget_ledger(state: State) -> None:
     state.idle = False
 
 
-class Ledger:
+class Ledger(Holdings):
     """What follows from the jobs and nodes of one state.
 
-    line: who waits, in order. held, claims: slots by job. ends: what is expected to become free, in order of time.
-    claimants: jobs that wait with a place kept for them. probes: those that wait. stopping: jobs with a stop reason.
+    line: who waits, in order. claimants: jobs that wait with a place kept for them. probes: those that wait.
     running: gangs that may be signalled. elastic: those that hold slots and can go on with more or fewer.
     excluders: jobs that avoid nodes. doubtful: names of nodes that are not healthy. unheld: jobs that not even the
     empty cluster could hold. hopeless: those whose wait can't end any more. ended: (when, job id) of the jobs that have
     ended. clocks: a heap of instants at which something is due.
-    fresh: jobs that came into the line since the last look at it. grown: whether since then something has happened that
-    may let an older one start: slots came free, a node came back, a pause has ended. changed: whether anything has
-    happened that decides a reservation. appointed: whether the spares are those of the nodes as they are.
-    disputes: whether a verdict stands that two gangs disturb each other. overdue: jobs that go before others for their
-    long wait, waiting or running. late: a heap of those that have waited as long and were not called yet.
+    fresh: jobs that came into the line since the last look at it. appointed: whether the spares are those of the nodes
+    as they are. overdue: jobs that go before others for their long wait, waiting or running. late: a heap of those that
+    have waited as long and were not called yet.
     """
 
     __slots__ = (
         "_groups",
         "_late",
         "appointed",
-        "capacity_or_none",
-        "changed",
         "claimants",
-        "claims",
         "clocks",
         "dependencies",
-        "disputes",
         "doubtful",
         "elastic",
         "ended",
-        "ends",
-        "ends_of",
         "excluders",
         "fresh",
-        "grown",
-        "held",
         "hopeless",
         "late",
         "line",
         "overdue",
-        "plan_or_none",
-        "policy",
         "probes",
         "running",
-        "shares",
-        "state",
-        "stopping",
         "unheld",
         "unsettled",
     )
 
     def __init__(self, state: State) -> None:
-        self.state = state
-        self.policy: Policy = state.policy
-        self.plan_or_none: Plan | None = None
-        self.capacity_or_none: Capacity | None = None
+        super().__init__(state)
         self.line = WaitingLine()
-        self.held: dict[str, tuple[Slot, ...]] = {}
-        self.claims: dict[str, tuple[Slot, ...]] = {}
-        self.ends: list[Release] = []
-        self.ends_of: dict[str, list[Release]] = {}
         self.claimants: set[str] = set()
         self.probes: set[str] = set()
-        self.stopping: set[str] = set()
         self.doubtful: set[str] = set()
         self.running: set[str] = set()
         self.elastic: set[str] = set()
@@ -124,10 +98,7 @@ class Ledger:
         self.ended: list[tuple[int, str]] = []
         self.clocks: list[tuple[int, str]] = []
         self.fresh: set[str] = set()
-        self.grown = self.changed = True
-        self.unsettled = False
-        self.appointed = self.disputes = False
-        self.shares = Shares(state.policy)
+        self.unsettled = self.appointed = False
         self.dependencies = Dependencies(state)
         for node in state.nodes.values():
             self._watch(node)
@@ -184,41 +155,6 @@ class Ledger:
             self.doubtful.add(node.name)
             if node.until_ns is not None:
                 heappush(self.clocks, (node.until_ns, ""))
-
-    @property
-    def plan(self) -> Plan:
-        """The free slots: what no attempt holds and no gang on the move has a claim to."""
-        if self.plan_or_none is None:
-            busy = (slot for slots in (*self.held.values(), *self.claims.values()) for slot in slots)
-            self.plan_or_none = Plan(self.state.nodes.values(), busy)
-            self.plan_or_none.uplink_slowdown = self.policy.uplink_slowdown
-            for slots in self.held.values():
-                self._cross(slots, 1)
-            self.congestion_changed()
-        return self.plan_or_none
-
-    def _cross(self, slots: tuple[Slot, ...], more: int) -> None:
-        """Gangs that lie in several domains are counted on their uplinks, where those cost anything."""
-        plan = self.plan_or_none
-        if plan is None or not self.policy.uplink_slowdown:
-            return
-        for domain in uplinks.crossed(plan, slots):
-            plan.crossing[domain] = plan.crossing.get(domain, 0) + more
-            if not plan.crossing[domain]:
-                del plan.crossing[domain]
-
-    def congestion_changed(self) -> None:
-        """A verdict of interference has come or gone, or one of the two gangs has."""
-        if self.plan_or_none is not None:
-            self.disputes = any(verdict.aggressor for verdict in self.state.verdicts.values())
-            self.plan_or_none.congested = uplinks.congested(self.state, self.plan_or_none) if self.disputes else {}
-
-    @property
-    def capacity(self) -> Capacity:
-        """What the nodes could hold if nothing ran on them."""
-        if self.capacity_or_none is None:
-            self.capacity_or_none = Capacity(self.state.nodes)
-        return self.capacity_or_none
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
@@ -284,20 +220,6 @@ class Ledger:
         if self.disputes:
             self.congestion_changed()
 
-    def _free(self, job: Job, held: tuple[Slot, ...], claim: tuple[Slot, ...]) -> None:
-        freed = (*held, *claim) if claim else held
-        if self.claims:
-            # What another gang has a claim to stays taken.
-            kept = {slot for slots in self.claims.values() for slot in slots}
-            freed = tuple(slot for slot in freed if slot not in kept)
-        if self.plan_or_none is not None:
-            self.plan_or_none.give(freed)
-            if claim:  # a claim may lie on slots that the one to be stopped still holds
-                for other in self.stopping:
-                    self.plan_or_none.hold(self.held.get(other, _NONE))
-        self.shares.use(job.spec.queue, -max(len(held), len(claim)))
-        self.grown = self.changed = True
-
     def _add(self, job: Job) -> None:
         job_id, state = job.job_id, job.state
         if state in _ENDED:
@@ -335,13 +257,7 @@ class Ledger:
             self._expect(job)
 
     def _hold(self, job: Job) -> None:
-        slots = tuple([rank.slot for rank in job.ranks])
-        self.held[job.job_id] = slots
-        self._cross(slots, 1)
-        if self.plan_or_none is not None:
-            self.plan_or_none.hold(slots)
-        self.shares.use(job.spec.queue, len(slots))
-        self.changed = True
+        self._take(job, tuple([rank.slot for rank in job.ranks]))
         if job.state is JobState.RUNNING:
             self.running.add(job.job_id)
         if (job.spec.min_ranks is not None or job.spec.max_ranks is not None) and job.spec.restartable:
@@ -373,18 +289,10 @@ class Ledger:
                 heappush(self.clocks, (self._resizable_ns(self.state.jobs[job_id]), job_id))
         self.state.waits = waits
 
-    def idle_seconds(self) -> float:
-        """How long nobody has waited for room; 0 where somebody does.
-
-        It is expected to stay so for as long again: who waits until as much is lost as a move costs never loses more
-        than twice what the best decision would (the rule of ski rental).
-        """
-        return 0.0 if self.state.waits else (self.state.now_ns - self.state.emptied_ns) / 1e9
-
     def _patience_seconds(self, job: Job, ranks: int) -> float:
         """How long slots must lie idle before it pays to give the gang more than so many ranks."""
         most = job.spec.max_ranks or job.spec.ranks
-        moving = job.spec.grace_seconds + job.spec.restart_cost_seconds
+        moving = job.spec.stop_seconds + job.spec.restart_cost_seconds
         return (1 + self.policy.migration_margin) * moving * most / (most - ranks) if most > ranks else 0.0
 
     def _resizable_ns(self, job: Job) -> int:
@@ -419,27 +327,6 @@ class Ledger:
         self.fresh.add(job.job_id)
         if self.line.order[0] is key or self.state.reserved_for is None or self.shares.limited:
             self.changed = True  # it may be the one that a place is kept for
-
-    # --- expected ends -----------------------------------------------------------------------------------------------
-
-    def _expect(self, job: Job) -> None:
-        found = job_releases(self.state, job, self.state.now_ns)
-        if found:
-            self.ends_of[job.job_id] = found
-            for release in found:
-                insort(self.ends, release)
-
-    def _drop_ends(self, job_id: str) -> None:
-        for release in self.ends_of.pop(job_id, ()):
-            index = bisect_left(self.ends, release)
-            del self.ends[index]
-
-    def expect_anew(self, job: Job) -> None:
-        """What is known of the job's speed has changed: when it is expected to end."""
-        if job.job_id in self.ends_of:
-            self._drop_ends(job.job_id)
-            self._expect(job)
-            self.grown = self.changed = True
 
     def overtake(self, now_ns: int) -> None:
         """Time has passed: what has overrun its estimate, and what waits for the stop of another, is expected later."""
@@ -510,19 +397,6 @@ class Ledger:
         if left is not None and left < most:
             return left
         return most if alone else None
-
-    def most_ranks_instead(self, job: Job) -> int | None:
-        """``most_ranks``, were the running job to be started anew in place of what it holds."""
-        most = max(job.spec.ranks, len(job.ranks))  # one that has grown may stay as large
-        left = self.shares.left(job.spec.queue) if self.shares.limited else None
-        if left is not None:
-            return min(left + len(job.ranks), most)
-        return most if most > job.spec.ranks else None
-
-    def is_clear(self, claim: Iterable[Slot]) -> bool:
-        """Whether no attempt holds any of the slots: none but one that is to stop ever can."""
-        wanted = set(claim)
-        return all(wanted.isdisjoint(self.held.get(job_id, _NONE)) for job_id in self.stopping)
 
     def forget(self, most: int) -> Iterable[str]:
         """Ids of the oldest ended jobs beyond so many; they are out of the ledger then.

@@ -10,6 +10,7 @@ from scheduler_feedback.core.events import (
     AttemptEnded,
     AttemptRunning,
     AttemptUnknown,
+    Checkpointed,
     FirstStep,
     NodeSeen,
     Progressed,
@@ -115,6 +116,8 @@ def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
         RankRecord(r.rank, r.slot, r.pid, r.start_time, codes.get(r.rank, r.exit_code if other is None else other))
         for r in job.ranks
     ]
+    if event.checkpointed is not None:
+        _tell_of_checkpoint(turn, job, event.checkpointed)
     _leave_attempt(turn, job, event.ended_wall_ns, event.started, event.done_seconds)
     completed = event.started and all(codes.get(r.rank, other) == 0 for r in job.ranks)
     if job.spec.kind is JobKind.HOSTED:  # what becomes of it is decided where it is hosted
@@ -142,6 +145,18 @@ def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
         end(turn, job, JobState.FAILED, f"it could not be started: {event.reason or 'the backend gave no reason'}")
     else:
         _fail(turn, job, job.failure or failure_in_words(job, event))
+
+
+def _tell_of_checkpoint(turn: Turn, job: Job, done: Checkpointed) -> None:
+    """It was signalled whatever the command said; a save that failed costs it what came since the one before."""
+    if done.exit_code is None:
+        text = f"the checkpoint command of attempt {job.attempt} saved nothing: {done.reason}"
+    else:
+        text = (
+            f"the checkpoint command of attempt {job.attempt} exited with {done.exit_code} after {span(done.seconds)}"
+        )
+    code = "" if done.exit_code is None else str(done.exit_code)
+    turn.tell(job.job_id, "checkpoint", text, (("exit_code", code), ("seconds", f"{done.seconds:.3f}")))
 
 
 def attempt_unknown(turn: Turn, event: AttemptUnknown) -> None:

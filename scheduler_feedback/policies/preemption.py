@@ -52,7 +52,7 @@ def lost_gpu_seconds(job: Job, now_ns: int) -> float:
     spec = job.spec
     interval = spec.checkpoint_interval_seconds
     since = 0.0
-    if interval and job.attempt_started_ns is not None:
+    if interval and not spec.checkpoint_command and job.attempt_started_ns is not None:
         since = (now_ns - job.attempt_started_ns) / 1e9 % interval
     return len(job.ranks) * (since + spec.checkpoint_cost_seconds + spec.restart_cost_seconds)
 

@@ -7,6 +7,8 @@ from scheduler_feedback.core.job import JobState, StopReason
 from scheduler_feedback.core.turn import Turn, span
 from scheduler_feedback.policies.ledger import Ledger
 
+_GOES_ON = frozenset({StopReason.MIGRATE, StopReason.PREEMPT, StopReason.RESIZE})
+
 
 def ask_for_stops(turn: Turn, ledger: Ledger) -> None:
     """Ask the backend to stop what is to stop; again where it refused, or where nothing has come of it for too long."""
@@ -18,19 +20,26 @@ def ask_for_stops(turn: Turn, ledger: Ledger) -> None:
             continue
         spec, why = job.spec, job.stop_reason
         repeated = job.state is JobState.STOPPING
+        # What has not begun has nothing to save, and what does not go on needs no checkpoint.
+        command = spec.checkpoint_command if why in _GOES_ON and job.state is not JobState.STARTING else ()
         job.state = JobState.STOPPING
         job.stopping_ns = turn.now_ns if job.stopping_ns is None else job.stopping_ns
-        job.not_before_ns = turn.after(spec.grace_seconds + turn.state.policy.start_timeout_seconds)
+        job.not_before_ns = turn.after(spec.stop_seconds + turn.state.policy.start_timeout_seconds)
         job.action_id = turn.action_id()
         ledger.stops(job)
         reason = job.failure or why.value
         turn.actions.append(
-            StopGang(job.action_id, job.job_id, job.attempt, spec.checkpoint_signal, spec.grace_seconds, why, reason)
+            StopGang(
+                *(job.action_id, job.job_id, job.attempt, spec.checkpoint_signal, spec.grace_seconds, why, reason),
+                checkpoint_command=command,
+                checkpoint_timeout_seconds=spec.checkpoint_timeout_seconds if command else 0.0,
+            )
         )
         again = " again" if repeated else ""
+        first = f"{command[0]} within {span(spec.checkpoint_timeout_seconds)}, then " if command else ""
         turn.tell(
             job.job_id,
             "stopping",
-            f"attempt {job.attempt} is asked{again} to stop ({reason}): {spec.checkpoint_signal}, "
+            f"attempt {job.attempt} is asked{again} to stop ({reason}): {first}{spec.checkpoint_signal}, "
             f"{span(spec.grace_seconds)} to save",
         )

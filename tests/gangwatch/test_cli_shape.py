@@ -74,6 +74,14 @@ def said(posted: list[dict[str, Any]], *arguments: str) -> dict[str, Any]:
         (("--spread", "--prefer-level", "rack"), {"packing": "spread", "preferred_level": "rack"}),
         (("--level", "node", "--workload", "bert"), {"required_level": "node", "workload": "bert"}),
         ((), {"restartable": False}),
+        (
+            ("--checkpoint-command", "python 'my save.py' --now", "--checkpoint-timeout", "5m"),
+            {
+                "checkpoint_command": ["python", "my save.py", "--now"],
+                "checkpoint_timeout_seconds": 300.0,
+                "restartable": True,
+            },
+        ),
         (("--checkpoint-signal", "usr1"), {"restartable": True, "checkpoint_signal": "SIGUSR1"}),
     ],
 )
@@ -98,6 +106,7 @@ def test_a_file_gives_what_the_command_line_does_not(posted: list[dict[str, Any]
     [
         ("--array", "0"), ("--array", "x"), ("--array", "3%0"), ("--after", "j-1:never"), ("--group", "worker"),
         ("--group", "worker=0"), ("--throughput", "A100"), ("--level", "building"), ("--min-ranks", "0"),
+        ("--checkpoint-command", "save 'now"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_is_refused_before_it_is_sent(posted: list[dict[str, Any]], arguments: tuple[str, ...]) -> None:
