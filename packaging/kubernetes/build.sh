@@ -6,7 +6,8 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 folder=${KUBEBUILDER_ASSETS:-${XDG_CACHE_HOME:-$HOME/.cache}/gangwatch/kubernetes/bin}
-version=$(sed -n 's|^require k8s.io/kubernetes ||p' "$here/go.mod")
+version=$(sed -n 's|^[^/]*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' "$here/go.mod")
+[ -n "$version" ] || { echo "packaging/kubernetes/go.mod requires no version of k8s.io/kubernetes" >&2; exit 1; }
 [ $# -gt 0 ] || set -- kube-apiserver kube-controller-manager kube-scheduler
 missing=""
 for program in "$@"; do

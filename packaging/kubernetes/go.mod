@@ -1,5 +1,5 @@
-// kube-apiserver, kube-controller-manager and kube-scheduler, built from their own module for the tests.
-// k8s.io/kubernetes replaces its staging modules by folders of its own tree; a module that requires it must say their versions again.
+// kube-apiserver, kube-controller-manager and kube-scheduler, built from their own module for the tests. k8s.io/kubernetes
+// replaces its staging modules by folders of its own tree; a module that requires it must name their versions again.
 module gangwatch/packaging/kubernetes
 
 go 1.26.0

@@ -21,7 +21,9 @@ from scheduler_feedback.backends.kubernetes.client import Client, RefusedError
 from scheduler_feedback.controller import Controller
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Policy
+from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.makers import group_body, node_body, pod_body
+from tests.needs import absent
 
 CRDS = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "gangwatch" / "crds"
 WAIT_SECONDS = 60.0
@@ -121,8 +123,15 @@ class Cluster:
         self.add_group(name, members, annotations)
         self.add_pods(name, members, gpus, **spec)
 
-    def add_group(self, name: str, members: int, annotations: dict[str, str] | None = None) -> None:
+    def add_group(
+        self,
+        name: str,
+        members: int,
+        annotations: dict[str, str] | None = None,
+        labels: dict[str, str] | None = None,
+    ) -> None:
         body = group_body(name, members, **(annotations or {}))
+        body["metadata"]["labels"] = labels or {}
         self.api.create("/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups", body)
 
     def add_pods(self, name: str, members: int, gpus: int = 8, **spec: Any) -> None:
@@ -130,11 +139,17 @@ class Cluster:
         self.api.create_all("/api/v1/namespaces/default/pods", bodies)
 
     def add_job(
-        self, name: str, members: int, gpus: int = 8, annotations: dict[str, str] | None = None, **spec: Any
+        self,
+        name: str,
+        members: int,
+        gpus: int = 8,
+        annotations: dict[str, str] | None = None,
+        pod: dict[str, Any] | None = None,
+        **spec: Any,
     ) -> None:
         """A group, and an indexed Job that makes its pods, and makes them anew."""
         self.add_group(name, members, annotations)
-        template = pod_body("", gpus, name, restartPolicy="Never")
+        template = pod_body("", gpus, name, restartPolicy="Never", **(pod or {}))
         del template["apiVersion"], template["kind"], template["metadata"]["name"], template["metadata"]["namespace"]
         body = {
             "apiVersion": "batch/v1",
@@ -228,4 +243,10 @@ def running(
         backend.stop()
 
 
-__all__ = ["Api", "Cluster", "Running", "install_crds", "running", "wait_for"]
+def needs_manager(plane: ControlPlane) -> None:
+    """The test needs a controller that makes pods anew and counts disruption budgets."""
+    if not plane.has_manager:
+        absent("kube-controller-manager is absent: packaging/kubernetes/build.sh builds it (needs go)")
+
+
+__all__ = ["Api", "Cluster", "Running", "install_crds", "needs_manager", "running", "wait_for"]

@@ -14,7 +14,8 @@ from scheduler_feedback.backends.kubernetes.translate import TIME_LIMIT
 from scheduler_feedback.core.job import JobState
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
-from tests.kubernetes.harness import Cluster, running, wait_for
+from tests.kubernetes.harness import Cluster, needs_manager, running, wait_for
+from tests.kubernetes.makers import pod_body
 
 pytestmark = pytest.mark.xdist_group("kubernetes")
 
@@ -181,11 +182,8 @@ def test_an_mpi_gang_has_its_launcher_without_gpus_on_a_node_of_its_workers(
     cluster.add_nodes("n1", "n2", "n3")
     cluster.add_group("mpi", 3)
     cluster.add_pods("mpi", 2)
-    launcher: Any = {"role": "launcher"}
-    from tests.kubernetes.makers import pod_body
-
     body = pod_body("mpi-launcher", 0, "mpi")
-    body["metadata"]["labels"]["training.kubeflow.org/replica-type"] = launcher["role"]
+    body["metadata"]["labels"]["training.kubeflow.org/replica-type"] = "launcher"
     cluster.api.create("/api/v1/namespaces/default/pods", body)
     with running(access, folder):
         wait_for("all three are bound", lambda: cluster.bound("mpi") == 3)
@@ -234,10 +232,3 @@ def test_a_queue_that_cannot_be_is_refused_by_the_api_server(
     with pytest.raises(RefusedError, match=words) as caught:
         cluster.api.create("/apis/gangwatch.io/v1alpha1/queues", body)
     assert caught.value.code == 422
-
-
-def needs_manager(plane: ControlPlane) -> None:
-    from tests.needs import absent
-
-    if not plane.has_manager:
-        absent("kube-controller-manager is absent: packaging/kubernetes/build.sh builds it (needs go)")

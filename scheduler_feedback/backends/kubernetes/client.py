@@ -7,6 +7,7 @@ server said no, with its code and words).
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import os
@@ -28,6 +29,9 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 _REQUEST_SECONDS = 15.0
 _CONNECTIONS = 64
+_CLOSING_SECONDS = 0.25
+"""TLS is closed after aiohttp has returned: https://docs.aiohttp.org/en/stable/client_advanced.html#graceful-shutdown"""
+
 _READ_BYTES = 1 << 20
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
@@ -182,6 +186,7 @@ class Client:
         if self._session is not None:
             await self._session.close()
             self._session = None
+            await asyncio.sleep(_CLOSING_SECONDS)
 
     async def get(self, path: str, decoder: msgspec.json.Decoder[_T], **parameters: str) -> _T:
         body = await self._ask("GET", path, parameters=parameters)

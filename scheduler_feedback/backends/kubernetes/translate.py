@@ -20,6 +20,7 @@ from scheduler_feedback.core import state as core
 from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.job import Group, JobSpec
+from scheduler_feedback.policies.admission import malformed
 
 SCHEDULER = "gangwatch"
 GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
@@ -148,7 +149,10 @@ def _gang(job_id: str, key: str, pods: tuple[Pod, ...], declared: Metadata, grou
             why = "its GPU pods differ in node selector, affinity, tolerations, CPU or memory, which is not implemented"
         if not why:
             constraint = next(iter(constraints.values()))
-            return Gang(job_id, key, pods, constraint, "", _spec(pods, declared, constraint.name), grouped)
+            spec = _spec(pods, declared, constraint.name)
+            why = malformed(spec) or ""
+        if not why:
+            return Gang(job_id, key, pods, constraint, "", spec, grouped)
     except BackendError as error:
         why = str(error)
     return Gang(job_id, key, pods, None, why, None, grouped)
@@ -167,12 +171,12 @@ def _spec(pods: Sequence[Pod], declared: Metadata, constraint: str) -> JobSpec:
     required = _level(declared, REQUIRED_TOPOLOGY)
     return JobSpec(
         declared.name,
-        (),
+        (declared.key,),
         ranks,
         queue=declared.label(QUEUE) or first.metadata.label(QUEUE, "default"),
         time_limit_seconds=_seconds(declared, TIME_LIMIT, float(deadline) if deadline else None),
         restartable=_flag(declared, RESTARTABLE) and again,
-        preemptible=_flag(declared, PREEMPTIBLE) and again,
+        preemptible=_flag(declared, PREEMPTIBLE) and (again or not _flag(declared, RESTARTABLE)),
         grace_seconds=float(max(pod.spec.termination_grace_period_seconds for pod in pods)),
         restart_cost_seconds=_seconds(declared, RESTART_COST, 10.0) or 0.0,
         checkpoint_interval_seconds=_seconds(declared, CHECKPOINT_INTERVAL, None),

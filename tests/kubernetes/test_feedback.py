@@ -1,0 +1,201 @@
+"""The loop closed over a real API server: a verdict marks a node and moves a gang; budgets, preemption, queues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.marks import CONDITION, MEMORY, STATE
+from scheduler_feedback.backends.kubernetes.translate import PREEMPTIBLE, RESTARTABLE, TIME_LIMIT
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.events import NodeCommand, NodeCommanded
+from scheduler_feedback.core.job import JobState
+from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+from tests.kubernetes.bed import ControlPlane
+from tests.kubernetes.harness import Cluster, Running, needs_manager, running, wait_for
+
+pytestmark = pytest.mark.xdist_group("kubernetes")
+
+POLICY = Policy(
+    retry_backoff_seconds=0.5,
+    probe_command=(),
+    migration_cooldown_seconds=1.0,
+    quarantine_seconds=3.0,
+    probation_seconds=2.0,
+    suspect_seconds=2.0,
+)
+
+
+def accuse(it: Running, gang: str, node: str, slowdown: float = 3.0) -> None:
+    """A detector has found the gang's member on that node to be slow, for its own reason."""
+    job = it.jobs()[gang]
+    rank = next(record.rank for record in job.ranks if record.slot.node == node)
+    verdict = Verdict(
+        verdict_id=f"{job.job_id}-{job.attempt}-{rank}",
+        kind=Kind.STRAGGLER,
+        gang=job.job_id,
+        attempt=job.attempt,
+        rank=rank,
+        node=node,
+        cause=Cause.GPU,
+        confidence=0.99,
+        slowdown=slowdown,
+        step_seconds_before=1.0,
+        step_seconds_now=slowdown,
+        first_wall_ns=job.attempt_started_ns or 0,
+        last_wall_ns=job.attempt_started_ns or 0,
+    )
+    it.controller.cycle.tell([verdict])
+
+
+def node_state(it: Running, node: str) -> NodeState:
+    return it.controller.cycle.ask(lambda state: state.nodes[node].state).result(30)
+
+
+def object_of(cluster: Cluster, node: str) -> Any:
+    return cluster.api.get(f"/api/v1/nodes/{node}")
+
+
+def taints(cluster: Cluster, node: str) -> dict[str, str]:
+    return {taint["key"]: taint["effect"] for taint in object_of(cluster, node)["spec"].get("taints", [])}
+
+
+def test_a_slow_node_is_tainted_its_gang_moved_whole_the_hole_backfilled_and_the_node_comes_back(
+    cluster: Cluster, access: Access, folder: Path, plane: ControlPlane
+) -> None:
+    needs_manager(plane)
+    cluster.add_nodes("n1", "n2", "n3")
+    cluster.add_job("train", 2, annotations={RESTARTABLE: "true", TIME_LIMIT: "36000"}, backoffLimit=0)
+    with running(access, folder, POLICY) as it:
+        wait_for("it runs", lambda: "train" in it.jobs() and it.jobs()["train"].state is JobState.RUNNING)
+        slow = sorted(cluster.nodes_of("train").values())[1]
+        (spare,) = {"n1", "n2", "n3"} - set(cluster.nodes_of("train").values())
+        accuse(it, "train", slow)
+        wait_for("the node is tainted", lambda: "gangwatch.io/quarantine" in taints(cluster, slow))
+        wait_for("the gang runs again", lambda: it.jobs()["train"].attempt == 2)
+        wait_for("elsewhere", lambda: it.jobs()["train"].state is JobState.RUNNING)
+        assert slow not in (places := set(cluster.nodes_of("train").values()))
+        assert spare in places
+        job = cluster.api.get("/apis/batch/v1/namespaces/default/jobs/train")
+        assert job["status"].get("failed", 0) == 0  # nothing of its backoffLimit, which is 0, is used up
+        assert not job["spec"]["suspend"]
+        assert "gangwatch.io/suspended" not in job["metadata"].get("labels", {})
+        cluster.add_gang("small", 1, gpus=1)
+        wait_for("the node comes back", lambda: node_state(it, slow) in (NodeState.PROBATION, NodeState.HEALTHY))
+        wait_for("and is used", lambda: cluster.bound("small") == 1)
+        wait_for("it is healthy in the end", lambda: node_state(it, slow) is NodeState.HEALTHY)
+        wait_for("and carries no taint", lambda: not taints(cluster, slow))
+        found = object_of(cluster, slow)
+        assert STATE not in found["metadata"].get("labels", {})
+        assert CONDITION not in {one["type"] for one in found["status"]["conditions"]}
+
+
+def test_what_an_operator_quarantines_is_marked_and_outlives_the_controller_and_its_folder(
+    cluster: Cluster, access: Access, tmp_path: Path
+) -> None:
+    cluster.add_nodes("n1", "n2")
+    cluster.add_gang("train", 1)
+    with running(access, tmp_path / "first") as it:
+        wait_for("it runs", lambda: "train" in it.jobs() and it.jobs()["train"].state is JobState.RUNNING)
+        (used,) = cluster.nodes_of("train").values()
+        (other,) = {"n1", "n2"} - {used}
+        it.controller.cycle.tell([NodeCommanded(other, NodeCommand.QUARANTINE, "ada", "fan")])
+        wait_for("it is tainted", lambda: taints(cluster, other).get("gangwatch.io/quarantine") == "NoSchedule")
+        conditions = {one["type"]: one for one in object_of(cluster, other)["status"]["conditions"]}
+        assert "fan" in conditions[CONDITION]["message"]
+        assert MEMORY in object_of(cluster, other)["metadata"]["annotations"]
+    with running(access, tmp_path / "second") as it:
+        assert node_state(it, other) is NodeState.QUARANTINE
+        wait_for("the gang is known", lambda: "train" in it.jobs() and it.jobs()["train"].state is JobState.RUNNING)
+        assert it.jobs()["train"].attempt == 1
+        cluster.add_gang("second", 1)
+        wait_for("a new one waits", lambda: cluster.condition("second"))
+        assert cluster.bound("second") == 0
+        it.controller.cycle.tell([NodeCommanded(other, NodeCommand.RELEASE, "ada")])
+        wait_for("released, it is used", lambda: cluster.bound("second") == 1)
+
+
+def test_a_disruption_budget_keeps_a_gang_from_being_moved_whole_or_in_part(
+    cluster: Cluster, access: Access, folder: Path, plane: ControlPlane
+) -> None:
+    needs_manager(plane)
+    cluster.add_nodes("n1", "n2", "n3")
+    budget = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "keep", "namespace": "default"},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"scheduling.x-k8s.io/pod-group": "train"}}},
+    }
+    cluster.api.create("/apis/policy/v1/namespaces/default/poddisruptionbudgets", budget)
+    cluster.add_job("train", 2, annotations={RESTARTABLE: "true", TIME_LIMIT: "36000"})
+    with running(access, folder, POLICY) as it:
+        wait_for("it runs", lambda: "train" in it.jobs() and it.jobs()["train"].state is JobState.RUNNING)
+        path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets/keep"
+        wait_for("one may go", lambda: cluster.api.get(path).get("status", {}).get("disruptionsAllowed") == 1)
+        before = cluster.nodes_of("train")
+        accuse(it, "train", sorted(before.values())[1])
+
+        job_id = it.jobs()["train"].job_id
+
+        def told() -> bool:
+            rows = it.controller.cycle.ask(lambda _: it.controller.store.entries_of(job_id)).result(30)
+            return any("disruption budget keep allows 1" in row.entry.text for row in rows)
+
+        wait_for("the story says why it stays", told)
+        assert cluster.nodes_of("train") == before
+        cluster.api.delete(path)
+        wait_for("it is moved once nothing forbids it", lambda: it.jobs()["train"].attempt == 2)
+
+
+def test_a_gang_of_higher_priority_takes_the_place_of_one_that_may_be_stopped(
+    cluster: Cluster, access: Access, folder: Path, plane: ControlPlane
+) -> None:
+    needs_manager(plane)
+    for name, value in (("low", 1), ("high", 1000)):
+        body = {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": name},
+            "value": value,
+        }
+        cluster.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", body)
+    cluster.add_nodes("n1")
+    declared = {RESTARTABLE: "true", PREEMPTIBLE: "true", TIME_LIMIT: "36000"}
+    cluster.add_job("patient", 1, annotations=declared, pod={"priorityClassName": "low"})
+    policy = Policy(retry_backoff_seconds=0.5, probe_command=(), preempt=True, replan_seconds=0.0)
+    with running(access, folder, policy) as it:
+        wait_for("it runs", lambda: "patient" in it.jobs() and it.jobs()["patient"].state is JobState.RUNNING)
+        cluster.add_job("urgent", 1, annotations={TIME_LIMIT: "600"}, pod={"priorityClassName": "high"})
+        wait_for("the urgent one runs", lambda: cluster.bound("urgent") == 1)
+        assert cluster.bound("patient") == 0
+        wait_for("the other waits", lambda: it.jobs()["patient"].state is JobState.PENDING)
+        cluster.finish("urgent")
+        wait_for("and runs again after it", lambda: cluster.bound("patient") == 1)
+    for name in ("low", "high"):
+        cluster.api.delete(f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}")
+
+
+def test_a_queue_s_limit_holds(cluster: Cluster, access: Access, folder: Path) -> None:
+    from scheduler_feedback.backends.kubernetes.objects import Metadata, Queue, QueueSpec
+    from scheduler_feedback.backends.kubernetes.translate import with_queues
+
+    body = {"apiVersion": "gangwatch.io/v1alpha1", "kind": "Queue", "metadata": {"name": "small"}, "spec": {"limit": 8}}
+    cluster.api.create("/apis/gangwatch.io/v1alpha1/queues", body)
+    read = cluster.api.get("/apis/gangwatch.io/v1alpha1/queues/small")["spec"]
+    assert (read["weight"], read["borrow"]) == (1, True)  # the schema's defaults
+    policy = with_queues(POLICY, [Queue(Metadata("small"), QueueSpec(limit=read["limit"]))])
+    cluster.add_nodes("n1", "n2")
+    for name in ("a", "b"):
+        cluster.add_group(name, 1, labels={"gangwatch.io/queue": "small"})
+        cluster.add_pods(name, 1)
+    with running(access, folder, policy) as it:
+        wait_for("one runs", lambda: cluster.bound("a") + cluster.bound("b") == 1)
+        waiting = "b" if cluster.bound("a") else "a"
+        assert wait_for("the other says why", lambda: cluster.condition(waiting))["reason"] == "Limit"
+        cluster.finish("a" if waiting == "b" else "b")
+        wait_for("and follows", lambda: cluster.bound(waiting) == 1)
+        assert it.jobs()
