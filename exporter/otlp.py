@@ -43,7 +43,7 @@ class Otlp:
     def __init__(self) -> None:
         self._scope = protobuf.block(1, protobuf.text(1, "gangwatch") + protobuf.text(2, version("gangwatch")))
         self._points: Points | None = None
-        self._groups: list[_Group] = []
+        self._groups: list[Group] = []
         self._slots: list[_Slot] = []
         self._resource = b""
 
@@ -73,9 +73,7 @@ class Otlp:
         # ScopeMetrics: scope 1, metrics 2, schema_url 3. ResourceMetrics: resource 1, scope_metrics 2.
         metrics = b"".join(group.message() for group in self._groups if group.points)
         scope = protobuf.block(2, self._scope + metrics + protobuf.text(3, SCHEMA_URL))
-        request = protobuf.block(1, self._resource + scope)
-        packer = zlib.compressobj(1, zlib.DEFLATED, zlib.MAX_WBITS | 16)
-        return packer.compress(request) + packer.flush()
+        return compressed(protobuf.block(1, self._resource + scope))
 
     def again(self, status: int) -> bool:
         return status in LATER
@@ -86,7 +84,7 @@ class Otlp:
     def _lay_out(self, layout: Layout, points: list[Point]) -> None:
         """Sort points into metrics and render every attribute, once a layout."""
         self._resource = protobuf.block(1, attributes({"service.name": "gangwatch", "host.name": layout.node}, 1))
-        groups: dict[tuple[str, bool], _Group] = {}
+        groups: dict[tuple[str, bool], Group] = {}
         # A series that stays goes on from where it began; what is gone is forgotten.
         streams = {slot.series: slot.stream for slot in self._slots}
         self._slots = []
@@ -106,7 +104,7 @@ class Otlp:
                 is_sum, monotonic = convention.is_sum, convention.monotonic
                 name, unit, about = convention.name, convention.unit, convention.description
                 pairs = convention.attributes(labels, models.get(labels.get("gpu", ""), {}))
-            group = groups.setdefault((name, is_sum), _Group(name, about, unit, is_sum, monotonic))
+            group = groups.setdefault((name, is_sum), Group(name, about, unit, is_sum, monotonic))
             series = (point.metric.name, point.labels)
             stream = (streams.get(series) or _Stream()) if is_sum and monotonic else None
             self._slots.append(_Slot(group, attributes(pairs, 7), convention, series, stream))
@@ -135,14 +133,14 @@ class _Stream:
 class _Slot(NamedTuple):
     """Where one column's points go. stream: of a counter."""
 
-    group: _Group
+    group: Group
     attributes: bytes
     convention: Convention | None
     series: tuple[str, tuple[tuple[str, str], ...]]
     stream: _Stream | None
 
 
-class _Group:
+class Group:
     """One Metric message: name 1, description 2, unit 3, and gauge 5 or sum 7 with its points."""
 
     __slots__ = ("_field", "_head", "_tail", "points")
@@ -158,8 +156,15 @@ class _Group:
         return protobuf.block(2, self._head + protobuf.block(self._field, b"".join(self.points) + self._tail))
 
 
-def partial_success(answer: bytes) -> str:
-    """What an ExportMetricsServiceResponse says was refused: partial_success 1 {rejected 1, error_message 2}.
+def compressed(request: bytes) -> bytes:
+    """The request as gzip, at the level that costs least."""
+    packer = zlib.compressobj(1, zlib.DEFLATED, zlib.MAX_WBITS | 16)
+    return packer.compress(request) + packer.flush()
+
+
+def partial_success(answer: bytes, what: str = "points") -> str:
+    """What an ExportMetricsServiceResponse, or one of traces, says was refused: partial_success 1 {rejected 1,
+    error_message 2}.
 
     '' where nothing was, and for what is no such message: the status has said that all is well.
     """
@@ -171,7 +176,7 @@ def partial_success(answer: bytes) -> str:
     rejected, message = told.get(1, 0), told.get(2, b"")
     if not isinstance(rejected, int) or not isinstance(message, bytes) or not (rejected or message):
         return ""
-    return f"{rejected} points refused: {message.decode('utf-8', 'replace')}"
+    return f"{rejected} {what} refused: {message.decode('utf-8', 'replace')}"
 
 
 def _fields(data: bytes) -> dict[int, int | bytes]:

@@ -1,4 +1,4 @@
-"""Pushing a node's frames to a receiver: a bounded queue between the node, which never waits, and a thread that does.
+"""Pushing to a receiver: a bounded queue between whoever makes frames, who never waits, and a thread that does.
 
 What the receiver may take later (it is away, overloaded, restarting) is tried again, after pauses that double; what it
 says it will never take is dropped and counted. Where the queue is full the oldest frame goes, and is counted.
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from agent.schema.errors import ConfigError
@@ -55,16 +55,13 @@ class PushTarget:
     queue_frames: int = 40
 
 
-class Sink(Protocol):
-    """A receiver's language: one more is a file, and a line in SINKS."""
+class Language(Protocol):
+    """How a receiver is spoken to."""
 
     name: str
 
     def headers(self) -> Mapping[str, str]:
         """Of every request."""
-
-    def encode(self, layout: Layout, frame: Frame, wanted: Callable[[str], bool]) -> bytes:
-        """The body for one frame, compressed as `headers` say. wanted: whether a metric is published."""
 
     def again(self, status: int) -> bool:
         """Whether what was answered with this status is to be sent again."""
@@ -73,42 +70,53 @@ class Sink(Protocol):
         """What a success's body says of parts that were refused; '' for none."""
 
 
+class Sink(Language, Protocol):
+    """A receiver's language for frames: one more is a file, and a line in SINKS."""
+
+    def encode(self, layout: Layout, frame: Frame, wanted: Callable[[str], bool]) -> bytes:
+        """The body for one frame, compressed as `headers` say. wanted: whether a metric is published."""
+
+
 class Source(Protocol):
     def newest(self) -> tuple[Layout, Frame] | None: ...
 
     def add_listener(self, listener: Callable[[Layout, Frame], None]) -> Callable[[], None]: ...
 
 
-class Pusher:
-    """Pushes one source's frames to one target until ``stop``."""
+T = TypeVar("T")
 
-    def __init__(self, sink: Sink, target: PushTarget, source: Source, settings: Settings) -> None:
+
+class Outbox(Generic[T]):
+    """Posts what is put in to one target, in order, until ``stop``.
+
+    language: how it is said. encode: the body for one item. most: items that wait; then the oldest goes. section, key:
+    of the configuration, where the endpoint stands.
+    """
+
+    def __init__(
+        self,
+        language: Language,
+        target: PushTarget,
+        encode: Callable[[T], bytes],
+        most: int,
+        section: str = "",
+        key: str = "endpoint",
+    ) -> None:
         """Raises ConfigError for an endpoint or a file that can't be used."""
-        self._sink, self._target, self._source, self._settings = sink, target, source, settings
-        self._sender = Sender(target, sink.headers(), sink.name)
-        self._queue: deque[tuple[Layout, Frame]] = deque()
+        self._language, self._target, self._encode, self._most = language, target, encode, most
+        self._sender = Sender(target, language.headers(), section or language.name, key)
+        self._queue: deque[T] = deque()
         self._wake = threading.Condition()
         self._stopping = threading.Event()
-        self._remove: Callable[[], None] | None = None
-        self._due_ns: int | None = None
-        self._thread = threading.Thread(target=self._run, name=f"push {sink.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"push {language.name}", daemon=True)
         self.sent = self.failures = self.dropped_full = self.refused = 0
         self._complaint = ""
 
-    def is_like(self, others: Iterable[Pusher]) -> bool:
-        """Whether one of the others would do the same."""
-        mine = (self._sink.name, self._target, self._settings)
-        return any(mine == (other._sink.name, other._target, other._settings) for other in others)
-
     def start(self) -> None:
-        self._remove = self._source.add_listener(self.offer)
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more frames; what is under way may end within STOP_SECONDS, what waits is lost."""
-        remove, self._remove = self._remove, None
-        if remove is not None:
-            remove()
+        """Take nothing more; what is under way may end within STOP_SECONDS, what waits is lost."""
         self._stopping.set()
         with self._wake:
             self._wake.notify()
@@ -116,37 +124,26 @@ class Pusher:
             self._thread.join(STOP_SECONDS)
 
     def measures(self) -> Iterator[Sample]:
-        """The pusher's own series."""
-        sink = ("sink", self._sink.name)
+        """The outbox's own series."""
+        sink = ("sink", self._language.name)
         yield "gangwatch_push_sent_total", (sink,), self.sent
         yield "gangwatch_push_failures_total", (sink,), self.failures
         yield "gangwatch_push_dropped_total", (("reason", "queue full"), sink), self.dropped_full
         yield "gangwatch_push_dropped_total", (("reason", "refused"), sink), self.refused
         yield "gangwatch_push_queue_frames", (sink,), len(self._queue)
 
-    def offer(self, layout: Layout, frame: Frame) -> None:
-        """Queue a frame where one is due. Called by the node: never waits."""
-        if self._due_ns is None:
-            self._due_ns = frame.monotonic_ns
-        if frame.monotonic_ns < self._due_ns:
-            return
-        interval_ns = round(self._target.interval_seconds * 1e9)
-        # By the frames' own clock, on a schedule that does not drift; what a pause missed is not made up for.
-        self._due_ns += interval_ns * (1 + (frame.monotonic_ns - self._due_ns) // interval_ns)
+    def put(self, item: T) -> None:
+        """Queue an item. Never waits."""
         with self._wake:
-            if len(self._queue) >= self._target.queue_frames:
+            if len(self._queue) >= self._most:
                 self._queue.popleft()
                 self.dropped_full += 1
                 if self.dropped_full == 1 or self.dropped_full % 100 == 0:
-                    log.warning("push %s: the queue is full; %d frames dropped", self._sink.name, self.dropped_full)
-            self._queue.append((layout, frame))
+                    log.warning("push %s: the queue is full; %d frames dropped", self._language.name, self.dropped_full)
+            self._queue.append(item)
             self._wake.notify()
 
     # --- the thread --------------------------------------------------------------------------------------------------
-
-    def _wanted(self, name: str) -> bool:
-        settings = self._settings
-        return left_out_by(name, settings.profile, settings.allow, settings.deny) is None
 
     def _run(self) -> None:
         pause_seconds = BACKOFF_LEAST_SECONDS
@@ -155,28 +152,28 @@ class Pusher:
                 self._wake.wait_for(lambda: self._queue or self._stopping.is_set())
                 if self._stopping.is_set():
                     break
-                layout, frame = self._queue[0]
+                item = self._queue[0]
             try:
-                wait_seconds = self._push(layout, frame)
+                wait_seconds = self._push(item)
             except Exception:
-                # A bug of ours in encoding one frame: it is not tried again, the next may do.
-                log.exception("push %s: a frame can't be sent", self._sink.name)
+                # A bug of ours in encoding one item: it is not tried again, the next may do.
+                log.exception("push %s: a frame can't be sent", self._language.name)
                 self.refused += 1
                 wait_seconds = None
             if wait_seconds is None:
                 pause_seconds = BACKOFF_LEAST_SECONDS
                 with self._wake:
                     # The queue may have dropped it meanwhile, being full.
-                    if self._queue and self._queue[0][1] is frame:
+                    if self._queue and self._queue[0] is item:
                         self._queue.popleft()
                 continue
             self._stopping.wait(max(wait_seconds, pause_seconds * random.uniform(0.5, 1.0)))
             pause_seconds = min(BACKOFF_MOST_SECONDS, 2 * pause_seconds)
         self._sender.close()
 
-    def _push(self, layout: Layout, frame: Frame) -> float | None:
-        """Send one frame. None where it is done with; otherwise the least seconds until it is tried again."""
-        body = self._sink.encode(layout, frame, self._wanted)
+    def _push(self, item: T) -> float | None:
+        """Send one item. None where it is done with; otherwise the least seconds until it is tried again."""
+        body = self._encode(item)
         try:
             status, answer, retry_after_seconds = self._sender.send(body)
         except (OSError, ValueError) as error:
@@ -184,15 +181,15 @@ class Pusher:
             return 0.0
         if 200 <= status < 300:
             self.sent += 1
-            complaint = self._sink.complaint(answer)
+            complaint = self._language.complaint(answer)
             if complaint:
                 self._say(f"taken in part: {complaint}")
             elif self._complaint:
-                log.info("push %s: frames are taken", self._sink.name)
+                log.info("push %s: frames are taken", self._language.name)
                 self._complaint = ""
             return None
         self._fail(f"answered {status}: {answer[:200].decode('utf-8', 'replace').strip()}")
-        if self._sink.again(status):
+        if self._language.again(status):
             return retry_after_seconds
         self.refused += 1
         return None
@@ -204,8 +201,50 @@ class Pusher:
     def _say(self, reason: str) -> None:
         # The same again and again is one line: the counters tell the rest.
         if reason != self._complaint:
-            log.warning("push %s to %s: %s", self._sink.name, self._target.endpoint, reason)
+            log.warning("push %s to %s: %s", self._language.name, self._target.endpoint, reason)
             self._complaint = reason
+
+
+class Pusher(Outbox[tuple[Layout, Frame]]):
+    """Pushes one source's frames to one target until ``stop``."""
+
+    def __init__(self, sink: Sink, target: PushTarget, source: Source, settings: Settings) -> None:
+        """Raises ConfigError for an endpoint or a file that can't be used."""
+        super().__init__(sink, target, lambda item: sink.encode(*item, self._wanted), target.queue_frames)
+        self._sink, self._source, self._settings = sink, source, settings
+        self._remove: Callable[[], None] | None = None
+        self._due_ns: int | None = None
+
+    def is_like(self, others: Iterable[Pusher]) -> bool:
+        """Whether one of the others would do the same."""
+        mine = (self._sink.name, self._target, self._settings)
+        return any(mine == (other._sink.name, other._target, other._settings) for other in others)
+
+    def start(self) -> None:
+        self._remove = self._source.add_listener(self.offer)
+        super().start()
+
+    def stop(self) -> None:
+        """Take no more frames; what is under way may end within STOP_SECONDS, what waits is lost."""
+        remove, self._remove = self._remove, None
+        if remove is not None:
+            remove()
+        super().stop()
+
+    def offer(self, layout: Layout, frame: Frame) -> None:
+        """Queue a frame where one is due. Called by the node: never waits."""
+        if self._due_ns is None:
+            self._due_ns = frame.monotonic_ns
+        if frame.monotonic_ns < self._due_ns:
+            return
+        interval_ns = round(self._target.interval_seconds * 1e9)
+        # By the frames' own clock, on a schedule that does not drift; what a pause missed is not made up for.
+        self._due_ns += interval_ns * (1 + (frame.monotonic_ns - self._due_ns) // interval_ns)
+        self.put((layout, frame))
+
+    def _wanted(self, name: str) -> bool:
+        settings = self._settings
+        return left_out_by(name, settings.profile, settings.allow, settings.deny) is None
 
 
 # --- sending ---------------------------------------------------------------------------------------------------------
@@ -214,7 +253,7 @@ class Pusher:
 class Sender:
     """One kept connection to an endpoint, over which bodies are posted."""
 
-    def __init__(self, target: PushTarget, headers: Mapping[str, str], what: str) -> None:
+    def __init__(self, target: PushTarget, headers: Mapping[str, str], what: str, key: str = "endpoint") -> None:
         """Raises ConfigError for an endpoint or a file that can't be used."""
         address = urlsplit(target.endpoint)
         try:
@@ -222,9 +261,9 @@ class Sender:
         except ValueError:
             port = -1
         if address.scheme not in ("http", "https") or not address.hostname or port == -1:
-            raise ConfigError(f"{what}.endpoint: {target.endpoint!r} is no http or https URL")
+            raise ConfigError(f"{what}.{key}: {target.endpoint!r} is no http or https URL")
         if address.username is not None:
-            raise ConfigError(f"{what}.endpoint: a password in a URL ends up in logs: use {what}.headers_file")
+            raise ConfigError(f"{what}.{key}: a password in a URL ends up in logs: use {what}.headers_file")
         self._address, self._port = address, port
         self._path = (address.path or "/") + (f"?{address.query}" if address.query else "")
         self._headers = {**headers, **_read_headers(target.headers_file, f"{what}.headers_file")}

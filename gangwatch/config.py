@@ -9,7 +9,7 @@ strings such as "90s", "10m", "2h".
     [agent]       interval_seconds = 1, port = 0, listen, web_config, nvml_library, sysfs_root, proc_root,
                   kubelet_socket, job_files, step_socket, kernel_log, rdma_excluded, gpu_burst = false
     [exporter]    profile = "default", allow, deny, series_limit, compatibility, hostname_label, owner_labels
-    [otlp]        endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
+    [otlp]        endpoint, traces_endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
     [remote_write] endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
     [controller]  port = 9420, mode = "act", listen, web_config, topology_file
     [client]      url, ca_file, token_file, cert_file, key_file
@@ -47,6 +47,7 @@ from gangwatch.config_sections import (
     ControllerSection,
     ExporterSection,
     FeedSection,
+    OtlpSection,
     PushSection,
     SlurmSection,
     StoreSection,
@@ -87,7 +88,7 @@ class Config(msgspec.Struct, frozen=True):
     cluster: ClusterSection = ClusterSection()
     agent: AgentSection = AgentSection()
     exporter: ExporterSection = ExporterSection()
-    otlp: PushSection = PushSection()
+    otlp: OtlpSection = OtlpSection()
     remote_write: PushSection = PushSection()
     controller: ControllerSection = ControllerSection()
     client: ClientSection = ClientSection()

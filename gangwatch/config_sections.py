@@ -95,6 +95,14 @@ class PushSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue_frames: Annotated[int, Meta(ge=1, le=100_000)] = 40
 
 
+class OtlpSection(PushSection, frozen=True, forbid_unknown_fields=True):
+    """As PushSection; the controller pushes its own series to `endpoint` too, and to `traces_endpoint`, a whole URL as
+    well, each job's life as a trace ('': none).
+    """
+
+    traces_endpoint: str = ""
+
+
 class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """port: on loopback; 0 takes any free one. mode: whether feedback's decisions are carried out. listen: HOST:PORT
     instead of the port; off loopback it needs web_config, a file in the exporter-toolkit's format, with TLS in it. Whom
@@ -181,7 +189,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "cluster": ClusterSection,
     "agent": AgentSection,
     "exporter": ExporterSection,
-    "otlp": PushSection,
+    "otlp": OtlpSection,
     "remote_write": PushSection,
     "controller": ControllerSection,
     "client": ClientSection,

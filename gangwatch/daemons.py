@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from exporter.asgi import App, Receive, Scope, Send
     from exporter.exposition import Settings
     from exporter.push import PushTarget
+    from gangwatch.otlp_push import OtlpPush
     from scheduler_feedback.backends.slurm import SlurmBackend
     from scheduler_feedback.core.state import Policy
     from scheduler_feedback.credentials import Credentials
@@ -267,6 +269,16 @@ def pushes_of(config: Config) -> dict[str, PushTarget]:
     }
 
 
+def otlp_push_of(config: Config, node: str) -> OtlpPush:
+    """What the controller pushes by OTLP. node: this host's name. Raises ConfigError."""
+    from gangwatch.otlp_push import OtlpPush
+
+    metrics = pushes_of(config).get("otlp")
+    section = msgspec.structs.replace(config.otlp, endpoint=config.otlp.traces_endpoint)
+    traces = pushes_of(msgspec.structs.replace(config, otlp=section)).get("otlp")
+    return OtlpPush(metrics, traces, {"service.instance.id": "controller", "host.name": node})
+
+
 # --- controller ------------------------------------------------------------------------------------------------------
 
 
@@ -314,6 +326,7 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int 
     web_config = config.controller.web_config
     security = Security(Path(web_config), token=lambda: controller.token) if web_config is not None else None
     server, listener = create_server(app, host, port, (lambda: controller.end_streams(),), security)
+    push = otlp_push_of(config, socket.gethostname())
     with listener, _stopped_by_signals(server):
         controller = Controller(
             state.path,
@@ -325,13 +338,14 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int 
             credentials=credentials_of(config),
             fabric=fabric,
             heard=slurm.heard if slurm is not None else None,
+            told=push.told,
         )
 
         def failed() -> None:
             server.should_exit = True
 
         def metrics(_request: Request) -> Response:
-            samples = [*controller.measures(), *(slurm.measures() if slurm is not None else ())]
+            samples = [*controller.measures(), *(slurm.measures() if slurm is not None else ()), *push.measures()]
             return Response(expose_samples(samples), media_type=TEXT_TYPE)
 
         with slurm or nullcontext(), controller:
@@ -346,7 +360,11 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int 
             )
             controller.announce(url_of(listener, security), str(certificate_of(security) or ""))
             _log.info("the controller listens at %s", url_of(listener, security))
-            server.run(sockets=[listener])
+            push.start(controller)
+            try:
+                server.run(sockets=[listener])
+            finally:
+                push.stop()
         if controller.failure is not None:
             raise controller.failure
     _log.info("the controller stopped")

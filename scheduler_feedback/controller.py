@@ -61,8 +61,9 @@ class Controller:
 
     reload: reads the configuration again and gives the policy in it; may raise ConfigError. detectors: those that look
     at the fleet. fabric: which switch each node stands below. heard: what detectors found passes through it on its way
-    to the cycle: a backend may know a gang under another name than the agents do. Entering raises StateFolderBusyError
-    where the folder has a controller, StoreError where its journal can't be used.
+    to the cycle: a backend may know a gang under another name than the agents do. told: given the entries of each
+    cycle, on its thread, and may not wait. Entering raises StateFolderBusyError where the folder has a controller,
+    StoreError where its journal can't be used.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Controller:
         credentials: Credentials | None = None,
         fabric: Fabric | None = None,
         heard: Callable[[Sequence[Event]], Sequence[Event]] | None = None,
+        told: Callable[[Sequence[NumberedEntry]], None] | None = None,
     ) -> None:
         self.folder = folder
         self.subscribers = Subscribers()
@@ -94,6 +96,7 @@ class Controller:
         self._watch = Watch(looking, self._found, self._clock, fabric=fabric)
         self._feed = Feed(folder / "agents", self._watch.offer, WANTED, self._clock, credentials, self._watch.between)
         self._gate = Gate(folder / "frozen")
+        self._told = told
         self._on_failure: Callable[[], None] | None = None
         self._lock: int | None = None
 
@@ -265,6 +268,8 @@ class Controller:
                 self._watch.forget(event.job_id)
         if entries:
             self.subscribers.wake()
+            if self._told is not None:
+                self._told(entries)
 
     def _died(self, error: BaseException) -> None:
         self.failure = self.failure or error
