@@ -25,6 +25,10 @@ from scheduler_feedback.core.subscription import WANTED
 SLOTS = 50
 """Phases within a second."""
 
+SERVED_A_TURN = 16
+"""Connections whose handshake goes on between two looks at the clock: what agents are busy with on machines of their
+own delays no other's frame by more than that."""
+
 RECORD_BYTES = 16384
 MISBEHAVIOURS = ("slow", "silent", "malformed", "flooding")
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.gangwatch.frame\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -83,7 +87,7 @@ class Generator:
         slot = int(time.monotonic() * SLOTS)
         while True:
             due = (slot + 1) / SLOTS - time.monotonic()
-            for descriptor, mask in self._epoll.poll(max(0.0, due)):
+            for descriptor, mask in self._epoll.poll(max(0.0, due), SERVED_A_TURN):
                 if descriptor == sys.stdin.fileno():
                     return
                 if descriptor == self._listener.fileno():
@@ -93,12 +97,12 @@ class Generator:
             late = int(time.monotonic() * SLOTS) - slot
             if late > SLOTS:
                 slot += late // SLOTS * SLOTS  # this machine can't be so many agents: they miss seconds, and stay open
-            if late > 0:
+            while slot < int(time.monotonic() * SLOTS):
                 slot += 1
                 self._speak(slot % SLOTS)
 
     def _accept(self) -> None:
-        for _ in range(64):
+        for _ in range(SERVED_A_TURN):
             try:
                 accepted, _ = self._listener.accept()
             except BlockingIOError:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from agent.schema.frame import Frame
 from agent.schema.rates import Change, difference, exact
+from scheduler_feedback.core.counting import rows_of
 from scheduler_feedback.core.gangs import FloatArray, Gang
 
 GAP_NS = 60_000_000_000
@@ -91,7 +92,7 @@ class Places:
 
     def _fold(self, batch: Sequence[_Queued]) -> None:
         rows = np.array([one[0].row for one in batch], np.intp)
-        at_ns = np.array([one[3].tier_ns for one in batch])[:, self.tier]
+        at_ns = rows_of([one[3].tier_ns for one in batch])[:, self.tier]
         continues = np.array([one[4] for one in batch], np.bool_)
         known = self._known[rows]
         elapsed_ns = at_ns - self._before_ns[rows]
@@ -105,8 +106,8 @@ class Places:
             )
         flat = self.index.ravel()
         shape = (len(batch), *self.index.shape)
-        now = np.array([one[3].counters for one in batch]).take(flat, axis=1).reshape(shape)
-        valid = np.array([one[3].counters_valid for one in batch]).take(flat, axis=1).reshape(shape) & (self.index >= 0)
+        now = rows_of([one[3].counters for one in batch]).take(flat, axis=1).reshape(shape)
+        valid = rows_of([one[3].counters_valid for one in batch]).take(flat, axis=1).reshape(shape) & (self.index >= 0)
         before, before_valid = self._before[rows], self._before_valid[rows]
         advance = (now - before).astype(np.float64)
         plain = known & continues & (elapsed_ns > 0) & (elapsed_ns <= GAP_NS)

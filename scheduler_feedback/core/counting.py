@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +63,13 @@ COORDINATES = ("data", "stage", "tensor", "expert")
 PLACE = "gangwatch_rank_place_info"
 
 _Queued = tuple[int, Frame, bool]
+
+T = TypeVar("T", bound=np.generic)
+
+
+def rows_of(arrays: list[npt.NDArray[T]]) -> npt.NDArray[T]:
+    """[k, n] of k arrays [n], in a third of the time that np.array takes to find out that they are alike."""
+    return np.concatenate(arrays).reshape(len(arrays), -1)
 
 
 class Kind:
@@ -127,7 +135,7 @@ class Kind:
         rows = np.array([row for row, _, _ in batch], np.intp)
         frames = [frame for _, frame, _ in batch]
         values = np.full((len(batch), len(FEATURES) * self.members), np.nan, np.float32)
-        told = np.array([frame.gauges for frame in frames])
+        told = rows_of([frame.gauges for frame in frames])
         if len(self._gauges.column):
             values[:, self._gauges.target] = self._gauges.sums(
                 told.take(self._gauges.column, axis=1) * self._gauges.scale
@@ -148,9 +156,9 @@ class Kind:
         """Advance a second of each target since the row's sample before; NaN where that is not known. [k, targets]"""
         wired = self._counters
         # take, not an index: it lays rows one behind the other, an index columns, and mixing the two costs threefold
-        now = np.array([frame.counters for frame in frames]).take(wired.column, axis=1)
-        valid = np.array([frame.counters_valid for frame in frames]).take(wired.column, axis=1)
-        at_ns = np.array([frame.tier_ns for frame in frames])
+        now = rows_of([frame.counters for frame in frames]).take(wired.column, axis=1)
+        valid = rows_of([frame.counters_valid for frame in frames]).take(wired.column, axis=1)
+        at_ns = rows_of([frame.tier_ns for frame in frames])
         before, before_valid = self._before[rows], self._before_valid[rows]
         goes_on = continues & self._known[rows]
         tier_elapsed_ns = np.where(goes_on[:, None], at_ns - self._before_ns[rows], 0)

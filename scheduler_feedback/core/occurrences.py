@@ -107,11 +107,11 @@ class Occurrences:
             self._read(node, layout.whole(), frame)
         for record in told:
             self._record(node, record, frame)
-        gauges = frame.gauges[node.gauge]
+        gauges = frame.gauges.take(node.gauge)
         if (new := gauges.tobytes()) != node.told:
             node.told = new
             self._gauges(node, gauges, frame)
-        counts = frame.counters[node.counter]
+        counts = frame.counters.take(node.counter)
         if (new := counts.tobytes()) != node.counts or not continues:
             node.counts = new
             self._counters(node, frame, continues)
