@@ -128,7 +128,7 @@ def test_a_disruption_budget_keeps_a_gang_from_being_moved_whole_or_in_part(
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": {"name": "keep", "namespace": "default"},
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"scheduling.x-k8s.io/pod-group": "train"}}},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"scheduling.x-k8s.io/pod-group": "train"}}},
     }
     cluster.api.create("/apis/policy/v1/namespaces/default/poddisruptionbudgets", budget)
     cluster.add_job("train", 2, annotations={RESTARTABLE: "true", TIME_LIMIT: "36000"})

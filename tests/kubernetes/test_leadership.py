@@ -1,0 +1,237 @@
+"""Who acts, and what survives: two controllers, one killed at any moment, a watch that is cut, uninstalling."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.schema.clock import ManualClock
+from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.lease import ACTING_SECONDS, LEASE_SECONDS, RENEW_SECONDS, Leadership
+from scheduler_feedback.core.events import NodeCommand, NodeCommanded
+from scheduler_feedback.core.job import JobState
+from tests.kubernetes.bed import ControlPlane
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.harness import Cluster, running, wait_for
+
+pytestmark = pytest.mark.xdist_group("kubernetes")
+
+TAKEOVER_SECONDS = 15.0
+KILLS = int(os.environ.get("GANGWATCH_KILLS", "5"))
+"""Of the controller, at random moments. GANGWATCH_KILLS=50 is the long form."""
+
+
+@contextmanager
+def controllers() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts controllers as processes of their own, and ends them all."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(plane: ControlPlane, folder: Path) -> subprocess.Popen[bytes]:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "output").open("ab") as output:
+            process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "gangwatch", "kubernetes", "controller", "--state", str(folder),
+                    "--kubeconfig", str(plane.kubeconfig()), "--port", "0",
+                ],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
+        started.append(process)
+        return process
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def lease(cluster: Cluster) -> Any:
+    return cluster.api.find("/apis/coordination.k8s.io/v1/namespaces/default/leases/gangwatch")
+
+
+def holder(cluster: Cluster) -> str:
+    found = lease(cluster)
+    return "" if found is None else str(found["spec"].get("holderIdentity", ""))
+
+
+def bound_once(kubelet: FakeKubelet) -> bool:
+    """No pod was ever seen bound to two nodes."""
+    places: dict[str, set[str]] = {}
+    for _, uid, node in kubelet.binds:
+        places.setdefault(uid, set()).add(node)
+    return all(len(nodes) == 1 for nodes in places.values())
+
+
+def test_of_two_controllers_one_acts_and_the_other_takes_over_in_time(
+    cluster: Cluster, plane: ControlPlane, kubelet: FakeKubelet, tmp_path: Path
+) -> None:
+    cluster.add_nodes("n1", "n2", "n3")
+    with controllers() as start:
+        first = start(plane, tmp_path / "first")
+        wait_for("the first leads", lambda: holder(cluster))
+        leader = holder(cluster)
+        start(plane, tmp_path / "second")
+        cluster.add_gang("a", 1)
+        wait_for("a gang is bound", lambda: cluster.bound("a") == 1)
+        first.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        cluster.add_gang("b", 1)
+        wait_for("another leads", lambda: holder(cluster) not in ("", leader))
+        took = time.monotonic() - killed
+        wait_for("it goes on", lambda: cluster.bound("b") == 1)
+        assert took < TAKEOVER_SECONDS
+        assert cluster.bound("a") == 1
+        assert len(kubelet.binds) == 2
+        assert bound_once(kubelet)
+
+
+def test_a_controller_killed_again_and_again_binds_every_gang_once_and_whole(
+    cluster: Cluster, plane: ControlPlane, kubelet: FakeKubelet, tmp_path: Path
+) -> None:
+    """Each time with its own journal, or with an empty folder, by chance."""
+    chance = random.Random(7)
+    nodes = [f"n{number}" for number in range(16)]
+    cluster.add_nodes(*nodes)
+    folder = tmp_path / "state-0"
+    made = 0
+    with controllers() as start:
+        for kill in range(KILLS):
+            process = start(plane, folder)
+            wait_for("it leads", (folder / "controller.json").exists)
+            if made < 8:
+                cluster.add_gang(f"g{made}", 2)
+                made += 1
+            time.sleep(chance.uniform(0.0, 1.5))
+            process.kill()
+            process.wait()
+            (folder / "controller.json").unlink(missing_ok=True)
+            if chance.random() < 0.25:
+                folder = tmp_path / f"state-{kill + 1}"
+                cluster.api.delete("/apis/coordination.k8s.io/v1/namespaces/default/leases/gangwatch")
+        start(plane, folder)
+        names = [f"g{number}" for number in range(made)]
+        wait_for("all are bound", lambda: all(cluster.bound(name) == 2 for name in names), 90)
+        taken = [node for name in names for node in cluster.nodes_of(name).values()]
+        assert len(set(taken)) == 2 * made
+        assert bound_once(kubelet)
+
+
+def test_a_leader_that_cannot_renew_stops_acting_before_another_may_begin(
+    cluster: Cluster, access: Access, plane: ControlPlane
+) -> None:
+    assert ACTING_SECONDS + RENEW_SECONDS < LEASE_SECONDS
+    clock, lost = ManualClock(), threading.Event()
+    one = Leadership(access, "default", "gangwatch", "one", clock=clock, lost=lost.set)
+    one.start()
+    try:
+        assert one.wait(30)
+        renewed = lease(cluster)["spec"]["renewTime"]
+        wait_for("it renews", lambda: lease(cluster)["spec"]["renewTime"] != renewed)
+        plane.kill_server()
+        assert one.may_act()
+        clock.advance(ACTING_SECONDS + RENEW_SECONDS)
+        assert not one.may_act()
+        assert lost.wait(30)
+    finally:
+        plane.start_server()
+        one.stop()
+
+
+def test_a_leader_that_ends_lets_go_so_that_nobody_need_wait(cluster: Cluster, access: Access) -> None:
+    one = Leadership(access, "default", "gangwatch", "one")
+    one.start()
+    assert one.wait(30)
+    other = Leadership(access, "default", "gangwatch", "other")
+    other.start()
+    assert not other.wait(1)
+    one.stop()
+    assert not one.may_act()
+    try:
+        assert other.wait(LEASE_SECONDS / 2)
+        assert other.before == "one"
+    finally:
+        other.stop()
+
+
+def test_a_watch_that_is_cut_loses_and_repeats_nothing(
+    cluster: Cluster, access: Access, plane: ControlPlane, folder: Path, kubelet: FakeKubelet
+) -> None:
+    cluster.add_nodes("n1", "n2", "n3", "n4")
+    cluster.add_gang("before", 1)
+    with running(access, folder) as it:
+        wait_for("it runs", lambda: "before" in it.jobs() and it.jobs()["before"].state is JobState.RUNNING)
+        for gang in ("during", "after"):
+            plane.kill_server()
+            plane.start_server()
+            cluster.add_gang(gang, 1)
+            wait_for("it is bound", partial(cluster.bound, gang))
+        wait_for("all run", lambda: {job.state for job in it.jobs().values()} == {JobState.RUNNING})
+        assert {job.attempt for job in it.jobs().values()} == {1}
+        assert sum(watch.reconnects for watch in it.backend.watches.values()) > 0
+    assert len(kubelet.binds) == len({uid for _, uid, _ in kubelet.binds}) == 3
+
+
+def test_a_version_that_is_too_old_is_listed_anew_and_what_went_meanwhile_is_told(
+    cluster: Cluster, access: Access, folder: Path
+) -> None:
+    cluster.add_nodes("n1", "n2")
+    with running(access, folder) as it:
+        wait_for("both are known", lambda: len(it.backend.world.nodes) == 2)
+        watch = it.backend.watches["nodes"]
+        lists = watch.lists
+
+        def too_old(line: bytes) -> None:
+            said = b'{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old resource version"}}'
+            take(said if watch.lists == lists else line)
+
+        take = watch._take
+        watch._take = too_old  # type: ignore[method-assign] # what a server says inside of a stream of 200
+        cluster.api.delete("/api/v1/nodes/n1")
+        wait_for("it lists again", lambda: watch.lists > lists)
+        wait_for("the node is gone", lambda: set(it.backend.world.nodes) == {"n2"})
+
+
+def test_uninstalling_leaves_nothing_of_ours(
+    cluster: Cluster, access: Access, plane: ControlPlane, folder: Path
+) -> None:
+    cluster.add_nodes("n1", "n2")
+    cluster.add_gang("train", 1)
+    cluster.add_gang("too-large", 3)
+    cluster.api.create(
+        "/apis/coordination.k8s.io/v1/namespaces/default/leases",
+        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "gangwatch"}, "spec": {}},
+    )
+    with running(access, folder) as it:
+        it.controller.cycle.tell([NodeCommanded("n2", NodeCommand.QUARANTINE, "ada", "fan")])
+        wait_for("it runs", lambda: cluster.condition("train").get("status") == "True")
+        wait_for("the other waits", lambda: cluster.condition("too-large"))
+        wait_for("n2 is marked", lambda: "gangwatch.io/" in str(cluster.api.get("/api/v1/nodes/n2")))
+    done = subprocess.run(
+        [sys.executable, "-m", "gangwatch", "kubernetes", "uninstall", "--kubeconfig", str(plane.kubeconfig())],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    for path in ("/api/v1/nodes", "/api/v1/pods", "/apis/scheduling.x-k8s.io/v1alpha1/podgroups"):
+        for item in cluster.api.get(path)["items"]:
+            item["metadata"].pop("managedFields", None)
+            assert "gangwatch.io/" not in str(item), path
+            assert "Gangwatch" not in str(item), path
+            if path.endswith("podgroups"):
+                assert not item.get("status")
+    assert lease(cluster) is None
+    assert cluster.bound("train") == 1
