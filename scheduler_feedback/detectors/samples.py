@@ -36,12 +36,19 @@ UNTOLD = frozenset({Cause.UNKNOWN, Cause.COMPUTE})
 @dataclass(frozen=True, slots=True)
 class Alike:
     """How the ranks given the suspect's samples stand: whom, by how much longer they compute than before (as the rest
-    of the job does, in log seconds), and the suspect itself. nodes: how many they and the suspect stand on."""
+    of the job does, in log seconds), and the suspect itself. nodes: how many they and the suspect stand on. beside: the
+    same of the node's ranks that are given other samples, -inf without any."""
 
     ranks: tuple[int, ...]
     theirs: float
     own: float
     nodes: int
+    beside: float
+
+    @property
+    def node_wide(self) -> bool:
+        """Whether those on its node that are given other samples are slow as well."""
+        return self.beside >= ALIKE_SHARE * self.own
 
     @property
     def slow(self) -> bool:
@@ -72,7 +79,9 @@ def alike(case: Case, shape: Shape) -> Alike | None:
     own = [case.rank, *its_mates.tolist()]
     rest = float(np.median(np.delete(longer, own)))
     theirs, its_own = float(np.median(longer[its_mates])) - rest, float(longer[case.rank]) - rest
-    return Alike(tuple(its_mates.tolist()), theirs, its_own, len(np.unique(case.where.index[own])))
+    of_node = np.setdiff1d(np.flatnonzero(case.where.index == case.where.index[case.rank]), own)
+    beside = float(np.median(longer[of_node])) - rest if len(of_node) else -math.inf
+    return Alike(tuple(its_mates.tolist()), theirs, its_own, len(np.unique(case.where.index[own])), beside)
 
 
 def judged_by_samples(judgement: Judgement, case: Case, job: JobTelemetry, windows: int, longest: int) -> Judgement:
@@ -92,6 +101,7 @@ def judged_by_samples(judgement: Judgement, case: Case, job: JobTelemetry, windo
     elif (
         case.for_work  # what they were given is told, and taken into account
         or judgement.cause not in UNTOLD
+        or found.node_wide
         or case.baseline.own_spread[case.rank] < UNEVEN
         or windows >= LASTING_EPISODES * max(longest, LEAST_EPISODE)
     ):

@@ -18,16 +18,18 @@ ONSET = 60
 Slow = Callable[[int, Shape], np.ndarray]
 
 
-def shape(stages: int) -> Shape:
+def shape(stages: int, replicas_a_node: int = 1) -> Shape:
     stage, data, tensor = np.indices((stages, DATA, TENSOR)).reshape(3, -1)
-    nodes = tuple(f"n{s}-{d}" for s, d in zip(stage.tolist(), data.tolist(), strict=True))
+    nodes = tuple(f"n{s}-{d // replicas_a_node}" for s, d in zip(stage.tolist(), data.tolist(), strict=True))
     return Shape("j", 1, np.arange(len(data)), nodes, data=data, stage=stage, tensor=tensor)
 
 
-def findings(stages: int, slow: Slow, steps: int = 90, varies: float = 0.0, tells: bool = False) -> list[Finding]:
+def findings(
+    stages: int, slow: Slow, steps: int = 90, varies: float = 0.0, tells: bool = False, replicas_a_node: int = 1
+) -> list[Finding]:
     """What is said of a job of one-step windows; varies: by how much its replicas are given more or less each step."""
     random = np.random.default_rng(5)
-    job, detector = shape(stages), StragglerDetector()
+    job, detector = shape(stages, replicas_a_node), StragglerDetector()
     found: list[Finding] = []
     end_ns = START_NS
     for number in range(steps):
@@ -76,6 +78,14 @@ def test_a_replica_on_one_node_is_the_nodes_fault_only_where_its_lengths_are_eve
     assert not told(untold)
     (reason,) = [one.reason for one in untold if isinstance(one, Abstention) and one.rank is not None]
     assert "their lengths are not told" in reason
+
+
+def test_a_node_all_of_whose_replicas_are_slow_is_at_fault_whatever_they_were_given() -> None:
+    def whole_node(number: int, job: Shape) -> np.ndarray:
+        return np.where((np.array(job.nodes) == "n0-1") & (number >= ONSET), 1.6, 1.0)
+
+    found = told(findings(1, whole_node, varies=0.08, replicas_a_node=2))
+    assert found and {verdict.node for verdict in found} == {"n0-1"}
 
 
 def test_what_lasts_far_longer_than_the_jobs_own_episodes_is_no_chance_of_lengths() -> None:
