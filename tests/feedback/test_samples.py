@@ -82,7 +82,7 @@ def test_a_replica_on_one_node_is_the_nodes_fault_only_where_its_lengths_are_eve
 
 def test_a_node_all_of_whose_replicas_are_slow_is_at_fault_whatever_they_were_given() -> None:
     def whole_node(number: int, job: Shape) -> np.ndarray:
-        return np.where((np.array(job.nodes) == "n0-1") & (number >= ONSET), 1.6, 1.0)
+        return np.where((np.array(job.nodes) == "n0-1") & (ONSET <= number < ONSET + 12), 1.6, 1.0)
 
     found = told(findings(1, whole_node, varies=0.08, replicas_a_node=2))
     assert found and {verdict.node for verdict in found} == {"n0-1"}
