@@ -1,14 +1,15 @@
 """The timetable: who holds which slots until when, what is kept for the head of the queue, and who went ahead of it.
 
 A row is a node, a lane in it a slot. Of a large cluster it has the nodes that say the most: those of the reservation,
-then those of jobs that went ahead of it, then the others by name.
+then those of jobs that went ahead of it, then others.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from functools import lru_cache
+from itertools import chain, groupby, islice
 from typing import Any
 
 from scheduler_feedback.core.job import Job, JobState, Slot
@@ -43,11 +44,12 @@ def of_state(state: State) -> dict[str, Any]:
     kept: dict[str, list[Slot]] = {}
     for slot in state.reserved_slots if head is not None else ():
         kept.setdefault(slot.node, []).append(slot)
-    of_node: dict[str, dict[str, list[Slot]]] = {}
+    drawn = _drawn(state, kept, ahead)
+    of_node: dict[str, dict[str, list[Slot]]] = {name: {} for name in drawn}
     for job in holding:
         for rank in job.ranks:
-            of_node.setdefault(rank.slot.node, {}).setdefault(job.job_id, []).append(rank.slot)
-    drawn = _drawn(state, kept, of_node, ahead)
+            if rank.slot.node in of_node:
+                of_node[rank.slot.node].setdefault(job.job_id, []).append(rank.slot)
     shown = [ends[job] for node in drawn for job in of_node.get(node, ())]
     from_ns, until_ns = _window(state.now_ns, reserved_ns, shown)
     rows: list[dict[str, Any]] = []
@@ -82,16 +84,16 @@ def _end_ns(state: State, job: Job) -> int:
     return max([release.at_ns for release in releases] + [state.now_ns])
 
 
-def _drawn(
-    state: State, kept: dict[str, list[Slot]], of_node: dict[str, dict[str, list[Slot]]], ahead: set[str]
-) -> list[str]:
-    names = sorted(state.nodes, key=natural)
-    if len(names) > MOST_ROWS:
-        telling = {name: 0 if name in kept else 1 if ahead & of_node.get(name, {}).keys() else 2 for name in names}
-        names = sorted(sorted(names, key=telling.__getitem__)[:MOST_ROWS], key=natural)
-    return names
+def _drawn(state: State, kept: Iterable[str], ahead: Iterable[str]) -> list[str]:
+    """Names of the nodes that are drawn, in their order."""
+    if len(state.nodes) <= MOST_ROWS:
+        return sorted(state.nodes, key=natural)
+    of_ahead = (rank.slot.node for job in sorted(ahead)[:MOST_ROWS] for rank in state.jobs[job].ranks)
+    telling = dict.fromkeys(name for name in chain(sorted(kept, key=natural), of_ahead) if name in state.nodes)
+    return sorted(islice(dict.fromkeys(chain(telling, state.nodes)), MOST_ROWS), key=natural)
 
 
+@lru_cache(maxsize=1 << 16)
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """A key by which node-2 comes before node-10."""
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _DIGITS.split(name) if part)

@@ -84,14 +84,13 @@ def nodes_by_state(state: State) -> dict[str, int]:
 
 def slots_by_use(state: State) -> dict[str, int]:
     """All slots: how many are used, free to be used, and on nodes that take nothing."""
-    held = Counter(rank.slot.node for job in state.jobs.values() if job.state.holds_slots for rank in job.ranks)
-    found = {"total": 0, "used": 0, "free": 0, "unavailable": 0}
-    for node in state.nodes.values():
-        used = min(held[node.name], node.slots)
-        found["total"] += node.slots
-        found["used"] += used
-        found["unavailable" if tier_of(node) is None else "free"] += node.slots - used
-    return found
+    holding = [job for job in state.jobs.values() if job.state.holds_slots]
+    total = sum(node.slots for node in state.nodes.values())
+    used = min(sum(len(job.ranks) for job in holding), total)
+    shut = {node.name: node.slots for node in state.nodes.values() if tier_of(node) is None}
+    held = sum(rank.slot.node in shut for job in holding for rank in job.ranks) if shut else 0
+    unavailable = max(sum(shut.values()) - held, 0)
+    return {"total": total, "used": used, "free": total - used - unavailable, "unavailable": unavailable}
 
 
 def _standing(state: State) -> Mapping[str, Sequence[Verdict]]:

@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from scheduler_feedback.controller import Controller
+from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Policy
 from tests.feedback.memory_backend import MemoryBackend, World
 
@@ -85,6 +86,14 @@ class Site:
 
     def submit(self, **more: object) -> str:
         return str(self.post("/api/jobs", JOB | more)["job"])
+
+    def grow(self, *nodes: NodeSeen) -> None:
+        """Let the world have more nodes, and wait until the controller knows of them."""
+        self.world.nodes.extend(nodes)
+        deadline = time.monotonic() + 20
+        while sum(self.get("/api/overview")["nodes"].values()) < len(self.world.nodes):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
     def wait(self, job_id: str, state: str) -> dict[str, Any]:
         deadline = time.monotonic() + 20

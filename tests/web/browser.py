@@ -34,11 +34,17 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def page_of(
-    browser: Browser, width: int = 1280, height: int = 900, scheme: str = "light", allow_eval: bool = False
+    browser: Browser,
+    width: int = 1280,
+    height: int = 900,
+    scheme: str = "light",
+    allow_eval: bool = False,
+    refused: str = "",
 ) -> Iterator[Page]:
     """A page that may not write an error to its console, nor raise one, nor ask another server for anything.
 
-    allow_eval: whether a test's own script is let past the page's policy, which axe-core needs.
+    allow_eval: whether a test's own script is let past the page's policy, which axe-core needs. refused: a status that
+    the server may answer with, which the browser logs.
     """
     errors: list[str] = []
 
@@ -60,8 +66,9 @@ def page_of(
     page.set_default_timeout(20_000)
     try:
         yield page
-        left_on_purpose = [error for error in errors if "ERR_ABORTED" in error]  # a stream that the page itself closed
-        assert [error for error in errors if error not in left_on_purpose] == []
+        # ERR_ABORTED: a stream that the page itself closed.
+        meant = ("ERR_ABORTED", *((f"status of {refused}",) if refused else ()))
+        assert [error for error in errors if not any(words in error for words in meant)] == []
         assert len(hosts) <= 1, f"other servers were asked: {hosts}"
     finally:
         context.close()

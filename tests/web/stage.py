@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gangwatch.client import Client
 from gangwatch.demo.play import plain_environment, training_command
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 
@@ -16,10 +17,11 @@ PACE_SECONDS = 0.2
 
 
 class Stage:
-    """Four nodes of two slots. training: its job's id, once `perform` was called."""
+    """Four nodes of two slots."""
 
     def __init__(self, door: FrontDoor, folder: Path) -> None:
         self.door = door
+        self.client = Client(door.state)
         self._folder = folder
 
     @property
@@ -28,21 +30,30 @@ class Stage:
         assert record is not None
         return record.url
 
-    @property
-    def token(self) -> str:
-        return self.door.state.token_file.read_text().strip()
-
-    def train(self, name: str, ranks: int, *options: str) -> str:
-        """Submit a real training job that makes steps until it is cancelled."""
+    def train(self, name: str, ranks: int, minutes: float, restartable: bool = False) -> str:
+        """Submit a real training job that makes steps until it is cancelled; its id."""
         work = self._folder / name
         work.mkdir()
-        command = training_command(1_000_000, 1, PACE_SECONDS, work)
-        return self.door.submit("--name", name, "--ranks", str(ranks), *options, "--", *command)
+        submission = {
+            "name": name,
+            "user": "ada",
+            "command": training_command(1_000_000, 1, PACE_SECONDS, work),
+            "ranks": ranks,
+            "time_limit_seconds": 60 * minutes,
+            "restartable": restartable,
+            "working_directory": str(work),
+            "environment": plain_environment(),
+        }
+        return str(self.client.post("/api/jobs", submission)["job"])
+
+    def wait(self, job_id: str) -> None:
+        """Until the job runs."""
+        wait_until(lambda: self.client.get(f"/api/jobs/{job_id}")["state"] == "running", self.door.logs)
 
     @contextmanager
     def disturbed(self, job_id: str, rank: int) -> Iterator[None]:
         """While it lasts, one rank of the job is stopped and continued by a process that nobody is told of."""
-        (place,) = (one for one in self.door.job(job_id)["ranks"] if one["rank"] == rank)
+        (place,) = (one for one in self.client.get(f"/api/jobs/{job_id}")["ranks"] if one["rank"] == rank)
         disturbance = [sys.executable, "-m", "gangwatch.demo.disturbance", "--slot", str(place["slot"])]
         ranks_folder = self.door.state.path / "ranks" / place["node"]
         with subprocess.Popen(
@@ -73,6 +84,3 @@ def stage(folder: Path) -> Iterator[Stage]:
         (folder / "gangwatch.toml").write_text(CONFIGURATION)
         door.run("up", "--config", str(folder / "gangwatch.toml"))
         yield Stage(door, folder)
-
-
-__all__ = ["Stage", "stage", "wait_until"]

@@ -47,16 +47,15 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Scene]:
     with stage(tmp_path_factory.mktemp("stage")) as cluster:
-        training = cluster.train("llama-8b", 4, "--restartable", "--time-limit", "10m")
-        cluster.door.wait_for(training, "running")
-        vision = cluster.train("vision", 2, "--time-limit", "5m")
-        cluster.door.wait_for(vision, "running")
-        waiting = cluster.train("mixtral-8x7b", 6, "--time-limit", "10m")
-        ahead = cluster.train("evaluate", 2, "--time-limit", "2m")
-        cluster.door.wait_for(ahead, "running")
+        training = cluster.train("llama-8b", ranks=4, minutes=10, restartable=True)
+        cluster.wait(training)
+        cluster.wait(cluster.train("vision", ranks=2, minutes=5))
+        waiting = cluster.train("mixtral-8x7b", ranks=6, minutes=10)
+        ahead = cluster.train("evaluate", ranks=2, minutes=2)
+        cluster.wait(ahead)
         with page_of(browser) as page:
             loads: list[object] = []
-            page.on("load", loads.append)
+            page.on("load", lambda loaded: loads.append(loaded))
             page.goto(f"{cluster.url}/")
             expect(page.locator("#liveness")).to_have_text("live")
             expect(page.locator(f"#row-{training}")).to_contain_text("ms")  # its steps are known
@@ -65,7 +64,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterato
             with cluster.disturbed(training, rank=1):
                 page.wait_for_selector("#verdicts .verdict.standing", timeout=VERDICT_SECONDS)
                 seen_ms = page.evaluate("() => window.seenAt")
-                (told,) = (one for one in cluster.door.json("story", training) if one["kind"] == "verdict")
+                (told,) = (one for one in cluster.client.get(f"/api/jobs/{training}/story") if one["kind"] == "verdict")
                 yield Scene(cluster, training, waiting, ahead, seen_ms / 1e3 - told["wall_ns"] / 1e9, len(loads))
 
 

@@ -135,16 +135,8 @@ def test_every_vendored_file_has_its_licence_and_its_sum_named() -> None:
 # --- lists -----------------------------------------------------------------------------------------------------------
 
 
-def _grow(site: Site, nodes: list[NodeSeen]) -> None:
-    site.world.nodes.extend(nodes)
-    deadline = time.monotonic() + 20
-    while sum(site.get("/api/overview")["nodes"].values()) < len(site.world.nodes):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_lists_come_in_pages_and_can_be_narrowed(site: Site) -> None:
-    _grow(site, [NodeSeen(f"rack-{n}", 1, (), "m") for n in range(120)])
+    site.grow(*(NodeSeen(f"rack-{n}", 1, (), "m") for n in range(120)))
     wanted = site.submit(name="needle", user="ada")
     for _ in range(51):
         site.submit(name="hay", ranks=120)
@@ -164,7 +156,7 @@ def test_lists_come_in_pages_and_can_be_narrowed(site: Site) -> None:
 
 
 def test_a_large_cluster_makes_no_large_page(site: Site) -> None:
-    _grow(site, [NodeSeen(f"node-{n:05d}", 8, (), f"m{n}") for n in range(3000)])
+    site.grow(*(NodeSeen(f"node-{n:05d}", 8, (), f"m{n}") for n in range(3000)))
     jobs = [site.submit(name=f"job {n}", ranks=8, time_limit_seconds=600) for n in range(150)]
     head = site.submit(name="head", ranks=24_004)
     site.wait(jobs[-1], "running")

@@ -1,0 +1,188 @@
+"""The pages in a real Chromium: by keyboard, on a phone, in the dark, by axe-core, with and without the token."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from scheduler_feedback.core.events import NodeSeen
+from tests.feedback.site import Site
+from tests.web.browser import page_of, serious_findings
+from tests.web.findings import straggler
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def url(site: Site) -> str:
+    """A site with one of everything: who runs with a verdict, who waits, who has ended, who went ahead."""
+    site.grow(NodeSeen("n2", 2, (), "m"))
+    ended = site.submit(name="ended")
+    site.wait(ended, "running")
+    site.world.end(ended, exit_code=1)
+    site.wait(ended, "failed")
+    running = site.submit(name="train", time_limit_seconds=600, user="ada")
+    site.wait(running, "running")
+    site.submit(name="head", ranks=6, time_limit_seconds=600)
+    ahead = site.submit(name="short", time_limit_seconds=60)
+    site.wait(ahead, "running")
+    node = site.get(f"/api/jobs/{running}")["ranks"][0]["node"]
+    assert node == "n0"
+    site.controller.cycle.tell([straggler(running)])
+    return f"http://127.0.0.1:{site.port}"
+
+
+PATHS = ("/", "/jobs", "/jobs/j-000002", "/jobs/j-000003", "/jobs/j-000001", "/nodes", "/nodes/n0")
+
+
+def _live(page: Page, address: str) -> None:
+    page.goto(address)
+    expect(page.locator("#liveness")).to_have_text("live")
+
+
+@pytest.mark.parametrize(("scheme", "paths"), [("light", PATHS), ("dark", ("/", "/jobs/j-000002", "/nodes"))])
+def test_axe_finds_nothing_serious_on_any_page(url: str, browser: Browser, scheme: str, paths: tuple[str, ...]) -> None:
+    with page_of(browser, scheme=scheme, allow_eval=True) as page:
+        for path in paths:
+            _live(page, url + path)
+            assert serious_findings(Axe().run(page)) == [], path
+        page.goto(f"{url}/nodes/n0")
+        page.get_by_role("button", name="Release").click()
+        assert serious_findings(Axe().run(page)) == [], "with the dialog open"
+
+
+def test_a_phone_shows_every_page_without_scrolling_sideways(url: str, browser: Browser) -> None:
+    with page_of(browser, width=400, height=800) as page:
+        for path in PATHS:
+            _live(page, url + path)
+            assert page.evaluate("() => document.scrollingElement.scrollWidth") <= 400, path
+
+
+def test_by_keyboard_alone(url: str, browser: Browser) -> None:
+    with page_of(browser) as page:
+        _live(page, f"{url}/")
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.locator("main")).to_be_focused()
+        _tab_to(page, "#row-j-000002 a")
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(f"{url}/jobs/j-000002")
+        expect(page.get_by_role("heading", level=1)).to_contain_text("train")
+        _tab_to(page, "#verdicts details summary")
+        page.keyboard.press("Enter")
+        expect(page.locator("#verdicts details").first).to_have_attribute("open", "")
+        _tab_to(page, "#verdicts button[data-post$='/reject']")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("dialog")).to_be_visible()
+        expect(page.get_by_label("Token")).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_be_hidden()
+        expect(page.locator("#verdicts button[data-post$='/reject']")).to_be_focused()
+
+
+def _tab_to(page: Page, selector: str) -> None:
+    """Press Tab until that is focused: it can be reached, and in so many steps."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            return
+    raise AssertionError(f"{selector} can't be reached by keyboard")
+
+
+def test_focus_and_what_was_unfolded_stay_through_updates(site: Site, url: str, browser: Browser) -> None:
+    with page_of(browser) as page:
+        _live(page, f"{url}/")
+        page.locator("#verdicts summary").click()
+        link = page.locator("#row-j-000002 a")
+        link.focus()
+        later = site.submit(name="later")
+        expect(page.locator(f"#row-{later}")).to_be_visible()
+        site.post("/api/freeze", {"by": "ada"})
+        expect(page.locator("#notice")).to_contain_text("Frozen by ada.")
+        expect(link).to_be_focused()
+        expect(page.locator("#verdicts details")).to_have_attribute("open", "")
+
+
+def test_what_is_new_is_said_to_who_does_not_see_it(site: Site, url: str, browser: Browser) -> None:
+    with page_of(browser) as page:
+        _live(page, f"{url}/")
+        status = page.get_by_role("status")
+        expect(status).to_have_attribute("aria-live", "polite")
+        site.world.end("j-000004")
+        expect(status).to_contain_text("j-000004: completed")
+
+
+def test_nothing_is_changed_without_the_token(site: Site, url: str, browser: Browser) -> None:
+    with page_of(browser) as page:
+        _live(page, f"{url}/jobs/j-000003")
+        page.get_by_role("button", name="Cancel").click()
+        dialog = page.get_by_role("dialog", name="Cancel j-000003?")
+        dialog.get_by_label("Why").fill("a typo")
+        dialog.get_by_role("button", name="Do it").click()  # the field is empty: the browser itself says so
+        expect(dialog).to_be_visible()
+        assert site.get("/api/jobs/j-000003")["state"] == "pending"
+        dialog.get_by_label("Token").fill(site.token)
+        dialog.get_by_role("button", name="Do it").click()
+        expect(dialog).to_be_hidden()
+        expect(page.locator("#head")).to_contain_text("cancelled")
+        assert site.token not in page.content()
+        assert page.evaluate("() => JSON.stringify([localStorage, sessionStorage, document.cookie])") == '[{},{},""]'
+
+
+def test_a_wrong_token_is_refused_in_words(site: Site, url: str, browser: Browser) -> None:
+    with page_of(browser, refused="401") as page:
+        _live(page, f"{url}/nodes/n0")
+        page.get_by_role("button", name="Release").click()
+        page.get_by_label("Token").fill("wrong")
+        page.get_by_role("button", name="Do it").click()
+        expect(page.get_by_role("alert")).to_contain_text("Authorization: Bearer TOKEN")
+        assert site.get("/api/nodes")[0]["state"] == "suspect"
+
+
+def test_a_token_in_the_fragment_leaves_the_address_at_once(site: Site, url: str, browser: Browser) -> None:
+    with page_of(browser) as page:
+        _live(page, f"{url}/nodes/n0#token={site.token}")
+        expect(page).to_have_url(f"{url}/nodes/n0")
+        page.get_by_role("button", name="Release").click()
+        page.get_by_role("button", name="Do it").click()
+        expect(page.get_by_role("dialog")).to_be_hidden()
+        expect(page.locator("#head")).to_contain_text("healthy")
+
+
+def test_the_theme_is_chosen_and_kept(url: str, browser: Browser) -> None:
+    with page_of(browser) as page:
+        _live(page, f"{url}/")
+
+        def ground() -> str:
+            return str(page.evaluate("() => getComputedStyle(document.body).backgroundColor"))
+
+        light = ground()
+        button = page.get_by_role("button", name="Theme: as the system's")
+        button.click()
+        page.get_by_role("button", name="Theme: light").click()
+        expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
+        assert ground() != light
+        page.reload()
+        expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
+        page.get_by_role("button", name="Theme: dark").click()
+        assert ground() == light
+
+
+def test_a_page_without_a_script_reads_all_the_same(url: str, browser: Browser) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{url}/")
+    expect(page.locator("#verdicts")).to_contain_text("Rank 0 on n0 is a straggler")
+    expect(page.locator("#timetable")).to_contain_text("6 slots kept for j-000003")
+    context.close()
+
+
+def test_a_page_says_when_it_is_not_live_and_comes_back(site: Site, url: str, browser: Browser) -> None:
+    with page_of(browser, refused="503") as page:
+        _live(page, f"{url}/")
+        site.controller.subscribers.close()
+        expect(page.locator("#liveness")).to_have_text("reconnecting")
+        site.controller.subscribers.closed = False
+        expect(page.locator("#liveness")).to_have_text("live", timeout=30_000)
