@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dashboards.board import SOURCE  # first: it quietens the SDK
+
+# isort: split
 from grafana_foundation_sdk.builders import common as common_build
 from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, statushistory, table, timeseries
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
-
-from dashboards.board import SOURCE
 
 SECONDS, RATIO, BYTES, BYTES_A_SECOND, WATTS, CELSIUS = "s", "percentunit", "bytes", "Bps", "watt", "celsius"
 COUNT, A_SECOND, HERTZ, HOURS = "short", "cps", "hertz", "h"

@@ -88,7 +88,7 @@ dashboard.row(
         Query(f"sum by (cluster) (rate(gangwatch_feed_malformed_total{{{CLUSTER}}}[$__rate_interval]))", "malformed"),
     ),
     timeline(
-        "Collectors that fail",
+        "Which collectors fail",
         "By node and collector, twenty at most; what fails is absent, the others go on.",
         Query(f"topk(20, gangwatch_collector_success{{{CLUSTER}}} == 0)", "{{node}} {{collector}}"),
         ((None, "red"),),

@@ -120,6 +120,7 @@ CONTROLLER = (
         "2m",
         "The controller of cluster {{ $labels.cluster }} does not answer",
         "Jobs go on; none starts and no fault is found. {{ $labels.instance }} could not be scraped.",
+        keep="1m",
     ),
     Alert(
         "GangwatchControllerAbsent",
@@ -172,6 +173,7 @@ TELEMETRY = (
         "2m",
         "The agent of node {{ $labels.node }} (cluster {{ $labels.cluster }}) does not answer",
         "Nothing is known of the node's GPUs and network since; its jobs may go on. Asked at {{ $labels.instance }}.",
+        keep="1m",  # as long as whatever it inhibits may still be told
     ),
     Alert(
         "GangwatchAgentsLost",
@@ -181,6 +183,7 @@ TELEMETRY = (
         "1m",
         "{{ $value }} agents of cluster {{ $labels.cluster }} were lost at once",
         "So many at once are a rollout or a network and not the nodes; the controller freezes all actions.",
+        keep="1m",
     ),
     Alert(
         "GangwatchTelemetryAbsent",
@@ -190,6 +193,7 @@ TELEMETRY = (
         "5m",
         "No agent of cluster {{ $labels.cluster }} is scraped",
         "There is a controller and not one agent: dashboards of nodes are empty and no alert on hardware can fire.",
+        keep="1m",
     ),
     Alert(
         "GangwatchFeedLost",

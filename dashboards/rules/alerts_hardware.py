@@ -21,6 +21,7 @@ _OF_JOBS = ("", "IGNORE", "RESTART_APP", "WORKFLOW_XID_45", "UPDATE_SWFW")
 """What NVIDIA's catalogue says to do after an XID that accuses the application or nothing, not the device."""
 
 DEVICE_XIDS = tuple(str(code) for code, xid in sorted(XIDS.items()) if xid.action not in _OF_JOBS)
+_XIDS = f'code=~"{"|".join(DEVICE_XIDS)}"'
 
 HARDWARE = (
     Alert(
@@ -35,7 +36,10 @@ HARDWARE = (
     Alert(
         "GangwatchGpuXid",
         "critical",
-        f'increase(gangwatch_gpu_xid_total{{code=~"{"|".join(DEVICE_XIDS)}"}}[10m]) > 0',
+        # A code's series begins at its first report, which `increase` doesn't see: that of any code was there before.
+        f"""(increase(gangwatch_gpu_xid_total{{{_XIDS}}}[10m]) > 0
+        or gangwatch_gpu_xid_total{{{_XIDS}}} unless gangwatch_gpu_xid_total{{{_XIDS}}} offset 10m)
+        and on (cluster, node, gpu) increase(gangwatch_gpu_xid_events_total[10m]) > 0""",
         "0s",
         f"XID {{{{ $labels.code }}}} of {_GPU}",
         "The driver has reported a fault of the device; the runbook says for each code what it asks for.",

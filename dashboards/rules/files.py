@@ -19,6 +19,7 @@ INHIBITIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("GangwatchAgentsLost", "GangwatchAgentDown|GangwatchFeedLost|GangwatchFrozen|GangwatchGangStalled", ("cluster",)),
     ("GangwatchAgentDown", "GangwatchFeedLost|GangwatchCollectorFailing|GangwatchDeviceAccused", ("cluster", "node")),
     ("GangwatchGpuLost", "GangwatchGpuXid|GangwatchGpuMemoryErrors|GangwatchGpuRowRemap", ("cluster", "node", "gpu")),
+    ("GangwatchGpuLost", "GangwatchCollectorFailing", ("cluster", "node")),
     ("GangwatchGpuLost", "GangwatchHang|GangwatchStraggler|GangwatchDeviceAccused", ("cluster", "node")),
     ("GangwatchGpuXid|GangwatchGpuMemoryErrors", "GangwatchDeviceAccused", ("cluster", "node")),
     ("GangwatchNicDown", "GangwatchNicFlapping|GangwatchDeviceAccused|GangwatchStraggler", ("cluster", "node")),

@@ -1,0 +1,176 @@
+"""Dashboards: they encode, follow Grafana's schema and the dashboard-linter's rules, and ask what can be answered.
+
+GANGWATCH_UPDATE_GOLDEN=1 writes the goldens anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+
+from agent.schema.catalog import BY_NAME
+from agent.schema.errors import DashboardError
+from dashboards.board import Board, expressions_of
+from dashboards.expressions import names_of
+from dashboards.loading import ENDING, dashboard_files, load_all
+from dashboards.panels import Query, number
+
+GOLDEN = Path(__file__).parent / "golden"
+BOARDS: dict[str, Board] = {f"{folder}/{name}": board for folder, name, board in load_all()}
+DOCUMENTS: dict[str, dict[str, Any]] = {name: board.to_json_data() for name, board in BOARDS.items()}
+EVERY = pytest.mark.parametrize("name", DOCUMENTS)
+
+
+def panels_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for panel in document["panels"] if panel["type"] != "row"]
+
+
+def plain(expression: str) -> str:
+    """The expression with Grafana's variables as values that parse."""
+    values = {"$__rate_interval": "1m", "$__range_s": "3600", "$__range": "1h", "$__interval": "15s"}
+    for name, value in values.items():
+        expression = expression.replace(name, value)
+    return re.sub(r"\$[a-z]+", "x", expression)
+
+
+def test_all_of_the_issues_dashboards_are_there() -> None:
+    assert {board.title for board in BOARDS.values()} == {
+        "Job", "Cluster", "Scheduler", "Node and GPU", "Fabric", "Straggler forensics", "gangwatch itself",
+    }  # fmt: skip
+    assert len({board.uid for board in BOARDS.values()}) == len(BOARDS)
+    assert all(path.name.endswith(ENDING) for _, _, path in dashboard_files())
+
+
+@EVERY
+def test_golden(name: str) -> None:
+    text = json.dumps(DOCUMENTS[name], indent=1, sort_keys=True) + "\n"
+    path = GOLDEN / f"{name.replace('/', '-')}.json"
+    if os.environ.get("GANGWATCH_UPDATE_GOLDEN") == "1":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert path.exists(), "GANGWATCH_UPDATE_GOLDEN=1 writes it"
+    assert text == path.read_text(), "GANGWATCH_UPDATE_GOLDEN=1 writes it anew"
+
+
+@EVERY
+def test_every_expression_parses_and_type_checks(name: str) -> None:
+    for where, expression in expressions_of(DOCUMENTS[name]):
+        try:
+            parsed = promql_parser.parse(plain(expression))
+        except ValueError as error:
+            raise AssertionError(f"{where}: {expression}: {error}") from None
+        assert not isinstance(parsed, promql_parser.MatrixSelector), f"{where}: a range is no answer"
+
+
+# --- the rules of grafana/dashboard-linter, by their names there -----------------------------------------------------
+
+
+@EVERY
+def test_template_datasource_rule(name: str) -> None:
+    variables = DOCUMENTS[name]["templating"]["list"]
+    found = [variable for variable in variables if variable["type"] == "datasource"]
+    assert [(one["name"], one["query"], one["label"]) for one in found] == [("datasource", "prometheus", "Data source")]
+
+
+@EVERY
+def test_template_on_time_change_reload_and_label_promql_rules(name: str) -> None:
+    for variable in DOCUMENTS[name]["templating"]["list"]:
+        if variable["type"] == "query":
+            assert variable["refresh"] == 2, variable["name"]
+            query = re.fullmatch(r"label_values\((.+), ([a-z_]+)\)", variable["query"]["query"])
+            assert query is not None, variable["name"]
+            promql_parser.parse(plain(query[1]))
+            assert variable["datasource"]["uid"] == "${datasource}"
+
+
+@EVERY
+def test_panel_datasource_title_description_units_and_no_targets_rules(name: str) -> None:
+    titles = []
+    for panel in panels_of(DOCUMENTS[name]):
+        where = f"{name}: {panel.get('title')}"
+        assert panel["datasource"]["uid"] == "${datasource}", where
+        assert panel["title"] and len(panel["description"]) > 2 and panel["description"].endswith((".", ")")), where
+        assert panel["fieldConfig"]["defaults"]["unit"], where
+        assert panel["targets"], where
+        titles.append(panel["title"])
+    assert len(titles) == len(set(titles)), "two panels of one name"
+
+
+@EVERY
+def test_target_rate_interval_and_counter_rules(name: str) -> None:
+    """A raw counter's rate is taken over what Grafana chooses; a counter is never shown as it stands."""
+    for where, expression in expressions_of(DOCUMENTS[name]):
+        for metric in names_of(expression):
+            kind = BY_NAME[metric].kind if metric in BY_NAME else "gauge"
+            counted = re.search(rf"\b(?:rate|increase|irate)\({metric}\b", expression)
+            if kind == "counter":
+                shown_as_it_stands = where in COUNTERS_AS_THEY_STAND
+                assert counted or shown_as_it_stands, f"{where}: {metric}"
+        for window in re.findall(r"\brate\([^()]*\[([^\]]+)\]", expression):
+            assert window == "$__rate_interval", f"{where}: rate over {window}"
+
+
+COUNTERS_AS_THEY_STAND = {
+    "Job: Attempts": "the number itself is what is asked for",
+    "Job: Collectives entered, the rank behind and the rank ahead": "a difference of two counters of one job",
+    "Node and GPU: Rows of memory": "rows since the board was made",
+    "Scheduler: Replays that decided otherwise": "at the newest start",
+    "gangwatch itself: Detectors out of service": "one failure is for good",
+    "Fabric: NICs": "how many there are",
+}
+
+
+@EVERY
+def test_target_cluster_rule(name: str) -> None:
+    """Of the linter's job and instance: our series have neither, and every one is of a cluster, which is asked for."""
+    for where, expression in expressions_of(DOCUMENTS[name]):
+        selectors = re.findall(r"\{([^{}]*)\}", expression)
+        for selector in selectors:
+            assert 'cluster=~"$cluster"' in selector, f"{where}: {selector}"
+        bare = re.findall(r"\b(?:[a-z]+:)*gangwatch_[a-z0-9_:]+(?![a-z0-9_:{])", re.sub(r'"[^"]*"', '""', expression))
+        assert not bare, f"{where}: {bare} of every cluster"
+
+
+@EVERY
+def test_uneditable_linked_and_annotated(name: str) -> None:
+    document = DOCUMENTS[name]
+    assert document["editable"] is False
+    assert document["tags"] == ["gangwatch"]
+    assert any(link["type"] == "dashboards" and link["includeVars"] and link["keepTime"] for link in document["links"])
+    assert "Alerts" in [one["name"] for one in document["annotations"]["list"]]
+    ids = [panel["id"] for panel in document["panels"]]
+    assert len(ids) == len(set(ids))
+    uids = {other["uid"] for other in DOCUMENTS.values()}
+    for link in document["links"]:
+        if link["type"] == "link":
+            assert link["url"].removeprefix("/d/") in uids
+
+
+def test_panels_lie_side_by_side_and_not_on_each_other() -> None:
+    for name, document in DOCUMENTS.items():
+        taken: set[tuple[int, int]] = set()
+        for panel in document["panels"]:
+            place = panel["gridPos"]
+            cells = {
+                (x, y)
+                for x in range(place["x"], place["x"] + place["w"])
+                for y in range(place["y"], place["y"] + place["h"])
+            }
+            assert place["x"] + place["w"] <= 24, (name, panel["title"])
+            assert not cells & taken, (name, panel["title"])
+            taken |= cells
+
+
+# --- what fails the build --------------------------------------------------------------------------------------------
+
+
+def test_a_metric_that_does_not_exist_fails_the_build() -> None:
+    board = Board("u", "Title", "d")
+    with pytest.raises(DashboardError, match="panel Watts: gangwatch_gpu_watt is neither in the catalogue"):
+        board.row("Row", number("Watts", "d", "watt", Query("sum(gangwatch_gpu_watt)")))
