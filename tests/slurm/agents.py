@@ -1,0 +1,52 @@
+"""Agents of many nodes of the test bed, in one process: the agent's own node, collectors and server, for each of them.
+
+    agents.py STATE_FOLDER NODE...
+
+One process a node would be the same at thirty times the memory and start-up; what is left out are the collectors of
+hardware that this machine has not. Ranks and their processes are attested by Slurm's own step daemons.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from agent.attribution import Attribution
+from agent.collectors.process import ProcessCollector
+from agent.collectors.steps import StepCollector
+from agent.node import Node
+from exporter.exposition import Settings
+from exporter.publisher import Publisher
+from gangwatch.state_folder import AgentRecord, StateFolder, this_process, write_atomically
+
+
+def main() -> None:
+    state, names = StateFolder(Path(sys.argv[1])), sys.argv[2:]
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    state.prepare()
+    running: list[tuple[Node, Publisher]] = []
+    for name in names:
+        attribution = Attribution(None)
+        socket_path = state.socket_path(name)
+        steps = StepCollector(str(socket_path), attribution, interval_seconds=0.5)
+        node = Node(name, [steps, ProcessCollector(attribution)], interval_seconds=1.0)
+        publisher = Publisher(node, "127.0.0.1", 0, None, Settings(), {})
+        node.start()
+        publisher.start()
+        this = this_process()
+        record = AgentRecord(this.pid, this.start_time, name, publisher.url, str(socket_path), 8, (), node.boot_id)
+        write_atomically(state.agent_file(name), msgspec.json.encode(record))
+        running.append((node, publisher))
+    write_atomically(state.path / "agents-ready", str(os.getpid()).encode())
+    signal.sigwait({signal.SIGTERM})
+    for node, publisher in running:
+        publisher.stop()
+        node.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""One rank of a gang, as srun starts it: it computes for a moment, waits for all others, and reports its steps.
+
+    rank.py FOLDER STEP_SECONDS STEPS [SLOW_FOLDER]
+
+All ranks meet at a unix socket in FOLDER, which the first opens: a step ends when the slowest has come. With the
+signal USR1 a rank writes how far it is, and exits with 0: the next attempt goes on from there. SLOW_FOLDER: a file of
+the node's name in it holds how many times as long a step takes there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from gangwatch import steps
+
+
+def meet(folder: Path, rank: int, size: int) -> tuple[socket.socket | None, list[socket.socket]]:
+    """The way to the first rank, and, for that one, the ways to all others."""
+    path = folder / f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}.socket"
+    if rank == 0:
+        hub = socket.socket(socket.AF_UNIX)
+        hub.bind(str(path))
+        hub.listen(size)
+        return None, [hub.accept()[0] for _ in range(size - 1)]
+    way = socket.socket(socket.AF_UNIX)
+    while True:
+        try:
+            way.connect(str(path))
+            return way, []
+        except OSError:
+            time.sleep(0.05)
+
+
+def slowness(folder: Path | None) -> float:
+    try:
+        return float((folder / os.environ["SLURMD_NODENAME"]).read_text()) if folder is not None else 1.0
+    except (OSError, ValueError):
+        return 1.0
+
+
+def main() -> None:
+    folder, step_seconds, count = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    slow = Path(sys.argv[4]) if len(sys.argv) > 4 else None
+    rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+    saved = folder / f"{os.environ['SLURM_JOB_ID']}.checkpoint"
+    done = int(saved.read_text()) if saved.exists() else 0
+
+    def save(_number: int, _frame: object) -> None:
+        if rank == 0:
+            saved.with_suffix(".new").write_text(str(done))
+            saved.with_suffix(".new").replace(saved)
+        os._exit(0)
+
+    signal.signal(signal.SIGUSR1, save)
+    (folder / f"{os.environ['SLURM_JOB_ID']}.{rank}.pid").write_text(f"{os.getpid()} {os.environ['SLURMD_NODENAME']}")
+    reporter = steps.reporter()
+    way, others = meet(folder, rank, size)
+    while done < count:
+        with reporter.step(number=done):
+            time.sleep(step_seconds * slowness(slow))
+            with reporter.wait():
+                for other in others:
+                    other.recv(1)
+                if way is None:
+                    for other in others:
+                        other.send(b".")
+                else:
+                    way.send(b".")
+                    if not way.recv(1):
+                        return
+        done += 1
+        if rank == 0 and done % 10 == 0:
+            (folder / f"{os.environ['SLURM_JOB_ID']}.progress").write_text(str(done))
+    if rank == 0:
+        (folder / f"{os.environ['SLURM_JOB_ID']}.done").write_text(str(time.time()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What is installed on a Slurm cluster: prolog and epilog under a real slurmd, the unit, the sample configuration."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from gangwatch.cli import cli
+from gangwatch.config import load
+from scheduler_feedback.core.state import Mode
+from tests import needs
+from tests.slurm.bed import Bed
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+UNIT = DEPLOY / "systemd" / "gangwatch-slurm.service"
+
+
+@pytest.mark.xdist_group("slurm")
+def test_prolog_and_epilog_tell_the_agent_which_job_has_which_gpu(bed: Bed) -> None:
+    folder = bed.folder / "jobs"
+    for name in ("prolog", "epilog"):
+        script = bed.folder / name
+        script.write_text(f"#!/bin/sh\nGANGWATCH_JOB_FILES={folder}/$SLURMD_NODENAME exec {DEPLOY}/slurm/{name}\n")
+        script.chmod(0o755)
+    kept = bed.configuration.read_text()
+    folder.mkdir()
+    try:
+        lines = f"Prolog={bed.folder}/prolog\nEpilog={bed.folder}/epilog\nPrologFlags=Alloc\n"
+        bed.configuration.write_text(kept + lines)
+        bed.ask("scontrol", "reconfigure")
+        number = bed.submit("sleep 300", "--nodes=2", "--gpus-per-node=3", "--nodelist=gpu003,gpu004")
+        at = folder / "gpu003"
+        bed.wait_for("the prolog", lambda: len(list(at.glob("[0-9]"))) == 3)
+        assert {path.name: path.read_text() for path in at.iterdir()} == dict.fromkeys("012", f"{number}\n")
+        bed.ask("scancel", number)
+        bed.wait_for("the epilog", lambda: not list(at.iterdir()))
+        assert bed.nodes_in("drain") == []
+    finally:
+        bed.configuration.write_text(kept)
+        bed.ask("scontrol", "reconfigure")
+
+
+def test_the_task_prolog_names_the_nodes_socket() -> None:
+    done = subprocess.run(
+        [DEPLOY / "slurm" / "task_prolog"], env={"SLURMD_NODENAME": "gpu7"}, capture_output=True, text=True, check=True
+    )
+    sample = load(DEPLOY / "slurm" / "gangwatch.toml")
+    assert sample.agent.step_socket is not None
+    assert done.stdout == f"export GANGWATCH_SOCKET={sample.agent.step_socket.replace('{node}', 'gpu7')}\n"
+
+
+def test_the_sample_configuration_advises() -> None:
+    sample = load(DEPLOY / "slurm" / "gangwatch.toml")
+    assert sample.slurm.enabled
+    assert sample.policy.mode is Mode.OBSERVE
+
+
+def test_systemd_takes_the_unit_and_finds_it_hardened() -> None:
+    program = needs.component("systemd-analyze", "systemd")
+    judged = subprocess.run(
+        [program, "security", "--offline=true", "--threshold=25", "--no-pager", str(UNIT)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert judged.returncode == 0, judged.stdout + judged.stderr
+    assert "Unknown" not in judged.stderr and "Failed to parse" not in judged.stderr, judged.stderr
+
+
+def test_the_units_command_is_one_that_parses() -> None:
+    found = re.search(r"^ExecStart=\S+/gangwatch (.*)$", UNIT.read_text(), re.MULTILINE)
+    assert found is not None
+    name, *words = shlex.split(found[1])
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    command.make_context(name, [word.replace("/etc/gangwatch/gangwatch.toml", "/dev/null") for word in words])

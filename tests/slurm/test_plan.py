@@ -1,0 +1,156 @@
+"""What is to be changed in Slurm, from one look at it: no Slurm needed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode, Snapshot
+from scheduler_feedback.backends.slurm.plan import Plan, plan, weight_for
+from scheduler_feedback.backends.slurm.touched import Touched, Weighed
+from scheduler_feedback.backends.slurm.wishes import NodeWish, Wishes
+from scheduler_feedback.core.cluster import NodeState
+
+NAMES = tuple(f"n{number}" for number in range(8))
+
+
+def node(name: str, **changed: object) -> SlurmNode:
+    idle = SlurmNode(name, 8, states=frozenset({"IDLE"}), weight=10, features=("h200",), partitions=("batch",))
+    return dataclasses.replace(idle, **changed)
+
+
+def wish(name: str, state: NodeState, **changed: object) -> NodeWish:
+    return dataclasses.replace(NodeWish(name, state, "it is slow", "1/quarantine", 1.3), **changed)
+
+
+def planned(
+    wished: list[NodeWish], seen: list[SlurmNode] | None = None, touched: Touched | None = None, *,
+    acts: bool = True, frozen: bool = False, share: float = 0.5, jobs: tuple[SlurmJob, ...] = (),
+) -> Plan:  # fmt: skip
+    nodes = {name: node(name) for name in NAMES} | {one.name: one for one in seen or ()}
+    by_name = {one.node: one for one in wished}
+    wishes = Wishes(acts, frozen, by_name if acts else {}, frozenset(nodes), {} if acts else by_name)
+    snapshot = Snapshot(0, nodes, {job.number: job for job in jobs})
+    return plan(wishes, snapshot, touched or Touched(), share, comments=False)
+
+
+def actions(found: Plan) -> list[tuple[str, str]]:
+    return [(change.action, change.target) for change in found.changes]
+
+
+def test_quarantine_drains_once() -> None:
+    found = planned([wish("n1", NodeState.QUARANTINE)])
+    assert actions(found) == [("drain", "n1")]
+    assert found.changes[0].command == (
+        "scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=gangwatch: it is slow"
+    )  # fmt: skip
+    drained = node("n1", states=frozenset({"IDLE", "DRAIN"}), reason="gangwatch: it is slow")
+    assert actions(planned([wish("n1", NodeState.QUARANTINE)], [drained], Touched({"n1": "1/quarantine"}))) == []
+
+
+def test_what_we_drained_is_resumed_and_what_another_drained_is_not() -> None:
+    ours = node("n1", states=frozenset({"DRAINED"}), reason="gangwatch: it is slow")
+    theirs = node("n2", states=frozenset({"IDLE", "DRAIN"}), reason="fan 3 is broken")
+    renamed = node("n3", states=frozenset({"IDLE", "DRAIN"}), reason="mine now")
+    touched = Touched({"n1": "1", "n3": "1"})
+    assert actions(planned([], [ours, theirs, renamed], touched)) == [("resume", "n1")]
+    # A drain of ours that this state folder knows nothing of: nobody knows whether it has been served.
+    assert actions(planned([], [ours], Touched())) == []
+    assert actions(planned([wish("n2", NodeState.QUARANTINE)], [theirs])) == []
+
+
+def test_an_operator_who_resumes_is_heard_and_the_next_quarantine_drains_again() -> None:
+    touched = Touched({"n1": "1/quarantine"})
+    found = planned([wish("n1", NodeState.QUARANTINE)], touched=touched)
+    assert (found.released, found.changes) == (["n1"], [])
+    assert actions(planned([wish("n1", NodeState.QUARANTINE, episode="2/quarantine")], touched=touched)) == [
+        ("drain", "n1")
+    ]
+
+
+def test_a_probed_node_is_left_to_its_probe() -> None:
+    ours = node("n1", states=frozenset({"IDLE", "DRAIN"}), reason="gangwatch: its probe has ended")
+    probed = wish("n1", NodeState.QUARANTINE, probed=True)
+    assert actions(planned([probed], [ours], Touched({"n1": "probed"}))) == []
+    assert actions(planned([probed])) == []
+
+
+def test_a_suspect_is_taken_last_and_that_again_after_slurm_forgot() -> None:
+    suspect = wish("n1", NodeState.SUSPECT)
+    change = planned([suspect]).changes[0]
+    features = "h200,gangwatch_suspect,gangwatch_slow_30"
+    assert change.command[2:] == (
+        "NodeName=n1", "Weight=310", f"Features={features}", f"ActiveFeatures={features}"
+    )  # fmt: skip
+    touched = Touched(weighed={"n1": Weighed(10, 310)})
+    set_ = node("n1", weight=310, features=tuple(features.split(",")))
+    assert planned([suspect], [set_], touched).changes == []
+    assert actions(planned([suspect], [node("n1")], touched)) == [("weigh", "n1")]  # scontrol reconfigure
+    back = planned([], [set_], touched).changes[0]
+    assert back.command[2:] == ("NodeName=n1", "Weight=10", "Features=h200", "ActiveFeatures=h200")
+    # An operator has set another weight meanwhile: that is the node's own now.
+    assert planned([], [node("n1", weight=99)], touched).changes[0].command == ()
+    assert planned([suspect], [node("n1", weight=99)], touched).changes[0].weighs == (99, weight_for(99, 1.3))
+
+
+def test_no_more_than_the_share_is_drained() -> None:
+    wished = [wish(name, NodeState.QUARANTINE) for name in NAMES]
+    found = planned(wished, share=0.25)
+    assert actions(found) == [("drain", "n0"), ("drain", "n1")]
+    assert [why for _, why in found.withheld] == [
+        "2 nodes of partition batch are drained, which is the most allowed"
+    ] * 6
+    assert actions(planned(wished[:2], share=0.0)) == [("drain", "n0")]
+
+
+def test_nothing_while_frozen_and_only_words_in_advise() -> None:
+    wished = [wish("n1", NodeState.QUARANTINE)]
+    assert planned(wished, frozen=True) == Plan()
+    found = planned(wished, acts=False)
+    assert found.changes == []
+    assert [change.action for change in found.advised] == ["drain"]
+
+
+@given(st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES)), st.floats(0, 1))
+def test_the_plan_comes_to_rest(bad: set[str], theirs: set[str], share: float) -> None:
+    """Carried out, it wants nothing more; and no node that another drained is ever named."""
+    wished = [wish(name, NodeState.QUARANTINE) for name in sorted(bad)]
+    drained = [node(name, states=frozenset({"DOWN", "DRAIN"}), reason="theirs") for name in sorted(theirs)]
+    touched = Touched()
+    found = planned(wished, drained, touched, share=share)
+    assert not {change.target for change in found.changes} & theirs
+    after = list(drained)
+    for change in found.changes:
+        touched.drained[change.target] = change.episode
+        after.append(node(change.target, states=frozenset({"IDLE", "DRAIN"}), reason="gangwatch: it is slow"))
+    again = planned(wished, after, touched, share=share)
+    assert again.changes == []
+    assert again.released == []
+    assert len(touched.drained) <= max(1, int(len(NAMES) * share))
+
+
+def pending(number: int, **changed: object) -> SlurmJob:
+    waits = SlurmJob(number, "PENDING", comment="gangwatch:restartable", partition="batch", least_nodes=4)
+    return dataclasses.replace(waits, **changed)
+
+
+def test_gangs_that_wait_are_kept_off_slow_nodes_where_enough_are_left() -> None:
+    suspect = [wish("n1", NodeState.SUSPECT)]
+    jobs = (
+        pending(1, excluded=("n7",)),
+        pending(2, comment="none of ours"),
+        pending(3, least_nodes=8),
+        pending(4, least_nodes=1),
+        pending(5, partition="other"),
+    )
+    found = [change for change in planned(suspect, jobs=jobs).changes if change.action == "exclude"]
+    assert [(change.target, change.command[-1], change.nodes) for change in found] == [
+        ("1", "ExcNodeList=n1,n7", ("n1",))
+    ]
+    touched = Touched(excluded={"1": ["n1"]})
+    set_ = pending(1, excluded=("n1", "n7"))
+    assert [change.action for change in planned(suspect, touched=touched, jobs=(set_,)).changes] == ["weigh"]
+    back = planned([], touched=touched, jobs=(set_,)).changes[0]
+    assert (back.action, back.command[-1]) == ("include", "ExcNodeList=n7")

@@ -1,0 +1,286 @@
+"""What goes wrong around a move: daemons killed, commands that hang or lie, jobs that vanish. On a real Slurm.
+
+The backend is the real one; the cycle is a state that says what it wishes. Commands that fail are scripts put before
+Slurm's own, in a folder of the test's.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm import Commands, Settings, SlurmBackend
+from scheduler_feedback.backends.slurm.audit import Line, lines
+from scheduler_feedback.core.actions import StopGang
+from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.events import AttemptEnded, Event, Hosted
+from scheduler_feedback.core.job import StopReason
+from scheduler_feedback.core.state import State
+from tests.slurm.bed import Bed
+
+pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.slow, pytest.mark.timeout(180)]
+
+SLOW = "gpu002"
+OPTED_IN = "--comment=gangwatch:restartable,signal=USR1,grace=3"
+
+
+class World:
+    """A backend against the bed, and what it has told. programs: folder of its commands."""
+
+    def __init__(self, bed: Bed, folder: Path) -> None:
+        self.bed, self.folder = bed, folder
+        self.programs = folder / "programs"
+        self.programs.mkdir()
+        for name in ("squeue", "sinfo", "scontrol", "scancel", "sbatch"):
+            self.mend(name)
+        self.state = State(nodes={name: Node(name, 8) for name in bed.names})
+        self.state.nodes[SLOW].state = NodeState.SUSPECT
+        self.state.nodes[SLOW].slowdown = 1.5
+        self.told: list[Event] = []
+        self.holding: set[tuple[str, int]] = set()
+        self.backend: SlurmBackend | None = None
+
+    def start(self, **settings: Any) -> SlurmBackend:
+        commands = Commands(str(self.programs), str(self.bed.configuration), timeout_seconds=3.0)
+        self.backend = SlurmBackend(
+            self.folder, commands, Settings(idle_seconds=1.0, attentive_seconds=0.5, **settings)
+        )
+        self.backend.start(10.0)
+        self.backend.attend(self._ask)
+        return self.backend
+
+    def stop(self) -> None:
+        if self.backend is not None:
+            self.backend.stop()
+            self.backend = None
+
+    def _ask(self, question: Callable[[State], Any], /) -> Future[Any]:
+        answer: Future[Any] = Future()
+        answer.set_result(question(self.state))
+        return answer
+
+    # --- Slurm's commands --------------------------------------------------------------------------------------------
+
+    def mend(self, name: str) -> None:
+        path = self.programs / name
+        path.unlink(missing_ok=True)
+        found = shutil.which(name)
+        assert found is not None
+        path.symlink_to(found)
+
+    def break_(self, name: str, script: str) -> None:
+        """The command is this shell script from now on; $REAL is Slurm's own."""
+        real = shutil.which(name)
+        new = self.programs / f".{name}"
+        new.write_text(f"#!/bin/sh\nREAL={real}\n{script}\n")
+        new.chmod(0o755)
+        new.replace(self.programs / name)
+
+    # --- what it tells -----------------------------------------------------------------------------------------------
+
+    def look(self) -> list[Event]:
+        """Take in what the backend tells, as the loop would. Raises BackendError."""
+        assert self.backend is not None
+        events = list(self.backend.observe(self.holding))
+        for event in events:
+            if isinstance(event, Hosted):
+                self.holding.add((event.job_id, event.attempt))
+            elif isinstance(event, AttemptEnded):
+                self.holding.discard((event.job_id, event.attempt))
+        self.told += events
+        return events
+
+    def look_quietly(self) -> str:
+        """As ``look``; what is wrong, in words."""
+        try:
+            self.look()
+        except BackendError as error:
+            return str(error)
+        return ""
+
+    def wait(self, what: str, done: Callable[[], Any], seconds: float = 40.0) -> None:
+        def tried() -> bool:
+            self.look_quietly()
+            return bool(done())
+
+        try:
+            self.bed.wait_for(what, tried, seconds)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}\n" + "\n".join(map(str, self.audit()[-12:]))) from None
+
+    def audit(self, *actions: str) -> list[Line]:
+        return [line for line in lines(self.folder / "slurm-actions.jsonl") if not actions or line.action in actions]
+
+    def move(self, number: str, attempt: int = 0) -> None:
+        assert self.backend is not None
+        self.backend.apply(
+            StopGang("a-000001", f"slurm-{number}", attempt, "SIGUSR1", 3.0, StopReason.MIGRATE, "a test asks for it")
+        )
+
+    def submit(self, *options: str) -> str:
+        """A gang of four that exits when it is told to save; once it runs and the backend has told of it."""
+        script = "srun sh -c 'trap \"exit 0\" USR1; while :; do sleep 0.1; done'"
+        number = self.bed.submit(script, "--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--time=60", *options)
+        self.bed.wait_for("it runs", lambda: self.bed.job(number)["JobState"] == "RUNNING")
+        if self.backend is not None:
+            self.wait("it is told of", lambda: (f"slurm-{number}", 0) in self.holding)
+        return number
+
+    def runs_again(self, number: str) -> bool:
+        job = self.bed.job(number)
+        return job["JobState"] == "RUNNING" and job["Restarts"] == "1"
+
+
+@pytest.fixture
+def world(bed: Bed, tmp_path: Path) -> Iterator[World]:
+    made = World(bed, tmp_path)
+    yield made
+    made.stop()
+
+
+def test_slurmctld_is_killed_in_the_middle_of_a_move(world: World) -> None:
+    world.start()
+    number = world.submit(OPTED_IN)
+    # The requeue reaches slurmctld, and nobody learns of it: it dies, and so does the command.
+    killed = world.folder / "killed"
+    world.break_("scontrol", f'if [ "$1" = requeue ]; then $REAL "$@"; touch {killed}; sleep 60; fi\nexec $REAL "$@"')
+    world.move(number)
+    world.wait("the requeue", killed.exists)
+    world.bed.kill_controller()
+    world.mend("scontrol")
+    world.wait("trouble", lambda: "exit code 1" in world.look_quietly() or "no end within" in world.look_quietly())
+    time.sleep(1)
+    world.bed.start_controller()
+    world.wait("it runs again", lambda: world.runs_again(number))
+    world.wait("it is told of", lambda: (f"slurm-{number}", 1) in world.holding)
+    assert SLOW in world.bed.job(number)["ExcNodeList"]
+    # Requeued once: what Slurm says of the job is asked before it is tried again. slurmctld writes its state some
+    # seconds late, so the first may have been forgotten with it, and then there is a second.
+    outcomes = [line.outcome.partition(":")[0] for line in world.audit("requeue")]
+    assert outcomes[0] == "failed"
+    assert outcomes.count("done") <= 1
+    assert world.bed.job(number)["Restarts"] == "1"
+    assert [event.attempt for event in world.told if isinstance(event, AttemptEnded)] == [0]
+
+
+def test_the_controller_dies_between_the_requeue_and_the_start(world: World) -> None:
+    world.start()
+    number = world.submit(OPTED_IN)
+    world.break_("scontrol", 'case "$1 $2" in "update JobId="*) exit 1;; esac\nexec $REAL "$@"')
+    world.move(number)
+    world.wait("a start that failed", lambda: world.audit("start"))
+    world.stop()
+    world.mend("scontrol")
+    assert world.bed.job(number)["JobState"] == "PENDING"  # for two minutes, were it left to Slurm
+    world.holding.clear()
+    world.start()
+    world.wait("it runs again", lambda: world.runs_again(number), 20)
+    assert SLOW in world.bed.job(number)["ExcNodeList"]
+    assert [line.outcome for line in world.audit("requeue")] == ["done"]
+    world.wait("nothing is left over", lambda: '"moving":{}' in (world.folder / "slurm-touched.json").read_text())
+
+
+def test_a_command_that_hangs_is_killed_and_nothing_is_made_up(world: World) -> None:
+    world.start()
+    number = world.submit(OPTED_IN)
+    world.break_("sinfo", "sleep 100")
+    began = time.monotonic()
+    world.wait("trouble", lambda: "sinfo --json: no end within 3 s; it was killed" in world.look_quietly())
+    assert time.monotonic() - began < 15
+    assert not [event for event in world.told if isinstance(event, AttemptEnded)]
+    with pytest.raises(BackendError, match="no end within"):
+        assert world.backend is not None
+        world.backend.nodes()
+    world.mend("sinfo")
+    world.wait("it answers", lambda: not world.look_quietly(), 20)
+    assert (f"slurm-{number}", 0) in world.holding
+
+
+WRONG = (
+    ('$REAL "$@" | head -c 3000', "no whole JSON document"),
+    ('echo \'{"jobs": "none"}\'', "no list named 'jobs'"),
+    ('$REAL "$@" | sed \'s/"restart_cnt": 0/"restart_cnt": "x"/\'', "restart_cnt: expected a number, not 'x'"),
+    ('echo \'{"errors": [{"error": "Socket timed out"}], "jobs": []}\'', "Slurm says: Socket timed out"),
+)
+
+
+def test_what_squeue_says_is_refused_whole_where_it_is_wrong(world: World) -> None:
+    world.start()
+    number = world.submit(OPTED_IN)
+    for broken, said in WRONG:
+        world.break_("squeue", f'[ "$1" = --json ] || exec $REAL "$@"\n{broken}')
+        world.wait(said, lambda said=said: said in world.look_quietly())
+    assert not [event for event in world.told if isinstance(event, AttemptEnded)]
+    world.mend("squeue")
+    world.wait("it answers", lambda: not world.look_quietly(), 20)
+    assert (f"slurm-{number}", 0) in world.holding
+    assert world.bed.job(number)["Restarts"] == "0"
+
+
+def test_a_job_that_vanishes_between_look_and_act_is_not_acted_on(world: World) -> None:
+    world.start()
+    number = world.submit(OPTED_IN)
+    world.bed.ask("scancel", number)
+    world.move(number)
+    world.wait("the audit", lambda: world.audit("requeue"))
+    line = world.audit("requeue")[0]
+    assert line.outcome in ("withheld: it is CANCELLED by now", "withheld: it is COMPLETED by now")
+    assert not world.audit("start", "signal")
+    # One that Slurm never had.
+    world.move("999999")
+    world.wait("the audit", lambda: [one for one in world.audit("requeue") if one.target == "999999"])
+    assert world.audit("requeue")[-1].outcome == "withheld: it has vanished"
+
+
+def test_a_slurmd_that_is_killed_takes_its_node_out_and_its_job_to_another(world: World) -> None:
+    world.start()
+    number = world.submit(OPTED_IN)
+    node = world.bed.ask("scontrol", "show", "hostnames", world.bed.job(number)["NodeList"]).split()[1]
+    world.bed.kill_node(node)
+    assert world.backend is not None
+    backend = world.backend
+    world.wait("the node is gone", lambda: node not in [seen.node for seen in backend.nodes() if seen.present])
+    # Slurm requeues the job by itself, after its two minutes; the attempt's end is told once.
+    world.wait("the end", lambda: [event for event in world.told if isinstance(event, AttemptEnded)])
+    assert [event.attempt for event in world.told if isinstance(event, AttemptEnded)] == [0]
+    world.bed.start_node(node)
+    world.wait("the node is back", lambda: node in [seen.node for seen in backend.nodes() if seen.present])
+    assert not world.audit("requeue", "drain")
+
+
+def test_a_job_that_never_opted_in_is_refused(world: World) -> None:
+    world.start()
+    number = world.submit()
+    with pytest.raises(BackendError, match="it has not opted in"):
+        world.move(number)
+    # A handler of Slurm's own warning is an opt-in too; --no-requeue is the opposite of one.
+    warned = world.submit("--no-requeue", OPTED_IN)
+    with pytest.raises(BackendError, match="--no-requeue"):
+        world.move(warned)
+
+
+def test_pending_gangs_that_opted_in_are_kept_off_slow_nodes_and_let_back(world: World) -> None:
+    bed = world.bed
+    later = "--begin=now+1hour"
+    mine = bed.submit("sleep 1", "--nodes=4", "--gpus-per-node=8", later, OPTED_IN, "--exclude=gpu009")
+    other = bed.submit("sleep 1", "--nodes=4", "--gpus-per-node=8", later)
+    whole = bed.submit("sleep 1", "--nodes=64", "--gpus-per-node=8", later, OPTED_IN)
+    world.start()
+    world.wait("the exclusion", lambda: bed.job(mine)["ExcNodeList"] == f"{SLOW},gpu009" or _both(bed, mine))
+    assert bed.job(other)["ExcNodeList"] == "(null)"
+    assert bed.job(whole)["ExcNodeList"] == "(null)"  # too few would be left
+    world.state.nodes[SLOW].state = NodeState.HEALTHY
+    world.wait("its end", lambda: bed.job(mine)["ExcNodeList"] == "gpu009")
+    world.wait("its weight", lambda: bed.node(SLOW)["Weight"] == "10")
+
+
+def _both(bed: Bed, number: str) -> bool:
+    names = bed.ask("scontrol", "show", "hostnames", bed.job(number)["ExcNodeList"]).split()
+    return sorted(names) == [SLOW, "gpu009"]
