@@ -47,6 +47,7 @@ COLLECT_AFTER = 50_000
 @click.option(
     "--restart-cost", type=float, default=0.0, show_default=True, metavar="SECONDS", help="Lost by each restart."
 )
+@click.option("--restartable", is_flag=True, help="Take every job to be one that may be stopped and started again.")
 @click.option(
     "--estimates",
     type=click.Choice([one.value for one in Estimates]),
@@ -71,6 +72,7 @@ def simulate(
     preempt: bool,
     replan: float | None,
     restart_cost: float,
+    restartable: bool,
     estimates: str,
     preset: str | None,
     faults: str | None,
@@ -102,8 +104,12 @@ def simulate(
         preempt=preempt,
         replan_seconds=base.replan_seconds if replan is None else replan,
     )
+    trace = read_trace(jobs_file, format_name)
+    if restartable:
+        jobs = (dataclasses.replace(job, spec=dataclasses.replace(job.spec, restartable=True)) for job in trace.jobs)
+        trace = dataclasses.replace(trace, jobs=tuple(jobs))
     simulation = Simulation(
-        trace=read_trace(jobs_file, format_name),
+        trace=trace,
         nodes=nodes_of(nodes_text),
         policy=policy,
         load=load,

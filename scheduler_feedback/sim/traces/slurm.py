@@ -9,11 +9,11 @@ GPUs       AllocTRES or ReqTRES (``gres/gpu=8``, typed ``gres/gpu:a100=8``, sinc
            (``gpu:8`` on each of NNodes nodes, until 20.11)
 limit      TimelimitRaw (minutes), Timelimit (as Elapsed; UNLIMITED and Partition_Limit are none)
 queue      Partition        user  User        workload  JobName
+consent    Comment, `gangwatch:restartable` (backends/slurm/opt_in.py); where it is absent a job is not restartable
 ========== ===========================================================================================================
 
 Lines of job steps (a '.' in JobID) are passed over: a job's own line has all that is needed. A job without a GPU, and
-one that never started, is refused. Whether a job can be restarted
-sacct does not tell, so none is taken to be.
+one that never started, is refused.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from agent.schema.errors import TraceError
+from scheduler_feedback.backends.slurm.opt_in import of_comment
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.sim.table import Row, lines_of, rows
 from scheduler_feedback.sim.trace import SIMULATED_COMMAND, Refused, Trace, TraceJob, collect, jobs_of
@@ -69,6 +70,7 @@ def _job(row: Row, job_id: str) -> TraceJob | None:
         queue=row.text("Partition") or "default",
         workload=row.text("JobName"),
         time_limit_seconds=limit or None,
+        restartable=of_comment(row.text("Comment")).restartable,
         gpu_types=(gpu_type,) if gpu_type else (),
     )
     return TraceJob(job_id, row.line, round(_instant(row, "Submit") * 1e9), _run_seconds(row), spec)
@@ -186,9 +188,18 @@ def _json_job(number: int, job_id: str, job: Mapping[str, Any]) -> TraceJob:
         queue=str(job.get("partition") or "default"),
         workload=str(job.get("name") or ""),
         time_limit_seconds=limit * 60 if limit else None,
+        restartable=of_comment(_comment(job)).restartable,
         gpu_types=(gpu_type,) if gpu_type else (),
     )
     return TraceJob(job_id, number, round(float(time["submission"]) * 1e9), run_seconds, spec)
+
+
+def _comment(job: Mapping[str, Any]) -> str:
+    """The job's own: a string, or one of three by whose it is ({administrator, job, system}, until 22.05 and since)."""
+    comment = job.get("comment")
+    if isinstance(comment, Mapping):
+        comment = comment.get("job")
+    return comment if isinstance(comment, str) else ""
 
 
 def _number(value: Any) -> float | None:
