@@ -10,13 +10,13 @@ from scheduler_feedback.web.markup import Child, Markup, join, tag
 PLACES = (("/", "Overview"), ("/jobs", "Jobs"), ("/nodes", "Nodes"))
 
 
-def panel(title: str, part: str, parts: Mapping[str, Markup], note: Child = None, class_: str = "") -> Markup:
-    """A section of a page around the part of that name, which the stream replaces."""
+def panel(title: str, part: str, parts: Mapping[str, Markup], note: Child = None) -> Markup:
+    """A section of a page around the part of that name, which the stream replaces. note: beside the title."""
     return tag(
         "section",
         tag("header", tag("h2", title, id=f"{part}-title"), note),
         live(part, parts),
-        class_=f"panel {class_}".strip(),
+        class_="panel",
         aria_labelledby=f"{part}-title",
     )
 

@@ -29,6 +29,7 @@ def parts(overview: Document, latest: Sequence[Document], paces: Mapping[str, fl
 
 def main(made: Mapping[str, Markup]) -> Markup:
     jobs, nodes = (tag("a", f"All {what}", href=f"/{what}", class_="more") for what in ("jobs", "nodes"))
+    freeze = frame.action("Freeze", "/api/freeze", "Stop all actions at once? Running jobs go on.")
     return join(
         (
             tag("h1", "Overview", class_="unseen"),
@@ -36,7 +37,7 @@ def main(made: Mapping[str, Markup]) -> Markup:
             frame.live("summary", made),
             frame.panel("Verdicts", "verdicts", made),
             frame.panel("Running", "running", made, jobs),
-            frame.panel("Queue and reservation", "timetable", made, class_="drawn"),
+            frame.panel("Queue and reservation", "timetable", made, freeze),
             frame.panel("Waiting", "waiting", made),
             tag(
                 "div",

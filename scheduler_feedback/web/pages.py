@@ -220,8 +220,10 @@ class Pages:
         """The page as it was at some moment after this one (monotonic). Raises RefusedError where there is none."""
         kept = self._looks.get(view)
         if kept is None or kept[0] < not_before_s:
-            kept = time.monotonic(), asyncio.ensure_future(self._see(view))
-            self._looks[view] = kept
+            task = asyncio.ensure_future(self._see(view))
+            # Who asked may have gone by then; what went wrong is told to whoever asks next.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            kept = self._looks[view] = time.monotonic(), task
             self._looks.move_to_end(view)
             while len(self._looks) > MOST_KEPT:
                 self._looks.popitem(last=False)

@@ -260,9 +260,18 @@ def test_every_action_of_the_pages_needs_the_token(site: Site) -> None:
     site.controller.cycle.tell([straggler(job_id)])
     site.post("/api/freeze", {"by": "ada"})
     found = set()
-    for path in _paths(job_id):
+    for path in (*_paths(job_id), "/nodes/n1"):
         found |= set(re.findall(r'data-post="([^"]+)"', site.ask("GET", path).content.decode()))
-    assert {path.rpartition("/")[2] for path in found} >= {"thaw", "cancel", "confirm", "reject", "release"}
+    assert {path.rpartition("/")[2] for path in found} == {
+        "freeze",
+        "thaw",
+        "cancel",
+        "confirm",
+        "reject",
+        "release",
+        "quarantine",
+        "maintenance",
+    }
     for path in found:
         assert site.ask("POST", path, {"by": "the page"}, Authorization=None).status == 401, path
 
