@@ -1,7 +1,7 @@
 """``python -m benchmarks.ingest.generator``: the other side of the measurement: many agents' streams, over TLS.
 
-One process is thousands of agents: connections are told apart by the node's name in the path. Each sends a frame a
-second at a phase of its own, as real agents' do. What these processes use is not the controller's, and is told apart.
+One process is thousands of agents: connections are told apart by the node's name in the path. Each sends its frames at
+a phase of its own, as real agents' do. What these processes use is not the controller's, and is told apart.
 
 Some agents may misbehave: `slow` ones send a byte at a time, `silent` ones nothing, `malformed` ones no frames,
 `flooding` ones frames without pause.
@@ -23,7 +23,7 @@ from benchmarks.ingest.frames import Agents, Job, jobs
 from scheduler_feedback.core.subscription import WANTED
 
 SLOTS = 50
-"""Phases within a second."""
+"""Phases of a second."""
 
 SERVED_A_TURN = 16
 """Connections whose handshake goes on between two looks at the clock: what agents are busy with on machines of their
@@ -57,8 +57,16 @@ class Generator:
     """Serves the agents first, ..., first + count - 1 until its standard input ends."""
 
     def __init__(
-        self, first: int, count: int, misbehaving: int, all_jobs: list[Job], certificate: str, key: str
+        self,
+        first: int,
+        count: int,
+        misbehaving: int,
+        all_jobs: list[Job],
+        certificate: str,
+        key: str,
+        interval_seconds: float,
     ) -> None:
+        self._slots = max(1, round(SLOTS * interval_seconds))
         self._agents = Agents(first, all_jobs[first : first + count], WANTED)
         self._count = count
         self._place = {name: index for index, name in enumerate(self._agents.names)}
@@ -95,11 +103,11 @@ class Generator:
                 elif (connection := self._connections.get(descriptor)) is not None:
                     self._serve(connection, mask)
             late = int(time.monotonic() * SLOTS) - slot
-            if late > SLOTS:
-                slot += late // SLOTS * SLOTS  # this machine can't be so many agents: they miss seconds, and stay open
+            if late > self._slots:
+                slot += late // self._slots * self._slots  # this machine can't be so many agents: they miss frames
             while slot < int(time.monotonic() * SLOTS):
                 slot += 1
-                self._speak(slot % SLOTS)
+                self._speak(slot % self._slots)
 
     def _accept(self) -> None:
         for _ in range(SERVED_A_TURN):
@@ -149,7 +157,7 @@ class Generator:
 
     def _speak(self, slot: int) -> None:
         """Let every agent whose phase this is send its next frame."""
-        nodes = slice(slot * self._count // SLOTS, (slot + 1) * self._count // SLOTS)
+        nodes = slice(slot * self._count // self._slots, (slot + 1) * self._count // self._slots)
         self._agents.advance(nodes, time.time_ns(), time.monotonic_ns())
         for index in range(nodes.start, nodes.stop):
             connection = self._speaking.get(index)
@@ -201,11 +209,13 @@ class Generator:
 
 
 def main() -> None:
-    """Arguments: first, count, all nodes, misbehaving, seed, certificate, key. Prints where it listens."""
+    """Arguments: first, count, all nodes, misbehaving, seed, certificate, key, interval. Prints where it listens."""
     first, count, total, misbehaving, seed = (int(argument) for argument in sys.argv[1:6])
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    generator = Generator(first, count, misbehaving, list(jobs(total, seed)), sys.argv[6], sys.argv[7])
+    certificate, key, interval_seconds = sys.argv[6:9]
+    everybody = list(jobs(total, seed))
+    generator = Generator(first, count, misbehaving, everybody, certificate, key, float(interval_seconds))
     print(json.dumps({"port": generator.port, "nodes": generator.names()}), flush=True)
     generator.run()
 
