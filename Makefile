@@ -6,7 +6,7 @@ RUNS := $(VENV)/.runs
 DEVELOPS := $(VENV)/.develops
 DEMO ?= --report demo-report.json
 
-.PHONY: demo test test-slurm check format docs components clean
+.PHONY: demo test test-dashboards test-slurm check format docs components clean
 
 # What running needs comes first and alone: a demonstration should not wait for linters.
 $(RUNS): pyproject.toml
@@ -28,10 +28,14 @@ test: $(DEVELOPS)  ## everything that can run here; what is absent is named
 test-slurm: $(DEVELOPS)  ## the Slurm backend against a real slurmctld with 64 slurmd (as root, on Debian)
 	$(BIN)/pytest tests/slurm
 
+test-dashboards: $(DEVELOPS)  ## dashboards, rules and alerts, against a real Prometheus and Alertmanager
+	$(BIN)/pytest tests/dashboards
+
 check: $(DEVELOPS)  ## style, types, import rules, generated pages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy dashboards/*/*.dashboard.py
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 
@@ -45,6 +49,7 @@ docs: $(DEVELOPS)  ## the reference pages, from the catalogue and --help
 components:  ## the real components that some tests run against (as root, on Debian)
 	./packaging/components.sh
 	./packaging/accasim.sh $(PYTHON)
+	./packaging/grafana-dashboards-builder.sh $(PYTHON)
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs the real components that some tests run against. As root, on Debian 12 or newer.
 #   prometheus    promtool and a server that really scrapes
+#   prometheus-alertmanager  a server that alerts really go through, and amtool
 #   python3-torch PyTorch with gloo, for the DistributedDataParallel tests
 #   gcc           compiles the fake NVML at its real ABI
 #   prometheus-node-exporter, ethtool  say of the same machine what the agent says
@@ -10,11 +11,11 @@
 #   slurmctld, slurmd, slurm-client, munge  a real Slurm: the backend's test bed, and beside which a benchmark decides
 set -eu
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-    echo "make components: needs root on Debian (apt-get); install these yourself: prometheus prometheus-node-exporter ethtool python3-torch gcc curl openssl systemd slurmctld slurmd slurm-client munge chromium" >&2
+    echo "make components: needs root on Debian (apt-get); install these yourself: prometheus prometheus-alertmanager prometheus-node-exporter ethtool python3-torch gcc curl openssl systemd slurmctld slurmd slurm-client munge chromium" >&2
     exit 1
 fi
 missing=""
-for package in prometheus prometheus-node-exporter ethtool python3-torch gcc libc6-dev curl openssl systemd slurmctld slurmd slurm-client munge chromium; do
+for package in prometheus prometheus-alertmanager prometheus-node-exporter ethtool python3-torch gcc libc6-dev curl openssl systemd slurmctld slurmd slurm-client munge chromium; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $package"
 done
 [ -z "$missing" ] && exit 0
