@@ -81,7 +81,9 @@ def _bar(drawn: Document, bar: Document, across: Any, lane: float) -> Markup:
         tag(
             "rect", x="0", y="1", width="100%", height=f"{max(height - 2, 2):.1f}", rx="3", class_=f"bar {kind}{colour}"
         ),
-        tag("text", label, x="6", y=f"{height / 2 + 4:.1f}", class_=f"label {kind}") if height >= 12 else None,
+        tag("text", label, x="6", y=f"{height / 2 + 4:.1f}", class_=f"label {kind}")
+        if height >= 12 and right - left > 7
+        else None,
     ]
     return tag(
         "svg",

@@ -25,7 +25,7 @@ def parts(job: Document, story: Sequence[Document], pace: Document | None) -> di
         "head": _head(job),
         "summary": _summary(job, standing, pace),
         "waits": _waits(job),
-        "verdicts": _verdicts(standing, past),
+        "verdicts": _verdicts(standing, past, job["state"]),
         "ranks": _ranks(job, pace),
         "facts": _facts(job),
         "story": overview.story(story, "story"),
@@ -119,6 +119,10 @@ def _summary(job: Document, standing: Sequence[Document], pace: Document | None)
                 "Held up by", who, f"{worst['kind']} on {worst['node']}" if worst["node"] else worst["kind"], words.BAD
             )
         )
+    elif job["state"] == "pending":
+        at = words.instant(job["expected_start_ns"], "in")
+        figures.append(overview.figure("Expected to start", at, "as things stand"))
+        figures.append(overview.figure("Waits for", words.instant(job["submitted_ns"], "for"), job["queue"]))
     else:
         figures.append(overview.figure("Held up by", "nobody", "no verdict stands"))
     moved = [words.count(job[name], one) for name, one in (("migrations", "move"), ("retries", "retry")) if job[name]]
@@ -170,9 +174,10 @@ def _waits(job: Document) -> Markup:
     )
 
 
-def _verdicts(standing: Sequence[Document], past: Sequence[Document]) -> Markup:
+def _verdicts(standing: Sequence[Document], past: Sequence[Document], state: str) -> Markup:
     if not standing and not past:
-        return tag("p", "None: every rank keeps pace.", class_="empty good")
+        runs = state == "running"
+        return tag("p", "None: every rank keeps pace." if runs else "None.", class_="empty good" if runs else "empty")
     shown = [tag("li", card(verdict)) for verdict in standing]
     folded = [tag("li", card(verdict)) for verdict in past[:MOST_PAST]]
     return join(

@@ -154,7 +154,7 @@ def running(caption: str, jobs: Sequence[Document], paces: Mapping[str, float], 
 
 
 def _waiting(overview: Document) -> Markup:
-    wide = (3, 4)
+    wide = (1, 3, 4)
     rows = [
         frame.row(
             job["job"],

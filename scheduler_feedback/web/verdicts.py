@@ -105,7 +105,7 @@ def _evidence(verdict: Document, shown: int) -> Markup:
     items = sorted(verdict["evidence"], key=lambda item: -abs(float(item["log_likelihood_ratio"])))
     frames = ", ".join(f"{node} #{number}" for node, number in verdict["frames"][:8])
     rest = items[shown:]
-    words_for_rest = f"{len(rest)} more pieces of evidence" if shown else "Evidence"
+    words_for_rest = "Evidence" if not shown else f"{len(rest)} more pieces of evidence" if rest else "Where to look"
     return join(
         (
             _table(verdict, items[:shown], "Strongest evidence") if items[:shown] else None,

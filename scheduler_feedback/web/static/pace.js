@@ -48,7 +48,17 @@ function redraw(anew) {
 
 // --- lines --------------------------------------------------------------------------------------------------------------
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// A canvas knows no light-dark(): the sheet's colours are asked of an element that has them.
+const probe = document.getElementById("pace-told");
+
+function colour(name) {
+  probe.style.color = `var(${name})`;
+  const resolved = getComputedStyle(probe).color;
+  probe.style.color = "";
+  return resolved;
+}
+
+const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB");
 
 function shown(seconds) {
   if (seconds == null) return "–";
@@ -73,7 +83,10 @@ function drawLines() {
       height: 240,
       padding: [8, 8, 0, 0],
       scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.1, low * 1.2, 1e-3)] } },
-      axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map(shown) }],
+      axes: [
+        { ...axis, size: 28, space: 90, values: (_, ticks) => ticks.map(clock) },
+        { ...axis, size: 64, values: (_, ticks) => ticks.map(shown) },
+      ],
       legend: { show: false },
       cursor: { y: false },
       series: [
@@ -124,7 +137,7 @@ const STOPS = [1.0, 1.1, 1.3, 2.0]; // of the peers' time; page.css has a colour
 const map = document.getElementById("pace-map");
 
 function palette() {
-  const stops = STOPS.map((_, number) => colour(`--heat-${number}`).match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16)));
+  const stops = STOPS.map((_, number) => colour(`--heat-${number}`).match(/\d+/g).map(Number));
   const colours = new Uint8ClampedArray(256 * 4);
   for (let cell = 0; cell < 256; cell++) {
     const ratio = cell / 100;
@@ -159,7 +172,7 @@ function tellCell() {
   const { row, band } = cursor;
   const cell = pace.cells[row]?.[band];
   if (cell === undefined) return;
-  const when = new Date(pace.at[row] * 1000).toLocaleTimeString();
+  const when = clock(pace.at[row]);
   const more = cell === 255 ? " or more" : "";
   const told = `${pace.bands[band]}, step ${pace.step[row].toLocaleString("en")} (${when}): ${(cell / 100).toFixed(2)}${more} times its peers`;
   document.getElementById("pace-told").textContent = told;
