@@ -36,6 +36,21 @@ def tier_of(node: Node) -> Tier | None:
     return _TIERS.get(node.state) if node.present else None
 
 
+def _by_node(slots: Iterable[Slot]) -> dict[str, int]:
+    """The bits of the slots, by node. A gang's slots mostly lie node by node, so a node is looked up once a run."""
+    found: dict[str, int] = {}
+    last, bits = "", 0
+    for slot in slots:
+        if (name := slot.node) != last:
+            if bits:
+                found[last] = bits
+            last, bits = name, found.get(name, 0)
+        bits |= 1 << slot.slot
+    if bits:
+        found[last] = bits
+    return found
+
+
 class Plan:
     """The free slots of a cluster, changed under a transaction.
 
@@ -71,10 +86,9 @@ class Plan:
         self._mask = [(1 << size) - 1 for size in self.topology.sizes]
         self._journal: list[tuple[int, int]] = []
         number = self.topology.number
-        masks = self._mask
-        for slot in busy:
-            if (index := number.get(slot.node)) is not None:
-                masks[index] &= ~(1 << slot.slot)
+        for name, bits in _by_node(busy).items():
+            if (index := number.get(name)) is not None:
+                self._mask[index] &= ~bits
         self.pool = [NOWHERE] * len(nodes)
         self.slowdown: dict[int, float] = {}
         self.crossing: dict[int, int] = {}
@@ -206,27 +220,19 @@ class Plan:
     def hold(self, slots: Iterable[Slot]) -> None:
         """Take these slots, as far as they are free."""
         numbers, masks = self.topology.number, self._mask
-        held: dict[int, int] = {}
-        for slot in slots:
-            if (number := numbers.get(slot.node)) is not None:
-                held[number] = held.get(number, 0) | 1 << slot.slot
-        for number, bits in held.items():
-            before = masks[number]
-            if before & bits:
+        for name, bits in _by_node(slots).items():
+            if (number := numbers.get(name)) is not None and (before := masks[number]) & bits:
                 self._journal.append((number, before))
                 self._put(number, before & ~bits)
 
     def give(self, slots: Iterable[Slot]) -> None:
         """Make these slots free; what the cluster does not have, or what is free already, is passed over."""
         numbers, masks, sizes = self.topology.number, self._mask, self.topology.sizes
-        freed: dict[int, int] = {}
-        for slot in slots:
-            if (number := numbers.get(slot.node)) is not None and slot.slot < sizes[number]:
-                freed[number] = freed.get(number, 0) | 1 << slot.slot
-        for number, bits in freed.items():
-            before = masks[number]
-            self._journal.append((number, before))
-            self._put(number, before | bits)
+        for name, bits in _by_node(slots).items():
+            if (number := numbers.get(name)) is not None and (bits := bits & (1 << sizes[number]) - 1):
+                before = masks[number]
+                self._journal.append((number, before))
+                self._put(number, before | bits)
 
     def _put(self, number: int, mask: int) -> None:
         before, after = self.count[number], mask.bit_count()

@@ -213,7 +213,8 @@ class Ledger(Holdings):
             if self.state.reserved_for == job_id:  # nothing is kept for one that does not wait any more
                 self.changed = True
         for group in self._groups:
-            group.discard(job_id)
+            if group:
+                group.discard(job_id)
         if job_id in self.ends_of:
             self._drop_ends(job_id)
         self._add(job)

@@ -280,6 +280,10 @@ class Capacity:
 def where(slots: Iterable[Slot]) -> str:
     """The slots for a person: 'n1:0,1 n2:0'."""
     by_node: dict[str, list[str]] = {}
+    last, numbers = "", [""]
     for slot in slots:
-        by_node.setdefault(slot.node, []).append(str(slot.slot))
-    return " ".join(f"{name}:{','.join(numbers)}" for name, numbers in by_node.items())
+        if slot.node != last:
+            last = slot.node
+            numbers = by_node.setdefault(last, [])
+        numbers.append(f"{slot.slot}")
+    return " ".join([f"{name}:{','.join(numbers)}" for name, numbers in by_node.items()])
