@@ -1,24 +1,26 @@
 """The store with a million events: what it costs to write them, to take every decision again, and to start anew.
 
-    python -m benchmarks.store [--events N] [--json]
+    python -m benchmarks.store [--events N] [--processes N] [--json]
 
 A cluster of 64 nodes of 8 GPUs runs gangs of 1 to 64 for some minutes each, 0.9 of it busy, a cycle every half minute.
 Each gang is submitted, seen running with its processes, makes its first step, and ends: four events, as in production.
-Every 100 cycles is a snapshot, at which old cycles are compacted; none is forgotten. Nothing is left out of a cycle:
-FIFO and EASY decide. Prints one JSON document; exits with 1 where a replay differs from the record, or where a figure
-is out of its range.
+Every 100 cycles is a snapshot (every 1,000 with more than 100,000 events), at which old cycles are compacted; none is
+forgotten. Nothing is left out of a cycle: FIFO and EASY decide. Prints one JSON document; exits with 1 where a replay
+differs from the record, or where a figure is out of its range.
 
 write_us_a_cycle: of the transaction, without waiting for the disk (`benchmarks.loop` measures commits that do).
-snapshot_ms: the whole transaction with compaction. replay_seconds: from the file to the last state, every decision
-taken again and compared; read_seconds: reading and decoding alone. restart_seconds: from the newest snapshot, as after
-a kill, compared with the state that was lost. cpu: of this process, which is what the range is for, as other work on
-the machine makes the rest longer. bytes_an_event: of the file, events, actions, snapshots and all.
+snapshot_ms: the whole transaction with compaction. restart_seconds: from the newest snapshot, as after a kill, compared
+with the state that was lost. replay_seconds: every decision of the whole file taken again and compared with the record,
+by as many processes as there are processors (`gangwatch replay`), each from one snapshot to the next; read_seconds:
+reading and decoding alone, in one process. cpu: of all processes, which is what the range is for, as other work on the
+machine makes the rest longer. bytes_an_event: of the file, events, actions, snapshots and all.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import resource
 import tempfile
@@ -41,7 +43,7 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.recovery import recover, replay_journal
+from scheduler_feedback.recovery import recover, replay_parts
 from scheduler_feedback.store import Retention, Store
 
 SECOND = 1_000_000_000
@@ -49,6 +51,8 @@ START_NS = 1_700_000_000 * SECOND
 NODES, GPUS = 64, 8
 STEP_SECONDS = 30
 SNAPSHOT_CYCLES = 100
+SNAPSHOT_CYCLES_OF_MANY = 1000
+MANY_EVENTS = 100_000
 FOR_EVER = Retention(days=36500.0, journal_bytes=2**40)
 RUN_SECONDS = (60.0, 1800.0)
 BUSY = 0.9
@@ -124,7 +128,7 @@ def write(path: Path, most: int) -> tuple[State, dict[str, float | int]]:
         for action in outcome.actions:
             if isinstance(action, StartGang):
                 load.started(action, now_ns)
-        if not cycles % SNAPSHOT_CYCLES and events < most:
+        if not cycles % (SNAPSHOT_CYCLES_OF_MANY if most > MANY_EVENTS else SNAPSHOT_CYCLES) and events < most:
             living = [job.job_id for job in state.jobs.values() if not job.state.ended]
             began = time.perf_counter()
             store.snapshot(state.cycle, now_ns, state, {}, living)
@@ -143,7 +147,7 @@ def write(path: Path, most: int) -> tuple[State, dict[str, float | int]]:
     }
 
 
-def measure(most: int) -> dict[str, object]:
+def measure(most: int, processes: int = 1) -> dict[str, object]:
     """The figures; Raises AssertionError where what was written does not come back."""
     with tempfile.TemporaryDirectory(prefix="gangwatch-store-") as folder:
         path = Path(folder) / "store.sqlite"
@@ -161,12 +165,12 @@ def measure(most: int) -> dict[str, object]:
         with store.replaying() as running:
             read = sum(len(row.events) for row in running.journal)
         read_seconds = time.perf_counter() - began
-        began, used = time.perf_counter(), time.process_time()
-        with store.replaying() as running:
-            replayed = replay_journal(running)
-        replay_seconds, replay_cpu_seconds = time.perf_counter() - began, time.process_time() - used
+        began, used = time.perf_counter(), _cpu_seconds()
+        replayed = replay_parts(store, processes)
+        replay_seconds, replay_cpu_seconds = time.perf_counter() - began, _cpu_seconds() - used
         assert read == replayed.events
         alike = encode_state(replayed.state) == lost and not replayed.different
+        parts = len(store.parts())
         store.close()
     return {
         **figures,
@@ -174,6 +178,8 @@ def measure(most: int) -> dict[str, object]:
         "restart_cycles": recovered.cycles,
         "restarted_alike": restarted_alike,
         "read_seconds": round(read_seconds, 2),
+        "replay_parts": parts,
+        "replay_processes": processes,
         "replay_seconds": round(replay_seconds, 2),
         "replay_cpu_seconds": round(replay_cpu_seconds, 2),
         "replayed_events": replayed.events,
@@ -183,12 +189,19 @@ def measure(most: int) -> dict[str, object]:
     }
 
 
+def _cpu_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--json", action="store_true", help="the only form there is; taken for the sake of scripts")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="that replay at once")
     options = parser.parse_args()
-    figures = measure(options.events)
+    figures = measure(options.events, options.processes)
     targets = {
         "replay_cpu_seconds": MAX_REPLAY_SECONDS * max(options.events, 100_000) / 1_000_000,
         "restart_seconds": MAX_RESTART_SECONDS,

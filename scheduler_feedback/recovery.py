@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
 
 from scheduler_feedback.core.actions import Action, StartGang
+from scheduler_feedback.core.codec import decode_state, encode_state
 from scheduler_feedback.core.job import Job, JobState, RankRecord
 from scheduler_feedback.core.state import State
 from scheduler_feedback.cycle import Outcome, run
@@ -70,6 +74,29 @@ def replay_journal(
         different += not same
         take(row, outcome, same)
     return Replayed(state, cycles, events, different)
+
+
+def replay_parts(reader: Reader, processes: int) -> Replayed:
+    """The whole journal again, cut at its snapshots, so many parts at a time, each in a process of its own.
+
+    Every cycle is run again, as in one run; a part begins with the state that the controller had there.
+    """
+    parts = reader.parts()
+    if processes < 2 or len(parts) < 2:
+        found = [_replay_part(reader.path, *part) for part in parts]
+    else:
+        with ProcessPoolExecutor(min(processes, len(parts)), get_context("spawn")) as pool:
+            found = list(pool.map(_replay_part, [reader.path] * len(parts), *zip(*parts, strict=True)))
+    cycles, events, different = (sum(counts) for counts in zip(*(counts for _, counts in found), strict=True))
+    return Replayed(decode_state(found[-1][0]), cycles, events, different)
+
+
+def _replay_part(path: Path, start: int | None, last: int | None) -> tuple[bytes, tuple[int, int, int]]:
+    """(the state after it as bytes, of the last part alone; cycles, events, different)."""
+    with Reader(path).replaying_part(start, last) as running:
+        replayed = replay_journal(running)
+    state = encode_state(replayed.state) if last is None else b""
+    return state, (replayed.cycles, replayed.events, replayed.different)
 
 
 def replay_row(state: State, row: JournalRow) -> bool:

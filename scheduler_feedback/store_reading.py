@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -167,6 +168,23 @@ class Reader:
             state = None if start is None else self._snapshot_of(database, start)[0]
             rows = self._rows(database, start or 0, last)
             yield Running(state, rows if now_ns is None else (row for row in rows if row.now_ns <= now_ns))
+
+    def parts(self) -> list[tuple[int | None, int | None]]:
+        """The whole journal cut at its snapshots: (cycle of the snapshot to begin with, last cycle) of each part.
+
+        None: from the beginning, to the end.
+        """
+        with self._reading("read the journal") as database:
+            first = self._start(database, "", ())
+            later = database.execute("SELECT cycle FROM snapshots WHERE cycle > ? ORDER BY cycle", (first or 0,))
+            return list(pairwise([first, *(cycle for (cycle,) in later), None]))
+
+    @contextmanager
+    def replaying_part(self, start: int | None, last: int | None) -> Iterator[Running]:
+        """``replaying``, of one of ``parts``."""
+        with self._reading("read the journal") as database:
+            state = None if start is None else self._snapshot_of(database, start)[0]
+            yield Running(state, self._rows(database, start or 0, last))
 
     def _way_to(
         self, database: sqlite3.Connection, now_ns: int | None, cycle: int | None

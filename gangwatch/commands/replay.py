@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -15,7 +16,7 @@ from gangwatch.commands.options import json_option, print_json, state_option
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.core.codec import printable
 from scheduler_feedback.cycle import Outcome
-from scheduler_feedback.recovery import Replayed, replay_journal
+from scheduler_feedback.recovery import Replayed, replay_journal, replay_parts
 from scheduler_feedback.store import JournalRow, Reader
 
 
@@ -39,14 +40,27 @@ def _instant(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.option("--job", metavar="JOB", help="Only what was decided about this job.")
 @click.option("--cycle", "cycle", type=click.IntRange(1), metavar="N", help="Only this cycle.")
 @click.option("--at", "at_ns", callback=_instant, metavar="TIME", help="Up to this time, and what stood then.")
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Of a whole journal: parts at a time. Default: a processor each.",
+)
 @json_option
 def replay(
-    state: StateFolder, journal: Path | None, job: str | None, cycle: int | None, at_ns: int | None, as_json: bool
+    state: StateFolder,
+    journal: Path | None,
+    job: str | None,
+    cycle: int | None,
+    at_ns: int | None,
+    processes: int | None,
+    as_json: bool,
 ) -> int:
     """Take the decisions of the journal again, offline, and say whether they are the same; nothing is touched.
 
     Begins with the newest snapshot before what is asked for. With --job or --cycle it tells what was decided and why,
-    with --at who ran and who waited then. Exits with 1 where any decision comes out otherwise than recorded.
+    with --at who ran and who waited then. With none of them the whole journal, cut at its snapshots, in several
+    processes. Exits with 1 where any decision comes out otherwise than recorded.
 
     \b
     Example:
@@ -64,8 +78,11 @@ def replay(
             told.append(document)
 
     began = time.perf_counter()
-    with reader.replaying(now_ns=at_ns, cycle=cycle) as loaded:
-        replayed = replay_journal(loaded, take)
+    if job is None and cycle is None and at_ns is None:
+        replayed = replay_parts(reader, processes or len(os.sched_getaffinity(0)))
+    else:
+        with reader.replaying(now_ns=at_ns, cycle=cycle) as loaded:
+            replayed = replay_journal(loaded, take)
     document = {
         "journal": str(reader.path),
         "cycles": replayed.cycles,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from scheduler_feedback.core.codec import decode_action, encode_action
 from scheduler_feedback.core.events import Submitted
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import State
-from scheduler_feedback.recovery import recover, replay_journal
+from scheduler_feedback.recovery import recover, replay_journal, replay_parts, run_again
 from scheduler_feedback.sim.journal import JournalFile
 from scheduler_feedback.store import Reader, Store
 from tests.sim.scenario import job, simulation
@@ -82,6 +84,27 @@ def test_a_decision_that_comes_out_otherwise_is_found_and_followed(journal: Path
     result = CliRunner().invoke(cli, ["replay", "--journal", str(journal), "--json"], standalone_mode=False)
     assert result.return_value == 1, "the front door's exit code"
     assert json.loads(result.stdout)["different"] >= 1
+
+
+def test_parts_in_processes_of_their_own_come_to_the_same(journal: Path) -> None:
+    """A journal with snapshots on the way; one cycle in the first part was recorded otherwise."""
+    state = State()
+    loaded = Reader(journal).journal_all()
+    store = Store(journal)
+    for number, row in enumerate(loaded.journal, start=1):
+        run_again(state, row)
+        if number in (100, 250, 400):
+            store.snapshot(row.cycle, row.now_ns, state, {})
+    store.close()
+    reader = Reader(journal)
+    assert len(reader.parts()) == 4
+    apart, together = replay_parts(reader, 2), replay_parts(reader, 1)
+    assert apart == together == replay_journal(loaded)
+    assert (apart.cycles, apart.different) == (len(loaded.journal), 0)
+    other = replace(next(row for row in loaded.journal if row.cycle > 50 and row.actions).actions[0], attempt=9)
+    with closing(sqlite3.connect(journal)) as database, database:
+        database.execute("UPDATE actions SET body = ? WHERE action_id = ?", (encode_action(other), other.action_id))
+    assert replay_parts(reader, 2).different >= 1
 
 
 def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
