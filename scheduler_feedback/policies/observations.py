@@ -119,7 +119,9 @@ def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
     if event.checkpointed is not None:
         _tell_of_checkpoint(turn, job, event.checkpointed)
     _leave_attempt(turn, job, event.ended_wall_ns, event.started, event.done_seconds)
-    completed = event.started and (all(codes.get(r.rank, other) == 0 for r in job.ranks) if codes else other == 0 or not job.ranks)
+    completed = event.started and (
+        all(codes.get(r.rank, other) == 0 for r in job.ranks) if codes else other == 0 or not job.ranks
+    )
     if job.spec.kind is JobKind.HOSTED:  # what becomes of it is decided where it is hosted
         moved = job.stop_reason is not None
         if completed and not moved:
