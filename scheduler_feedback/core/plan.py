@@ -285,6 +285,8 @@ class Plan:
 
     def free(self, tier: Tier, excluded: Collection[str] = ()) -> int:
         """Free slots of a tier, without those of the excluded nodes."""
+        if not excluded and len(self.free_in) == TIERS:  # one type of GPU, as mostly
+            return self.free_in[tier][0]
         all_of_it = sum([inside[0] for inside in self.free_in[tier::TIERS]])
         if not excluded:
             return all_of_it
