@@ -7,9 +7,13 @@ import base64
 import numpy as np
 import pytest
 
+from agent.schema.clock import SystemClock
 from scheduler_feedback.core import pace as pace_module
+from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.pace import Pace, Paces
 from scheduler_feedback.core.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
+from scheduler_feedback.core.verdict import Finding
+from scheduler_feedback.watch import Watch
 from scheduler_feedback.web import paces as documents
 
 SECOND = 1_000_000_000
@@ -150,3 +154,37 @@ def test_a_large_gang_has_bands_in_which_no_slow_rank_is_lost() -> None:
     assert document["bands"][:2] == ["ranks 0 to 3", "ranks 4 to 7"]
     assert _cells(document)[:, 0].tolist() == [255] * 3  # three times, the most that a cell holds is 2.55
     assert set(_cells(document)[:, 1:].ravel().tolist()) == {100}
+
+
+class _Broken(Paces):
+    def take(self, telemetry: Telemetry) -> None:
+        raise ZeroDivisionError("a bug")
+
+
+def test_a_bug_in_what_people_look_at_keeps_no_detector_from_looking(caplog: pytest.LogCaptureFixture) -> None:
+    ticks: list[Telemetry] = []
+
+    class Counting:
+        name = "counting"
+
+        def tick(self, telemetry: Telemetry) -> list[Finding]:
+            ticks.append(telemetry)
+            return []
+
+        def measures(self) -> list[Sample]:
+            return []
+
+        def snapshot(self) -> bytes:
+            return b""
+
+        def restore(self, data: bytes) -> None:
+            raise AssertionError
+
+    watch = Watch((Counting(),), lambda _: None, SystemClock())
+    watch._paces = _Broken()
+    watch.look()
+    watch.look()
+    assert len(ticks) == 2
+    assert watch.broken() == "pace failed: ZeroDivisionError: a bug"
+    assert ("gangwatch_detector_failures_total", (("detector", "pace"),), 1.0) in watch.measures()
+    assert (watch.pace_of("j-1"), watch.step_seconds()) == (None, {})
