@@ -12,7 +12,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 from agent.runner import Runner
 from agent.schema.clock import Clock
@@ -31,6 +30,10 @@ costs as much as to read a GPU. Rates don't suffer, every sample has its time.""
 MOST_ABANDONED = 8
 """Threads of one lane that may be stuck at once. Where the whole driver hangs, each collector that tries it gets stuck
 in its turn: beyond these the lane waits, and all that it reads is stale until one of the calls returns."""
+
+
+_Task = tuple[Runner, Callable[[], None] | None]
+"""A collector and what is to be done with it; None is a run."""
 
 
 class _Bell:
@@ -169,7 +172,11 @@ class Lane:
     def _run(self, turn: int) -> None:
         while (task := self._next_task()) is not None:
             runner, act = task
-            act()
+            if act is None:
+                runner.run_once()
+                self._ran(runner)
+            else:
+                act()
             if not self._done(turn, runner):
                 return
         with self._lock:
@@ -179,7 +186,7 @@ class Lane:
         for runner in reversed(closing):
             runner.close()
 
-    def _next_task(self) -> tuple[Runner, Callable[[], None]] | None:
+    def _next_task(self) -> _Task | None:
         """What is to be done now, waited for; None when the lane stops."""
         awake = True
         while True:
@@ -195,7 +202,7 @@ class Lane:
             awake = False
             self._bell.wait(-1 if next_ns is None else max(0, next_ns - now_ns) / 1e9)
 
-    def _due_task(self, now_ns: int, awake: bool) -> tuple[tuple[Runner, Callable[[], None]] | None, int | None]:
+    def _due_task(self, now_ns: int, awake: bool) -> tuple[_Task | None, int | None]:
         """What is to be done now, or when something will be; neither where there is nothing to wait for.
 
         awake: whether something was done just now, so that what is due soon may be done as well. Who is due is looked
@@ -216,10 +223,9 @@ class Lane:
                 return None, min((due_ns for due_ns, _, _ in later), default=None)
             self._due = later
             self._queue.extend(sorted(due, key=self._turn_of))
-        first = self._queue.popleft()
-        return (first, partial(self._collect, first)), None
+        return (self._queue.popleft(), None), None
 
-    def _survey(self) -> tuple[Runner, Callable[[], None]] | None:
+    def _survey(self) -> _Task | None:
         """Look at every collector: one that is to be closed, released or taken up comes first; else note who is due."""
         for runner in reversed(self._runners):  # members, which are released first, stand after their parents
             if runner.leaving:
@@ -244,10 +250,6 @@ class Lane:
         first, so that two in a row don't cost them theirs.
         """
         return (runner.interval_ns if self.abandoned else 0, runner.due_ns)
-
-    def _collect(self, runner: Runner) -> None:
-        runner.run_once()
-        self._ran(runner)
 
     def _done(self, turn: int, runner: Runner) -> bool:
         """Put a collector back after what was done with it; whether this thread is still the lane's."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.collectors.block import Block, Collector, Parent, RecordSource, Releasable
 from agent.schema.clock import Clock
@@ -44,8 +44,7 @@ REPEAT_LOG_NS = 600_000_000_000
 """An error that repeats is logged again after ten minutes; its count is in the failure metric all the while."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """What one run of a collector gave, copied, and the monotonic instant before it began to read."""
 
     block: Block
@@ -125,7 +124,9 @@ class Runner:
     def _plan(self, now_ns: int) -> None:
         """Set the next due instant: the first of the grid that lies ahead."""
         first_ns = self._origin_ns + self._phase_ns
-        interval_ns = IDLE_INTERVALS * self.interval_ns if getattr(self.collector, "idle", False) else self.interval_ns
+        interval_ns = self.interval_ns
+        if getattr(self.collector, "idle", False):
+            interval_ns *= IDLE_INTERVALS
         self.due_ns = next_due_ns(first_ns - interval_ns, interval_ns, now_ns)
 
     def _set_interval(self, interval_ns: int) -> None:

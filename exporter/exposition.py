@@ -18,7 +18,15 @@ from agent.schema.frame import Frame, Layout, check_fits
 from exporter.compatibility import COMPATIBILITY
 from exporter.lines import Lines
 from exporter.profiles import left_out_by
-from exporter.prometheus import OPEN_METRICS_TYPE, TEXT_TYPE, Sample, expose_samples, open_metrics_header, text_header
+from exporter.prometheus import (
+    OPEN_METRICS_TYPE,
+    TEXT_TYPE,
+    Sample,
+    open_metrics_header,
+    sample_lines,
+    sample_text,
+    text_header,
+)
 from exporter.series import Family, View, clean_families
 from exporter.windows import Memory
 
@@ -111,6 +119,8 @@ class Exposition:
         self._rendered: tuple[str, int] | None = None
         self._bodies: dict[bool, bytes] = {}
         self._tail = b""
+        self._own_shape: list[tuple[str, tuple[tuple[str, str], ...]]] = []
+        self._own_lines: list[tuple[int, str]] = []
         self._renders = 0
         self._seconds = 0.0
 
@@ -158,8 +168,13 @@ class Exposition:
             ),
             *self._own(),
         ]
-        named = [(name, (*labels, ("node", node)), value) for name, labels, value in samples]
-        return expose_samples(named, self._header) + ("# EOF\n" if self._open_metrics else "")
+        shape = [sample[:2] for sample in samples]
+        if shape != self._own_shape:
+            # The same from frame to frame: a line is looked up once, not every time.
+            named = [(name, (*labels, ("node", node)), value) for name, labels, value in samples]
+            self._own_shape, self._own_lines = shape, sample_lines(named, self._header)
+        texts = [f"{start}{sample_text(samples[at][2])}\n" for at, start in self._own_lines]
+        return "".join(texts) + ("# EOF\n" if self._open_metrics else "")
 
 
 def expose(layout: Layout, frame: Frame, settings: Settings = EVERYTHING, open_metrics: bool = False) -> bytes:

@@ -98,6 +98,8 @@ class Lines:
         self._part_of = np.repeat(np.arange(parts), np.diff(self._bounds))
         self._texts: list[bytes] = [b""] * parts
         self._deflated: list[bytes | None] = [None] * parts
+        self._checks: list[int] = [0] * parts
+        self._zeros = memoryview(b"")  # as many as the longest part has bytes
         self._dirty: _Mask = np.ones(parts, np.bool_)
         self._was_dirty: _Mask = np.zeros(parts, np.bool_)
         self._hurried: _Mask = np.zeros(parts, np.bool_)
@@ -237,6 +239,8 @@ class Lines:
             text = b"".join(self._pieces[2 * begin : 2 * end])
             self._texts[part] = text[1:] + b"\n" if text else b""
             self._deflated[part] = None
+            if len(text) > len(self._zeros):
+                self._zeros = memoryview(bytes(len(text) + PART_BYTES // 4))
         # What changes at every scrape is packed in a hurry, the rest once and well.
         self._hurried = self._was_dirty & dirty
         self._was_dirty, self._dirty = dirty, np.zeros(len(dirty), np.bool_)
@@ -244,15 +248,21 @@ class Lines:
     def compressed(self, tail: bytes) -> bytes:
         """Everything and the tail as one gzip member."""
         pieces = [_GZIP_HEAD]
+        crc32, checks = deflate.crc32, self._checks
         check = size = 0
         for part, text in enumerate(self._texts):
+            length = len(text)
+            zeros = self._zeros[:length]
             piece = self._deflated[part]
             if piece is None:
                 piece = self._deflated[part] = self._deflate(text, bool(self._hurried[part]))
+                checks[part] = crc32(text) ^ crc32(zeros)
             pieces.append(piece)
-            check = deflate.crc32(text, check)
-            size += len(text)
-        check, size = deflate.crc32(tail, check), size + len(tail)
+            # CRC(before + text) = CRC(before + zeros) ^ CRC(zeros) ^ CRC(text), all but the first from 0: the sum is
+            # linear but for its start. A text that did not change is not looked at again, as large as all are together.
+            check = crc32(zeros, check) ^ checks[part]
+            size += length
+        check, size = crc32(tail, check), size + len(tail)
         pieces += (self._deflate(tail, True), _DEFLATE_END)
         pieces += (check.to_bytes(4, "little"), (size & 0xFFFFFFFF).to_bytes(4, "little"))
         return b"".join(pieces)

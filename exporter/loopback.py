@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from exporter.http_messages import Answer, Request, text_answer
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     import ssl  # two megabytes, which an agent on loopback never needs
 
 
+@lru_cache(maxsize=16)  # a scraper's is the same at every scrape
 def is_loopback(host: str) -> bool:
     """Whether a name or address, with no port, can only mean this machine."""
     if host.lower() == "localhost":

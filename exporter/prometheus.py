@@ -8,7 +8,7 @@ https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from agent.schema.catalog import BY_NAME, Metric
@@ -54,20 +54,34 @@ def expose_samples(samples: Iterable[Sample], header: Callable[[Family], str] = 
     Labels are the catalogue's for that name, with or without ``node``. Raises ValueError for a name or labels that are
     not in the catalogue, and for a series that stands twice.
     """
-    families: dict[str, dict[str, str]] = {}
-    for name, labels, value in samples:
+    kept = [sample for sample in samples if sample[2] == sample[2]]  # only NaN differs from itself
+    return "".join(f"{start}{sample_text(kept[at][2])}\n" for at, start in sample_lines(kept, header))
+
+
+def sample_lines(samples: Sequence[Sample], header: Callable[[Family], str] = text_header) -> list[tuple[int, str]]:
+    """Which sample each line is of, and what stands before its value; those of one name together, after its header.
+
+    Raises ValueError as ``expose_samples`` does.
+    """
+    families: dict[str, dict[str, int]] = {}
+    for at, (name, labels, _) in enumerate(samples):
         line = _before_value(name, tuple(labels))
         rows = families.setdefault(name, {})
         if line in rows:
             raise ValueError(f"{line.rstrip()} stands twice")
-        if value == value:  # only NaN differs from itself
-            rows[line] = str(int(value)) if isinstance(value, int) else gauge_text(float(value))
-    parts: list[str] = []
+        rows[line] = at
+    lines: list[tuple[int, str]] = []
     for name, rows in families.items():
-        if rows:
-            parts.append(_header(name, header))
-            parts.extend(f"{line}{text}\n" for line, text in rows.items())
-    return "".join(parts)
+        before = _header(name, header)
+        for line, at in rows.items():
+            lines.append((at, before + line))
+            before = ""
+    return lines
+
+
+def sample_text(value: float) -> str:
+    """A sample's value as it is printed; of an integer every digit."""
+    return str(int(value)) if isinstance(value, int) else gauge_text(float(value))
 
 
 @lru_cache(maxsize=4096)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from agent.schema.clock import Clock, SystemClock
-from agent.schema.errors import ConfigError
+from agent.schema.errors import ConfigError, FrameError
 from agent.schema.frame import Frame, Layout, Selection, encode_frame, encode_layout, with_length
 from exporter.exposition import EVERYTHING, Exposition, Settings
 from exporter.frames import FRAME_TYPE, JSON_TYPE, frame_json, frame_messages, selection, wanted_metrics
@@ -48,6 +48,11 @@ STREAM_FRAMES = 16
 
 MOST_STREAMS = 64
 """Readers of /frames at one time: a controller, its standby, people; the bound keeps a mistake from eating memory."""
+
+HABIT_FRAMES = 3
+"""Who asked for so many frames in a row is expected to ask for the next: it is rendered when it is made, while its
+numbers and the interpreter are still in the processor's caches, and the scrape finds it ready. Of a slower scraper
+nothing is rendered in vain."""
 
 UNKNOWN_HEADER = "Gangwatch-Unknown-Metrics"
 """Of an answer of /frames: what was asked for and is not in this build's catalogue. Another release may know it."""
@@ -120,6 +125,8 @@ class AgentApp:
         self._closing = False
         self._settings = settings
         self._expositions: dict[bool, Exposition] = {}
+        # By format and compression: the newest frame that was asked for, and how many before it without a gap.
+        self._habits: dict[tuple[bool, bool], tuple[int, int]] = {}
 
     def use(self, settings: Settings) -> None:
         """Publish by other settings from now on."""
@@ -160,12 +167,39 @@ class AgentApp:
         return Answer(200, JSON_TYPE, frame_json(*newest))
 
     def _metrics(self, request: Request, newest: tuple[Layout, Frame]) -> Answer:
-        exposition = self._exposition(wants_open_metrics(request.headers.get("accept", "")))
+        open_metrics = wants_open_metrics(request.headers.get("accept", ""))
+        compress = accepts_gzip(request.headers)
+        exposition = self._exposition(open_metrics)
+        body = exposition.body(*newest, compress=compress)
+        self._remember(open_metrics, compress, newest[1].seq)
         vary = ("Vary", "Accept, Accept-Encoding")
-        if accepts_gzip(request.headers):
-            body = exposition.body(*newest, compress=True)
-            return Answer(200, exposition.content_type, body, (("Content-Encoding", "gzip"), vary))
-        return Answer(200, exposition.content_type, exposition.body(*newest), (vary,))
+        encoding = (("Content-Encoding", "gzip"),) if compress else ()
+        return Answer(200, exposition.content_type, body, (*encoding, vary))
+
+    def _remember(self, open_metrics: bool, compress: bool, seq: int) -> None:
+        """Note that a frame was asked for; who asks for every one has the next rendered ahead."""
+        with self._lock:
+            newest, before = self._habits.get((open_metrics, compress), (0, 0))
+            if seq != newest:
+                before = before + 1 if seq == newest + 1 else 0
+                self._habits[open_metrics, compress] = seq, before
+            if before >= HABIT_FRAMES - 1:
+                self._listen()
+
+    def _render_ahead(self, layout: Layout, frame: Frame) -> bool:
+        """Render what is expected to be asked for; whether anything is."""
+        with self._lock:
+            habits = [
+                key
+                for key, (newest, before) in self._habits.items()
+                if before >= HABIT_FRAMES - 1 and frame.seq <= newest + 1
+            ]
+        for open_metrics, compress in habits:
+            try:
+                self._exposition(open_metrics).body(layout, frame, compress=compress)
+            except FrameError:
+                pass  # whoever asks is told
+        return bool(habits)
 
     def _exposition(self, open_metrics: bool) -> Exposition:
         with self._lock:
@@ -200,8 +234,7 @@ class AgentApp:
             if self._closing or len(self._streams) >= MOST_STREAMS:
                 return text_answer(503, "stopping" if self._closing else f"{MOST_STREAMS} streams are open already")
             self._streams.add(stream)
-            if self._remove_listener is None:
-                self._remove_listener = self._add_listener(self._fan_out)
+            self._listen()
         newest = self._newest()
         if newest is not None:
             stream.put(*newest)
@@ -210,15 +243,29 @@ class AgentApp:
     def _close_stream(self, stream: FrameStream) -> None:
         with self._lock:
             self._streams.discard(stream)
-            if not self._streams and self._remove_listener is not None:
-                self._remove_listener()
-                self._remove_listener = None
+            if not self._streams:
+                self._listen_no_more()
 
-    def _fan_out(self, layout: Layout, frame: Frame) -> None:
+    # --- every frame -------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        if self._remove_listener is None:
+            self._remove_listener = self._add_listener(self._on_frame)
+
+    def _listen_no_more(self) -> None:
+        if self._remove_listener is not None:
+            self._remove_listener()
+            self._remove_listener = None
+
+    def _on_frame(self, layout: Layout, frame: Frame) -> None:
         with self._lock:
             streams = tuple(self._streams)
         for stream in streams:
             stream.put(layout, frame)
+        if not self._render_ahead(layout, frame):
+            with self._lock:
+                if not self._streams:
+                    self._listen_no_more()
 
 
 def _nothing() -> Iterable[Sample]:

@@ -10,6 +10,7 @@ from agent.attribution import Attribution
 from agent.collectors.attribution import KubeletCollector, OwnerCollector, PodTable
 from agent.collectors.block import Block, Collector, RecordSource
 from agent.collectors.host import HostCollector
+from agent.collectors.host_devices import HostDeviceCollector
 from agent.collectors.kernel_log import KernelLogCollector
 from agent.collectors.network import NetworkCollector
 from agent.collectors.nfs import NfsCollector
@@ -98,7 +99,8 @@ def _owners(machine: Machine) -> Collector:
 
 
 COLLECTORS: tuple[Callable[[Machine], Collector], ...] = (
-    lambda machine: HostCollector(machine.proc_root, machine.sys_root, machine.interval_seconds),
+    lambda machine: HostCollector(machine.proc_root, machine.interval_seconds),
+    lambda machine: HostDeviceCollector(machine.proc_root, machine.sys_root),
     lambda machine: ProcessCollector(machine.attribution, machine.proc_root, machine.interval_seconds / 2),
     _steps,
     _nvml,

@@ -1,4 +1,4 @@
-"""What moves every second on one GPU: utilisation, memory, power, heat, clocks, profiling, NVLink's bytes.
+"""What moves every second on one GPU: utilisation, memory, power, heat, the clock, profiling, NVLink's bytes.
 
 One batch of fields and a dozen single calls; those that the GPU does not answer are found out at the first run and have
 no columns. ``nvmlDeviceGetPcieThroughput`` is not among them: it measures for 20 ms while it holds the driver's lock.
@@ -7,12 +7,12 @@ no columns. ``nvmlDeviceGetPcieThroughput`` is not among them: it measures for 2
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ctypes import byref, c_uint, c_ulonglong
+from ctypes import c_uint, c_ulonglong
 
 from agent.collectors import c2c, nvlink
-from agent.collectors.device import DeviceCollector, Part, SingleCall, series
+from agent.collectors.device import DeviceCollector, Part, series
 from agent.collectors.utilization import UtilizationSamples
-from agent.sources.nvml import Device, Query
+from agent.sources.nvml import Device
 from agent.sources.nvml_calls import Call, CallBatch
 from agent.sources.nvml_fields import FieldBatch, Source, Wanted, counter, gauge
 from agent.sources.nvml_gpm import MEBIBYTE, Gpm, GpmColumn
@@ -53,8 +53,8 @@ THROTTLE_TIMES = (
 """Fields that count nanoseconds below the wanted clock, by reason (NVML_FI_DEV_CLOCKS_EVENT_REASON_* and
 NVML_FI_DEV_PERF_POLICY_*)."""
 
-CLOCKS = (("graphics", 0), ("sm", 1), ("memory", 2))
-"""nvmlClockType_t of the clocks that training stands on; the video engines' is of the slow tier."""
+SM_CLOCK = 1
+"""nvmlClockType_t of the clock that training stands on; the others are of the slow tier."""
 
 PIPES = (
     ("integer", 4),
@@ -84,8 +84,8 @@ def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
     yield from nvlink.fast_fields(device, links)
 
 
-def _calls(device: Device) -> Iterator[Call | tuple[Call, Call]]:
-    """Utilisation, memory, the clock, why it is low."""
+def _calls(device: Device, temperature: bool) -> Iterator[Call | tuple[Call, Call]]:
+    """Utilisation, memory, the clock, why it is low. temperature: the die's as well, by the newest call there is."""
     yield Call(
         "nvmlDeviceGetUtilizationRates",
         Utilization,
@@ -100,14 +100,13 @@ def _calls(device: Device) -> Iterator[Call | tuple[Call, Call]]:
         tuple(series(f"gangwatch_gpu_memory_{kind}_bytes", device) for kind in kinds),
         kinds,
     )
-    for name, kind in CLOCKS:
-        yield Call(
-            "nvmlDeviceGetClockInfo",
-            c_uint,
-            (series(f"gangwatch_gpu_{name}_clock_hertz", device),),
-            factor=MEGA,
-            before=(c_uint(kind),),
-        )
+    yield Call(
+        "nvmlDeviceGetClockInfo",
+        c_uint,
+        (series("gangwatch_gpu_sm_clock_hertz", device),),
+        factor=MEGA,
+        before=(c_uint(SM_CLOCK),),
+    )
     columns = tuple(series("gangwatch_gpu_throttle_state", device, reason=reason) for reason, _ in THROTTLE_REASONS)
     bits = tuple(bit for _, bit in THROTTLE_REASONS)
     yield (
@@ -115,30 +114,12 @@ def _calls(device: Device) -> Iterator[Call | tuple[Call, Call]]:
         # The name that drivers before 535 have for it.
         Call("nvmlDeviceGetCurrentClocksThrottleReasons", c_ulonglong, columns, bits=bits),
     )
-
-
-def _temperature(device: Device) -> SingleCall:
-    """The die's, by the newest call that the driver has."""
-    column = series(TEMPERATURE, device)
-    temperature = Temperature()
-    newer = SingleCall(
-        Query(device, "nvmlDeviceGetTemperatureV", byref(temperature)), lambda: (temperature.celsius,), [column]
-    )
-    if newer.answers:
-        return newer
-    celsius = c_uint()
-    return SingleCall(
-        Query(device, "nvmlDeviceGetTemperature", c_uint(0), byref(celsius)), lambda: (celsius.value,), [column]
-    )
-
-
-def clock(device: Device, name: str, kind: int) -> SingleCall:
-    megahertz = c_uint()
-    return SingleCall(
-        Query(device, "nvmlDeviceGetClockInfo", c_uint(kind), byref(megahertz)),
-        lambda: (megahertz.value * MEGA,),
-        [series(f"gangwatch_gpu_{name}_clock_hertz", device)],
-    )
+    if temperature:
+        column = (series(TEMPERATURE, device),)
+        yield (
+            Call("nvmlDeviceGetTemperatureV", Temperature, column, ("celsius",)),
+            Call("nvmlDeviceGetTemperature", c_uint, column, before=(c_uint(0),)),
+        )
 
 
 def gpm_columns(device: Device, links: int) -> list[GpmColumn]:
@@ -186,10 +167,9 @@ def fast_parts(device: Device) -> Iterator[Part]:
         fields.extend(pcie_bytes(device))
     batch = FieldBatch(device, fields)
     yield batch
-    yield CallBatch(device, _calls(device))
+    told = any(column.metric == TEMPERATURE for column in batch.gauges)
+    yield CallBatch(device, _calls(device, temperature=not told))
     yield UtilizationSamples(device)
-    if all(column.metric != TEMPERATURE for column in batch.gauges):
-        yield _temperature(device)
 
 
 def fast_collector(device: Device, interval_seconds: float, phase: float) -> DeviceCollector:

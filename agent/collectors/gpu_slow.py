@@ -13,7 +13,7 @@ from ctypes import byref, c_uint
 from agent.collectors import c2c, nvlink
 from agent.collectors.device import DeviceCollector, Part, SingleCall, series
 from agent.collectors.fabric import FabricState
-from agent.collectors.gpu import CLOCKS, MEGA, MILLI, PERCENT, clock
+from agent.collectors.gpu import MEGA, MILLI, PERCENT, SM_CLOCK
 from agent.schema.frame import Column
 from agent.sources.nvml import Device, Query, Values
 from agent.sources.nvml_fields import FieldBatch, Source, Wanted, counter, decoded, gauge
@@ -21,8 +21,9 @@ from agent.sources.nvml_interface import Bar1, Margin, RemapHistogram, SramError
 
 INTERVAL_SECONDS = 10.0
 
-VIDEO = ("video", 3)
-"""NVML_CLOCK_VIDEO: few train with these engines, so theirs is no matter of seconds."""
+CLOCKS = (("graphics", 0), ("memory", 2), ("video", 3))
+"""nvmlClockType_t: the graphics clock goes with the SM clock, which is read every second, the memory's hardly moves,
+and few train with the video engines."""
 
 ENGINES = ("encoder", "decoder")
 
@@ -256,9 +257,14 @@ def slow_parts(device: Device) -> Sequence[Part]:
     parts.extend(
         _number(device, "nvmlDeviceGetMaxClockInfo",
                 series("gangwatch_gpu_max_clock_hertz", device, clock=name), MEGA, c_uint(kind))
-        for name, kind in (*CLOCKS, VIDEO)
+        for name, kind in (("sm", SM_CLOCK), *CLOCKS)
     )  # fmt: skip
-    parts += (clock(device, *VIDEO), _performance_state(device), *(_coding(device, which) for which in ENGINES))
+    parts.extend(
+        _number(device, "nvmlDeviceGetClockInfo", series(f"gangwatch_gpu_{name}_clock_hertz", device), MEGA,
+                c_uint(kind))
+        for name, kind in CLOCKS
+    )  # fmt: skip
+    parts += (_performance_state(device), *(_coding(device, which) for which in ENGINES))
     parts.append(_number(device, "nvmlDeviceGetFanSpeed", series("gangwatch_gpu_fan_speed_ratio", device), PERCENT))
     return parts
 

@@ -1,4 +1,4 @@
-"""NVLink, link by link: programs' bytes at every run of the fast tier; state, speed and errors at the slow one.
+"""NVLink, link by link: the bytes that programs sent at every run of the fast tier; the rest at the slow one.
 
 Which counters there are depends on the generation: up to NVLink 4 replays, recoveries and CRC errors of the data link
 layer, from NVLink 5 on packets, symbol errors, forward error correction and bit error ratios, some of them by lane.
@@ -89,38 +89,42 @@ def tells_data(device: Device) -> bool:
     return code == SUCCESS or not device.judge(code, "NVLink data")
 
 
-def _data_fields(device: Device, links: int) -> Iterator[Wanted]:
-    for link in range(links):
-        for direction, field in (("transmit", DATA_SENT), ("receive", 139)):
-            yield counter(
-                series(f"gangwatch_nvlink_{direction}_bytes_total", device, link=str(link)),
-                Source(field, KIBIBYTE, link),
-            )
+TRANSMIT = ("transmit", DATA_SENT, 140, 202)
+RECEIVE = ("receive", 139, 141, 204)
+"""Directions, and the fields of programs' bytes, and of all bytes up to NVLink 4 and from NVLink 5 on."""
 
 
-def _raw_fields(device: Device, links: int) -> Iterator[Wanted]:
+def _data_fields(device: Device, links: int, direction: str, data: int, *_: int) -> Iterator[Wanted]:
     for link in range(links):
-        for direction, raw, newer in (("transmit", 140, 202), ("receive", 141, 204)):
-            yield counter(
-                series(f"gangwatch_nvlink_{direction}_raw_bytes_total", device, link=str(link)),
-                Source(raw, KIBIBYTE, link),
-                Source(newer, 1, link),
-            )
+        column = series(f"gangwatch_nvlink_{direction}_bytes_total", device, link=str(link))
+        yield counter(column, Source(data, KIBIBYTE, link))
+
+
+def _raw_fields(device: Device, links: int, direction: str, _: int, raw: int, newer: int) -> Iterator[Wanted]:
+    for link in range(links):
+        column = series(f"gangwatch_nvlink_{direction}_raw_bytes_total", device, link=str(link))
+        yield counter(column, Source(raw, KIBIBYTE, link), Source(newer, 1, link))
 
 
 def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
-    """Bytes in both directions: what programs sent, or where that is not told what the links carried.
+    """Bytes sent: what programs sent, or where that is not told what the links carried. What one end receives another
+    has sent, and a GPU's received bytes are among the profiling counters: link by link they are the slow tier's.
 
     Raises GpuLostError, LibraryDeadError.
     """
-    yield from (_data_fields if links and tells_data(device) else _raw_fields)(device, links)
+    yield from (_data_fields if links and tells_data(device) else _raw_fields)(device, links, *TRANSMIT)
 
 
 def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
-    """State, speed, every kind of error, and what the links carried with their own overhead where programs' bytes are
-    told as well: a second of both would say little more than one. Raises GpuLostError, LibraryDeadError."""
+    """Bytes received, state, speed, every kind of error, and what the links carried with their own overhead where
+    programs' bytes are told as well: a second of both would say little more than one.
+
+    Raises GpuLostError, LibraryDeadError.
+    """
     if links and tells_data(device):
-        yield from _raw_fields(device, links)
+        yield from _data_fields(device, links, *RECEIVE)
+        yield from _raw_fields(device, links, *TRANSMIT)
+    yield from _raw_fields(device, links, *RECEIVE)
     for link in range(links):
         label = str(link)
         yield gauge(series("gangwatch_nvlink_state", device, link=label), Source(165, 1, link))

@@ -46,6 +46,7 @@ class PcieCollector:
         self._functions: list[Function] = []
         self._aer: list[_Aer] = []
         self._texts: list[bytes] = []
+        self._maxima: dict[int, float] = {}  # by their place in the block: what the hardware can do, read once
         self._block = Block()
 
     def collect(self) -> Block:
@@ -58,12 +59,17 @@ class PcieCollector:
             at = position * _PER_DEVICE
             block.set_gauge(at, 1.0)
             for index, (_, file, parse) in enumerate(_LINK, at + 1):
-                try:
-                    value = parse(read_text(f"{function.folder}/{file}"))
-                except ValueError:
-                    continue
-                if value is not None:
-                    block.set_gauge(index, value)
+                value = self._maxima.get(index)
+                if value is None:
+                    try:
+                        value = parse(read_text(f"{function.folder}/{file}"))
+                    except ValueError:
+                        continue
+                    if value is None:
+                        continue
+                    if file.startswith("max_"):
+                        self._maxima[index] = value
+                block.set_gauge(index, value)
         for position, aer in enumerate(self._aer):
             self._read_aer(position, aer)
         return block
@@ -93,6 +99,7 @@ class PcieCollector:
         """Make the block anew: which errors a file tells is a matter of the kernel, and is asked of the file."""
         self.close()
         self._functions = list(functions)
+        self._maxima = {}
         self._aer = []
         gauges: list[Column] = []
         counters: list[Column] = []

@@ -193,6 +193,8 @@ class ProcessCollector:
 
     def collect(self) -> Block:
         changed = self._follow_ranks()
+        if not changed and not self._ranks:
+            return self._block
         if changed or self._tick % self._ticks_a_discovery == 0:
             self._discover()
         self._tick += 1

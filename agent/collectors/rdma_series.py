@@ -13,7 +13,7 @@ LANE = "sysfs"
 NETLINK_LANE = "netlink"
 """Lanes of what reads files, and of what asks through sockets, where the kernel may hold a lock for long."""
 
-SLOW_SECONDS = 10.0
+SLOW_SECONDS = 15.0
 
 RETRY_SECONDS = 600.0
 """A file that gave no number is asked again after ten minutes: asking may cost a line in the kernel's log each time

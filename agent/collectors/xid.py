@@ -64,6 +64,8 @@ class XidLedger:
 
     May be used from several threads. GPUs are known by their PCI address, as the kernel writes it (0000:3b:00.0); the
     kernel's log names no other, and a GPU that has fallen off the bus cannot be asked its UUID any more.
+
+    dropped: XIDs and events that found no room. news: rises with everything that changes what ``newest`` gives.
     """
 
     def __init__(self) -> None:
@@ -74,6 +76,7 @@ class XidLedger:
         self._records: deque[Record] = deque(maxlen=MOST_RECORDS)
         self._sequence = 0
         self.dropped = 0
+        self.news = 0
         self._changes = 0
 
     def name_gpu(self, gpu_pci_address: str, uuid: str) -> None:
@@ -83,6 +86,7 @@ class XidLedger:
             if self._uuids.get(address) != uuid:
                 self._uuids[address] = uuid
                 self._changes += 1
+                self.news += 1
 
     def add(self, gpu_pci_address: str, code: int, time_ns: int, origin: Origin, message: str = "") -> bool:
         """One XID as one source tells of it; True where it is new, False where the other source told of it already.
@@ -111,6 +115,7 @@ class XidLedger:
                 mine.popleft()  # the other source will not tell of it any more
             mine.append(time_ns)
             count.total += 1
+            self.news += 1
             count.newest_ns = max(count.newest_ns, time_ns)
             self._sequence += 1
             self._records.append(self._record(address, code, time_ns, origin, message))
@@ -126,6 +131,7 @@ class XidLedger:
                     return
                 self._changes += 1
             self._events[address, event] = self._events.get((address, event), 0) + 1
+            self.news += 1
             uuid = self._uuids.get(address, address)
             self._records.append(EventRecord("gpu", uuid, time_ns, {"event": event, "pci_address": address}))
 
@@ -186,9 +192,13 @@ class XidCollector:
         self.interval_seconds = interval_seconds
         self._ledger = ledger
         self._block = Block()
-        self._laid_out = -1
+        self._laid_out = self._shown = -1
 
     def collect(self) -> Block:
+        news = self._ledger.news
+        if news == self._shown:
+            return self._block
+        self._shown = news
         newest = self._ledger.newest()
         if newest.changes != self._laid_out:
             self._laid_out = newest.changes

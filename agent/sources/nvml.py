@@ -15,7 +15,10 @@ import threading
 from collections.abc import Callable, Iterable
 from ctypes import byref, c_char, c_uint, c_void_p
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
+
+import numpy as np
 
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import SourceError, UnsupportedError
@@ -226,6 +229,20 @@ class Values(NamedTuple):
     gauges: GaugeArray
     counters: CounterArray
     counters_valid: ValidArray
+
+
+_copies: WeakValueDictionary[tuple[str, bytes], Any] = WeakValueDictionary()
+
+_Array = TypeVar("_Array", bound="np.ndarray[Any, Any]")
+
+
+def one_copy(array: _Array) -> _Array:
+    """An array of these values that all who want them share, and nobody writes: a node's GPUs are of one model, and
+    what the first one's reading brought into the processor's cache is there for the next.
+    """
+    array.flags.writeable = False
+    found: _Array = _copies.setdefault((array.dtype.str, array.tobytes()), array)
+    return found
 
 
 class Query:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from agent.schema.frame import Column
-from agent.sources.nvml import Device, Values
+from agent.sources.nvml import Device, Values, one_copy
 from agent.sources.nvml_interface import NEVER, SUCCESS
 
 _Answer = type[ctypes.Structure] | type[c_uint] | type[c_ulonglong]
@@ -81,15 +81,18 @@ class CallBatch:
             for (offset, width), column in zip(call.places(), call.columns, strict=True):
                 (wide if width == 8 else narrow).append(((start + offset) // width, call.factor, column))
         self.gauges: tuple[Column, ...] = tuple(column for *_, column in (*narrow, *wide, *flags))
-        self._narrow, self._narrow_at = np.frombuffer(memory, np.uint32), np.array([at for at, *_ in narrow], np.intp)
-        self._wide, self._wide_at = np.frombuffer(memory, np.uint64), np.array([at for at, *_ in wide], np.intp)
-        self._flags_at = np.array([at for at, *_ in flags], np.intp)
-        self._factors = np.array([factor for _, factor, _ in (*narrow, *wide)], np.float64)
-        self._bits = np.array([bit for _, bit, _ in flags], np.uint64)
+        # Signed: a temperature may be below zero, and nothing else of four bytes comes near 2^31.
+        self._narrow, self._wide = np.frombuffer(memory, np.int32), np.frombuffer(memory, np.uint64)
+        self._narrow_at = one_copy(np.array([at for at, *_ in narrow], np.intp))
+        self._wide_at = one_copy(np.array([at for at, *_ in wide], np.intp))
+        self._flags_at = one_copy(np.array([at for at, *_ in flags], np.intp))
+        self._narrow_factors = one_copy(np.array([factor for _, factor, _ in narrow], np.float64))
+        self._wide_factors = one_copy(np.array([factor for _, factor, _ in wide], np.float64))
+        self._bits = one_copy(np.array([bit for _, bit, _ in flags], np.uint64))
 
     def place(self, values: Values) -> None:
         self._gauges = values.gauges
-        narrow, numbers = len(self._narrow_at), len(self._factors)
+        narrow, numbers = len(self._narrow_at), len(self._narrow_at) + len(self._wide_at)
         self._pieces = self._gauges[:narrow], self._gauges[narrow:numbers], self._gauges[numbers:]
 
     def read(self) -> None:
@@ -99,9 +102,8 @@ class CallBatch:
             if code != SUCCESS:
                 failed.append(self._failed(position, code))
         narrow, wide, flags = self._pieces
-        factors = self._factors
-        np.multiply(self._narrow.take(self._narrow_at), factors[: len(narrow)], out=narrow)
-        np.multiply(self._wide.take(self._wide_at), factors[len(narrow) :], out=wide)
+        np.multiply(self._narrow.take(self._narrow_at), self._narrow_factors, out=narrow)
+        np.multiply(self._wide.take(self._wide_at), self._wide_factors, out=wide)
         np.not_equal(self._wide.take(self._flags_at) & self._bits, 0, out=flags)
         if failed:
             absent = {id(column) for call in failed for column in call.columns}

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.frame import Column, CounterArray, GaugeArray, ValidArray
-from agent.sources.nvml import Device, Query, Values
+from agent.sources.nvml import Device, Query, Values, one_copy
 from agent.sources.nvml_interface import NEVER, SUCCESS, FieldValue
 
 CALL_FIELDS = 128
@@ -208,9 +208,9 @@ class FieldBatch:
         end = len(plain) + len(counted)
         self._gauge_raw, self._counter_raw = self._values[: len(plain)], self._values[len(plain) : end]
         self._gauge_to = _slice([e.at for _, e in plain])
-        self._gauge_factor = np.array([e.source.factor for _, e in plain], np.float64)
+        self._gauge_factor = one_copy(np.array([e.source.factor for _, e in plain], np.float64))
         self._counter_to = _slice([e.at for _, e in counted])
-        self._counter_factor = np.array([round(e.source.factor) for _, e in counted], np.uint64)
+        self._counter_factor = one_copy(np.array([round(e.source.factor) for _, e in counted], np.uint64))
         self._take_types()
 
     def _take_types(self) -> None:
@@ -220,8 +220,8 @@ class FieldBatch:
         known = np.minimum(types, _TYPES - 1)
         self._mask, sign = _MASKS[known], _SIGNS[known]
         gauges, counters = slice(self._gauge_count), slice(self._gauge_count, self._gauge_count + self._counter_count)
-        self._gauge_mask, self._gauge_sign = self._mask[gauges], sign[gauges]
-        self._counter_mask, self._counter_sign = self._mask[counters], sign[counters]
+        self._gauge_mask, self._gauge_sign = one_copy(self._mask[gauges]), one_copy(sign[gauges])
+        self._counter_mask, self._counter_sign = one_copy(self._mask[counters]), one_copy(sign[counters])
         self._gauge_signed = bool(self._gauge_sign.any())
         self._counter_is_whole = bool((self._counter_mask == _WHOLE).all() and not self._counter_sign.any())
         self._gauge_is_double = (types == _DOUBLE)[gauges]

@@ -16,7 +16,7 @@ import numpy as np
 
 from agent.schema.errors import SourceError
 from agent.schema.frame import Column
-from agent.sources.nvml import Device, Query, Values
+from agent.sources.nvml import Device, Query, Values, one_copy
 from agent.sources.nvml_interface import SUCCESS, GpmMetric, GpmRequest, GpmSupport
 
 LEAST_APART_NS = 100_000_000
@@ -153,7 +153,7 @@ class Gpm:
         self._totalled = [index for index, column in enumerate(columns) if column.total is not None]
         self._codes = self._metrics["code"][: len(columns)]
         self._raw = self._metrics["value"][: len(columns)]
-        self._factors = np.array([column.factor for column in columns], np.float64)
+        self._factors = one_copy(np.array([column.factor for column in columns], np.float64))
         self._request.count = len(columns)
         for index, column in enumerate(columns):
             self._request.metrics[index].metric = column.metric

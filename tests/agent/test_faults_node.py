@@ -18,7 +18,7 @@ from exporter.push import PushTarget
 from tests import needs
 from tests.agent.rates_of_frames import Rates
 from tests.agent.told import wait_until
-from tests.agent.training_node import INTERVAL_SECONDS, MOST_FRAMES, TrainingNode, hurry, threads_of
+from tests.agent.training_node import INTERVAL_SECONDS, MOST_RUNS_UNSEEN, TrainingNode, hurry, threads_of
 from tests.fakes.nvml.control import FakeNvml
 from tests.fakes.sysfs.tree import write_number
 
@@ -66,8 +66,7 @@ def site(
 def test_a_nic_that_vanishes_and_comes_back(site: TrainingNode) -> None:
     assert site.value("gangwatch_rdma_devices") == site.present(RECEIVED) == 8
     site.tree.remove_nic("mlx5_3")
-    frames = site.frames_until(lambda: site.value("gangwatch_rdma_devices") == 7)
-    assert frames <= MOST_FRAMES
+    assert site.runs_unseen("rdma", lambda: site.value("gangwatch_rdma_devices") == 7) <= MOST_RUNS_UNSEEN
     wait_until(lambda: site.present(RECEIVED) == 7 and site.failing() == set())
     assert all(dict(labels)["device"] != "mlx5_3" for labels in site.values(RECEIVED))
     site.tree.return_nic("mlx5_3")
@@ -88,8 +87,9 @@ def test_one_file_that_answers_einval_costs_one_series(site: TrainingNode) -> No
     content = file.read_bytes()
     file.unlink()
     file.symlink_to(speed)
-    frames = site.frames_until(lambda: site.value("gangwatch_rdma_files_unreadable", device="mlx5_5") == 1)
-    assert frames <= MOST_FRAMES
+    unreadable = "gangwatch_rdma_files_unreadable"
+    unseen = site.runs_unseen("rdma", lambda: site.value(unreadable, device="mlx5_5") == 1)
+    assert unseen <= MOST_RUNS_UNSEEN
     assert site.present(SYMBOLS) == 7 and site.failing() == set()
     assert {metric: site.present(metric) for metric in before} == before
     file.unlink()
@@ -128,8 +128,7 @@ def test_a_kubelet_that_restarts(site: TrainingNode, clock: Jumping) -> None:
     site.kubelet.pods = [Pod("team", "llama-0", (Container("main", (("nvidia.com/gpu", gpu),)),))]
     wait_until(lambda: site.present("gangwatch_gpu_owner_info") == 1)
     site.kubelet.stop()
-    frames = site.frames_until(lambda: site.failing() == {"kubelet"})
-    assert frames <= MOST_FRAMES
+    assert site.runs_unseen("kubelet", lambda: site.failing() == {"kubelet"}) <= MOST_RUNS_UNSEEN
     assert site.present("gangwatch_gpu_owner_info") == 1, "a restart takes no series away"
     site.kubelet.start()
     wait_until(lambda: site.failing() == set())

@@ -1,4 +1,4 @@
-"""The host collector on recorded and written files, and on this machine."""
+"""The host's collectors on recorded and written files, and on this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.collectors.host import HostCollector
+from agent.collectors.host_devices import HostDeviceCollector
 from agent.schema.errors import SourceError
 from agent.sources.proc import (
     TICK_NS,
@@ -76,7 +77,11 @@ def roots(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def collector_of(roots: tuple[Path, Path]) -> HostCollector:
-    return HostCollector(str(roots[0]), str(roots[1]))
+    return HostCollector(str(roots[0]))
+
+
+def devices_of(roots: tuple[Path, Path]) -> HostDeviceCollector:
+    return HostDeviceCollector(str(roots[0]), str(roots[1]))
 
 
 def test_every_value_of_the_files(roots: tuple[Path, Path]) -> None:
@@ -99,6 +104,18 @@ def test_every_value_of_the_files(roots: tuple[Path, Path]) -> None:
     assert counter(block, stalled, resource="cpu") is None, "a kernel that does not tell it: absent, not zero"
     assert counter(block, stalled, resource="memory") == 25_000
     assert counter(block, waiting, resource="io") is None, "there is no such file"
+    assert counter(block, "gangwatch_host_context_switches_total") == 38014093
+    assert gauge(block, "gangwatch_host_processes_running") == 3
+    assert gauge(block, "gangwatch_host_processes_blocked") == 1
+    assert counter(block, "gangwatch_host_major_page_faults_total") == 175
+    assert counter(block, "gangwatch_host_out_of_memory_kills_total") == 2
+    collector.close()
+
+
+def test_every_value_of_the_devices(roots: tuple[Path, Path]) -> None:
+    collector = devices_of(roots)
+    block = collector.collect()
+    assert_catalogued(block)
     assert counter(block, "gangwatch_host_disk_read_bytes_total", device="nvme0n1") == 4643973 * 512
     assert counter(block, "gangwatch_host_disk_written_bytes_total", device="sda") == 505697032 * 512
     assert counter(block, "gangwatch_host_disk_io_time_seconds_total", device="sda") == 9653880 * 10**6
@@ -107,23 +124,18 @@ def test_every_value_of_the_files(roots: tuple[Path, Path]) -> None:
     assert counter(block, "gangwatch_host_disk_read_time_seconds_total", device="nvme0n1") == 21650 * 10**6
     assert counter(block, "gangwatch_host_disk_write_time_seconds_total", device="sda") == 63877960 * 10**6
     assert gauge(block, "gangwatch_host_disk_requests_in_flight", device="nvme0n1") == 0
-    assert counter(block, "gangwatch_host_context_switches_total") == 38014093
-    assert gauge(block, "gangwatch_host_processes_running") == 3
-    assert gauge(block, "gangwatch_host_processes_blocked") == 1
-    assert counter(block, "gangwatch_host_major_page_faults_total") == 175
-    assert counter(block, "gangwatch_host_out_of_memory_kills_total") == 2
     assert counter(block, "gangwatch_host_network_receive_bytes_total", device="eth0") == 68210035552
     assert counter(block, "gangwatch_host_network_transmit_bytes_total", device="lo") == 1664039048
     assert counter(block, "gangwatch_host_network_receive_errors_total", device="eth0") == 7
     assert counter(block, "gangwatch_host_network_transmit_errors_total", device="eth0") == 9
     devices = {dict(column.labels).get("device") for column in block.counter_columns}
-    assert devices == {None, "nvme0n1", "sda", "lo", "eth0"}, "no partition, loop device or pod's interface"
+    assert devices == {"nvme0n1", "sda", "lo", "eth0"}, "no partition, loop device or pod's interface"
     collector.close()
 
 
 def test_the_block_is_the_same_until_a_device_comes(roots: tuple[Path, Path]) -> None:
     proc, sys = roots
-    collector = collector_of(roots)
+    collector = devices_of(roots)
     first = collector.collect()
     assert collector.collect() is first
     (sys / "block" / "nvme1n1").mkdir()
@@ -151,7 +163,7 @@ def test_busy_milliseconds_wrap_at_32_bits_and_a_new_disk_begins_anew(roots: tup
         (roots[0] / "diskstats").write_bytes(b"8 0 sda 0 0 0 0 0 0 0 0 0 %d 0\n" % io_ms)
         return counter(collector.collect(), "gangwatch_host_disk_io_time_seconds_total", device="sda")
 
-    collector = collector_of(roots)
+    collector = devices_of(roots)
     assert busy(2**32 - 10) == (2**32 - 10) * 10**6
     assert busy(5) == (2**32 + 5) * 10**6
     assert busy(7) == (2**32 + 7) * 10**6
@@ -183,9 +195,10 @@ def test_one_broken_file_takes_only_its_own_columns(roots: tuple[Path, Path]) ->
 
 
 def test_a_machine_without_any_of_the_files_is_a_failure_that_names_one(tmp_path: Path) -> None:
-    collector = HostCollector(str(tmp_path), str(tmp_path))
     with pytest.raises(SourceError, match=str(tmp_path / "stat")):
-        collector.collect()
+        HostCollector(str(tmp_path)).collect()
+    with pytest.raises(SourceError, match=str(tmp_path / "diskstats")):
+        HostDeviceCollector(str(tmp_path), str(tmp_path)).collect()
 
 
 def descriptors() -> int:
@@ -193,12 +206,12 @@ def descriptors() -> int:
 
 
 def test_descriptors_are_given_back(roots: tuple[Path, Path]) -> None:
-    before = descriptors()
-    collector = collector_of(roots)
-    collector.collect()
-    assert descriptors() > before, "they are kept between runs"
-    collector.close()
-    assert descriptors() == before
+    for collector in (collector_of(roots), devices_of(roots)):
+        before = descriptors()
+        collector.collect()
+        assert descriptors() > before, "they are kept between runs"
+        collector.close()
+        assert descriptors() == before
 
 
 @pytest.mark.parametrize(
