@@ -269,9 +269,9 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
     def reset(self) -> None:
         """No job, and every node idle, as slurm.conf has it."""
-        self.ask("scancel", "--user=root", "--state=PENDING")
-        self.ask("scancel", "--user=root", "--signal=KILL", "--full")
-        self.ask("scancel", "--user=root")
+        if numbers := self.ask("squeue", "--noheader", "--format=%A").split():
+            for options in (("--state=PENDING",), ("--signal=KILL", "--full"), ()):
+                subprocess.run(["scancel", *options, *numbers], env=self.environment, capture_output=True)
         for line in self.ask("scontrol", "--oneliner", "show", "reservation").splitlines():
             if name := fields(line).get("ReservationName"):
                 self.ask("scontrol", "delete", f"ReservationName={name}")
@@ -282,14 +282,15 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         if completing := self.nodes_in("completing"):
             self.ask("scontrol", "update", f"NodeName={','.join(completing)}", "State=DOWN", "Reason=reset")
         self.wait_for("no jobs", lambda: not self.ask("squeue", "--noheader").strip())
-        if drained := self.nodes_in("drain", "down"):
-            self.ask("scontrol", "update", f"NodeName={','.join(drained)}", "State=RESUME")
         self.ask("scontrol", "update", f"NodeName={self._all()}", "Comment=")
         self.ask("scontrol", "reconfigure")
         self.wait_for("every node idle", self._all_idle)
 
     def _all_idle(self) -> bool:
-        """Also none that slurmctld has not heard from since it was resumed."""
+        """Also none that slurmctld has not heard from since it was resumed, which is not always possible at once."""
+        if drained := self.nodes_in("drain", "down"):
+            command = ["scontrol", "update", f"NodeName={','.join(drained)}", "State=RESUME"]
+            subprocess.run(command, env=self.environment, capture_output=True)
         told = self.ask("scontrol", "--oneliner", "show", "nodes").splitlines()
         return all(fields(line).get("State") == "IDLE" for line in told)
 

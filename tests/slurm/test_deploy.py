@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
 import click
 import pytest
 
+from agent.attribution import Attribution
+from agent.collectors.steps import StepCollector
 from gangwatch.cli import cli
 from gangwatch.config import load
 from scheduler_feedback.core.state import Mode
@@ -43,6 +46,55 @@ def test_prolog_and_epilog_tell_the_agent_which_job_has_which_gpu(bed: Bed) -> N
     finally:
         bed.configuration.write_text(kept)
         bed.ask("scontrol", "reconfigure")
+
+
+STEPS = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from gangwatch import steps
+reporter = steps.reporter()
+while True:
+    with reporter.step():
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.xdist_group("slurm")
+def test_ranks_of_another_user_report_where_the_folder_may_be_entered_by_all(bed: Bed) -> None:
+    if not Path("/usr/bin/python3").exists():
+        needs.absent("/usr/bin/python3 is absent: apt-get install python3")
+    # What is this user's alone, the checkout maybe, another cannot read; and steps.py is a wheel of its own.
+    package, sockets = bed.folder / "package" / "gangwatch", bed.folder / "steps"
+    package.mkdir(parents=True)
+    shutil.copy(Path(__file__).parents[2] / "gangwatch" / "steps.py", package)
+    (package / "__init__.py").touch()
+    (package.parent / "rank.py").write_text(STEPS)
+    sockets.mkdir()
+    sockets.chmod(0o711)
+    bed.export({"GANGWATCH_SOCKET": f"{sockets}/{{node}}.sock"})
+    names = bed.names[:2]
+    collectors = [StepCollector(f"{sockets}/{name}.sock", Attribution(None)) for name in names]
+    try:
+        number = bed.submit(
+            f"srun /usr/bin/python3 {package.parent}/rank.py {package.parent}",
+            "--uid=nobody", "--gid=nogroup", "--chdir=/tmp", "--nodes=2", "--ntasks-per-node=1",
+            f"--nodelist={','.join(names)}",
+        )  # fmt: skip
+
+        def members() -> list[tuple[str, str, int]]:
+            found = []
+            for block in [collector.collect() for collector in collectors]:
+                for column, value in zip(block.counter_columns, block.counters.tolist(), strict=True):
+                    if column.metric == "gangwatch_rank_steps_total":
+                        labels = dict(column.labels)
+                        found.append((labels["gang"], labels["rank"], value))
+            return sorted(found)
+
+        bed.wait_for("steps", lambda: len(members()) == 2 and min(steps for _, _, steps in members()) > 5)
+        assert [(gang, rank) for gang, rank, _ in members()] == [(f"slurm-{number}.0", "0"), (f"slurm-{number}.0", "1")]
+    finally:
+        for collector in collectors:
+            collector.close()
 
 
 def test_the_task_prolog_names_the_nodes_socket() -> None:
