@@ -236,8 +236,13 @@ class Lines:
         dirty = self._dirty
         for part in np.flatnonzero(dirty).tolist():
             begin, end = self._bounds[part], self._bounds[part + 1]
-            text = b"".join(self._pieces[2 * begin : 2 * end])
-            self._texts[part] = text[1:] + b"\n" if text else b""
+            pieces = self._pieces[2 * begin : 2 * end]
+            for at, piece in enumerate(pieces):
+                if piece:  # the first: nothing stands before it that it would have to end the line of
+                    pieces[at] = piece[1:]
+                    pieces.append(b"\n")
+                    break
+            self._texts[part] = text = b"".join(pieces)
             self._deflated[part] = None
             if len(text) > len(self._zeros):
                 self._zeros = memoryview(bytes(len(text) + PART_BYTES // 4))

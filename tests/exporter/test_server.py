@@ -15,11 +15,12 @@ import pytest
 from agent.schema.clock import ManualClock
 from agent.schema.errors import ConfigError
 from agent.schema.frame import Frame, Layout, MessageSplitter, check_fits, decode
-from exporter.exposition import expose
+from exporter.exposition import Exposition, expose
 from exporter.frames import FRAME_TYPE
 from exporter.loopback import is_loopback
 from exporter.prometheus import OPEN_METRICS_TYPE, TEXT_TYPE
 from exporter.server import (
+    HABIT_FRAMES,
     MOST_STREAMS,
     STREAM_FRAMES,
     UNKNOWN_HEADER,
@@ -158,6 +159,35 @@ def test_metrics_and_frame_are_the_newest_frame(server: ThreadedServer, source: 
     assert isinstance(layout, Layout) and isinstance(read, Frame)
     check_fits(layout, read)
     assert read.seq == 2
+
+
+def test_who_asks_for_every_frame_finds_the_next_one_rendered(
+    server: ThreadedServer, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[int] = []
+    render = Exposition._render
+
+    def noted(exposition: Exposition, layout: Layout, frame: Frame) -> None:
+        rendered.append(frame.seq)
+        render(exposition, layout, frame)
+
+    monkeypatch.setattr(Exposition, "_render", noted)
+    for _ in range(HABIT_FRAMES):
+        source.make()
+        assert ask(server, "/metrics")[0] == 200
+    assert rendered == [1, 2, 3]
+    source.make()
+    assert rendered == [1, 2, 3, 4], "before anyone has asked"
+    ask(server, "/metrics")
+    assert rendered == [1, 2, 3, 4]
+    source.make()
+    source.make()
+    assert rendered == [1, 2, 3, 4, 5], "one that nobody came for, and no more"
+    assert source.listeners == []
+    source.make()
+    source.make()
+    ask(server, "/metrics")
+    assert rendered == [1, 2, 3, 4, 5, 8], "who asks now and then has nothing rendered in vain"
 
 
 def test_before_the_first_frame_it_is_healthy_and_not_ready(server: ThreadedServer, source: Source) -> None:
