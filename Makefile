@@ -6,7 +6,7 @@ RUNS := $(VENV)/.runs
 DEVELOPS := $(VENV)/.develops
 DEMO ?= --report demo-report.json
 
-.PHONY: demo test test-dashboards test-slurm check format docs components clean
+.PHONY: demo test test-dashboards test-kubernetes test-slurm check format docs components clean
 
 # What running needs comes first and alone: a demonstration should not wait for linters.
 $(RUNS): pyproject.toml
@@ -31,6 +31,9 @@ test-slurm: $(DEVELOPS)  ## the Slurm backend against a real slurmctld with 64 s
 test-dashboards: $(DEVELOPS)  ## dashboards, rules and alerts, against a real Prometheus and Alertmanager
 	$(BIN)/pytest tests/dashboards
 
+test-kubernetes: $(DEVELOPS)  ## the Kubernetes backend against a real API server (packaging/kubernetes), and the chart
+	$(BIN)/pytest tests/kubernetes tests/deploy/test_chart.py
+
 check: $(DEVELOPS)  ## style, types, import rules, generated pages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -49,6 +52,8 @@ docs: $(DEVELOPS)  ## the reference pages, from the catalogue and --help
 components:  ## the real components that some tests run against (as root, on Debian)
 	./packaging/components.sh
 	./packaging/accasim.sh $(PYTHON)
+	./packaging/kubernetes/build.sh
+	$(PYTHON) packaging/kubernetes/helm.py
 	./packaging/grafana-dashboards-builder.sh $(PYTHON)
 
 clean:

@@ -8,14 +8,15 @@
 #   curl, openssl ask over TLS, and make the certificates for it
 #   systemd       systemd-analyze, which judges the units
 #   chromium      shows the live page, as a user sees it
+#   etcd-server   the store of the API server that packaging/kubernetes/build.sh builds
 #   slurmctld, slurmd, slurm-client, munge  a real Slurm: the backend's test bed, and beside which a benchmark decides
 set -eu
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-    echo "make components: needs root on Debian (apt-get); install these yourself: prometheus prometheus-alertmanager prometheus-node-exporter ethtool python3-torch gcc curl openssl systemd slurmctld slurmd slurm-client munge chromium" >&2
+    echo "make components: needs root on Debian (apt-get); install these yourself: prometheus prometheus-alertmanager prometheus-node-exporter ethtool python3-torch gcc curl openssl systemd slurmctld slurmd slurm-client munge chromium etcd-server" >&2
     exit 1
 fi
 missing=""
-for package in prometheus prometheus-alertmanager prometheus-node-exporter ethtool python3-torch gcc libc6-dev curl openssl systemd slurmctld slurmd slurm-client munge chromium; do
+for package in prometheus prometheus-alertmanager prometheus-node-exporter ethtool python3-torch gcc libc6-dev curl openssl systemd slurmctld slurmd slurm-client munge chromium etcd-server; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $package"
 done
 [ -z "$missing" ] && exit 0

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from urllib.error import URLError
@@ -53,13 +52,13 @@ def free_ports(count: int) -> list[int]:
 class ControlPlane:
     """One cluster's control plane, in `folder`. Enter it to have it up."""
 
-    def __init__(self, folder: Path, *, manager: bool = True, users: Sequence[tuple[str, str, str]] = ()) -> None:
-        """users: (token, name, group) beside the administrator."""
+    def __init__(self, folder: Path, *, manager: bool = True, audited: str = "") -> None:
+        """audited: name of a user whose requests are written to audit.log in the folder, as metadata."""
         self.folder = folder
         self._assets, self._etcd_program = assets(), component("etcd", "etcd-server")
         self._openssl = component("openssl", "openssl")
         self._manager_wanted = manager
-        self._users = users
+        self._audited = audited
         self._port, self._etcd_port, self._peer_port, self._manager_port = free_ports(4)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.url = f"https://127.0.0.1:{self._port}"
@@ -84,11 +83,11 @@ class ControlPlane:
     def __enter__(self) -> ControlPlane:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._make_certificates()
-        lines = [
-            f"{ADMIN},admin,admin,system:masters",
-            *(f'{t},{name},{name},"{group}"' for t, name, group in self._users),
-        ]
-        (self.folder / "tokens.csv").write_text("\n".join(lines) + "\n")
+        (self.folder / "tokens.csv").write_text(f"{ADMIN},admin,admin,system:masters\n")
+        (self.folder / "audit.yaml").write_text(
+            "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived, ResponseStarted]\n"
+            f"rules: [{{level: Metadata, users: ['{self._audited}']}}, {{level: None}}]\n"
+        )
         try:
             self._run(
                 "etcd",
@@ -154,8 +153,19 @@ class ControlPlane:
             "--max-requests-inflight=0",
             "--max-mutating-requests-inflight=0",
             "--enable-priority-and-fairness=false",
+            *self._audit_options(),
         )
         self._await_ready()
+
+    def _audit_options(self) -> list[str]:
+        if not self._audited:
+            return []
+        folder = self.folder
+        return [
+            f"--audit-policy-file={folder}/audit.yaml",
+            f"--audit-log-path={folder}/audit.log",
+            "--audit-log-mode=blocking",
+        ]
 
     def kill_server(self) -> None:
         """End kube-apiserver as a crash would."""

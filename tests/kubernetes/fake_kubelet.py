@@ -28,6 +28,7 @@ class FakeKubelet:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), name="fake-kubelet", daemon=True)
         self._started: set[str] = set()
+        self._removed: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> FakeKubelet:
@@ -61,6 +62,9 @@ class FakeKubelet:
     def _take(self, client: Client, pod: Pod) -> None:
         uid = pod.metadata.uid
         if pod.metadata.deletion_timestamp:
+            if uid in self._removed:
+                return
+            self._removed.add(uid)
             work = self._remove(client, pod)
         elif uid not in self._started:
             self._started.add(uid)
@@ -99,7 +103,17 @@ class FakeKubelet:
             return
 
     async def _remove(self, client: Client, pod: Pod) -> None:
-        """What a kubelet does once the containers have ended: first it says so, then it lets the object go."""
+        """What a kubelet does once the containers have ended: first it says so, then it lets the object go.
+
+        Since 1.27 a pod that is deleted reaches a final phase first; a Job with a podFailurePolicy waits for that.
+        """
+        if not pod.over:
+            ended = {"terminated": {"exitCode": 143, "reason": "Error"}}
+            containers = [
+                {"name": c.name, "state": ended, "ready": False, "image": "none", "imageID": "", "restartCount": 0}
+                for c in pod.spec.containers
+            ]
+            await self._patch(client, pod, {"phase": "Failed", "containerStatuses": containers})
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.metadata.uid}}
         while True:
             try:

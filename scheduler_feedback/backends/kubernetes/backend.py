@@ -89,8 +89,8 @@ class KubernetesBackend:
         self._nodes_told: dict[str, NodeSeen] = {}
         self._last_pods: dict[str, list[Pod]] = {}  # by job id, pods that were once there: for their owners
         self._events: list[Event] = []
-        self._holding: set[tuple[str, int]] = set()
-        self._looked = False
+        self._changed: set[tuple[str, int]] = set()  # attempts that are to be looked at
+        self._by_gang: dict[str, tuple[str, int]] = {}  # newest attempt, by the gang's key
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
@@ -205,6 +205,10 @@ class KubernetesBackend:
             if self._tasks.get(key) is asyncio.current_task():
                 del self._tasks[key]
 
+    def _look_again(self, attempt: Attempt) -> None:
+        with self.world.lock:
+            self._changed.add((attempt.job_id, attempt.number))
+
     def _say(self, *events: Event) -> None:
         with self.world.lock:
             self._events += events
@@ -227,7 +231,7 @@ class KubernetesBackend:
                     attempt = self._adopted(key)
                     if attempt is None:
                         attempt = Attempt(*key, self._keys.get(action.job_id, ""), action.placement)
-                        self._attempts[key] = attempt
+                        self._take_up(attempt)
                         self._go(key, self._start(attempt, action))
                     attempt.action_id = action.action_id
                 return
@@ -252,12 +256,13 @@ class KubernetesBackend:
                     if attempt is None:
                         events.append(AttemptUnknown(*key))
                         continue
-                events += self._look_at(key, attempt)
+                if key in self._changed:
+                    self._changed.discard(key)
+                    events += self._look_at(key, attempt)
             for key in [key for key in self._attempts if key not in held and key not in self._tasks]:
                 self._drop(key)
             events += self._events
             self._events = []
-            self._looked = True
             return events
 
     def _check(self) -> None:
@@ -283,6 +288,8 @@ class KubernetesBackend:
         """New gangs are submitted, gangs that are gone are cancelled."""
         events: list[Event] = []
         for key in sorted(self.world.take_dirty()):
+            if key in self._by_gang:
+                self._changed.add(self._by_gang[key])
             gang = self.world.gang(key)
             told = self._told.get(key)
             if gang is None or (told is not None and told != gang.job_id):
@@ -319,7 +326,7 @@ class KubernetesBackend:
         attempt = adopt(*key, gang_key, pods, self.world.groups.get(gang_key))
         if attempt is None:
             return None
-        self._attempts[key] = attempt
+        self._take_up(attempt)
         self._hold(attempt)
         if attempt.phase is Phase.BINDING:
             by_uid = {pod.metadata.uid: pod for pod in pods}
@@ -334,8 +341,16 @@ class KubernetesBackend:
             if member.uid:
                 self.world.hold(member.uid, member.node)
 
+    def _take_up(self, attempt: Attempt) -> None:
+        key = (attempt.job_id, attempt.number)
+        self._attempts[key], self._by_gang[attempt.key] = attempt, key
+        self._changed.add(key)
+
     def _drop(self, key: tuple[str, int]) -> None:
         attempt = self._attempts.pop(key)
+        self._changed.discard(key)
+        if self._by_gang.get(attempt.key) == key:
+            del self._by_gang[attempt.key]
         for member in attempt.members:
             self.world.release(member.uid)
 
@@ -385,6 +400,7 @@ class KubernetesBackend:
             with self.world.lock:
                 self.world.unassume(member.uid)
                 member.uid = ""
+        self._look_again(attempt)
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
@@ -420,6 +436,7 @@ class KubernetesBackend:
                 await self._undo(attempt)
         elif attempt.phase is Phase.BINDING:
             attempt.phase = Phase.BOUND
+            self._look_again(attempt)
 
     def _may_bind(self, attempt: Attempt) -> bool:
         return self._may_act() and attempt.phase is not Phase.STOPPING
@@ -468,6 +485,7 @@ class KubernetesBackend:
             suspended = await stop(self.client, attempt.members, pods)
         except BackendError as error:
             attempt.phase, attempt.why_stopped = Phase.BOUND, ""
+            self._look_again(attempt)
             self._say(ActionFailed(action.action_id, attempt.job_id, str(error)))
             return
         await self._gone(attempt)

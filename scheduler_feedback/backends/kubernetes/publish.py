@@ -177,6 +177,7 @@ class Publisher:
 
     def _gang_writes(self, gangs: list[Gang], found: Look) -> list[Callable[[], Awaitable[None]]]:
         writes: list[Callable[[], Awaitable[None]]] = []
+        later: list[Callable[[], Awaitable[None]]] = []  # who waits wants to know why; who runs sees that he does
         for gang in gangs:
             standing = found.standings.get(gang.job_id)
             if gang.refused:
@@ -185,8 +186,9 @@ class Publisher:
                 continue
             before, written_ns = self._written.get(gang.job_id, (None, 0))
             if worth_writing(before, standing, written_ns, found.now_ns):
-                writes.append(partial(self._tell, gang, standing, before, found.now_ns))
-        return writes
+                write = partial(self._tell, gang, standing, before, found.now_ns)
+                (later if standing.scheduled else writes).append(write)
+        return [*writes, *later]
 
     async def _tell(self, gang: Gang, standing: Standing, before: Standing | None, now_ns: int) -> None:
         if gang.grouped:

@@ -1,0 +1,170 @@
+"""The chart on the API server: all of it is taken, and the controller's rights are those that it uses, no others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.binding import bind_one
+from scheduler_feedback.backends.kubernetes.client import Client
+from scheduler_feedback.backends.kubernetes.lease import Leadership
+from scheduler_feedback.backends.kubernetes.translate import RESTARTABLE, TIME_LIMIT
+from scheduler_feedback.core.events import CancelRequested
+from scheduler_feedback.core.job import JobState
+from tests.deploy.test_chart import render
+from tests.kubernetes.bed import ControlPlane
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.harness import Api, Cluster, Running, install_crds, needs_manager, running, wait_for
+from tests.kubernetes.test_feedback import POLICY, accuse
+
+pytestmark = pytest.mark.xdist_group("kubernetes")
+
+NAMESPACE = "gangwatch"
+USER = "system:serviceaccount:gangwatch:gangwatch-controller"
+PATHS = {
+    "ServiceAccount": "/api/v1/namespaces/gangwatch/serviceaccounts",
+    "Service": "/api/v1/namespaces/gangwatch/services",
+    "Secret": "/api/v1/namespaces/gangwatch/secrets",
+    "ConfigMap": "/api/v1/namespaces/gangwatch/configmaps",
+    "DaemonSet": "/apis/apps/v1/namespaces/gangwatch/daemonsets",
+    "Deployment": "/apis/apps/v1/namespaces/gangwatch/deployments",
+    "PodDisruptionBudget": "/apis/policy/v1/namespaces/gangwatch/poddisruptionbudgets",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/gangwatch/networkpolicies",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/gangwatch/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/gangwatch/rolebindings",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "Job": "/apis/batch/v1/namespaces/gangwatch/jobs",
+}
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane of its own, that writes down what the controller's service account asks for."""
+    with ControlPlane(tmp_path_factory.mktemp("audited"), audited=USER) as plane:
+        api = Api(plane.access())
+        install_crds(api)
+        api.close()
+        yield plane
+
+
+def granted(objects: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    """(resource, verb) of all that the controller's roles allow."""
+    return {
+        (resource, verb)
+        for body in objects
+        if body["kind"] in ("ClusterRole", "Role") and body["metadata"]["name"] == "gangwatch-controller"
+        for rule in body["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_its_controller_is_forbidden_nothing_and_granted_nothing_that_it_does_not_use(
+    audited: ControlPlane, folder: Path
+) -> None:
+    needs_manager(audited)
+    api = Api(audited.access())
+    objects = render()
+    api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    for body in objects:
+        api.create(PATHS[body["kind"]], body)
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = api.create(f"{PATHS['ServiceAccount']}/gangwatch-controller/token", request)["status"]["token"]
+    access = audited.access(token)
+    cluster = Cluster(api)
+    leadership = Leadership(access, NAMESPACE, "gangwatch", "test")
+    leadership.start()
+    try:
+        assert leadership.wait(30)
+        with FakeKubelet(audited.access()) as kubelet:
+            work(cluster, access, folder, kubelet)
+    finally:
+        leadership.stop()
+        api.close()
+    used, refused = audit(audited)
+    assert not refused
+    assert granted(objects) - used == set()
+    assert used - granted(objects) == set()
+
+
+def work(cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet) -> None:
+    """All that a controller does: gangs bound, waiting, rejected, suspended, evicted; a node marked."""
+    cluster.add_nodes("n1", "n2", "n3")
+    kubelet.rejects["n3"] = "UnexpectedAdmissionError"
+    restartable = {RESTARTABLE: "true", TIME_LIMIT: "36000"}
+    cluster.add_job("moved", 1, annotations=restartable)
+    with running(access, folder, POLICY) as it:
+        wait_for("it runs", lambda: "moved" in it.jobs() and it.jobs()["moved"].state is JobState.RUNNING)
+        bind_again(it, access)
+        slow = next(iter(cluster.nodes_of("moved").values()))
+        accuse(it, "moved", slow)
+        wait_for("it is moved", lambda: it.jobs()["moved"].attempt >= 2)
+        policy = {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]}
+        kubelet.rejects.clear()
+        wait_for("it runs again", lambda: it.jobs()["moved"].state is JobState.RUNNING)
+        cluster.add_job("evicted", 1, annotations=restartable, podFailurePolicy=policy)
+        wait_for("it runs", lambda: "evicted" in it.jobs() and it.jobs()["evicted"].state is JobState.RUNNING)
+        it.controller.cycle.tell([CancelRequested(it.jobs()["evicted"].job_id, "ada")])
+        wait_for("it is evicted", lambda: it.jobs()["evicted"].state is JobState.CANCELLED)
+        cluster.api.create("/api/v1/namespaces/default/pods", lone_pod())
+        path = "/api/v1/namespaces/default/pods/lone"
+        wait_for("a lone pod says why", lambda: cluster.api.get(path)["status"].get("conditions"))
+        cluster.add_gang("never", 9)
+        wait_for("a gang says why", lambda: cluster.condition("never"))
+        cluster.add_gang("rejected", 1)
+        for node in ("n1", "n2", "n3"):
+            kubelet.rejects[node] = "UnexpectedAdmissionError"
+        cluster.finish("moved")
+        wait_for("it was tried", lambda: "rejected" in it.jobs() and it.jobs()["rejected"].attempt >= 1)
+        wait_for("and deleted", lambda: not cluster.pods("rejected"))
+
+
+def bind_again(it: Running, access: Access) -> None:
+    """As after a binding whose answer was lost: it is asked for again, refused, and found to be as it was to be."""
+    (attempt,) = it.backend._attempts.values()
+    (member,) = attempt.members
+
+    async def ask() -> str:
+        async with Client(access) as client:
+            return await bind_one(client, attempt, member, lambda: True)
+
+    assert asyncio.run(ask()) == ""
+
+
+def lone_pod() -> dict[str, Any]:
+    from tests.kubernetes.makers import pod_body
+
+    return pod_body("lone", 8, nodeSelector={"pool": "none"})
+
+
+def audit(plane: ControlPlane) -> tuple[set[tuple[str, str]], list[dict[str, Any]]]:
+    """(resource, verb) of all that was asked for, and what was forbidden."""
+    used: set[tuple[str, str]] = set()
+    refused: list[dict[str, Any]] = []
+    for line in (plane.folder / "audit.log").read_text().splitlines():
+        event = json.loads(line)
+        about = event["objectRef"]
+        resource = "/".join(part for part in (about["resource"], about.get("subresource", "")) if part)
+        used.add((resource, event["verb"]))
+        if event.get("responseStatus", {}).get("code") == 403:
+            refused.append(event)
+    return used, refused
+
+
+def test_the_plain_manifests_are_taken_too(audited: ControlPlane) -> None:
+    """By a dry run: they are the same objects."""
+    api = Api(audited.access())
+    manifests = Path(__file__).parents[2] / "deploy" / "manifests" / "gangwatch.yaml"
+    for body in yaml.safe_load_all(manifests.read_text()):
+        if body["kind"] in PATHS:
+            body["metadata"]["name"] += "-plain"
+            api.create(f"{PATHS[body['kind']]}?dryRun=All", body)
+    api.close()
