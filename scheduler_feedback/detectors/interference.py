@@ -28,6 +28,7 @@ from scheduler_feedback.core.telemetry import (
 )
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import weighing
+from scheduler_feedback.detectors.medians import median
 from scheduler_feedback.detectors.panel import ALARM, Panel
 from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.detectors.together import (
@@ -232,7 +233,7 @@ class InterferenceDetector:
             last_ns = int(steps.end_ns[k][fine].max())
             first = int(np.searchsorted(ends, last_ns - round(seconds * 1e9), side="right"))
             until = min(int(np.searchsorted(ends, last_ns, side="right")) + 1, len(ends))
-            usual = float(np.median(course.usual_seconds))
+            usual = median(np.array(course.usual_seconds))
             communication = (seconds - float(np.nanmax(own))) / usual
             for index in range(first, until):
                 course.communication.add(index, communication)
@@ -301,7 +302,7 @@ class InterferenceDetector:
         congested = self._panel.peers[FEATURE["nic_congestion"], columns]
         congestion = float(np.nanmean(congested[members])) if np.isfinite(congested[members]).any() else 0.0
         errors = float(self._panel.score[FEATURE["nic_physical_errors"], columns][members].max(initial=0.0))
-        usual = float(np.median(course.usual_seconds))
+        usual = median(np.array(course.usual_seconds))
         evidence = [
             Evidence("correlation", correlation, LEAST_CORRELATION, "", f"what {aggressor} does on {kind} {place}",
                      weighing.bounded(4.0 * (correlation - 0.3), 0.0, 2.5)),

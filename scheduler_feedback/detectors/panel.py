@@ -298,17 +298,20 @@ class Panel:
             fresh = np.isnan(level) & known
             level[fresh], peers[fresh] = residual[fresh], x[fresh]
             self._fresh[feature] = bool(np.isnan(level).any())
-        if not whole:
+        if whole:
+            self.newest[feature] = values
+        else:
             np.copyto(residual, level, where=~known)
             np.copyto(x, peers, where=~known)
-        np.copyto(self.newest[feature], values, where=known)
+            np.copyto(self.newest[feature], values, where=known)
         for state, now in ((level, residual), (peers, x)):
             np.subtract(now, state, out=beside)
             beside *= self._decay
             state += beside
         if not BAD[feature]:
             return
-        residual *= BAD[feature]
+        if BAD[feature] < 0:
+            np.negative(residual, out=residual)
         residual /= scale if self._switches.frozen_scale else np.maximum(np.abs(level), floor)
         np.maximum(residual, -self._clip, out=residual)
         np.minimum(residual, self._clip, out=residual)

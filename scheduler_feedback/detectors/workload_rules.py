@@ -247,7 +247,7 @@ def _beats(course: Course, seconds: float) -> Iterator[Claim]:
             if rising[-beats] < BEAT_RATIO * rising[-beats - 1]:
                 continue  # were there a beat, its long steps would be the longest, and a tenth above all others
             phases = middle[-count:].reshape(beats, apart)
-            high = int(np.median(phases, axis=0).argmax())
+            high = int(column_medians(phases).argmax())
             long, others = phases[:, high], np.delete(phases, high, axis=1)
             if long.min() < BEAT_RATIO * others.max() or (beats < BEATS and not _clear(course, count, apart, high)):
                 continue

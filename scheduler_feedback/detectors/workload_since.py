@@ -18,7 +18,7 @@ from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.gates import HIT_SIGMAS
-from scheduler_feedback.detectors.medians import column_medians, median
+from scheduler_feedback.detectors.medians import column_medians, median, row_medians
 from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.windows import MAD_TO_SIGMA
 from scheduler_feedback.detectors.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
@@ -98,7 +98,7 @@ def claims(course: Course, job: JobTelemetry, crowded: bool, panel: Panel) -> It
 
 def _shifted(usual: Usual, normal: FloatArray, members: IndexArray | slice) -> bool:
     """Whether the middle one of these ranks takes longer than it did, in most of the steps and beyond chance."""
-    middle = np.median(np.log(normal[:, members] / usual.normal[members]), axis=1)
+    middle = row_medians(np.log(normal[:, members] / usual.normal[members]))
     least = max(SHIFT_SIGMAS * usual.sway, math.log(LEAST_SLOWDOWN) / 2)
     return float((middle >= least).mean()) >= LONG_SHARE
 
@@ -107,7 +107,7 @@ def _idle(course: Course, usual: Usual, recent: Recent) -> FloatArray:
     """[roles]: of what the ranks' own time grew by, the share in which their tensor pipes were not busier; NaN where
     no counter tells yet, or not exactly enough."""
     busy = busy_seconds(course, course.since_ns, recent.seconds) if course.since_ns else np.nan * usual.busy
-    shift = np.array([np.median(recent.shift[members]) for members in course.where.roles])
+    shift = np.array([median(recent.shift[members]) for members in course.where.roles])
     with np.errstate(invalid="ignore", divide="ignore"):
         grown = np.expm1(np.maximum(shift, 1e-3))
         found: FloatArray = 1.0 - (busy[0] / usual.busy[0] - 1.0) / grown
@@ -128,12 +128,12 @@ def _pressed(course: Course, job: JobTelemetry, panel: Panel) -> list[bool]:
 def _grown(course: Course, usual: Usual, recent: Recent, idle: FloatArray) -> Iterator[Claim]:
     """Every rank's own time is longer than when the job was new, by about the same factor."""
     shift = recent.shift
-    middle = float(np.median(shift))
+    middle = median(shift)
     if middle <= 0 or middle < SHARE_OF_WORK * math.log(recent.seconds / usual.seconds):
         return
     if not _shifted(usual, recent.normal, slice(None)):
         return
-    spread_of_shift = float(MAD_TO_SIGMA * np.median(np.abs(shift - middle)))
+    spread_of_shift = float(MAD_TO_SIGMA * median(np.abs(shift - middle)))
     if float(shift.max()) > 2 * middle or spread_of_shift > middle / 2:
         return
     evidence = [
@@ -166,7 +166,7 @@ def _stage_grown(
     where = course.where
     if not where.layout_known or len(where.roles) < 2:
         return
-    shifts = np.array([np.median(recent.shift[members]) for members in where.roles])
+    shifts = np.array([median(recent.shift[members]) for members in where.roles])
     worst = int(shifts.argmax())
     members, shift = where.roles[worst], float(shifts[worst])
     others = float(np.abs(np.delete(shifts, worst)).max())
@@ -202,7 +202,7 @@ def _lengths_grown(course: Course, usual: Usual, recent: Recent) -> Iterator[Cla
     """The work given to the ranks became more unequal: by what it should take, the slowest lose what the job loses."""
     if course.work is None or len(course.tokens) < len(recent.compute):
         return
-    normal = float(np.median(np.abs(recent.shift)))
+    normal = median(np.abs(recent.shift))
     top = float(unequal_work(recent.compute / recent.normal).mean())  # what the work given should take, over usual
     lost = (recent.seconds - usual.seconds) / float(np.median(usual.compute))
     grown = top - usual.unequal

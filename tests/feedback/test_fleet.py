@@ -26,6 +26,7 @@ from agent.schema.frame import (
 )
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.gangs import BLOCK_IO, CONSUMED, CPU, MOST_CELLS, SAMPLES, Gang
+from scheduler_feedback.core.look import Look
 
 SECOND = 1_000_000_000
 GANG = "j-000001"
@@ -163,6 +164,38 @@ def test_nodes_of_one_boot_share_a_machine() -> None:
     assert fleet.shares_machine("n0")
     assert fleet.shares_machine("n1")
     assert not fleet.shares_machine("n2")
+
+
+def test_a_node_is_touched_when_it_comes_or_its_layout_clock_or_company_on_its_machine_changes() -> None:
+    first, second = layout_of("n0", [0]), layout_of("n1", [1])
+    fleet = folded((first, frame_of(first, 1)))
+    assert fleet.touched() == {"n0"}
+    fleet.observe(first, frame_of(first, 2), 0)
+    assert fleet.touched() == set()
+    fleet.observe(second, frame_of(second, 1), 0)
+    assert fleet.touched() == {"n0", "n1"}, "both stand on one machine now"
+    fleet.observe(second, frame_of(second, 2, boot="another"), 0)
+    assert fleet.touched() == {"n0", "n1"}, "and now neither shares one"
+    fleet.observe(first, replace(frame_of(first, 3), wall_ns=2 * WALL), 0)
+    assert fleet.touched() == {"n0"}
+    changed = layout_of("n0", [0, 2])
+    fleet.observe(changed, replace(frame_of(changed, 4), wall_ns=2 * WALL), 0)
+    assert fleet.touched() == {"n0"}
+
+
+def test_a_shape_is_made_anew_only_where_one_of_its_nodes_was_touched() -> None:
+    here, elsewhere = layout_of("n0", [0, 1]), make_layout("n9", (Tier("steps", 1.0),), (), ())
+    fleet = folded((here, frame_of(here, 1, [step(0, 1, 0.5, 0.4), step(1, 1, 0.5, 0.4)])))
+    look = Look(fleet)
+    before = look.next(WALL).jobs[0]
+    assert before.shared_machine is not None and not before.shared_machine.any()
+    fleet.observe(elsewhere, frame_of(elsewhere, 1, boot="another"), 0)
+    same = look.next(WALL + SECOND).jobs[0]
+    assert same.shared_machine is before.shared_machine
+    moved = replace(frame_of(elsewhere, 2), boot_id="b")
+    fleet.observe(elsewhere, moved, 0)
+    after = look.next(WALL + 2 * SECOND).jobs[0]
+    assert after.shared_machine is not None and after.shared_machine.all(), "another node stands on its machine"
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
