@@ -14,15 +14,18 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, FloatRect, Page, expect
 
 from tests.web.browser import page_of, serious_findings
 from tests.web.stage import Stage, stage
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial]
+pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(300)]
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
-VERDICT_SECONDS = 60_000
+BELOW = {"overview": "section:has(#latest)", "job": ".pair"}
+"""Where the pictures of each page end."""
+
+VERDICT_MS = 60_000
 NOTICES = """() => {
   window.seenAt = null;
   const look = () => {
@@ -62,7 +65,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterato
             time.sleep(12)  # what is healthy has to be learnt first: thirty steps
             page.evaluate(NOTICES)
             with cluster.disturbed(training, rank=1):
-                page.wait_for_selector("#verdicts .verdict.standing", timeout=VERDICT_SECONDS)
+                page.wait_for_selector("#verdicts .verdict.standing", timeout=VERDICT_MS)
                 seen_ms = page.evaluate("() => window.seenAt")
                 (told,) = (one for one in cluster.client.get(f"/api/jobs/{training}/story") if one["kind"] == "verdict")
                 yield Scene(cluster, training, waiting, ahead, seen_ms / 1e3 - told["wall_ns"] / 1e9, len(loads))
@@ -83,7 +86,7 @@ def test_the_overview_draws_the_reservation_and_who_went_ahead(scene: Scene, bro
         assert drawn.locator("rect.bar.ahead").count() == 1
         expect(page.locator(f"#row-{scene.training}")).to_contain_text("rank 1 on node-0: straggler, suspended")
         expect(page.locator("#waiting")).to_contain_text("needs 6 slots")
-        _picture(page, "overview-light.png")
+        _picture(page, "overview-light.png", BELOW["overview"])
 
 
 def test_a_jobs_page_shows_who_holds_it_up_live(scene: Scene, browser: Browser) -> None:
@@ -111,7 +114,7 @@ def test_a_jobs_page_shows_who_holds_it_up_live(scene: Scene, browser: Browser) 
         assert ratio is not None and float(ratio[1]) > 1.1
         page.locator("#pace-map").blur()
         time.sleep(6)  # so that the picture has something to show
-        _picture(page, "job-light.png")
+        _picture(page, "job-light.png", BELOW["job"])
 
 
 def test_pages_in_the_dark_and_on_a_phone(scene: Scene, browser: Browser) -> None:
@@ -120,16 +123,22 @@ def test_pages_in_the_dark_and_on_a_phone(scene: Scene, browser: Browser) -> Non
             page.goto(f"{scene.stage.url}{path}")
             expect(page.locator("#liveness")).to_have_text("live")
             assert serious_findings(Axe().run(page)) == []
-            _picture(page, f"{name}-dark.png")
+            _picture(page, f"{name}-dark.png", BELOW[name])
         with page_of(browser, width=400, height=800, allow_eval=True) as page:
             page.goto(f"{scene.stage.url}{path}")
             expect(page.locator("#liveness")).to_have_text("live")
             assert page.evaluate("() => document.scrollingElement.scrollWidth") <= 400
             assert serious_findings(Axe().run(page)) == []
-            _picture(page, f"{name}-phone.png")
+            _picture(page, f"{name}-phone.png", BELOW[name])
 
 
-def _picture(page: Page, name: str) -> None:
+def _picture(page: Page, name: str, until: str) -> None:
+    """A picture of the page from its top to where that begins: what stands below names files of this machine."""
     if os.environ.get("GANGWATCH_UPDATE_IMAGES"):
         IMAGES.mkdir(exist_ok=True)
-        page.screenshot(path=IMAGES / name, full_page=True)
+        page.evaluate("() => window.scrollTo(0, 0)")
+        box = page.locator(until).bounding_box()
+        size = page.viewport_size
+        assert box is not None and size is not None
+        clip: FloatRect = {"x": 0, "y": 0, "width": size["width"], "height": box["y"]}
+        page.screenshot(path=IMAGES / name, full_page=True, clip=clip)
