@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from agent.collectors.block import Block, Collector
 from agent.collectors.host import HostCollector
+from agent.collectors.host_devices import HostDeviceCollector
 from agent.collectors.network import NetworkCollector
 from agent.collectors.nfs import NfsCollector
 from agent.collectors.pcie import PcieCollector
@@ -42,7 +43,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 
 
 def make_all(root: str) -> Iterator[Callable[[], Collector]]:
-    yield lambda: HostCollector(root, root, 1.0)
+    yield lambda: HostCollector(root)
+    yield lambda: HostDeviceCollector(root, root)
     yield lambda: RdmaCollector.of(root, 1.0)
     yield lambda: NetworkCollector(root)
     yield lambda: PcieCollector(root)
