@@ -16,8 +16,8 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,23 +32,42 @@ from tests.web.findings import straggler
 LEAVES_THE_SCREEN = b"\x1b[?1049l"
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A controller that the command line finds, with jobs of every sort."""
-    monkeypatch.setattr(loop_module, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.1)
-    with serving(tmp_path / "state", World()) as running:
-        running.controller.announce(f"http://127.0.0.1:{running.port}")
-        first = running.submit(name="train", time_limit_seconds=600)
-        running.wait(first, "running")
-        running.submit(name="head", ranks=4, time_limit_seconds=600)
-        ahead = running.submit(name="short", time_limit_seconds=60)
-        running.wait(ahead, "running")
-        running.controller.cycle.tell([straggler(first)])
-        deadline = time.monotonic() + 20
-        while not running.get("/api/overview")["verdicts"]:
-            assert time.monotonic() < deadline
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop_module, "POLL_SECONDS", 0.02)
+        patch.setattr(loop_module, "TICK_SECONDS", 0.1)
+        with serving(tmp_path_factory.mktemp("top") / "state", World()) as running:
+            running.controller.announce(f"http://127.0.0.1:{running.port}")
+            first = running.submit(name="train", time_limit_seconds=600)
+            running.wait(first, "running")
+            running.submit(name="head", ranks=4, time_limit_seconds=600)
+            ahead = running.submit(name="short", time_limit_seconds=60)
+            running.wait(ahead, "running")
+            running.controller.cycle.tell([straggler(first)])
+            deadline = time.monotonic() + 20
+            while not running.get("/api/overview")["verdicts"]:
+                assert time.monotonic() < deadline
+            yield running
+
+
+@pytest.fixture(scope="module")
+def drawn(shared: Site) -> dict[str, Any]:
+    """What that controller said before the tests of the command changed anything."""
+    document = shared.get("/api/overview")
+    assert isinstance(document, dict)
+    return document
+
+
+@pytest.fixture
+def site(shared: Site, drawn: dict[str, Any]) -> Site:
+    return shared
+
+
+@pytest.fixture
+def document(drawn: dict[str, Any]) -> dict[str, Any]:
+    return deepcopy(drawn)
 
 
 def _drawn(document: dict[str, Any], width: int, height: int | None, trouble: str = "") -> list[str]:
@@ -59,8 +78,8 @@ def _drawn(document: dict[str, Any], width: int, height: int | None, trouble: st
     return written.getvalue().splitlines()
 
 
-def test_it_tells_what_the_page_tells(site: Site) -> None:
-    text = "\n".join(_drawn(site.get("/api/overview"), 140, None))
+def test_it_tells_what_the_page_tells(document: dict[str, Any]) -> None:
+    text = "\n".join(_drawn(document, 140, None))
     for words in (
         "slots 4/4",
         "running 2",
@@ -72,22 +91,21 @@ def test_it_tells_what_the_page_tells(site: Site) -> None:
         "suspect",
     ):
         assert words in text
-    drawn = next(line for line in text.splitlines() if line.lstrip().startswith("n1 "))
-    assert "▒" in drawn
-    assert "+" in drawn
+    line = next(line for line in text.splitlines() if line.lstrip().startswith("n1 "))
+    assert "▒" in line
+    assert "+" in line
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 @pytest.mark.parametrize("height", [1, 5, 12, 24, 60])
-def test_it_never_writes_beyond_the_terminal(site: Site, width: int, height: int) -> None:
-    lines = _drawn(site.get("/api/overview"), width, height, "the controller does not answer")
+def test_it_never_writes_beyond_the_terminal(document: dict[str, Any], width: int, height: int) -> None:
+    lines = _drawn(document, width, height, "the controller does not answer")
     assert max(map(len, lines)) <= width
     assert len(lines) <= max(height, 4)
     assert lines[0].startswith("gangwatch")
 
 
-def test_what_does_not_fit_is_counted(site: Site) -> None:
-    document = site.get("/api/overview")
+def test_what_does_not_fit_is_counted(document: dict[str, Any]) -> None:
     document["waiting"] = [dict(document["waiting"][0], job=f"j-{n:06d}") for n in range(20)]
     document["waiting_total"] = 4000
     text = "\n".join(_drawn(document, 120, 30))
@@ -97,8 +115,7 @@ def test_what_does_not_fit_is_counted(site: Site) -> None:
     assert len(text.splitlines()) <= 30
 
 
-def test_names_move_no_cursor(site: Site) -> None:
-    document = site.get("/api/overview")
+def test_names_move_no_cursor(document: dict[str, Any]) -> None:
     document["running"][0]["name"] = "\x1b[2J\x9b[bold]evil"
     text = "\n".join(_drawn(document, 120, None))
     assert "\x1b" not in text
