@@ -94,7 +94,7 @@ class Feed:
         self._names: Names[Follower] = Names()
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._stopping = False
-        self._asked_ns = self._swept_ns = 0
+        self._asked_ns = self._swept_ns = self._away_ns = 0
         self.streams: dict[str, Stream] = {}
 
     # --- from the loop of whoever has us run -------------------------------------------------------------------------
@@ -155,8 +155,8 @@ class Feed:
                     self._open_due(now_ns)
                     self._take_addresses()
                     until_ns = min(sweep_ns, self._due[0][0] if self._due else sweep_ns)
-                    if self._between is not None:
-                        until_ns = min(until_ns, self._clock.monotonic_ns() + int(self._between() * 1e9))
+                    wait_seconds = self._let_look()
+                    until_ns = min(until_ns, self._clock.monotonic_ns() + int(wait_seconds * 1e9))
                     self._read_ready(until_ns)
             finally:
                 for follower in self._followers.values():
@@ -168,14 +168,27 @@ class Feed:
         wait_seconds = max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
         if self._names.asked:
             wait_seconds = min(wait_seconds, POLL_SECONDS)
-        asked_ns = self._clock.monotonic_ns()
+        asked_ns = self._listened_ns()
         for number, (descriptor, mask) in enumerate(self._epoll.poll(wait_seconds, len(self._open) + 64)):
             follower = self._open.get(descriptor)
             if follower is not None:
                 self._serve(follower, mask)
-            if number % STREAMS_AT_ONCE == STREAMS_AT_ONCE - 1 and self._between is not None:
-                self._between()
+            if number % STREAMS_AT_ONCE == STREAMS_AT_ONCE - 1:
+                self._let_look()
         self._asked_ns = asked_ns
+
+    def _let_look(self) -> float:
+        """Give the thread to whoever wants it between two turns; within how many seconds it is wanted again."""
+        if self._between is None:
+            return DISCOVERY_SECONDS
+        begun_ns = self._clock.monotonic_ns()
+        wait_seconds = self._between()
+        self._away_ns += self._clock.monotonic_ns() - begun_ns
+        return wait_seconds
+
+    def _listened_ns(self) -> int:
+        """The time by which silence is counted: an agent that answered while we did not listen has not been silent."""
+        return self._clock.monotonic_ns() - self._away_ns
 
     def _sweep(self, now_ns: int) -> None:
         """Once a second: who there is, and who has fallen silent.
@@ -275,7 +288,7 @@ class Feed:
             self._lost(follower, _words(error))
             return
         follower.connection, follower.descriptor = connection, connection.fileno()
-        follower.deadline_ns = self._clock.monotonic_ns() + int(CONNECT_SECONDS * 1e9)
+        follower.deadline_ns = self._listened_ns() + int(CONNECT_SECONDS * 1e9)
         self._open[follower.descriptor] = follower
         self._epoll.register(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
 
@@ -308,7 +321,7 @@ class Feed:
                 connection.push()
                 if not connection.writes:
                     self._epoll.modify(follower.descriptor, select.EPOLLIN)
-                    follower.deadline_ns = self._clock.monotonic_ns() + int(SILENCE_SECONDS * 1e9)
+                    follower.deadline_ns = self._listened_ns() + int(SILENCE_SECONDS * 1e9)
             if mask & ~select.EPOLLOUT:
                 messages = connection.take(self._buffer)
                 if messages:
@@ -334,6 +347,7 @@ class Feed:
         """Take messages of one agent. Raises FrameError for what is no frame of ours, or not of this node."""
         stream, layout, decode = follower.stream, follower.layout, follower.decoder.decode
         received_ns = self._clock.monotonic_ns()
+        deadline_ns = received_ns - self._away_ns + int(SILENCE_SECONDS * 1e9)
         for message in messages:
             told = decode(message)
             if told.node != stream.node:
@@ -343,7 +357,7 @@ class Feed:
                 raise FrameError(f"it says more than {MOST_FRAMES_A_SECOND} messages a second")
             if isinstance(told, Layout):
                 layout = follower.layout = pack(told)
-                follower.deadline_ns = received_ns + int(SILENCE_SECONDS * 1e9)
+                follower.deadline_ns = deadline_ns
                 continue
             if layout is None:
                 raise FrameError(f"frame {told.seq}: it stands before any layout")
@@ -353,7 +367,7 @@ class Feed:
                 stream.connected, stream.complaint = True, ""
             stream.frames += 1
             stream.received_ns = received_ns
-            follower.deadline_ns = received_ns + int(SILENCE_SECONDS * 1e9)
+            follower.deadline_ns = deadline_ns
             self._deliver(layout, told, received_ns)
 
     def _lost(self, follower: Follower, complaint: str, longest: bool = False) -> None:

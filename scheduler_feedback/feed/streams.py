@@ -46,7 +46,8 @@ class Backoff:
 
 @dataclass(slots=True, eq=False)
 class Follower:
-    """What follows one agent. deadline_ns: until when something has to have come. frames_before: when it was opened.
+    """What follows one agent. deadline_ns: until when something has to have come, in time
+    spent on listening. frames_before: when it was opened.
     burst: messages beyond MOST_FRAMES_A_SECOND. followed: False once it is not wanted any more."""
 
     record: AgentRecord

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -225,6 +226,32 @@ def test_a_silent_agent_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monke
         agent = Agent(speaking(said("n0", 1)))
         async with agent.listening(tmp_path, "n0"), feeding(tmp_path):
             await until(lambda: len(agent.asked) >= 3)
+
+    asyncio.run(scene())
+
+
+def test_nobody_falls_silent_while_we_do_not_listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that takes longer than the silence that is borne, just when the agent is asked for the first time."""
+    monkeypatch.setattr(feed_module, "SILENCE_SECONDS", 0.3)
+    looks = 0
+
+    def look() -> float:
+        nonlocal looks
+        looks += 1
+        time.sleep(0.5)
+        return 0.01
+
+    async def scene() -> None:
+        agent = Agent(speaking(said("n0", 1)))
+        heard: list[Frame] = []
+        feed = Feed(tmp_path, lambda _, frame, __: heard.append(frame), (), SystemClock(), between=look)
+        async with agent.listening(tmp_path, "n0"):
+            task = asyncio.create_task(feed.run())
+            await until(lambda: bool(heard))
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert len(agent.asked) == 1 and looks > 1
+        assert not feed.streams["n0"].complaint
 
     asyncio.run(scene())
 
