@@ -231,7 +231,7 @@ def test_a_silent_agent_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_nobody_falls_silent_while_we_do_not_listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look that takes longer than the silence that is borne, just when the agent is asked for the first time."""
+    """An agent takes two looks to answer, of which each is longer than the silence that is borne."""
     monkeypatch.setattr(feed_module, "SILENCE_SECONDS", 0.3)
     looks = 0
 
@@ -241,8 +241,12 @@ def test_nobody_falls_silent_while_we_do_not_listen(tmp_path: Path, monkeypatch:
         time.sleep(0.5)
         return 0.01
 
+    async def answer(send: Send) -> None:
+        await asyncio.sleep(0.7)
+        await send(said("n0", 1))
+
     async def scene() -> None:
-        agent = Agent(speaking(said("n0", 1)))
+        agent = Agent(answer)
         heard: list[Frame] = []
         feed = Feed(tmp_path, lambda _, frame, __: heard.append(frame), (), SystemClock(), between=look)
         async with agent.listening(tmp_path, "n0"):
