@@ -24,7 +24,7 @@ from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.harness import Api, Cluster, Running, install_crds, needs_manager, running, wait_for
 from tests.kubernetes.test_feedback import POLICY, accuse
 
-pytestmark = pytest.mark.xdist_group("kubernetes")
+pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
 
 NAMESPACE = "gangwatch"
 USER = "system:serviceaccount:gangwatch:gangwatch-controller"

@@ -18,7 +18,7 @@ from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.harness import Cluster, Running, needs_manager, running, wait_for
 
-pytestmark = pytest.mark.xdist_group("kubernetes")
+pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
 
 POLICY = Policy(
     retry_backoff_seconds=0.5,
@@ -105,8 +105,12 @@ def test_what_an_operator_quarantines_is_marked_and_outlives_the_controller_and_
         (other,) = {"n1", "n2"} - {used}
         it.controller.cycle.tell([NodeCommanded(other, NodeCommand.QUARANTINE, "ada", "fan")])
         wait_for("it is tainted", lambda: taints(cluster, other).get("gangwatch.io/quarantine") == "NoSchedule")
-        conditions = {one["type"]: one for one in object_of(cluster, other)["status"]["conditions"]}
-        assert "fan" in conditions[CONDITION]["message"]
+
+        def condition() -> str:
+            found = object_of(cluster, other)["status"]["conditions"]
+            return next((str(one["message"]) for one in found if one["type"] == CONDITION), "")
+
+        assert "fan" in wait_for("it says why", condition)
         assert MEMORY in object_of(cluster, other)["metadata"]["annotations"]
     with running(access, tmp_path / "second") as it:
         assert node_state(it, other) is NodeState.QUARANTINE

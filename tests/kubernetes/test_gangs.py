@@ -17,7 +17,7 @@ from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.harness import Cluster, needs_manager, running, wait_for
 from tests.kubernetes.makers import pod_body
 
-pytestmark = pytest.mark.xdist_group("kubernetes")
+pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
 
 
 def test_of_three_gangs_with_room_for_two_the_third_waits_whole_and_follows(

@@ -26,7 +26,7 @@ from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.harness import Cluster, running, wait_for
 
-pytestmark = pytest.mark.xdist_group("kubernetes")
+pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
 
 TAKEOVER_SECONDS = 15.0
 KILLS = int(os.environ.get("GANGWATCH_KILLS", "5"))
@@ -76,6 +76,7 @@ def bound_once(kubelet: FakeKubelet) -> bool:
     return all(len(nodes) == 1 for nodes in places.values())
 
 
+@pytest.mark.slow
 def test_of_two_controllers_one_acts_and_the_other_takes_over_in_time(
     cluster: Cluster, plane: ControlPlane, kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ def test_of_two_controllers_one_acts_and_the_other_takes_over_in_time(
         assert bound_once(kubelet)
 
 
+@pytest.mark.slow
 def test_a_controller_killed_again_and_again_binds_every_gang_once_and_whole(
     cluster: Cluster, plane: ControlPlane, kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
