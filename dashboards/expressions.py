@@ -52,4 +52,12 @@ def worst(count: int, expression: str) -> str:
     return f"{inner} and topk({count}, max_over_time({inner}{span} @ end()))"
 
 
+def rose(selector: str, window: str) -> str:
+    """Where a counter has risen within the window, or has begun in it.
+
+    A counter by code or kind begins with what it counts first, and that `increase` does not see.
+    """
+    return f"(increase({selector}[{window}]) > 0 or {selector} unless {selector} offset {window})"
+
+
 _SELECTOR = re.compile(r"[a-z0-9_:]+(?:\{[^{}]*\})?")

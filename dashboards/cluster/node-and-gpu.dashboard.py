@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.board import Board
-from dashboards.expressions import CLUSTER
+from dashboards.expressions import CLUSTER, rose
 from dashboards.panels import (
     A_SECOND,
     BYTES,
@@ -31,7 +31,7 @@ dashboard = Board(
 dashboard.variable("node", "Node", f"label_values(gangwatch_agent_info{{{CLUSTER}}}, node)")
 dashboard.annotation(
     "XIDs",
-    f'increase(gangwatch_gpu_xid_total{{{CLUSTER}, node=~"$node"}}[$__rate_interval]) > 0',
+    rose(f'gangwatch_gpu_xid_total{{{CLUSTER}, node=~"$node"}}', "$__rate_interval"),
     "red",
     "XID {{code}}",
     "{{gpu}}",
@@ -176,7 +176,7 @@ dashboard.row(
     timeline(
         "XIDs",
         "When the driver reported which, in ten minutes' windows.",
-        Query(f"topk(20, increase(gangwatch_gpu_xid_total{{{_NODE}}}[10m]) > 0)", "XID {{code}} {{gpu}}"),
+        Query(f"topk(20, {rose(f'gangwatch_gpu_xid_total{{{_NODE}}}', '10m')})", "XID {{code}} {{gpu}}"),
         ((None, "red"),),
         width=12,
     ),

@@ -67,22 +67,21 @@ dashboard.row(
 dashboard.row(
     "Decisions",
     series(
-        "Starts",
+        "Starts since the controller's",
         "Started: from the front of the queue, or after a move. Backfilled: ahead of the first, without delaying it.",
         COUNT,
         Query(
-            "sum by (cluster, kind) "
-            f'(increase(gangwatch_decisions_total{{{CLUSTER}, kind=~"started|backfilled"}}[5m]))',
+            f'sum by (cluster, kind) (gangwatch_decisions_total{{{CLUSTER}, kind=~"started|backfilled"}})',
             "{{kind}}",
         ),
     ),
     series(
-        "Preemptions and moves",
-        "What was decided about running jobs, in five minutes; `observed` is what would have been done.",
+        "Preemptions, moves and what else was decided",
+        "Since the controller's start; `observed` is what would have been done.",
         COUNT,
         Query(
-            f"topk(20, sum by (cluster, kind, outcome) (increase(gangwatch_decisions_total{{{CLUSTER}, "
-            'kind!~"started|backfilled"}[5m])) > 0)',
+            f"topk(20, sum by (cluster, kind, outcome) "
+            f'(gangwatch_decisions_total{{{CLUSTER}, kind!~"started|backfilled"}}))',
             "{{kind}} {{outcome}}",
         ),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent.schema.xid import XIDS
+from dashboards.expressions import rose
 from dashboards.rules.rule import Alert
 
 _GPU = "GPU {{ $labels.gpu }} of node {{ $labels.node }} (cluster {{ $labels.cluster }})"
@@ -36,9 +37,8 @@ HARDWARE = (
     Alert(
         "GangwatchGpuXid",
         "critical",
-        # A code's series begins at its first report, which `increase` doesn't see: that of any code was there before.
-        f"""(increase(gangwatch_gpu_xid_total{{{_XIDS}}}[10m]) > 0
-        or gangwatch_gpu_xid_total{{{_XIDS}}} unless gangwatch_gpu_xid_total{{{_XIDS}}} offset 10m)
+        # An agent that is new tells of old XIDs: the count of any code is there from its beginning on.
+        f"""{rose(f"gangwatch_gpu_xid_total{{{_XIDS}}}", "10m")}
         and on (cluster, node, gpu) increase(gangwatch_gpu_xid_events_total[10m]) > 0""",
         "0s",
         f"XID {{{{ $labels.code }}}} of {_GPU}",
@@ -81,11 +81,11 @@ HARDWARE = (
     Alert(
         "GangwatchNicFlapping",
         "warning",
-        """increase(gangwatch_rdma_port_link_downed_total[15m]) >= 2
-        or increase(gangwatch_rdma_physical_link_down_events_total[15m]) >= 2""",
+        """increase(gangwatch_rdma_port_link_downed_total[10m]) >= 2
+        or increase(gangwatch_rdma_physical_link_down_events_total[10m]) >= 2""",
         "0s",
         f"The link of {_PORT} goes down again and again",
-        "{{ $value }} times in fifteen minutes: a cable or transceiver, as a rule.",
+        "{{ $value }} times in ten minutes: a cable or transceiver, as a rule.",
     ),
     Alert(
         "GangwatchPauseStorm",

@@ -123,6 +123,8 @@ COUNTERS_AS_THEY_STAND = {
     "Scheduler: Replays that decided otherwise": "at the newest start",
     "gangwatch itself: Detectors out of service": "one failure is for good",
     "Fabric: NICs": "how many there are",
+    "Scheduler: Starts since the controller's": "a kind begins with its first decision, which increase does not see",
+    "Scheduler: Preemptions, moves and what else was decided": "as above",
 }
 
 

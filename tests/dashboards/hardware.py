@@ -1,0 +1,81 @@
+"""A real agent on a faked machine (NVML's library, sysfs and proc trees) whose devices fail: what its exporter says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from exporter.exposition import Exposition, Settings
+from tests.dashboards.live import Bodies
+from tests.dashboards.scenarios import LENGTH, ONSET, Scenario, healthy
+from tests.exporter.fake_nodes import Workshop
+from tests.fakes.nvml.control import GPU_IS_LOST
+from tests.fakes.sysfs.tree import write_number
+
+NODE = "n0"
+NAMES = (
+    "GpuLost", "GpuXid", "GpuMemoryErrors", "GpuRowRemap", "GpuThrottled", "NicDown", "NicFlapping", "PauseStorm",
+    "CollectorFailing", "SeriesLimit",
+)  # fmt: skip
+SCENARIO = Scenario(
+    healthy,
+    frozenset(f"Gangwatch{name}" for name in NAMES),
+    frozenset({"GangwatchCollectorFailing"}),  # those of the GPU that is lost
+    labels=(("node", NODE),),
+)
+
+SICK = 5
+"""Expositions while devices fail: counters move on from each to the next."""
+
+REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
+HW_THERMAL = 0x40
+"""nvmlClocksEventReasonHwThermalSlowdown."""
+
+UNCORRECTED, REMAP_PENDING = 4, 144
+"""Fields of nvmlDeviceGetFieldValues: uncorrected memory errors; whether rows wait for a reset."""
+
+
+def bodies(workshop: Workshop) -> list[bytes]:
+    """The node's expositions: well, a few while its devices fail, and well again. Each is a new agent's first."""
+    well, series = _body(workshop, None, Settings())
+    found = [well]
+    for number in range(SICK):
+        found.append(_body(workshop, number, Settings(series_limit=series - 400))[0])
+    return [*found, _body(workshop, None, Settings())[0]]
+
+
+def _body(workshop: Workshop, sick: int | None, settings: Settings) -> tuple[bytes, int]:
+    """(exposition, its series). sick: how long it has been, in SICK parts of the time."""
+    with workshop.node("h100") as node:
+        nics = node.tree.nics
+        for gpu in range(8):
+            node.fake.set_reading(REASONS, HW_THERMAL if gpu == 4 and sick is not None else 0, gpu=gpu)
+        if sick is not None:
+            node.fake.set_field(REMAP_PENDING, 1, gpu=5)
+            node.fake.set_field(UNCORRECTED, 3, gpu=6)
+            (nics[1].port / "state").write_text("1: DOWN\n")
+            write_number(nics[2].port / "counters" / "link_downed", 1000)
+            node.tree.advance(2 * LENGTH / SICK, {nics[3].name: 1.0})  # paused for 0.4 of the time
+        node.node.tick()
+        if sick is not None:
+            node.fake.push_xid(2, 74)
+            node.fake.set_gpu_code(3, GPU_IS_LOST)
+            time.sleep(1.1)  # a GPU is asked every second
+        body = Exposition(settings).body(*node.frame())
+        if sick is not None:
+            (nics[1].port / "state").write_text("4: ACTIVE\n")
+    return body, sum(line.startswith(b"gangwatch_") for line in body.splitlines())
+
+
+@contextmanager
+def answering(folder: Path) -> Iterator[tuple[dict[str, Bodies], dict[str, dict[str, str]]]]:
+    """The node as targets of Prometheus, without a controller."""
+    recorded = bodies(Workshop(folder))
+
+    def answer(now: float) -> bytes:
+        number = 1 + int((now - ONSET) / (LENGTH / SICK)) if now >= ONSET else 0
+        return recorded[min(number, len(recorded) - 1)]
+
+    yield {f"hardware/{NODE}": answer}, {f"hardware/{NODE}": {"cluster": "hardware", "job": "agent", "node": NODE}}

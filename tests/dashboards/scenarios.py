@@ -1,0 +1,252 @@
+"""Scenarios: one cluster each, what happens in it, and the alerts that must fire because of it and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import takewhile
+
+from scheduler_feedback.core.events import CancelRequested, Event, FreezeSet, NodeCommand, NodeCommanded, Submitted
+from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.core.state import Mode
+from scheduler_feedback.sim.world.fault import Fault
+from scheduler_feedback.sim.world.frames import FrameExit, Sent
+from tests.dashboards.scripted import POLICY, Job, Script, ScriptedRun, job
+
+SECONDS = 1050.0
+ONSET, LENGTH = 240.0, 210.0
+"""When faults begin, on a job's two minutes of history and some, and how long they last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """make: its run. fires: alerts that must. labels: what must stand in all that are delivered.
+
+    inhibited: alerts that fire and must not be delivered, since another one says the same. unscraped: Prometheus knows
+    its agents only once the others' faults are over. down: world seconds in which the controller does not answer.
+    """
+
+    make: Callable[[], ScriptedRun]
+    fires: frozenset[str] = frozenset()
+    inhibited: frozenset[str] = frozenset()
+    labels: tuple[tuple[str, str], ...] = ()
+    unscraped: bool = False
+    down: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def named(self) -> frozenset[str]:
+        """Alerts whose labels are known beforehand."""
+        return self.fires - self.inhibited if self.labels else frozenset()
+
+
+def _with(one: Job, disorder: str, ranks: tuple[int, ...], severity: float = 0.4) -> Job:
+    fault = Fault(disorder, one.name, ranks, ONSET, LENGTH, severity=severity)
+    one.course.faults.append(one.course.solved(fault))
+    return one
+
+
+def _ends(name: str, at: float) -> Script:
+    """Somebody cancels the job: what stands against it is told no more."""
+
+    def script(run: ScriptedRun, now: float) -> Sequence[Event]:
+        return [CancelRequested(name, "somebody")] if now == at else ()
+
+    return script
+
+
+def _beside(victim: Job, other: Job, disorder: str, seen_by_other: str) -> ScriptedRun:
+    """Two jobs that share something of which there is too little while the fault lasts."""
+    ranks = tuple(range(victim.course.plan.gpus))
+    fault = Fault(disorder, victim.name, ranks, ONSET, LENGTH, severity=0.4, aggressor=other.name)
+    fault = victim.course.solved(fault)
+    victim.course.faults.append(fault)
+    other.course.faults.append(replace(fault, disorder=seen_by_other, job=other.name, aggressor=""))
+    return ScriptedRun([victim, other], _ends(victim.name, ONSET + LENGTH + 150.0))
+
+
+@cache
+def _frames_of_two_nodes() -> tuple[Sent, ...]:
+    return tuple(takewhile(lambda sent: sent[0] < SECONDS + 1.0, FrameExit([_small().course], 1).until(SECONDS + 2.0)))
+
+
+def _small() -> Job:
+    return job("j-000001", range(2))
+
+
+def _quiet(script: Script | None = None) -> ScriptedRun:
+    """Two nodes on which nothing happens but what the script says; the detectors are left out, the world is shared."""
+    return ScriptedRun([_small()], script, detect=False, frames=_frames_of_two_nodes())
+
+
+def healthy() -> ScriptedRun:
+    """Detectors look, and have nothing to say."""
+    return ScriptedRun([_small()], frames=_frames_of_two_nodes())
+
+
+def straggler() -> ScriptedRun:
+    return ScriptedRun([_with(job("j-000001", range(4)), "thermal", (9,))])
+
+
+def interference() -> ScriptedRun:
+    victim = job("j-000001", range(4), spots=(0, 1, 2, 3))
+    other = job("j-000002", range(4), begin=6.0, spots=(4, 5, 6, 7), seed=9, seconds=3.0, queue="production")
+    return _beside(victim, other, "host-interference", "crowding")
+
+
+def congestion() -> ScriptedRun:
+    victim = job("j-000001", (0, 1, 32, 33))
+    other = job("j-000002", (2, 3, 34, 35), begin=6.0, seed=9, seconds=3.0, queue="production")
+    return _beside(victim, other, "uplink-congestion", "crossing")
+
+
+def preemption() -> ScriptedRun:
+    first = job("j-000001", range(2))
+    second = job("j-000002", range(2), begin=ONSET, seed=9, priority=10, queue="production")
+    return ScriptedRun([first, second], detect=False, policy=replace(POLICY, mode=Mode.ACT))
+
+
+def lost_agent() -> ScriptedRun:
+    one = job("j-000001", range(4))
+    one.course.faults.append(Fault("agent-loss", one.name, tuple(range(8, 16)), ONSET, LENGTH))
+    return ScriptedRun([one], detect=False)
+
+
+def lost_agents() -> ScriptedRun:
+    one = job("j-000001", range(4))
+    one.course.faults.append(Fault("mass-loss", one.name, tuple(range(8, 32)), ONSET, LENGTH))
+    return ScriptedRun([one], detect=False)
+
+
+def sick_device() -> ScriptedRun:
+    one = _with(job("j-000001", range(4)), "nic-errors", (9,))
+    return ScriptedRun([one], _ends(one.name, ONSET + LENGTH + 150.0))
+
+
+def hang() -> ScriptedRun:
+    one = job("j-000001", range(4))
+    one.course.faults.append(Fault("hang-compute", one.name, (9,), ONSET, SECONDS))
+    return ScriptedRun([one], _ends(one.name, ONSET + LENGTH + 120.0))
+
+
+def stalled() -> ScriptedRun:
+    """No detector looks, and the job stops without a word; it is cancelled later."""
+
+    def script(run: ScriptedRun, now: float) -> Sequence[Event]:
+        if now == ONSET:
+            run.halted.add("j-000001")
+        return [CancelRequested("j-000001", "somebody")] if now == ONSET + LENGTH + 240.0 else ()
+
+    return _quiet(script)
+
+
+def operator() -> ScriptedRun:
+    """Actions frozen, a node in quarantine, a job that is too large, a backend that refuses, a detector that is out."""
+    large = JobSpec(name="large", command=("train",), ranks=4096, queue="research")
+
+    def script(run: ScriptedRun, now: float) -> Sequence[Event]:
+        during = ONSET <= now < ONSET + LENGTH
+        run.counters["gangwatch_backend_failures_total"] += during and now % 5 == 0
+        run.broken_detectors = {"hang"} if during else set()
+        if now == ONSET:
+            return [
+                Submitted("j-000009", large),
+                NodeCommanded("node-00001", NodeCommand.QUARANTINE, "somebody", "to be looked at"),
+                FreezeSet(True, "somebody"),
+            ]
+        if now == ONSET + LENGTH:
+            return [
+                FreezeSet(False, "somebody"),
+                NodeCommanded("node-00001", NodeCommand.RELEASE, "somebody"),
+                CancelRequested("j-000009", "somebody"),
+            ]
+        return ()
+
+    return _quiet(script)
+
+
+def too_large() -> ScriptedRun:
+    large = JobSpec(name="large", command=("train",), ranks=4096, queue="research")
+
+    def script(run: ScriptedRun, now: float) -> Sequence[Event]:
+        if now == ONSET:
+            return [Submitted("j-000009", large)]
+        if now == ONSET + LENGTH:
+            return [CancelRequested("j-000009", "somebody")]
+        return ()
+
+    return _quiet(script)
+
+
+def disk_full() -> ScriptedRun:
+    def script(run: ScriptedRun, now: float) -> Sequence[Event]:
+        run.stuck = ONSET <= now < ONSET + LENGTH + 75.0
+        run.counters["gangwatch_store_failures_total"] += run.stuck
+        return ()
+
+    return _quiet(script)
+
+
+def stuck_cycle() -> ScriptedRun:
+    def script(run: ScriptedRun, now: float) -> Sequence[Event]:
+        run.stuck = ONSET <= now < ONSET + LENGTH + 75.0
+        return ()
+
+    return _quiet(script)
+
+
+def failing_collector() -> ScriptedRun:
+    def script(run: ScriptedRun, now: float) -> Sequence[Event]:
+        run.failing = {"node-00001"} if ONSET <= now < ONSET + LENGTH else set()
+        return ()
+
+    return _quiet(script)
+
+
+def partition() -> ScriptedRun:
+    def script(run: ScriptedRun, now: float) -> Sequence[Event]:
+        run.unread = {"node-00001"} if ONSET <= now < ONSET + LENGTH else set()
+        return ()
+
+    return _quiet(script)
+
+
+def _alerts(*names: str) -> frozenset[str]:
+    return frozenset(f"Gangwatch{name}" for name in names)
+
+
+_ACCUSED = (("gang", "j-000001"), ("name", "train-j-000001"))
+_RANK_NINE = (*_ACCUSED, ("rank", "9"), ("node", "node-00001"))
+
+SCENARIOS: dict[str, Scenario] = {
+    "healthy": Scenario(healthy),
+    "straggler": Scenario(straggler, _alerts("Straggler"), labels=_RANK_NINE),
+    "interference": Scenario(interference, _alerts("Interference"), labels=(*_ACCUSED, ("aggressor", "j-000002"))),
+    "congestion": Scenario(congestion, _alerts("Congestion"), labels=(*_ACCUSED, ("aggressor", "j-000002"))),
+    "preemption": Scenario(preemption, _alerts("Preempted"), labels=_ACCUSED),
+    "lost-agent": Scenario(
+        lost_agent, _alerts("AgentDown", "FeedLost"), _alerts("FeedLost"), labels=(("node", "node-00001"),)
+    ),
+    "lost-agents": Scenario(
+        lost_agents, _alerts("AgentsLost", "AgentDown", "FeedLost"), _alerts("AgentDown", "FeedLost")
+    ),
+    "sick-device": Scenario(
+        sick_device, _alerts("DeviceAccused"), labels=(*_RANK_NINE, ("device", "node-00001/mlx5_1"), ("cause", "nic"))
+    ),
+    "hang": Scenario(hang, _alerts("Hang", "GangStalled"), _alerts("GangStalled"), labels=_RANK_NINE),
+    "stalled": Scenario(stalled, _alerts("GangStalled"), labels=_ACCUSED),
+    "operator": Scenario(operator, _alerts("Frozen", "NodeQuarantined", "BackendFailing", "DetectorBroken")),
+    "too-large": Scenario(too_large, _alerts("GangCannotStart")),
+    "disk-full": Scenario(disk_full, _alerts("JournalFailing", "CyclesStopped"), _alerts("CyclesStopped")),
+    "stuck-cycle": Scenario(stuck_cycle, _alerts("CyclesStopped")),
+    "controller-down": Scenario(
+        _quiet,
+        _alerts("ControllerDown"),
+        down=(ONSET, ONSET + LENGTH),
+    ),
+    "partition": Scenario(partition, _alerts("FeedLost"), labels=(("node", "node-00001"),)),
+    "failing-collector": Scenario(
+        failing_collector, _alerts("CollectorFailing"), labels=(("node", "node-00001"), ("collector", "gpu"))
+    ),
+    "silent": Scenario(_quiet, _alerts("TelemetryAbsent"), unscraped=True),
+}
