@@ -84,7 +84,7 @@ def test_it_tells_what_the_page_tells(document: dict[str, Any]) -> None:
         "slots 4/4",
         "running 2",
         "waiting 1",
-        "j-000001: rank 0 on n0: straggler, suspended; 1.40 times slower, 97 % sure",
+        "j-000001: rank 0 on n0: straggler, suspended; 1.63 times slower, 97 % sure",
         "+ 4 slots kept for j-000002 from",
         "j-000003 went ahead",
         "first in the queue",

@@ -1,22 +1,59 @@
-"""Findings to show on pages."""
+"""Findings and frames to show on pages."""
 
 from __future__ import annotations
 
+import random
 import time
+from itertools import accumulate
+from typing import Any
 
+import numpy as np
+
+from agent.schema.frame import Frame, Layout, Member, StepRecord, make_layout
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind, Verdict
 
 
-def straggler(job_id: str, words: str = "its peers") -> Verdict:
-    """A verdict about rank 0 of the job's first attempt, on node n0."""
+def straggler(job_id: str, words: str = "its peers", rank: int = 0, node: str = "n0") -> Verdict:
+    """A verdict about a rank of the job's first attempt."""
     now_ns = time.time_ns()
     return Verdict(
-        f"{job_id}/1/0/7", Kind.STRAGGLER, job_id, 1, 0, "n0", Cause.SUSPENDED, 0.97, 1.4, 0.2, 0.28,
+        f"{job_id}/1/{rank}/7", Kind.STRAGGLER, job_id, 1, rank, node, Cause.SUSPENDED, 0.97, 1.63, 0.31, 0.505,
         now_ns - 5_000_000_000, now_ns,
         (
-            Evidence("run time", 0.1, 0.2, "s", words, 3.0),
-            Evidence("step_seconds", 0.3, 0.2, "seconds", words, 1.0),
-            Evidence("off_processor_seconds_a_step", 0.15, 0.15, "seconds", f"its whole excess, less {words}'", 2.0),
+            Evidence("run time", 0.51, 0.31, "seconds", words, 3.0),
+            Evidence("step_seconds", 0.505, 0.31, "seconds", words, 1.0),
+            Evidence("off_processor_seconds_a_step", 0.19, 0.2, "seconds", f"its whole excess, less {words}'", 2.0),
         ),
         (("n0", 12),),
     )  # fmt: skip
+
+
+def step_frames(job: dict[str, Any], steps: int, slow_rank: int, slow_from: int) -> list[tuple[Layout, Frame]]:
+    """A frame of each of the job's nodes with the newest so many steps of its ranks, one after the other until now.
+
+    slow_rank takes 1.7 times what the others do from step slow_from on; all wait for the slowest.
+    """
+    noise = random.Random(7)
+    own_ns = [[round(3e8 * (1 + 0.03 * noise.gauss(0, 1))) for _ in job["ranks"]] for _ in range(steps)]
+    for row in own_ns[slow_from:]:
+        row[slow_rank] = round(row[slow_rank] * 1.7)
+    now_ns = time.monotonic_ns()
+    ends_ns = list(accumulate(max(row) for row in own_ns))
+    found = []
+    for node in sorted({rank["node"] for rank in job["ranks"]}):
+        records = tuple(
+            StepRecord(
+                Member(job["job"], job["attempt"], rank["rank"]),
+                step,
+                now_ns - ends_ns[-1] + ends_ns[step] - max(row),
+                max(row),
+                max(row) - row[rank["rank"]],
+            )
+            for step, row in enumerate(own_ns)
+            for rank in job["ranks"]
+            if rank["node"] == node
+        )
+        layout = make_layout(node, (), (), ())
+        none = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.uint64), np.zeros(0, np.bool_)
+        found.append((layout, Frame(node, "m", "a", 1, layout.layout_id, time.time_ns(), now_ns, *none, 0, records)))
+    return found

@@ -1,17 +1,30 @@
-"""The pages in a real Chromium: by keyboard, on a phone, in the dark, by axe-core, with and without the token."""
+"""The pages in a real Chromium: by keyboard, on a phone, in the dark, by axe-core, with and without the token.
+
+GANGWATCH_UPDATE_IMAGES=1 writes the pictures of docs/images anew.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, FloatRect, Page, expect
 
+from scheduler_feedback import loop as loop_module
 from scheduler_feedback.core.events import NodeSeen
-from tests.feedback.site import Site
+from tests.feedback.memory_backend import World
+from tests.feedback.site import Site, serving
 from tests.web.browser import page_of, serious_findings
-from tests.web.findings import straggler
+from tests.web.findings import step_frames, straggler
 
 pytestmark = pytest.mark.slow
+
+IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
 
 @pytest.fixture
@@ -57,6 +70,73 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(url: str, browser: 
         for path in PATHS:
             _live(page, url + path)
             assert page.evaluate("() => document.scrollingElement.scrollWidth") <= 400, path
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
+    """The address of a site, and a job with a straggler whose steps of two minutes came in the agents' frames."""
+    monkeypatch.setattr(loop_module, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.1)
+    with serving(tmp_path, World([NodeSeen(f"node-{n}", 4, (), f"m{n}") for n in range(4)])) as site:
+        training = site.submit(name="llama-8b", ranks=8, time_limit_seconds=900, user="ada")
+        job = site.wait(training, "running")
+        site.submit(name="mixtral-8x7b", ranks=16, time_limit_seconds=900, user="grace")
+        ahead = site.submit(name="evaluate", ranks=4, time_limit_seconds=300, user="ada")
+        site.wait(ahead, "running")
+        for layout, frame in step_frames(job, steps=240, slow_rank=3, slow_from=150):
+            site.controller._watch.offer(layout, frame, time.monotonic_ns())
+        site.controller.cycle.tell([straggler(training, rank=3, node="node-0")])
+        yield f"http://127.0.0.1:{site.port}", training
+
+
+def test_a_jobs_page_draws_what_its_ranks_did(scene: tuple[str, str], browser: Browser) -> None:
+    url, training = scene
+    with page_of(browser) as page:
+        _live(page, f"{url}/jobs/{training}")
+        expect(page.locator("#pace-legend li")).to_have_count(8)
+        expect(page.locator("#pace-legend li").nth(3)).to_contain_text("rank 3 · node-0 5")  # 510 ms or so
+        expect(page.locator("#summary")).to_contain_text("slowest rank 3, 1.")
+        size = page.evaluate("() => [...document.querySelectorAll('#pace-map')].map(map => [map.width, map.height])")
+        assert size[0][1] == 8
+        assert size[0][0] >= 60
+        redness = """cells => {
+            const map = document.getElementById("pace-map");
+            const { data } = map.getContext("2d").getImageData(0, 0, map.width, map.height);
+            return cells.map(([row, rank]) => 4 * (rank * map.width + row)).map(at => data[at] - data[at + 1]);
+        }"""
+        newest = size[0][0] - 1
+        now, before, other = page.evaluate(redness, [[newest, 3], [2, 3], [newest, 5]])
+        assert now > 80
+        assert max(before, other) < 60
+        page.locator("#pace-map").focus()
+        for _ in range(3):
+            page.keyboard.press("ArrowDown")
+        told = page.locator("#pace-told")
+        expect(told).to_have_text(re.compile(r"^rank 3 · node-0, step \d+ \(.*\): 1\.[5-9]\d times its peers$"))
+        drawn = page.evaluate("() => document.querySelector('#pace-chart canvas').toDataURL().length")
+        assert drawn > 5000
+
+
+def test_pictures_of_the_pages(scene: tuple[str, str], browser: Browser) -> None:
+    url, training = scene
+    places = {"overview": ("/", "section:has(#latest)"), "job": (f"/jobs/{training}", ".pair")}
+    for name, (path, until) in places.items():
+        for kind, size, scheme in (
+            ("light", (1280, 900), "light"),
+            ("dark", (1280, 900), "dark"),
+            ("phone", (400, 800), "light"),
+        ):
+            with page_of(browser, *size, scheme=scheme) as page:
+                _live(page, url + path)
+                expect(page.locator("#verdicts")).to_contain_text("Rank 3 on node-0 is a straggler")
+                box = page.locator(until).bounding_box()
+                assert box is not None
+                clip: FloatRect = {"x": 0, "y": 0, "width": size[0], "height": box["y"]}
+                picture = page.screenshot(full_page=True, clip=clip)
+                assert len(picture) > 20_000
+                if os.environ.get("GANGWATCH_UPDATE_IMAGES"):
+                    IMAGES.mkdir(exist_ok=True)
+                    (IMAGES / f"{name}-{kind}.png").write_bytes(picture)
 
 
 def test_by_keyboard_alone(url: str, browser: Browser) -> None:

@@ -1,29 +1,20 @@
-"""The page over a real cluster: daemons, training jobs, and a rank that a process from outside holds up.
-
-GANGWATCH_UPDATE_IMAGES=1 writes the pictures of docs/images anew.
-"""
+"""The page over a real cluster: daemons, training jobs, and a rank that a process from outside holds up."""
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, FloatRect, Page, expect
+from playwright.sync_api import Browser, expect
 
 from tests.web.browser import page_of, serious_findings
 from tests.web.stage import Stage, stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(300)]
-
-IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
-BELOW = {"overview": "section:has(#latest)", "job": ".pair"}
-"""Where the pictures of each page end."""
 
 VERDICT_MS = 60_000
 NOTICES = """() => {
@@ -86,7 +77,6 @@ def test_the_overview_draws_the_reservation_and_who_went_ahead(scene: Scene, bro
         assert drawn.locator("rect.bar.ahead").count() == 1
         expect(page.locator(f"#row-{scene.training}")).to_contain_text("rank 1 on node-0: straggler, suspended")
         expect(page.locator("#waiting")).to_contain_text("needs 6 slots")
-        _picture(page, "overview-light.png", BELOW["overview"])
 
 
 def test_a_jobs_page_shows_who_holds_it_up_live(scene: Scene, browser: Browser) -> None:
@@ -112,33 +102,16 @@ def test_a_jobs_page_shows_who_holds_it_up_live(scene: Scene, browser: Browser) 
         expect(told).to_have_text(re.compile(r"^rank 1 · node-0, step [\d,]+ \(.*\): [\d.]+ times its peers$"))
         ratio = re.search(r"([\d.]+) times", told.inner_text())
         assert ratio is not None and float(ratio[1]) > 1.1
-        page.locator("#pace-map").blur()
-        time.sleep(6)  # so that the picture has something to show
-        _picture(page, "job-light.png", BELOW["job"])
 
 
 def test_pages_in_the_dark_and_on_a_phone(scene: Scene, browser: Browser) -> None:
-    for path, name in (("/", "overview"), (f"/jobs/{scene.training}", "job")):
+    for path in ("/", f"/jobs/{scene.training}"):
         with page_of(browser, scheme="dark", allow_eval=True) as page:
             page.goto(f"{scene.stage.url}{path}")
             expect(page.locator("#liveness")).to_have_text("live")
             assert serious_findings(Axe().run(page)) == []
-            _picture(page, f"{name}-dark.png", BELOW[name])
         with page_of(browser, width=400, height=800, allow_eval=True) as page:
             page.goto(f"{scene.stage.url}{path}")
             expect(page.locator("#liveness")).to_have_text("live")
             assert page.evaluate("() => document.scrollingElement.scrollWidth") <= 400
             assert serious_findings(Axe().run(page)) == []
-            _picture(page, f"{name}-phone.png", BELOW[name])
-
-
-def _picture(page: Page, name: str, until: str) -> None:
-    """A picture of the page from its top to where that begins: what stands below names files of this machine."""
-    if os.environ.get("GANGWATCH_UPDATE_IMAGES"):
-        IMAGES.mkdir(exist_ok=True)
-        page.evaluate("() => window.scrollTo(0, 0)")
-        box = page.locator(until).bounding_box()
-        size = page.viewport_size
-        assert box is not None and size is not None
-        clip: FloatRect = {"x": 0, "y": 0, "width": size["width"], "height": box["y"]}
-        page.screenshot(path=IMAGES / name, full_page=True, clip=clip)
