@@ -193,6 +193,15 @@ def test_a_pod_that_is_gone_leaves_a_hole_and_a_gang_of_which_all_are_gone_has_e
     assert first
 
 
+def test_a_pod_that_dies_of_being_deleted_leaves_a_hole_and_is_no_failure() -> None:
+    attempt, pods = running("w-0", "w-1")
+    _, second = pods
+    pods[second] = phase(pods[second], "Failed", 143)
+    pods[second].metadata.deletion_timestamp = "2026-01-01T00:00:00Z"
+    assert look_at(attempt, pods) == []
+    assert [member.hole for member in attempt.members] == [False, True]
+
+
 def test_a_kubelet_s_rejection_is_told_from_a_failure() -> None:
     attempt, pods = bound("w-0")
     (uid,) = pods

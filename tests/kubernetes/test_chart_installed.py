@@ -129,7 +129,7 @@ def work(cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet) -
 
 def bind_again(it: Running, access: Access) -> None:
     """As after a binding whose answer was lost: it is asked for again, refused, and found to be as it was to be."""
-    (attempt,) = it.backend._attempts.values()
+    attempt = next(attempt for attempt in it.backend._attempts.values() if attempt.told)
     (member,) = attempt.members
 
     async def ask() -> str:

@@ -223,8 +223,8 @@ def look_at(attempt: Attempt, pods: Mapping[str, Pod]) -> list[Event]:
         if member.hole or member.over:
             continue
         pod = pods.get(member.uid)
-        if pod is None:
-            member.uid = ""
+        if pod is None or (pod.over and pod.metadata.deletion_timestamp and exit_code_of(pod)):
+            member.uid = ""  # killed because it was deleted: no failure of its own
         elif pod.over:
             member.over, member.exit_code = True, exit_code_of(pod)
     job_id, number = attempt.job_id, attempt.number
