@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.board import Board
-from dashboards.expressions import CLUSTER
+from dashboards.expressions import CLUSTER, worst
 from dashboards.panels import (
     CELSIUS,
     COUNT,
@@ -160,7 +160,7 @@ dashboard.row(
     timeline(
         "Nodes whose GPUs are not well",
         "The worst of a node's GPUs: 1 held back, 2 to be looked at, 3 lost or broken. The twenty worst nodes.",
-        Query(f"topk(20, node:gangwatch_gpu_health:worst{{{CLUSTER}}} > 0)", "{{node}}"),
+        Query(f"({worst(20, f'node:gangwatch_gpu_health:worst{{{CLUSTER}}}')}) > 0", "{{node}}"),
         HEALTH,
         width=12,
     ),
