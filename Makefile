@@ -52,9 +52,9 @@ docs: $(DEVELOPS)  ## the reference pages, from the catalogue and --help
 components:  ## the real components that some tests run against (as root, on Debian)
 	./packaging/components.sh
 	./packaging/accasim.sh $(PYTHON)
-	./packaging/kubernetes/build.sh
-	$(PYTHON) packaging/kubernetes/helm.py
 	./packaging/grafana-dashboards-builder.sh $(PYTHON)
+	$(PYTHON) packaging/kubernetes/helm.py
+	./packaging/kubernetes/build.sh
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from agent.collectors.block import Block, Collector
 from agent.collectors.host import HostCollector
+from agent.collectors.host_devices import HostDeviceCollector
 from agent.collectors.kernel_log import KernelLogCollector
 from agent.collectors.network import NetworkCollector
 from agent.collectors.nfs import NfsCollector
@@ -82,7 +83,8 @@ def _ours(tree: Tree, seconds: float) -> dict[str, object]:
         "topology": [TopologyCollector(root)],
         "nfs": [NfsCollector(root)],
         "kernel log": [KernelLogCollector(str(tree.kernel_log))],
-        "host": [HostCollector(root, root)],
+        "host": [HostCollector(root)],
+        "disks and interfaces": [HostDeviceCollector(root, root)],
     }
     collectors: dict[str, dict[str, float]] = {}
     for name, group in groups.items():
