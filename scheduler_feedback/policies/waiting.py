@@ -45,6 +45,10 @@ def paused(state: State, job: Job, now_ns: int) -> str | None:
         return f"all actions are frozen{f' by {state.frozen_by}' if state.frozen_by else ''}"
     if job.not_before_ns > now_ns:
         return f"{job.failure}; tried again in {span((job.not_before_ns - now_ns) / 1e9)}"
+    if job.spec.kind is JobKind.PROBE:
+        name = job.spec.pinned_node or ""
+        if (node := state.nodes.get(name)) is None or not node.present:  # a probe starts in whatever state its node is
+            return f"waits until {name} is seen again"
     return None
 
 

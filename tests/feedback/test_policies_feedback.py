@@ -415,6 +415,27 @@ def test_the_way_back_leads_over_a_probe_and_a_probation() -> None:
     ]
 
 
+def test_a_probe_of_a_node_that_is_away_waits_until_it_is_seen_again() -> None:
+    world = World({f"n{i}": 2 for i in range(4)}, replace(_POLICY, probe_command=("gangwatch-probe",)))
+    moved = world.submit(3, 10_000.0, **_MOVABLE)
+    stays = world.submit(1, 10_000.0)
+    assert world.nodes_of(stays) == {"n1"}
+    world.running()
+    world.advance(100.0)
+    world.cycle(world.verdict(moved, rank=2))
+    world.end(moved, 75)
+    world.running()
+    world.advance(100.0)
+    probe = world.state.jobs["probe-n1-1"]
+    assert cycle.why_waits(world.state, probe) == "waits until all slots of n1 are free"
+    world.cycle(NodeSeen("n1", 2, present=False))
+    world.end(stays, 0)
+    assert probe.state is JobState.PENDING
+    assert cycle.why_waits(world.state, probe) == "waits until n1 is seen again"
+    world.cycle(NodeSeen("n1", 2))
+    assert probe.state is JobState.STARTING
+
+
 def test_a_probe_that_fails_leads_to_twice_the_quarantine_up_to_the_most() -> None:
     world, name = quarantined()
     world.state.policy = replace(world.state.policy, quarantine_max_seconds=300.0)
