@@ -306,10 +306,21 @@ def test_a_reused_pid_is_never_taken_for_a_daemon(tmp_path: Path) -> None:
         stranger.kill()
 
 
+def two_ports() -> int:
+    """The lower of two neighbouring ports that nobody listens at, below those that the kernel gives to connections."""
+    for port in range(12_000 + os.getpid() % 8_000 * 2, 32_000, 2):
+        with socket.socket() as first, socket.socket() as second:
+            try:
+                first.bind(("127.0.0.1", port))
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no two neighbouring ports are free")
+
+
 def test_agents_have_the_ports_that_are_configured(door: FrontDoor, tmp_path: Path) -> None:
-    with socket.socket() as first:
-        first.bind(("127.0.0.1", 0))
-        port = first.getsockname()[1]
+    port = two_ports()
     (tmp_path / "gangwatch.toml").write_text(f"[agent]\nport = {port}\n")
     door.up("--config", str(tmp_path / "gangwatch.toml"))
     assert [agent.url for _, agent in sorted(door.state.agents().items())] == [
