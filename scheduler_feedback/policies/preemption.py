@@ -89,10 +89,9 @@ def choose(turn: Turn, ledger: Ledger) -> list[Job]:
         if waits and (job.not_before_ns > now_ns or ledger.shares.room(job.spec.queue, ranks) is not None):
             continue
         if ranks <= left - kept_free or (ranks <= left and not waits):
-            given = min(max(ranks, job.spec.ranks), left - kept_free) if waits else ranks
-            left -= given
+            left -= ranks  # of one that waits its least: no gang is stopped so that another has more than it needs
             if unlent and may_borrow(job.spec):
-                unlent = max(unlent - given, 0)
+                unlent = max(unlent - ranks, 0)
             chosen.append(job)
             kept.add(job.job_id)
     stopped = [state.jobs[key[-1]] for key in ranked if key[-1] not in kept]

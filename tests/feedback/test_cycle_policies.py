@@ -190,6 +190,17 @@ def test_read_back_between_any_two_cycles_of_a_busy_day_it_decides_the_same(
         assert state == world.state
 
 
+def test_no_gang_is_stopped_so_that_an_elastic_one_gets_more_than_its_least() -> None:
+    policy = Policy(order=Order.SRSF, preempt=True, estimates=Estimates.EXACT)
+    world = World({"n0": 2, "n1": 2}, policy)
+    runs = world.submit(2, 30.0, exact_seconds=30.0, restartable=True, preemptible=True)
+    world.running()
+    elastic = world.submit(4, 10.0, exact_seconds=10.0, min_ranks=2, restartable=True, preemptible=True)
+    world.running()
+    assert (world.job_state(runs), world.job_state(elastic)) == (JobState.RUNNING, JobState.RUNNING)
+    assert len(world.state.jobs[elastic].ranks) == 2
+
+
 def test_a_cycle_that_came_too_early_for_a_look_is_journalled_where_it_used_up_the_reason_for_one() -> None:
     policy = Policy(order=Order.LAS, preempt=True, replan_seconds=7.0, las_thresholds=(20.0, 200.0))
     world = World({"n0": 2}, policy)
