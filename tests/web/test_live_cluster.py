@@ -100,8 +100,14 @@ def test_a_jobs_page_shows_who_holds_it_up_live(scene: Scene, browser: Browser) 
         page.keyboard.press("ArrowDown")
         told = page.locator("#pace-told")
         expect(told).to_have_text(re.compile(r"^rank 1 · node-0, step [\d,]+ \(.*\): [\d.]+ times its peers$"))
-        ratio = re.search(r"([\d.]+) times", told.inner_text())
-        assert ratio is not None and float(ratio[1]) > 1.1
+        # The rank is held up on and off, so that one second of it may be as good as its peers'.
+        ratios = []
+        for _ in range(10):
+            found = re.search(r"([\d.]+) times", told.inner_text())
+            ratios += [float(found[1])] if found is not None else []
+            page.keyboard.press("ArrowLeft")
+        assert len(ratios) == 10
+        assert max(ratios) > 1.1
 
 
 def test_pages_in_the_dark_and_on_a_phone(scene: Scene, browser: Browser) -> None:
