@@ -13,17 +13,8 @@ import msgspec
 import numpy as np
 
 from agent.schema.catalog import BY_NAME, METRICS, RENAMED, Renamed
-from agent.schema.frame import (
-    Column,
-    Frame,
-    Layout,
-    Selection,
-    check_fits,
-    encode_frame,
-    encode_layout,
-    make_layout,
-    with_length,
-)
+from agent.schema.frame import Column, Frame, Layout, Selection, check_fits, make_layout
+from agent.schema.wire import encode_frame, encode_layout, with_length
 from exporter.series import gauge_text, labels_of, metric_of, render_of
 
 JSON_TYPE = "application/json"

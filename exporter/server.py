@@ -23,7 +23,8 @@ from urllib.parse import parse_qs
 
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import ConfigError, FrameError
-from agent.schema.frame import Frame, Layout, Selection, encode_frame, encode_layout, with_length
+from agent.schema.frame import Frame, Layout, Selection
+from agent.schema.wire import encode_frame, encode_layout, with_length
 from exporter.exposition import EVERYTHING, Exposition, Settings
 from exporter.frames import FRAME_TYPE, JSON_TYPE, frame_json, frame_messages, selection, wanted_metrics
 from exporter.http import HttpServer

@@ -15,20 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from agent.schema.frame import (
-    Column,
-    Frame,
-    Layout,
-    Member,
-    OpenRecord,
-    Record,
-    StepRecord,
-    Tier,
-    encode_frame,
-    encode_layout,
-    make_layout,
-    with_length,
-)
+from agent.schema.frame import Column, Frame, Layout, Member, OpenRecord, Record, StepRecord, Tier, make_layout
+from agent.schema.wire import encode_frame, encode_layout, with_length
 from exporter.frames import selection
 
 GPUS = 8

@@ -18,7 +18,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from agent.schema.frame import with_length
+from agent.schema.wire import with_length
 from benchmarks.ingest.frames import Agents, Job, jobs
 from scheduler_feedback.core.subscription import WANTED
 

@@ -12,7 +12,8 @@ import urllib.parse
 from dataclasses import dataclass
 
 from agent.schema.errors import FrameError
-from agent.schema.frame import Frame, Layout, MessageSplitter, StepRecord, decode
+from agent.schema.frame import Frame, Layout, StepRecord
+from agent.schema.wire import MessageSplitter, decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from agent.schema.errors import FrameError, GangwatchError
-from agent.schema.frame import MessageSplitter
+from agent.schema.wire import MessageSplitter
 
 MOST_HEAD_BYTES = 16 * 1024
 """Of a status line and its headers together, as agents allow of a request (exporter/http.py)."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from agent.schema.frame import Decoder, PackedLayout
+from agent.schema.frame import PackedLayout
+from agent.schema.wire import Decoder
 from scheduler_feedback.feed.agents import AgentRecord
 from scheduler_feedback.feed.connection import Connection
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent.schema.errors import FrameError, TraceError
-from agent.schema.frame import Frame, Layout, MessageSplitter, decode
+from agent.schema.frame import Frame, Layout
+from agent.schema.wire import MessageSplitter, decode
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.look import Look
 from scheduler_feedback.core.telemetry import Telemetry

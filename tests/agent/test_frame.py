@@ -12,27 +12,29 @@ from hypothesis import strategies as st
 
 from agent.schema.errors import FrameError, VersionError
 from agent.schema.frame import (
-    MAX_MESSAGE_BYTES,
     MAX_RECORDS,
-    WIRE_VERSION,
     Column,
-    Decoder,
     EventRecord,
     Frame,
     Layout,
     Member,
-    MessageSplitter,
     OpenRecord,
     Record,
     StepRecord,
     Tier,
     check_fits,
-    decode,
-    encode_frame,
-    encode_layout,
     make_layout,
     pack,
     select,
+)
+from agent.schema.wire import (
+    MAX_MESSAGE_BYTES,
+    WIRE_VERSION,
+    Decoder,
+    MessageSplitter,
+    decode,
+    encode_frame,
+    encode_layout,
     with_length,
 )
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.schema.errors import FrameError
-from agent.schema.frame import Decoder, Frame, Layout, Member, OpenRecord, decode, encode_frame
+from agent.schema.frame import Frame, Layout, Member, OpenRecord
+from agent.schema.wire import Decoder, decode, encode_frame
 from tests.agent.test_frame import RECORDS, a_frame
 
 numbers = st.sampled_from([0, 1, 127, 128, 255, 256, 65535, 65536, 2**32 - 1, 2**32, 2**63]) | st.integers(-2, 2**63)

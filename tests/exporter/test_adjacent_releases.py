@@ -16,17 +16,8 @@ import pytest
 
 from agent.schema.catalog import BY_NAME
 from agent.schema.clock import SystemClock
-from agent.schema.frame import (
-    WIRE_VERSION,
-    AnyLayout,
-    Column,
-    Frame,
-    Layout,
-    Tier,
-    encode_frame,
-    encode_layout,
-    make_layout,
-)
+from agent.schema.frame import AnyLayout, Column, Frame, Layout, Tier, make_layout
+from agent.schema.wire import WIRE_VERSION, encode_frame, encode_layout
 from exporter import server
 from exporter.server import ThreadedServer, agent_app
 from scheduler_feedback.feed import Feed

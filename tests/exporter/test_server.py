@@ -14,7 +14,8 @@ import pytest
 
 from agent.schema.clock import ManualClock
 from agent.schema.errors import ConfigError
-from agent.schema.frame import Frame, Layout, MessageSplitter, check_fits, decode
+from agent.schema.frame import Frame, Layout, check_fits
+from agent.schema.wire import MessageSplitter, decode
 from exporter.exposition import Exposition, expose
 from exporter.frames import FRAME_TYPE
 from exporter.loopback import is_loopback

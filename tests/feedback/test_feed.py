@@ -16,18 +16,8 @@ import numpy as np
 import pytest
 
 from agent.schema.clock import SystemClock
-from agent.schema.frame import (
-    WIRE_VERSION,
-    AnyLayout,
-    Column,
-    Frame,
-    Layout,
-    Tier,
-    encode_frame,
-    encode_layout,
-    make_layout,
-    with_length,
-)
+from agent.schema.frame import AnyLayout, Column, Frame, Layout, Tier, make_layout
+from agent.schema.wire import WIRE_VERSION, encode_frame, encode_layout, with_length
 from exporter.server import ThreadedServer, agent_app
 from scheduler_feedback.core.subscription import WANTED
 from scheduler_feedback.feed import Feed

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.schema.errors import FrameError
-from agent.schema.frame import with_length
+from agent.schema.wire import with_length
 from scheduler_feedback.feed.response import MOST_HEAD_BYTES, MOST_MESSAGE_BYTES, RefusedError, Response
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.gangwatch.frame\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from agent.schema.catalog import BY_NAME
-from agent.schema.frame import Frame, encode_frame
+from agent.schema.frame import Frame
+from agent.schema.wire import encode_frame
 from benchmarks.ingest.frames import Job, whole_layout
 from exporter.frames import selection, wanted_metrics
 from scheduler_feedback.core.counting import Counting

@@ -6,17 +6,8 @@ import numpy as np
 import pytest
 
 from agent.schema.catalog import BY_NAME
-from agent.schema.frame import (
-    EventRecord,
-    Frame,
-    Layout,
-    OpenRecord,
-    StepRecord,
-    check_fits,
-    decode,
-    encode_frame,
-    encode_layout,
-)
+from agent.schema.frame import EventRecord, Frame, Layout, OpenRecord, StepRecord, check_fits
+from agent.schema.wire import decode, encode_frame, encode_layout
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.look import Look
 from scheduler_feedback.core.telemetry import FEATURE, FEATURES

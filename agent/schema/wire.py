@@ -1,0 +1,320 @@
+"""The wire form of layouts and frames.
+
+A message is a msgpack map ``{"v": version, "k": "layout" | "frame", ...}``, arrays as little-endian bytes; on a stream
+each message follows its length as four bytes, big-endian. A reader takes its own version and the neighbouring ones,
+whose unknown fields it ignores.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from agent.schema.errors import FrameError, VersionError
+from agent.schema.frame import MAX_RECORDS, Frame, Layout, Record, make_layout
+from agent.schema.outline import Outline, outline
+
+WIRE_VERSION = 1
+"""Version of the wire form that this build writes."""
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""A longer message is refused unread: 100,000 columns of 9 bytes with their records stay far below it."""
+
+
+class _WireFrame(msgspec.Struct):
+    v: int
+    k: str
+    node: str
+    boot_id: str
+    agent_id: str
+    seq: int
+    layout_id: str
+    wall_ns: int
+    monotonic_ns: int
+    tier_ns: bytes
+    gauges: bytes
+    counters: bytes
+    counters_valid: bytes
+    record_seq: int
+    records: tuple[Record, ...]
+
+
+class _ReadFrame(_WireFrame):
+    """A frame as it is read: the records apart, since they often are what they were a frame ago."""
+
+    records: msgspec.Raw  # type: ignore[assignment]
+
+
+class _WireLayout(msgspec.Struct):
+    v: int
+    k: str
+    layout: Layout
+
+
+class _Envelope(msgspec.Struct):
+    v: int
+    k: str
+
+
+_FIELDS = _WireFrame.__struct_fields__
+_VARYING = frozenset(
+    ("seq", "wall_ns", "monotonic_ns", "tier_ns", "gauges", "counters", "counters_valid", "record_seq")
+)
+"""What differs from frame to frame, before the records."""
+
+_encoder = msgspec.msgpack.Encoder()
+_frame_decoder = msgspec.msgpack.Decoder(_ReadFrame)
+_records_decoder: msgspec.msgpack.Decoder[tuple[Record, ...]] = msgspec.msgpack.Decoder(tuple[Record, ...])
+_raw_records_decoder = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...])
+_record_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+_layout_decoder = msgspec.msgpack.Decoder(_WireLayout)
+_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
+
+
+def encode_layout(layout: Layout) -> bytes:
+    """The wire form of a layout (one message, without its length prefix)."""
+    return _encoder.encode(_WireLayout(WIRE_VERSION, "layout", layout))
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """The wire form of a frame (one message, without its length prefix)."""
+    return _encoder.encode(
+        _WireFrame(
+            WIRE_VERSION,
+            "frame",
+            frame.node,
+            frame.boot_id,
+            frame.agent_id,
+            frame.seq,
+            frame.layout_id,
+            frame.wall_ns,
+            frame.monotonic_ns,
+            frame.tier_ns.astype("<i8").tobytes(),
+            frame.gauges.astype("<f8").tobytes(),
+            frame.counters.astype("<u8").tobytes(),
+            np.packbits(frame.counters_valid, bitorder="little").tobytes(),
+            frame.record_seq,
+            frame.records,
+        )
+    )
+
+
+def decode(message: bytes) -> Layout | Frame:
+    """The layout or frame in one message.
+
+    Raises VersionError for a wire version that is neither ours nor a neighbour's, FrameError (naming the field) for
+    anything else that is not a message of ours.
+    """
+    return Decoder().decode(message)
+
+
+class Decoder:
+    """Reads the messages of one stream. Records that are, byte for byte, those of the frame before are the same
+    objects: what ranks are inside of changes a few times a step, and is told each second. Arrays can't be written to:
+    they are the message's own bytes, or the frame's before."""
+
+    __slots__ = ("_frame_before", "_outline", "_raw_records", "_records", "_valid", "_valid_bits")
+
+    def __init__(self) -> None:
+        self._raw_records = b""
+        self._records: tuple[Record, ...] = ()
+        self._valid_bits = b""
+        self._valid = np.zeros(0, np.bool_)
+        self._outline: Outline | None = None
+        self._frame_before: tuple[str, str, str, str] = ("", "", "", "")
+
+    def decode(self, message: bytes) -> Layout | Frame:
+        """As the function ``decode``."""
+        if self._outline is not None and (parts := self._outline.read(message)) is not None:
+            return self._as_before(message[self._outline.size :], *parts)  # what nearly every message is
+        self._outline = None
+        try:
+            wire = _frame_decoder.decode(message)
+            if wire.k == "frame" and wire.v == WIRE_VERSION:
+                frame = self._frame(wire)
+                if _encoder.encode(wire) == message:
+                    self._outline = outline(message, _FIELDS, [getattr(wire, name) for name in _FIELDS], _VARYING)
+                    self._frame_before = frame.node, frame.boot_id, frame.agent_id, frame.layout_id
+                return frame
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+        return self._other(message)
+
+    def _as_before(
+        self,
+        raw_records: bytes,
+        seq: int,
+        wall_ns: int,
+        monotonic_ns: int,
+        tier_ns: bytes,
+        gauges: bytes,
+        counters: bytes,
+        counters_valid: bytes,
+        record_seq: int,
+    ) -> Frame:
+        """A frame whose names and lengths are those of the one before."""
+        node, boot_id, agent_id, layout_id = self._frame_before
+        if raw_records != self._raw_records:
+            self._read_records(raw_records)
+        if counters_valid != self._valid_bits:
+            self._read_valid(counters_valid, len(self._valid))
+        return Frame(
+            node,
+            boot_id,
+            agent_id,
+            seq,
+            layout_id,
+            wall_ns,
+            monotonic_ns,
+            np.frombuffer(tier_ns, _I8),
+            np.frombuffer(gauges, _F8),
+            np.frombuffer(counters, _U8),
+            self._valid,
+            record_seq,
+            self._records,
+        )
+
+    def _other(self, message: bytes) -> Layout | Frame:
+        try:
+            envelope = _envelope_decoder.decode(message)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise FrameError(f"not a message of ours ({len(message)} bytes): {error}") from None
+        if abs(envelope.v - WIRE_VERSION) > 1:
+            raise VersionError(
+                f"wire version {envelope.v}; this build speaks {WIRE_VERSION} and its neighbours: "
+                "upgrade the older side one minor version at a time"
+            )
+        try:
+            if envelope.k == "layout":
+                return _checked_layout(_layout_decoder.decode(message).layout, envelope.v)
+            if envelope.k == "frame":
+                return self._frame(_frame_decoder.decode(message))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise FrameError(f"{envelope.k}: {error}") from None
+        raise FrameError(f"message kind {envelope.k!r}: expected 'layout' or 'frame'")
+
+    def _frame(self, wire: _ReadFrame) -> Frame:
+        record_seq = wire.record_seq
+        raw = bytes(wire.records)
+        if wire.v == WIRE_VERSION:
+            if raw != self._raw_records:
+                self._read_records(raw)
+            records = self._records
+        else:
+            records, missing = _of_neighbour(raw)
+            # Their numbers then no longer say which is which, so record_seq counts from the first that is kept: a
+            # reader sees the missing ones as a gap, which they are.
+            record_seq += missing
+        count = len(wire.counters) // 8
+        if len(wire.counters_valid) != (count + 7) // 8:
+            raise FrameError(f"counters_valid: {len(wire.counters_valid)} bytes for {count} counters")
+        if wire.counters_valid != self._valid_bits or count != len(self._valid):
+            self._read_valid(wire.counters_valid, count)
+        return Frame(
+            wire.node,
+            wire.boot_id,
+            wire.agent_id,
+            wire.seq,
+            wire.layout_id,
+            wire.wall_ns,
+            wire.monotonic_ns,
+            _array(wire.tier_ns, _I8, "tier_ns"),
+            _array(wire.gauges, _F8, "gauges"),
+            _array(wire.counters, _U8, "counters"),
+            self._valid,
+            record_seq,
+            records,
+        )
+
+    def _read_records(self, raw: bytes) -> None:
+        try:
+            records = _records_decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise FrameError(f"records: {error}") from None
+        if len(records) > MAX_RECORDS:
+            raise FrameError(f"records: {len(records)}, at most {MAX_RECORDS}")
+        self._raw_records, self._records = raw, records
+
+    def _read_valid(self, bits: bytes, count: int) -> None:
+        self._valid_bits = bits
+        self._valid = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(np.bool_)
+        self._valid.flags.writeable = False
+
+
+_I8, _F8, _U8 = np.dtype("<i8"), np.dtype("<f8"), np.dtype("<u8")
+
+
+def _array(raw: bytes, dtype: np.dtype[Any], field: str) -> npt.NDArray[Any]:
+    if len(raw) % 8:
+        raise FrameError(f"{field}: {len(raw)} bytes are no whole number of 8-byte values")
+    return np.frombuffer(raw, dtype)
+
+
+def _of_neighbour(raw: bytes) -> tuple[tuple[Record, ...], int]:
+    """Of another version's records those that this version knows, and how many it doesn't."""
+    every = _raw_records_decoder.decode(raw)
+    if len(every) > MAX_RECORDS:
+        raise FrameError(f"records: {len(every)}, at most {MAX_RECORDS}")
+    known: list[Record] = []
+    for one in every:
+        try:
+            known.append(_record_decoder.decode(one))
+        except msgspec.ValidationError:
+            continue
+    return tuple(known), len(every) - len(known)
+
+
+def _checked_layout(layout: Layout, version: int) -> Layout:
+    for kind, columns in (("gauges", layout.gauges), ("counters", layout.counters)):
+        for index, column in enumerate(columns):
+            if not 0 <= column.tier < len(layout.tiers):
+                raise FrameError(f"layout {kind}[{index}] {column.metric}: tier {column.tier} of {len(layout.tiers)}")
+            if column.width not in (32, 64):
+                raise FrameError(f"layout {kind}[{index}] {column.metric}: width {column.width}, expected 32 or 64")
+    # Another version's digest is over fields that are not known here.
+    digest = make_layout(layout.node, layout.tiers, layout.gauges, layout.counters).layout_id
+    if version == WIRE_VERSION and digest != layout.layout_id:
+        raise FrameError(f"layout {layout.layout_id}: its id is not the digest of its content")
+    return layout
+
+
+def with_length(message: bytes) -> bytes:
+    """The message as it stands on a stream: its length in four bytes, big-endian, then itself."""
+    return len(message).to_bytes(4, "big") + message
+
+
+class MessageSplitter:
+    """Cuts a byte stream into messages. Feed it what arrives; it gives what is complete.
+
+    Raises FrameError for a length over `most_bytes`: the stream cannot be resynchronised after that.
+    """
+
+    __slots__ = ("_buffer", "_most_bytes")
+
+    def __init__(self, most_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._buffer = bytearray()
+        self._most_bytes = most_bytes
+
+    @property
+    def pending(self) -> bool:
+        """Whether a part of a message has come."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """All messages that `data` completes, in order."""
+        self._buffer += data
+        messages: list[bytes] = []
+        start = 0
+        while len(self._buffer) - start >= 4:
+            length = int.from_bytes(self._buffer[start : start + 4], "big")
+            if length > self._most_bytes:
+                raise FrameError(f"message of {length} bytes, at most {self._most_bytes}")
+            if len(self._buffer) - start - 4 < length:
+                break
+            messages.append(bytes(self._buffer[start + 4 : start + 4 + length]))
+            start += 4 + length
+        del self._buffer[:start]
+        return messages
