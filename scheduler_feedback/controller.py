@@ -25,6 +25,7 @@ from starlette.applications import Starlette
 
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import ConfigError, GangwatchError, StateFolderBusyError, StoreError
+from agent.schema.frame import AnyLayout, Frame
 from scheduler_feedback.api import create_api
 from scheduler_feedback.backends import Backend
 from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, PolicySet
@@ -79,6 +80,7 @@ class Controller:
         retention: Retention | None = None,
         credentials: Credentials | None = None,
         fabric: Fabric | None = None,
+        named: Callable[[AnyLayout, Frame], tuple[AnyLayout, Frame]] | None = None,
         heard: Callable[[Sequence[Event]], Sequence[Event]] | None = None,
         told: Callable[[Sequence[NumberedEntry]], None] | None = None,
     ) -> None:
@@ -94,7 +96,9 @@ class Controller:
         self._retention = retention or Retention()
         looking = make_all() if detectors is None else detectors
         self._watch = Watch(looking, self._found, self._clock, fabric=fabric)
-        self._feed = Feed(folder / "agents", self._watch.offer, WANTED, self._clock, credentials, self._watch.between)
+        self._named = named
+        take = self._watch.offer if named is None else self._take
+        self._feed = Feed(folder / "agents", take, WANTED, self._clock, credentials, self._watch.between)
         self._gate = Gate(folder / "frozen")
         self._told = told
         self._on_failure: Callable[[], None] | None = None
@@ -258,6 +262,10 @@ class Controller:
         await asyncio.wrap_future(self.cycle.wish(lambda _: event))
 
     # --- from the threads ---------------------------------------------------------------------------------------------
+
+    def _take(self, layout: AnyLayout, frame: Frame, received_ns: int) -> None:
+        assert self._named is not None, "frames pass through it"
+        self._watch.offer(*self._named(layout, frame), received_ns)
 
     def _found(self, events: Sequence[Event]) -> None:
         self.cycle.tell(events if self._heard is None else self._heard(events))

@@ -21,6 +21,7 @@ from gangwatch.state_folder import StateFolder
 from scheduler_feedback.backends.kubernetes import Access, KubernetesBackend
 from scheduler_feedback.backends.kubernetes.agents import AgentFiles
 from scheduler_feedback.backends.kubernetes.lease import Leadership
+from scheduler_feedback.backends.kubernetes.naming import Naming
 from scheduler_feedback.backends.kubernetes.publish import Publisher
 from scheduler_feedback.backends.kubernetes.rebuild import rebuild
 from scheduler_feedback.backends.kubernetes.translate import TopologyLabels, with_queues
@@ -132,7 +133,8 @@ def _serve(
     web_config = config.controller.web_config
     security = Security(Path(web_config), token=lambda: controller.token) if web_config is not None else None
     server, listener = create_server(app, host, port, (lambda: controller.end_streams(),), security)
-    with listener, Controller(folder, backend, policy, credentials=credentials_of(config)) as controller:
+    credentials, named = credentials_of(config), naming(backend)
+    with listener, Controller(folder, backend, policy, credentials=credentials, named=named) as controller:
 
         def failed() -> None:
             server.should_exit = True
@@ -164,6 +166,11 @@ def _serve(
             publishing.stop()
         if controller.failure is not None:
             raise controller.failure
+
+
+def naming(backend: KubernetesBackend) -> Naming:
+    """Says of the agents' frames which gangs their pods are of."""
+    return Naming(backend.world.place_of, lambda: backend.world.places_version)
 
 
 def begin_anew(folder: Path, backend: KubernetesBackend, policy: Policy) -> None:

@@ -70,6 +70,10 @@ class ControlPlane:
     def access(self, token: str = ADMIN) -> Access:
         return Access(self.url, token=token, ca=(self.folder / "ca.crt").read_text())
 
+    def process_id(self, name: str) -> int:
+        """Of one of its programs, by the program's name."""
+        return self._processes[name].pid
+
     def kubeconfig(self, token: str = ADMIN) -> Path:
         path = self.folder / f"kubeconfig-{token}"
         path.write_text(

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from gangwatch.commands.kubernetes_controller import Publishing, begin_anew
+from gangwatch.commands.kubernetes_controller import Publishing, begin_anew, naming
 from scheduler_feedback.backends.kubernetes import Access, KubernetesBackend
 from scheduler_feedback.backends.kubernetes.client import Client, RefusedError
 from scheduler_feedback.controller import Controller
@@ -145,11 +145,13 @@ class Cluster:
         gpus: int = 8,
         annotations: dict[str, str] | None = None,
         pod: dict[str, Any] | None = None,
+        pod_annotations: dict[str, str] | None = None,
         **spec: Any,
     ) -> None:
         """A group, and an indexed Job that makes its pods, and makes them anew."""
         self.add_group(name, members, annotations)
         template = pod_body("", gpus, name, restartPolicy="Never", **(pod or {}))
+        template["metadata"]["annotations"] = pod_annotations or {}
         del template["apiVersion"], template["kind"], template["metadata"]["name"], template["metadata"]["namespace"]
         body = {
             "apiVersion": "batch/v1",
@@ -221,19 +223,28 @@ class Running:
 
 @contextmanager
 def running(
-    access: Access, folder: Path, policy: Policy | None = None, *, anew: bool = True, publish: bool = True
+    access: Access,
+    folder: Path,
+    policy: Policy | None = None,
+    *,
+    anew: bool = True,
+    publish: bool = True,
+    watching: bool = False,
 ) -> Iterator[Running]:
-    """A controller with its backend. anew: from the API's objects; else from the folder's journal."""
+    """A controller with its backend. anew: from the API's objects; else from the folder's journal. watching: it reads
+    the agents that announce themselves in its folder, with all detectors."""
     policy = policy or Policy(retry_backoff_seconds=0.5, probe_command=())
     backend = KubernetesBackend(access)
     backend.start()
     try:
         if anew:
             begin_anew(folder, backend, policy)
-        with Controller(folder, backend, policy, detectors=()) as controller:
+        detectors = None if watching else ()
+        with Controller(folder, backend, policy, detectors=detectors, named=naming(backend)) as controller:
             publishing = Publishing(backend, controller, lambda: True) if publish else None
             try:
-                yield Running(backend, controller)
+                with reading(controller) if watching else nullcontext():
+                    yield Running(backend, controller)
                 if controller.failure is not None:
                     raise controller.failure
             finally:
@@ -241,6 +252,26 @@ def running(
                     publishing.stop()
     finally:
         backend.stop()
+
+
+@contextmanager
+def reading(controller: Controller) -> Iterator[None]:
+    """The controller follows its agents, in a loop of its own."""
+    loop = asyncio.new_event_loop()
+    over = asyncio.Event()
+
+    async def serve() -> None:
+        async with controller.serving(over.set):
+            await over.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="serving", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+        loop.close()
 
 
 def needs_manager(plane: ControlPlane) -> None:

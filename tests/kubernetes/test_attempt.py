@@ -17,6 +17,7 @@ from scheduler_feedback.backends.kubernetes.attempt import (
     written,
 )
 from scheduler_feedback.backends.kubernetes.constraints import constraint_of
+from scheduler_feedback.backends.kubernetes.naming import Place
 from scheduler_feedback.backends.kubernetes.objects import Container, Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS, TopologyLabels
 from scheduler_feedback.backends.kubernetes.world import World
@@ -106,7 +107,7 @@ def test_pods_of_others_take_slots_and_those_of_an_attempt_do_not() -> None:
     mine = pod("w-0", 2, "g", nodeName="n1")
     add(world, mine)
     assert seen(world)["n1"].slots == 3
-    world.hold(mine.metadata.uid, "n1")
+    world.hold(mine.metadata.uid, Place("g", 1, "n1", range(2)))
     assert seen(world)["n1"].slots == 5
     world.pod_told("default/other", other, None)
     assert seen(world)["n1"].slots == 8
@@ -130,7 +131,7 @@ def test_a_node_without_a_free_slot_does_not_tell_what_else_is_used_up() -> None
     hungry = [{"name": "m", "resources": {"requests": {"cpu": "64", "nvidia.com/gpu": "8"}}}]
     mine = pod("w-0", 8, "g", nodeName="n1", containers=hungry)
     add(world, mine)
-    world.hold(mine.metadata.uid, "n1")
+    world.hold(mine.metadata.uid, Place("g", 1, "n1", range(2)))
     assert seen(world)["n1"].refuses == ()
     world.want(constraint_of(pod("q", 1, nodeSelector={"pool": "a"})))
     assert seen(world)["n1"].refuses == (constraint_of(pod("q", 1, nodeSelector={"pool": "a"})).name,)

@@ -13,6 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from scheduler_feedback.backends.kubernetes.constraints import constraint_of
+from scheduler_feedback.backends.kubernetes.naming import Place
 from scheduler_feedback.backends.kubernetes.objects import Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.translate import (
     PLACEMENT,
@@ -147,6 +148,11 @@ def _put(world: World, pod: Pod, node: str, ranks: range, slots: tuple[int, ...]
         raise DoesNotFitError(f"pod {pod.metadata.name} does not fit on {node}: {why}", node, constraint.name)
     world.assume(pod, node)
     return Member(pod.metadata.key, pod.metadata.uid, node, ranks, slots)
+
+
+def place_of(attempt: Attempt, member: Member) -> Place:
+    """Where the member's pod stands in its gang."""
+    return Place(attempt.job_id, attempt.number, member.node, member.ranks)
 
 
 # --- what became of it -----------------------------------------------------------------------------------------------

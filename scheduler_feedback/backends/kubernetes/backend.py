@@ -22,6 +22,7 @@ from scheduler_feedback.backends.kubernetes.attempt import (
     assign,
     ended,
     look_at,
+    place_of,
     ranks_seen,
     rejected,
 )
@@ -339,7 +340,7 @@ class KubernetesBackend:
     def _hold(self, attempt: Attempt) -> None:
         for member in attempt.members:
             if member.uid:
-                self.world.hold(member.uid, member.node)
+                self.world.hold(member.uid, place_of(attempt, member))
 
     def _take_up(self, attempt: Attempt) -> None:
         key = (attempt.job_id, attempt.number)
@@ -390,7 +391,7 @@ class KubernetesBackend:
                 continue
             fresh.remove(found)
             member.name, member.uid, member.bound = found.metadata.key, found.metadata.uid, False
-            self.world.hold(member.uid, member.node)
+            self.world.hold(member.uid, place_of(attempt, member))
             self.world.assume(found, member.node)
             self._go((f"{key[0]}/{member.ranks.start}", key[1]), self._bind_in_place(attempt, member))
 

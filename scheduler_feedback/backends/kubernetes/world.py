@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from scheduler_feedback.backends.kubernetes.agents import is_agent
 from scheduler_feedback.backends.kubernetes.constraints import OURS, Constraint, why_not
+from scheduler_feedback.backends.kubernetes.naming import Place
 from scheduler_feedback.backends.kubernetes.objects import Node, Pod, PodGroup, Queue
 from scheduler_feedback.backends.kubernetes.quantities import requests_of
 from scheduler_feedback.backends.kubernetes.translate import (
@@ -60,7 +61,8 @@ class World:
         self._allocatable: dict[str, dict[str, int]] = {}
         self._constraints: dict[str, Constraint] = {}
         self._refusals: dict[str, tuple[str, ...]] = {}
-        self._held: dict[str, str] = {}  # uid of a pod of an attempt that the core holds -> node
+        self._held: dict[str, Place] = {}  # uid of a pod of an attempt that the core holds -> where it stands
+        self.places_version = 0  # another number whenever _held has changed
         self._barred: dict[tuple[str, str], int] = {}  # (constraint, node) that a bind found too small -> its use then
         self._stale: set[str] = set()
         self._seen: dict[str, NodeSeen] = {}
@@ -86,6 +88,7 @@ class World:
         with self.lock:
             if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
                 self._leave(before.metadata.uid)
+                self.release(before.metadata.uid)
                 self._forget(key, before)
             if after is None:
                 self._agents.pop(key, None)
@@ -174,19 +177,25 @@ class World:
             if known is not None and not known.seen:
                 self._leave(uid)
 
-    def hold(self, uid: str, node: str) -> None:
+    def hold(self, uid: str, place: Place) -> None:
         """The pod is of an attempt that the core holds: the core counts its slots, and nobody else may."""
         with self.lock:
             if uid not in self._held:
-                self._held[uid] = node
-                self._stale.add(node)
+                self._held[uid] = place
+                self.places_version += 1
+                self._stale.add(place.node)
 
     def release(self, uid: str) -> None:
         """Its attempt has ended."""
         with self.lock:
-            node = self._held.pop(uid, None)
-            if node is not None:
-                self._stale.add(node)
+            place = self._held.pop(uid, None)
+            if place is not None:
+                self.places_version += 1
+                self._stale.add(place.node)
+
+    def place_of(self, uid: str) -> Place | None:
+        """Where the pod stands in its gang; None where it is of no attempt that the core holds. From any thread."""
+        return self._held.get(uid)
 
     def bar(self, constraint: str, node: str) -> None:
         """A pod of the constraint did not fit there beside what the gang itself brings: not until its use changes."""

@@ -1,0 +1,170 @@
+"""A kubelet whose pods are processes: what a pod's annotation names is run here, on nodes that have agents.
+
+Containers can't be had where the tests run, so a control group's path is told to the agents by a /proc of their own: of
+each process everything is the kernel's but `cgroup`, which is as the kubelet's cgroup driver would have made it. All
+else is real: agents, step reporters, sockets, rings, frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gangwatch.state_folder import StateFolder
+from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.client import Client
+from scheduler_feedback.backends.kubernetes.objects import Pod
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.harness import wait_for
+
+COMMAND = "tests.gangwatch.io/command"
+"""Annotation of a pod: JSON list of what its one process is."""
+
+_HELD = "import os, sys; sys.stdin.readline(); os.execv(sys.argv[1], sys.argv[1:])"
+_SHARED = ("sys", "stat", "meminfo", "self", "uptime", "loadavg", "cpuinfo", "vmstat", "pressure", "diskstats")
+_CONTAINER = "ab" * 32
+_ENDS_SECONDS = 10.0
+
+
+class Agents:
+    """One real agent a node, all below one state folder, which is the controller's. Enter it to have them up."""
+
+    def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
+        self.state = StateFolder(folder)
+        self._nodes = nodes
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Agents:
+        self.state.path.mkdir(parents=True, exist_ok=True)
+        try:
+            for node in self._nodes:
+                proc = self._proc(node)
+                proc.mkdir()
+                for name in _SHARED:
+                    if Path("/proc", name).exists():
+                        (proc / name).symlink_to(Path("/proc", name))
+                command = [
+                    sys.executable, "-m", "gangwatch", "agent", "--state", str(self.state.path), "--node", node,
+                    "--slots", "1", "--proc-root", str(proc), "--kubelet-socket", "", "--listen", "127.0.0.1:0",
+                ]  # fmt: skip
+                with (self.state.path / f"agent-{node}.output").open("ab") as output:
+                    self._processes.append(
+                        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+                    )
+            wait_for("every agent is up", lambda: len(self.state.agents()) == len(self._nodes))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait(_ENDS_SECONDS)
+
+    def socket_of(self, node: str) -> Path:
+        return self.state.socket_path(node)
+
+    def admit(self, node: str, pid: int, uid: str) -> None:
+        """Show the process to the node's agent, in the control group of that pod."""
+        mine = self._proc(node) / str(pid)
+        mine.mkdir()
+        for entry in Path(f"/proc/{pid}").iterdir():
+            if entry.name != "cgroup":
+                (mine / entry.name).symlink_to(entry)
+        slice_name = f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"
+        path = f"/kubepods.slice/kubepods-burstable.slice/{slice_name}/cri-containerd-{_CONTAINER}.scope"
+        (mine / "cgroup").write_text(f"0::{path}\n")
+
+    def _proc(self, node: str) -> Path:
+        return self.state.path / f"proc-{node}"
+
+
+class ProcessKubelet(FakeKubelet):
+    """environment: of every process, besides RANK, which is its pod's index. output: of all of them."""
+
+    def __init__(self, access: Access, agents: Agents, environment: Mapping[str, str], output: Path) -> None:
+        super().__init__(access)
+        self._agents, self._environment, self._output = agents, environment, output
+        self._processes: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}  # by uid, with the node
+
+    def pid_on(self, node: str) -> int:
+        """Of the one process that lives there; 0 where there is none."""
+        return next((one.pid for at, one in self._processes.values() if at == node and one.poll() is None), 0)
+
+    def __enter__(self) -> ProcessKubelet:
+        super().__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        for _node, process in self._processes.values():
+            process.kill()
+            process.wait()
+
+    async def _start(self, client: Client, pod: Pod) -> None:
+        command = pod.metadata.annotation(COMMAND)
+        if not command:
+            await super()._start(client, pod)
+            return
+        process = self._run(pod, json.loads(command))
+        self._processes[pod.metadata.uid] = pod.spec.node_name, process
+        await super()._start(client, pod)
+        while process.poll() is None:
+            await asyncio.sleep(0.1)
+        if pod.metadata.uid not in self._removed:
+            await self._patch(client, pod, _ended(pod, process.returncode))
+
+    def _run(self, pod: Pod, command: list[str]) -> subprocess.Popen[bytes]:
+        """Begin the process, held until its node's agent can see whose it is."""
+        environment = {
+            **os.environ,
+            **self._environment,
+            "RANK": pod.metadata.label("batch.kubernetes.io/job-completion-index", "0"),
+            "GANGWATCH_SOCKET": str(self._agents.socket_of(pod.spec.node_name)),
+        }
+        with self._output.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _HELD, *command],
+                env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output,
+            )  # fmt: skip
+        self._agents.admit(pod.spec.node_name, process.pid, pod.metadata.uid)
+        _let_go(process)
+        return process
+
+    async def _remove(self, client: Client, pod: Pod) -> None:
+        """SIGTERM, and SIGKILL after the pod's grace, as a kubelet ends containers."""
+        _, process = self._processes.get(pod.metadata.uid, ("", None))
+        if process is not None and process.poll() is None:
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                process.send_signal(number)
+            loop = asyncio.get_running_loop()
+            until = loop.time() + pod.spec.termination_grace_period_seconds
+            while process.poll() is None and loop.time() < until:
+                await asyncio.sleep(0.05)
+            process.kill()
+        await super()._remove(client, pod)
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.close()
+
+
+def _ended(pod: Pod, exit_code: int) -> dict[str, Any]:
+    """Status of a pod whose containers have ended by themselves."""
+    state = {"terminated": {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed"}}
+    containers = [
+        {"name": c.name, "state": state, "ready": False, "image": "none", "imageID": "", "restartCount": 0}
+        for c in pod.spec.containers
+    ]
+    return {"phase": "Failed" if exit_code else "Succeeded", "containerStatuses": containers}

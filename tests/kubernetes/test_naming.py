@@ -1,0 +1,138 @@
+"""Agents' frames in the core's words: pods become ranks of the gangs that they were placed for, and of no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from agent.schema.frame import Column, EventRecord, Frame, Layout, Member, Record, StepRecord, Tier, make_layout
+from scheduler_feedback.backends.kubernetes.naming import Naming, Place
+from scheduler_feedback.core.fleet import Fleet
+
+SECOND = 1_000_000_000
+
+
+def layout_of(node: str, *members: Member, attempts: bool = True) -> Layout:
+    def labels(member: Member) -> tuple[tuple[str, str], ...]:
+        attempt = str(member.attempt) if attempts else ""
+        return ("attempt", attempt), ("gang", member.gang), ("rank", str(member.rank))
+
+    counters = [Column("gangwatch_rank_steps_total", labels(member), 1) for member in members]
+    tiers = (Tier("node", 1.0), Tier("steps", 0.5))
+    return make_layout(node, tiers, [Column("gangwatch_host_memory_bytes")], counters)
+
+
+def step(member: Member, number: int = 1) -> StepRecord:
+    return StepRecord(member, number, number * SECOND, SECOND // 2, SECOND // 8)
+
+
+def frame_of(layout: Layout, *records: Record, seq: int = 1) -> Frame:
+    tiers, gauges, counters = layout.sizes
+    at_ns = 10 * SECOND + seq
+    return Frame(
+        layout.node, "boot", "agent", seq, layout.layout_id, at_ns, at_ns, np.full(tiers, at_ns, np.int64),
+        np.zeros(gauges), np.zeros(counters, np.uint64), np.ones(counters, np.bool_), 0, tuple(records),
+    )  # fmt: skip
+
+
+class Places:
+    def __init__(self, **places: Place) -> None:
+        self.places, self.version = places, 1
+        self.naming = Naming(lambda uid: self.places.get(uid), lambda: self.version)
+
+    def put(self, uid: str, place: Place) -> None:
+        self.places[uid] = place
+        self.version += 1
+
+
+def members_of(layout: Layout) -> list[tuple[str, str, str]]:
+    told = [dict(column.labels) for column in layout.counters]
+    return [(one["gang"], one["attempt"], one["rank"]) for one in told]
+
+
+def test_ranks_of_two_pods_become_ranks_of_one_gang_whatever_order_they_count_in() -> None:
+    places = Places(a=Place("g", 2, "n1", range(4, 6)), b=Place("g", 2, "n2", range(6)[:4]))
+    one, two = (Member("pod-a", 0, rank) for rank in (0, 1))
+    layout, frame = places.naming(plain := layout_of("n1", one, two), frame_of(plain, step(one), step(two)))
+    assert members_of(layout.whole()) == [("g", "2", "4"), ("g", "2", "5")]
+    assert [record.member for record in frame.records if isinstance(record, StepRecord)] == [
+        Member("g", 2, 4),
+        Member("g", 2, 5),
+    ]
+    fleet = Fleet()
+    assert fleet.observe(layout, frame, 1)
+    three = Member("pod-b", 0, 3)
+    other = layout_of("n2", three)
+    assert fleet.observe(*places.naming(other, frame_of(other, step(three))), 1)
+    assert sorted(fleet.gangs) == ["g"]
+    assert sorted(zip(fleet.gangs["g"].ranks, fleet.gangs["g"].nodes, strict=True)) == [(3, "n2"), (4, "n1"), (5, "n1")]
+
+
+def test_ranks_that_a_job_counts_as_we_do_keep_their_numbers() -> None:
+    places = Places(a=Place("g", 1, "n1", range(3, 11)))
+    claimed = [Member("pod-a", 0, rank) for rank in range(3, 11)]
+    layout, _ = places.naming(plain := layout_of("n1", *claimed), frame_of(plain))
+    assert members_of(layout.whole()) == [("g", "1", str(rank)) for rank in range(3, 11)]
+
+
+def test_nobody_speaks_for_a_pod_of_another_node_nor_for_one_that_was_not_placed() -> None:
+    places = Places(a=Place("g", 1, "n1", range(1)), launcher=Place("g", 1, "n2", range(0)))
+    for gang in ("pod-a", "pod-unknown", "pod-launcher", "g"):
+        plain = layout_of("n2", member := Member(gang, 1, 0))
+        layout, frame = places.naming(plain, raw := frame_of(plain, step(member)))
+        assert layout is plain
+        assert frame is raw
+
+
+def test_more_processes_than_gpus_take_no_rank_from_one_another() -> None:
+    places = Places(a=Place("g", 1, "n1", range(2)))
+    claimed = [Member("pod-a", 0, rank) for rank in range(4)]
+    layout, _ = places.naming(plain := layout_of("n1", *claimed), frame_of(plain))
+    assert members_of(layout.whole()) == [("g", "1", "0"), ("g", "1", "1"), ("pod-a", "0", "2"), ("pod-a", "0", "3")]
+
+
+def test_of_a_pod_whose_processes_began_again_only_the_newest_count() -> None:
+    places = Places(a=Place("g", 3, "n1", range(2)))
+    layout, _ = places.naming(plain := layout_of("n1", Member("pod-a", 0, 0), Member("pod-a", 1, 0)), frame_of(plain))
+    assert members_of(layout.whole()) == [("pod-a", "0", "0"), ("g", "3", "0")]
+
+
+def test_a_column_that_tells_no_attempt_is_of_the_newest() -> None:
+    places = Places(a=Place("g", 3, "n1", range(2)))
+    layout, _ = places.naming(plain := layout_of("n1", Member("pod-a", 0, 1), attempts=False), frame_of(plain))
+    assert members_of(layout.whole()) == [("g", "3", "1")]
+
+
+def test_a_pod_is_named_as_soon_as_it_is_placed_and_no_longer_than_that() -> None:
+    places = Places()
+    member = Member("pod-a", 0, 0)
+    plain = layout_of("n1", member)
+    assert places.naming(plain, frame_of(plain))[0] is plain
+    places.put("a", Place("g", 1, "n1", range(1)))
+    first, _ = places.naming(plain, frame_of(plain, seq=2))
+    assert members_of(first.whole()) == [("g", "1", "0")]
+    assert places.naming(plain, frame_of(plain, seq=3))[0] is first
+    places.put("a", Place("g", 2, "n1", range(1)))
+    assert members_of(places.naming(plain, frame_of(plain, seq=4))[0].whole()) == [("g", "2", "0")]
+    del places.places["a"]
+    places.version += 1
+    assert places.naming(plain, frame_of(plain, seq=5))[0] is plain
+
+
+def test_a_rank_that_reports_before_the_layout_shows_it_is_named_too_and_events_stay_as_they_are() -> None:
+    places = Places(a=Place("g", 1, "n1", range(1)))
+    event = EventRecord("xid", "GPU-1", 1)
+    plain = layout_of("n1")
+    layout, frame = places.naming(plain, frame_of(plain, step(Member("pod-a", 0, 0)), event))
+    assert frame.layout_id == layout.layout_id
+    assert frame.records == (step(Member("g", 1, 0)), event)
+
+
+def test_records_that_did_not_change_are_the_same_object_again() -> None:
+    """The fleet takes what ranks are inside of for unchanged by that."""
+    places = Places(a=Place("g", 1, "n1", range(1)))
+    plain = layout_of("n1", member := Member("pod-a", 0, 0))
+    first = frame_of(plain, step(member))
+    second = replace(first, seq=2)
+    assert places.naming(plain, first)[1].records is places.naming(plain, second)[1].records

@@ -1,0 +1,124 @@
+"""From a slow process to a moved gang, with nothing told by the test: real agents, frames, detectors, API server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.translate import REQUIRED_TOPOLOGY, RESTARTABLE, TIME_LIMIT
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.job import JobState
+from scheduler_feedback.core.verdict import Kind
+from tests.kubernetes.bed import ControlPlane, free_ports
+from tests.kubernetes.harness import Api, Cluster, Running, needs_manager, running, wait_for
+from tests.kubernetes.process_kubelet import COMMAND, Agents, ProcessKubelet
+from tests.kubernetes.test_feedback import POLICY, node_state, taints
+
+pytestmark = [
+    pytest.mark.xdist_group("kubernetes"),
+    pytest.mark.serial,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_dp.py"
+NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
+RANKS = 3
+
+
+@contextmanager
+def held_up(pid: int, held: float = 0.3, free: float = 0.25) -> Iterator[None]:
+    """The process is stopped and continued in turn, until it ends or the block does."""
+    over = threading.Event()
+
+    def disturb() -> None:
+        try:
+            while not over.is_set():
+                os.kill(pid, signal.SIGSTOP)
+                over.wait(held)
+                os.kill(pid, signal.SIGCONT)
+                over.wait(free)
+        except ProcessLookupError:
+            return
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def newest_step(it: Running, gang: str) -> int:
+    """Number of the newest step that all of the gang's ranks have finished, by the frames; 0 before the first."""
+    pace = it.controller.pace_of(gang)
+    return 0 if pace is None or not len(pace.newest) else int(pace.newest[-1])
+
+
+def test_a_process_that_is_held_up_is_found_by_its_agent_s_frames_and_its_gang_moves_away_from_its_node(
+    access: Access, plane: ControlPlane, folder: Path, tmp_path: Path
+) -> None:
+    needs_manager(plane)
+    environment = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    command = [
+        sys.executable, str(EXAMPLE), "--steps", "100000", "--batch", "64", "--pace-seconds", "0.06",
+        "--checkpoint", str(tmp_path / "checkpoint"),
+    ]  # fmt: skip
+    policy = replace(POLICY, quarantine_seconds=8.0)
+    with (
+        Agents(folder, NODES) as agents,
+        ProcessKubelet(access, agents, environment, tmp_path / "ranks.output") as kubelet,
+        running(access, folder, policy, watching=True) as it,
+    ):
+        api = Api(access)
+        cluster = Cluster(api)
+        try:
+            for number, name in enumerate(NODES):
+                cluster.add_nodes(name, gpus=1, **{"topology.gangwatch.io/spine": f"s{number // RANKS}"})
+            declared = {RESTARTABLE: "true", TIME_LIMIT: "36000", REQUIRED_TOPOLOGY: "spine"}
+            cluster.add_job(
+                "train",
+                RANKS,
+                gpus=1,
+                annotations=declared,
+                pod={"terminationGracePeriodSeconds": 10},
+                pod_annotations={COMMAND: json.dumps(command)},
+                backoffLimit=0,
+            )
+            wait_for("it runs", lambda: "train" in it.jobs() and it.jobs()["train"].state is JobState.RUNNING)
+            job = it.jobs()["train"]
+            places = cluster.nodes_of("train")
+            slow = next(record.slot.node for record in job.ranks if record.rank == 1)
+            wait_for("its steps are those of the gang", lambda: it.controller.step_seconds().get(job.job_id), 60)
+            assert not [name for name in it.controller.step_seconds() if name.startswith("pod-")]
+            wait_for("it has warmed up", lambda: newest_step(it, job.job_id) > 160, 90)
+            with held_up(kubelet.pid_on(slow)):
+                wait_for("it is moved", lambda: it.jobs()["train"].attempt == 2, 90)
+            cluster.add_gang("filler", RANKS - 1, gpus=1)
+            wait_for("the node is tainted", lambda: "gangwatch.io/quarantine" in taints(cluster, slow))
+            wait_for("it runs again", lambda: it.jobs()["train"].state is JobState.RUNNING)
+            assert not set(places.values()) & set(cluster.nodes_of("train").values())
+            wait_for("what it left is filled", lambda: cluster.bound("filler") == RANKS - 1)
+            assert set(cluster.nodes_of("filler").values()) == set(places.values()) - {slow}
+            found = it.controller.cycle.ask(lambda _: it.controller.store.entries_of(job.job_id)).result(30)
+            told = [row.entry.text for row in found if row.entry.kind == "verdict"]
+            assert any(f"rank 1 of {job.job_id} is a {Kind.STRAGGLER.value}" in text and slow in text for text in told)
+            batch = api.get("/apis/batch/v1/namespaces/default/jobs/train")
+            assert batch["status"].get("failed", 0) == 0
+            wait_for("the node comes back", lambda: node_state(it, slow) is NodeState.HEALTHY)
+            wait_for("and carries no taint", lambda: not taints(cluster, slow))
+            wait_for("the training goes on", lambda: it.controller.step_seconds().get(job.job_id))
+        finally:
+            cluster.clear()
+            api.close()
