@@ -1,0 +1,120 @@
+"""Who binds pods: our controller, kube-scheduler of the API server's release, and a loop that thinks of nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import msgspec
+
+from benchmarks.kubernetes.watching import until
+from tests.kubernetes.bed import ControlPlane, assets, free_ports
+
+OURS = "gangwatch"
+KUBE_SCHEDULER = "default-scheduler"
+BARE = "bare"
+_ENDING_SECONDS = 30
+
+
+def _began(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as stream:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def controller(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Our controller, a process of its own, leading; its state folder, with the journal, is `folder`."""
+    command = [sys.executable, "-m", "gangwatch", "kubernetes", "controller", "--state", str(folder)]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    process = _began(
+        [*command, "--kubeconfig", str(plane.kubeconfig()), "--port", "0"], folder.parent / "gangwatch.log"
+    )
+    try:
+        until("the controller is up", lambda: (folder / "controller.json").exists() or process.poll() is not None)
+        assert process.poll() is None, (folder.parent / "gangwatch.log").read_text()[-3000:]
+        yield process
+    finally:
+        _end(process)
+
+
+def ask(state: Path, path: str, body: bytes = b"{}") -> None:
+    """POST to the controller's API, as the command line does."""
+    record = msgspec.json.decode((state / "controller.json").read_bytes())
+    headers = {"Authorization": f"Bearer {(state / 'token').read_text().strip()}", "Content-Type": "application/json"}
+    with urlopen(
+        Request(f"{record['url']}/api/{path}", data=body, headers=headers, method="POST"), timeout=60
+    ) as answer:
+        answer.read()
+
+
+@contextmanager
+def kube_scheduler(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """kube-scheduler as it comes, but that it may ask as often as it likes: its own limit is 50 requests a second."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = folder / "kube-scheduler.yaml"
+    settings.write_text(
+        "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n"
+        "leaderElection: {leaderElect: false}\n"
+        f"clientConnection: {{kubeconfig: '{plane.kubeconfig()}', qps: 5000, burst: 10000}}\n"
+    )
+    (port,) = free_ports(1)
+    command = [str(assets() / "kube-scheduler"), f"--config={settings}", "--bind-address=127.0.0.1"]
+    process = _began([*command, f"--secure-port={port}", f"--cert-dir={folder}/tls"], folder / "kube-scheduler.log")
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+@contextmanager
+def verdicts(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Our controller with no cap on quarantines; told a line with names of nodes it has them found broken, at once."""
+    command = [sys.executable, "-m", "benchmarks.kubernetes.verdicts", str(plane.kubeconfig()), str(folder)]
+    with (folder.parent / "verdicts.log").open("ab") as log:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n", (folder.parent / "verdicts.log").read_text()[-3000:]
+        yield process
+    finally:
+        _end(process)
+
+
+@contextmanager
+def bare(plane: ControlPlane, folder: Path, nodes: int, gpus: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A loop that lists the pods and binds each to the next node: what the server and our client allow, and no more."""
+    command = [sys.executable, "-m", "benchmarks.kubernetes.bare", str(plane.kubeconfig()), str(nodes), str(gpus)]
+    folder.mkdir(parents=True, exist_ok=True)
+    process = _began(command, folder / "bare.log")
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time that the process has had, in user and system mode (proc(5), fields 14 and 15 of stat)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mib(pid: int, which: str = "VmRSS") -> float:
+    """Of the process, resident now, or at most so far with VmHWM (proc(5))."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{which}:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError(f"no {which} in /proc/PID/status (proc(5))")

@@ -1,0 +1,47 @@
+"""python -m benchmarks.kubernetes.verdicts KUBECONFIG FOLDER: a controller that is told verdicts on its standard input.
+
+A line with names of nodes has each of them found broken by a detector's verdict, which an operator's word confirms, so
+that it is quarantined whatever the caps say. The cycle, the journal and the publisher are the product's.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from gangwatch.commands.kubernetes_controller import Publishing, begin_anew
+from scheduler_feedback.backends.kubernetes import KubernetesBackend, from_kubeconfig
+from scheduler_feedback.controller import Controller
+from scheduler_feedback.core.events import Event, VerdictJudged
+from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+
+
+def broken(node: str) -> list[Event]:
+    """A verdict about the node, and the word that it is right."""
+    now_ns = time.time_ns()
+    verdict = Verdict(
+        f"benchmark-{node}", Kind.HEALTH, "", 0, -1, node, Cause.XID, 0.99, 1.0, 0.0, 0.0, now_ns, now_ns, level="node"
+    )
+    return [verdict, VerdictJudged(verdict.verdict_id, True, "benchmark")]
+
+
+def main(kubeconfig: Path, folder: Path) -> None:
+    policy = Policy(probe_command=())
+    backend = KubernetesBackend(from_kubeconfig(kubeconfig))
+    backend.start()
+    try:
+        begin_anew(folder, backend, policy)
+        with Controller(folder, backend, policy, detectors=()) as controller:
+            publishing = Publishing(backend, controller, lambda: True)
+            print("ready", flush=True)
+            for line in sys.stdin:
+                controller.cycle.tell([event for node in line.split() for event in broken(node)])
+            publishing.stop()
+    finally:
+        backend.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,141 @@
+"""What the API server holds, as seen by the benchmark itself; and objects made by the thousand."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from scheduler_feedback.backends.kubernetes.client import Access, Client
+from scheduler_feedback.backends.kubernetes.objects import Condition, Metadata, Node, Part
+from scheduler_feedback.backends.kubernetes.watch import Watch
+
+LIMIT_SECONDS = 200.0
+_AT_ONCE = 64
+_LOOK_SECONDS = 0.01
+
+
+class _Spec(Part):
+    node_name: str = ""
+
+
+class _Status(Part):
+    conditions: list[Condition] | None = None
+
+
+class _Some(Part):
+    """As little of an object as can be: looking on is not to cost what is measured."""
+
+    metadata: Metadata
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+class Seen:
+    """Pods that are bound, nodes that are tainted, and who was told why it waits; kept by a thread of its own."""
+
+    def __init__(self, access: Access) -> None:
+        self.bound: set[str] = set()
+        self.tainted: set[str] = set()
+        self.told: set[str] = set()  # groups and pods with a condition that says no
+        self.first: float | None = None  # when the first pod was seen bound since ``forget``
+        self.last = 0.0
+        self._access = access
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._live()), daemon=True)
+
+    def __enter__(self) -> Seen:
+        self._thread.start()
+        assert self._ready.wait(60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(10)
+        self._loop.close()
+
+    def forget(self) -> None:
+        """Begin anew to see who is the first."""
+        self.first = None
+
+    async def _live(self) -> None:
+        async with Client(self._access, agent="benchmark-watch") as client:
+            watches: list[Watch[Any]] = [
+                Watch(client, "/api/v1/pods", _Some, self._pod),
+                Watch(client, "/api/v1/nodes", Node, self._node),
+                Watch(client, "/apis/scheduling.x-k8s.io/v1alpha1/podgroups", _Some, self._group),
+            ]
+            tasks = [asyncio.create_task(watch.run()) for watch in watches]
+            for watch in watches:
+                await watch.synced.wait()
+            self._ready.set()
+            await self._stopping.wait()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _pod(self, key: str, _before: _Some | None, after: _Some | None) -> None:
+        if after is None:
+            self.bound.discard(key)
+            self.told.discard(key)
+        elif after.spec.node_name:
+            if key not in self.bound:
+                self.bound.add(key)
+                self.last = time.monotonic()
+                self.first = self.first or self.last
+        elif _says_no(after):
+            self.told.add(key)
+
+    def _node(self, key: str, _before: Node | None, after: Node | None) -> None:
+        marked = after is not None and any(taint.key == "gangwatch.io/quarantine" for taint in after.spec.taints or ())
+        (self.tainted.add if marked else self.tainted.discard)(key)
+
+    def _group(self, key: str, _before: _Some | None, after: _Some | None) -> None:
+        if after is not None and _says_no(after):
+            self.told.add(key)
+        else:
+            self.told.discard(key)
+
+
+def _says_no(some: _Some) -> bool:
+    return any(one.status == "False" for one in some.status.conditions or ())
+
+
+class Load:
+    """Makes objects, many at a time."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def create(self, path: str, bodies: list[Any]) -> None:
+        asyncio.run(self._all(lambda client, body: client.create(path, body), bodies))
+
+    def delete(self, paths: list[str]) -> None:
+        options = {"gracePeriodSeconds": 0}
+        asyncio.run(self._all(lambda client, path: client.delete(path, options), paths))
+
+    async def _all(self, work: Callable[[Client, Any], Any], items: list[Any]) -> None:
+        gate = asyncio.Semaphore(_AT_ONCE)
+        async with Client(self._access, agent="benchmark-load") as client:
+
+            async def one(item: Any) -> None:
+                async with gate:
+                    await work(client, item)
+
+            await asyncio.gather(*(one(item) for item in items))
+
+
+def until(what: str, look: Callable[[], bool], limit_seconds: float = LIMIT_SECONDS) -> float:
+    """When it came true, by the monotonic clock. Raises AssertionError where it does not."""
+    limit = time.monotonic() + limit_seconds
+    while not look():
+        if time.monotonic() > limit:
+            raise AssertionError(f"not in {limit_seconds:g} s: {what}")
+        time.sleep(_LOOK_SECONDS)
+    return time.monotonic()
