@@ -41,6 +41,9 @@ from scheduler_feedback.store import NumberedEntry, Store
 POLL_SECONDS = 0.15
 TICK_SECONDS = 1.0
 SNAPSHOT_SECONDS = 60.0
+_MEASURE_PAUSE = 20
+"""How many times as long as samples take they are not taken again: with thousands of gangs a second is too often."""
+
 RETRY_SECONDS = 1.0
 """Between two tries of a store that fails: a disk is not made emptier by asking more often."""
 
@@ -91,7 +94,7 @@ class CycleThread:
         if self._state.policy != policy:
             self._observed.append(PolicySet(policy, "configuration"))
         self._unrecorded: list[tuple[str, str]] = []
-        self._observe_ns = self._nodes_ns = self._tick_ns = self._retry_ns = 0
+        self._observe_ns = self._nodes_ns = self._tick_ns = self._retry_ns = self._measure_ns = 0
         self._snapshot_ns = clock.monotonic_ns()
         self._looked = self._ready = False
         self._store_trouble = self._backend_trouble = ""
@@ -192,12 +195,21 @@ class CycleThread:
                 raise
         if due:
             self._tick_ns = now_ns
-            self._measures = tuple(self._hooks.measures(self._state))
+            self._measure()
             self._heed_flag()
         if self._unrecorded:
             self._record_outcomes()
         if now_ns - self._snapshot_ns >= self._snapshot_seconds * 1e9 and not self._store_trouble:
             self._snapshot()
+
+    def _measure(self) -> None:
+        """Take the samples of the state, but spend no more than a twentieth of the time on it."""
+        began_ns = self._clock.monotonic_ns()
+        if began_ns < self._measure_ns:
+            return
+        self._measures = tuple(self._hooks.measures(self._state))
+        ended_ns = self._clock.monotonic_ns()
+        self._measure_ns = ended_ns + (ended_ns - began_ns) * _MEASURE_PAUSE
 
     # --- 2: what happened ---------------------------------------------------------------------------------------------
 

@@ -68,6 +68,7 @@ class World:
         self._seen: dict[str, NodeSeen] = {}
         self.dirty_gangs: set[str] = set()
         self._agents: dict[str, tuple[str, str]] = {}  # by the pod's key: its node and address
+        self._lone: dict[str, Gang] = {}  # pods that are gangs of one, as last looked at
 
     # --- from the watches --------------------------------------------------------------------------------------------
 
@@ -229,8 +230,10 @@ class World:
                 return gang_of(group, living)
             alone = next((pod for pod in self.pods_of(key) if not group_of(pod)), None)
             if alone is None:
+                self._lone.pop(key, None)
                 return None
-            return replace(lone(alone), spec=None) if alone.over else lone(alone)
+            found = self._lone[key] = _alone(alone, self._lone.get(key))
+            return replace(found, spec=None) if alone.over else found
 
     def orphans(self, key: str) -> list[Pod]:
         """Pods of a group that does not exist."""
@@ -312,6 +315,15 @@ class World:
                 barred = None
             if wanted.resource != resource or barred is not None or why_not(wanted, node, free):
                 yield constraint
+
+
+def _alone(pod: Pod, before: Gang | None) -> Gang:
+    """The pod as a gang of one. What it asks for is not read again once it is bound: nobody goes by that any more."""
+    if before is None or before.pods[0].metadata.uid != pod.metadata.uid:
+        return lone(pod)
+    if before.pods[0] is pod:
+        return before
+    return replace(before, pods=(pod,)) if pod.spec.node_name and before.spec is not None else lone(pod)
 
 
 def _declared(group: PodGroup) -> dict[str, str]:
