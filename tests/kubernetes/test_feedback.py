@@ -64,6 +64,12 @@ def taints(cluster: Cluster, node: str) -> dict[str, str]:
     return {taint["key"]: taint["effect"] for taint in object_of(cluster, node)["spec"].get("taints", [])}
 
 
+def condition_of(cluster: Cluster, node: str) -> str:
+    """What ours says; '' where the node has none."""
+    found = object_of(cluster, node)["status"]["conditions"]
+    return next((str(one["message"]) for one in found if one["type"] == CONDITION), "")
+
+
 def test_a_slow_node_is_tainted_its_gang_moved_whole_the_hole_backfilled_and_the_node_comes_back(
     cluster: Cluster, access: Access, folder: Path, plane: ControlPlane
 ) -> None:
@@ -89,9 +95,8 @@ def test_a_slow_node_is_tainted_its_gang_moved_whole_the_hole_backfilled_and_the
         wait_for("and is used", lambda: cluster.bound("small") == 1)
         wait_for("it is healthy in the end", lambda: node_state(it, slow) is NodeState.HEALTHY)
         wait_for("and carries no taint", lambda: not taints(cluster, slow))
-        found = object_of(cluster, slow)
-        assert STATE not in found["metadata"].get("labels", {})
-        assert CONDITION not in {one["type"] for one in found["status"]["conditions"]}
+        assert STATE not in object_of(cluster, slow)["metadata"].get("labels", {})
+        wait_for("nor a condition", lambda: not condition_of(cluster, slow))
 
 
 def test_what_an_operator_quarantines_is_marked_and_outlives_the_controller_and_its_folder(
@@ -105,12 +110,7 @@ def test_what_an_operator_quarantines_is_marked_and_outlives_the_controller_and_
         (other,) = {"n1", "n2"} - {used}
         it.controller.cycle.tell([NodeCommanded(other, NodeCommand.QUARANTINE, "ada", "fan")])
         wait_for("it is tainted", lambda: taints(cluster, other).get("gangwatch.io/quarantine") == "NoSchedule")
-
-        def condition() -> str:
-            found = object_of(cluster, other)["status"]["conditions"]
-            return next((str(one["message"]) for one in found if one["type"] == CONDITION), "")
-
-        assert "fan" in wait_for("it says why", condition)
+        assert "fan" in wait_for("it says why", lambda: condition_of(cluster, other))
         assert MEMORY in object_of(cluster, other)["metadata"]["annotations"]
     with running(access, tmp_path / "second") as it:
         assert node_state(it, other) is NodeState.QUARANTINE

@@ -2,11 +2,13 @@
 
 ``quantities``, ``constraints`` and ``translate`` are pure: objects in, the core's words out; so are ``marks`` and
 ``rebuild``, which are the way back. ``client`` and ``watch`` speak to the server, ``world`` is what it last said. With
-``attempt``, ``binding`` and ``stopping`` a gang comes and goes; ``backend`` puts them together. ``lease`` says who acts
-and ``publish`` tells what the core thinks; ``uninstall`` takes it all away; ``agents`` shows the feed its agents.
+``attempt``, ``binding`` and ``stopping`` a gang comes and goes, as ``carrying`` has it over the ``connection``;
+``backend`` puts them together. ``lease`` says who acts, ``publish`` tells what the core thinks, ``uninstall`` takes it
+all away; ``agents`` shows the feed its agents, and ``naming`` says which gangs their pods are of.
 """
 
+from scheduler_feedback.backends.kubernetes.advisor import AdvisorBackend
 from scheduler_feedback.backends.kubernetes.backend import KubernetesBackend
 from scheduler_feedback.backends.kubernetes.client import Access, from_kubeconfig, in_cluster
 
-__all__ = ["Access", "KubernetesBackend", "from_kubeconfig", "in_cluster"]
+__all__ = ["Access", "AdvisorBackend", "KubernetesBackend", "from_kubeconfig", "in_cluster"]

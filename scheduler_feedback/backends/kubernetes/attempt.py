@@ -6,7 +6,7 @@ hole, which the pod that its owner makes in its stead fills: a gang keeps its sl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -298,3 +298,30 @@ def rejected(attempt: Attempt, pods: Mapping[str, Pod]) -> str:
         if pod is not None and pod.status.phase == "Failed" and not pod.status.container_statuses and pod.status.reason:
             return f"{member.node} rejected pod {member.name}: {pod.status.reason} {pod.status.message}".strip()
     return ""
+
+
+def renumbered(attempts: Collection[Attempt], slots_of: Mapping[str, int]) -> list[AttemptRunning]:
+    """Attempts that hold slots beyond what their node has left, with numbers that it has: only how many counts.
+
+    slots_of: nodes that have changed, with how many slots they have now.
+    """
+    on: dict[str, list[Member]] = {}
+    for attempt in attempts:
+        for member in attempt.members:
+            on.setdefault(member.node, []).append(member)
+    moved: set[int] = set()
+    for node, slots in slots_of.items():
+        members = on.get(node, [])
+        if all(slot < slots for member in members for slot in member.slots):
+            continue
+        number = 0
+        for member in members:
+            member.slots = tuple(range(number, number + len(member.ranks)))
+            number += len(member.ranks)
+            moved.add(id(member))
+    changed: list[AttemptRunning] = []
+    for attempt in attempts:
+        if attempt.told and any(id(member) in moved for member in attempt.members):
+            attempt.placement = tuple(Slot(m.node, slot) for m in attempt.members for slot in m.slots)
+            changed.append(AttemptRunning(attempt.job_id, attempt.number, ranks_seen(attempt)))
+    return changed

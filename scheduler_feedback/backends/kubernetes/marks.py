@@ -1,8 +1,11 @@
 """What stands on a node for every other scheduler to read, from what the core thinks of it; and the way back. Pure.
 
-One label, one annotation, one taint and one condition. The annotation holds the node's whole state, so that a
-controller that starts with nothing goes on with the quarantines and backoffs of the one before. A healthy node that has
-nothing to remember carries nothing of ours.
+Two labels (state and score), two annotations (the reason, and what a controller remembers), one taint and one
+condition. The memory holds the node's whole state, so that a controller that starts with nothing goes on with the
+quarantines and backoffs of the one before. A healthy node that has nothing to remember carries nothing of ours.
+
+The score is what share of a healthy node's pace this one is held to have, in percent, and 0 for one that is out of use
+for more than slowness. It is an integer, so that a node affinity can compare it (``Gt``, ``Lt``).
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from scheduler_feedback.core import cluster
 from scheduler_feedback.core.cluster import NodeState
 
 STATE = f"{OURS}state"
+SCORE = f"{OURS}score"
+REASON = f"{OURS}reason"
 MEMORY = f"{OURS}memory"
 CONDITION = "GangwatchDoubt"
 _MOST_REASON = 1024
@@ -57,10 +62,11 @@ class Marks:
     memory: str = ""
     taint: Taint | None = None
     reason: str = ""
+    score: str = ""
 
 
-def marks_of(node: cluster.Node) -> Marks:
-    """What the node is to carry."""
+def marks_of(node: cluster.Node, *, evicts: bool = False) -> Marks:
+    """What the node is to carry. evicts: whether quarantine drives pods away that do not tolerate it."""
     memory = Memory(
         node.state,
         node.since_ns,
@@ -78,7 +84,15 @@ def marks_of(node: cluster.Node) -> Marks:
             return Marks()
         return Marks(memory=msgspec.json.encode(memory).decode())
     reason = node.reason[:_MOST_REASON] or node.state.value
-    return Marks(node.state.value, msgspec.json.encode(memory).decode(), _TAINTS.get(node.state), reason)
+    taint = _TAINTS.get(node.state)
+    if evicts and node.state is NodeState.QUARANTINE and taint is not None:
+        taint = Taint(taint.key, taint.value, "NoExecute")
+    return Marks(node.state.value, msgspec.json.encode(memory).decode(), taint, reason, _score(node))
+
+
+def _score(node: cluster.Node) -> str:
+    out = node.state in (NodeState.QUARANTINE, NodeState.MAINTENANCE)
+    return "0" if out and node.slowdown <= 1.0 else str(round(100 / max(node.slowdown, 1.0)))
 
 
 def remembered(node: Node) -> Memory:
@@ -96,11 +110,15 @@ def changes(node: Node, marks: Marks) -> tuple[dict[str, Any] | None, dict[str, 
     None where there is nothing to change. Taints are one list for all who taint, so that patch holds only for the
     version that we have seen.
     """
+    labels = {STATE: marks.state, SCORE: marks.score}
+    annotations = {MEMORY: marks.memory, REASON: marks.reason}
+    labels = {key: value for key, value in labels.items() if node.metadata.label(key) != value}
+    annotations = {key: value for key, value in annotations.items() if node.metadata.annotation(key) != value}
     metadata: dict[str, Any] = {}
-    if node.metadata.label(STATE) != marks.state:
-        metadata["labels"] = {STATE: marks.state or None}
-    if node.metadata.annotation(MEMORY) != marks.memory:
-        metadata["annotations"] = {MEMORY: marks.memory or None}
+    if labels:
+        metadata["labels"] = {key: value or None for key, value in labels.items()}
+    if annotations:
+        metadata["annotations"] = {key: value or None for key, value in annotations.items()}
     body: dict[str, Any] = {"metadata": metadata} if metadata else {}
     present = node.spec.taints or []
     ours = [taint for taint in present if taint.key.startswith(OURS)]

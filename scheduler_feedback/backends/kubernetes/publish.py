@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.advice import Advice, Finding, findings_of
 from scheduler_feedback.backends.kubernetes.client import MERGE_PATCH, STRATEGIC_PATCH, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.constraints import OURS
 from scheduler_feedback.backends.kubernetes.marks import Marks, changes, marks_of
@@ -56,11 +57,12 @@ class Look:
     marks: dict[str, Marks]
     standings: dict[str, Standing]
     now_ns: int
+    findings: tuple[Finding, ...] = ()
 
 
-def look(state: State, job_ids: Iterable[str]) -> Look:
+def look(state: State, job_ids: Iterable[str], *, evicts: bool = False) -> Look:
     """What is to be published of the state. Called between two cycles, it changes nothing."""
-    marks = {name: marks_of(node) for name, node in state.nodes.items()}
+    marks = {name: marks_of(node, evicts=evicts) for name, node in state.nodes.items()}
     standings: dict[str, Standing] = {}
     for job_id in job_ids:
         job = state.jobs.get(job_id)
@@ -76,7 +78,7 @@ def look(state: State, job_ids: Iterable[str]) -> Look:
             standings[job_id] = Standing(False, "Starting", f"attempt {job.attempt} is being bound")
         else:
             standings[job_id] = Standing(True, "Scheduled", f"all of attempt {job.attempt} has its place")
-    return Look(marks, standings, state.now_ns)
+    return Look(marks, standings, state.now_ns, findings_of(state))
 
 
 def worth_writing(before: Standing | None, after: Standing, written_ns: int, now_ns: int) -> bool:
@@ -94,8 +96,8 @@ def worth_writing(before: Standing | None, after: Standing, written_ns: int, now
 class Publisher:
     """Runs in the backend's loop.
 
-    ask: has a question put to the state between two cycles. gangs: those that there are. nodes: whether nodes are
-    marked; groups: whether gangs are.
+    ask: has a question put to the state between two cycles. gangs: those that there are. advice: what is said beside
+    the marks on nodes, where another scheduler is to be told. evicts: whether quarantine drives pods away.
     """
 
     def __init__(
@@ -105,8 +107,12 @@ class Publisher:
         gangs: Callable[[], list[Gang]],
         ask: Callable[[Callable[[State], Look]], Future[Look]],
         may_act: Callable[[], bool],
+        advice: Advice | None = None,
+        *,
+        evicts: bool = False,
     ) -> None:
         self._client, self._world, self._gangs, self._ask, self._may_act = client, world, gangs, ask, may_act
+        self._advice, self._evicts = advice, evicts
         self._written: dict[str, tuple[Standing, int]] = {}
         self._cursor = 0
         self.writes = self.refusals = 0
@@ -126,11 +132,13 @@ class Publisher:
         gangs = self._gangs()
         asked = self._next(gangs)
         job_ids = [gang.job_id for gang in asked if not gang.refused]
-        found = await asyncio.wrap_future(self._ask(lambda state: look(state, job_ids)))
+        found = await asyncio.wrap_future(self._ask(lambda state: look(state, job_ids, evicts=self._evicts)))
         writes = [
             *self._node_writes(found),
             *self._gang_writes(asked, found),
         ][:WRITES_A_PERIOD]
+        if self._advice is not None:
+            writes += await self._advice.writes(found.findings, WRITES_A_PERIOD - len(writes))
         for outcome in await asyncio.gather(*(write() for write in writes), return_exceptions=True):
             if isinstance(outcome, RefusedError):
                 self.refusals += 1

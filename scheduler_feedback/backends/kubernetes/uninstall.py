@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from scheduler_feedback.backends.kubernetes.advice import Rule, remove_rule, rules_of
 from scheduler_feedback.backends.kubernetes.client import MERGE_PATCH, STRATEGIC_PATCH, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.marks import Marks, changes
 from scheduler_feedback.backends.kubernetes.objects import Node, Part, Pod, PodGroup
@@ -53,6 +54,7 @@ async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, in
         path = f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/{metadata.namespace}/podgroups/{metadata.name}"
         if any(metadata.annotation(key) for key in (PLACEMENT, EXPECTED_START)) or group.status.conditions:
             work["groups"].append(_clear_group(client, path))
+    work["device rules"] = [remove_rule(client, rule.metadata.name) for rule in await _rules(client)]
     for path in await left_suspended(client):
         work["suspended Jobs"].append(resume(client, path))
     work["leases"].append(_remove_lease(client, f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}"))
@@ -63,6 +65,16 @@ async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, in
             return (await job) is not False
 
     return {what: sum(await asyncio.gather(*map(one, jobs))) for what, jobs in work.items()}
+
+
+async def _rules(client: Client) -> list[Rule]:
+    """Taints on devices; none where the server knows none, or this role may not look: then none was written."""
+    try:
+        return await rules_of(client)
+    except RefusedError as error:
+        if error.code not in (403, 404):
+            raise
+        return []
 
 
 async def _clear_node(client: Client, name: str, body: dict[str, Any] | None, status: dict[str, Any] | None) -> None:
