@@ -52,6 +52,10 @@ kubeconfig_option = click.option(
 @config_option
 @kubeconfig_option
 @click.option("--advise", is_flag=True, help="Bind and evict nothing: only write what is found, for other schedulers.")
+@click.option(
+    "--evict", is_flag=True, help="Quarantine's taint is NoExecute: it drives pods away. Default: NoSchedule."
+)
+@click.option("--device-taints", is_flag=True, help="With --advise: write DeviceTaintRules for single GPUs, too.")
 @click.option("--scheduler-name", default="gangwatch", show_default=True, help="schedulerName of the pods to place.")
 @click.option("--namespace", metavar="NAME", help="Of the lease. Default: the kubeconfig's, or the pod's own.")
 @click.option(
@@ -70,6 +74,8 @@ def controller(
     config_file: Path | None,
     kubeconfig: Path | None,
     advise: bool,
+    evict: bool,
+    device_taints: bool,
     scheduler_name: str,
     namespace: str | None,
     lease: str,
@@ -94,7 +100,17 @@ def controller(
     access = access_of(kubeconfig)
     labels = TopologyLabels(spine_label, rack_label, rail_label, island_label)
     agents = f"{'http' if agents_plain else 'https'}://{{}}.{agents_service}:{agents_port}" if agents_service else ""
-    settings = Settings(access, namespace or access.namespace, lease, scheduler_name, labels, advise, agents)
+    settings = Settings(
+        access,
+        namespace or access.namespace,
+        lease,
+        scheduler_name,
+        labels,
+        advise,
+        agents,
+        evicts=evict,
+        device_taints=device_taints,
+    )
     run(state, load(config_file, {} if port is None else {"controller.port": port}), settings)
 
 

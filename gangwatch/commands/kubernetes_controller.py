@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ from gangwatch.config import Config
 from gangwatch.logs import configure_logging
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.backends.kubernetes import Access, KubernetesBackend
+from scheduler_feedback.backends.kubernetes.advice import Advice
+from scheduler_feedback.backends.kubernetes.advisor import AdvisorBackend
 from scheduler_feedback.backends.kubernetes.agents import AgentFiles
 from scheduler_feedback.backends.kubernetes.lease import Leadership
 from scheduler_feedback.backends.kubernetes.naming import Naming
@@ -38,7 +40,10 @@ _log = logging.getLogger("gangwatch.kubernetes")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """advise: nothing is bound or evicted. agents: URL of an agent, with {} for its pod's dashed address; '': none."""
+    """advise: nothing is bound or evicted. agents: URL of an agent, with {} for its pod's dashed address; '': none.
+
+    evicts: quarantine's taint is NoExecute. device_taints: an advisor writes DeviceTaintRules.
+    """
 
     access: Access
     namespace: str
@@ -47,6 +52,8 @@ class Settings:
     labels: TopologyLabels
     advise: bool = False
     agents: str = ""
+    evicts: bool = False
+    device_taints: bool = False
 
 
 def run(state: StateFolder, config: Config, settings: Settings) -> None:
@@ -84,16 +91,18 @@ def _lead(
     ending: threading.Event,
     lost: threading.Event,
 ) -> None:
-    backend = KubernetesBackend(
-        settings.access,
-        scheduler=settings.scheduler,
-        labels=settings.labels,
-        may_act=leadership.may_act,
-        advise=settings.advise,
-    )
+    backend: KubernetesBackend | AdvisorBackend
+    if settings.advise:
+        backend = AdvisorBackend(settings.access, labels=settings.labels)
+    else:
+        backend = KubernetesBackend(
+            settings.access, scheduler=settings.scheduler, labels=settings.labels, may_act=leadership.may_act
+        )
     backend.start()
     try:
         policy = with_queues(config.policy, backend.world.queues.values())
+        if settings.advise:
+            policy = replace(policy, probe_command=())  # a probe is a gang, and an advisor starts none
         if leadership.before != identity:
             begin_anew(folder, backend, policy)
         _log.info("%s leads %s", identity, settings.access.url)
@@ -105,7 +114,7 @@ def _lead(
 def _serve(
     folder: Path,
     config: Config,
-    backend: KubernetesBackend,
+    backend: KubernetesBackend | AdvisorBackend,
     policy: Policy,
     settings: Settings,
     leadership: Leadership,
@@ -145,7 +154,9 @@ def _serve(
         routes = [Route("/metrics", metrics), Mount("/", controller.api())]
         mounted.append(Starlette(routes=routes, lifespan=lambda _: controller.serving(failed)))
         controller.announce(url_of(listener, security), str(certificate_of(security) or ""))
-        publishing = Publishing(backend, controller, leadership.may_act)
+        publishing = Publishing(
+            backend, controller, leadership.may_act, evicts=settings.evicts, device_taints=settings.device_taints
+        )
         files = AgentFiles(folder / "agents", settings.agents)
         done = threading.Event()
 
@@ -168,12 +179,12 @@ def _serve(
             raise controller.failure
 
 
-def naming(backend: KubernetesBackend) -> Naming:
+def naming(backend: KubernetesBackend | AdvisorBackend) -> Naming:
     """Says of the agents' frames which gangs their pods are of."""
     return Naming(backend.world.place_of, lambda: backend.world.places_version)
 
 
-def begin_anew(folder: Path, backend: KubernetesBackend, policy: Policy) -> None:
+def begin_anew(folder: Path, backend: KubernetesBackend | AdvisorBackend, policy: Policy) -> None:
     """Set the folder's journal aside, and write one whose first state is what the API's objects say.
 
     To be done whenever somebody else may have led since this folder did: what it knows is no longer so.
@@ -201,8 +212,20 @@ def begin_anew(folder: Path, backend: KubernetesBackend, policy: Policy) -> None
 class Publishing:
     """The publisher, at work in the backend's loop until it is stopped."""
 
-    def __init__(self, backend: KubernetesBackend, controller: Controller, may_act: Callable[[], bool]) -> None:
-        publisher = Publisher(backend.client, backend.world, backend.gangs, controller.cycle.ask, may_act)
+    def __init__(
+        self,
+        backend: KubernetesBackend | AdvisorBackend,
+        controller: Controller,
+        may_act: Callable[[], bool],
+        *,
+        evicts: bool = False,
+        device_taints: bool = False,
+    ) -> None:
+        client, ask = backend.client, controller.cycle.ask
+        advice = None
+        if isinstance(backend, AdvisorBackend):
+            advice = Advice(client, backend.foreign.concerned, devices=device_taints)
+        publisher = Publisher(client, backend.world, backend.gangs, ask, may_act, advice, evicts=evicts)
         self.publisher = publisher
         self._future: Future[Any] = asyncio.run_coroutine_threadsafe(publisher.run(), backend.loop)
 

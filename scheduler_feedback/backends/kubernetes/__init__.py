@@ -4,7 +4,8 @@
 ``rebuild``, which are the way back. ``client`` and ``watch`` speak to the server, ``world`` is what it last said. With
 ``attempt``, ``binding`` and ``stopping`` a gang comes and goes, as ``carrying`` has it over the ``connection``;
 ``backend`` puts them together. ``lease`` says who acts, ``publish`` tells what the core thinks, ``uninstall`` takes it
-all away; ``agents`` shows the feed its agents, and ``naming`` says which gangs their pods are of.
+all away; ``agents`` shows the feed its agents, and ``naming`` says which gangs their pods are of. Where another schedules,
+``advisor`` is the backend instead: ``foreign`` finds that one's gangs, and ``advice`` is what they are told.
 """
 
 from scheduler_feedback.backends.kubernetes.advisor import AdvisorBackend

@@ -1,0 +1,89 @@
+"""The backend of a cluster whose scheduler is another: gangs are watched where they run, and nothing is ever placed.
+
+What is found is written on nodes and told on pods (``marks``, ``advice``); it is the other scheduler that acts on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.client import Access, Client
+from scheduler_feedback.backends.kubernetes.connection import Connection
+from scheduler_feedback.backends.kubernetes.foreign import SETTLED_SECONDS, Foreign
+from scheduler_feedback.backends.kubernetes.objects import Node, Pod
+from scheduler_feedback.backends.kubernetes.translate import Gang, TopologyLabels
+from scheduler_feedback.backends.kubernetes.watch import Watch
+from scheduler_feedback.backends.kubernetes.world import World
+from scheduler_feedback.core.actions import Action
+from scheduler_feedback.core.events import Event, NodeSeen
+
+_NOBODY = "\0"
+"""Name of the scheduler whose pods are ours to place: none has it."""
+
+
+class AdvisorBackend:
+    """Implements Backend. ``start`` before it is used; ``stop`` ends its thread."""
+
+    def __init__(
+        self, access: Access, *, labels: TopologyLabels | None = None, settled_seconds: float = SETTLED_SECONDS
+    ) -> None:
+        self.world = World(_NOBODY, labels or TopologyLabels())
+        self.foreign = Foreign(self.world, settled_seconds)
+        self._nodes_told: dict[str, NodeSeen] = {}
+        self._connection = Connection(access, self._watching, lambda: ())
+
+    def start(self) -> None:
+        """Connect, and list everything once. Raises BackendError where that does not come to an end in time."""
+        self._connection.start()
+
+    def stop(self) -> None:
+        self._connection.stop()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._connection.loop
+
+    @property
+    def client(self) -> Client:
+        return self._connection.client
+
+    def _watching(self, client: Client) -> Mapping[str, Watch[Any]]:
+        return {
+            "nodes": Watch(client, "/api/v1/nodes", Node, self.world.node_told),
+            "pods": Watch(client, "/api/v1/pods", Pod, self._pod_told),
+        }
+
+    def _pod_told(self, key: str, before: Pod | None, after: Pod | None) -> None:
+        with self.world.lock:  # between the two, the pod would take slots that nobody holds
+            self.world.pod_told(key, before, after)
+            self.foreign.pod_told(before, after, time.monotonic())
+
+    # --- Backend -----------------------------------------------------------------------------------------------------
+
+    def nodes(self) -> Sequence[NodeSeen]:
+        self._connection.check()
+        seen = self.world.seen()
+        self._nodes_told = {node.node: node for node in seen}
+        return seen
+
+    def apply(self, action: Action) -> None:
+        raise BackendError(f"{action.job_id}: another scheduler places and moves gangs here; gangwatch only advises")
+
+    def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
+        self._connection.check()
+        gangs = self.foreign.events(holding, time.monotonic())
+        seen = self.world.seen()
+        changed = [node for node in seen if self._nodes_told.get(node.node) != node]
+        self._nodes_told.update((node.node, node) for node in changed)
+        return [*changed, *gangs]
+
+    def gangs(self) -> list[Gang]:
+        """Gangs that are ours to tell why they wait: none."""
+        return []
+
+    def know(self, job_id: str, key: str) -> None:
+        """None of the gangs that the API's objects tell of is ours."""
