@@ -20,6 +20,7 @@ from scheduler_feedback.core.events import (
     FirstStep,
     FreezeSet,
     Hosted,
+    HostWaits,
     NodeCommanded,
     NodeSeen,
     PolicySet,
@@ -46,6 +47,7 @@ from scheduler_feedback.policies import (
     wishes,
 )
 from scheduler_feedback.policies.admission import admit_check
+from scheduler_feedback.policies.beside import start_beside
 from scheduler_feedback.policies.clocks import let_clocks_run_out
 from scheduler_feedback.policies.ledger import Ledger, ledger_of
 from scheduler_feedback.policies.migration import judge_running_gangs
@@ -101,6 +103,9 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
                 preemption.swap(turn, ledger)
             reservation = place_or_reserve(turn, ledger)  # 6  the head starts, or a place is kept for it
             backfill(turn, ledger, reservation)  # 7  whoever does not delay it goes ahead
+            while start_beside(turn, ledger, reservation):  #    what still lies idle may be worth more with a slow node
+                reservation = place_or_reserve(turn, ledger)
+                backfill(turn, ledger, reservation)
             if resizing.make_room(turn, ledger) or defragmentation.make_room(turn, ledger):
                 place_or_reserve(turn, ledger)  #    where slots are left that nobody could use, room may be made
             resizing.grow(turn, ledger)  #    what nobody waits for makes elastic gangs larger
@@ -123,6 +128,7 @@ WISHES_AND_OBSERVATIONS: _Handlers = {
     NodeSeen: observations.node_seen,
     AttemptRunning: observations.attempt_running,
     Hosted: hosted.found,
+    HostWaits: hosted.waits,
     FirstStep: observations.first_step,
     Progressed: observations.progressed,
     RankFailed: observations.rank_failed,

@@ -46,6 +46,7 @@ class Node:
     against it. doubted_ns: since when, None where nothing is held against it.
     spare: whether it is kept for gangs that leave a bad node, and lent meanwhile to those that may be stopped.
     refuses: constraints of jobs, by name, that the node does not meet as the backend sees it.
+    queues: those of another scheduler whose jobs may use it; none where it has none.
     """
 
     name: str
@@ -72,3 +73,4 @@ class Node:
     doubted_ns: int | None = None
     spare: bool = False
     refuses: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()

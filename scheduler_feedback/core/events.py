@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.job import JobSpec, Slot
+from scheduler_feedback.core.job import HostedWait, JobSpec, Slot
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 
@@ -91,6 +91,7 @@ class NodeSeen:
     island: str = ""
     island_slots: int = 0
     refuses: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
 
 
 def as_seen(node: Node) -> NodeSeen:
@@ -108,6 +109,7 @@ def as_seen(node: Node) -> NodeSeen:
         node.island,
         node.island_slots,
         node.refuses,
+        node.queues,
     )
 
 
@@ -140,6 +142,13 @@ class Hosted:
     spec: JobSpec
     placement: tuple[Slot, ...]
     began_wall_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HostWaits:
+    """What waits for room with another scheduler, by size; told whenever that has changed."""
+
+    waiting: tuple[HostedWait, ...]
 
 
 class RankExit(msgspec.Struct, frozen=True, gc=False):
@@ -246,6 +255,7 @@ Event = (
     | NodeSeen
     | AttemptRunning
     | Hosted
+    | HostWaits
     | AttemptEnded
     | RankFailed
     | AttemptUnknown

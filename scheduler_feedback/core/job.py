@@ -168,6 +168,14 @@ class Slot(msgspec.Struct, frozen=True, order=True, gc=False):
     slot: int
 
 
+class HostedWait(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Gangs of one size that wait in a queue of another scheduler. seconds: the longest that one of them may run."""
+
+    queue: str
+    ranks: int
+    seconds: float | None = None
+
+
 class RankRecord(msgspec.Struct, frozen=True, gc=False):
     """What is known of one rank of the newest attempt. start_time: clock ticks since boot (/proc/PID/stat field 22)."""
 

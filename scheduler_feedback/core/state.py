@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from scheduler_feedback.core.cluster import Level, Node
-from scheduler_feedback.core.job import Job, Slot
+from scheduler_feedback.core.job import HostedWait, Job, Slot
 from scheduler_feedback.core.verdict import Verdict
 
 
@@ -238,7 +238,8 @@ class State(Derived):
     first_turn, last_turn, chosen_turn: of the queues of LAS.
     history: of each kind of jobs, how many ran how long, in bins of half an octave; old ones fade. lately: those that
     have ended and are not counted in it yet. trust: how well each way of telling jobs alike has foretold lately.
-    waits: whether anybody waits for room. emptied_ns: when that was last so.
+    waits: whether anybody waits for room. emptied_ns: when that was last so. host_waits: what waits with another
+    scheduler, as it last said.
     queue_use, queue_use_ns: slot-seconds that each queue has used, fading, as of that instant. queue_turns: how the
     queues stand, the least first, as of the last look.
     """
@@ -276,3 +277,4 @@ class State(Derived):
     queue_turns: dict[str, int] = field(default_factory=dict)
     waits: bool = False
     emptied_ns: int = 0
+    host_waits: tuple[HostedWait, ...] = ()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from scheduler_feedback.core.cluster import NodeState
-from scheduler_feedback.core.job import Job, JobState, Slot
+from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
 from scheduler_feedback.core.plan import Plan
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.turn import span
@@ -160,7 +160,12 @@ def _shrunk(state: State, job: Job, test: CostTest, plan: Plan) -> Ruling | None
 
 
 def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Ruling | None:
-    """The gang waits for a healthy place; None where none can be foreseen."""
+    """The gang waits for a healthy place; None where none can be foreseen.
+
+    Nor where it is another scheduler's and others wait there: who is first then, and when, only that one knows.
+    """
+    if job.spec.kind is JobKind.HOSTED and state.host_waits:
+        return None
     ledger = ledger_of(state)
     avoided = (*accused_nodes(state, job), *(n for n in ledger.doubtful if state.nodes[n].state is NodeState.SUSPECT))
     mark = ledger.plan.checkpoint()

@@ -1,16 +1,21 @@
 """Hosted jobs: another scheduler runs them; the cycle knows where, watches, and asks that scheduler for another place.
 
 Such a job comes as running and never waits here: who hosts it queues it. An attempt that has ended is the end of the
-job as far as the cycle goes, and another attempt of it brings it back, with what is known of its earlier ones.
+job as far as the cycle goes, and another attempt of it brings it back, with what is known of its earlier ones. Who
+waits there is known by size alone: enough to tell whether a node that is merely slow is worth more in use.
 """
 
 from __future__ import annotations
 
-from scheduler_feedback.core.events import Hosted
-from scheduler_feedback.core.job import Job, JobState, RankRecord
+from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.events import Hosted, HostWaits
+from scheduler_feedback.core.job import HostedWait, Job, JobKind, JobSpec, JobState, RankRecord
+from scheduler_feedback.core.state import State
 from scheduler_feedback.core.turn import Turn
-from scheduler_feedback.policies.ledger import ledger_of
-from scheduler_feedback.policies.placement import where
+from scheduler_feedback.policies.backfill import reserve
+from scheduler_feedback.policies.estimate import remaining_ns
+from scheduler_feedback.policies.ledger import Ledger, ledger_of
+from scheduler_feedback.policies.placement import NEVER, pays_beside, where
 
 
 def found(turn: Turn, event: Hosted) -> None:
@@ -37,3 +42,25 @@ def found(turn: Turn, event: Hosted) -> None:
     else:
         ledger.file(job)
     turn.tell(job.job_id, "running", f"attempt {job.attempt} runs on {where(event.placement)}")
+
+
+def waits(turn: Turn, event: HostWaits) -> None:
+    """Another scheduler's queue is another one now."""
+    turn.state.host_waits = event.waiting
+
+
+def want(state: State, ledger: Ledger, node: Node) -> bool:
+    """Whether a gang that waits with another scheduler could make use of the node, slow as it is."""
+    return any(
+        (not node.queues or one.queue in node.queues)
+        and pays_beside(min(node.slots, one.ranks), one.ranks, node.slowdown, _patience(state, ledger, one))
+        for one in state.host_waits
+    )
+
+
+def _patience(state: State, ledger: Ledger, waiting: HostedWait) -> float:
+    """How long such a gang waits for healthy slots, if it is the next, as a share of the time that it may run."""
+    spec = JobSpec("", (), waiting.ranks, kind=JobKind.HOSTED, time_limit_seconds=waiting.seconds)
+    job = Job("", spec, JobState.PENDING, state.now_ns)
+    found = reserve(ledger.plan, ledger.ends, job, state.now_ns, state.policy)
+    return NEVER if found is None else (found.from_ns - state.now_ns) / max(remaining_ns(state.policy, job), 1)

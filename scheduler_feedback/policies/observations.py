@@ -53,7 +53,7 @@ def node_seen(turn: Turn, event: NodeSeen) -> None:
 def _describe(node: Node, event: NodeSeen) -> None:
     node.slots, node.devices, node.machine, node.gpu_type = event.slots, event.devices, event.machine, event.gpu_type
     node.spine, node.rack, node.rail, node.island = event.spine, event.rack, event.rail, event.island
-    node.island_slots, node.refuses = event.island_slots, event.refuses
+    node.island_slots, node.refuses, node.queues = event.island_slots, event.refuses, event.queues
 
 
 def attempt_running(turn: Turn, event: AttemptRunning) -> None:

@@ -23,6 +23,9 @@ from scheduler_feedback.policies.laying import barred_free, lay
 
 Shape = tuple[Any, ...]
 
+NEVER = 1e6
+"""Patience (``pays_beside``) of a gang for which no place can be foreseen; an infinity would be none of a number."""
+
 
 def shape_of(job: Job) -> Shape:
     """All that decides whether a place can be found: of two jobs of one shape, both or none can be placed."""
@@ -63,6 +66,7 @@ def place(
     policy: Policy | None = None,
     most: int | None = None,
     spares: bool = False,
+    patience: float = 0.0,
 ) -> tuple[Slot, ...] | None:
     """Slots for the job, by rank, taken from the plan; or None, and the plan is as it was.
 
@@ -70,7 +74,7 @@ def place(
     ones cannot hold (unless `suspects` is False). excluded: nodes that are not to be used, beside the job's own.
     policy: whose throughput matrix orders the GPU types. most: ranks that an elastic gang may have; None: what it asks
     for. An elastic gang gets as many as can be had, from its least on. spares: whether it may have spares' slots, which
-    are lent only to those that may be stopped.
+    are lent only to those that may be stopped. patience: see ``pays_beside``.
     """
     spec = job.spec
     barred = barred_for(plan, job, excluded)
@@ -83,7 +87,7 @@ def place(
             return None
         return plan.take_from(number, ranks)
     spares = spares or may_borrow(spec)
-    if (slots := _place(plan, spec, ranks, barred, suspects, policy, spares)) is not None:
+    if (slots := _place(plan, spec, ranks, barred, suspects, policy, spares, patience)) is not None:
         return slots
     least = spec.min_ranks or spec.ranks
     if least >= ranks:
@@ -93,13 +97,13 @@ def place(
     while least < beyond:
         middle = (least + beyond) // 2
         mark = plan.checkpoint()
-        if (found := _place(plan, spec, middle, barred, suspects, policy, spares)) is None:
+        if (found := _place(plan, spec, middle, barred, suspects, policy, spares, patience)) is None:
             beyond = middle
         else:
             best, least = middle, middle + 1
         if found is not None:
             plan.rollback(mark)
-    return None if best is None else _place(plan, spec, best, barred, suspects, policy, spares)
+    return None if best is None else _place(plan, spec, best, barred, suspects, policy, spares, patience)
 
 
 def goes_anywhere(plan: Plan, job: Job) -> bool:
@@ -120,7 +124,14 @@ def goes_anywhere(plan: Plan, job: Job) -> bool:
 
 
 def _place(
-    plan: Plan, spec: JobSpec, ranks: int, barred: int, suspects: bool, policy: Policy | None, spares: bool
+    plan: Plan,
+    spec: JobSpec,
+    ranks: int,
+    barred: int,
+    suspects: bool,
+    policy: Policy | None,
+    spares: bool,
+    patience: float,
 ) -> tuple[Slot, ...] | None:
     types = types_for(plan, spec, policy)
     free_in = plan.free_in
@@ -143,22 +154,27 @@ def _place(
             pools = (number * TIERS + Tier.HEALTHY, number * TIERS + Tier.SUSPECT)
             if not free_in[pools[1]][0] or free_in[pools[0]][0] + free_in[pools[1]][0] < ranks:
                 continue
-            if (slots := _lay_beside(plan, pools, spec, ranks, barred)) is not None:
+            if (slots := _lay_beside(plan, pools, spec, ranks, barred, patience)) is not None:
                 return slots
     return None
 
 
-def pays_beside(slow_slots: int, ranks: int, slowdown: float) -> bool:
+def pays_beside(slow_slots: int, ranks: int, slowdown: float, patience: float = 0.0) -> bool:
     """Whether a gang of so many ranks may have so many of its slots on nodes that slow it down so much.
 
-    It gets slots that others want less, and all of its work goes at 1/s: with k of g ranks there it does the work of
-    g/s healthy slots and takes g - k of them from others. So it pays while k > g (1 - 1/s). What fits into the slow
-    node alone may always have it; the wider the gang, the less slowness it can bear.
+    It gets slots that others want less, and all of its work goes at 1/s: with k of g ranks there it takes g - k slots
+    from others for s times its run time, instead of g of them for its run time. So it pays while (g - k) s < g, or
+    k > g (1 - 1/s). What fits into the slow node alone may always have it; the wider the gang, the less it can bear.
+
+    patience: how long it would wait for healthy slots, as a share of its run time. So long the g - k slots would lie
+    idle, where nobody else can use them: what it takes from others is (g - k)(s - patience).
     """
-    return slow_slots > ranks * (1 - 1 / slowdown)
+    return (ranks - slow_slots) * (slowdown - patience) < ranks
 
 
-def _lay_beside(plan: Plan, pools: tuple[int, int], spec: JobSpec, ranks: int, barred: int) -> tuple[Slot, ...] | None:
+def _lay_beside(
+    plan: Plan, pools: tuple[int, int], spec: JobSpec, ranks: int, barred: int, patience: float
+) -> tuple[Slot, ...] | None:
     """The gang, on suspect nodes too where it pays; whatever it costs where the healthy ones could never hold it."""
     bound = _needs_slow(plan, pools[0], spec, spec.min_ranks or ranks, barred)
     mark = plan.checkpoint()
@@ -168,7 +184,7 @@ def _lay_beside(plan: Plan, pools: tuple[int, int], spec: JobSpec, ranks: int, b
             if (number := plan.topology.number[slot.node]) in plan.slowdown:
                 slow[number] = slow.get(number, 0) + 1
         worst = max(slow, key=lambda number: plan.slowdown[number], default=NOWHERE)
-        if worst == NOWHERE or pays_beside(sum(slow.values()), ranks, plan.slowdown[worst]):
+        if worst == NOWHERE or pays_beside(sum(slow.values()), ranks, plan.slowdown[worst], patience):
             return slots
         plan.rollback(mark)
         barred |= plan.topology.bits[worst]

@@ -24,6 +24,7 @@ from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, StopRea
 from scheduler_feedback.core.state import Case, Mode, Policy, State
 from scheduler_feedback.core.turn import Turn, nanoseconds, span
 from scheduler_feedback.core.verdict import Kind, Verdict
+from scheduler_feedback.policies import hosted
 from scheduler_feedback.policies.ledger import ledger_of
 from scheduler_feedback.policies.placement import pays_beside
 
@@ -96,13 +97,26 @@ def _merely_slow(state: State, node: Node, verdict_id: str) -> bool:
 
 
 def others_want(state: State, node: Node) -> bool:
-    """Whether a gang that could make use of the node waits since before this cycle."""
+    """Whether a gang that could make use of the node waits: with another scheduler, or here since before this cycle."""
     ledger = ledger_of(state)
-    return any(
+    return hosted.want(state, ledger, node) or any(
         pays_beside(min(node.slots, kind.ranks), kind.ranks, node.slowdown)
         and any(bucket.keys[0][-1] not in ledger.fresh for bucket in kind.buckets.values() if bucket.keys)
         for kind in ledger.line.kinds.values()
     )
+
+
+def may_be_called_back(state: State, node: Node) -> bool:
+    """Whether the node is out of use for its slowness alone, and is not being measured."""
+    probe = state.jobs.get(node.probe_job) if node.probe_job is not None else None
+    measured = probe is not None and probe.state is not JobState.PENDING
+    return node.state is NodeState.QUARANTINE and not measured and _merely_slow(state, node, node.verdict_id)
+
+
+def call_back(turn: Turn, node: Node) -> None:
+    """It is used again, last of all."""
+    _drop_probe(turn, node)
+    _suspect(turn, node, f"others wait for its slots; {node.reason}", node.verdict_id)
 
 
 def _suspect(turn: Turn, node: Node, reason: str, verdict_id: str) -> None:
@@ -187,13 +201,10 @@ def let_time_pass(turn: Turn) -> None:
         if node.state is NodeState.SUSPECT:
             _let_suspicion_run_out(turn, node, node.name in accused)
         elif node.state is NodeState.QUARANTINE:
-            probe = turn.state.jobs.get(node.probe_job) if node.probe_job is not None else None
-            measured = probe is not None and probe.state is not JobState.PENDING
-            if not measured and _merely_slow(turn.state, node, node.verdict_id) and others_want(turn.state, node):
-                _drop_probe(turn, node)
-                _suspect(turn, node, f"others wait for its slots; {node.reason}", node.verdict_id)
+            if may_be_called_back(turn.state, node) and others_want(turn.state, node):
+                call_back(turn, node)
             elif node.probe_job is not None:
-                _take_probe_result(turn, node, probe)
+                _take_probe_result(turn, node, turn.state.jobs.get(node.probe_job))
             elif node.until_ns is not None and turn.now_ns >= node.until_ns and node.present:
                 _end_quarantine(turn, node)
         elif node.state is NodeState.PROBATION and node.until_ns is not None and turn.now_ns >= node.until_ns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from gangwatch.cli import cli
@@ -49,21 +50,41 @@ def test_who_has_opted_in_is_read_from_the_comment(tmp_path: Path) -> None:
     assert [job.spec.restartable for job in slurm.read(path).jobs] == [True, True, False]
 
 
+def simulated(path: Path, faults: Path, nodes: int, *options: str) -> dict[str, float]:
+    result = CliRunner().invoke(
+        cli,
+        ["simulate", "--jobs", str(path), "--format", "slurm", "--nodes", f"{nodes}x8", "--order", "fifo", "--faults",
+         str(faults), "--restart-cost", "60", "--json", *options],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found: dict[str, float] = json.loads(result.stdout)
+    return found
+
+
+def slow_nodes(folder: Path, nodes: int, slowdown: float) -> Path:
+    """The first two of so many are slow from ten minutes on."""
+    faults = folder / "faults.csv"
+    names = (f"n{number:0{len(str(nodes - 1))}d}" for number in range(2))
+    faults.write_text("node,begin_seconds,seconds,slowdown\n" + "".join(f"{n},600,4000000,{slowdown}\n" for n in names))
+    return faults
+
+
 def test_feedback_off_and_on_are_compared_on_the_same_dump(tmp_path: Path) -> None:
-    path = dump(tmp_path)
-    faults = tmp_path / "faults.csv"
-    faults.write_text("node,begin_seconds,seconds,slowdown\n" + "".join(f"n{n:02d},600,400000,1.5\n" for n in (0, 1)))
-    found = {}
-    for name, options in {
-        "off": ("--feedback", "off"),
-        "on": ("--feedback", "on", "--restartable"),
-    }.items():
-        result = CliRunner().invoke(
-            cli,
-            ["simulate", "--jobs", str(path), "--format", "slurm", "--nodes", "16x8", "--order", "fifo", "--faults",
-             str(faults), "--restart-cost", "60", "--json", *options],
-        )  # fmt: skip
-        assert result.exit_code == 0, result.output
-        found[name] = json.loads(result.stdout)
-    assert found["on"]["jobs"] == found["off"]["jobs"] == 60
-    assert found["on"]["avg_jct_seconds"] < found["off"]["avg_jct_seconds"]
+    path, faults = dump(tmp_path), slow_nodes(tmp_path, 16, 1.5)
+    off = simulated(path, faults, 16, "--feedback", "off")
+    on = simulated(path, faults, 16, "--feedback", "on", "--restartable")
+    assert on["jobs"] == off["jobs"] == 60
+    assert on["avg_jct_seconds"] < off["avg_jct_seconds"]
+
+
+@pytest.mark.parametrize("slowdown", [1.3, 1.5, 2.0])
+@pytest.mark.parametrize("estimates", ["limit", "exact"])
+def test_in_a_full_cluster_two_slow_nodes_are_worth_more_in_use(
+    tmp_path: Path, slowdown: float, estimates: str
+) -> None:
+    """Eight nodes, and gangs of four that fill them: without the slow two, one gang runs at a time instead of two."""
+    path, faults = dump(tmp_path), slow_nodes(tmp_path, 8, slowdown)
+    off = simulated(path, faults, 8, "--estimates", estimates)
+    on = simulated(path, faults, 8, "--estimates", estimates, "--feedback", "on", "--restartable")
+    assert on["avg_jct_seconds"] <= off["avg_jct_seconds"]
+    assert on["makespan_seconds"] <= off["makespan_seconds"]

@@ -1,0 +1,80 @@
+"""Jobs that another scheduler runs: what waits there decides whether a slow node is worth more in use."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_feedback import cycle
+from scheduler_feedback.core.actions import StopGang
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.codec import decode_event, decode_state, encode_event, encode_state
+from scheduler_feedback.core.events import Event, Hosted, HostWaits, NodeSeen, PolicySet, Tick
+from scheduler_feedback.core.job import HostedWait, JobKind, JobSpec, Slot
+from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+
+SECOND = 1_000_000_000
+BEGAN = 1_700_000_000 * SECOND
+NARROW, WIDE, LONG = HostedWait("batch", 2), HostedWait("batch", 6, 2000.0), HostedWait("batch", 6, 50_000.0)
+
+
+def verdict(slowdown: float = 1.6) -> Verdict:
+    return Verdict(
+        "v-1", Kind.STRAGGLER, "slurm-1", 0, 0, "n0", Cause.COMPUTE, 0.99, slowdown, 0.1, 0.1 * slowdown,
+        BEGAN, BEGAN + 5 * SECOND,
+    )  # fmt: skip
+
+
+def hosting(*events: Event) -> tuple[State, cycle.Outcome]:
+    """A gang of six on n0 to n2 of four nodes of two slots, n0 of which slows it; and what else is told."""
+    state = State()
+    spec = JobSpec("train", ("x",), 6, kind=JobKind.HOSTED, restartable=True, time_limit_seconds=2000.0)
+    placement = tuple(Slot(f"n{number}", slot) for number in range(3) for slot in range(2))
+    nodes = [NodeSeen(f"n{number}", 2, queues=("batch",)) for number in range(4)]
+    cycle.run(state, [PolicySet(Policy()), *nodes, Hosted("slurm-1", 0, spec, placement)], BEGAN)
+    return state, cycle.run(state, [*events, verdict()], BEGAN + 5 * SECOND)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "found"),
+    [
+        ((), NodeState.QUARANTINE),
+        ((NARROW,), NodeState.SUSPECT),
+        ((HostedWait("other", 2),), NodeState.QUARANTINE),  # no queue of the node
+        ((WIDE,), NodeState.SUSPECT),  # would wait for healthy nodes as long as it may run
+        ((LONG,), NodeState.QUARANTINE),  # would lose more on a slow one
+        ((LONG, NARROW), NodeState.SUSPECT),
+    ],
+)
+def test_a_slow_node_stays_in_use_while_others_wait_for_it_there(
+    waiting: tuple[HostedWait, ...], found: NodeState
+) -> None:
+    state, outcome = hosting(HostWaits(waiting))
+    assert [type(action) for action in outcome.actions] == [StopGang], "the gang itself moves away"
+    assert state.nodes["n0"].state is found
+
+
+def test_it_is_called_back_and_sent_away_again_as_the_queue_there_grows_and_empties() -> None:
+    state, _ = hosting(HostWaits(()))
+    node = state.nodes["n0"]
+    assert node.state is NodeState.QUARANTINE
+    cycle.run(state, [HostWaits((NARROW,))], BEGAN + 6 * SECOND)
+    cycle.run(state, [Tick()], BEGAN + 7 * SECOND)
+    assert node.state is NodeState.SUSPECT
+    assert "others wait for its slots" in node.reason
+    assert node.backoff == 1
+
+
+def test_a_gang_whose_slow_slots_others_get_gains_the_less_by_moving() -> None:
+    gains = []
+    for waiting in ((), (NARROW,)):
+        state, _ = hosting(HostWaits(waiting))
+        gains.append(state.decisions[0].predicted_gain_seconds + state.decisions[0].cost_seconds)
+    assert gains[1] == pytest.approx(gains[0] * 4 / 6), "two of its six slots are slow"
+
+
+def test_what_waits_there_survives_a_restart() -> None:
+    event = HostWaits((NARROW, WIDE))
+    assert decode_event(encode_event(event)) == event
+    state, _ = hosting(event)
+    assert decode_state(encode_state(state)).host_waits == event.waiting
