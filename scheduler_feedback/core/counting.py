@@ -208,11 +208,11 @@ class NodeCounts:
 
 
 class Counting:
-    """The features of all nodes' ranks. version: rises whenever who stands where may have changed."""
+    """The features of all nodes' ranks."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeCounts] = {}
-        self.version = 0
+        self._anew: set[str] = set()
         self._kinds: dict[bytes, Kind] = {}
 
     @property
@@ -221,6 +221,11 @@ class Counting:
         for kind in self._kinds.values():
             kind.settle()
         return self._kinds.values()
+
+    def read_anew(self) -> set[str]:
+        """Nodes of which a layout came since the last call: who stands on them, and in which row, may have changed."""
+        found, self._anew = self._anew, set()
+        return found
 
     def take(self, layout: AnyLayout, frame: Frame, continues: bool) -> None:
         """Queue one frame that fits its layout. continues: whether it goes on where the node's newest one ended."""
@@ -239,7 +244,7 @@ class Counting:
             kind = self._kind(layout, places, len(members))
             row = kind.add()
             kind.columns[row] = -1
-        self.version += 1
+        self._anew.add(layout.node)
         coordinates = dict(_coordinates(layout.gauges))
         counts = self.nodes[layout.node] = NodeCounts(layout.layout_id, members, devices, coordinates, kind, row)
         return counts

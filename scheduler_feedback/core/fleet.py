@@ -186,7 +186,7 @@ class Fleet:
         for (name, attempt), of_ranks in places.items():
             ranks = tuple(sorted(of_ranks))
             table = np.array([[of_ranks[rank].get(f, -1) for f in range(len(CONSUMED))] for rank in ranks], np.intp)
-            widths = np.array([column.width for column in layout.counters], np.uint8)[table]
+            widths = np.array([[layout.counters[place].width for place in row] for row in table.tolist()], np.uint8)
             tier = layout.counters[int(table.max())].tier
             old = known.get((name, attempt, ranks))
             groups.append(self._consumption.group(name, attempt, ranks, table, widths, tier, old))

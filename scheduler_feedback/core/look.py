@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from agent.schema.frame import Member
 from scheduler_feedback.core.counting import COORDINATES
 from scheduler_feedback.core.fabric import ALL_RAILS, Fabric
 from scheduler_feedback.core.fleet import Fleet
@@ -56,7 +57,7 @@ class Look:
         self._fabric = Fabric() if fabric is None else fabric
         self._seen: dict[str, _Seen] = {}
         self._window_ns = 0
-        self._placed: tuple[tuple[Shape, ...], int] = ((), -1)
+        self._placed: tuple[Shape, ...] = ()
 
     def next(self, now_ns: int, received_now_ns: int | None = None) -> Telemetry:
         """What came since the last call. now_ns: wall time; received_now_ns: the same instant on the clock by which
@@ -91,22 +92,26 @@ class Look:
 
     def _place(self, jobs: tuple[JobTelemetry, ...]) -> None:
         """Say for each rank on each node in which column its values go; anew where somebody came, went or moved."""
-        counting = self._fleet.counting
-        stands = tuple(job.shape for job in jobs), counting.version
-        if stands == self._placed:
-            return
-        self._placed = stands
-        place: dict[tuple[str, int, int], int] = {}
-        at = 0
-        for job in jobs:
-            name, attempt = job.shape.job, job.shape.attempt
-            place.update({(name, attempt, rank): at + k for k, rank in enumerate(job.shape.ranks.tolist())})
-            at += len(job.shape)
-        for counts in counting.nodes.values():
-            if counts.kind is not None:
-                counts.kind.columns[counts.row] = [
-                    place.get((member.gang, member.attempt, member.rank), -1) for member in counts.members
-                ]
+        counting, before = self._fleet.counting, self._placed
+        now = self._placed = tuple(job.shape for job in jobs)
+        anew = counting.read_anew()
+        starts = _starts(now)
+        if now != before:
+            # All but the nodes of jobs that changed keep their places within their jobs.
+            old = _starts(before)
+            moved_to = np.full(sum(map(len, before)) + 1, -1, np.intp)
+            for name in old.keys() | starts.keys():
+                (shape, start), (was, place) = starts.get(name, (None, 0)), old.get(name, (None, 0))
+                if was is not None and was is shape:
+                    moved_to[place : place + len(was)] = np.arange(start, start + len(was))
+                else:
+                    anew.update(*(one.nodes for one in (was, shape) if one is not None))
+            for kind in counting.kinds:
+                kind.columns = moved_to.take(kind.columns)  # what has none, -1, stays there: the last place of all
+        for node in anew:
+            counts = counting.nodes.get(node)
+            if counts is not None and counts.kind is not None:
+                counts.kind.columns[counts.row] = [_column(member, starts) for member in counts.members]
 
     def _job(self, gang: Gang, touched: set[str]) -> JobTelemetry:
         seen = self._of(gang, touched)
@@ -210,6 +215,27 @@ class Look:
             seen.shared = shared[seen.of_node]
         seen.cursor = min(seen.cursor, gang.newest_sequence)
         return seen
+
+
+_Starts = dict[str, tuple[Shape, int]]
+
+
+def _starts(shapes: tuple[Shape, ...]) -> _Starts:
+    """By job: its shape, and the first of its columns."""
+    found, at = {}, 0
+    for shape in shapes:
+        found[shape.job] = shape, at
+        at += len(shape)
+    return found
+
+
+def _column(member: Member, starts: _Starts) -> int:
+    """The column of a rank; -1 for one that is in no job's shape."""
+    found = starts.get(member.gang)
+    if found is None or found[0].attempt != member.attempt:
+        return -1
+    place = found[0].place.get(member.rank)
+    return -1 if place is None else found[1] + place
 
 
 def _walled(opened: IntArray, offset_ns: IntArray) -> IntArray:

@@ -391,17 +391,20 @@ class InterferenceDetector:
 
 def _shared(jobs: tuple[JobTelemetry, ...]) -> Resources:
     """Resources on which two jobs or more stand: (kind, name) -> job -> indices of its ranks there."""
+    once: set[tuple[str, str]] = set()
+    shared: set[tuple[str, str]] = set()
+    for job in jobs:
+        shared |= once & job.shape.resources
+        once |= job.shape.resources
     found: dict[tuple[str, str], dict[str, list[int]]] = {}
     for job in jobs:
+        if shared.isdisjoint(job.shape.resources):
+            continue
         for kind, names in job.shape.sharing.items():
             for index, place in enumerate(names):
-                if place:
+                if (kind, place) in shared:
                     found.setdefault((kind, place), {}).setdefault(job.shape.job, []).append(index)
-    return {
-        key: {name: np.array(ranks, np.int64) for name, ranks in members.items()}
-        for key, members in found.items()
-        if len(members) > 1
-    }
+    return {key: {name: np.array(ranks, np.int64) for name, ranks in members.items()} for key, members in found.items()}
 
 
 def _ranks_of(shape: Shape, kind: str, place: str) -> IntArray:

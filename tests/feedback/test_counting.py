@@ -113,3 +113,70 @@ def test_frames_folded_together_give_what_they_give_one_by_one() -> None:
     one_by_one = seen(*frames)[-1]
     assert np.array_equal(together.counters.values, one_by_one.counters.values, equal_nan=True)
     assert float(together.counters.values[FEATURE["nvlink_bytes"], 0, 0]) == pytest.approx(70.0)
+
+
+class _Crowd:
+    """Nodes whose ranks change: each rank's clock is a number of its own, by which its column is told."""
+
+    def __init__(self) -> None:
+        self.fleet = Fleet()
+        self.look = Look(self.fleet)
+        self.seq = 0
+        self.on: dict[str, tuple[Member, ...]] = {}
+
+    @staticmethod
+    def clock(member: Member) -> float:
+        return 1e9 + 1e6 * int(member.gang.removeprefix("g")) + 1e5 * member.attempt + member.rank
+
+    def second(self) -> Telemetry:
+        self.seq += 1
+        for node, members in self.on.items():
+            gauges = []
+            for place, member in enumerate(members):
+                uuid = f"{node}-{place}"
+                labels = {"attempt": str(member.attempt), "gang": member.gang, "gpu": uuid, "rank": str(member.rank)}
+                gauges.append(Column("gangwatch_gpu_owner_info", tuple(sorted(labels.items()))))
+                gauges.append(Column("gangwatch_gpu_sm_clock_hertz", (("gpu", uuid),)))
+            told = make_layout(node, (Tier("fast", 1.0),), gauges, ())
+            now = self.seq * SECOND
+            values = [value for member in members for value in (1.0, self.clock(member))]
+            steps = tuple(StepRecord(member, self.seq, now - 5 * 10**8, 10**8, 10**7) for member in members)
+            none = np.zeros(0, np.uint64)
+            made = Frame(
+                node, node, "a", self.seq, told.layout_id, 1_000 * SECOND + now, now, np.array([now]),
+                np.array(values), none, none.astype(np.bool_), 1 + 64 * self.seq, steps,
+            )  # fmt: skip
+            self.fleet.observe(told, made, made.wall_ns)
+        return self.look.next(1_000 * SECOND + self.seq * SECOND)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_rank_keeps_its_own_column_while_others_come_go_and_move(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    crowd = _Crowd()
+    for _ in range(25):
+        node = f"n{random.integers(6)}"
+        at = int(random.integers(4))
+        if random.random() < 0.2:
+            crowd.fleet.forget(f"g{random.integers(4)}")
+        taken = {member for there, members in crowd.on.items() if there != node for member in members}
+        wanted = (
+            Member(f"g{random.integers(4)}", 1 + int(random.random() < 0.1), int(random.integers(12)))
+            for _ in range(at)
+        )
+        crowd.on[node] = tuple(dict.fromkeys(member for member in wanted if member not in taken))
+        telemetry = crowd.second()
+        known = {
+            Member(job.shape.job, job.shape.attempt, rank)
+            for job in telemetry.jobs
+            for rank in job.shape.ranks.tolist()
+        }
+        found = 0
+        for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
+            clocks = telemetry.counters.values[FEATURE["sm_clock"], 0, columns]
+            for rank, clock in zip(job.shape.ranks.tolist(), clocks.tolist(), strict=True):
+                if clock == clock:
+                    found += 1
+                    assert clock == np.float32(crowd.clock(Member(job.shape.job, job.shape.attempt, rank)))
+        present = [member for members in crowd.on.values() for member in members]
+        assert found == len(known.intersection(present))
