@@ -7,6 +7,7 @@ the build instead of showing an empty panel.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from agent.schema.catalog import BY_NAME
 from agent.schema.errors import DashboardError
@@ -47,9 +48,30 @@ def worst(count: int, expression: str) -> str:
 
     `topk` alone chooses anew at every instant, and so shows many more series than it is asked for.
     """
-    span = "[$__range]" if _SELECTOR.fullmatch(expression) else "[$__range:$__interval]"
-    inner = expression if _SELECTOR.fullmatch(expression) else f"({expression})"
+    inner, span = _spanned(expression)
     return f"{inner} and topk({count}, max_over_time({inner}{span} @ end()))"
+
+
+def least(count: int, expression: str, only: str = "") -> str:
+    """As `worst`, of the lowest values. only: a comparison, as "== 0"; no other values are shown."""
+    inner, span = _spanned(expression)
+    return f"{inner} {only} and bottomk({count}, min_over_time({inner}{span} @ end()))"
+
+
+def _spanned(expression: str) -> tuple[str, str]:
+    if _SELECTOR.fullmatch(expression):
+        return expression, "[$__range]"
+    return f"({expression})", "[$__range:$__interval]"
+
+
+def busiest(count: int, counter: str, rate: Callable[[str], str] = str) -> str:
+    """The rates of those series of a counter that have counted most in the time that is shown, if anything.
+
+    They are chosen by one rate over all of it, which costs thousands of series little where `worst` would take the
+    rate at every instant twice. rate: what is done with a rate first, as summing or joining it.
+    """
+    whole = rate(f"rate({counter}[$__range] @ end())")
+    return f"{rate(f'rate({counter}[$__rate_interval])')} and topk({count}, {whole} > 0)"
 
 
 def rose(selector: str, window: str) -> str:

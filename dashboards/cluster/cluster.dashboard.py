@@ -77,7 +77,7 @@ dashboard.row(
         "Verdicts",
         "That stand now, of all kinds.",
         COUNT,
-        Query(f"count by (cluster) (gangwatch_verdict_active{{{CLUSTER}}}) or vector(0)"),
+        Query(f"count(gangwatch_verdict_active{{{CLUSTER}}}) or vector(0)"),
         thresholds=ZERO_IS_GOOD,
     ),
 )
@@ -137,7 +137,7 @@ dashboard.row(
         "Slots by queue",
         "The ten that hold most.",
         COUNT,
-        Query(f"topk(10, gangwatch_queue_slots{{{CLUSTER}}})", "{{queue}}"),
+        Query(worst(10, f"gangwatch_queue_slots{{{CLUSTER}}}"), "{{queue}}"),
         stacked=True,
     ),
     series(
@@ -174,7 +174,7 @@ dashboard.row(
         "Hottest nodes",
         "The hottest GPU of each, of ten nodes.",
         CELSIUS,
-        Query(f"topk(10, node:gangwatch_gpu_temperature_celsius:max{{{CLUSTER}}})", "{{node}}"),
+        Query(worst(10, f"node:gangwatch_gpu_temperature_celsius:max{{{CLUSTER}}}"), "{{node}}"),
         thresholds=((None, "green"), (85, "red")),
     ),
     number(

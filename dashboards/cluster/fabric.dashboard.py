@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.board import Board
-from dashboards.expressions import CLUSTER, worst
+from dashboards.expressions import CLUSTER, busiest, least, worst
 from dashboards.panels import (
     A_SECOND,
     BYTES_A_SECOND,
@@ -41,7 +41,7 @@ _RAIL = f'on (cluster, node, device) group_left (rail) nic:gangwatch_topology_ra
 
 
 def _nics(metric: str, matchers: str = "") -> str:
-    return f"rate({metric}{{{_NIC}{matchers}}}[$__rate_interval]) * {_RAIL}"
+    return busiest(10, f"{metric}{{{_NIC}{matchers}}}", lambda rate: f"{rate} * {_RAIL}")
 
 
 dashboard.row(
@@ -57,7 +57,7 @@ dashboard.row(
         "Ports not active",
         "State below 4.",
         COUNT,
-        Query(f"count by (cluster) (gangwatch_rdma_port_state{{{CLUSTER}}} < 4) or vector(0)"),
+        Query(f"count(gangwatch_rdma_port_state{{{CLUSTER}}} < 4) or vector(0)"),
         thresholds=ZERO_IS_GOOD,
         width=6,
     ),
@@ -65,7 +65,7 @@ dashboard.row(
         "Congestion verdicts",
         "Jobs that another one's traffic slows down now.",
         COUNT,
-        Query(f'count by (cluster) (gangwatch_verdict_active{{{CLUSTER}, kind="interference"}}) or vector(0)'),
+        Query(f'count(gangwatch_verdict_active{{{CLUSTER}, kind="interference"}}) or vector(0)'),
         thresholds=ZERO_IS_GOOD,
         width=6,
     ),
@@ -83,20 +83,22 @@ dashboard.row(
         "Traffic by rail",
         "Bytes sent a second. A rail that carries less than the others holds them up.",
         BYTES_A_SECOND,
-        Query(f'topk(16, rail:gangwatch_rdma_port_transmit_bytes:rate2m{{{CLUSTER}, rail=~"$rail"}})', "rail {{rail}}"),
+        Query(
+            worst(16, f'rail:gangwatch_rdma_port_transmit_bytes:rate2m{{{CLUSTER}, rail=~"$rail"}}'), "rail {{rail}}"
+        ),
     ),
     series(
         "Congestion notifications by rail",
         "Obeyed a second: senders were slowed down for a full link.",
         A_SECOND,
-        Query(f'topk(16, rail:gangwatch_rdma_cnp_handled:rate2m{{{CLUSTER}, rail=~"$rail"}})', "rail {{rail}}"),
+        Query(worst(16, f'rail:gangwatch_rdma_cnp_handled:rate2m{{{CLUSTER}, rail=~"$rail"}}'), "rail {{rail}}"),
     ),
     series(
         "Pause frames by rail",
         "Received ones stop our senders, sent ones stop the network's: where more are sent than received is the cause.",
         A_SECOND,
         Query(
-            f'topk(16, rail:gangwatch_rdma_pause_frames:rate2m{{{CLUSTER}, rail=~"$rail"}})',
+            worst(16, f'rail:gangwatch_rdma_pause_frames:rate2m{{{CLUSTER}, rail=~"$rail"}}'),
             "rail {{rail}} {{direction}}",
         ),
     ),
@@ -139,20 +141,20 @@ dashboard.row(
         "Congestion notifications obeyed",
         "This sender was slowed down for a full link on its way.",
         A_SECOND,
-        Query(f"topk(10, {_nics('gangwatch_rdma_cnp_handled_total')})", "{{node}} {{device}}"),
+        Query(_nics("gangwatch_rdma_cnp_handled_total"), "{{node}} {{device}}"),
     ),
     series(
         "Packets marked on their way here",
         "ECN: the way to this receiver is congested.",
         A_SECOND,
-        Query(f"topk(10, {_nics('gangwatch_rdma_ecn_marked_packets_total')})", "{{node}} {{device}}"),
+        Query(_nics("gangwatch_rdma_ecn_marked_packets_total"), "{{node}} {{device}}"),
     ),
     series(
         "Pause received",
         "Frames a second that stop this sender.",
         A_SECOND,
         Query(
-            f"""topk(10, {_nics("gangwatch_rdma_pause_frames_total", ', direction="receive"')})""",
+            _nics("gangwatch_rdma_pause_frames_total", ', direction="receive"'),
             "{{node}} {{device}} priority {{priority}}",
         ),
     ),
@@ -161,7 +163,7 @@ dashboard.row(
         "Frames a second by which this NIC stops the network: it drains too slowly.",
         A_SECOND,
         Query(
-            f"""topk(10, {_nics("gangwatch_rdma_pause_frames_total", ', direction="transmit"')})""",
+            _nics("gangwatch_rdma_pause_frames_total", ', direction="transmit"'),
             "{{node}} {{device}} priority {{priority}}",
         ),
     ),
@@ -170,7 +172,7 @@ dashboard.row(
         "Share of time for which sending was stopped.",
         RATIO,
         Query(
-            f"""topk(10, {_nics("gangwatch_rdma_pause_seconds_total", ', direction="receive"')})""",
+            _nics("gangwatch_rdma_pause_seconds_total", ', direction="receive"'),
             "{{node}} {{device}} priority {{priority}}",
         ),
         maximum=1,
@@ -179,25 +181,25 @@ dashboard.row(
         "Out of order",
         "Packets a second that arrived before others which were lost or overtaken.",
         A_SECOND,
-        Query(f"topk(10, {_nics('gangwatch_rdma_out_of_sequence_total')})", "{{node}} {{device}}"),
+        Query(_nics("gangwatch_rdma_out_of_sequence_total"), "{{node}} {{device}}"),
     ),
     series(
         "Sent again",
         "Packets a second, and acknowledgements that did not come in time.",
         A_SECOND,
-        Query(f"topk(10, {_nics('gangwatch_rdma_retransmitted_packets_total')})", "{{node}} {{device}} sent again"),
-        Query(f"topk(10, {_nics('gangwatch_rdma_ack_timeouts_total')})", "{{node}} {{device}} timeouts"),
+        Query(_nics("gangwatch_rdma_retransmitted_packets_total"), "{{node}} {{device}} sent again"),
+        Query(_nics("gangwatch_rdma_ack_timeouts_total"), "{{node}} {{device}} timeouts"),
     ),
     series(
         "Errors on the wire",
         "Symbols in error a second: a cable or transceiver.",
         A_SECOND,
-        Query(f"topk(10, {_nics('gangwatch_rdma_physical_symbol_errors_total')})", "{{node}} {{device}}"),
+        Query(_nics("gangwatch_rdma_physical_symbol_errors_total"), "{{node}} {{device}}"),
     ),
     timeline(
         "Ports that are not active",
         "1 down, 2 initialising, 3 armed.",
-        Query(f"topk(20, gangwatch_rdma_port_state{{{_NIC}}} < 4)", "{{node}} {{device}}"),
+        Query(least(20, f"gangwatch_rdma_port_state{{{_NIC}}}", "< 4"), "{{node}} {{device}}"),
         ((None, "red"), (2, "yellow")),
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.board import Board
-from dashboards.expressions import CLUSTER, rose
+from dashboards.expressions import CLUSTER, busiest, rose, worst
 from dashboards.panels import (
     A_SECOND,
     BYTES,
@@ -52,7 +52,7 @@ def _gpus(metric: str, matchers: str = "") -> Query:
 
 
 def _errors(metric: str, legend: str) -> Query:
-    return Query(f"topk(16, rate({metric}{{{_NODE}}}[$__rate_interval]) > 0)", legend)
+    return Query(busiest(16, f"{metric}{{{_NODE}}}"), legend)
 
 
 dashboard.row(
@@ -158,7 +158,9 @@ dashboard.row(
         "Clock held down",
         "By reason; idle and set clocks are not shown.",
         Query(
-            f'topk(20, gangwatch_gpu_throttle_state{{{_NODE}, reason!~"gpu_idle|clocks_setting|display_clocks"}} == 1)',
+            worst(
+                20, f'gangwatch_gpu_throttle_state{{{_NODE}, reason!~"gpu_idle|clocks_setting|display_clocks"}} == 1'
+            ),
             "{{gpu}} {{reason}}",
         ),
         ((None, "yellow"),),
@@ -176,7 +178,7 @@ dashboard.row(
     timeline(
         "XIDs",
         "When the driver reported which, in ten minutes' windows.",
-        Query(f"topk(20, {rose(f'gangwatch_gpu_xid_total{{{_NODE}}}', '10m')})", "XID {{code}} {{gpu}}"),
+        Query(worst(20, rose(f"gangwatch_gpu_xid_total{{{_NODE}}}", "10m")), "XID {{code}} {{gpu}}"),
         ((None, "red"),),
         width=12,
     ),
@@ -231,16 +233,16 @@ dashboard.row(
         "NVLink errors",
         "By kind, on all of a GPU's links together; by link with profile `full`.",
         A_SECOND,
-        Query(f"topk(8, rate(gangwatch_gpu_nvlink_errors_total{{{_NODE}}}[$__rate_interval]) > 0)", "{{gpu}} {{kind}}"),
+        Query(busiest(8, f"gangwatch_gpu_nvlink_errors_total{{{_NODE}}}"), "{{gpu}} {{kind}}"),
         Query(
-            f"topk(8, rate(gangwatch_nvlink_errors_total{{{_NODE}}}[$__rate_interval]) > 0)",
+            busiest(8, f"gangwatch_nvlink_errors_total{{{_NODE}}}"),
             "{{gpu}} link {{link}} {{kind}}",
         ),
     ),
     timeline(
         "NVLinks that are not active",
         "0 inactive, 2 asleep, 3 closed to traffic (profile `full`).",
-        Query(f"topk(20, gangwatch_nvlink_state{{{_NODE}}} != 1)", "{{gpu}} link {{link}}"),
+        Query(worst(20, f"gangwatch_nvlink_state{{{_NODE}}} != 1"), "{{gpu}} link {{link}}"),
         ((None, "red"), (2, "yellow"), (3, "orange")),
         width=12,
     ),

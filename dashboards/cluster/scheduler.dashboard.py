@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.board import Board
-from dashboards.expressions import CLUSTER
+from dashboards.expressions import CLUSTER, worst
 from dashboards.panels import COUNT, RATIO, SECONDS, ZERO_IS_GOOD, Query, number, rows, series
 
 dashboard = Board(
@@ -27,7 +27,7 @@ dashboard.row(
         "Waiting jobs by queue",
         "The ten queues in which most wait.",
         COUNT,
-        Query(f"topk(10, gangwatch_queue_gangs_waiting{{{CLUSTER}}})", "{{queue}}"),
+        Query(worst(10, f"gangwatch_queue_gangs_waiting{{{CLUSTER}}}"), "{{queue}}"),
         stacked=True,
     ),
     rows(
@@ -47,7 +47,7 @@ dashboard.row(
         "Slots reserved for the first in the queue",
         "Jobs that run short enough are backfilled beside them.",
         COUNT,
-        Query(f"sum by (cluster) (gangwatch_reserved_slots{{{CLUSTER}}}) or vector(0)"),
+        Query(f"sum(gangwatch_reserved_slots{{{CLUSTER}}}) or vector(0)"),
         width=6,
         height=8,
     ),
@@ -80,8 +80,10 @@ dashboard.row(
         "Since the controller's start; `observed` is what would have been done.",
         COUNT,
         Query(
-            f"topk(20, sum by (cluster, kind, outcome) "
-            f'(gangwatch_decisions_total{{{CLUSTER}, kind!~"started|backfilled"}}))',
+            worst(
+                20,
+                f'sum by (cluster, kind, outcome) (gangwatch_decisions_total{{{CLUSTER}, kind!~"started|backfilled"}})',
+            ),
             "{{kind}} {{outcome}}",
         ),
     ),
@@ -105,8 +107,11 @@ dashboard.row(
         "1 is a queue's quota: above it borrows. Queues without a quota have no line.",
         RATIO,
         Query(
-            f"topk(20, gangwatch_queue_slots{{{CLUSTER}}}"
-            f" / on (cluster, queue) (gangwatch_queue_quota_slots{{{CLUSTER}}} > 0))",
+            worst(
+                20,
+                f"gangwatch_queue_slots{{{CLUSTER}}}"
+                f" / on (cluster, queue) (gangwatch_queue_quota_slots{{{CLUSTER}}} > 0)",
+            ),
             "{{queue}}",
         ),
         thresholds=((None, "green"), (1, "yellow")),
@@ -116,8 +121,12 @@ dashboard.row(
         "Of each queue by the fair order's account, in which older use counts less.",
         RATIO,
         Query(
-            f"topk(20, gangwatch_queue_used_slot_seconds{{{CLUSTER}}}"
-            f" / on (cluster) group_left () (sum by (cluster) (gangwatch_queue_used_slot_seconds{{{CLUSTER}}}) > 0))",
+            worst(
+                20,
+                f"gangwatch_queue_used_slot_seconds{{{CLUSTER}}}"
+                " / on (cluster) group_left ()"
+                f" (sum by (cluster) (gangwatch_queue_used_slot_seconds{{{CLUSTER}}}) > 0)",
+            ),
             "{{queue}}",
         ),
         maximum=1,

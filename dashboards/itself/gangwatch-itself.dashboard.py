@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.board import Board
-from dashboards.expressions import CLUSTER, worst
+from dashboards.expressions import CLUSTER, least, worst
 from dashboards.panels import (
     BYTES,
     COUNT,
@@ -37,28 +37,28 @@ dashboard.row(
         "Agents that do not answer",
         "Of those that Prometheus knows.",
         COUNT,
-        Query(f'count by (cluster) (up{{{CLUSTER}, job="gangwatch-agent"}} == 0) or vector(0)'),
+        Query(f'count(up{{{CLUSTER}, job="gangwatch-agent"}} == 0) or vector(0)'),
         thresholds=ZERO_IS_GOOD,
     ),
     number(
         "Streams that are down",
         "Agents whose frames the controller can't read.",
         COUNT,
-        Query(f"count by (cluster) (gangwatch_feed_connected{{{CLUSTER}}} == 0) or vector(0)"),
+        Query(f"count(gangwatch_feed_connected{{{CLUSTER}}} == 0) or vector(0)"),
         thresholds=ZERO_IS_GOOD,
     ),
     number(
         "Collectors that fail",
         "On all nodes.",
         COUNT,
-        Query(f"count by (cluster) (gangwatch_collector_success{{{CLUSTER}}} == 0) or vector(0)"),
+        Query(f"count(gangwatch_collector_success{{{CLUSTER}}} == 0) or vector(0)"),
         thresholds=ZERO_IS_GOOD,
     ),
     number(
         "Detectors out of service",
         "After a bug; until the controller is started again.",
         COUNT,
-        Query(f"count by (cluster) (gangwatch_detector_failures_total{{{CLUSTER}}} > 0) or vector(0)"),
+        Query(f"count(gangwatch_detector_failures_total{{{CLUSTER}}} > 0) or vector(0)"),
         thresholds=ZERO_IS_GOOD,
     ),
     number(
@@ -76,7 +76,7 @@ dashboard.row(
         "Age of the newest frame",
         "By node, the oldest; median of all beside them.",
         SECONDS,
-        Query(f"topk(10, gangwatch_feed_frame_age_seconds{{{CLUSTER}}})", "{{node}}"),
+        Query(worst(10, f"gangwatch_feed_frame_age_seconds{{{CLUSTER}}}"), "{{node}}"),
         Query(f"quantile by (cluster) (0.5, gangwatch_feed_frame_age_seconds{{{CLUSTER}}})", "median"),
     ),
     series(
@@ -90,7 +90,7 @@ dashboard.row(
     timeline(
         "Which collectors fail",
         "By node and collector, twenty at most; what fails is absent, the others go on.",
-        Query(f"topk(20, gangwatch_collector_success{{{CLUSTER}}} == 0)", "{{node}} {{collector}}"),
+        Query(least(20, f"gangwatch_collector_success{{{CLUSTER}}}", "== 0"), "{{node}} {{collector}}"),
         ((None, "red"),),
         width=12,
     ),
@@ -98,7 +98,7 @@ dashboard.row(
         "Age of collectors' samples",
         "The oldest (profile `full`).",
         SECONDS,
-        Query(f"topk(10, gangwatch_collector_sample_age_seconds{{{CLUSTER}}})", "{{node}} {{collector}}"),
+        Query(worst(10, f"gangwatch_collector_sample_age_seconds{{{CLUSTER}}}"), "{{node}} {{collector}}"),
     ),
     series(
         "Abstentions",
@@ -144,7 +144,7 @@ dashboard.row(
         "Rendering an exposition",
         "The slowest agents.",
         SECONDS,
-        Query(f"topk(5, gangwatch_exporter_render_seconds{{{CLUSTER}}})", "{{node}}"),
+        Query(worst(5, f"gangwatch_exporter_render_seconds{{{CLUSTER}}}"), "{{node}}"),
     ),
     series(
         "A cycle of the controller",

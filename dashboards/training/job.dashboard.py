@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.board import Board
-from dashboards.expressions import CLUSTER, GANG, worst
+from dashboards.expressions import CLUSTER, GANG, least, worst
 from dashboards.panels import (
     A_SECOND,
     BYTES,
@@ -201,7 +201,7 @@ dashboard.row(
         "Lost to what verdicts accuse",
         "Slots' worth of work that the gang loses now.",
         COUNT,
-        Query(f"max by (cluster, gang) (gangwatch_verdict_lost_slots{{{GANG}}}) or vector(0)"),
+        Query(f"max(gangwatch_verdict_lost_slots{{{GANG}}}) or vector(0)"),
         thresholds=ZERO_IS_GOOD,
         decimals=1,
         width=6,
@@ -226,13 +226,13 @@ dashboard.row(
         "SM clock, the slowest ranks",
         "A rank that is held down by heat or power computes more slowly than its peers.",
         HERTZ,
-        Query(f"bottomk(5, {_gpus('gangwatch_gpu_sm_clock_hertz')})", "rank {{rank}}"),
+        Query(least(5, _gpus("gangwatch_gpu_sm_clock_hertz")), "rank {{rank}}"),
     ),
     series(
         "Device memory in use",
         "The fullest ranks.",
         BYTES,
-        Query(f"topk(5, {_gpus('gangwatch_gpu_memory_used_bytes')})", "rank {{rank}}"),
+        Query(worst(5, _gpus("gangwatch_gpu_memory_used_bytes")), "rank {{rank}}"),
     ),
     series(
         "Power",
@@ -285,11 +285,11 @@ dashboard.row(
         "Bytes sent a second. Ranks of one tensor-parallel group should lie on one line.",
         BYTES_A_SECOND,
         Query(
-            f"topk(5, {_gpus('gpu:gangwatch_nvlink_transmit_bytes:rate2m')})",
+            worst(5, _gpus("gpu:gangwatch_nvlink_transmit_bytes:rate2m")),
             "rank {{rank}}",
         ),
         Query(
-            f"bottomk(5, {_gpus('gpu:gangwatch_nvlink_transmit_bytes:rate2m')})",
+            least(5, _gpus("gpu:gangwatch_nvlink_transmit_bytes:rate2m")),
             "rank {{rank}}",
         ),
     ),
@@ -297,8 +297,8 @@ dashboard.row(
         "RoCE by rank, the least and the most",
         "Bytes sent a second by the NIC beside the rank's GPU.",
         BYTES_A_SECOND,
-        Query(f"topk(5, rank:gangwatch_rdma_port_transmit_bytes:rate2m{{{GANG}}})", "rank {{rank}}"),
-        Query(f"bottomk(5, rank:gangwatch_rdma_port_transmit_bytes:rate2m{{{GANG}}})", "rank {{rank}}"),
+        Query(worst(5, f"rank:gangwatch_rdma_port_transmit_bytes:rate2m{{{GANG}}}"), "rank {{rank}}"),
+        Query(least(5, f"rank:gangwatch_rdma_port_transmit_bytes:rate2m{{{GANG}}}"), "rank {{rank}}"),
     ),
     series(
         "Congestion by rank, the worst",

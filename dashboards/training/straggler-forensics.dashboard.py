@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.board import Board
-from dashboards.expressions import CLUSTER, GANG
+from dashboards.expressions import CLUSTER, GANG, busiest, worst
 from dashboards.panels import (
     A_SECOND,
     CELSIUS,
@@ -110,7 +110,7 @@ dashboard.row(
     timeline(
         "When it stood",
         "Every verdict about this job in the time range, as long as it stood.",
-        Query(f"topk(20, verdict:gangwatch_verdict_lost_slots:join{{{GANG}}})", "{{kind}}: {{cause}}, rank {{rank}}"),
+        Query(worst(20, f"verdict:gangwatch_verdict_lost_slots:join{{{GANG}}}"), "{{kind}}: {{cause}}, rank {{rank}}"),
         ((None, "orange"),),
         height=5,
     ),
@@ -161,7 +161,7 @@ dashboard.row(
         "Share of time, by reason, on the accused's node (profile `full`).",
         RATIO,
         Query(
-            f"topk(10, rate(gangwatch_gpu_throttle_seconds_total{{{_NODE}}}[$__rate_interval]) > 0)",
+            busiest(10, f"gangwatch_gpu_throttle_seconds_total{{{_NODE}}}"),
             "{{gpu}} {{reason}}",
         ),
         maximum=1,
@@ -170,18 +170,19 @@ dashboard.row(
         "Memory errors",
         "Corrected errors a second, on the accused's node: a row that fails takes time to be mended again and again.",
         A_SECOND,
-        Query(
-            f"topk(10, rate(gangwatch_gpu_ecc_errors_total{{{_NODE}}}[$__rate_interval]) > 0)", "{{gpu}} {{severity}}"
-        ),
+        Query(busiest(10, f"gangwatch_gpu_ecc_errors_total{{{_NODE}}}"), "{{gpu}} {{severity}}"),
     ),
     series(
         "PCIe replays and NVLink errors",
         "Packets sent again a second, on the accused's node.",
         A_SECOND,
-        Query(f"topk(8, rate(gangwatch_gpu_pcie_replays_total{{{_NODE}}}[$__rate_interval]) > 0)", "PCIe {{gpu}}"),
+        Query(busiest(8, f"gangwatch_gpu_pcie_replays_total{{{_NODE}}}"), "PCIe {{gpu}}"),
         Query(
-            f"topk(8, sum by (gpu, kind) (rate(gangwatch_gpu_nvlink_errors_total{{{_NODE}}}[$__rate_interval])) > 0"
-            f" or sum by (gpu, kind) (rate(gangwatch_nvlink_errors_total{{{_NODE}}}[$__rate_interval])) > 0)",
+            worst(
+                8,
+                f"sum by (gpu, kind) (rate(gangwatch_gpu_nvlink_errors_total{{{_NODE}}}[$__rate_interval])) > 0"
+                f" or sum by (gpu, kind) (rate(gangwatch_nvlink_errors_total{{{_NODE}}}[$__rate_interval])) > 0",
+            ),
             "NVLink {{gpu}} {{kind}}",
         ),
     ),
@@ -207,11 +208,9 @@ dashboard.row(
         "Congestion and loss of the accused's NICs",
         "Notifications obeyed and packets out of order, a second.",
         A_SECOND,
+        Query(busiest(8, f"gangwatch_rdma_cnp_handled_total{{{_NODE}}}"), "{{device}} notifications"),
         Query(
-            f"topk(8, rate(gangwatch_rdma_cnp_handled_total{{{_NODE}}}[$__rate_interval]))", "{{device}} notifications"
-        ),
-        Query(
-            f"topk(8, rate(gangwatch_rdma_out_of_sequence_total{{{_NODE}}}[$__rate_interval]))",
+            busiest(8, f"gangwatch_rdma_out_of_sequence_total{{{_NODE}}}"),
             "{{device}} out of order",
         ),
     ),
@@ -220,11 +219,11 @@ dashboard.row(
         "Symbols in error and links lost: a cable or transceiver.",
         A_SECOND,
         Query(
-            f"topk(8, rate(gangwatch_rdma_physical_symbol_errors_total{{{_NODE}}}[$__rate_interval]))",
+            busiest(8, f"gangwatch_rdma_physical_symbol_errors_total{{{_NODE}}}"),
             "{{device}} symbols",
         ),
         Query(
-            f"topk(8, rate(gangwatch_rdma_physical_link_down_events_total{{{_NODE}}}[$__rate_interval]))",
+            busiest(8, f"gangwatch_rdma_physical_link_down_events_total{{{_NODE}}}"),
             "{{device}} link lost",
         ),
     ),

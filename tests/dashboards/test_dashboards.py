@@ -112,8 +112,25 @@ def test_target_rate_interval_and_counter_rules(name: str) -> None:
             if kind == "counter":
                 shown_as_it_stands = where in COUNTERS_AS_THEY_STAND
                 assert counted or shown_as_it_stands, f"{where}: {metric}"
-        for window in re.findall(r"\brate\([^()]*\[([^\]]+)\]", expression):
-            assert window == "$__rate_interval", f"{where}: rate over {window}"
+        for window in re.findall(r"\brate\([^()]*\[([^\]]+\][^()]*)\)", expression):
+            assert window in ("$__rate_interval]", "$__range] @ end()"), f"{where}: rate over {window}"
+
+
+@EVERY
+def test_the_series_of_a_panel_are_chosen_once_for_all_of_the_time_that_is_shown(name: str) -> None:
+    """`topk` by itself chooses at every instant: a panel of the worst five then shows dozens, each for moments."""
+    for panel in panels_of(DOCUMENTS[name]):
+        for target in panel["targets"]:
+            chosen = re.findall(r"(?:(\band )|\b)(?:top|bottom)k\(", target["expr"])
+            assert target["instant"] or all(chosen), f"{panel['title']}: {target['expr']}"
+
+
+@EVERY
+def test_none_is_said_as_nought_and_not_beside_a_number(name: str) -> None:
+    """`or vector(0)` fills in where nothing has its labels, which are none: what it fills in for may have none."""
+    for where, expression in expressions_of(DOCUMENTS[name]):
+        if expression.endswith("or vector(0)"):
+            assert re.match(r"(?:count|sum|max)\(", expression), f"{where}: {expression}"
 
 
 COUNTERS_AS_THEY_STAND = {

@@ -3,26 +3,31 @@ nowhere else; every panel answers where the run has what it shows."""
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import FloatRect
 
 from dashboards.board import expressions_of
 from dashboards.loading import load_all
 from dashboards.rules import ALERTS, recording
 from tests.dashboards import accelerated, hardware
 from tests.dashboards.accelerated import SPEED
+from tests.dashboards.drawing import Answer, Span, draw
 from tests.dashboards.live import Stage, staged
 from tests.dashboards.recorded import record
 from tests.dashboards.scenarios import LENGTH, ONSET, SCENARIOS, SECONDS, Scenario
+from tests.web.browser import chromium
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("dashboards-live")]
 
 EVERY = {"hardware": hardware.SCENARIO, **SCENARIOS}
 ABSENT = "GangwatchControllerAbsent"
+IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
 
 @pytest.fixture(scope="module")
@@ -122,12 +127,12 @@ NOT_IN_THE_RUN: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def asked(expression: str, cluster: str, values: dict[str, str]) -> str:
-    """A panel's expression as Grafana would ask it, for the faster clock."""
+def asked(expression: str, cluster: str, values: dict[str, str], seconds: float = SECONDS) -> str:
+    """A panel's expression as Grafana would ask it of so many seconds of the world, for the faster clock."""
     spans = {
         "$__rate_interval": f"{4 * 15}s",
-        "$__range_s": f"{SECONDS:.0f}",
-        "$__range": f"{SECONDS:.0f}s",
+        "$__range_s": f"{seconds:.0f}",
+        "$__range": f"{seconds:.0f}s",
         "$__interval": "15s",
     }
     for name, value in spans.items():
@@ -158,6 +163,30 @@ def test_every_panel_answers_where_the_run_has_what_it_shows(stage: Stage) -> No
             if not answers and not expected:
                 silent.append(f"{where}: {expression}")
     assert not silent, "\n".join(silent)
+
+
+@pytest.mark.parametrize(("name", "title"), [("job", "Job"), ("straggler-forensics", "Straggler forensics")])
+def test_a_picture_of_a_dashboard_in_a_browser(stage: Stage, name: str, title: str) -> None:
+    """GANGWATCH_UPDATE_IMAGES=1 writes docs/images/dashboard-NAME.png anew."""
+    board = next(board for _, other, board in load_all() if other == name).to_json_data()
+    span = Span(float(stage.at(ONSET - 120.0)), float(stage.at(ONSET + LENGTH)), SPEED)
+
+    def ask(expression: str, instant: bool) -> Answer:
+        query = asked(expression, "straggler", VALUES[name], LENGTH + 90.0)
+        if instant:
+            return stage.query("query", query=query, time=stage.at(ONSET + LENGTH - 30.0))
+        return stage.query("query_range", query=query, start=f"{span.start}", end=f"{span.end}", step="500ms")
+
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1272, "height": 800})
+        page.set_content(draw(board, ask, span, "cluster straggler, job train-j-000001"))
+        assert page.locator("h1").inner_text().startswith(title)
+        assert page.locator("section").count() == len(board["panels"])
+        assert page.locator("section.timeseries path.line").count() >= 12
+        assert page.locator("section.table td", has_text="node-00001").count() >= 1
+        if os.environ.get("GANGWATCH_UPDATE_IMAGES") == "1":
+            top = FloatRect(x=0, y=0, width=1272, height=1190)
+            page.screenshot(path=IMAGES / f"dashboard-{name}.png", full_page=True, clip=top)
 
 
 def test_every_recording_answers(stage: Stage) -> None:
