@@ -57,7 +57,10 @@ kubeconfig_option = click.option(
 )
 @click.option("--device-taints", is_flag=True, help="With --advise: write DeviceTaintRules for single GPUs, too.")
 @click.option("--scheduler-name", default="gangwatch", show_default=True, help="schedulerName of the pods to place.")
-@click.option("--namespace", metavar="NAME", help="Of the lease. Default: the kubeconfig's, or the pod's own.")
+@click.option("--probe-image", metavar="IMAGE", help="Runs policy.probe_command on a node whose quarantine ends.")
+@click.option(
+    "--namespace", metavar="NAME", help="Of the lease and probes. Default: the kubeconfig's, or the pod's own."
+)
 @click.option(
     "--lease", default="gangwatch", show_default=True, help="Name of the lease by which one controller leads."
 )
@@ -77,6 +80,7 @@ def controller(
     evict: bool,
     device_taints: bool,
     scheduler_name: str,
+    probe_image: str | None,
     namespace: str | None,
     lease: str,
     spine_label: str,
@@ -110,6 +114,7 @@ def controller(
         agents,
         evicts=evict,
         device_taints=device_taints,
+        probe_image=probe_image or "",
     )
     run(state, load(config_file, {} if port is None else {"controller.port": port}), settings)
 

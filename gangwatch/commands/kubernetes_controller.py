@@ -24,6 +24,7 @@ from scheduler_feedback.backends.kubernetes.advisor import AdvisorBackend
 from scheduler_feedback.backends.kubernetes.agents import AgentFiles
 from scheduler_feedback.backends.kubernetes.lease import Leadership
 from scheduler_feedback.backends.kubernetes.naming import Naming
+from scheduler_feedback.backends.kubernetes.probing import Probes
 from scheduler_feedback.backends.kubernetes.publish import Publisher
 from scheduler_feedback.backends.kubernetes.rebuild import rebuild
 from scheduler_feedback.backends.kubernetes.translate import TopologyLabels, with_queues
@@ -42,7 +43,8 @@ _log = logging.getLogger("gangwatch.kubernetes")
 class Settings:
     """advise: nothing is bound or evicted. agents: URL of an agent, with {} for its pod's dashed address; '': none.
 
-    evicts: quarantine's taint is NoExecute. device_taints: an advisor writes DeviceTaintRules.
+    evicts: quarantine's taint is NoExecute. device_taints: an advisor writes DeviceTaintRules. probe_image: what nodes
+    are measured with; '': they are not.
     """
 
     access: Access
@@ -54,6 +56,7 @@ class Settings:
     agents: str = ""
     evicts: bool = False
     device_taints: bool = False
+    probe_image: str = ""
 
 
 def run(state: StateFolder, config: Config, settings: Settings) -> None:
@@ -96,13 +99,17 @@ def _lead(
         backend = AdvisorBackend(settings.access, labels=settings.labels)
     else:
         backend = KubernetesBackend(
-            settings.access, scheduler=settings.scheduler, labels=settings.labels, may_act=leadership.may_act
+            settings.access,
+            scheduler=settings.scheduler,
+            labels=settings.labels,
+            may_act=leadership.may_act,
+            probes=Probes(settings.probe_image, settings.namespace, settings.scheduler),
         )
     backend.start()
     try:
         policy = with_queues(config.policy, backend.world.queues.values())
-        if settings.advise:
-            policy = replace(policy, probe_command=())  # a probe is a gang, and an advisor starts none
+        if settings.advise or not settings.probe_image:
+            policy = replace(policy, probe_command=())  # an advisor starts nothing
         if leadership.before != identity:
             begin_anew(folder, backend, policy)
         _log.info("%s leads %s", identity, settings.access.url)

@@ -205,7 +205,7 @@ def let_time_pass(turn: Turn) -> None:
                 call_back(turn, node)
             elif node.probe_job is not None:
                 _take_probe_result(turn, node, turn.state.jobs.get(node.probe_job))
-            elif node.until_ns is not None and turn.now_ns >= node.until_ns and node.present:
+            elif node.until_ns is not None and turn.now_ns >= node.until_ns and node.present and node.slots:
                 _end_quarantine(turn, node)
         elif node.state is NodeState.PROBATION and node.until_ns is not None and turn.now_ns >= node.until_ns:
             recover(turn, node, "recovered", "healthy: it passed its probation without a verdict")
@@ -234,11 +234,17 @@ def _let_suspicion_run_out(turn: Turn, node: Node, accused: bool) -> None:
         backoff = node.backoff
         recover(turn, node, "recovered", "healthy: it was seen well again, and nothing was said against it since")
         node.backoff = backoff
-    elif not turn.state.policy.probe_command or others_want(turn.state, node) or not _below_cap(turn.state, node):
+    elif not _may_be_measured(turn.state, node):
         _begin_probation(turn, node, "nobody has seen it well again, and it can't be measured now")
     else:
         _become(turn, node, NodeState.QUARANTINE, None, "nobody has seen it well again", node.verdict_id)
         _measure(turn, node, "nobody has seen it well again, and nobody waits for its slots")
+
+
+def _may_be_measured(state: State, node: Node) -> bool:
+    """Whether it may be taken out of use for that, and is there: others may have taken all of its slots."""
+    wanted = others_want(state, node) or not _below_cap(state, node)
+    return bool(state.policy.probe_command) and node.slots > 0 and not wanted
 
 
 def _end_quarantine(turn: Turn, node: Node) -> None:

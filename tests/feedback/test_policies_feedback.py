@@ -390,6 +390,17 @@ def quarantined() -> tuple[World, str]:
     return world, "n1"
 
 
+def test_a_node_without_slots_is_measured_once_it_has_some() -> None:
+    """On Kubernetes the pods of others may hold all of them."""
+    world, name = quarantined()
+    node = world.state.nodes[name]
+    world.cycle(NodeSeen(name, 0))
+    world.advance(200.0)
+    assert (node.state, node.probe_job) == (NodeState.QUARANTINE, None)
+    world.cycle(NodeSeen(name, 2))
+    assert node.probe_job == "probe-n1-1"
+
+
 def test_the_way_back_leads_over_a_probe_and_a_probation() -> None:
     world, name = quarantined()
     node = world.state.nodes[name]

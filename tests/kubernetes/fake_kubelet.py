@@ -1,13 +1,15 @@
 """A fake kubelet for all nodes: no container is ever started; what is bound is said to run, what is deleted is gone.
 
 It stands for the kubelets of a cluster in tests alone: it reads pods that are bound and patches their status. `rejects`
-names nodes that refuse their pods as a real kubelet does, with phase Failed and a reason and no container.
+names nodes that refuse their pods as a real kubelet does, with phase Failed and a reason and no container. `exits` says
+with which code a pod ends at once; None: it runs on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from agent.schema.errors import BackendError
@@ -21,6 +23,7 @@ class FakeKubelet:
 
     def __init__(self, access: Access) -> None:
         self.rejects: dict[str, str] = {}
+        self.exits: Callable[[Pod], int | None] = lambda _: None
         self.binds: list[tuple[str, str, str]] = []  # (pod, uid, node) as first seen bound
         self._access = access
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,6 +92,8 @@ class FakeKubelet:
             conditions = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady", "Initialized")]
             status = {"phase": "Running", "containerStatuses": containers, "conditions": conditions}
         await self._patch(client, pod, status)
+        if reason is None and (code := self.exits(pod)) is not None:
+            await self._patch(client, pod, ended(pod, code))
 
     async def _patch(self, client: Client, pod: Pod, status: dict[str, Any]) -> None:
         body = {"metadata": {"uid": pod.metadata.uid}, "status": status}
@@ -108,12 +113,7 @@ class FakeKubelet:
         Since 1.27 a pod that is deleted reaches a final phase first; a Job with a podFailurePolicy waits for that.
         """
         if not pod.over:
-            ended = {"terminated": {"exitCode": 143, "reason": "Error"}}
-            containers = [
-                {"name": c.name, "state": ended, "ready": False, "image": "none", "imageID": "", "restartCount": 0}
-                for c in pod.spec.containers
-            ]
-            await self._patch(client, pod, {"phase": "Failed", "containerStatuses": containers})
+            await self._patch(client, pod, ended(pod, 143))
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.metadata.uid}}
         while True:
             try:
@@ -124,6 +124,16 @@ class FakeKubelet:
                 await asyncio.sleep(0.2)
                 continue
             return
+
+
+def ended(pod: Pod, exit_code: int) -> dict[str, Any]:
+    """Status of a pod whose containers have ended with that code."""
+    state = {"terminated": {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed"}}
+    containers = [
+        {"name": c.name, "state": state, "ready": False, "image": "none", "imageID": "", "restartCount": 0}
+        for c in pod.spec.containers
+    ]
+    return {"phase": "Failed" if exit_code else "Succeeded", "containerStatuses": containers}
 
 
 def _path(pod: Pod) -> str:

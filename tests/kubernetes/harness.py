@@ -18,6 +18,7 @@ import yaml
 from gangwatch.commands.kubernetes_controller import Publishing, begin_anew, naming
 from scheduler_feedback.backends.kubernetes import Access, KubernetesBackend
 from scheduler_feedback.backends.kubernetes.client import Client, RefusedError
+from scheduler_feedback.backends.kubernetes.probing import Probes
 from scheduler_feedback.controller import Controller
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Policy
@@ -230,11 +231,12 @@ def running(
     anew: bool = True,
     publish: bool = True,
     watching: bool = False,
+    probes: Probes | None = None,
 ) -> Iterator[Running]:
     """A controller with its backend. anew: from the API's objects; else from the folder's journal. watching: it reads
-    the agents that announce themselves in its folder, with all detectors."""
+    the agents that announce themselves in its folder, with all detectors. probes: how it measures nodes."""
     policy = policy or Policy(retry_backoff_seconds=0.5, probe_command=())
-    backend = KubernetesBackend(access)
+    backend = KubernetesBackend(access, probes=probes)
     backend.start()
     try:
         if anew:

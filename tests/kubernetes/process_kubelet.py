@@ -15,13 +15,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.backends.kubernetes import Access
 from scheduler_feedback.backends.kubernetes.client import Client
 from scheduler_feedback.backends.kubernetes.objects import Pod
-from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.fake_kubelet import FakeKubelet, ended
 from tests.kubernetes.harness import wait_for
 
 COMMAND = "tests.gangwatch.io/command"
@@ -121,7 +120,7 @@ class ProcessKubelet(FakeKubelet):
         while process.poll() is None:
             await asyncio.sleep(0.1)
         if pod.metadata.uid not in self._removed:
-            await self._patch(client, pod, _ended(pod, process.returncode))
+            await self._patch(client, pod, ended(pod, process.returncode))
 
     def _run(self, pod: Pod, command: list[str]) -> subprocess.Popen[bytes]:
         """Begin the process, held until its node's agent can see whose it is."""
@@ -158,13 +157,3 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     process.stdin.write(b"\n")
     process.stdin.close()
-
-
-def _ended(pod: Pod, exit_code: int) -> dict[str, Any]:
-    """Status of a pod whose containers have ended by themselves."""
-    state = {"terminated": {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed"}}
-    containers = [
-        {"name": c.name, "state": state, "ready": False, "image": "none", "imageID": "", "restartCount": 0}
-        for c in pod.spec.containers
-    ]
-    return {"phase": "Failed" if exit_code else "Succeeded", "containerStatuses": containers}

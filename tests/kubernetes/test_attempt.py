@@ -182,6 +182,15 @@ def test_a_gang_whose_pods_all_succeed_has_ended_well_and_one_that_fails_is_name
     assert look_at(attempt, pods) == []
 
 
+@pytest.mark.parametrize(("end", "code"), [("Succeeded", 0), ("Failed", 3)])
+def test_a_gang_that_is_over_before_it_was_seen_to_run_has_run(end: str, code: int) -> None:
+    attempt, pods = bound("w-0")
+    (event,) = look_at(attempt, {uid: phase(one, end, code) for uid, one in pods.items()})
+    assert isinstance(event, AttemptEnded)
+    assert event.started
+    assert [one.exit_code for one in event.exits] == [code]
+
+
 def test_a_pod_that_is_gone_leaves_a_hole_and_a_gang_of_which_all_are_gone_has_ended() -> None:
     attempt, pods = running("w-0", "w-1")
     first, second = pods

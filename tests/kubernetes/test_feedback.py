@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from scheduler_feedback.backends.kubernetes import Access
 from scheduler_feedback.backends.kubernetes.marks import CONDITION, MEMORY, STATE
+from scheduler_feedback.backends.kubernetes.objects import Pod
+from scheduler_feedback.backends.kubernetes.probing import Probes, is_probe
 from scheduler_feedback.backends.kubernetes.translate import PREEMPTIBLE, RESTARTABLE, TIME_LIMIT
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import NodeCommand, NodeCommanded
@@ -16,6 +19,7 @@ from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from tests.kubernetes.bed import ControlPlane
+from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.harness import Cluster, Running, needs_manager, running, wait_for
 
 pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
@@ -97,6 +101,74 @@ def test_a_slow_node_is_tainted_its_gang_moved_whole_the_hole_backfilled_and_the
         wait_for("and carries no taint", lambda: not taints(cluster, slow))
         assert STATE not in object_of(cluster, slow)["metadata"].get("labels", {})
         wait_for("nor a condition", lambda: not condition_of(cluster, slow))
+
+
+PROBES = Probes("registry.example/probe", "default", "gangwatch")
+MEASURED = replace(POLICY, probe_command=("measure", "--all"), quarantine_seconds=1.0, probe_timeout_seconds=30.0)
+
+
+def probe_pods(cluster: Cluster) -> list[Any]:
+    found = cluster.api.get("/api/v1/namespaces/default/pods?labelSelector=gangwatch.io/probe")
+    return [pod for pod in found["items"] if "deletionTimestamp" not in pod["metadata"]]
+
+
+def condemn(it: Running, cluster: Cluster) -> str:
+    """A node is out of use for a time, for what was said of the gang that it moved away from."""
+    wait_for("it runs", lambda: "train" in it.jobs() and it.jobs()["train"].state is JobState.RUNNING)
+    slow = sorted(cluster.nodes_of("train").values())[0]
+    accuse(it, "train", slow, slowdown=10.0)
+    wait_for("it moves", lambda: it.jobs()["train"].attempt == 2)
+    return slow
+
+
+def test_a_node_is_measured_by_a_pod_before_it_is_used_again(
+    cluster: Cluster, access: Access, folder: Path, plane: ControlPlane, kubelet: FakeKubelet
+) -> None:
+    needs_manager(plane)
+    results = [1, 0]  # of the first probe and the second
+    measured: list[Any] = []
+
+    def exits(pod: Pod) -> int | None:
+        if not is_probe(pod):
+            return None
+        measured.append(cluster.api.get(f"/api/v1/namespaces/default/pods/{pod.metadata.name}"))
+        return results[len(measured) - 1]
+
+    cluster.add_nodes("n1", "n2", "n3")
+    cluster.add_job("train", 2, annotations={RESTARTABLE: "true", TIME_LIMIT: "36000"})
+    with running(access, folder, MEASURED, probes=PROBES) as it:
+        kubelet.exits = exits
+        slow = condemn(it, cluster)
+        wait_for("it fails its probe, and stays", lambda: len(measured) == 1)
+        wait_for("it passes another", lambda: len(measured) == 2)
+        wait_for("and is in use again", lambda: node_state(it, slow) in (NodeState.PROBATION, NodeState.HEALTHY))
+        spec = measured[0]["spec"]
+        assert spec["nodeName"] == slow
+        assert spec["containers"][0]["command"] == ["measure", "--all"]
+        assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+        wait_for("its pods are gone", lambda: not probe_pods(cluster))
+        states = {name: job.state for name, job in it.jobs().items() if name.startswith("probe-")}
+        assert states == {f"probe-{slow}-1": JobState.FAILED, f"probe-{slow}-2": JobState.COMPLETED}
+        assert it.jobs()["train"].state is JobState.RUNNING
+
+
+def test_a_controller_that_begins_with_nothing_takes_an_unfinished_probe_away_and_measures_anew(
+    cluster: Cluster, access: Access, tmp_path: Path, plane: ControlPlane, kubelet: FakeKubelet
+) -> None:
+    needs_manager(plane)
+    cluster.add_nodes("n1", "n2")
+    cluster.add_job("train", 1, annotations={RESTARTABLE: "true", TIME_LIMIT: "36000"})
+    with running(access, tmp_path / "first", MEASURED, probes=PROBES) as it:
+        slow = condemn(it, cluster)
+        (before,) = wait_for("it is measured", lambda: probe_pods(cluster))
+        wait_for(
+            "that stands on it", lambda: '"until_ns"' in object_of(cluster, slow)["metadata"]["annotations"][MEMORY]
+        )
+    with running(access, tmp_path / "second", MEASURED, probes=PROBES) as it:
+        kubelet.exits = lambda pod: 0 if is_probe(pod) and pod.metadata.uid != before["metadata"]["uid"] else None
+        wait_for("it is in use again", lambda: node_state(it, slow) in (NodeState.PROBATION, NodeState.HEALTHY))
+        wait_for("no probe is left", lambda: not probe_pods(cluster))
+        assert {job.attempt for name, job in it.jobs().items() if name == "train"} == {2}
 
 
 def test_what_an_operator_quarantines_is_marked_and_outlives_the_controller_and_its_folder(

@@ -20,11 +20,13 @@ import pytest
 from agent.schema.clock import ManualClock
 from scheduler_feedback.backends.kubernetes import Access
 from scheduler_feedback.backends.kubernetes.lease import ACTING_SECONDS, LEASE_SECONDS, RENEW_SECONDS, Leadership
+from scheduler_feedback.backends.kubernetes.probing import PROBE
 from scheduler_feedback.core.events import NodeCommand, NodeCommanded
 from scheduler_feedback.core.job import JobState
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.harness import Cluster, running, wait_for
+from tests.kubernetes.makers import pod_body
 
 pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
 
@@ -221,7 +223,10 @@ def test_uninstalling_leaves_nothing_of_ours(
         it.controller.cycle.tell([NodeCommanded("n2", NodeCommand.QUARANTINE, "ada", "fan")])
         wait_for("it runs", lambda: cluster.condition("train").get("status") == "True")
         wait_for("the other waits", lambda: cluster.condition("too-large"))
+        probe = pod_body("probe-n2-1-1", 8, nodeName="n2")
+        probe["metadata"]["labels"] = {PROBE: "probe-n2-1"}
         wait_for("n2 is marked", lambda: "gangwatch.io/" in str(cluster.api.get("/api/v1/nodes/n2")))
+    cluster.api.create("/api/v1/namespaces/default/pods", probe)
     done = subprocess.run(
         [sys.executable, "-m", "gangwatch", "kubernetes", "uninstall", "--kubeconfig", str(plane.kubeconfig())],
         capture_output=True,
@@ -230,10 +235,13 @@ def test_uninstalling_leaves_nothing_of_ours(
     assert done.returncode == 0, done.stderr
     for path in ("/api/v1/nodes", "/api/v1/pods", "/apis/scheduling.x-k8s.io/v1alpha1/podgroups"):
         for item in cluster.api.get(path)["items"]:
+            if "deletionTimestamp" in item["metadata"]:
+                continue
             item["metadata"].pop("managedFields", None)
             assert "gangwatch.io/" not in str(item), path
             assert "Gangwatch" not in str(item), path
             if path.endswith("podgroups"):
                 assert not item.get("status")
     assert lease(cluster) is None
+    wait_for("the probe is gone", lambda: cluster.api.find("/api/v1/namespaces/default/pods/probe-n2-1-1") is None)
     assert cluster.bound("train") == 1

@@ -74,7 +74,7 @@ class Member:
 class Attempt:
     """job_id, number: as the core counts. key: of the gang. told: whether the core knows that all of it runs.
 
-    action_id: of the start; '' where it was adopted after a restart.
+    action_id: of the start; '' where it was adopted after a restart. probe: whether its pod is our own.
     """
 
     job_id: str
@@ -88,6 +88,7 @@ class Attempt:
     why_stopped: str = ""
     failure: str = ""
     action_id: str = ""
+    probe: bool = False
 
 
 class DoesNotFitError(Exception):
@@ -233,6 +234,8 @@ def look_at(attempt: Attempt, pods: Mapping[str, Pod]) -> list[Event]:
             member.uid = ""  # killed because it was deleted: no failure of its own
         elif pod.over:
             member.over, member.exit_code = True, exit_code_of(pod)
+            # It may be over before it was ever seen to run; one that a kubelet rejects never has a container.
+            attempt.ran |= bool(pod.status.container_statuses) or not member.exit_code
     job_id, number = attempt.job_id, attempt.number
     if all(member.hole or member.over for member in attempt.members):
         return [] if attempt.phase is Phase.STOPPING else [ended(attempt)]

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
+from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.attempt import (
     Attempt,
     Phase,
@@ -23,7 +24,14 @@ from scheduler_feedback.backends.kubernetes.carrying import Carrying
 from scheduler_feedback.backends.kubernetes.client import Access, Client
 from scheduler_feedback.backends.kubernetes.connection import Connection
 from scheduler_feedback.backends.kubernetes.objects import Node, Pod, PodGroup, Queue
-from scheduler_feedback.backends.kubernetes.translate import SCHEDULER, Gang, TopologyLabels, slots_of
+from scheduler_feedback.backends.kubernetes.probing import Probes, is_probe
+from scheduler_feedback.backends.kubernetes.translate import (
+    SCHEDULER,
+    Gang,
+    TopologyLabels,
+    resource_of,
+    slots_of,
+)
 from scheduler_feedback.backends.kubernetes.watch import Watch
 from scheduler_feedback.backends.kubernetes.world import World
 from scheduler_feedback.core.actions import Action, StartGang
@@ -34,6 +42,7 @@ from scheduler_feedback.core.events import (
     NodeSeen,
     Submitted,
 )
+from scheduler_feedback.core.job import JobKind
 
 PATHS = {
     "nodes": "/api/v1/nodes",
@@ -46,7 +55,7 @@ PATHS = {
 class KubernetesBackend:
     """Implements Backend. ``start`` before it is used; ``stop`` ends its thread and leaves every pod as it is.
 
-    may_act: whether this process leads; asked before each write. advise: no gang is taken in, so none is placed.
+    may_act: whether this process leads; asked before each write. probes: how nodes are measured; None: they can't be.
     """
 
     def __init__(
@@ -56,10 +65,10 @@ class KubernetesBackend:
         scheduler: str = SCHEDULER,
         labels: TopologyLabels | None = None,
         may_act: Callable[[], bool] = lambda: True,
-        advise: bool = False,
+        probes: Probes | None = None,
     ) -> None:
         self.world = World(scheduler, labels or TopologyLabels())
-        self._may_act, self._advise = may_act, advise
+        self._may_act, self._probes = may_act, probes
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._gangs: dict[str, Gang] = {}  # by key, as last looked at
         self._told: dict[str, str] = {}  # key -> job id that the core was told of
@@ -130,9 +139,7 @@ class KubernetesBackend:
                 if attempt is None:
                     attempt = self._adopted(key)
                     if attempt is None:
-                        attempt = Attempt(*key, self._keys.get(action.job_id, ""), action.placement)
-                        self._take_up(attempt)
-                        self._connection.go(key, self._carrying.start(attempt, action))
+                        attempt = self._begin(key, action)
                     attempt.action_id = action.action_id
                 return
             if attempt is None:
@@ -141,6 +148,24 @@ class KubernetesBackend:
                 return
             attempt.phase, attempt.why_stopped = Phase.STOPPING, action.why.value
         self._connection.go(key, self._carrying.stop(attempt, action))
+
+    def _begin(self, key: tuple[str, int], action: StartGang) -> Attempt:
+        attempt = Attempt(*key, self._key_of(key), action.placement, probe=action.spec.kind is JobKind.PROBE)
+        if not attempt.probe:
+            self._connection.go(key, self._carrying.start(attempt, action))
+        else:
+            node = self.world.nodes.get(action.placement[0].node)
+            if self._probes is None or node is None:
+                raise BackendError("it can't be measured: no image is configured, or the node is gone")
+            pod = self._probes.pod(action, resource_of(node))
+            self._connection.go(key, self._carrying.start_probe(attempt, action, pod))
+        self._take_up(attempt)
+        return attempt
+
+    def _key_of(self, key: tuple[str, int]) -> str:
+        """Key of the gang, or of the probe; '' of neither."""
+        known = self._keys.get(key[0], "")
+        return known if known or self._probes is None else self._probes.key_of(*key)
 
     def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
         self._connection.check()
@@ -161,9 +186,19 @@ class KubernetesBackend:
                     events += self._look_at(key, attempt)
             for key in [key for key in self._attempts if key not in held and not self._connection.busy(key)]:
                 self._drop(key)
+            self._clear_probes()
             events += self._events
             self._events = []
             return events
+
+    def _clear_probes(self) -> None:
+        """Take away the pods of probes that the core does not wait for: ended, or begun by a controller before us."""
+        for pod in self.world.probes():
+            key = (pod.metadata.uid, 0)
+            if pod.metadata.key in self._by_gang or pod.metadata.deletion_timestamp or self._connection.busy(key):
+                continue
+            if self._may_act():
+                self._connection.go(key, self._carrying.delete_probe(pod))
 
     def _look_at_nodes(self) -> list[Event]:
         """Nodes that have changed, and the gangs whose slots they do not have any more by number."""
@@ -200,7 +235,7 @@ class KubernetesBackend:
             self._gangs[key], self._keys[gang.job_id] = gang, key
             if gang.constraint is not None:
                 self.world.want(gang.constraint)
-            if gang.spec is not None and not self._advise:
+            if gang.spec is not None:
                 self._last_pods[gang.job_id] = list(gang.pods)
                 if key not in self._told:
                     self._told[key] = gang.job_id
@@ -215,13 +250,14 @@ class KubernetesBackend:
     # --- attempts ----------------------------------------------------------------------------------------------------
 
     def _adopted(self, key: tuple[str, int]) -> Attempt | None:
-        gang_key = self._keys.get(key[0], "")
+        gang_key = self._key_of(key)
         if not gang_key:
             return None
         pods = self.world.pods_of(gang_key)
         attempt = adopt(*key, gang_key, pods, self.world.groups.get(gang_key))
         if attempt is None:
             return None
+        attempt.probe = any(is_probe(pod) for pod in pods)
         self._take_up(attempt)
         self._carrying.hold(attempt)
         if attempt.phase is Phase.BINDING:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.attempt import Attempt, Member, written
 from scheduler_feedback.backends.kubernetes.client import Client, RefusedError, UnreachableError
 from scheduler_feedback.backends.kubernetes.objects import Pod
@@ -97,6 +98,26 @@ async def _is_ours(client: Client, path: str, attempt: Attempt, member: Member) 
             and pod.spec.node_name == member.node
             and pod.metadata.annotation(ATTEMPT) == str(attempt.number)
         )
+
+
+async def create_once(client: Client, path: str, body: dict[str, Any], may_act: Callable[[], bool]) -> str:
+    """Create a pod; its uid. One of the name that is there already is an earlier try of which no answer came.
+
+    Raises BackendError where the server refuses it, or we lead no more.
+    """
+    pause = _PAUSE_SECONDS
+    while may_act():
+        try:
+            answer = await client.create(path, body)
+            return _pods.decode(answer).metadata.uid
+        except UnreachableError:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        except RefusedError as error:
+            if error.code != 409:
+                raise
+            return (await client.get(f"{path}/{body['metadata']['name']}", _pods)).metadata.uid
+    raise BackendError(f"{body['metadata']['name']}: we lead no more")
 
 
 async def delete_all(client: Client, members: Iterable[Member]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.attempt import (
@@ -21,7 +22,7 @@ from scheduler_feedback.backends.kubernetes.attempt import (
     look_at,
     place_of,
 )
-from scheduler_feedback.backends.kubernetes.binding import bind_all, bind_one, delete_all, write_placement
+from scheduler_feedback.backends.kubernetes.binding import bind_all, bind_one, create_once, delete_all, write_placement
 from scheduler_feedback.backends.kubernetes.connection import Connection
 from scheduler_feedback.backends.kubernetes.objects import Pod
 from scheduler_feedback.backends.kubernetes.stopping import left_suspended, owner_has_ended, resume, stop
@@ -91,6 +92,31 @@ class Carrying:
             await write_placement(client, attempt, lambda: self._may_bind(attempt))
         await self.bind(attempt)
 
+    async def start_probe(self, attempt: Attempt, action: StartGang, body: dict[str, Any]) -> None:
+        """Make the pod that measures a node, and see it there."""
+        client = self._connection.client
+        namespace = body["metadata"]["namespace"]
+        try:
+            uid = await create_once(client, f"/api/v1/namespaces/{namespace}/pods", body, self._may_act)
+        except BackendError as error:
+            attempt.failure = str(error)
+            self._say(ActionFailed(action.action_id, attempt.job_id, str(error)))
+            return
+        node, slots = action.placement[0].node, tuple(slot.slot for slot in action.placement)
+        attempt.members = [Member(attempt.key, uid, node, range(len(slots)), slots, bound=True)]
+        self.hold(attempt)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PODS_SECONDS
+        while loop.time() < until and not any(pod.metadata.uid == uid for pod in self._world.pods_of(attempt.key)):
+            await asyncio.sleep(_LOOK_SECONDS)
+        if attempt.phase is Phase.BINDING:
+            attempt.phase = Phase.BOUND
+            self._look_again(attempt)
+
+    async def delete_probe(self, pod: Pod) -> None:
+        """A probe that nobody waits for any more."""
+        await delete_all(self._connection.client, [Member(pod.metadata.key, pod.metadata.uid, "", range(0), ())])
+
     async def bind(self, attempt: Attempt) -> None:
         """Bind what is not bound yet; where that can't be done whole, undo it."""
         failures = await bind_all(self._connection.client, attempt, lambda: self._may_bind(attempt))
@@ -149,7 +175,9 @@ class Carrying:
         with world.lock:
             uids = {member.uid for member in attempt.members if member.uid}
             pods = [pod for pod in world.pods_of(attempt.key) if pod.metadata.uid in uids]
-        if not attempt.told:  # it never ran: nothing is lost by deleting it, and no budget counts what is not healthy
+        if (
+            attempt.probe or not attempt.told
+        ):  # it never ran: nothing is lost by deleting it, and no budget counts what is not healthy
             for member in attempt.members:
                 if not member.bound:
                     world.unassume(member.uid)

@@ -70,7 +70,7 @@ def marks_of(node: cluster.Node, *, evicts: bool = False) -> Marks:
     memory = Memory(
         node.state,
         node.since_ns,
-        node.until_ns,
+        node.until_ns if node.probe_job is None else node.since_ns,  # whoever comes next measures it again
         node.backoff,
         node.reason,
         node.verdict_id,

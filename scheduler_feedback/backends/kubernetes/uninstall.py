@@ -11,6 +11,7 @@ from scheduler_feedback.backends.kubernetes.advice import Rule, remove_rule, rul
 from scheduler_feedback.backends.kubernetes.client import MERGE_PATCH, STRATEGIC_PATCH, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.marks import Marks, changes
 from scheduler_feedback.backends.kubernetes.objects import Node, Part, Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.probing import is_probe
 from scheduler_feedback.backends.kubernetes.publish import EXPECTED_START
 from scheduler_feedback.backends.kubernetes.stopping import left_suspended, resume
 from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS
@@ -34,13 +35,24 @@ async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, in
     """Take everything of ours away; how many objects of each kind carried some. What users wrote for us stays."""
     nodes = await client.get("/api/v1/nodes", msgspec.json.Decoder(_Nodes))
     pods = await client.get("/api/v1/pods", msgspec.json.Decoder(_Pods))
-    work: dict[str, list[Any]] = {"nodes": [], "pods": [], "groups": [], "suspended Jobs": [], "leases": []}
+    work: dict[str, list[Any]] = {
+        "nodes": [],
+        "pods": [],
+        "probes": [],
+        "groups": [],
+        "suspended Jobs": [],
+        "leases": [],
+    }
     for node in nodes.items:
         body, status = changes(node, Marks())
         if body is not None or status is not None:
             work["nodes"].append(_clear_node(client, node.metadata.name, body, status))
     for pod in pods.items:
-        if any(pod.metadata.annotation(key) for key in (ATTEMPT, SLOTS, RANK)):
+        if is_probe(pod):
+            work["probes"].append(
+                _remove(client, f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}")
+            )
+        elif any(pod.metadata.annotation(key) for key in (ATTEMPT, SLOTS, RANK)):
             path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
             work["pods"].append(_strip(client, path, ATTEMPT, SLOTS, RANK))
     try:
@@ -57,7 +69,7 @@ async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, in
     work["device rules"] = [remove_rule(client, rule.metadata.name) for rule in await _rules(client)]
     for path in await left_suspended(client):
         work["suspended Jobs"].append(resume(client, path))
-    work["leases"].append(_remove_lease(client, f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}"))
+    work["leases"].append(_remove(client, f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}"))
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def one(job: Any) -> bool:
@@ -101,7 +113,7 @@ async def _clear_group(client: Client, path: str) -> None:
             raise
 
 
-async def _remove_lease(client: Client, path: str) -> bool:
+async def _remove(client: Client, path: str) -> bool:
     try:
         await client.delete(path)
     except RefusedError as error:

@@ -13,6 +13,7 @@ from scheduler_feedback.backends.kubernetes.agents import is_agent
 from scheduler_feedback.backends.kubernetes.constraints import OURS, Constraint, why_not
 from scheduler_feedback.backends.kubernetes.naming import Place
 from scheduler_feedback.backends.kubernetes.objects import Node, Pod, PodGroup, Queue
+from scheduler_feedback.backends.kubernetes.probing import is_probe
 from scheduler_feedback.backends.kubernetes.quantities import requests_of
 from scheduler_feedback.backends.kubernetes.translate import (
     PLACEMENT,
@@ -56,6 +57,7 @@ class World:
         self.queues: dict[str, Queue] = {}
         self.pods: dict[str, Pod] = {}  # ours alone, by 'NAMESPACE/NAME'
         self._members: dict[str, set[str]] = {}  # by gang key, the keys of its pods
+        self._probes: set[str] = set()  # keys of those that are probes
         self._placed: dict[str, Placed] = {}  # by uid, every scheduler's
         self._use: dict[str, NodeUse] = {}
         self._allocatable: dict[str, dict[str, int]] = {}
@@ -106,6 +108,8 @@ class World:
                 self.pods[key] = after
                 gang = group_of(after) or key
                 self._members.setdefault(gang, set()).add(key)
+                if is_probe(after):
+                    self._probes.add(key)
                 self.dirty_gangs.add(gang)
 
     def group_told(self, key: str, before: PodGroup | None, after: PodGroup | None) -> None:
@@ -127,6 +131,7 @@ class World:
     def _forget(self, key: str, pod: Pod) -> None:
         if self.pods.pop(key, None) is None:
             return
+        self._probes.discard(key)
         gang = group_of(pod) or key
         members = self._members.get(gang, set())
         members.discard(key)
@@ -229,11 +234,16 @@ class World:
             if group is not None:
                 return gang_of(group, living)
             alone = next((pod for pod in self.pods_of(key) if not group_of(pod)), None)
-            if alone is None:
+            if alone is None or is_probe(alone):
                 self._lone.pop(key, None)
                 return None
             found = self._lone[key] = _alone(alone, self._lone.get(key))
             return replace(found, spec=None) if alone.over else found
+
+    def probes(self) -> list[Pod]:
+        """Pods that measure a node."""
+        with self.lock:
+            return [self.pods[key] for key in self._probes]
 
     def orphans(self, key: str) -> list[Pod]:
         """Pods of a group that does not exist."""
