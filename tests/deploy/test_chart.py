@@ -48,14 +48,14 @@ def helm() -> str:
 
 
 @cache
-def template(*wishes: str) -> str:
+def template(*wishes: str, release: str = "gangwatch") -> str:
     options = [part for wish in wishes for part in ("--set", wish)]
-    command = [helm(), "template", "gangwatch", str(CHART), "--namespace", "gangwatch", *options]
+    command = [helm(), "template", release, str(CHART), "--namespace", "gangwatch", *options]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def render(*wishes: str) -> list[dict[str, Any]]:
-    return [body for body in yaml.safe_load_all(template(*wishes)) if body]
+def render(*wishes: str, release: str = "gangwatch") -> list[dict[str, Any]]:
+    return [body for body in yaml.safe_load_all(template(*wishes, release=release)) if body]
 
 
 def one(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:

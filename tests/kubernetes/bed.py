@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from urllib.error import URLError
@@ -52,13 +53,14 @@ def free_ports(count: int) -> list[int]:
 class ControlPlane:
     """One cluster's control plane, in `folder`. Enter it to have it up."""
 
-    def __init__(self, folder: Path, *, manager: bool = True, audited: str = "") -> None:
-        """audited: name of a user whose requests are written to audit.log in the folder, as metadata."""
+    def __init__(self, folder: Path, *, manager: bool = True, audited: str = "", options: Sequence[str] = ()) -> None:
+        """audited: namespace whose service accounts' requests are written to audit.log in the folder, as metadata.
+        options: more of the API server's."""
         self.folder = folder
         self._assets, self._etcd_program = assets(), component("etcd", "etcd-server")
         self._openssl = component("openssl", "openssl")
         self._manager_wanted = manager
-        self._audited = audited
+        self._audited, self._options = audited, tuple(options)
         self._port, self._etcd_port, self._peer_port, self._manager_port = free_ports(4)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.url = f"https://127.0.0.1:{self._port}"
@@ -90,7 +92,7 @@ class ControlPlane:
         (self.folder / "tokens.csv").write_text(f"{ADMIN},admin,admin,system:masters\n")
         (self.folder / "audit.yaml").write_text(
             "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived, ResponseStarted]\n"
-            f"rules: [{{level: Metadata, users: ['{self._audited}']}}, {{level: None}}]\n"
+            f"rules: [{{level: Metadata, userGroups: ['system:serviceaccounts:{self._audited}']}}, {{level: None}}]\n"
         )
         try:
             self._run(
@@ -158,6 +160,7 @@ class ControlPlane:
             "--max-mutating-requests-inflight=0",
             "--enable-priority-and-fairness=false",
             *self._audit_options(),
+            *self._options,
         )
         self._await_ready()
 

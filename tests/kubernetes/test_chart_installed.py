@@ -48,19 +48,19 @@ PATHS = {
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane of its own, that writes down what the controller's service account asks for."""
-    with ControlPlane(tmp_path_factory.mktemp("audited"), audited=USER) as plane:
+    with ControlPlane(tmp_path_factory.mktemp("audited"), audited=NAMESPACE) as plane:
         api = Api(plane.access())
         install_crds(api)
         api.close()
         yield plane
 
 
-def granted(objects: list[dict[str, Any]]) -> set[tuple[str, str]]:
-    """(resource, verb) of all that the controller's roles allow."""
+def granted(objects: list[dict[str, Any]], name: str = "gangwatch-controller") -> set[tuple[str, str]]:
+    """(resource, verb) of all that the roles of that name allow."""
     return {
         (resource, verb)
         for body in objects
-        if body["kind"] in ("ClusterRole", "Role") and body["metadata"]["name"] == "gangwatch-controller"
+        if body["kind"] in ("ClusterRole", "Role") and body["metadata"]["name"] == name
         for rule in body["rules"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
@@ -145,12 +145,14 @@ def lone_pod() -> dict[str, Any]:
     return pod_body("lone", 8, nodeSelector={"pool": "none"})
 
 
-def audit(plane: ControlPlane) -> tuple[set[tuple[str, str]], list[dict[str, Any]]]:
-    """(resource, verb) of all that was asked for, and what was forbidden."""
+def audit(plane: ControlPlane, user: str = USER) -> tuple[set[tuple[str, str]], list[dict[str, Any]]]:
+    """(resource, verb) of all that the user asked for, and what it was forbidden."""
     used: set[tuple[str, str]] = set()
     refused: list[dict[str, Any]] = []
     for line in (plane.folder / "audit.log").read_text().splitlines():
         event = json.loads(line)
+        if event["user"]["username"] != user:
+            continue
         about = event["objectRef"]
         resource = "/".join(part for part in (about["resource"], about.get("subresource", "")) if part)
         used.add((resource, event["verb"]))

@@ -1,0 +1,351 @@
+"""Advising another scheduler: a real kube-scheduler places, we watch, mark and tell; under the chart's own rights.
+
+KAI, Volcano and Kueue cannot run here: their controllers need images. What they leave on pods is made by the tests, and
+what they would read of nodes and devices is read by kube-scheduler, whose node filters they share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from gangwatch.commands.kubernetes_controller import Publishing, begin_anew
+from scheduler_feedback.backends.kubernetes import Access, AdvisorBackend
+from scheduler_feedback.backends.kubernetes.advice import RULES
+from scheduler_feedback.backends.kubernetes.client import Client
+from scheduler_feedback.backends.kubernetes.lease import Leadership
+from scheduler_feedback.backends.kubernetes.marks import CONDITION, REASON, SCORE, STATE
+from scheduler_feedback.backends.kubernetes.uninstall import remove_all
+from scheduler_feedback.controller import Controller
+from scheduler_feedback.core.events import VerdictJudged
+from scheduler_feedback.core.job import Job
+from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.verdict import Cause, Cleared, Kind, Verdict
+from tests.deploy.test_chart import render
+from tests.kubernetes.bed import ControlPlane, assets, free_ports
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.harness import Api, Cluster, wait_for
+from tests.kubernetes.makers import pod_body
+from tests.kubernetes.test_chart_installed import NAMESPACE, PATHS, audit, granted
+from tests.needs import absent
+
+pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
+
+RELEASE = "advisor"
+USER = f"system:serviceaccount:{NAMESPACE}:{RELEASE}-controller"
+UNINSTALLER = f"system:serviceaccount:{NAMESPACE}:{RELEASE}-uninstall"
+POLICY = Policy(probe_command=(), quarantine_seconds=600.0, suspect_seconds=0.2, probation_seconds=0.2)
+GPU_UUID = "GPU-8f4c1f3e-0000-0000-0000-000000000003"
+
+
+@pytest.fixture(scope="module")
+def advised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane that serves taints of devices, with a real kube-scheduler and the chart in advise mode."""
+    folder = tmp_path_factory.mktemp("advised")
+    options = ("--feature-gates=DRADeviceTaintRules=true", "--runtime-config=resource.k8s.io/v1beta2=true")
+    with ControlPlane(folder, manager=False, audited=NAMESPACE, options=options) as plane:
+        api = Api(plane.access())
+        api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        for body in objects():
+            api.create(PATHS[body["kind"]], body)
+        api.close()
+        with kube_scheduler(plane):
+            yield plane
+
+
+def objects() -> list[dict[str, Any]]:
+    return render("controller.mode=advise", "controller.deviceTaints=true", release=RELEASE)
+
+
+@contextmanager
+def kube_scheduler(plane: ControlPlane) -> Iterator[None]:
+    program = assets() / "kube-scheduler"
+    if not program.exists():
+        absent(f"{program} is absent: packaging/kubernetes/build.sh builds it (needs go)")
+    (port,) = free_ports(1)
+    command = [str(program), f"--kubeconfig={plane.kubeconfig()}", "--leader-elect=false", "--bind-address=127.0.0.1"]
+    with (plane.folder / "kube-scheduler.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, f"--secure-port={port}", f"--cert-dir={plane.folder}/scheduler"], stdout=log, stderr=log
+        )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def access_of(plane: ControlPlane, account: str) -> Access:
+    """As one of the chart's service accounts."""
+    api = Api(plane.access())
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = api.create(f"{PATHS['ServiceAccount']}/{account}/token", request)["status"]["token"]
+    api.close()
+    return plane.access(token)
+
+
+@pytest.fixture
+def cluster(advised: ControlPlane) -> Iterator[Cluster]:
+    api = Api(advised.access())
+    made = Cluster(api)
+    with FakeKubelet(advised.access()):
+        yield made
+        api.delete("/api/v1/namespaces/default/pods", {"gracePeriodSeconds": 0})
+        api.delete("/api/v1/nodes")
+        api.delete("/api/v1/namespaces/default/events")
+        api.delete("/apis/resource.k8s.io/v1/resourceslices")
+        wait_for("all pods are gone", lambda: not api.get("/api/v1/pods")["items"])
+    api.close()
+
+
+class Advising:
+    """An advisor at work in this process, with the rights that the chart gives it."""
+
+    def __init__(self, backend: AdvisorBackend, controller: Controller) -> None:
+        self.backend, self.controller = backend, controller
+
+    def jobs(self) -> dict[str, Job]:
+        return self.controller.cycle.ask(lambda state: dict(state.jobs)).result(30)
+
+    def accuse(self, gang: str, node: str, *, quarantine: bool = False, device: str = "") -> str:
+        """A detector has found the gang's member on that node to be slow; the verdict's id."""
+        job = self.jobs()[gang]
+        rank = next(record.rank for record in job.ranks if record.slot.node == node)
+        level = "gpu" if device else "node"
+        began_ns = job.attempt_started_ns or 0
+        verdict = Verdict(
+            f"{gang}-{job.attempt}-{rank}-{device}", Kind.STRAGGLER, gang, job.attempt, rank, node, Cause.GPU, 0.99,
+            1.6, 1.0, 1.6, began_ns, began_ns, device=device, level=level,
+        )  # fmt: skip
+        self.controller.cycle.tell([verdict])
+        if quarantine:
+            self.controller.cycle.tell([VerdictJudged(verdict.verdict_id, True, "ada")])
+        return verdict.verdict_id
+
+    def clear(self, verdict_id: str, gang: str) -> None:
+        self.controller.cycle.tell([Cleared(verdict_id, gang, 0, "it kept pace again")])
+
+
+@contextmanager
+def advising(plane: ControlPlane, folder: Path) -> Iterator[Advising]:
+    access = access_of(plane, f"{RELEASE}-controller")
+    backend = AdvisorBackend(access, settled_seconds=0.3)
+    leadership = Leadership(access, NAMESPACE, RELEASE, "test")
+    leadership.start()
+    backend.start()
+    try:
+        assert leadership.wait(30)
+        begin_anew(folder, backend, POLICY)
+        with Controller(folder, backend, POLICY, detectors=()) as controller:
+            publishing = Publishing(backend, controller, leadership.may_act, device_taints=True)
+            try:
+                yield Advising(backend, controller)
+                if controller.failure is not None:
+                    raise controller.failure
+            finally:
+                publishing.stop()
+    finally:
+        leadership.stop()
+        backend.stop()
+
+
+def volcano(name: str, members: int, gpus: int = 8, **spec: Any) -> list[dict[str, Any]]:
+    """Pods as Volcano's controller leaves them, but for their scheduler, which is the one that can run here."""
+    bodies = [pod_body(f"{name}-{n}", gpus, schedulerName="default-scheduler", **spec) for n in range(members)]
+    for body in bodies:
+        body["metadata"]["annotations"] = {"scheduling.k8s.io/group-name": name}
+    return bodies
+
+
+def run(cluster: Cluster, bodies: list[dict[str, Any]]) -> dict[str, str]:
+    """Have kube-scheduler place them; node by pod name."""
+    cluster.api.create_all("/api/v1/namespaces/default/pods", bodies)
+    names = [body["metadata"]["name"] for body in bodies]
+
+    def placed() -> dict[str, str]:
+        found = {name: cluster.api.get(f"/api/v1/namespaces/default/pods/{name}") for name in names}
+        if any(pod["status"].get("phase") != "Running" for pod in found.values()):
+            return {}
+        return {name: pod["spec"]["nodeName"] for name, pod in found.items()}
+
+    return wait_for("kube-scheduler has placed them", placed)
+
+
+def node(cluster: Cluster, name: str) -> Any:
+    return cluster.api.get(f"/api/v1/nodes/{name}")
+
+
+def ours(body: Any) -> list[str]:
+    """Everything on the object that is ours."""
+    metadata = body["metadata"]
+    keys = [*metadata.get("labels", {}), *metadata.get("annotations", {})]
+    keys += [taint["key"] for taint in body.get("spec", {}).get("taints", [])]
+    keys += [one["type"] for one in body.get("status", {}).get("conditions", []) if one["type"] == CONDITION]
+    return [key for key in keys if key.startswith("gangwatch.io/") or key == CONDITION]
+
+
+def show_devices(cluster: Cluster) -> None:
+    """As the GPUs' driver for dynamic resource allocation publishes node n1's."""
+    devices = [{"name": f"gpu-{n}", "attributes": {"uuid": {"string": f"{GPU_UUID[:-1]}{n}"}}} for n in range(8)]
+    cluster.api.create(
+        "/apis/resource.k8s.io/v1/resourceslices",
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": "n1-gpus"},
+            "spec": {
+                "driver": "gpu.nvidia.com",
+                "nodeName": "n1",
+                "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+                "devices": devices,
+            },
+        },
+    )
+
+
+def events(cluster: Cluster, reason: str) -> dict[str, str]:
+    """Message by pod name."""
+    found = cluster.api.get("/api/v1/namespaces/default/events")["items"]
+    return {one["involvedObject"]["name"]: one["message"] for one in found if one["reason"] == reason}
+
+
+def test_another_scheduler_s_gang_is_watched_and_its_slow_node_marked_told_avoided_and_cleared(
+    advised: ControlPlane, cluster: Cluster, folder: Path
+) -> None:
+    cluster.add_nodes("n1", "n2", "n3")
+    with advising(advised, folder) as it:
+        gang = "default.train.volcano"
+        places = run(cluster, volcano("train", 2))
+        wait_for("it is watched", lambda: gang in it.jobs())
+        slow, pod = places["train-1"], "train-1"
+        verdict = it.accuse(gang, slow)
+        wait_for("the node is suspect", lambda: node(cluster, slow)["metadata"]["labels"].get(STATE) == "suspect")
+        body = node(cluster, slow)
+        assert body["spec"]["taints"] == [{"key": "gangwatch.io/suspect", "effect": "PreferNoSchedule"}]
+        assert body["metadata"]["labels"][SCORE] == "62"  # a pace of 1/1.6
+        assert "slowdown 1.60" in body["metadata"]["annotations"][REASON]
+        assert CONDITION in ours(body)
+        told = wait_for("the pod is told", lambda: events(cluster, "NodeDoubted"))
+        assert list(told) == [pod] and slow in told[pod]
+        assert it.jobs()[gang].ranks and it.jobs()[gang].migrations == 0
+        it.clear(verdict, gang)
+        wait_for("nothing of ours is left", lambda: not ours(node(cluster, slow)))
+        wait_for("the pod is told", lambda: pod in events(cluster, "NodeCleared"))
+        pods = {name: cluster.api.get(f"/api/v1/namespaces/default/pods/{name}") for name in places}
+        assert {name: body["spec"]["nodeName"] for name, body in pods.items()} == places  # nobody was moved
+        assert not any(ours(body) for body in pods.values())
+
+
+def test_kube_scheduler_keeps_away_from_a_quarantined_node_and_a_claim_from_the_gpu_that_is_accused(
+    advised: ControlPlane, cluster: Cluster, folder: Path
+) -> None:
+    cluster.add_nodes("n1", "n2")
+    show_devices(cluster)
+    with advising(advised, folder) as it:
+        gang = "default.one.volcano"
+        assert run(cluster, volcano("one", 1, 4, nodeSelector={"kubernetes.io/hostname": "n1"})) == {"one-0": "n1"}
+        wait_for("it is watched", lambda: gang in it.jobs())
+        verdict = it.accuse(gang, "n1", quarantine=True, device=GPU_UUID)
+        wait_for("the node is out", lambda: node(cluster, "n1")["metadata"]["labels"].get(STATE) == "quarantine")
+        rule = wait_for("a rule stands", lambda: cluster.api.get(RULES)["items"])[0]["spec"]
+        assert rule["deviceSelector"] == {"driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-3"}
+        assert (rule["taint"]["key"], rule["taint"]["effect"]) == ("gangwatch.io/quarantine", "NoSchedule")
+        assert set(run(cluster, volcano("next", 4, 2)).values()) == {"n2"}
+        it.controller.cycle.tell([VerdictJudged(verdict, False, "ada")])
+        wait_for("no rule is left", lambda: not cluster.api.get(RULES)["items"])
+        wait_for("nothing of ours is left", lambda: not ours(node(cluster, "n1")))
+        assert set(run(cluster, volcano("last", 4, 1)).values()) == {"n1"}
+
+
+def test_a_preferred_pace_is_an_affinity_that_any_scheduler_understands(
+    advised: ControlPlane, cluster: Cluster, folder: Path
+) -> None:
+    cluster.add_nodes("n1", "n2")
+    with advising(advised, folder) as it:
+        places = run(cluster, volcano("train", 1, 4))
+        wait_for("it is watched", lambda: "default.train.volcano" in it.jobs())
+        slow = places["train-0"]
+        it.accuse("default.train.volcano", slow)
+        wait_for("the node is suspect", lambda: SCORE in ours(node(cluster, slow)))
+        unscored = {"key": SCORE, "operator": "DoesNotExist"}
+        fast = {"key": SCORE, "operator": "Gt", "values": ["90"]}
+        terms = [{"matchExpressions": [unscored]}, {"matchExpressions": [fast]}]
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+        spec = {"affinity": {"nodeAffinity": required}}
+        assert slow not in run(cluster, volcano("picky", 2, 1, **spec)).values()
+
+
+def test_the_chart_s_advisor_is_forbidden_nothing_uses_all_that_it_is_granted_and_is_taken_off_whole(
+    advised: ControlPlane, cluster: Cluster, folder: Path
+) -> None:
+    cluster.add_nodes("n1")
+    show_devices(cluster)
+    rule = {
+        "apiVersion": "resource.k8s.io/v1beta2",
+        "kind": "DeviceTaintRule",
+        "metadata": {"name": "not-ours"},
+        "spec": {"taint": {"key": "example.com/own", "effect": "NoSchedule"}, "deviceSelector": {"driver": "x"}},
+    }
+    cluster.api.create(RULES, rule)
+    mine = {**rule, "metadata": {"name": "left", "labels": {"app.kubernetes.io/managed-by": "gangwatch"}}}
+    cluster.api.create(RULES, mine)
+    with advising(advised, folder) as it:
+        run(cluster, volcano("train", 1))
+        wait_for("it is watched", lambda: "default.train.volcano" in it.jobs())
+        wait_for("what a controller before left is gone", lambda: len(cluster.api.get(RULES)["items"]) == 1)
+        it.accuse("default.train.volcano", "n1", quarantine=True, device=GPU_UUID)
+        wait_for("the node is out", lambda: "gangwatch.io/quarantine" in ours(node(cluster, "n1")))
+        wait_for("a rule stands", lambda: len(cluster.api.get(RULES)["items"]) == 2)
+        wait_for("the lease is renewed", lambda: ("leases", "update") in audit(advised, USER)[0])
+    roles = objects()
+    used, refused = audit(advised, USER)
+    assert not refused
+    assert granted(roles, f"{RELEASE}-controller") == used
+
+    async def uninstall() -> dict[str, int]:
+        async with Client(access_of(advised, f"{RELEASE}-uninstall")) as client:
+            return await remove_all(client, NAMESPACE, RELEASE)
+
+    removed = asyncio.run(uninstall())
+    assert (removed["nodes"], removed["device rules"], removed["leases"]) == (1, 1, 1)
+    assert not ours(node(cluster, "n1"))
+    assert [one["metadata"]["name"] for one in cluster.api.get(RULES)["items"]] == ["not-ours"]
+    cluster.api.delete(f"{RULES}/not-ours")
+    assert not cluster.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases")["items"]
+    _, refused = audit(advised, UNINSTALLER)
+    assert not refused
+
+
+def test_the_command_advises_and_places_nothing(advised: ControlPlane, cluster: Cluster, folder: Path) -> None:
+    cluster.add_nodes("n1")
+    command = [sys.executable, "-m", "gangwatch", "kubernetes", "controller", "--advise", "--evict", "--port", "0"]
+    where = ["--state", str(folder), "--kubeconfig", str(advised.kubeconfig()), "--namespace", "default"]
+    with (folder.parent / "controller.log").open("wb") as log:
+        process = subprocess.Popen([*command, *where], stdout=log, stderr=log)
+    try:
+        record = folder / "controller.json"
+        wait_for("it is up", lambda: record.exists() or process.poll() is not None)
+        assert process.poll() is None, (folder.parent / "controller.log").read_text()
+        cluster.api.create("/api/v1/namespaces/default/pods", pod_body("ours", 1))
+        url = json.loads(record.read_text())["url"]
+        request = Request(f"{url}/api/nodes/n1/quarantine", b'{"reason": "smokes"}', method="POST")
+        request.add_header("Authorization", f"Bearer {(folder / 'token').read_text().strip()}")
+        request.add_header("Content-Type", "application/json")
+        with urlopen(request, timeout=30) as answer:
+            assert answer.status < 300
+        taints = wait_for("the node is tainted", lambda: node(cluster, "n1")["spec"].get("taints"))
+        assert [(taint["key"], taint["effect"]) for taint in taints] == [("gangwatch.io/quarantine", "NoExecute")]
+        assert "nodeName" not in cluster.api.get("/api/v1/namespaces/default/pods/ours")["spec"]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
