@@ -23,11 +23,16 @@ class JobState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+        return self in _ENDED
 
     @property
     def holds_slots(self) -> bool:
-        return self in (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
+        return self in _HOLDING
+
+
+# Asked of every job several times a second: a member of an enum is looked up anew wherever it is named.
+_ENDED = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+_HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 
 
 class StopReason(StrEnum):
