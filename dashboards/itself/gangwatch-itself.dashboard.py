@@ -154,7 +154,7 @@ dashboard.row(
     ),
     series(
         "Pushing",
-        "Frames a second that were given up, and failed attempts, by sink.",
+        "Messages a second that were given up, and failed attempts, by sink.",
         "cps",
         Query(
             f"sum by (cluster, sink) (rate(gangwatch_push_dropped_total{{{CLUSTER}}}[$__rate_interval]))",
