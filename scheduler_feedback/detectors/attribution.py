@@ -36,7 +36,7 @@ class Attribution:
 
     known: whether the counters are there; all parts are NaN otherwise. rest: off the processor without waiting for
     it or for a disk. stopped_share: share of samples in which a process of the rank was stopped; stopped_again: in
-    more than one slow stretch.
+    more than one slow stretch. on_device: the rank computes on a GPU.
     """
 
     cause: Cause
@@ -48,6 +48,7 @@ class Attribution:
     rest: float = np.nan
     stopped_share: float = np.nan
     stopped_again: bool = False
+    on_device: bool = False
 
     def share(self, part: float) -> float:
         """The part as a share of the excess; 0 where unknown."""
@@ -77,13 +78,15 @@ def attribute(
     usual_parts: FloatArray | None,
     step_seconds: float,
     stopped_again: bool,
+    on_device: bool = False,
 ) -> Attribution:
     """Split what `rank` needs a step beyond its healthy state, less what its peers need beyond theirs.
 
     compute: float64 [n], seconds a step in the alarm interval; per_step: float64 [n, 5] as CONSUMED, the first three
     in seconds a step; samples: float64 [n, 2], stopped samples and samples in the interval. usual_compute [n] and
     usual_parts [n, 3]: the healthy state; None compares with the peers alone (slow from the start). stopped_again:
-    whether samples found the rank stopped in more than one slow stretch.
+    whether samples found the rank stopped in more than one slow stretch. on_device: the rank computes on a GPU, for
+    which its process sleeps or spins: time on the processor, and off it, then says nothing of why it is slow.
     """
     parts = per_step[:, :3]
     if usual_compute is None or usual_parts is None:
@@ -107,8 +110,10 @@ def attribute(
         cause = Cause.CPU_CONTENTION
     elif storage >= CAUSE_SHARE * excess:
         cause = Cause.STORAGE
+    elif on_device:
+        pass
     elif processor >= CAUSE_SHARE * excess:
         cause = Cause.COMPUTE
     elif rest >= OFF_PROCESSOR_SHARE * excess:
         cause = Cause.SUSPENDED
-    return Attribution(cause, True, excess, processor, queue, storage, rest, stopped, stopped_again)
+    return Attribution(cause, True, excess, processor, queue, storage, rest, stopped, stopped_again, on_device)

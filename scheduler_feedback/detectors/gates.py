@@ -104,6 +104,7 @@ class Case:
     """An alarmed rank (index) and all that is looked at: the interval's windows, the ranks alarmed with it.
 
     accused: of those, others that a verdict stands on. for_work: whether computing is held against the work given.
+    on_device: whether it computes on a GPU that is read.
     """
 
     rank: int
@@ -118,6 +119,7 @@ class Case:
     switches: Switches
     for_work: bool = False
     accused: frozenset[int] = frozenset()
+    on_device: bool = False
 
 
 def slow_windows(interval: Sequence[Judged], rank: int) -> list[Window]:
@@ -349,7 +351,7 @@ def _attribute(case: Case, windows: Sequence[Window], from_start: bool) -> Attri
     usual_parts = None if from_start else case.baseline.parts
     step_seconds = float(join(windows, "step_seconds"))
     again = stopped_again(case.interval, case.rank)
-    return attribute(case.rank, compute, used, samples, usual_compute, usual_parts, step_seconds, again)
+    return attribute(case.rank, compute, used, samples, usual_compute, usual_parts, step_seconds, again, case.on_device)
 
 
 def _where_it_went(split: Attribution, shared_machine: bool, from_start: bool) -> list[Evidence]:

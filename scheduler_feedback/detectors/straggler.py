@@ -258,6 +258,7 @@ class StragglerDetector:
             switches=self._switches,
             for_work=watched.work is not None,
             accused=frozenset(alarmed) & (watched.standing.keys() - {rank}),
+            on_device=self._causes.on_device(job, rank),
         )
 
 

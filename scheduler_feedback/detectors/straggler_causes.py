@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry import JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.telemetry import FEATURES, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.baseline import Baseline
@@ -17,6 +17,8 @@ from scheduler_feedback.detectors.signatures import MARGIN, Priors, evidence, we
 from scheduler_feedback.detectors.switches import Switches
 
 MISSING = "process_counters"
+
+GPU_ROWS = np.array([row for row, feature in enumerate(FEATURES) if feature.of == "gpu"], np.intp)
 
 OF_PARTS = frozenset(
     {Cause.THERMAL, Cause.POWER, Cause.GPU, Cause.MEMORY, Cause.NVLINK, Cause.PCIE, Cause.NIC, Cause.LINK}
@@ -44,6 +46,12 @@ class Causes:
         self._panel.at(telemetry)
         hosts = Counter(host for job in telemetry.jobs for host in set(job.shape.sharing.get("host", ())) if host)
         self._crowded = {host for host, jobs in hosts.items() if jobs > 1}
+
+    def on_device(self, job: JobTelemetry, rank: int) -> bool:
+        """Whether the rank computes on a GPU that is read: then not its processes tell how it fares, but the GPU."""
+        if job.shape.job not in self._panel.columns:
+            return False
+        return bool(np.isfinite(self._panel.newest[GPU_ROWS, self._panel.of(job.shape.job).start + rank]).any())
 
     def judged_by(self, judgement: Judgement, job: JobTelemetry, baseline: Baseline) -> Judgement:
         """The cause as the devices' counters tell it, where the processes' own do not."""

@@ -81,7 +81,7 @@ def of_cause(attribution: Attribution, shared_machine: bool, from_start: bool) -
     if not attribution.known:
         return COUNTERS_MISSING
     if attribution.cause is Cause.UNKNOWN:
-        return CAUSE_UNKNOWN
+        return 0.0 if attribution.on_device else CAUSE_UNKNOWN  # the device's counters are to say it
     if attribution.cause is Cause.SUSPENDED and attribution.stopped_again:
         return SUSPENDED_SEEN
     if from_start and attribution.cause is Cause.COMPUTE:

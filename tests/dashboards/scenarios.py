@@ -220,7 +220,7 @@ _RANK_NINE = (*_ACCUSED, ("rank", "9"), ("node", "node-00001"))
 
 SCENARIOS: dict[str, Scenario] = {
     "healthy": Scenario(healthy),
-    "straggler": Scenario(straggler, _alerts("Straggler"), labels=_RANK_NINE),
+    "straggler": Scenario(straggler, _alerts("Straggler"), labels=(*_RANK_NINE, ("cause", "thermal"))),
     "interference": Scenario(interference, _alerts("Interference"), labels=(*_ACCUSED, ("aggressor", "j-000002"))),
     "congestion": Scenario(congestion, _alerts("Congestion"), labels=(*_ACCUSED, ("aggressor", "j-000002"))),
     "preemption": Scenario(preemption, _alerts("Preempted"), labels=_ACCUSED),
@@ -233,7 +233,7 @@ SCENARIOS: dict[str, Scenario] = {
     "sick-device": Scenario(
         sick_device, _alerts("DeviceAccused"), labels=(*_RANK_NINE, ("device", "node-00001/mlx5_1"), ("cause", "nic"))
     ),
-    "hang": Scenario(hang, _alerts("Hang", "GangStalled"), _alerts("GangStalled"), labels=_RANK_NINE),
+    "hang": Scenario(hang, _alerts("Hang", "GangStalled"), _alerts("GangStalled"), labels=(*_RANK_NINE, ("cause", "thermal"))),
     "stalled": Scenario(stalled, _alerts("GangStalled"), labels=_ACCUSED),
     "operator": Scenario(operator, _alerts("Frozen", "NodeQuarantined", "BackendFailing", "DetectorBroken")),
     "too-large": Scenario(too_large, _alerts("GangCannotStart")),

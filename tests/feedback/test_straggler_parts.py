@@ -144,13 +144,15 @@ USUAL = np.full(4, 0.1)
 USUAL_PARTS = np.tile([0.1, 0.0, 0.0], (4, 1))
 
 
-def cause_of(extra: tuple[float, float, float], total: float, *, stopped_again: bool = False) -> Cause:
+def cause_of(
+    extra: tuple[float, float, float], total: float, *, stopped_again: bool = False, on_device: bool = False
+) -> Cause:
     """Cause named for a rank that needs `total` more seconds a step, of which `extra` is accounted for."""
     compute, parts = USUAL.copy(), np.tile([0.1, 0.0, 0.0, 0.0, 1.0], (4, 1))
     compute[1] += total
     parts[1, :3] += extra
     samples = np.array([[5.0 * stopped_again, 10.0]] * 4)
-    return attribute(1, compute, parts, samples, USUAL, USUAL_PARTS, 0.15, stopped_again).cause
+    return attribute(1, compute, parts, samples, USUAL, USUAL_PARTS, 0.15, stopped_again, on_device).cause
 
 
 @pytest.mark.parametrize(
@@ -170,6 +172,23 @@ def test_a_cause_explains_most_of_the_excess(
     extra: tuple[float, float, float], stopped_again: bool, cause: Cause
 ) -> None:
     assert cause_of(extra, 0.1, stopped_again=stopped_again) is cause
+
+
+@pytest.mark.parametrize(
+    ("extra", "stopped_again", "cause"),
+    [
+        ((0.0, 0.0, 0.0), False, Cause.UNKNOWN),
+        ((0.1, 0.0, 0.0), False, Cause.UNKNOWN),
+        ((0.0, 0.0, 0.0), True, Cause.SUSPENDED),
+        ((0.0, 0.08, 0.0), False, Cause.CPU_CONTENTION),
+        ((0.0, 0.0, 0.08), False, Cause.STORAGE),
+    ],
+    ids=["sleeps for its GPU", "spins for its GPU", "seen stopped", "waits for a processor", "waits for a disk"],
+)
+def test_a_process_that_waits_for_a_slow_gpu_is_not_called_suspended(
+    extra: tuple[float, float, float], stopped_again: bool, cause: Cause
+) -> None:
+    assert cause_of(extra, 0.1, stopped_again=stopped_again, on_device=True) is cause
 
 
 def test_what_peers_grew_by_as_well_is_no_ones_excess() -> None:
