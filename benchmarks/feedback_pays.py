@@ -8,8 +8,10 @@ once more with false verdicts at 0.1 to 10 per 1,000 GPU-days.
 Intervals are of the mean of the paired differences over the seeds, by Student's t at 95 %. The stretch of Philly
 that is taken where nothing else is said is one in which few wait: there another start time of one job moves no others,
 so that what is saved is what the faults took and not the luck of another schedule. ``--first`` and ``--jobs`` take
-another one, ``--policy fifo-easy`` another policy. Beside the average JCT stands what a job lost on average to slow
-nodes and to restarts: the time from its submission to its end, less its waiting and its work.
+another one, ``--policy fifo-easy`` another policy; ``--busy 0.95`` lets the same jobs come so much faster that they ask
+for that share of all slots: a gang that moves, and a node that is left idle, then take from others who wait. Beside the
+average JCT stands what a job lost on average to slow nodes and to restarts: the time from its submission to its end,
+less its waiting and its work.
 """
 
 from __future__ import annotations
@@ -62,10 +64,18 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Averages of one simulation, in seconds. lost: to slow nodes and to restarts."""
+    """Averages of one simulation, in seconds. lost: to slow nodes and to restarts. waited: for slots."""
 
     jct: float
     lost: float
+    waited: float
+
+
+def busied(trace: Trace, slots: int, share: float) -> Trace:
+    """The same jobs, so much faster that their work is this share of what the slots can do while they come."""
+    span_seconds = (trace.jobs[-1].submitted_ns - trace.jobs[0].submitted_ns) / 1e9
+    work = sum(job.run_seconds * job.spec.ranks for job in trace.jobs)
+    return trace.scaled(share * span_seconds * slots / work)
 
 
 def simulate(setting: Setting, faults: str | None, feedback: str, seed: int, false_rate: float = 0.0) -> Found:
@@ -87,7 +97,8 @@ def simulate(setting: Setting, faults: str | None, feedback: str, seed: int, fal
         for course in engine.courses.values()
         if course.ended_ns is not None
     ]
-    return Found(report.avg_jct_seconds, statistics.fmean(lost_ns) / 1e9)
+    waited_ns = [course.waiting_ns for course in engine.courses.values()]
+    return Found(report.avg_jct_seconds, statistics.fmean(lost_ns) / 1e9, statistics.fmean(waited_ns) / 1e9)
 
 
 def recovered(pool: Executor, setting: Setting, faults: str, seeds: int) -> dict[str, Any]:
@@ -102,14 +113,17 @@ def recovered(pool: Executor, setting: Setting, faults: str, seeds: int) -> dict
             found.append(asked[name, seed].result())
         print(
             f"{faults} seed {seed}: "
-            + ", ".join(f"{k} {v[-1].jct:.0f} s ({v[-1].lost:.1f} lost)" for k, v in runs.items()),
+            + ", ".join(
+                f"{k} {v[-1].jct:.0f} s ({v[-1].lost:.1f} lost, {v[-1].waited:.0f} waited)" for k, v in runs.items()
+            ),
             file=sys.stderr,
             flush=True,
         )
     jct = {name: [one.jct for one in found] for name, found in runs.items()}
     lost = {name: [one.lost for one in found] for name, found in runs.items()}
+    waited = {name: [one.waited for one in found] for name, found in runs.items()}
     document: dict[str, Any] = {"faults": faults}
-    for what, by_name in (("avg_jct_seconds", jct), ("lost_seconds", lost)):
+    for what, by_name in (("avg_jct_seconds", jct), ("lost_seconds", lost), ("waited_seconds", waited)):
         document[what] = {name: _stated(values) for name, values in by_name.items()} | {"by_seed": by_name}
         document[what] |= {
             f"{name}_saves": _stated([off - value for off, value in zip(by_name["off"], by_name[name], strict=True)])
@@ -143,6 +157,8 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=64_000, help="first job of the stretch")
     parser.add_argument("--jobs", type=int, default=4_000, help="so many jobs; 0: all from the first on")
     parser.add_argument("--nodes", type=int, default=64, help="of 8 GPUs")
+    parser.add_argument("--busy", type=float, help="work that comes, as a share of what all slots can do")
+    parser.add_argument("--no-false", action="store_true", help="without the runs with false verdicts")
     parser.add_argument("--policy", choices=list(POLICIES), default="default")
     parser.add_argument("--faults", nargs="*", default=["transient", "persistent"])
     parser.add_argument("--processes", type=int, default=1, help="simulations at a time")
@@ -151,6 +167,8 @@ def main() -> int:
     trace = read_trace(data_folder() / "jobs" / "philly.csv", "philly")
     last = arguments.first + arguments.jobs if arguments.jobs else None
     trace = replace(trace, jobs=trace.jobs[arguments.first : last])
+    if arguments.busy is not None:
+        trace = busied(trace, arguments.nodes * 8, arguments.busy)
     seeds, setting = arguments.seeds, Setting(trace, arguments.nodes, arguments.policy)
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
         document: dict[str, Any] = {
@@ -158,9 +176,12 @@ def main() -> int:
             "first": arguments.first,
             "nodes": setting.nodes,
             "policy": setting.policy,
+            "busy": arguments.busy,
             "seeds": seeds,
             "faults": [recovered(pool, setting, faults, seeds) for faults in arguments.faults],
-            "false_verdicts": [harmed(pool, setting, rate, seeds) for rate in FALSE_RATES],
+            "false_verdicts": [
+                harmed(pool, setting, rate, seeds) for rate in (() if arguments.no_false else FALSE_RATES)
+            ],
         }
     if arguments.json:
         print(json.dumps(document, indent=2))

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 
+SUBMIT_TO_SLURM = (
+    "Slurm queues and starts the jobs here: submit with `sbatch`, or with `gangwatch slurm submit`, which also "
+    "declares that the job may be moved"
+)
+
 _CYCLES_AFTER = 20_000
 """Objects made and not freed between two looks for cycles (gc.set_threshold). Next to nothing of an agent's makes any,
 and to look after every 700, as Python does by default, is a twentieth of its processor time."""
@@ -339,6 +344,7 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int 
             fabric=fabric,
             heard=slurm.heard if slurm is not None else None,
             told=push.told,
+            elsewhere=SUBMIT_TO_SLURM if slurm is not None else "",
         )
 
         def failed() -> None:

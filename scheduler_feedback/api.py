@@ -88,6 +88,7 @@ class Control(Protocol):
     folder: Path
     cycle: CycleThread
     subscribers: Subscribers
+    elsewhere: str
 
     @property
     def store(self) -> Reader: ...
@@ -304,6 +305,8 @@ class _Api:
     # --- wishes ------------------------------------------------------------------------------------------------------
 
     async def _submit(self, request: Request) -> Response:
+        if self._controller.elsewhere:
+            raise RefusedError(409, self._controller.elsewhere)
         submission = await body_of(request, Submission)
         spec = submission.spec()
 

@@ -63,8 +63,9 @@ class Controller:
     reload: reads the configuration again and gives the policy in it; may raise ConfigError. detectors: those that look
     at the fleet. fabric: which switch each node stands below. heard: what detectors found passes through it on its way
     to the cycle: a backend may know a gang under another name than the agents do. told: given the entries of each
-    cycle, on its thread, and may not wait. Entering raises StateFolderBusyError where the folder has a controller,
-    StoreError where its journal can't be used.
+    cycle, on its thread, and may not wait. elsewhere: how jobs are submitted where another scheduler starts them; ''
+    where this one does. Entering raises StateFolderBusyError where the folder has a controller, StoreError where its
+    journal can't be used.
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class Controller:
         named: Callable[[AnyLayout, Frame], tuple[AnyLayout, Frame]] | None = None,
         heard: Callable[[Sequence[Event]], Sequence[Event]] | None = None,
         told: Callable[[Sequence[NumberedEntry]], None] | None = None,
+        elsewhere: str = "",
     ) -> None:
         self.folder = folder
+        self.elsewhere = elsewhere
         self.subscribers = Subscribers()
         self.failure: BaseException | None = None
         self._backend = backend

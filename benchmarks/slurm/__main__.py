@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--pending", type=int, default=1000, help="jobs that wait while the load is measured")
     parser.add_argument("--seconds", type=float, default=90.0, help="how long the load is measured")
     parser.add_argument("--gangs", type=int, default=10, help="gangs of the trace")
+    parser.add_argument("--first", type=int, default=0, help="first of the trace's gangs that is taken")
     parser.add_argument("--slowdown", type=float, default=1.3, help="of the slow node's steps")
     options = parser.parse_args()
     found: dict[str, object] = {}
@@ -28,10 +29,11 @@ def main() -> int:
             with Bed(64) as bed:
                 found["load"] = load.measure(bed, options.pending, options.seconds)
         if options.only != "load":
-            jobs = gangs.of_philly(gangs.data_folder() / "jobs" / "philly.csv", options.gangs)
+            jobs = gangs.of_philly(gangs.data_folder() / "jobs" / "philly.csv", options.gangs, options.first)
             with Bed(16) as bed:
                 found["feedback"] = {
                     "gangs": [{"nodes": gang.nodes, "run_seconds": round(gang.run_seconds, 1)} for gang in jobs],
+                    "first": options.first,
                     "slowdown": options.slowdown,
                     "slurm_alone": gangs.run(bed, jobs, options.slowdown, feedback=False),
                     "slurm_with_feedback": gangs.run(bed, jobs, options.slowdown, feedback=True),

@@ -41,13 +41,16 @@ def data_folder() -> Path:
     return Path(os.environ.get("GANGWATCH_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 
 
-def of_philly(path: Path, count: int) -> list[Gang]:
-    """The first so many jobs of two nodes and more that ran for an hour or more."""
+def of_philly(path: Path, count: int, first: int = 0) -> list[Gang]:
+    """So many jobs of two nodes and more that ran for an hour or more, from the first-th of them on."""
     found: list[Gang] = []
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             gpus, seconds = int(row["num_gpus"]), float(row["duration"])
             if gpus < 2 * GPUS or seconds < 3600:
+                continue
+            first -= 1
+            if first >= 0:
                 continue
             # An hour is LEAST_SECONDS, a week MOST_SECONDS, and between them the logarithm decides.
             place = min(math.log(seconds / 3600) / math.log(168), 1.0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.events import Hosted, HostWaits
 from scheduler_feedback.core.job import HostedWait, Job, JobKind, JobSpec, JobState, RankRecord
+from scheduler_feedback.core.plan import Tier
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.policies.backfill import reserve
@@ -50,9 +51,14 @@ def waits(turn: Turn, event: HostWaits) -> None:
 
 
 def want(state: State, ledger: Ledger, node: Node) -> bool:
-    """Whether a gang that waits with another scheduler could make use of the node, slow as it is."""
+    """Whether a gang that waits with another scheduler could make use of the node, slow as it is.
+
+    Not where healthy slots enough are free: it is about to start on those, or it is not slots that it waits for.
+    """
+    free = ledger.plan.free(Tier.HEALTHY) if state.host_waits else 0
     return any(
-        (not node.queues or one.queue in node.queues)
+        one.ranks > free
+        and (not node.queues or one.queue in node.queues)
         and pays_beside(min(node.slots, one.ranks), one.ranks, node.slowdown, _patience(state, ledger, one))
         for one in state.host_waits
     )

@@ -8,14 +8,23 @@ from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.codec import decode_event, decode_state, encode_event, encode_state
-from scheduler_feedback.core.events import Event, Hosted, HostWaits, NodeSeen, PolicySet, Tick
+from scheduler_feedback.core.events import (
+    AttemptEnded,
+    CancelRequested,
+    Event,
+    Hosted,
+    HostWaits,
+    NodeSeen,
+    PolicySet,
+    Tick,
+)
 from scheduler_feedback.core.job import HostedWait, JobKind, JobSpec, Slot
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 
 SECOND = 1_000_000_000
 BEGAN = 1_700_000_000 * SECOND
-NARROW, WIDE, LONG = HostedWait("batch", 2), HostedWait("batch", 6, 2000.0), HostedWait("batch", 6, 50_000.0)
+NARROW, WIDE, LONG = HostedWait("batch", 3), HostedWait("batch", 6, 2000.0), HostedWait("batch", 6, 50_000.0)
 
 
 def verdict(slowdown: float = 1.6) -> Verdict:
@@ -40,7 +49,7 @@ def hosting(*events: Event) -> tuple[State, cycle.Outcome]:
     [
         ((), NodeState.QUARANTINE),
         ((NARROW,), NodeState.SUSPECT),
-        ((HostedWait("other", 2),), NodeState.QUARANTINE),  # no queue of the node
+        ((HostedWait("other", 3),), NodeState.QUARANTINE),  # no queue of the node
         ((WIDE,), NodeState.SUSPECT),  # would wait for healthy nodes as long as it may run
         ((LONG,), NodeState.QUARANTINE),  # would lose more on a slow one
         ((LONG, NARROW), NodeState.SUSPECT),
@@ -63,6 +72,17 @@ def test_it_is_called_back_and_sent_away_again_as_the_queue_there_grows_and_empt
     assert node.state is NodeState.SUSPECT
     assert "others wait for its slots" in node.reason
     assert node.backoff == 1
+
+
+def test_it_is_not_called_back_for_who_is_about_to_start_elsewhere() -> None:
+    state, _ = hosting(HostWaits(()))
+    cycle.run(state, [AttemptEnded("slurm-1", 0, (), all_exited_with=0)], BEGAN + 6 * SECOND)
+    cycle.run(state, [CancelRequested("slurm-1"), HostWaits((HostedWait("batch", 2),))], BEGAN + 7 * SECOND)
+    cycle.run(state, [Tick()], BEGAN + 8 * SECOND)
+    assert state.nodes["n0"].state is NodeState.QUARANTINE
+    cycle.run(state, [HostWaits((HostedWait("batch", 7),))], BEGAN + 9 * SECOND)
+    cycle.run(state, [Tick()], BEGAN + 10 * SECOND)
+    assert state.nodes["n0"].state is NodeState.SUSPECT
 
 
 def test_a_gang_whose_slow_slots_others_get_gains_the_less_by_moving() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -58,7 +61,8 @@ def test_a_gang_leaves_the_slow_node_at_once_and_the_node_comes_back_after_proba
     bed.ask("scontrol", "update", "NodeName=gpu060", "State=DRAIN", "Reason=fan 3 is broken")
     operators = bed.node("gpu060")["Reason"]
     number = submit_gang(bed, work, 16)
-    wide = bed.submit("sleep 300", "--nodes=63", "--gpus-per-node=8", "--time=10")
+    # It would rather wait for an hour than be slowed for days, so it gives the slow node no use.
+    wide = bed.submit("sleep 300", "--nodes=62", "--gpus-per-node=8", "--time=2-00:00:00")
     with agents(site.folder, bed.names[:24]):
         site.start("act", policy={"probation_seconds": 8.0})
         warm_up(bed, work, number)
@@ -124,6 +128,17 @@ def test_advise_says_what_it_would_do_and_changes_nothing(bed: Bed, site: Site, 
     assert {line["action"] for line in site.audit() if line["outcome"] == "done"} == {"comment"}
     assert f'gangwatch_slurm_advice{{action="drain",target="{slow}"}} 1' in measures
     assert f'gangwatch_slurm_advice{{action="requeue",target="slurm-{number}"}} 1' in measures
+
+
+def test_a_job_for_slurm_is_refused_once_with_what_to_do_instead(site: Site) -> None:
+    site.start("act")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "gangwatch", "submit", "--state", str(site.folder), "--", "true"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "gangwatch slurm submit" in done.stderr
+    assert json.loads(site.command("jobs", "--json")) in ([], {"jobs": []})
 
 
 def test_an_operator_who_resumes_a_node_that_we_drained_has_the_last_word(bed: Bed, site: Site) -> None:

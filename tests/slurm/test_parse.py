@@ -40,6 +40,11 @@ def test_jobs_of_22_05() -> None:
     second = jobs[2]
     assert (second.state, second.nodes, second.excluded, second.least_nodes) == ("PENDING", (), ("gpu004",), 3)
     assert (second.requeue, second.held, jobs[3].held) == (False, False, True)
+    assert [(job.reason, job.gpus_wanted, job.waits_for_room) for job in (first, second, jobs[3])] == [
+        ("", 6, False),
+        ("Resources", 24, True),
+        ("JobHeldUser", 0, False),
+    ]
     assert (jobs[4].state, jobs[4].exit_code) == ("FAILED", 3)
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode, Snapshot
 from scheduler_feedback.backends.slurm.plan import Plan, plan, weight_for
 from scheduler_feedback.backends.slurm.touched import Touched, Weighed
+from scheduler_feedback.backends.slurm.translate import host_waits
 from scheduler_feedback.backends.slurm.wishes import NodeWish, Wishes
 from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.job import HostedWait
 
+NOW = 1_700_000_000.0
 NAMES = tuple(f"n{number}" for number in range(8))
 
 
@@ -33,7 +37,7 @@ def planned(
     by_name = {one.node: one for one in wished}
     wishes = Wishes(acts, frozen, by_name if acts else {}, frozenset(nodes), {} if acts else by_name)
     snapshot = Snapshot(0, nodes, {job.number: job for job in jobs})
-    return plan(wishes, snapshot, touched or Touched(), share, comments=False)
+    return plan(wishes, snapshot, touched or Touched(), share, comments=False, now_seconds=NOW)
 
 
 def actions(found: Plan) -> list[tuple[str, str]]:
@@ -137,7 +141,7 @@ def pending(number: int, **changed: object) -> SlurmJob:
 
 
 def test_gangs_that_wait_are_kept_off_slow_nodes_where_enough_are_left() -> None:
-    suspect = [wish("n1", NodeState.SUSPECT)]
+    suspect = [wish("n1", NodeState.SUSPECT, slowdown=1.4)]
     jobs = (
         pending(1, excluded=("n7",)),
         pending(2, comment="none of ours"),
@@ -154,3 +158,43 @@ def test_gangs_that_wait_are_kept_off_slow_nodes_where_enough_are_left() -> None
     assert [change.action for change in planned(suspect, touched=touched, jobs=(set_,)).changes] == ["weigh"]
     back = planned([], touched=touched, jobs=(set_,)).changes[0]
     assert (back.action, back.command[-1]) == ("include", "ExcNodeList=n7")
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "nodes", "limit_seconds", "kept_off"),
+    [
+        (1.4, 4, 36_000.0, True),  # waits 100 s, and would lose hours
+        (1.4, 4, 100.0, False),  # waits as long as it may run
+        (1.3, 4, 36_000.0, False),  # 4 nodes at 1/1.3 are worth more than 3
+        (1.3, 5, 36_000.0, True),
+        (1.3, 5, 300.0, False),
+        (1.0, 4, 100.0, True),  # it is not slowness that is held against it
+    ],
+)
+def test_a_slow_node_is_better_than_a_long_wait(
+    slowdown: float, nodes: int, limit_seconds: float, kept_off: bool
+) -> None:
+    """Six of eight nodes are in use for another 100 s, and n1 is slow."""
+    runs = SlurmJob(
+        9, "RUNNING", nodes=NAMES[2:], partition="batch", started_seconds=NOW - 50.0, time_limit_seconds=150.0
+    )
+    waits = pending(1, least_nodes=nodes, time_limit_seconds=limit_seconds)
+    found = planned([wish("n1", NodeState.SUSPECT, slowdown=slowdown)], jobs=(runs, waits))
+    assert (("exclude", "1") in actions(found)) is kept_off
+
+
+def test_what_waits_for_room_is_told_by_partition_and_size() -> None:
+    jobs = [
+        pending(1, gpus_wanted=16, reason="Priority", time_limit_seconds=600.0),
+        pending(2, gpus_wanted=16, reason="Resources", time_limit_seconds=60.0),
+        pending(3, gpus_wanted=8, partition="batch,large", reason="Priority"),
+        pending(4, gpus_wanted=8, reason="Dependency"),
+        pending(5, gpus_wanted=8, held=True),
+        pending(6, gpus_wanted=32, reason="Priority"),
+        pending(7, reason="Priority"),  # asks for no GPU
+        pending(9, gpus_wanted=24),  # has just come
+        dataclasses.replace(pending(8, gpus_wanted=64, reason="Priority"), state="RUNNING"),
+    ]
+    assert host_waits(jobs, {"6": None}).waiting == (
+        HostedWait("batch", 8), HostedWait("batch", 16, 60.0), HostedWait("large", 8)
+    )  # fmt: skip

@@ -8,8 +8,9 @@ to be done. One round of it::
     3  what is compared with what should be, and changed    (plan.py)
 
 While nothing is the matter a look is made every half minute; while a node is not healthy, a job is being moved or a
-verdict has come, every few seconds. A look that fails changes nothing: what is known is as old as it is, and neither
-ends of jobs nor losses of nodes are made up from half of an answer.
+verdict has come, every few seconds, and at the whole queue: the cycle weighs a slow node against what waits there. A
+look that fails changes nothing: what is known is as old as it is, and neither ends of jobs nor losses of nodes are made
+up from half of an answer.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from scheduler_feedback.backends.slurm.asking import Ask, Cycle
 from scheduler_feedback.backends.slurm.audit import Audit
 from scheduler_feedback.backends.slurm.commands import Commands
 from scheduler_feedback.backends.slurm.facts import SlurmJob, Snapshot
+from scheduler_feedback.backends.slurm.findings import HELD_BACK_SECONDS, Findings
 from scheduler_feedback.backends.slurm.hands import Hands, Settings
 from scheduler_feedback.backends.slurm.keeper import Keeper
 from scheduler_feedback.backends.slurm.moves import Moves
 from scheduler_feedback.backends.slurm.opt_in import OptIn
 from scheduler_feedback.backends.slurm.probing import Probe, let_go
 from scheduler_feedback.backends.slurm.translate import (
-    gang_of,
+    host_waits,
     hosted,
     job_id_of,
     node_seen,
     number_of,
-    renamed,
     why_not,
 )
 from scheduler_feedback.backends.slurm.wishes import Wishes, wishes_of
@@ -52,12 +53,12 @@ from scheduler_feedback.core.events import (
     AttemptRunning,
     AttemptUnknown,
     Event,
+    HostWaits,
     NodeCommand,
     NodeCommanded,
     NodeSeen,
 )
 from scheduler_feedback.core.job import JobKind, StopReason
-from scheduler_feedback.core.verdict import Verdict
 
 ROUND_SECONDS = 1.0
 RETRY_SECONDS = 5.0
@@ -68,9 +69,6 @@ HURRY_SECONDS = 1.0
 
 SCRIPTS_A_LOOK = 20
 """Most batch scripts read after one look; the rest is read after the next ones."""
-
-HELD_BACK_SECONDS = 120.0
-"""What is found of a gang that the cycle does not know yet waits so long for the look that tells of it."""
 
 TOLD_AGAIN_SECONDS = 5.0
 
@@ -107,7 +105,6 @@ class SlurmBackend:
         self._looked = threading.Event()
         self._stopping = False
         self._cycle = Cycle()
-        self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
         self._trouble = "Slurm has not answered yet"
         self._listing = ""
@@ -118,8 +115,10 @@ class SlurmBackend:
         self._told: dict[tuple[str, int], float] = {}
         self._holding: frozenset[str] = frozenset()
         self._events: deque[Event] = deque()
-        self._held_back: deque[tuple[float, Event]] = deque()
-        self._keeper = Keeper(self._hands, self._settings)
+        self._findings = Findings()
+        self._queue_told: HostWaits | None = None
+        self._listed_seconds = 0.0
+        self._keeper = Keeper(self._hands, self._settings, self._clock)
         self._moves = Moves(
             self._hands, self._settings, self._cycle, lambda number: self._opted.get(number, OptIn()),
             lambda: self._snapshot, self._keeper.say_once, self._hurry_up,
@@ -196,39 +195,20 @@ class SlurmBackend:
                 events += [found] if found is not None else []
         while self._events:
             events.append(self._events.popleft())
-        events += self._no_longer_held_back(now)
+        if (queue := host_waits(snapshot.jobs.values(), self._hands.touched.moving)) != self._queue_told:
+            self._queue_told = queue
+            events.append(queue)
+        events += self._findings.free(self._holding, self._listed_seconds, now)
         return events
 
     # --- findings ----------------------------------------------------------------------------------------------------
 
     def heard(self, events: Sequence[Event]) -> list[Event]:
-        """What detectors found, in the cycle's names; what is of a job that it does not know yet is told later."""
-        now = time.monotonic()
-        told: list[Event] = []
-        for raw, event in zip(events, renamed(events), strict=True):
-            number = number_of(gang_of(raw))
-            if number is None or job_id_of(number) in self._holding:
-                told.append(event)
-            else:
-                with self._lock:
-                    self._held_back.append((now, event))
-                self._hurry = True
-            self._hurry |= isinstance(event, Verdict)
-        if self._hurry:
-            self._stir()
+        """What detectors found, in the cycle's names; what the cycle can't judge yet, ``observe`` tells later."""
+        told = self._findings.take(events, self._holding, time.monotonic())
+        if self._findings.waiting:
+            self._hurry_up()
         return told
-
-    def _no_longer_held_back(self, now: float) -> list[Event]:
-        free: list[Event] = []
-        with self._lock:
-            kept: deque[tuple[float, Event]] = deque()
-            for since, event in self._held_back:
-                if gang_of(event) in self._holding:
-                    free.append(event)
-                elif now - since < HELD_BACK_SECONDS:
-                    kept.append((since, event))
-            self._held_back = kept
-        return free
 
     # --- what others see ---------------------------------------------------------------------------------------------
 
@@ -369,15 +349,17 @@ class SlurmBackend:
         """Raises BackendError, and what is known stays as it was."""
         nodes = await self._commands.nodes()
         listing = await self._commands.running()
-        pending = self._wishes.nodes or self._hands.touched.excluded
+        pending = self._wishes.nodes or self._hands.touched.excluded or self._findings.wants_queue
         if listing != self._listing or self._snapshot is None or pending:
+            listed_seconds = time.monotonic()
             jobs = await self._commands.jobs()
         else:
-            jobs = self._snapshot.jobs
+            listed_seconds, jobs = self._listed_seconds, self._snapshot.jobs
         await self._read_opt_ins(jobs)
         if self._trouble:
             _log.info("Slurm answers: %d nodes, %d jobs", len(nodes), len(jobs))
         self._snapshot, self._listing, self._trouble = Snapshot(self._clock.monotonic_ns(), nodes, jobs), listing, ""
+        self._listed_seconds = listed_seconds
         self._newest_seconds, self._due_seconds = now, now + self._settings.idle_seconds
         if self._agents is not None:
             self._agents.write(nodes)

@@ -24,6 +24,10 @@ _ALONE = {
 }
 """Flags of a job (squeue(1), JOB STATE CODES), and the base state of one of which only the flag is told."""
 
+FOR_ROOM = frozenset({"Resources", "Priority"})
+FOR_ROOM_SINCE = ("ReqNodeNotAvail", "Nodes_required_for_job", "Nodes required for job")
+"""Reasons of jobs that wait for nodes alone (squeue(1), JOB REASON CODES); one that has just come has none yet."""
+
 OUT = frozenset(
     {"DOWN", "FAIL", "FAILING", "FUTURE", "MAINTENANCE", "MAINT", "REBOOT_ISSUED", "NOT_RESPONDING", "ERROR",
      "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "INVALID_REG"}
@@ -71,6 +75,7 @@ class SlurmJob:
     state: its base state. completing: whether processes of an attempt are still being ended. gpus: of each of `nodes`,
     the indices of its GPUs. restarts: times it was requeued. begins_seconds, started_seconds: since the epoch, 0 where
     there is none. excluded: what its --exclude names. least_nodes: that it asks for. held: it waits for a person.
+    reason: why it waits, in Slurm's word, '' for none. gpus_wanted: that it asks for, in all; 0 where none are told.
     """
 
     number: int
@@ -92,6 +97,8 @@ class SlurmJob:
     least_nodes: int = 1
     held: bool = False
     exit_code: int | None = None
+    reason: str = ""
+    gpus_wanted: int = 0
 
     @property
     def runs(self) -> bool:
@@ -100,6 +107,11 @@ class SlurmJob:
     @property
     def waits(self) -> bool:
         return self.state == "PENDING" and not self.completing
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether nothing but nodes are missing: neither a person, nor another job, nor a limit, nor an hour."""
+        return self.waits and not self.held and (self.reason in FOR_ROOM or self.reason.startswith(FOR_ROOM_SINCE))
 
 
 @dataclass(frozen=True, slots=True)

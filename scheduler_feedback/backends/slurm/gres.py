@@ -18,6 +18,14 @@ def gpus_of(text: str) -> tuple[int, str]:
     return count, kinds.pop() if len(kinds) == 1 else ""
 
 
+def wanted(a_job: str, a_node: str, a_task: str, nodes: int, tasks: int) -> int:
+    """How many GPUs a job asks for in all: what it said of them for all of it, else a node, else a task."""
+    for text, count in ((a_job, 1), (a_node, nodes), (a_task, tasks)):
+        if each := gpus_of(text.replace("=", ":"))[0]:
+            return each * count
+    return 0
+
+
 def indices_of(text: str) -> tuple[int, ...]:
     """Which GPUs of the node: those that IDX names; where none are named, as many as are counted, from 0.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from agent.schema.clock import Clock
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.slurm.facts import Snapshot
 from scheduler_feedback.backends.slurm.hands import Hands, Settings
@@ -17,8 +18,8 @@ from scheduler_feedback.backends.slurm.wishes import Wishes
 class Keeper:
     """Makes Slurm's nodes and waiting jobs as the cycle wishes them."""
 
-    def __init__(self, hands: Hands, settings: Settings) -> None:
-        self._hands, self._settings = hands, settings
+    def __init__(self, hands: Hands, settings: Settings, clock: Clock) -> None:
+        self._hands, self._settings, self._clock = hands, settings, clock
         self._said: set[tuple[str, str, str]] = set()
         self._changed_at: deque[float] = deque()
 
@@ -27,7 +28,15 @@ class Keeper:
 
         What fails is in the audit, and the next look shows whether it is still to be done.
         """
-        found = plan(wishes, snapshot, self._hands.touched, self._settings.partition_share, self._settings.comments)
+        settings = self._settings
+        found = plan(
+            wishes,
+            snapshot,
+            self._hands.touched,
+            settings.partition_share,
+            settings.comments,
+            self._clock.wall_ns() / 1e9,
+        )
         for name in found.released:
             self._hands.touched.drained.pop(name, None)
             self._hands.remember()

@@ -93,13 +93,15 @@ class Moves:
             await asyncio.sleep(ROOM_SECONDS)
         self._began_at.append(time.monotonic())
         nothing: tuple[str, ...] = ()
-        avoided, evidence = await self._cycle.asked(lambda state: _of_move(state, action.job_id), (nothing, nothing))
+        avoided, evidence, place = await self._cycle.asked(
+            lambda state: _of_move(state, action.job_id), (nothing, nothing, nothing)
+        )
         why = evidence[0] if evidence else action.reason
         requeue = Requeue(
             self._hands, number, action.attempt, self._opted(number), self._nodes, self._cycle.frozen, why
         )
         try:
-            _log.info("%s: job %d: %s", action.action_id, number, await requeue.run(avoided, evidence))
+            _log.info("%s: job %d: %s", action.action_id, number, await requeue.run(avoided, evidence, place))
         except BackendError as error:
             _log.warning("%s: job %d: %s; it is tried again", action.action_id, number, error)
         self._moved()
@@ -128,12 +130,14 @@ class Moves:
         return snapshot.nodes if snapshot is not None else {}
 
 
-def _of_move(state: State, job_id: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Nodes to keep away from, and the evidence of the verdicts for which the job moves."""
+def _of_move(state: State, job_id: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Nodes to keep away from, the evidence of the verdicts for which the job moves, and the nodes meant for it."""
+    job = state.jobs.get(job_id)
+    place = tuple(sorted({slot.node for slot in job.claim})) if job is not None else ()
     evidence = [
         f"{verdict.verdict_id}: {fact}"
         for verdict in state.verdicts.values()
         if verdict.gang == job_id
         for fact in evidence_of(verdict)
     ]
-    return avoided_by(state, job_id), tuple(evidence)
+    return avoided_by(state, job_id), tuple(evidence), place

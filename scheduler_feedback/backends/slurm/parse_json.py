@@ -21,7 +21,7 @@ import msgspec
 
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode, base_state
-from scheduler_feedback.backends.slurm.gres import gpus_of, indices_of
+from scheduler_feedback.backends.slurm.gres import gpus_of, indices_of, wanted
 from scheduler_feedback.backends.slurm.hostlist import expand
 
 
@@ -92,6 +92,14 @@ class _Fields:
             least_nodes=int(self.number("node_count") or 1),
             held=self.number("priority") == 0 or bool({"REQUEUE_HOLD", "SPECIAL_EXIT"} & set(states)),
             exit_code=self.exit_code(),
+            reason=self.text("state_reason").replace("None", ""),
+            gpus_wanted=wanted(
+                self.text("tres_per_job"),
+                self.text("tres_per_node"),
+                self.text("tres_per_task"),
+                int(self.number("node_count") or 1),
+                int(self.number("tasks") or 1),
+            ),
         )
 
     def node(self) -> SlurmNode:

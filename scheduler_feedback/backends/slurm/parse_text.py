@@ -12,7 +12,7 @@ from datetime import datetime
 
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode, base_state
-from scheduler_feedback.backends.slurm.gres import gpus_of, indices_of
+from scheduler_feedback.backends.slurm.gres import gpus_of, indices_of, wanted
 from scheduler_feedback.backends.slurm.hostlist import expand
 
 _KEY = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z/_:&.]*)=")
@@ -140,6 +140,14 @@ def _job(line: _Line) -> SlurmJob:
         least_nodes=line.count("NumNodes", 1),
         held=line.word("Priority") == "0" or state in ("REQUEUE_HOLD", "SPECIAL_EXIT"),
         exit_code=128 + int(signal) if signal not in ("", "0") else int(code) if code.isdecimal() else None,
+        reason=line.word("Reason"),
+        gpus_wanted=wanted(
+            line.word("TresPerJob"),
+            line.word("TresPerNode"),
+            line.word("TresPerTask"),
+            line.count("NumNodes", 1),
+            line.count("NumTasks", 1),
+        ),
     )
 
 

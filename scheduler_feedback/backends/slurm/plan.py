@@ -19,7 +19,8 @@ hold it in quarantine is released (``Plan.released``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode, Snapshot
@@ -29,6 +30,7 @@ from scheduler_feedback.backends.slurm.touched import Touched
 from scheduler_feedback.backends.slurm.translate import OURS, is_ours, usable
 from scheduler_feedback.backends.slurm.wishes import NodeWish, Wishes
 from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.policies.placement import NEVER, pays_beside
 
 FEATURE = "gangwatch_"
 MOST_WEIGHT = 0xFFFFFFF0
@@ -72,10 +74,12 @@ class Plan:
     released: list[str] = field(default_factory=list)
 
 
-def plan(wishes: Wishes, snapshot: Snapshot, touched: Touched, share: float, comments: bool) -> Plan:
+def plan(
+    wishes: Wishes, snapshot: Snapshot, touched: Touched, share: float, comments: bool, now_seconds: float = 0.0
+) -> Plan:
     """What is to be done. share: of each partition's nodes, the most that may be drained by us at once.
 
-    comments: whether nodes' comments are written.
+    comments: whether nodes' comments are written. now_seconds: since the epoch.
     """
     found = Plan()
     if wishes.frozen:
@@ -93,7 +97,7 @@ def plan(wishes: Wishes, snapshot: Snapshot, touched: Touched, share: float, com
         if comments:
             _comment(found, node, wish or wishes.advice.get(name), wishes.acts)
     if wishes.acts:
-        _exclusions(found, wishes, snapshot, touched)
+        _exclusions(found, wishes, snapshot, touched, now_seconds)
     return found
 
 
@@ -235,10 +239,12 @@ def _comment(found: Plan, node: SlurmNode, wish: NodeWish | None, acts: bool) ->
 # --- exclusions of pending jobs --------------------------------------------------------------------------------------
 
 
-def _exclusions(found: Plan, wishes: Wishes, snapshot: Snapshot, touched: Touched) -> None:
-    """Gangs that wait and have opted in are kept off nodes that are slow but in use; one slow node slows all of them.
+def _exclusions(found: Plan, wishes: Wishes, snapshot: Snapshot, touched: Touched, now_seconds: float) -> None:
+    """Gangs that wait and have opted in are kept off a node in doubt that would take more from them than it gives.
 
-    Never where too few others would be left; and taken back once the node is healthy.
+    One slow node slows all of a gang. But one that is kept off waits for others, and what is free meanwhile may lie
+    idle: by the same rule as the cycle's own gangs (``pays_beside``) a slow node is better than a long wait. Never
+    where too few others would be left; and taken back once the node is healthy.
     """
     doubtful = sorted(
         name
@@ -251,6 +257,9 @@ def _exclusions(found: Plan, wishes: Wishes, snapshot: Snapshot, touched: Touche
             continue
         opted = of_comment(job.comment).restartable and job.least_nodes > 1
         wanted = {name for name in doubtful if job.partition in snapshot.nodes[name].partitions} if opted else set()
+        if wanted:
+            patience = patience_of(job, snapshot, {*doubtful, *job.excluded}, now_seconds)
+            wanted = {name for name in wanted if _shuns(job, wishes.nodes[name], patience)}
         own = set(job.excluded) - ours
         if not enough_left(job, snapshot.nodes.values(), own | wanted):
             wanted = set()
@@ -258,11 +267,43 @@ def _exclusions(found: Plan, wishes: Wishes, snapshot: Snapshot, touched: Touche
             continue
         command = ("scontrol", "update", f"JobId={number}", f"ExcNodeList={join(sorted(own | wanted))}")
         why = (
-            f"kept off {join(sorted(wanted))}, which would slow all of it" if wanted else "its nodes are healthy again"
+            f"kept off {join(sorted(wanted))}, which would slow all of it"
+            if wanted
+            else "its nodes are healthy again, or better than to wait"
         )
         found.changes.append(
             Change("exclude" if wanted else "include", str(number), command, why, nodes=tuple(sorted(wanted - own)))
         )
+
+
+def _shuns(job: SlurmJob, wish: NodeWish, patience: float) -> bool:
+    """Whether the gang is better off without the node; always where it is not slowness that is held against it."""
+    return wish.slowdown <= 1 or not pays_beside(1, job.least_nodes, wish.slowdown, patience)
+
+
+def patience_of(job: SlurmJob, snapshot: Snapshot, barred: Collection[str], now_seconds: float) -> float:
+    """How long the gang waits for its nodes without the barred ones, if it is the next, as a share of its limit.
+
+    By the limits of what runs; a node on which something without a limit runs is never counted on.
+    """
+    if job.time_limit_seconds is None:
+        return 0.0
+    free_at = {
+        name: now_seconds
+        for name, node in snapshot.nodes.items()
+        if job.partition in node.partitions and usable(node) and not node.drained and name not in barred
+    }
+    for other in snapshot.jobs.values():
+        if other.runs or other.completing:
+            limit = other.time_limit_seconds
+            end = math.inf if limit is None else max(other.started_seconds + limit, now_seconds)
+            for name in other.nodes:
+                if name in free_at:
+                    free_at[name] = max(free_at[name], end)
+    if len(free_at) < job.least_nodes:
+        return NEVER
+    wait = sorted(free_at.values())[job.least_nodes - 1] - now_seconds
+    return min(wait / max(job.time_limit_seconds, 1.0), NEVER)
 
 
 def enough_left(job: SlurmJob, nodes: Iterable[SlurmNode], excluded: Iterable[str]) -> bool:

@@ -3,19 +3,24 @@
 ::
 
     1  is it still the attempt that was meant, and are enough nodes left without the accused?   else nothing is done
-    2  the checkpoint signal, and a wait: until its processes have ended, or for as long as it said that it takes
-    3  what is about to happen is written down                                                  (touched.py)
-    4  scontrol requeue: Slurm ends what is left of it, and keeps it from starting for two minutes
-    5  once it is pending: its exclusion, and StartTime=now, which ends those two minutes
+    2  a reservation over the nodes that it is to have next, its own among them: nobody else starts there meanwhile
+    3  the checkpoint signal, and a wait: until its processes have ended, or for as long as it said that it takes
+    4  what is about to happen is written down                                                  (touched.py)
+    5  scontrol requeue: Slurm ends what is left of it, and keeps it from starting for two minutes
+    6  once it is pending: its exclusion, and StartTime=now, which ends those two minutes
+    7  the reservation goes, and the job starts by its place in the queue, which a requeue does not change
 
-After a crash 4 and 5 are taken up where they were left: what Slurm says of the job, its count of restarts above all,
-tells which of them has happened. The node is drained beside this (plan.py), so a job whose exclusion never came does
-not return to it either.
+After a crash 5 to 7 are taken up where they were left: what Slurm says of the job, its count of restarts above all,
+tells which of them has happened. Where the reservation can't be had the job is moved all the same; and it ends by
+itself some minutes after the save should have. The node is drained or weighed beside this (plan.py), so a job whose
+exclusion never came does not return to it first either.
 """
 
 from __future__ import annotations
 
 import asyncio
+import getpass
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -31,6 +36,10 @@ LOOK_SECONDS = 0.5
 """Between two looks at the one job that is being moved."""
 
 RETRY_SECONDS = 2.0
+KEPT = "gangwatch_job_"
+KEPT_SECONDS = 300.0
+"""How much longer than a save takes the reservation lasts at the most: ours may die before it lets go."""
+
 PATIENCE_SECONDS = 600.0
 """How long slurmctld may be away in the middle of it; a longer absence is taken up when the job is seen again."""
 
@@ -57,17 +66,21 @@ class Requeue:
         self._why = why
         self._target = str(number)
 
-    async def run(self, avoided: tuple[str, ...], evidence: tuple[str, ...]) -> str:
-        """Move it; what came of it, in words. Raises BackendError where it could not be done to the end."""
+    async def run(self, avoided: tuple[str, ...], evidence: tuple[str, ...] = (), place: tuple[str, ...] = ()) -> str:
+        """Move it; what came of it, in words. Raises BackendError where it could not be done to the end.
+
+        place: the nodes that are meant for its next attempt, where there are such.
+        """
         try:
-            return await self._run(avoided, evidence)
+            return await self._run(avoided, evidence, place)
         except LeftError as left:
+            await self._let_go()
             self._hands.touched.moving.pop(self._target, None)
             self._hands.remember()
             self._hands.audit.write("requeue", self._target, f"withheld: {left}", self._why)
             return str(left)
 
-    async def _run(self, avoided: tuple[str, ...], evidence: tuple[str, ...]) -> str:
+    async def _run(self, avoided: tuple[str, ...], evidence: tuple[str, ...], place: tuple[str, ...]) -> str:
         moving = self._hands.touched.moving.get(self._target)
         if moving is None or moving.attempt != self._attempt or not moving.requeued:
             job = self._still(await self._look())
@@ -75,12 +88,14 @@ class Requeue:
                 raise LeftError(f"too few nodes would be left without {join(avoided)}")
             if await self._frozen():
                 raise LeftError("all actions are frozen")
+            moving = Moving(self._attempt, list(avoided), False, await self._keep(place))
             await self._save(job)
-            moving = Moving(self._attempt, list(avoided), True)
+            moving.requeued = True
             self._hands.touched.moving[self._target] = moving
             self._hands.remember()
         await self._requeue(evidence)
         await self._start_again(tuple(moving.avoided))
+        await self._let_go()
         self._hands.touched.moving.pop(self._target, None)
         self._hands.remember()
         return f"requeued without {join(moving.avoided) or 'any exclusion'}"
@@ -109,7 +124,38 @@ class Requeue:
             raise LeftError(f"it is {job.state} by now")
         return job
 
-    # --- 2 -----------------------------------------------------------------------------------------------------------
+    # --- 2 and 7 -----------------------------------------------------------------------------------------------------
+
+    async def _keep(self, place: tuple[str, ...]) -> str:
+        """The name of the reservation, '' where there is none. It is written down before it is made."""
+        if not place:
+            return ""
+        name = f"{KEPT}{self._target}"
+        self._hands.touched.moving[self._target] = Moving(self._attempt, kept=name)
+        self._hands.remember()
+        minutes = math.ceil((self._opted.grace_seconds + KEPT_SECONDS) / 60)
+        command = (
+            "scontrol", "create", "reservation", f"ReservationName={name}", f"Users={getpass.getuser()}",
+            "StartTime=now", f"Duration={minutes}", f"Nodes={join(sorted(place))}", "Flags=IGNORE_JOBS",
+        )  # fmt: skip
+        try:
+            await self._hands.do("keep", self._target, command, "nobody else is to start there meanwhile")
+        except BackendError:
+            return ""  # there is a line about it; another reservation may stand there, or we may not make any
+        return name
+
+    async def _let_go(self) -> None:
+        """The place is free for whoever is next, which is the job. What is not deleted ends by itself."""
+        moving = self._hands.touched.moving.get(self._target)
+        if moving is None or not moving.kept:
+            return
+        command = ("scontrol", "delete", f"ReservationName={moving.kept}")
+        try:
+            await self._hands.do("unkeep", self._target, command, "it may start")
+        except BackendError:
+            pass
+
+    # --- 3 -----------------------------------------------------------------------------------------------------------
 
     async def _save(self, job: SlurmJob) -> None:
         """Signal, and wait until it has exited or its time is up; one that has exited meanwhile is requeued too."""
@@ -129,7 +175,7 @@ class Requeue:
             if not job.runs:
                 return
 
-    # --- 4 and 5 -----------------------------------------------------------------------------------------------------
+    # --- 5 and 6 -----------------------------------------------------------------------------------------------------
 
     async def _requeue(self, evidence: tuple[str, ...]) -> None:
         """Once: the job's count of restarts tells whether a command that failed or hung has done it all the same."""

@@ -21,11 +21,15 @@ class Weighed(msgspec.Struct):
 
 
 class Moving(msgspec.Struct):
-    """A job that is being requeued. attempt: the one that it leaves. avoided: nodes for its exclusion."""
+    """A job that is being requeued. attempt: the one that it leaves. avoided: nodes for its exclusion.
+
+    kept: the reservation that keeps its next place meanwhile, '' for none.
+    """
 
     attempt: int
     avoided: list[str] = []
     requeued: bool = False
+    kept: str = ""
 
 
 class Touched(msgspec.Struct):

@@ -7,13 +7,13 @@ them is the job's affair; the agents know those, and a verdict names them by the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from scheduler_feedback.backends.slurm.facts import OUT, SlurmJob, SlurmNode
 from scheduler_feedback.backends.slurm.opt_in import OptIn
-from scheduler_feedback.core.events import Event, FirstStep, Hosted, NodeSeen
-from scheduler_feedback.core.job import JobKind, JobSpec, Slot
+from scheduler_feedback.core.events import Event, FirstStep, Hosted, HostWaits, NodeSeen
+from scheduler_feedback.core.job import HostedWait, JobKind, JobSpec, Slot
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 
 OURS = "gangwatch: "
@@ -46,7 +46,20 @@ def usable(node: SlurmNode) -> bool:
 
 
 def node_seen(node: SlurmNode) -> NodeSeen:
-    return NodeSeen(node.name, node.gpus, present=usable(node), gpu_type=node.gpu_type)
+    return NodeSeen(node.name, node.gpus, present=usable(node), gpu_type=node.gpu_type, queues=node.partitions)
+
+
+def host_waits(jobs: Iterable[SlurmJob], moving: Collection[str]) -> HostWaits:
+    """What waits for room, by partition and size; of each the shortest limit. moving: jobs that we have requeued."""
+    shortest: dict[tuple[str, int], float | None] = {}
+    for job in jobs:
+        if not job.gpus_wanted or not job.waits_for_room or str(job.number) in moving:
+            continue
+        for partition in job.partition.split(","):
+            key, limit = (partition, job.gpus_wanted), job.time_limit_seconds
+            known = shortest.setdefault(key, limit)
+            shortest[key] = known if limit is None else limit if known is None else min(known, limit)
+    return HostWaits(tuple(sorted(HostedWait(*key, limit) for key, limit in shortest.items())))
 
 
 def hosted(job: SlurmJob, opted: OptIn, nodes: dict[str, SlurmNode]) -> Hosted | None:
