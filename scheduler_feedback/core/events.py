@@ -21,10 +21,15 @@ from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A job was submitted. The id is given by the shell, so that the answer can name it before the cycle runs."""
+    """A job was submitted. The id is given by the shell, so that the answer can name it before the cycle runs.
+
+    array_of, array_index: of a job that is a member of an array already, and which; '' for none.
+    """
 
     job_id: str
     spec: JobSpec
+    array_of: str = ""
+    array_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

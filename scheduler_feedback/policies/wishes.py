@@ -33,7 +33,8 @@ def submitted(turn: Turn, event: Submitted) -> None:
     if spec.array_size and not (wrong := malformed(spec)):
         _submitted_array(turn, event)
         return
-    job = Job(event.job_id, spec, JobState.PENDING, turn.now_ns)
+    array, index = event.array_of, event.array_index
+    job = Job(event.job_id, spec, JobState.PENDING, turn.now_ns, array_of=array, array_index=index)
     turn.state.jobs[event.job_id] = job
     limit = "no time limit" if spec.time_limit_seconds is None else f"time limit {spec.time_limit_seconds:g} s"
     ranks = f"{spec.ranks} rank{'' if spec.ranks == 1 else 's'}"

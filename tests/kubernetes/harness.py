@@ -168,6 +168,25 @@ class Cluster:
         }
         self.api.create("/apis/batch/v1/namespaces/default/jobs", body)
 
+    def add_array(self, name: str, members: int, parallel: int, gpus: int = 8) -> None:
+        """An indexed Job whose pods are gangs of their own, so many of which are to run at once."""
+        template = pod_body("", gpus, restartPolicy="Never")
+        annotations = {"gangwatch.io/array-parallel": str(parallel)}
+        template = {"metadata": {"labels": {"array": name}, "annotations": annotations}, "spec": template["spec"]}
+        spec = {"completions": members, "parallelism": members, "completionMode": "Indexed", "template": template}
+        body = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": spec,
+        }
+        self.api.create("/apis/batch/v1/namespaces/default/jobs", body)
+
+    def running_of(self, array: str) -> list[str]:
+        """Names of its pods that run."""
+        found = self.api.get(f"/api/v1/namespaces/default/pods?labelSelector=array%3D{array}")
+        return [pod["metadata"]["name"] for pod in found["items"] if pod["status"].get("phase") == "Running"]
+
     def pods(self, gang: str) -> list[Any]:
         found = self.api.get(f"/api/v1/namespaces/default/pods?labelSelector=scheduling.x-k8s.io/pod-group%3D{gang}")
         return list(found["items"])

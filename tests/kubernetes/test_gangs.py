@@ -191,6 +191,59 @@ def test_an_mpi_gang_has_its_launcher_without_gpus_on_a_node_of_its_workers(
         assert places["mpi-launcher"] in {places["mpi-0"], places["mpi-1"]}
 
 
+def test_pods_beyond_what_a_gang_needs_follow_it_as_there_is_room(
+    cluster: Cluster, access: Access, folder: Path, tmp_path: Path
+) -> None:
+    cluster.add_nodes("n1", "n2", "n3")
+    cluster.add_group("elastic", 2)
+    cluster.add_pods("elastic", 1)
+    with running(access, folder) as it:
+        wait_for("it is known", lambda: "default/elastic" in {gang.key for gang in it.backend.gangs()})
+        assert cluster.bound("elastic") == 0
+        more = [pod_body(f"elastic-{number}", 8, "elastic") for number in (1, 2, 3)]
+        cluster.api.create_all("/api/v1/namespaces/default/pods", more)
+        wait_for("three are bound", lambda: cluster.bound("elastic") == 3)
+        waits = ({f"elastic-{number}" for number in range(4)} - set(cluster.nodes_of("elastic"))).pop()
+
+        def why() -> str:
+            conditions = cluster.api.get(f"/api/v1/namespaces/default/pods/{waits}")["status"].get("conditions", [])
+            return "".join(one.get("message", "") for one in conditions if one["type"] == "PodScheduled")
+
+        assert "Capacity" in wait_for("the fourth says why", why) or "slots" in why()
+        wait_for("the gang runs", lambda: it.jobs()["elastic"].state is JobState.RUNNING)
+        assert len(it.jobs()["elastic"].ranks) == 16
+    with running(access, tmp_path / "another") as it:
+        wait_for("it is taken up", lambda: "elastic" in it.jobs() and it.jobs()["elastic"].state is JobState.RUNNING)
+        assert {job.attempt for job in it.jobs().values() if job.state is JobState.RUNNING} == {1}
+        one = next(name for name in cluster.nodes_of("elastic") if f"elastic+{name}" in it.jobs())
+        cluster.api.delete(f"/api/v1/namespaces/default/pods/{one}")
+        wait_for("the fourth follows", lambda: waits in cluster.nodes_of("elastic"))
+        assert it.jobs()["elastic"].state is JobState.RUNNING
+        assert cluster.bound("elastic") == 3
+
+
+def test_of_an_array_no_more_run_at_once_than_it_says(
+    cluster: Cluster, access: Access, folder: Path, plane: ControlPlane
+) -> None:
+    needs_manager(plane)
+    cluster.add_nodes("n1", "n2", "n3")
+    cluster.add_array("sweep", 3, parallel=1)
+    with running(access, folder) as it:
+
+        def alone() -> str:
+            found = cluster.running_of("sweep")
+            return found[0] if len(found) == 1 and len(it.jobs()) == 3 and found[0] not in over else ""
+
+        over: list[str] = []
+        while len(over) < 3:
+            over.append(wait_for("one runs", alone))
+            states = [job.state for job in it.jobs().values()]
+            assert states.count(JobState.PENDING) == 3 - len(over)
+            path = f"/api/v1/namespaces/default/pods/{over[-1]}/status"
+            cluster.api.patch(path, {"status": {"phase": "Succeeded"}})
+        wait_for("all have", lambda: {job.state for job in it.jobs().values()} == {JobState.COMPLETED})
+
+
 def test_ranks_are_placed_in_the_order_of_the_racks(cluster: Cluster, access: Access, folder: Path) -> None:
     for number in range(4):
         rack: dict[str, Any] = {"topology.gangwatch.io/rack": f"r{number % 2}"}
@@ -225,6 +278,15 @@ def test_a_deleted_group_lets_go_of_all_that_it_held(cluster: Cluster, access: A
         ({"borrow": "yes"}, "borrow"),
     ],
 )
+@pytest.mark.parametrize(
+    ("least", "words"), [(0, "minMember.*greater than or equal to 1"), ("two", "minMember.*integer")]
+)
+def test_a_group_that_cannot_be_is_refused_by_the_api_server(cluster: Cluster, least: Any, words: str) -> None:
+    with pytest.raises(RefusedError, match=words) as caught:
+        cluster.add_group("g", least)
+    assert caught.value.code == 422
+
+
 def test_a_queue_that_cannot_be_is_refused_by_the_api_server(
     cluster: Cluster, spec: dict[str, Any], words: str
 ) -> None:

@@ -28,11 +28,12 @@ from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.harness import Cluster, running, wait_for
 from tests.kubernetes.makers import pod_body
 
-pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
-
-TAKEOVER_SECONDS = 15.0
 KILLS = int(os.environ.get("GANGWATCH_KILLS", "5"))
 """Of the controller, at random moments. GANGWATCH_KILLS=50 is the long form."""
+
+pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300 + 20 * KILLS)]
+
+TAKEOVER_SECONDS = 15.0
 
 
 @contextmanager

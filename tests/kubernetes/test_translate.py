@@ -13,11 +13,14 @@ from scheduler_feedback.backends.kubernetes.constraints import constraint_of, re
 from scheduler_feedback.backends.kubernetes.objects import OwnerReference, Taint
 from scheduler_feedback.backends.kubernetes.quantities import amount, parse_quantity, requests_of
 from scheduler_feedback.backends.kubernetes.translate import (
+    ARRAY,
+    ARRAY_PARALLEL,
     REQUIRED_TOPOLOGY,
     RESTARTABLE,
     TIME_LIMIT,
     TopologyLabels,
     allocatable_of,
+    beyond,
     gang_of,
     job_id_of,
     lone,
@@ -102,6 +105,40 @@ def why(
 def required(*expressions: dict[str, Any], field: str = "matchExpressions") -> dict[str, Any]:
     terms = {"nodeSelectorTerms": [{field: list(expressions)}]}
     return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+
+
+def test_a_gang_is_a_member_of_the_array_that_it_names_or_of_its_job_where_a_limit_is_declared() -> None:
+    index = {"batch.kubernetes.io/job-completion-index": "4"}
+    one = lone(pod("p", labels=index))
+    assert (one.array_of, one.array_index) == ("", 0)
+    of_job = pod("p", labels=index)
+    of_job.metadata.annotations = {ARRAY_PARALLEL: "2"}
+    of_job.metadata.owner_references = [OwnerReference("Job", "sweep", "12345678-9", controller=True)]
+    one = lone(of_job)
+    assert (one.array_of, one.array_index) == ("default.sweep.12345678", 4)
+    assert one.spec is not None
+    assert one.spec.array_parallel == 2
+    named = gang_of(group("g", 1, {ARRAY: "trials", ARRAY_PARALLEL: "3"}), [pod("w", group="g")])
+    assert named.array_of == "default.trials"
+    of_job.metadata.annotations = {ARRAY_PARALLEL: "many"}
+    wrong = lone(of_job)
+    assert "'many' is no number of gangs" in wrong.refused
+
+
+def test_pods_beyond_the_least_wait_until_the_others_are_bound_and_are_never_moved() -> None:
+    pods = [pod(f"w-{n}", group="g") for n in range(3)]
+    needed = gang_of(group("g", 2, {RESTARTABLE: "true"}), pods)
+    assert [one.metadata.name for one in needed.pods] == ["w-0", "w-1"]
+    assert needed.beyond == ()
+    for one in pods[1:]:
+        one.spec.node_name = "n1"
+    needed = gang_of(group("g", 2), pods)
+    assert [one.metadata.name for one in needed.pods] == ["w-1", "w-2"]  # who is bound stays
+    assert [one.metadata.name for one in needed.beyond] == ["w-0"]
+    more = beyond(pods[0], group("g", 2, {RESTARTABLE: "true"}))
+    assert more.spec is not None
+    assert (more.spec.name, more.spec.ranks, more.spec.restartable) == ("g+w-0", 1, False)
+    assert "required topology" in beyond(pods[0], group("g", 2, {REQUIRED_TOPOLOGY: "rack"})).refused
 
 
 def test_node_selectors_hold() -> None:

@@ -74,7 +74,8 @@ class Member:
 class Attempt:
     """job_id, number: as the core counts. key: of the gang. told: whether the core knows that all of it runs.
 
-    action_id: of the start; '' where it was adopted after a restart. probe: whether its pod is our own.
+    action_id: of the start; '' where it was adopted after a restart. probe: whether its pod is our own. beyond: whether
+    it is one that its group does not need.
     """
 
     job_id: str
@@ -89,6 +90,7 @@ class Attempt:
     failure: str = ""
     action_id: str = ""
     probe: bool = False
+    beyond: bool = False
 
 
 class DoesNotFitError(Exception):

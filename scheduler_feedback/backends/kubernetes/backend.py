@@ -29,6 +29,7 @@ from scheduler_feedback.backends.kubernetes.translate import (
     SCHEDULER,
     Gang,
     TopologyLabels,
+    group_of,
     resource_of,
     slots_of,
 )
@@ -218,7 +219,9 @@ class KubernetesBackend:
     def _look_at_gangs(self) -> list[Event]:
         """New gangs are submitted, gangs that are gone are cancelled."""
         events: list[Event] = []
-        for key in sorted(self.world.take_dirty()):
+        dirty = sorted(self.world.take_dirty(), reverse=True)
+        while dirty:
+            key = dirty.pop()
             if key in self._by_gang:
                 self._changed.add(self._by_gang[key])
             gang = self.world.gang(key)
@@ -233,13 +236,14 @@ class KubernetesBackend:
             if gang is None:
                 continue
             self._gangs[key], self._keys[gang.job_id] = gang, key
+            dirty += [pod.metadata.key for pod in gang.beyond if pod.metadata.key not in self._gangs]
             if gang.constraint is not None:
                 self.world.want(gang.constraint)
             if gang.spec is not None:
                 self._last_pods[gang.job_id] = list(gang.pods)
                 if key not in self._told:
                     self._told[key] = gang.job_id
-                    events.append(Submitted(gang.job_id, gang.spec))
+                    events.append(Submitted(gang.job_id, gang.spec, gang.array_of, gang.array_index))
         return events
 
     def know(self, job_id: str, key: str) -> None:
@@ -258,6 +262,7 @@ class KubernetesBackend:
         if attempt is None:
             return None
         attempt.probe = any(is_probe(pod) for pod in pods)
+        attempt.beyond = any(pod.metadata.key == gang_key and group_of(pod) for pod in pods)
         self._take_up(attempt)
         self._carrying.hold(attempt)
         if attempt.phase is Phase.BINDING:
@@ -302,6 +307,7 @@ class KubernetesBackend:
             pod
             for pod in pods.values()
             if pod.metadata.uid not in taken
+            and self.world.place_of(pod.metadata.uid) is None
             and not pod.over
             and not pod.spec.node_name
             and not pod.spec.scheduling_gates
@@ -316,6 +322,7 @@ class KubernetesBackend:
             if found is None:
                 continue
             fresh.remove(found)
+            self.world.dirty_gangs.add(found.metadata.key)  # it may have been one more than the gang needs until now
             member.name, member.uid, member.bound = found.metadata.key, found.metadata.uid, False
             self.world.hold(member.uid, place_of(attempt, member))
             self.world.assume(found, member.node)

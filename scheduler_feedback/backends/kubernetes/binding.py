@@ -17,7 +17,7 @@ from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.attempt import Attempt, Member, written
 from scheduler_feedback.backends.kubernetes.client import Client, RefusedError, UnreachableError
 from scheduler_feedback.backends.kubernetes.objects import Pod
-from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS
+from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, BEYOND, PLACEMENT, RANK, SLOTS
 
 _PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -57,6 +57,8 @@ async def bind_one(client: Client, attempt: Attempt, member: Member, may_act: Ca
     namespace, _, name = member.name.partition("/")
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
     annotations = {ATTEMPT: str(attempt.number), SLOTS: ",".join(map(str, member.slots))}
+    if attempt.beyond:
+        annotations[BEYOND] = "true"
     if len(member.ranks):
         annotations[RANK] = str(member.ranks.start)
     body = {

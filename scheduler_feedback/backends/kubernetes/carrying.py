@@ -26,7 +26,7 @@ from scheduler_feedback.backends.kubernetes.binding import bind_all, bind_one, c
 from scheduler_feedback.backends.kubernetes.connection import Connection
 from scheduler_feedback.backends.kubernetes.objects import Pod
 from scheduler_feedback.backends.kubernetes.stopping import left_suspended, owner_has_ended, resume, stop
-from scheduler_feedback.backends.kubernetes.translate import Gang
+from scheduler_feedback.backends.kubernetes.translate import Gang, group_of
 from scheduler_feedback.backends.kubernetes.world import World
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import ActionFailed, AttemptUnknown, CancelRequested, Event
@@ -82,6 +82,7 @@ class Carrying:
         try:
             with self._world.lock:
                 attempt.members = assign(self._world, gang.pods, action.placement)
+                attempt.beyond = not gang.grouped and bool(group_of(gang.pods[0]))
                 self.hold(attempt)
         except DoesNotFitError as error:
             if error.node:

@@ -73,7 +73,8 @@ def _job(world: World, gang: Gang) -> Job | None:
     if not number or gang.spec is None:
         return None
     created_ns = wall_ns((group or gang.pods[0]).metadata.creation_timestamp)
-    job = Job(gang.job_id, gang.spec, JobState.PENDING, created_ns, attempt=number)
+    array, index = gang.array_of, gang.array_index
+    job = Job(gang.job_id, gang.spec, JobState.PENDING, created_ns, attempt=number, array_of=array, array_index=index)
     attempt = adopt(gang.job_id, number, gang.key, pods, group)
     if attempt is None or not any(member.uid and _begun(world, member.name) for member in attempt.members):
         return job  # the attempt was left, and its pods have been made anew

@@ -39,6 +39,11 @@ ATTEMPT = f"{OURS}attempt"
 RANK = f"{OURS}rank"
 SLOTS = f"{OURS}slots"
 PLACEMENT = f"{OURS}placement"
+BEYOND = f"{OURS}beyond-least"
+"""Annotation of a pod that was bound as one more than its group needs."""
+
+ARRAY = f"{OURS}array"
+ARRAY_PARALLEL = f"{OURS}array-parallel"
 
 _INDEX_LABELS = (
     "jobset.sigs.k8s.io/job-index",
@@ -71,9 +76,10 @@ class TopologyLabels:
 class Gang:
     """A gang as Kubernetes holds it.
 
-    job_id: the core's name for it. key: 'NAMESPACE/NAME' of its group, or of its pod. pods: by rank; those beyond the
-    group's least number are gangs of their own. constraint: that its GPU pods set, if they set the same. refused: why
-    it is not scheduled, '' where it is. spec: None where it is refused or not all there.
+    job_id: the core's name for it. key: 'NAMESPACE/NAME' of its group, or of its pod. pods: by rank. constraint: that
+    its GPU pods set, if they set the same. refused: why it is not scheduled, '' where it is. spec: None where it is
+    refused or not all there. beyond: pods of the group beyond its least number, each a gang of its own once all of
+    these are bound. array_of, array_index: of the array that it is a member of, and which; '' for none.
     """
 
     job_id: str
@@ -83,6 +89,9 @@ class Gang:
     refused: str
     spec: JobSpec | None
     grouped: bool
+    beyond: tuple[Pod, ...] = ()
+    array_of: str = ""
+    array_index: int = 0
 
 
 def group_of(pod: Pod) -> str:
@@ -120,14 +129,39 @@ def _split(name: str) -> list[str]:
 
 
 def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
-    """The gang of a group, of the pods that are there: spec is None until as many are there as the group needs."""
+    """The gang of a group, of the pods that are there: spec is None until as many are there as the group needs.
+
+    Who is bound stays a member, whoever comes later; the others are taken in the order of their ranks.
+    """
     least = max(group.spec.min_member or 1, 1)
-    found = tuple(sorted((pod for pod in pods if not pod.metadata.deletion_timestamp), key=rank_key))
-    members = found[:least]
+    found = [pod for pod in pods if not pod.metadata.deletion_timestamp and not pod.metadata.annotation(BEYOND)]
+    found.sort(key=lambda pod: (not pod.spec.node_name, rank_key(pod)))
+    members = tuple(sorted(found[:least], key=rank_key))
     job_id, key = job_id_of(group.metadata), group.metadata.key
     if len(members) < least or any(pod.spec.scheduling_gates for pod in members):
         return Gang(job_id, key, members, None, "", None, True)
-    return _gang(job_id, key, members, group.metadata, True)
+    gang = _gang(job_id, key, members, group.metadata, True)
+    stands = all(pod.spec.node_name for pod in members)
+    return replace(gang, beyond=tuple(found[least:]) if stands else ())
+
+
+def beyond(pod: Pod, group: PodGroup) -> Gang:
+    """The gang of a pod that its group does not need: it comes and goes by itself, wherever there is room.
+
+    It is never moved: its owner could not make it anew without all the others.
+    """
+    job_id, key = job_id_of(pod.metadata), pod.metadata.key
+    if pod.spec.scheduling_gates:
+        return Gang(job_id, key, (pod,), None, "", None, False)
+    gang = _gang(job_id, key, (pod,), group.metadata, False)
+    if gang.spec is None:
+        return gang
+    if gang.spec.required_level is not None:
+        why = "it is beyond its group's minMember, and the group's required topology can't be kept for it"
+        return replace(gang, spec=None, constraint=None, refused=why)
+    name = f"{group.metadata.name}+{pod.metadata.name}"
+    spec = replace(gang.spec, name=name, command=(key,), restartable=False, preemptible=False, preferred_level=None)
+    return replace(gang, spec=spec)
 
 
 def lone(pod: Pod) -> Gang:
@@ -152,10 +186,23 @@ def _gang(job_id: str, key: str, pods: tuple[Pod, ...], declared: Metadata, grou
             spec = _spec(pods, declared, constraint.name)
             why = malformed(spec) or ""
         if not why:
-            return Gang(job_id, key, pods, constraint, "", spec, grouped)
+            array_of, array_index = _array(pods[0], declared)
+            return Gang(job_id, key, pods, constraint, "", spec, grouped, (), array_of, array_index)
     except BackendError as error:
         why = str(error)
     return Gang(job_id, key, pods, None, why, None, grouped)
+
+
+def _array(pod: Pod, declared: Metadata) -> tuple[str, int]:
+    """The array that a gang is a member of, and its place there: the one that it names, else the Job that its pod is
+    of, where a limit is declared; ('', 0) for none."""
+    name = declared.annotation(ARRAY)
+    index = next((int(value) for label in _INDEX_LABELS if (value := pod.metadata.label(label)).isdecimal()), 0)
+    if name:
+        return f"{declared.namespace}.{name}", index
+    if declared.annotation(ARRAY_PARALLEL) and pod.owner is not None:
+        return f"{declared.namespace}.{pod.owner.name}.{pod.owner.uid[:8]}", index
+    return "", 0
 
 
 def _spec(pods: Sequence[Pod], declared: Metadata, constraint: str) -> JobSpec:
@@ -187,6 +234,7 @@ def _spec(pods: Sequence[Pod], declared: Metadata, constraint: str) -> JobSpec:
         workload=declared.annotation(WORKLOAD),
         groups=groups,
         constraint=constraint,
+        array_parallel=_count(declared, ARRAY_PARALLEL),
     )
 
 
@@ -195,6 +243,13 @@ def _flag(metadata: Metadata, key: str) -> bool:
     if text not in ("true", "false"):
         raise BackendError(f"annotation {key}: {text!r} is neither 'true' nor 'false'")
     return text == "true"
+
+
+def _count(metadata: Metadata, key: str) -> int:
+    text = metadata.annotation(key, "0")
+    if not text.isdecimal() or int(text) >= 1 << 31:
+        raise BackendError(f"annotation {key}: {text!r} is no number of gangs")
+    return int(text)
 
 
 def _seconds(metadata: Metadata, key: str, default: float | None) -> float | None:

@@ -14,7 +14,7 @@ from scheduler_feedback.backends.kubernetes.objects import Node, Part, Pod, PodG
 from scheduler_feedback.backends.kubernetes.probing import is_probe
 from scheduler_feedback.backends.kubernetes.publish import EXPECTED_START
 from scheduler_feedback.backends.kubernetes.stopping import left_suspended, resume
-from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS
+from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, BEYOND, PLACEMENT, RANK, SLOTS
 
 _AT_ONCE = 32
 
@@ -52,9 +52,9 @@ async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, in
             work["probes"].append(
                 _remove(client, f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}")
             )
-        elif any(pod.metadata.annotation(key) for key in (ATTEMPT, SLOTS, RANK)):
+        elif any(pod.metadata.annotation(key) for key in (ATTEMPT, SLOTS, RANK, BEYOND)):
             path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
-            work["pods"].append(_strip(client, path, ATTEMPT, SLOTS, RANK))
+            work["pods"].append(_strip(client, path, ATTEMPT, SLOTS, RANK, BEYOND))
     try:
         groups = await client.get("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", msgspec.json.Decoder(_Groups))
     except RefusedError as error:

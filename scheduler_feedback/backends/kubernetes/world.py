@@ -16,10 +16,12 @@ from scheduler_feedback.backends.kubernetes.objects import Node, Pod, PodGroup, 
 from scheduler_feedback.backends.kubernetes.probing import is_probe
 from scheduler_feedback.backends.kubernetes.quantities import requests_of
 from scheduler_feedback.backends.kubernetes.translate import (
+    BEYOND,
     PLACEMENT,
     Gang,
     TopologyLabels,
     allocatable_of,
+    beyond,
     gang_of,
     group_of,
     lone,
@@ -108,6 +110,8 @@ class World:
                 self.pods[key] = after
                 gang = group_of(after) or key
                 self._members.setdefault(gang, set()).add(key)
+                if after.metadata.annotation(BEYOND):
+                    self.dirty_gangs.add(key)
                 if is_probe(after):
                     self._probes.add(key)
                 self.dirty_gangs.add(gang)
@@ -137,7 +141,7 @@ class World:
         members.discard(key)
         if not members:
             self._members.pop(gang, None)
-        self.dirty_gangs.add(gang)
+        self.dirty_gangs |= {gang, key}
 
     # --- what is used ------------------------------------------------------------------------------------------------
 
@@ -224,21 +228,31 @@ class World:
     def pods_of(self, gang: str) -> list[Pod]:
         """All pods of ours in the gang of that key."""
         with self.lock:
-            return [self.pods[key] for key in sorted(self._members.get(gang, ()))]
+            found = self._members.get(gang, (gang,) if gang in self.pods else ())
+            return [self.pods[key] for key in sorted(found)]
 
     def gang(self, key: str) -> Gang | None:
         """The gang of that key as it is now, of the pods that wait to be placed or run; None where there is none."""
         with self.lock:
-            living = [pod for pod in self.pods_of(key) if not pod.over]
             group = self.groups.get(key)
             if group is not None:
-                return gang_of(group, living)
-            alone = next((pod for pod in self.pods_of(key) if not group_of(pod)), None)
+                return gang_of(group, [pod for pod in self.pods_of(key) if not pod.over])
+            alone = self.pods.get(key)
             if alone is None or is_probe(alone):
                 self._lone.pop(key, None)
                 return None
+            if group_of(alone):
+                return self._beyond(alone)
             found = self._lone[key] = _alone(alone, self._lone.get(key))
             return replace(found, spec=None) if alone.over else found
+
+    def _beyond(self, pod: Pod) -> Gang | None:
+        """The pod as a gang of its own; None for one of those that its group needs."""
+        group = self.groups.get(group_of(pod))
+        if group is None or (pod.spec.node_name and not pod.metadata.annotation(BEYOND)):
+            return None
+        found = beyond(pod, group)
+        return replace(found, spec=None) if pod.over else found
 
     def probes(self) -> list[Pod]:
         """Pods that measure a node."""
