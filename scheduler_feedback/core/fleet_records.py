@@ -31,8 +31,6 @@ CLOCK_SLACK_NS = 1_000_000_000
 OLDEST_RECORD_NS = 3_600_000_000_000
 """A record from longer ago than an hour is none of this agent's ring."""
 
-_Rows = list[tuple[bool, int, int, int]]
-
 
 class Attempts:
     """The newest attempt of each gang. refused: records that nobody could have made. ended: those of an attempt of
@@ -94,35 +92,43 @@ class Attempts:
 
     def _take(self, node: NodeView, frame: Frame, records: Sequence[Record], received_ns: int) -> Sequence[EventRecord]:
         told: list[EventRecord] = []
-        opened: list[tuple[Gang, _Rows]] = []
+        opened: list[tuple[Gang, list[int]]] = []
         # A node's records are mostly of one gang: it is looked up where it is another than the one before.
         name, attempt, gang = "", -1, None
-        rows: _Rows = []
+        cells: list[int] = []
         count = 0
-        for record in records:
+        now_ns, here = frame.monotonic_ns, node.name
+        for record in records:  # the innermost loop of ten thousand nodes' frames: calls are few here
             if isinstance(record, EventRecord):
                 told.append(record)
                 continue
-            if not _possible(record, frame.monotonic_ns):
+            member = record.member
+            another = gang is None or member.gang != name or member.attempt != attempt
+            rank = member.rank
+            if isinstance(record, OpenRecord):
+                fine = 0 <= record.number < LARGEST and 0 <= record.since_ns < LARGEST and 0 <= rank < MOST_RANKS
+            else:
+                fine = _possible(record, now_ns) and 0 <= rank < MOST_RANKS
+            if not fine or (another and not possible(member)):
                 self.refused += 1
                 continue
-            member = record.member
-            if gang is None or member.gang != name or member.attempt != attempt:
+            if another:
                 name, attempt = member.gang, member.attempt
-                gang, rows = self.of(name, attempt, received_ns), []
-                if gang is None:
-                    continue
-                gang.received_ns = received_ns
-                opened.append((gang, rows))
-            column = gang.column(member.rank, node.name)
+                gang, cells = self.of(name, attempt, received_ns), []
+                if gang is not None:
+                    gang.received_ns = received_ns
+                    opened.append((gang, cells))
+            if gang is None:
+                continue
+            column = gang.column(rank, here)
             if isinstance(record, OpenRecord):
-                rows.append((record.what != "step", column, record.number, record.since_ns))
+                cells += (record.what != "step", column, record.number, record.since_ns)
                 count += 1
             else:
                 gang.finish(column, record.step, record.start_ns, record.duration_ns, record.wait_ns, received_ns)
                 if self._stepped.get(name, -1) < attempt:
                     self._first_step(record, node)
-        tables = tuple((of_gang, np.array(open_rows, np.int64)) for of_gang, open_rows in opened if open_rows)
+        tables = tuple((of_gang, np.array(cells, np.int64).reshape(-1, 4)) for of_gang, cells in opened if cells)
         for of_gang, table in tables:
             of_gang.opened_all(table, frame.monotonic_ns)
         node._records, node._opened = (frame.records, tables) if count == len(frame.records) else ((), ())
@@ -152,10 +158,8 @@ def possible(member: Member) -> bool:
     return 0 <= member.rank < MOST_RANKS and 0 <= member.attempt < LARGEST and len(member.gang) <= 256
 
 
-def _possible(record: StepRecord | OpenRecord, now_ns: int) -> bool:
-    """Whether a reporter could have made it. now_ns: its frame's monotonic time."""
-    if isinstance(record, OpenRecord):
-        return 0 <= record.number < LARGEST and 0 <= record.since_ns < LARGEST and possible(record.member)
+def _possible(record: StepRecord, now_ns: int) -> bool:
+    """Whether a reporter could have made it, whoever of. now_ns: its frame's monotonic time."""
     wait_ns, duration_ns = record.wait_ns, record.duration_ns
     return (
         duration_ns > 0
@@ -163,5 +167,4 @@ def _possible(record: StepRecord | OpenRecord, now_ns: int) -> bool:
         and now_ns - OLDEST_RECORD_NS <= record.start_ns + duration_ns <= now_ns + CLOCK_SLACK_NS
         and 0 <= record.step < LARGEST
         and (wait_ns is None or 0 <= wait_ns <= duration_ns)
-        and possible(record.member)
     )
