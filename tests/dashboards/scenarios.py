@@ -233,7 +233,7 @@ SCENARIOS: dict[str, Scenario] = {
     "sick-device": Scenario(
         sick_device, _alerts("DeviceAccused"), labels=(*_RANK_NINE, ("device", "node-00001/mlx5_1"), ("cause", "nic"))
     ),
-    "hang": Scenario(hang, _alerts("Hang", "GangStalled"), _alerts("GangStalled"), labels=(*_RANK_NINE, ("cause", "thermal"))),
+    "hang": Scenario(hang, _alerts("Hang", "GangStalled"), _alerts("GangStalled"), labels=_RANK_NINE),
     "stalled": Scenario(stalled, _alerts("GangStalled"), labels=_ACCUSED),
     "operator": Scenario(operator, _alerts("Frozen", "NodeQuarantined", "BackendFailing", "DetectorBroken")),
     "too-large": Scenario(too_large, _alerts("GangCannotStart")),
