@@ -151,15 +151,17 @@ class Watch:
     def between(self) -> float:
         """Look, where that is due; seconds until it is due again. For the thread that offers frames.
 
-        A look that takes longer than a third of a tick leaves twice the time for reading that it took: of 80,000 ranks
-        the second look in a second would tell little, and cost as much as the first.
+        After a look that took longer than a tick there is a pause all the same, of half a tick at most. It must not
+        grow with the look: the more frames wait, the longer it takes to look at them, and the more would wait for the
+        next.
         """
         self._patience_seconds = PATIENCE_SECONDS
         now_ns = begun_ns = self._clock.monotonic_ns()
         if now_ns >= self._due_ns:
             self.look()
             now_ns = self._clock.monotonic_ns()
-            self._due_ns = max(begun_ns + int(self._tick_seconds * 1e9), 3 * now_ns - 2 * begun_ns)
+            tick_ns = int(self._tick_seconds * 1e9)
+            self._due_ns = max(begun_ns + tick_ns, now_ns + min(now_ns - begun_ns, tick_ns // 2))
         return (self._due_ns - now_ns) / 1e9
 
     def stop(self, timeout_seconds: float = 2.0) -> None:

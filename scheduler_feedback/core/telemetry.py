@@ -225,7 +225,8 @@ def _ranked(values: npt.NDArray[np.generic]) -> IndexArray:
         whole: IndexArray = values.astype(np.intp)
         if whole.min() >= 0 and whole.max() < 4 * len(whole):
             numbers: IndexArray = np.cumsum(np.bincount(whole) > 0) - 1
-            return numbers[whole]
+            found: IndexArray = numbers[whole]
+            return found
     return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.intp)
 
 

@@ -16,6 +16,7 @@ import resource
 import select
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -40,8 +41,14 @@ OPENED_A_TURN = 128
 """Most connections begun between two looks at the open streams: 10,000 agents that come back at once delay no frame by
 more than these handshakes take (about a millisecond each)."""
 
-STREAMS_AT_ONCE = 512
-"""Read before others have their turn again: some tens of milliseconds, and of frames that wait what fits in memory."""
+FRAMES_AT_ONCE = 16_384
+"""Read before they are looked at, though other streams have not been read yet: of frames that wait what fits in memory
+(a hundred megabytes). Otherwise all streams that have something are read between two looks: a look that came sooner
+would cost as much, and find less."""
+
+STREAMS_TOGETHER, TOGETHER_SECONDS = 256, 0.02
+"""From so many streams on, what comes within so short a time is read together: to be woken for each frame costs as much
+as to read it."""
 
 MOST_FRAMES_A_SECOND = 64
 """An agent makes at most 20 (agent.interval_seconds >= 0.05)."""
@@ -94,7 +101,7 @@ class Feed:
         self._names: Names[Follower] = Names()
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._stopping = False
-        self._asked_ns = self._swept_ns = self._away_ns = 0
+        self._asked_ns = self._swept_ns = self._away_ns = self._heard = 0
         self.streams: dict[str, Stream] = {}
 
     # --- from the loop of whoever has us run -------------------------------------------------------------------------
@@ -168,17 +175,22 @@ class Feed:
         wait_seconds = max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
         if self._names.asked:
             wait_seconds = min(wait_seconds, POLL_SECONDS)
+        if len(self._open) >= STREAMS_TOGETHER:
+            together_seconds = min(wait_seconds, TOGETHER_SECONDS)
+            time.sleep(together_seconds)
+            wait_seconds -= together_seconds
         asked_ns = self._listened_ns()
-        for number, (descriptor, mask) in enumerate(self._epoll.poll(wait_seconds, len(self._open) + 64)):
+        for descriptor, mask in self._epoll.poll(wait_seconds, len(self._open) + 64):
             follower = self._open.get(descriptor)
             if follower is not None:
                 self._serve(follower, mask)
-            if number % STREAMS_AT_ONCE == STREAMS_AT_ONCE - 1:
+            if self._heard >= FRAMES_AT_ONCE:
                 self._let_look()
         self._asked_ns = asked_ns
 
     def _let_look(self) -> float:
         """Give the thread to whoever wants it between two turns; within how many seconds it is wanted again."""
+        self._heard = 0
         if self._between is None:
             return DISCOVERY_SECONDS
         begun_ns = self._clock.monotonic_ns()
@@ -368,6 +380,7 @@ class Feed:
             stream.frames += 1
             stream.received_ns = received_ns
             follower.deadline_ns = deadline_ns
+            self._heard += 1
             self._deliver(layout, told, received_ns)
 
     def _lost(self, follower: Follower, complaint: str, longest: bool = False) -> None:

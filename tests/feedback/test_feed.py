@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp.web
@@ -24,6 +25,7 @@ from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed import feed as feed_module
 from scheduler_feedback.feed import streams as streams_module
 from scheduler_feedback.feed.streams import Backoff
+from scheduler_feedback.watch import Watch
 
 Send = Callable[[bytes], Awaitable[None]]
 Speak = Callable[[Send], Awaitable[None]]
@@ -411,3 +413,57 @@ def test_the_agents_own_server_is_understood(tmp_path: Path) -> None:
     with ThreadedServer(agent_app(lambda: (layout, frame), add_listener)) as server:
         announce(tmp_path, "n0", server.url)
         asyncio.run(scene())
+
+
+def test_of_many_frames_that_wait_only_so_many_are_read_before_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "FRAMES_AT_ONCE", 20)
+    monkeypatch.setattr(feed_module, "STREAMS_TOGETHER", 1)
+    streams, frames = 16, 40
+
+    async def scene() -> None:
+        got: list[Frame] = []
+        reads: list[int] = []
+
+        def look() -> float:
+            reads.append(len(got) - sum(reads))
+            if not got:
+                time.sleep(0.05)  # meanwhile all of them have sent all that they have
+            return 0.01
+
+        async with AsyncExitStack() as stack:
+            for number in range(streams):
+                agent = Agent(speaking(said(f"n{number}", *range(1, frames + 1))))
+                await stack.enter_async_context(agent.listening(tmp_path, f"n{number}"))
+            feed = Feed(tmp_path, lambda _, frame, __: got.append(frame), (), SystemClock(), between=look)
+            task = asyncio.create_task(feed.run())
+            await until(lambda: len(got) == streams * frames)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert max(reads) < 20 + 2 * frames, "one stream more at most, of which all that has come is read"
+
+    asyncio.run(scene())
+
+
+def test_the_pause_after_a_look_does_not_grow_with_the_look() -> None:
+    class Hands(SystemClock):
+        now_ns = 0
+
+        def monotonic_ns(self) -> int:
+            return self.now_ns
+
+    clock = Hands()
+    watch = Watch((), lambda _: None, clock, tick_seconds=0.5)
+    begun: list[int] = []
+
+    def look(seconds: float) -> None:
+        begun.append(clock.now_ns)
+        clock.now_ns += int(seconds * 1e9)
+
+    for seconds, pause in ((0.1, 0.4), (0.4, 0.25), (2.0, 0.25), (8.0, 0.25)):
+        clock.now_ns += 10**12
+        watch.look = partial(look, seconds)  # type: ignore[method-assign]
+        assert watch.between() == pytest.approx(pause)
+    clock.now_ns += 249_000_000
+    assert watch.between() == pytest.approx(0.001) and len(begun) == 4, "and until then there is none"
