@@ -92,7 +92,7 @@ class Bed:
         """All pods go."""
         self.load.delete([f"{PODS}/{name}" for name in self._pods])
         self._pods = []
-        until("they are gone", lambda: not self.seen.bound and not self.seen.told)
+        until("they are gone", lambda: not self.seen.bound)
 
     # --- the parts ---------------------------------------------------------------------------------------------------
 
@@ -170,6 +170,7 @@ class Bed:
         told = until("it says so", lambda: keys <= self.seen.told)
         self.load.delete([f"{GROUPS}/never"])
         self.clear()
+        until("they are gone", lambda: not self.seen.told)
         return {"unschedulable_seconds": told - began}
 
     def cordon(self) -> Figures:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from agent.schema.errors import GangwatchError
+from gangwatch.commands.kubernetes import kubeconfig_option
 from gangwatch.commands.options import config_option, json_option, print_json, state_option
 from gangwatch.state_folder import StateFolder
+
+if TYPE_CHECKING:
+    from gangwatch.machine import Finding
 
 
 @click.command()
@@ -21,6 +27,10 @@ from gangwatch.state_folder import StateFolder
 @click.option(
     "--require", "required", multiple=True, metavar="NAME", help="Exit with 1 unless it is found; repeatable."
 )
+@click.option("--kubernetes", is_flag=True, help="Look at a cluster instead of this machine.")
+@kubeconfig_option
+@click.option("--namespace", metavar="NAME", help="With --kubernetes: where gangwatch is. Default: the kubeconfig's.")
+@click.option("--release", default="gangwatch", show_default=True, help="With --kubernetes: the chart's release.")
 @json_option
 def check(
     state: StateFolder,
@@ -30,10 +40,14 @@ def check(
     proc_root: str | None,
     kernel_log: str | None,
     required: tuple[str, ...],
+    kubernetes: bool,
+    kubeconfig: Path | None,
+    namespace: str | None,
+    release: str,
     as_json: bool,
 ) -> None:
     """Say what was found on this machine, which counters answer, what is missing, and which right, package or setting
-    brings it.
+    brings it. With --kubernetes the same of a cluster: its GPUs, labels, agents, controller, rights and definitions.
 
     What is missing keeps nothing from running: gangwatch then measures less, or does the same otherwise. Exits with 0;
     with --require NAME, with 1 where something of that name is limited or missing.
@@ -42,8 +56,13 @@ def check(
     Examples:
       gangwatch check --json
       gangwatch check --require nvml --require rdma
+      gangwatch check --kubernetes --kubeconfig ~/.kube/config --namespace gangwatch --require agents
     """
     import msgspec
+
+    if kubernetes:
+        _check_cluster(kubeconfig, namespace, release, required, as_json)
+        return
 
     from gangwatch import config, machine, survey
 
@@ -61,14 +80,43 @@ def check(
         state, loaded.controller.address()[1], Path(section.proc_root), Path(section.sysfs_root), section.nvml_library
     )
     found = msgspec.structs.replace(found, findings=(*found.findings, *survey.survey(section)))
-    states = {finding.name: finding.state for finding in found.findings}
-    if unknown := [name for name in required if name not in states]:
-        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(sorted(states))}", param_hint="--require")
+    _known(required, found.findings)
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:
         from gangwatch import rendering
 
         rendering.machine(found)
+    _demand(required, found.findings)
+
+
+def _check_cluster(
+    kubeconfig: Path | None, namespace: str | None, release: str, required: tuple[str, ...], as_json: bool
+) -> None:
+    import msgspec
+
+    from gangwatch.commands.check_kubernetes import in_words, survey
+    from gangwatch.commands.kubernetes import access_of
+
+    access = access_of(kubeconfig)
+    found = survey(access, namespace or access.namespace, release)
+    _known(required, found.findings)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+    else:
+        in_words(found, click.echo)
+    _demand(required, found.findings)
+
+
+def _known(required: tuple[str, ...], findings: Iterable[Finding]) -> None:
+    """Raises BadParameter for a name that is nothing looked for."""
+    names = {finding.name for finding in findings}
+    if unknown := [name for name in required if name not in names]:
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(sorted(names))}", param_hint="--require")
+
+
+def _demand(required: tuple[str, ...], findings: Iterable[Finding]) -> None:
+    """Raises GangwatchError where what is demanded is lacking."""
+    states = {finding.name: finding.state for finding in findings}
     if lacking := [name for name in required if states[name] != "found"]:
         raise GangwatchError(f"required and not found: {', '.join(f'{name} ({states[name]})' for name in lacking)}")

@@ -1,0 +1,311 @@
+"""What a Kubernetes cluster offers to gangwatch, and what is missing: the answers of `gangwatch check --kubernetes`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from gangwatch.machine import Finding
+from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.advice import RULES
+from scheduler_feedback.backends.kubernetes.agents import is_agent
+from scheduler_feedback.backends.kubernetes.client import Client, RefusedError
+from scheduler_feedback.backends.kubernetes.lease import LEASE_SECONDS
+from scheduler_feedback.backends.kubernetes.objects import Lease, Node, Part, Pod
+from scheduler_feedback.backends.kubernetes.translate import (
+    SCHEDULER,
+    TopologyLabels,
+    allocatable_of,
+    is_ready,
+    resource_of,
+    slots_of,
+    wall_ns,
+)
+
+OLDEST = (1, 30)
+"""The chart's kubeVersion."""
+
+_NAMED = 3
+"""Most names in a sentence."""
+
+_T = TypeVar("_T")
+Right = tuple[str, str, str]
+"""API group, resource (with its subresource after a slash), verb."""
+
+RIGHTS: tuple[Right, ...] = (
+    *(("", "nodes", verb) for verb in ("list", "watch", "patch")),
+    ("", "nodes/status", "patch"),
+    *(("", "pods", verb) for verb in ("list", "watch", "get", "delete")),
+    ("", "pods/binding", "create"),
+    ("", "pods/eviction", "create"),
+    ("", "pods/status", "patch"),
+    ("", "events", "create"),
+    *(("scheduling.x-k8s.io", "podgroups", verb) for verb in ("list", "watch", "patch")),
+    ("scheduling.x-k8s.io", "podgroups/status", "patch"),
+    *(("gangwatch.io", "queues", verb) for verb in ("list", "watch")),
+    *(("batch", "jobs", verb) for verb in ("get", "list", "patch")),
+    ("policy", "poddisruptionbudgets", "list"),
+)
+"""What a controller that schedules needs cluster-wide; an advisor needs less."""
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """The whole answer."""
+
+    server: str
+    version: str
+    nodes: int
+    pods: int
+    findings: tuple[Finding, ...]
+
+
+class _Version(msgspec.Struct, rename="camel"):
+    git_version: str = ""
+    major: str = ""
+    minor: str = ""
+
+
+class _Nodes(Part):
+    items: list[Node]
+
+
+class _Pods(Part):
+    items: list[Pod]
+
+
+class _Review(Part):
+    status: dict[str, Any]
+
+
+class _Schema(Part):
+    spec: dict[str, Any]
+
+
+def survey(access: Access, namespace: str, release: str) -> Survey:
+    """Look at the cluster. Raises BackendError where its API server can't be reached, or tells not even its version."""
+    return asyncio.run(_survey(access, namespace, release))
+
+
+async def _survey(access: Access, namespace: str, release: str) -> Survey:
+    async with Client(access, agent="gangwatch-check") as client:
+        version = await client.get("/version", msgspec.json.Decoder(_Version))
+        findings = [_version(version)]
+        nodes = pods = None
+        try:
+            nodes = (await client.get("/api/v1/nodes", msgspec.json.Decoder(_Nodes))).items
+            pods = (await client.get("/api/v1/pods", msgspec.json.Decoder(_Pods))).items
+        except RefusedError as error:
+            findings.append(Finding("view", "missing", str(error), "ask as who may list nodes and pods"))
+        if nodes is not None and pods is not None:
+            findings += cluster_findings(nodes, pods)
+        findings.append(await _controller(client, namespace, release))
+        findings += await _rights(client, namespace, release)
+        findings += await _kinds(client)
+        return Survey(access.url, version.git_version, len(nodes or ()), len(pods or ()), tuple(findings))
+
+
+def _version(version: _Version) -> Finding:
+    numbers = [int(match[0]) if (match := re.match(r"\d+", text)) else 0 for text in (version.major, version.minor)]
+    if tuple(numbers) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        return Finding("server", "limited", f"{version.git_version} is older than {oldest}", f"Kubernetes {oldest}")
+    return Finding("server", "found", version.git_version)
+
+
+# --- nodes and pods --------------------------------------------------------------------------------------------------
+
+
+def cluster_findings(nodes: Iterable[Node], pods: Iterable[Pod], labels: TopologyLabels | None = None) -> list[Finding]:
+    """What nodes and pods tell."""
+    pods = list(pods)
+    with_gpus = [node for node in nodes if resource_of(node)]
+    found = [_gpus(with_gpus)]
+    if with_gpus:
+        found += [_topology(with_gpus, labels or TopologyLabels()), _agents(with_gpus, pods)]
+    return [*found, _schedulers(pods)]
+
+
+def _gpus(nodes: list[Node]) -> Finding:
+    if not nodes:
+        remedy = "install NVIDIA's GPU operator or device plugin: it shows nvidia.com/gpu as a resource of nodes"
+        return Finding("gpus", "missing", "no node offers a GPU, so there is nothing to place gangs on", remedy)
+    kinds: Counter[str] = Counter()
+    for node in nodes:
+        kinds[resource_of(node)] += allocatable_of(node)[resource_of(node)]
+    unready = [node.metadata.name for node in nodes if not is_ready(node)]
+    detail = f"{', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))} on {len(nodes)} nodes"
+    if unready:
+        return Finding("gpus", "limited", f"{detail}; not ready: {_names(unready)}", "see what their kubelets say")
+    return Finding("gpus", "found", detail)
+
+
+def _topology(nodes: list[Node], labels: TopologyLabels) -> Finding:
+    levels = {"spine": labels.spine, "rack": labels.rack, "rail": labels.rail, "island": labels.island}
+    said = {level: sum(bool(node.metadata.label(key)) for node in nodes) for level, key in levels.items() if key}
+    known = [f"{level} of {count}" for level, count in said.items() if count]
+    if not known:
+        keys = ", ".join(key for key in levels.values() if key)
+        return Finding(
+            "topology",
+            "missing",
+            "no GPU node says where it stands, so gangs are placed without regard to the wires",
+            f"label the nodes ({keys}), or name your own labels in controller.topology",
+        )
+    partly = [level for level, count in said.items() if 0 < count < len(nodes)]
+    detail = f"{', '.join(known)} of {len(nodes)} nodes is known"
+    if partly:
+        return Finding("topology", "limited", detail, f"label the rest: {', '.join(levels[level] for level in partly)}")
+    return Finding("topology", "found", detail)
+
+
+def _agents(nodes: list[Node], pods: list[Pod]) -> Finding:
+    there = {pod.spec.node_name for pod in pods if is_agent(pod) and pod.status.phase == "Running"}
+    without = [node.metadata.name for node in nodes if node.metadata.name not in there]
+    if len(without) == len(nodes):
+        remedy = "helm install gangwatch deploy/helm/gangwatch (docs/how-to/kubernetes.md)"
+        return Finding("agents", "missing", "no GPU node has an agent, so nothing is measured", remedy)
+    detail = f"an agent runs on {len(nodes) - len(without)} of {len(nodes)} GPU nodes"
+    if without:
+        remedy = (
+            "kubectl describe its DaemonSet: agent.nodeSelector, agent.tolerations and image pulls are the usual causes"
+        )
+        return Finding("agents", "limited", f"{detail}; none on {_names(without)}", remedy)
+    return Finding("agents", "found", detail)
+
+
+def _schedulers(pods: list[Pod]) -> Finding:
+    """Who places pods with GPUs."""
+    by = Counter(pod.spec.scheduler_name for pod in pods if not pod.over and slots_of(pod))
+    others = {name: count for name, count in by.items() if name != SCHEDULER}
+    said = ", ".join(f"{name} {count}" for name, count in sorted(by.items())) or "none"
+    if others and SCHEDULER in by:
+        remedy = "two schedulers that place on the same nodes take slots from each other: give each its own nodes"
+        return Finding("schedulers", "limited", f"pods with GPUs by scheduler: {said}", remedy)
+    if others:
+        remedy = (
+            "controller.mode=advise has the nodes marked for it; schedulerName: gangwatch in pods lets us place them"
+        )
+        return Finding("schedulers", "limited", f"pods with GPUs by scheduler: {said}", remedy)
+    return Finding("schedulers", "found", f"pods with GPUs by scheduler: {said}")
+
+
+# --- controller, rights, kinds ---------------------------------------------------------------------------------------
+
+
+async def _controller(client: Client, namespace: str, release: str) -> Finding:
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{release}"
+    lease = await _find(client, path, msgspec.json.Decoder(Lease))
+    remedy = (
+        f"see kubectl --namespace {namespace} get deployment {release}-controller; --namespace and --lease name others"
+    )
+    if isinstance(lease, str):
+        return Finding("controller", "missing", lease or f"lease {namespace}/{release} was never taken", remedy)
+    holder = lease.spec.holder_identity
+    age_seconds = (datetime.now(UTC).timestamp() * 1e9 - wall_ns(lease.spec.renew_time or "")) / 1e9
+    if not holder or age_seconds > LEASE_SECONDS:
+        return Finding("controller", "missing", f"nobody has led for {age_seconds:.0f} s", remedy)
+    return Finding("controller", "found", f"{holder} leads")
+
+
+async def _rights(client: Client, namespace: str, release: str) -> list[Finding]:
+    """Whether the chart's service account may do all that scheduling takes."""
+    user = f"system:serviceaccount:{namespace}:{release}-controller"
+    lacking = []
+    for group, resource, verb in RIGHTS:
+        name, _, subresource = resource.partition("/")
+        attributes = {"group": group, "resource": name, "subresource": subresource, "verb": verb}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "resourceAttributes": attributes},
+        }
+        try:
+            answer = await client.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+        except RefusedError as error:
+            return [Finding("rights", "limited", f"not known: {error}", "ask as an administrator")]
+        if not msgspec.json.decode(answer, type=_Review).status.get("allowed"):
+            lacking.append(f"{verb} {resource}")
+    if not lacking:
+        return [Finding("rights", "found", f"{user} may do all that scheduling takes")]
+    if len(lacking) == len(RIGHTS):
+        return [Finding("rights", "missing", f"{user} may do nothing here", "install the chart")]
+    if {"create pods/binding", "create pods/eviction"} <= set(lacking) and "patch nodes" not in lacking:
+        return [
+            Finding("rights", "limited", f"{user} may advise, not schedule", "controller.mode=schedule, if it is to")
+        ]
+    remedy = "the ClusterRole is not the chart's: upgrade the release"
+    return [Finding("rights", "limited", f"{user} may not {_names(lacking)}", remedy)]
+
+
+async def _kinds(client: Client) -> list[Finding]:
+    """Kinds of objects that parts of gangwatch need."""
+    found = [await _pod_groups(client)]
+    for name, path, means, remedy in (
+        (
+            "queues",
+            "/apis/gangwatch.io/v1alpha1/queues",
+            "queues are those of the configuration alone",
+            "kubectl apply --filename deploy/helm/gangwatch/crds/queues.yaml",
+        ),
+        (
+            "prometheus-operator",
+            "/apis/monitoring.coreos.com/v1/podmonitors",
+            "podMonitor and prometheusRule of the chart can't be switched on",
+            "install the Prometheus operator, or scrape the agents' service yourself",
+        ),
+        (
+            "device-taints",
+            RULES,
+            "an advisor can taint nodes, not single GPUs",
+            "the API server's --feature-gates=DRADeviceTaintRules=true --runtime-config=resource.k8s.io/v1beta2=true",
+        ),
+    ):
+        answer = await _find(client, f"{path}?limit=1", msgspec.json.Decoder())
+        there = not isinstance(answer, str)
+        detail = "served" if there else f"{answer or 'not served'}: {means}"
+        found.append(Finding(name, "found" if there else "missing", detail, "" if there else remedy))
+    return found
+
+
+async def _pod_groups(client: Client) -> Finding:
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/podgroups.scheduling.x-k8s.io"
+    schema = await _find(client, path, msgspec.json.Decoder(_Schema))
+    if isinstance(schema, str):
+        remedy = "kubectl apply --filename deploy/helm/gangwatch/crds/podgroups.yaml"
+        return Finding("pod-groups", "missing", schema or "not served: every pod is a gang of one", remedy)
+    if '"conditions"' not in msgspec.json.encode(schema.spec).decode():
+        return Finding(
+            "pod-groups",
+            "limited",
+            "the definition is coscheduling's own, whose groups have no conditions: why a gang waits stands in events",
+            "kubectl apply --filename deploy/helm/gangwatch/crds/podgroups.yaml, which adds them",
+        )
+    return Finding("pod-groups", "found", "served, with conditions")
+
+
+async def _find(client: Client, path: str, decoder: msgspec.json.Decoder[_T]) -> _T | str:
+    """The object; '' where it is not there, and the server's words where it may not be seen."""
+    try:
+        return await client.get(path, decoder)
+    except RefusedError as error:
+        return "" if error.code == 404 else str(error)
+
+
+def _names(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def in_words(found: Survey, echo: Callable[[str], None]) -> None:
+    """A line a finding, and below it what would bring what is missing."""
+    echo(f"{found.server}: Kubernetes {found.version}, {found.nodes} nodes, {found.pods} pods")
+    for finding in found.findings:
+        echo(f"  {finding.name:<20} {finding.state:<8} {finding.detail}")
+        if finding.remedy:
+            echo(f"  {'':<20} {'':<8} -> {finding.remedy}")
