@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
+from scheduler_feedback.collecting import collecting_rarely
 from scheduler_feedback.core.actions import Action, StartGang
 from scheduler_feedback.core.codec import decode_state, encode_state
 from scheduler_feedback.core.job import Job, JobState, RankRecord
@@ -93,7 +94,7 @@ def replay_parts(reader: Reader, processes: int) -> Replayed:
 
 def _replay_part(path: Path, start: int | None, last: int | None) -> tuple[bytes, tuple[int, int, int]]:
     """(the state after it as bytes, of the last part alone; cycles, events, different)."""
-    with Reader(path).replaying_part(start, last) as running:
+    with collecting_rarely(), Reader(path).replaying_part(start, last) as running:
         replayed = replay_journal(running)
     state = encode_state(replayed.state) if last is None else b""
     return state, (replayed.cycles, replayed.events, replayed.different)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from gangwatch.commands.options import print_json, say
+from scheduler_feedback.collecting import collecting_rarely
 from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Estimates, Order, Policy
 from scheduler_feedback.sim.account import Report
 from scheduler_feedback.sim.engine import Engine
@@ -21,9 +19,6 @@ from scheduler_feedback.sim.page import write_page
 from scheduler_feedback.sim.presets import PRESETS
 from scheduler_feedback.sim.simulation import Simulation, read_trace
 from scheduler_feedback.sim.traces import TRACES
-
-COLLECT_AFTER = 50_000
-"""New objects after which Python looks for circles among them; its own default is 700."""
 
 
 @click.command()
@@ -104,7 +99,8 @@ def simulate(
         preempt=preempt,
         replan_seconds=base.replan_seconds if replan is None else replan,
     )
-    trace = read_trace(jobs_file, format_name)
+    with collecting_rarely():
+        trace = read_trace(jobs_file, format_name)
     if restartable:
         jobs = (dataclasses.replace(job, spec=dataclasses.replace(job.spec, restartable=True)) for job in trace.jobs)
         trace = dataclasses.replace(trace, jobs=tuple(jobs))
@@ -121,7 +117,7 @@ def simulate(
         spans=html is not None,
     )
     engine = simulation.engine(JournalFile(journal) if journal is not None else None)
-    with _collecting_rarely():
+    with collecting_rarely():
         report = _watched(engine)
     if html is not None:
         write_page(html, engine, report)
@@ -132,19 +128,6 @@ def simulate(
     from gangwatch import rendering
 
     rendering.simulated(dataclasses.asdict(report))
-
-
-@contextmanager
-def _collecting_rarely() -> Iterator[None]:
-    """The trace stays, and few circles are made: to look for them as often as usual is a tenth of the time."""
-    usual = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER, *usual[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
-        gc.unfreeze()
 
 
 def _watched(engine: Engine) -> Report:

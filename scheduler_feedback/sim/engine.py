@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
@@ -184,32 +183,30 @@ class Engine:
         heap = self._heap
         while heap and self._outdated(heap[0]):
             heappop(heap)
-        candidates: list[int | None] = [
-            arrival_ns,
-            heap[0][0] if heap else None,
-            self._later[0][0] if self._later else None,
-        ]
         if not heap and arrival_ns is None and not self.waiting:
             return None
+        next_ns = arrival_ns
+        if heap and (next_ns is None or heap[0][0] < next_ns):
+            next_ns = heap[0][0]
+        if self._later and (next_ns is None or self._later[0][0] < next_ns):
+            next_ns = self._later[0][0]
         wake_ns = cycle.next_wake_ns(self.state)
         if wake_ns is not None and wake_ns > self.state.now_ns:  # what was due by now, the last cycle has done
             # The cycle reckons ends from seconds, so it may expect one some nanoseconds before it really comes.
-            expected = heap and 0 <= heap[0][0] - wake_ns < ROUNDING_NS
-            candidates.append(heap[0][0] if expected else wake_ns)
-        return min((instant for instant in candidates if instant is not None), default=None)
+            if heap and 0 <= heap[0][0] - wake_ns < ROUNDING_NS:
+                wake_ns = heap[0][0]
+            if next_ns is None or wake_ns < next_ns:
+                next_ns = wake_ns
+        return next_ns
 
     def _outdated(self, entry: tuple[int, int, str]) -> bool:
         gang = self.gangs.get(entry[2])
         return entry[2] not in self._probes and (gang is None or gang.due != entry[1])
 
     def _submit(self, job: TraceJob, now_ns: int) -> Submitted:
-        changes: dict[str, Any] = {}
-        if self._settings.restart_cost_seconds is not None:
-            changes = {"restart_cost_seconds": self._settings.restart_cost_seconds, "grace_seconds": 0.0}
-        if self._exact:
-            changes["exact_seconds"] = job.run_seconds
-        spec = replace(job.spec, **changes) if changes else job.spec
-        job = TraceJob(job.job_id, job.line, job.submitted_ns, job.run_seconds, spec)
+        spec = job.told(self._settings.restart_cost_seconds, self._exact)
+        if spec is not job.spec:
+            job = TraceJob(job.job_id, job.line, job.submitted_ns, job.run_seconds, spec)
         work_ns = nanoseconds(job.run_seconds)
         self.courses[job.job_id] = Course(job, work_ns, work_ns, now_ns, waits_since_ns=now_ns)
         self.waiting += 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
+from operator import attrgetter
 
 from agent.schema.errors import TraceError
 from scheduler_feedback.core.job import JobSpec
@@ -19,6 +20,10 @@ EPOCH_NS = 946_684_800 * 10**9
 MOST_REFUSED = 1000
 """A file of which more jobs than this, and more than were accepted, can't be read is no trace of the format named."""
 
+_NAMES = [field.name for field in fields(JobSpec)]
+_VALUES = attrgetter(*_NAMES)
+_RESTART_COST, _GRACE, _EXACT = map(_NAMES.index, ("restart_cost_seconds", "grace_seconds", "exact_seconds"))
+
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
@@ -32,6 +37,20 @@ class TraceJob:
     submitted_ns: int
     run_seconds: float
     spec: JobSpec
+
+    def told(self, restart_cost_seconds: float | None, exact: bool) -> JobSpec:
+        """The specification as the cycle is told it. restart_cost_seconds: None: what the job says; exact: the truth.
+
+        Once a job of a long trace: ``replace`` would take twice as long.
+        """
+        if restart_cost_seconds is None and not exact:
+            return self.spec
+        values = list(_VALUES(self.spec))
+        if restart_cost_seconds is not None:
+            values[_RESTART_COST], values[_GRACE] = restart_cost_seconds, 0.0
+        if exact:
+            values[_EXACT] = self.run_seconds
+        return JobSpec(*values)
 
 
 @dataclass(frozen=True, slots=True)
