@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,7 @@ class Outbox(Generic[T]):
         self._queue: deque[T] = deque()
         self._wake = threading.Condition()
         self._stopping = threading.Event()
+        self._until = 0.0
         self._thread = threading.Thread(target=self._run, name=f"push {language.name}", daemon=True)
         self.sent = self.failures = self.dropped_full = self.refused = 0
         self._complaint = ""
@@ -116,7 +118,8 @@ class Outbox(Generic[T]):
         self._thread.start()
 
     def stop(self) -> None:
-        """Take nothing more; what is under way may end within STOP_SECONDS, what waits is lost."""
+        """Take nothing more; what waits is sent within STOP_SECONDS, unless an attempt fails, and is lost otherwise."""
+        self._until = time.monotonic() + STOP_SECONDS
         self._stopping.set()
         with self._wake:
             self._wake.notify()
@@ -147,10 +150,10 @@ class Outbox(Generic[T]):
 
     def _run(self) -> None:
         pause_seconds = BACKOFF_LEAST_SECONDS
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() or time.monotonic() < self._until:
             with self._wake:
                 self._wake.wait_for(lambda: self._queue or self._stopping.is_set())
-                if self._stopping.is_set():
+                if not self._queue:
                     break
                 item = self._queue[0]
             try:
@@ -167,7 +170,8 @@ class Outbox(Generic[T]):
                     if self._queue and self._queue[0] is item:
                         self._queue.popleft()
                 continue
-            self._stopping.wait(max(wait_seconds, pause_seconds * random.uniform(0.5, 1.0)))
+            if self._stopping.wait(max(wait_seconds, pause_seconds * random.uniform(0.5, 1.0))):
+                break
             pause_seconds = min(BACKOFF_MOST_SECONDS, 2 * pause_seconds)
         self._sender.close()
 
@@ -225,7 +229,7 @@ class Pusher(Outbox[tuple[Layout, Frame]]):
         super().start()
 
     def stop(self) -> None:
-        """Take no more frames; what is under way may end within STOP_SECONDS, what waits is lost."""
+        """Take no more frames; what waits is sent as ``Outbox.stop`` does."""
         remove, self._remove = self._remove, None
         if remove is not None:
             remove()

@@ -93,7 +93,7 @@ class OtlpPush:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; what waits is lost."""
+        """End, once what has been told is on its way: what waits is sent as ``Outbox.stop`` does."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(ASK_SECONDS)
@@ -117,7 +117,9 @@ class OtlpPush:
         asking = _Asking(controller)
         traces = Traces(asking.about, asking.earlier, asking.held_up_by)
         due_s = time.monotonic()
-        while not self._stop.wait(GATHER_SECONDS):
+        stopping = False
+        while not stopping:
+            stopping = self._stop.wait(GATHER_SECONDS)
             try:
                 self._fold(traces)
                 if self._metrics is not None and time.monotonic() >= due_s:

@@ -317,6 +317,19 @@ def test_frames_are_pushed_at_their_interval_over_one_connection(
     assert source.listeners and (pusher.stop(), source.listeners)[1] == []
 
 
+def test_what_waits_at_the_stop_is_sent_if_the_receiver_takes_it(
+    receiver: Receiver, start: Callable[..., Pusher]
+) -> None:
+    receiver.hold.clear()
+    source = Source()
+    pusher = start(source, PushTarget(receiver.url, interval_seconds=1.0))
+    for seq in range(1, 6):
+        source.make(seq)
+    threading.Timer(0.2, receiver.hold.set).start()
+    pusher.stop()
+    assert (pusher.sent, pusher.failures) == (5, 0)
+
+
 def test_what_the_profile_and_the_lists_leave_out_is_not_pushed(
     receiver: Receiver, start: Callable[..., Pusher]
 ) -> None:

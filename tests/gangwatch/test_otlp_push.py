@@ -118,6 +118,22 @@ def test_a_jobs_life_arrives_as_a_trace_linked_to_who_held_it_up(tmp_path: Path,
     assert measured["gangwatch_push_sent_total"] >= 1
 
 
+def test_what_ended_just_before_the_stop_arrives_all_the_same(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(otlp_push_module, "GATHER_SECONDS", 60.0)
+    world = World()
+    push = OtlpPush(None, PushTarget(receiver.url), {"host.name": "h"})
+    with Controller(tmp_path, MemoryBackend(world), Policy(), detectors=(), told=push.told) as controller:
+        push.start(controller)
+        job = submission(controller, ranks=4, name="brief")
+        until(lambda: (job, 1) in world.attempts)
+        world.end(job)
+        until(lambda: controller.cycle.ask(lambda state: state.jobs[job].ended_ns is not None).result())
+        push.stop()
+    assert "job brief" in {span.name for span in spans_of(receiver)}
+
+
 def test_the_controllers_series_arrive_under_their_own_names(tmp_path: Path, receiver: Receiver) -> None:
     push = OtlpPush(PushTarget(receiver.url, interval_seconds=0.05), None, {"host.name": "h"})
     with Controller(tmp_path, MemoryBackend(World()), Policy(), detectors=(), told=push.told) as controller:
