@@ -9,10 +9,9 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent.schema.errors import GangwatchError
 from gangwatch.config import Config
@@ -22,6 +21,7 @@ from scheduler_feedback.backends.kubernetes import Access, KubernetesBackend
 from scheduler_feedback.backends.kubernetes.advice import Advice
 from scheduler_feedback.backends.kubernetes.advisor import AdvisorBackend
 from scheduler_feedback.backends.kubernetes.agents import AgentFiles
+from scheduler_feedback.backends.kubernetes.keeping import Keeper, give_back, memory_name, read
 from scheduler_feedback.backends.kubernetes.lease import Leadership
 from scheduler_feedback.backends.kubernetes.naming import Naming
 from scheduler_feedback.backends.kubernetes.probing import Probes
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from scheduler_feedback.core.state import Policy
 
 _WAIT_SECONDS = 0.5
+_WISH_SECONDS = 10.0
 _STORE_FILES = ("store.sqlite", "store.sqlite-wal", "store.sqlite-shm")
 _log = logging.getLogger("gangwatch.kubernetes")
 
@@ -107,15 +108,55 @@ def _lead(
         )
     backend.start()
     try:
-        policy = with_queues(config.policy, backend.world.queues.values())
-        if settings.advise or not settings.probe_image:
-            policy = replace(policy, probe_command=())  # an advisor starts nothing
+        policy = _policy(config, settings, backend)
         if leadership.before != identity:
-            begin_anew(folder, backend, policy)
+            begin_anew(folder, backend, policy, kept=_kept(backend, settings))
         _log.info("%s leads %s", identity, settings.access.url)
         _serve(folder, config, backend, policy, settings, leadership, lambda: ending.is_set() or lost.is_set())
     finally:
         backend.stop()
+
+
+def _policy(config: Config, settings: Settings, backend: KubernetesBackend | AdvisorBackend) -> Policy:
+    """The configuration's, with the cluster's queues, and without probes where nothing may measure."""
+    with backend.world.lock:
+        policy = with_queues(config.policy, backend.world.queues.values())
+    return replace(policy, probe_command=()) if settings.advise or not settings.probe_image else policy
+
+
+def _memory(settings: Settings) -> tuple[str, str] | None:
+    """Namespace and name of the ConfigMap in which usage and run times are kept; an advisor has none."""
+    return None if settings.advise else (settings.namespace, memory_name(settings.lease))
+
+
+def _kept(backend: KubernetesBackend | AdvisorBackend, settings: Settings) -> bytes:
+    memory = _memory(settings)
+    if memory is None:
+        return b""
+    return asyncio.run_coroutine_threadsafe(read(backend.client, *memory), backend.loop).result()
+
+
+class Queues:
+    """Follows the cluster's queues: a change counts from the next cycle on."""
+
+    def __init__(self, policy: Callable[[], Policy], version: Callable[[], int], controller: Controller) -> None:
+        self._policy, self._version, self._controller = policy, version, controller
+        self._followed = -1
+
+    def follow(self) -> None:
+        """Have the cycle go by the queues as they are now, where they are others."""
+        from scheduler_feedback.core.events import PolicySet
+
+        version = self._version()
+        if version == self._followed:
+            return
+        wished = self._controller.cycle.wish(lambda _: PolicySet(self._policy(), "the cluster's queues"))
+        try:
+            wished.result(_WISH_SECONDS)
+        except (GangwatchError, TimeoutError) as error:
+            _log.error("the cluster's queues: %s", error)
+        else:
+            self._followed = version
 
 
 def _serve(
@@ -162,8 +203,14 @@ def _serve(
         mounted.append(Starlette(routes=routes, lifespan=lambda _: controller.serving(failed)))
         controller.announce(url_of(listener, security), str(certificate_of(security) or ""))
         publishing = Publishing(
-            backend, controller, leadership.may_act, evicts=settings.evicts, device_taints=settings.device_taints
+            backend,
+            controller,
+            leadership.may_act,
+            evicts=settings.evicts,
+            device_taints=settings.device_taints,
+            memory=_memory(settings),
         )
+        queues = Queues(lambda: _policy(config, settings, backend), lambda: backend.world.queues_version, controller)
         files = AgentFiles(folder / "agents", settings.agents)
         done = threading.Event()
 
@@ -171,8 +218,10 @@ def _serve(
             while not done.wait(_WAIT_SECONDS):
                 if settings.agents:
                     files.write(backend.world.agents())
-                if over():
+                if over() or controller.failure is not None:
                     server.should_exit = True
+                else:
+                    queues.follow()
 
         attending = threading.Thread(target=attend, name="attend", daemon=True)
         attending.start()
@@ -191,10 +240,11 @@ def naming(backend: KubernetesBackend | AdvisorBackend) -> Naming:
     return Naming(backend.world.place_of, lambda: backend.world.places_version)
 
 
-def begin_anew(folder: Path, backend: KubernetesBackend | AdvisorBackend, policy: Policy) -> None:
+def begin_anew(folder: Path, backend: KubernetesBackend | AdvisorBackend, policy: Policy, *, kept: bytes = b"") -> None:
     """Set the folder's journal aside, and write one whose first state is what the API's objects say.
 
-    To be done whenever somebody else may have led since this folder did: what it knows is no longer so.
+    To be done whenever somebody else may have led since this folder did: what it knows is no longer so. kept: what
+    queues have used and how long jobs ran, as it was kept; b'' where nothing was.
     """
     from agent.schema.clock import SystemClock
     from scheduler_feedback.store import Store
@@ -208,6 +258,8 @@ def begin_anew(folder: Path, backend: KubernetesBackend | AdvisorBackend, policy
     state, keys = rebuild(backend.world, backend.nodes(), policy, now_ns)
     for job_id, key in keys.items():
         backend.know(job_id, key)
+    if kept:
+        give_back(kept, state)
     store = Store(folder / "store.sqlite")
     try:
         store.snapshot(state.cycle, now_ns, state, {}, list(state.jobs))
@@ -217,7 +269,8 @@ def begin_anew(folder: Path, backend: KubernetesBackend | AdvisorBackend, policy
 
 
 class Publishing:
-    """The publisher, at work in the backend's loop until it is stopped."""
+    """The publisher, at work in the backend's loop until it is stopped; and, with the namespace and name of a ConfigMap
+    for a memory, the keeper."""
 
     def __init__(
         self,
@@ -227,6 +280,7 @@ class Publishing:
         *,
         evicts: bool = False,
         device_taints: bool = False,
+        memory: tuple[str, str] | None = None,
     ) -> None:
         client, ask = backend.client, controller.cycle.ask
         advice = None
@@ -234,10 +288,14 @@ class Publishing:
             advice = Advice(client, backend.foreign.concerned, devices=device_taints)
         publisher = Publisher(client, backend.world, backend.gangs, ask, may_act, advice, evicts=evicts)
         self.publisher = publisher
-        self._future: Future[Any] = asyncio.run_coroutine_threadsafe(publisher.run(), backend.loop)
+        work = [publisher.run()]
+        if memory is not None:
+            work.append(Keeper(client, *memory, ask, may_act).run())
+        self._futures = [asyncio.run_coroutine_threadsafe(one, backend.loop) for one in work]
 
     def stop(self) -> None:
-        self._future.cancel()
+        for future in self._futures:
+            future.cancel()
 
 
 def _identity(folder: Path) -> str:

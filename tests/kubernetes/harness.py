@@ -18,6 +18,7 @@ import yaml
 from gangwatch.commands.kubernetes_controller import Publishing, begin_anew, naming
 from scheduler_feedback.backends.kubernetes import Access, KubernetesBackend
 from scheduler_feedback.backends.kubernetes.client import Client, RefusedError
+from scheduler_feedback.backends.kubernetes.keeping import read
 from scheduler_feedback.backends.kubernetes.probing import Probes
 from scheduler_feedback.controller import Controller
 from scheduler_feedback.core.job import Job
@@ -222,6 +223,7 @@ class Cluster:
             "/apis/policy/v1/namespaces/default/poddisruptionbudgets",
             "/apis/gangwatch.io/v1alpha1/queues",
             "/apis/coordination.k8s.io/v1/namespaces/default/leases",
+            "/api/v1/namespaces/default/configmaps",
         ):
             self.api.delete(path, {"propagationPolicy": "Background"})
         self.api.delete("/api/v1/namespaces/default/pods", {"gracePeriodSeconds": 0})
@@ -251,18 +253,23 @@ def running(
     publish: bool = True,
     watching: bool = False,
     probes: Probes | None = None,
+    memory: tuple[str, str] | None = None,
 ) -> Iterator[Running]:
     """A controller with its backend. anew: from the API's objects; else from the folder's journal. watching: it reads
-    the agents that announce themselves in its folder, with all detectors. probes: how it measures nodes."""
+    the agents that announce themselves in its folder, with all detectors. probes: how it measures nodes.
+    memory: namespace and name of where it keeps what queues used."""
     policy = policy or Policy(retry_backoff_seconds=0.5, probe_command=())
     backend = KubernetesBackend(access, probes=probes)
     backend.start()
     try:
         if anew:
-            begin_anew(folder, backend, policy)
+            kept = b""
+            if memory is not None:
+                kept = asyncio.run_coroutine_threadsafe(read(backend.client, *memory), backend.loop).result(30)
+            begin_anew(folder, backend, policy, kept=kept)
         detectors = None if watching else ()
         with Controller(folder, backend, policy, detectors=detectors, named=naming(backend)) as controller:
-            publishing = Publishing(backend, controller, lambda: True) if publish else None
+            publishing = Publishing(backend, controller, lambda: True, memory=memory) if publish else None
             try:
                 with reading(controller) if watching else nullcontext():
                     yield Running(backend, controller)

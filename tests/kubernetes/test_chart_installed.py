@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from scheduler_feedback.backends.kubernetes import Access
 from scheduler_feedback.backends.kubernetes.binding import bind_one
 from scheduler_feedback.backends.kubernetes.client import Client
 from scheduler_feedback.backends.kubernetes.lease import Leadership
+from scheduler_feedback.backends.kubernetes.probing import Probes, is_probe
 from scheduler_feedback.backends.kubernetes.translate import RESTARTABLE, TIME_LIMIT
 from scheduler_feedback.core.events import CancelRequested
 from scheduler_feedback.core.job import JobState
@@ -42,6 +44,7 @@ PATHS = {
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
     "Job": "/apis/batch/v1/namespaces/gangwatch/jobs",
+    "CronJob": "/apis/batch/v1/namespaces/gangwatch/cronjobs",
 }
 
 
@@ -72,7 +75,7 @@ def test_its_controller_is_forbidden_nothing_and_granted_nothing_that_it_does_no
 ) -> None:
     needs_manager(audited)
     api = Api(audited.access())
-    objects = render()
+    objects = render("controller.probeImage=probe")
     api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     for body in objects:
         api.create(PATHS[body["kind"]], body)
@@ -101,16 +104,20 @@ def work(cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet) -
     kubelet.rejects["n3"] = "UnexpectedAdmissionError"
     restartable = {RESTARTABLE: "true", TIME_LIMIT: "36000"}
     cluster.add_job("moved", 1, annotations=restartable)
-    with running(access, folder, POLICY) as it:
+    kubelet.exits = lambda pod: 0 if is_probe(pod) else None
+    policy = replace(POLICY, probe_command=("measure",))
+    probes, memory = Probes("probe", NAMESPACE, "gangwatch"), (NAMESPACE, "gangwatch-memory")
+    with running(access, folder, policy, probes=probes, memory=memory) as it:
         wait_for("it runs", lambda: "moved" in it.jobs() and it.jobs()["moved"].state is JobState.RUNNING)
         bind_again(it, access)
         slow = next(iter(cluster.nodes_of("moved").values()))
-        accuse(it, "moved", slow)
+        accuse(it, "moved", slow, slowdown=10.0)
         wait_for("it is moved", lambda: it.jobs()["moved"].attempt >= 2)
-        policy = {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]}
+        wait_for("the node is measured", lambda: ended_well(it, f"probe-{slow}-1"))
+        rules = {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]}
         kubelet.rejects.clear()
         wait_for("it runs again", lambda: it.jobs()["moved"].state is JobState.RUNNING)
-        cluster.add_job("evicted", 1, annotations=restartable, podFailurePolicy=policy)
+        cluster.add_job("evicted", 1, annotations=restartable, podFailurePolicy=rules)
         wait_for("it runs", lambda: "evicted" in it.jobs() and it.jobs()["evicted"].state is JobState.RUNNING)
         it.controller.cycle.tell([CancelRequested(it.jobs()["evicted"].job_id, "ada")])
         wait_for("it is evicted", lambda: it.jobs()["evicted"].state is JobState.CANCELLED)
@@ -125,6 +132,11 @@ def work(cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet) -
         cluster.finish("moved")
         wait_for("it was tried", lambda: "rejected" in it.jobs() and it.jobs()["rejected"].attempt >= 1)
         wait_for("and deleted", lambda: not cluster.pods("rejected"))
+
+
+def ended_well(it: Running, job_id: str) -> bool:
+    job = it.jobs().get(job_id)
+    return job is not None and job.state is JobState.COMPLETED
 
 
 def bind_again(it: Running, access: Access) -> None:

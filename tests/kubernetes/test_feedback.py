@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.keeping import Keeper
 from scheduler_feedback.backends.kubernetes.marks import CONDITION, MEMORY, STATE
 from scheduler_feedback.backends.kubernetes.objects import Pod
 from scheduler_feedback.backends.kubernetes.probing import Probes, is_probe
 from scheduler_feedback.backends.kubernetes.translate import PREEMPTIBLE, RESTARTABLE, TIME_LIMIT
+from scheduler_feedback.core import state as core
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import NodeCommand, NodeCommanded
 from scheduler_feedback.core.job import JobState
-from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.state import Estimates, Order, Policy, State
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
@@ -253,6 +257,47 @@ def test_a_gang_of_higher_priority_takes_the_place_of_one_that_may_be_stopped(
         wait_for("and runs again after it", lambda: cluster.bound("patient") == 1)
     for name in ("low", "high"):
         cluster.api.delete(f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}")
+
+
+def is_in(it: Running, name: str, state: JobState) -> bool:
+    job = it.jobs().get(name)
+    return job is not None and job.state is state
+
+
+def test_what_queues_used_and_how_long_jobs_ran_outlives_the_controller_and_its_folder(
+    cluster: Cluster, access: Access, tmp_path: Path
+) -> None:
+    cluster.add_nodes("n1")
+    memory = ("default", "gangwatch-memory")
+    policy = replace(POLICY, queues=(core.Queue("default"),), order=Order.FAIR, estimates=Estimates.HISTORY)
+
+    def told(it: Running) -> tuple[int, float]:
+        """Since when use is counted, and of how many jobs it is known how long they ran."""
+
+        def of(state: State) -> tuple[int, float]:
+            return state.queue_use_ns, sum(state.history.get("", ())) + len(state.lately)
+
+        return it.controller.cycle.ask(of).result(9)
+
+    def used(it: Running) -> float:
+        """Slot-seconds."""
+        return it.controller.cycle.ask(lambda state: state.queue_use.get("default", 0.0)).result(9)
+
+    with running(access, tmp_path / "first", policy, memory=memory) as it:
+        for name in ("a", "b"):
+            cluster.add_gang(name, 1)
+            wait_for("it runs", partial(is_in, it, name, JobState.RUNNING))
+            if name == "a":
+                cluster.finish(name)
+                wait_for("it ends", partial(is_in, it, name, JobState.COMPLETED))
+        keeper = Keeper(it.backend.client, *memory, it.controller.cycle.ask, lambda: True)
+        asyncio.run_coroutine_threadsafe(keeper.once(), it.backend.loop).result(30)
+        began_ns, learned = told(it)
+    assert began_ns
+    assert learned == 1
+    with running(access, tmp_path / "second", policy, memory=memory) as it:
+        wait_for("what b used since is counted", lambda: used(it) > 8)
+        assert told(it)[1] == 1
 
 
 def test_a_queue_s_limit_holds(cluster: Cluster, access: Access, folder: Path) -> None:

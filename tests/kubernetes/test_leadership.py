@@ -135,6 +135,25 @@ def test_a_controller_killed_again_and_again_binds_every_gang_once_and_whole(
         assert bound_once(kubelet)
 
 
+def test_a_queue_that_is_changed_counts_at_once(cluster: Cluster, plane: ControlPlane, tmp_path: Path) -> None:
+    path = "/apis/gangwatch.io/v1alpha1/queues"
+    body = {"apiVersion": "gangwatch.io/v1alpha1", "kind": "Queue", "metadata": {"name": "small"}, "spec": {"limit": 8}}
+    cluster.api.create(path, body)
+    cluster.add_nodes("n1", "n2")
+    for name in ("a", "b"):
+        cluster.add_group(name, 1, labels={"gangwatch.io/queue": "small"})
+        cluster.add_pods(name, 1)
+    with controllers() as start:
+        start(plane, tmp_path / "state")
+        wait_for("one runs", lambda: cluster.bound("a") + cluster.bound("b") == 1)
+        waiting = "b" if cluster.bound("a") else "a"
+        assert wait_for("the other says why", lambda: cluster.condition(waiting))["reason"] == "Limit"
+        cluster.api.patch(f"{path}/small", {"spec": {"limit": 16}})
+        wait_for("it is let in", lambda: cluster.bound(waiting) == 1)
+        memory = "/api/v1/namespaces/default/configmaps/gangwatch-memory"
+        assert "queue_use" in wait_for("what it uses is kept", lambda: cluster.api.find(memory))["data"]["memory.json"]
+
+
 def test_a_leader_that_cannot_renew_stops_acting_before_another_may_begin(
     cluster: Cluster, access: Access, plane: ControlPlane
 ) -> None:
@@ -220,7 +239,7 @@ def test_uninstalling_leaves_nothing_of_ours(
         "/apis/coordination.k8s.io/v1/namespaces/default/leases",
         {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "gangwatch"}, "spec": {}},
     )
-    with running(access, folder) as it:
+    with running(access, folder, memory=("default", "gangwatch-memory")) as it:
         it.controller.cycle.tell([NodeCommanded("n2", NodeCommand.QUARANTINE, "ada", "fan")])
         wait_for("it runs", lambda: cluster.condition("train").get("status") == "True")
         wait_for("the other waits", lambda: cluster.condition("too-large"))
@@ -244,5 +263,6 @@ def test_uninstalling_leaves_nothing_of_ours(
             if path.endswith("podgroups"):
                 assert not item.get("status")
     assert lease(cluster) is None
+    assert cluster.api.find("/api/v1/namespaces/default/configmaps/gangwatch-memory") is None
     wait_for("the probe is gone", lambda: cluster.api.find("/api/v1/namespaces/default/pods/probe-n2-1-1") is None)
     assert cluster.bound("train") == 1

@@ -9,6 +9,7 @@ import msgspec
 
 from scheduler_feedback.backends.kubernetes.advice import Rule, remove_rule, rules_of
 from scheduler_feedback.backends.kubernetes.client import MERGE_PATCH, STRATEGIC_PATCH, Client, RefusedError
+from scheduler_feedback.backends.kubernetes.keeping import memory_name
 from scheduler_feedback.backends.kubernetes.marks import Marks, changes
 from scheduler_feedback.backends.kubernetes.objects import Node, Part, Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.probing import is_probe
@@ -69,6 +70,8 @@ async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, in
     work["device rules"] = [remove_rule(client, rule.metadata.name) for rule in await _rules(client)]
     for path in await left_suspended(client):
         work["suspended Jobs"].append(resume(client, path))
+    memory = f"/api/v1/namespaces/{namespace}/configmaps/{memory_name(lease)}"
+    work["memories"] = [_remove(client, memory)]
     work["leases"].append(_remove(client, f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}"))
     gate = asyncio.Semaphore(_AT_ONCE)
 

@@ -57,6 +57,7 @@ class World:
         self.nodes: dict[str, Node] = {}
         self.groups: dict[str, PodGroup] = {}
         self.queues: dict[str, Queue] = {}
+        self.queues_version = 0  # another number whenever one of them has changed
         self.pods: dict[str, Pod] = {}  # ours alone, by 'NAMESPACE/NAME'
         self._members: dict[str, set[str]] = {}  # by gang key, the keys of its pods
         self._probes: set[str] = set()  # keys of those that are probes
@@ -125,8 +126,10 @@ class World:
             if before is None or after is None or before.spec != after.spec or _declared(before) != _declared(after):
                 self.dirty_gangs.add(key)
 
-    def queue_told(self, key: str, _before: Queue | None, after: Queue | None) -> None:
+    def queue_told(self, key: str, before: Queue | None, after: Queue | None) -> None:
         with self.lock:
+            if before is None or after is None or before.spec != after.spec:
+                self.queues_version += 1
             if after is None:
                 self.queues.pop(key, None)
             else:
