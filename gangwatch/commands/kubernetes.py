@@ -57,6 +57,7 @@ kubeconfig_option = click.option(
 )
 @click.option("--device-taints", is_flag=True, help="With --advise: write DeviceTaintRules for single GPUs, too.")
 @click.option("--scheduler-name", default="gangwatch", show_default=True, help="schedulerName of the pods to place.")
+@click.option("--upstream-groups", is_flag=True, help="Schedule PodGroups of scheduling.k8s.io/v1beta1, too.")
 @click.option("--probe-image", metavar="IMAGE", help="Runs policy.probe_command on a node whose quarantine ends.")
 @click.option(
     "--namespace", metavar="NAME", help="Of the lease and probes. Default: the kubeconfig's, or the pod's own."
@@ -69,6 +70,8 @@ kubeconfig_option = click.option(
 @click.option("--rail-label", default="topology.gangwatch.io/rail", show_default=True, metavar="KEY")
 @click.option("--island-label", default="nvidia.com/gpu.clique", show_default=True, metavar="KEY")
 @click.option("--port", type=click.IntRange(0, 65535), help="Of the API, on loopback. Default: controller.port.")
+@click.option("--listen", metavar="HOST:PORT", help="Instead of the port; off loopback it takes --web-config.")
+@click.option("--web-config", metavar="FILE", help="TLS and users, in the exporter-toolkit's format.")
 @click.option("--agents-service", metavar="HOST", help="Headless service of the agents. Default: none are read.")
 @click.option("--agents-port", type=click.IntRange(1, 65535), default=9400, show_default=True, help="Theirs.")
 @click.option("--agents-plain", is_flag=True, help="They speak HTTP without TLS.")
@@ -80,6 +83,7 @@ def controller(
     evict: bool,
     device_taints: bool,
     scheduler_name: str,
+    upstream_groups: bool,
     probe_image: str | None,
     namespace: str | None,
     lease: str,
@@ -88,6 +92,8 @@ def controller(
     rail_label: str,
     island_label: str,
     port: int | None,
+    listen: str | None,
+    web_config: str | None,
     agents_service: str | None,
     agents_port: int,
     agents_plain: bool,
@@ -115,8 +121,13 @@ def controller(
         evicts=evict,
         device_taints=device_taints,
         probe_image=probe_image or "",
+        upstream_groups=upstream_groups,
     )
-    run(state, load(config_file, {} if port is None else {"controller.port": port}), settings)
+    run(
+        state,
+        load(config_file, {"controller.port": port, "controller.listen": listen, "controller.web_config": web_config}),
+        settings,
+    )
 
 
 @kubernetes.command()
@@ -141,3 +152,25 @@ def uninstall(kubeconfig: Path | None, namespace: str | None, lease: str) -> Non
 
     removed = asyncio.run(work())
     click.echo("removed from " + ", ".join(f"{count} {what}" for what, count in removed.items()))
+
+
+@kubernetes.command(name="renew-certificate")
+@kubeconfig_option
+@click.option("--namespace", metavar="NAME", help="Of the secrets. Default: the kubeconfig's, or the pod's own.")
+@click.option("--authority", default="gangwatch-authority", show_default=True, help="Secret with ca.crt and ca.key.")
+@click.option("--secret", default="gangwatch-tls", show_default=True, help="Secret with tls.crt, tls.key and ca.crt.")
+@click.option("--days", type=click.IntRange(1, 825), default=90, show_default=True, help="How long the new one lasts.")
+@click.option(
+    "--left", type=click.FloatRange(0, 1), default=0.34, show_default=True, help="Share of its life to be left."
+)
+def renew_certificate(
+    kubeconfig: Path | None, namespace: str | None, authority: str, secret: str, days: int, left: float
+) -> None:
+    """Replace the certificate of agents and controller where it runs out soon: the chart's CronJob, every day."""
+    import asyncio
+
+    from gangwatch.commands.renew_certificate import renew
+
+    access = access_of(kubeconfig)
+    done = asyncio.run(renew(access, namespace or access.namespace, authority, secret, days, left))
+    click.echo(f"{'renewed' if done.renewed else 'kept'}: it lasts until {done.until:%Y-%m-%d %H:%M} UTC")

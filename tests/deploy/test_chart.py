@@ -13,6 +13,9 @@ import click
 import pytest
 import yaml
 
+from agent.schema.errors import ConfigError
+from exporter.security import PLAIN, Security
+from exporter.server import listen
 from gangwatch.cli import COMMANDS
 from tests import needs
 
@@ -28,6 +31,11 @@ WISHES: dict[str, list[str]] = {
         "agent.runtimeClassName=nvidia",
         "podMonitor.enabled=true",
         "podMonitor.labels.release=prometheus",
+        "prometheusRule.enabled=true",
+        "prometheusRule.labels.release=prometheus",
+        "dashboards.enabled=true",
+        "dashboards.annotations.grafana_folder=GPU",
+        "controller.evict=true",
         "imagePullSecrets[0].name=registry",
     ],
     "advise, plain": ["controller.mode=advise", "tls.mode=plain", "networkPolicy.enabled=false"],
@@ -37,9 +45,14 @@ WISHES: dict[str, list[str]] = {
 }
 
 
+def cache_folder() -> Path:
+    """Where packaging/kubernetes leaves what it fetches and builds."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gangwatch" / "kubernetes" / "bin"
+    return Path(os.environ.get("KUBEBUILDER_ASSETS", default))
+
+
 def helm() -> str:
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gangwatch" / "kubernetes" / "bin"
-    program = Path(os.environ.get("KUBEBUILDER_ASSETS", cache)) / "helm"
+    program = cache_folder() / "helm"
     found = str(program) if program.exists() else shutil.which("helm")
     if found is None:
         needs.absent("helm is absent: python packaging/kubernetes/helm.py fetches it")
@@ -74,7 +87,7 @@ def test_every_object_is_valid_by_its_schema(wishes: list[str], tmp_path: Path) 
     objects = render(*wishes)
     assert objects
     for body in objects:
-        if body["kind"] != "PodMonitor":  # the Prometheus operator's, not Kubernetes'
+        if body["kind"] not in ("PodMonitor", "PrometheusRule"):  # the Prometheus operator's, not Kubernetes'
             kubernetes_validate.validate(body, RELEASE, strict=True)
 
 
@@ -130,25 +143,42 @@ def test_nothing_leaves_a_node_unprotected_unless_that_is_asked_for() -> None:
     settings = yaml.safe_load(web)
     assert settings["tls_server_config"]["cert_file"]
     assert settings["basic_auth_users"]["gangwatch"].startswith("$2")  # bcrypt
-    plain = one(render("tls.mode=plain"), "Secret", "gangwatch-agent")["stringData"]["web.yml"]
-    assert "tls_server_config" not in yaml.safe_load(plain)
+    plain = render("tls.mode=plain")
+    assert yaml.safe_load(one(plain, "Secret", "gangwatch-agent")["stringData"]["web.yml"]) == {"basic_auth_users": {}}
+    for objects, wanted in ((render(), []), (plain, ["yes"])):
+        for kind, name in (("DaemonSet", "gangwatch-agent"), ("Deployment", "gangwatch-controller")):
+            (container,) = one(objects, kind, name)["spec"]["template"]["spec"]["containers"]
+            found = [one["value"] for one in container.get("env", []) if one["name"] == PLAIN]
+            assert found == wanted
 
 
-@pytest.mark.parametrize("name", ["agent", "kubernetes controller", "kubernetes uninstall"])
-def test_the_commands_of_the_chart_are_ones_that_parse(name: str) -> None:
+def test_a_server_that_others_reach_without_tls_takes_a_word_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `tls.mode: plain` of the chart comes to."""
+    file = tmp_path / "web.yml"
+    file.write_text("basic_auth_users: {}\n")
+    with pytest.raises(ConfigError, match="not a loopback address"):
+        listen("0.0.0.0", 0, Security(file))
+    monkeypatch.setenv(PLAIN, "yes")
+    listen("0.0.0.0", 0, Security(file)).close()
+
+
+@pytest.mark.parametrize("kind", ["DaemonSet", "Deployment", "Job", "CronJob"])
+@pytest.mark.parametrize("wishes", [(), ("controller.mode=advise", "controller.deviceTaints=true")])
+def test_the_commands_of_the_chart_are_ones_that_parse(kind: str, wishes: tuple[str, ...]) -> None:
     import importlib
 
-    kinds = {"agent": "DaemonSet", "kubernetes controller": "Deployment", "kubernetes uninstall": "Job"}
-    objects = render("controller.mode=advise", "tls.mode=plain")
-    (found,) = (body for body in objects if body["kind"] == kinds[name])
-    (container,) = found["spec"]["template"]["spec"]["containers"]
+    (found,) = (body for body in render(*wishes) if body["kind"] == kind)
+    spec = found["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else found["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
     first, *words = container["args"]
     module, _, attribute = COMMANDS[first][0].partition(":")
     command = getattr(importlib.import_module(module), attribute)
     if isinstance(command, click.Group):
         command = command.commands[words.pop(0)]
     words = [word.replace("/etc/gangwatch/gangwatch.toml", "/dev/null") for word in words]
-    command.make_context(name, words)
+    command.make_context(kind, words)
 
 
 def test_an_advisor_may_neither_bind_nor_evict() -> None:
@@ -157,3 +187,51 @@ def test_an_advisor_may_neither_bind_nor_evict() -> None:
     assert ("nodes", "patch") in granted
     assert not {resource for resource, _ in granted} & {"pods/binding", "pods/eviction", "jobs"}
     assert ("pods", "delete") not in granted
+
+
+# --- monitoring ------------------------------------------------------------------------------------------------------
+
+
+def test_the_chart_carries_the_dashboards_and_rules_as_they_are_built() -> None:
+    """By ``python deploy/helm/build.py``; each dashboard is an object of its own, all far below a mebibyte."""
+    pytest.importorskip("grafana_foundation_sdk")
+    import runpy
+
+    build = runpy.run_path(str(CHART.parent / "build.py"))
+    wanted: dict[str, str] = build["files"]()
+    files = CHART / "files"
+    found = {str(file.relative_to(files)): file.read_text() for file in files.rglob("*") if file.is_file()}
+    assert found == wanted, "python deploy/helm/build.py"
+    objects = render("dashboards.enabled=true", "prometheusRule.enabled=true")
+    maps = {name: text for body in objects if body["kind"] == "ConfigMap" for name, text in body["data"].items()}
+    shown = {Path(path).name: text for path, text in wanted.items() if path.startswith("dashboards/")}
+    assert shown.items() <= maps.items()
+    assert all(len(text) < 512 * 1024 for text in maps.values())
+    rule = one(objects, "PrometheusRule", "gangwatch")
+    assert rule["spec"] == yaml.safe_load(wanted["rules.yaml"])
+    assert any("{{ $labels" in str(alert) for group in rule["spec"]["groups"] for alert in group["rules"])
+
+
+def test_whoever_answers_metrics_is_scraped_with_the_certificate_s_name_and_password() -> None:
+    objects = render("podMonitor.enabled=true")
+    for name in ("agent", "controller"):
+        (endpoint,) = one(objects, "PodMonitor", f"gangwatch-{name}")["spec"]["podMetricsEndpoints"]
+        assert endpoint["scheme"] == "https" and endpoint["honorLabels"]
+        assert endpoint["tlsConfig"]["serverName"] == "gangwatch-agents.gangwatch.svc"
+        assert endpoint["basicAuth"]["password"] == {"name": "gangwatch-agent", "key": "password"}
+    plain = render("podMonitor.enabled=true", "tls.mode=plain")
+    (endpoint,) = one(plain, "PodMonitor", "gangwatch-agent")["spec"]["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "http" and "basicAuth" not in endpoint
+
+
+def test_nobody_but_the_renewal_may_see_the_key_that_signs() -> None:
+    objects = render()
+    one(objects, "Secret", "gangwatch-authority")
+    for body in objects:
+        if body["kind"] in ("DaemonSet", "Deployment", "Job", "CronJob"):
+            assert "secretName: gangwatch-authority" not in yaml.safe_dump(body)
+    roles = {
+        body["metadata"]["name"] for body in objects if "Role" in body["kind"] and "gangwatch-authority" in str(body)
+    }
+    assert roles == {"gangwatch-renewal"}
+    assert not [body for body in render("tls.mode=secret", "tls.secretName=mine") if body["kind"] == "CronJob"]

@@ -67,6 +67,8 @@ class Marks:
 
 def marks_of(node: cluster.Node, *, evicts: bool = False) -> Marks:
     """What the node is to carry. evicts: whether quarantine drives pods away that do not tolerate it."""
+    if node.state is NodeState.HEALTHY and not node.backoff and not node.accusers:
+        return Marks()
     memory = Memory(
         node.state,
         node.since_ns,
@@ -80,8 +82,6 @@ def marks_of(node: cluster.Node, *, evicts: bool = False) -> Marks:
         node.doubted_ns,
     )
     if node.state is NodeState.HEALTHY:
-        if not node.backoff and not node.accusers:
-            return Marks()
         return Marks(memory=msgspec.json.encode(memory).decode())
     reason = node.reason[:_MOST_REASON] or node.state.value
     taint = _TAINTS.get(node.state)
