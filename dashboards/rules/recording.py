@@ -72,6 +72,11 @@ def _by_gang(operation: str, metric: str) -> str:
     return f"{operation} by ({_GANG}) ({joined})"
 
 
+def _of_rank(metric: str) -> str:
+    joined = f"{metric} * on ({_GPU}) group_left (gang, rank) gpu:gangwatch_gpu_owner:topk1"
+    return f"max by ({_RANK}) ({joined})"
+
+
 def _by_rank(metric: str) -> str:
     nic = f"rate({metric}[2m]) * on (cluster, node, device) group_left (gang, rank) nic:gangwatch_gpu_owner:topk1"
     return f"sum by ({_RANK}) ({nic})"
@@ -87,6 +92,17 @@ DEVICES = (
     Recording("gang:gangwatch_gpu_tensor_active_ratio:mean", _by_gang("avg", "gangwatch_gpu_tensor_active_ratio")),
     Recording("gang:gangwatch_gpu_utilization_ratio:mean", _by_gang("avg", "gangwatch_gpu_utilization_ratio")),
     Recording("gang:gangwatch_gpu_power_watts:sum", _by_gang("sum", "gangwatch_gpu_power_watts")),
+    # A join over all GPUs of a cluster at every point of a panel takes seconds; here it is made once.
+    *(
+        Recording(f"rank:{metric}:max", _of_rank(metric))
+        for metric in (
+            "gangwatch_gpu_sm_clock_hertz",
+            "gangwatch_gpu_power_watts",
+            "gangwatch_gpu_temperature_celsius",
+            "gangwatch_gpu_memory_used_bytes",
+        )
+    ),
+    Recording("rank:gangwatch_nvlink_transmit_bytes:rate2m", _of_rank("gpu:gangwatch_nvlink_transmit_bytes:rate2m")),
     Recording("rank:gangwatch_rdma_port_transmit_bytes:rate2m", _by_rank("gangwatch_rdma_port_transmit_bytes_total")),
     Recording("rank:gangwatch_rdma_cnp_handled:rate2m", _by_rank("gangwatch_rdma_cnp_handled_total")),
     # 3: lost or broken, 2: to be looked at, 1: held back, 0: well. `or` keeps the first, and so the worst.

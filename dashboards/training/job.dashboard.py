@@ -60,14 +60,6 @@ dashboard.annotation(
 )
 dashboard.link("Straggler forensics", "/d/gangwatch-straggler-forensics")
 
-_OWNER = f"on (cluster, node, gpu) group_left (gang, rank) gpu:gangwatch_gpu_owner:topk1{{{GANG}}}"
-
-
-def _gpus(metric: str) -> str:
-    """A GPU's gauge, by rank of the gang."""
-    return f"max by (cluster, gang, rank) ({metric}{{{CLUSTER}}} * {_OWNER})"
-
-
 dashboard.row(
     "Now",
     number(
@@ -226,13 +218,13 @@ dashboard.row(
         "SM clock, the slowest ranks",
         "A rank that is held down by heat or power computes more slowly than its peers.",
         HERTZ,
-        Query(least(5, _gpus("gangwatch_gpu_sm_clock_hertz")), "rank {{rank}}"),
+        Query(least(5, f"rank:gangwatch_gpu_sm_clock_hertz:max{{{GANG}}}"), "rank {{rank}}"),
     ),
     series(
         "Device memory in use",
         "The fullest ranks.",
         BYTES,
-        Query(worst(5, _gpus("gangwatch_gpu_memory_used_bytes")), "rank {{rank}}"),
+        Query(worst(5, f"rank:gangwatch_gpu_memory_used_bytes:max{{{GANG}}}"), "rank {{rank}}"),
     ),
     series(
         "Power",
@@ -285,11 +277,11 @@ dashboard.row(
         "Bytes sent a second. Ranks of one tensor-parallel group should lie on one line.",
         BYTES_A_SECOND,
         Query(
-            worst(5, _gpus("gpu:gangwatch_nvlink_transmit_bytes:rate2m")),
+            worst(5, f"rank:gangwatch_nvlink_transmit_bytes:rate2m{{{GANG}}}"),
             "rank {{rank}}",
         ),
         Query(
-            least(5, _gpus("gpu:gangwatch_nvlink_transmit_bytes:rate2m")),
+            least(5, f"rank:gangwatch_nvlink_transmit_bytes:rate2m{{{GANG}}}"),
             "rank {{rank}}",
         ),
     ),

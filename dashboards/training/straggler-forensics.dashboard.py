@@ -50,16 +50,13 @@ dashboard.link("Node and GPU", "/d/gangwatch-node-and-gpu")
 
 _NODE = f'{CLUSTER}, node=~"$node"'
 _THIS = f'{GANG}, verdict=~"$verdict"'
-_OWNER = "on (cluster, node, gpu) group_left (gang, rank) gpu:gangwatch_gpu_owner:topk1"
 
 
-def _accused_and_peers(metric: str, matchers: str = "") -> tuple[Query, Query]:
+def _accused_and_peers(metric: str) -> tuple[Query, Query]:
     """A GPU's gauge: the accused's, and its peers' median."""
-    of_gang = f"{metric}{{{CLUSTER}{matchers}}} * {_OWNER}{{{GANG}}}"
-    accused = f'{metric}{{{CLUSTER}{matchers}}} * {_OWNER}{{{GANG}, rank=~"$rank"}}'
     return (
-        Query(f"max by (gang, rank, gpu) ({accused})", "accused: rank {{rank}}, {{gpu}}"),
-        Query(f"quantile by (gang) (0.5, {of_gang})", "its peers' median"),
+        Query(f'rank:{metric}:max{{{GANG}, rank=~"$rank"}}', "accused: rank {{rank}}"),
+        Query(f"quantile by (gang) (0.5, rank:{metric}:max{{{GANG}}})", "its peers' median"),
     )
 
 
