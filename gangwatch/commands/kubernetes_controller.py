@@ -45,7 +45,7 @@ class Settings:
     """advise: nothing is bound or evicted. agents: URL of an agent, with {} for its pod's dashed address; '': none.
 
     evicts: quarantine's taint is NoExecute. device_taints: an advisor writes DeviceTaintRules. probe_image: what nodes
-    are measured with; '': they are not.
+    are measured with; '': they are not. upstream_groups: PodGroups of Kubernetes' own kind are scheduled, too.
     """
 
     access: Access
@@ -58,6 +58,7 @@ class Settings:
     evicts: bool = False
     device_taints: bool = False
     probe_image: str = ""
+    upstream_groups: bool = False
 
 
 def run(state: StateFolder, config: Config, settings: Settings) -> None:
@@ -105,6 +106,7 @@ def _lead(
             labels=settings.labels,
             may_act=leadership.may_act,
             probes=Probes(settings.probe_image, settings.namespace, settings.scheduler),
+            upstream=settings.upstream_groups,
         )
     backend.start()
     try:

@@ -33,6 +33,7 @@ from scheduler_feedback.backends.kubernetes.translate import (
     resource_of,
     slots_of,
 )
+from scheduler_feedback.backends.kubernetes.upstream import API, UpstreamGroup
 from scheduler_feedback.backends.kubernetes.watch import Watch
 from scheduler_feedback.backends.kubernetes.world import World
 from scheduler_feedback.core.actions import Action, StartGang
@@ -49,6 +50,7 @@ PATHS = {
     "nodes": "/api/v1/nodes",
     "pods": "/api/v1/pods",
     "podgroups": "/apis/scheduling.x-k8s.io/v1alpha1/podgroups",
+    "upstream": f"/apis/{API}/podgroups",
     "queues": "/apis/gangwatch.io/v1alpha1/queues",
 }
 
@@ -57,6 +59,7 @@ class KubernetesBackend:
     """Implements Backend. ``start`` before it is used; ``stop`` ends its thread and leaves every pod as it is.
 
     may_act: whether this process leads; asked before each write. probes: how nodes are measured; None: they can't be.
+    upstream: whether PodGroups of Kubernetes' own kind are read, too.
     """
 
     def __init__(
@@ -67,9 +70,10 @@ class KubernetesBackend:
         labels: TopologyLabels | None = None,
         may_act: Callable[[], bool] = lambda: True,
         probes: Probes | None = None,
+        upstream: bool = False,
     ) -> None:
         self.world = World(scheduler, labels or TopologyLabels())
-        self._may_act, self._probes = may_act, probes
+        self._may_act, self._probes, self._upstream = may_act, probes, upstream
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._gangs: dict[str, Gang] = {}  # by key, as last looked at
         self._told: dict[str, str] = {}  # key -> job id that the core was told of
@@ -105,12 +109,15 @@ class KubernetesBackend:
 
     def _watching(self, client: Client) -> dict[str, Watch[Any]]:
         world = self.world
-        return {
+        watches: dict[str, Watch[Any]] = {
             "nodes": Watch(client, PATHS["nodes"], Node, world.node_told),
             "pods": Watch(client, PATHS["pods"], Pod, world.pod_told),
             "podgroups": Watch(client, PATHS["podgroups"], PodGroup, world.group_told, optional=True),
             "queues": Watch(client, PATHS["queues"], Queue, world.queue_told, optional=True),
         }
+        if self._upstream:
+            watches["upstream"] = Watch(client, PATHS["upstream"], UpstreamGroup, world.upstream_told, optional=True)
+        return watches
 
     def _once_synced(self) -> list[Coroutine[Any, Any, None]]:
         return [self._carrying.resume_left()] if self._may_act() else []

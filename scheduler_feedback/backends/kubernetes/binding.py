@@ -24,10 +24,8 @@ _LONGEST_PAUSE_SECONDS = 2.0
 _pods = msgspec.json.Decoder(Pod)
 
 
-async def write_placement(client: Client, attempt: Attempt, may_act: Callable[[], bool]) -> None:
-    """Write on the group where its pods are to go, before the first of them does."""
-    namespace, _, name = attempt.key.partition("/")
-    path = f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/{namespace}/podgroups/{name}"
+async def write_placement(client: Client, path: str, attempt: Attempt, may_act: Callable[[], bool]) -> None:
+    """Write on the group, which is at that path, where its pods are to go, before the first of them does."""
     pause = _PAUSE_SECONDS
     while may_act():
         try:

@@ -89,8 +89,9 @@ class Carrying:
                 self._world.bar(error.constraint, error.node)
             self._say(ActionFailed(action.action_id, attempt.job_id, str(error)))
             return
-        if gang.grouped:
-            await write_placement(client, attempt, lambda: self._may_bind(attempt))
+        group = self._world.groups.get(attempt.key)
+        if gang.grouped and group is not None:
+            await write_placement(client, group.path, attempt, lambda: self._may_bind(attempt))
         await self.bind(attempt)
 
     async def start_probe(self, attempt: Attempt, action: StartGang, body: dict[str, Any]) -> None:

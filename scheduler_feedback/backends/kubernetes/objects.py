@@ -214,6 +214,9 @@ class Pod(Part):
 # --- groups, queues, leases ------------------------------------------------------------------------------------------
 
 
+COSCHEDULING = "scheduling.x-k8s.io/v1alpha1"
+
+
 class PodGroupSpec(Part):
     min_member: int | None = None
     schedule_timeout_seconds: int | None = None
@@ -225,11 +228,19 @@ class PodGroupStatus(Part):
 
 
 class PodGroup(Part):
-    """Coscheduling's PodGroup (scheduling.x-k8s.io/v1alpha1)."""
+    """Coscheduling's PodGroup (scheduling.x-k8s.io/v1alpha1); or Kubernetes' own, said in its words.
+
+    of_api: group and version that it is served under; no field of the object. A least number of 0: each pod by itself.
+    """
 
     metadata: Metadata
     spec: PodGroupSpec = msgspec.field(default_factory=PodGroupSpec)
     status: PodGroupStatus = msgspec.field(default_factory=PodGroupStatus)
+    of_api: str = COSCHEDULING
+
+    @property
+    def path(self) -> str:
+        return f"/apis/{self.of_api}/namespaces/{self.metadata.namespace}/podgroups/{self.metadata.name}"
 
 
 class QueueSpec(Part):

@@ -21,7 +21,7 @@ from scheduler_feedback.backends.kubernetes.advice import Advice, Finding, findi
 from scheduler_feedback.backends.kubernetes.client import MERGE_PATCH, STRATEGIC_PATCH, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.constraints import OURS
 from scheduler_feedback.backends.kubernetes.marks import Marks, changes, marks_of
-from scheduler_feedback.backends.kubernetes.objects import Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.objects import COSCHEDULING, Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.translate import Gang
 from scheduler_feedback.backends.kubernetes.world import World
 from scheduler_feedback.core.job import JobState
@@ -36,7 +36,6 @@ LOOKED_AT = 256
 """Most waiting gangs whose reason is asked for at once: the core answers between two cycles."""
 
 _AGAIN_NS = 60_000_000_000
-_GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces"
 _log = logging.getLogger(__name__)
 
 
@@ -208,17 +207,20 @@ class Publisher:
         self._written[gang.job_id] = (standing, now_ns)
 
     async def _tell_group(self, group: PodGroup, standing: Standing, before: Standing | None) -> None:
-        namespace, name = group.metadata.namespace, group.metadata.name
-        path = f"{_GROUPS}/{namespace}/podgroups/{name}"
+        path = group.path
         condition = {
-            "type": "Scheduled",
+            "type": SCHEDULED,
             "status": str(standing.scheduled),
             "reason": standing.reason,
             "message": _message(standing),
             "lastTransitionTime": timestamp(),
         }
-        phase = "Scheduled" if standing.scheduled else "Pending"
-        await self._client.patch(f"{path}/status", {"status": {"phase": phase, "conditions": [condition]}})
+        status: dict[str, Any] = {"conditions": [condition]}
+        if group.of_api == COSCHEDULING:
+            status["phase"] = "Scheduled" if standing.scheduled else "Pending"
+            await self._client.patch(f"{path}/status", {"status": status})
+        else:  # others may have conditions of their own there
+            await self._client.patch(f"{path}/status", {"status": status}, STRATEGIC_PATCH)
         expected = None if standing.expected_ns is None else timestamp(standing.expected_ns)
         if group.metadata.annotation(EXPECTED_START) != (expected or ""):
             await self._client.patch(path, {"metadata": {"annotations": {EXPECTED_START: expected}}})
@@ -255,6 +257,8 @@ class Publisher:
 
 
 EXPECTED_START = f"{OURS}expected-start"
+SCHEDULED = "Scheduled"
+"""Type of a group's condition."""
 
 
 def _message(standing: Standing) -> str:
@@ -266,7 +270,7 @@ def _message(standing: Standing) -> str:
 def _reference(kind: str, group: PodGroup) -> dict[str, str]:
     metadata = group.metadata
     return {
-        "apiVersion": "scheduling.x-k8s.io/v1alpha1",
+        "apiVersion": group.of_api,
         "kind": kind,
         "namespace": metadata.namespace,
         "name": metadata.name,

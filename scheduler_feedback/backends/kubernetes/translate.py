@@ -133,11 +133,13 @@ def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
 
     Who is bound stays a member, whoever comes later; the others are taken in the order of their ranks.
     """
-    least = max(group.spec.min_member or 1, 1)
+    least = 1 if group.spec.min_member is None else max(group.spec.min_member, 0)
     found = [pod for pod in pods if not pod.metadata.deletion_timestamp and not pod.metadata.annotation(BEYOND)]
     found.sort(key=lambda pod: (not pod.spec.node_name, rank_key(pod)))
     members = tuple(sorted(found[:least], key=rank_key))
     job_id, key = job_id_of(group.metadata), group.metadata.key
+    if not least:
+        return Gang(job_id, key, (), None, "", None, True, tuple(pod for pod in found if not pod.spec.node_name))
     if len(members) < least or any(pod.spec.scheduling_gates for pod in members):
         return Gang(job_id, key, members, None, "", None, True)
     gang = _gang(job_id, key, members, group.metadata, True)

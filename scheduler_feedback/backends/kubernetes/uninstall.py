@@ -11,11 +11,12 @@ from scheduler_feedback.backends.kubernetes.advice import Rule, remove_rule, rul
 from scheduler_feedback.backends.kubernetes.client import MERGE_PATCH, STRATEGIC_PATCH, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.keeping import memory_name
 from scheduler_feedback.backends.kubernetes.marks import Marks, changes
-from scheduler_feedback.backends.kubernetes.objects import Node, Part, Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.objects import COSCHEDULING, Node, Part, Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.probing import is_probe
-from scheduler_feedback.backends.kubernetes.publish import EXPECTED_START
+from scheduler_feedback.backends.kubernetes.publish import EXPECTED_START, SCHEDULED
 from scheduler_feedback.backends.kubernetes.stopping import left_suspended, resume
 from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, BEYOND, PLACEMENT, RANK, SLOTS
+from scheduler_feedback.backends.kubernetes.upstream import API
 
 _AT_ONCE = 32
 
@@ -56,17 +57,10 @@ async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, in
         elif any(pod.metadata.annotation(key) for key in (ATTEMPT, SLOTS, RANK, BEYOND)):
             path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
             work["pods"].append(_strip(client, path, ATTEMPT, SLOTS, RANK, BEYOND))
-    try:
-        groups = await client.get("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", msgspec.json.Decoder(_Groups))
-    except RefusedError as error:
-        if error.code != 404:
-            raise
-        groups = _Groups([])
-    for group in groups.items:
-        metadata = group.metadata
-        path = f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/{metadata.namespace}/podgroups/{metadata.name}"
-        if any(metadata.annotation(key) for key in (PLACEMENT, EXPECTED_START)) or group.status.conditions:
-            work["groups"].append(_clear_group(client, path))
+    for group in await _groups(client):
+        written = any(group.metadata.annotation(key) for key in (PLACEMENT, EXPECTED_START))
+        if written or any(one.type == SCHEDULED for one in group.status.conditions or ()):
+            work["groups"].append(_clear_group(client, group))
     work["device rules"] = [remove_rule(client, rule.metadata.name) for rule in await _rules(client)]
     for path in await left_suspended(client):
         work["suspended Jobs"].append(resume(client, path))
@@ -107,10 +101,28 @@ async def _strip(client: Client, path: str, *annotations: str) -> None:
             raise
 
 
-async def _clear_group(client: Client, path: str) -> None:
-    await _strip(client, path, PLACEMENT, EXPECTED_START)
+async def _groups(client: Client) -> list[PodGroup]:
+    """Coscheduling's and Kubernetes' own; none of a kind that the server does not serve."""
+    found: list[PodGroup] = []
+    for api in (COSCHEDULING, API):
+        try:
+            listed = await client.get(f"/apis/{api}/podgroups", msgspec.json.Decoder(_Groups))
+        except RefusedError as error:
+            if error.code != 404:
+                raise
+        else:
+            found += [msgspec.structs.replace(group, of_api=api) for group in listed.items]
+    return found
+
+
+async def _clear_group(client: Client, group: PodGroup) -> None:
+    await _strip(client, group.path, PLACEMENT, EXPECTED_START)
     try:
-        await client.patch(f"{path}/status", {"status": {"conditions": None, "phase": None}})
+        if group.of_api == COSCHEDULING:
+            await client.patch(f"{group.path}/status", {"status": {"conditions": None, "phase": None}})
+        else:
+            body = {"status": {"conditions": [{"type": SCHEDULED, "$patch": "delete"}]}}
+            await client.patch(f"{group.path}/status", body, STRATEGIC_PATCH)
     except RefusedError as error:
         if error.code != 404:
             raise

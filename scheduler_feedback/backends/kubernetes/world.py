@@ -28,6 +28,7 @@ from scheduler_feedback.backends.kubernetes.translate import (
     node_seen,
     resource_of,
 )
+from scheduler_feedback.backends.kubernetes.upstream import API, UpstreamGroup, as_group
 from scheduler_feedback.core.events import NodeSeen
 
 
@@ -125,6 +126,13 @@ class World:
                 self.groups[key] = after
             if before is None or after is None or before.spec != after.spec or _declared(before) != _declared(after):
                 self.dirty_gangs.add(key)
+
+    def upstream_told(self, key: str, before: UpstreamGroup | None, after: UpstreamGroup | None) -> None:
+        """A group of Kubernetes' own kind; where coscheduling has one of the same name, that one counts."""
+        known = self.groups.get(key)
+        if known is not None and known.of_api != API:
+            return
+        self.group_told(key, *(None if one is None else as_group(one, self._labels) for one in (before, after)))
 
     def queue_told(self, key: str, before: Queue | None, after: Queue | None) -> None:
         with self.lock:

@@ -1,0 +1,101 @@
+"""Kubernetes' own PodGroups, on an API server that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from scheduler_feedback.backends.kubernetes.translate import REQUIRED_TOPOLOGY, TIME_LIMIT, TopologyLabels
+from scheduler_feedback.backends.kubernetes.upstream import API, UpstreamGroup, as_group
+from scheduler_feedback.core.job import JobState
+from tests.kubernetes.bed import ControlPlane
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.harness import Api, Cluster, Running, install_crds, running, wait_for
+from tests.kubernetes.makers import pod_body
+
+pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
+
+GROUPS = f"/apis/{API}/namespaces/default/podgroups"
+OPTIONS = ("--feature-gates=GenericWorkload=true", f"--runtime-config={API}=true")
+
+
+def group_body(name: str, least: int | None, *topology: str) -> dict[str, Any]:
+    """least: of the policy gang; None: the policy basic."""
+    policy: dict[str, Any] = {"basic": {}} if least is None else {"gang": {"minCount": least}}
+    spec: dict[str, Any] = {"schedulingPolicy": policy}
+    if topology:
+        spec["schedulingConstraints"] = {"topology": [{"key": key} for key in topology]}
+    metadata = {"name": name, "namespace": "default", "annotations": {TIME_LIMIT: "36000" if least else "60"}}
+    return {"apiVersion": API, "kind": "PodGroup", "metadata": metadata, "spec": spec}
+
+
+def test_a_topology_is_the_level_whose_label_it_names_and_one_that_we_do_not_know_is_refused_by_its_name() -> None:
+    def level(*topology: str) -> str:
+        body = group_body("g", 2, *topology)
+        return as_group(msgspec.convert(body, UpstreamGroup), TopologyLabels()).metadata.annotation(REQUIRED_TOPOLOGY)
+
+    assert level() == ""
+    assert level("topology.gangwatch.io/rack") == "rack"
+    assert level("example.com/row") == "example.com/row"
+    assert level("a", "b") == "a and b"
+
+
+@pytest.fixture(scope="module")
+def gangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(tmp_path_factory.mktemp("gangs"), manager=False, options=OPTIONS) as plane:
+        api = Api(plane.access())
+        install_crds(api)
+        api.close()
+        yield plane
+
+
+def test_gangs_of_kubernetes_own_kind_are_bound_whole_told_why_they_wait_and_taken_up_again(
+    gangs: ControlPlane, tmp_path: Path
+) -> None:
+    access = gangs.access()
+    api = Api(access)
+    cluster = Cluster(api)
+    with FakeKubelet(access):
+        cluster.add_nodes("n1", "n2", "n3")
+        for name, least in (("train", 2), ("wide", 3), ("each", None)):
+            api.create(GROUPS, group_body(name, least))
+            count = least or 2
+            bodies = [
+                pod_body(f"{name}-{n}", 8 if least else 1, schedulingGroup={"podGroupName": name}) for n in range(count)
+            ]
+            if name != "each":
+                api.create_all("/api/v1/namespaces/default/pods", bodies)
+
+        def bound(name: str) -> dict[str, str]:
+            pods = api.get("/api/v1/namespaces/default/pods")["items"]
+            return {
+                pod["metadata"]["name"]: pod["spec"]["nodeName"]
+                for pod in pods
+                if pod["metadata"]["name"].startswith(f"{name}-") and pod["spec"].get("nodeName")
+            }
+
+        def condition(name: str) -> dict[str, str]:
+            found = api.get(f"{GROUPS}/{name}").get("status", {}).get("conditions", [])
+            return next((dict(one) for one in found if one["type"] == "Scheduled"), {})
+
+        with running(access, tmp_path / "first", upstream=True) as it:
+            wait_for("one gang is bound", lambda: len(bound("train")) == 2)
+            wait_for("the other says why it waits", lambda: condition("wide").get("status") == "False")
+            wait_for("the first says that it runs", lambda: condition("train").get("status") == "True")
+            assert not bound("wide")
+            assert "gangwatch.io/placement" in api.get(f"{GROUPS}/train")["metadata"]["annotations"]
+            api.create_all("/api/v1/namespaces/default/pods", bodies)
+            wait_for("pods of a basic group go by themselves", lambda: len(bound("each")) == 2)
+        with running(access, tmp_path / "second", upstream=True) as it:
+            wait_for("it is taken up", lambda: runs(it, "train"))
+            assert it.jobs()["train"].attempt == 1
+            cluster.api.delete(f"{GROUPS}/wide")
+    api.close()
+
+
+def runs(it: Running, name: str) -> bool:
+    return name in it.jobs() and it.jobs()[name].state is JobState.RUNNING
