@@ -183,6 +183,31 @@ class Cluster:
         }
         self.api.create("/apis/batch/v1/namespaces/default/jobs", body)
 
+    def add_volume(self, name: str, affinity: dict[str, Any] | None) -> None:
+        spec: dict[str, Any] = {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteMany"],
+            "hostPath": {"path": "/data"},
+        }
+        if affinity is not None:
+            spec["nodeAffinity"] = affinity
+        body = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec}
+        self.api.create("/api/v1/persistentvolumes", body)
+
+    def add_claim(self, name: str, volume: str) -> None:
+        """A claim, bound to that volume as the volume controller would have it; to none where it is ''."""
+        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""}
+        metadata = {"name": name, "namespace": "default"}
+        body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+        self.api.create("/api/v1/namespaces/default/persistentvolumeclaims", body)
+        if volume:
+            self.bind_claim(name, volume)
+
+    def bind_claim(self, name: str, volume: str) -> None:
+        path = f"/api/v1/namespaces/default/persistentvolumeclaims/{name}"
+        self.api.patch(path, {"spec": {"volumeName": volume}})
+        self.api.patch(f"{path}/status", {"status": {"phase": "Bound"}})
+
     def running_of(self, array: str) -> list[str]:
         """Names of its pods that run."""
         found = self.api.get(f"/api/v1/namespaces/default/pods?labelSelector=array%3D{array}")
@@ -228,7 +253,17 @@ class Cluster:
             self.api.delete(path, {"propagationPolicy": "Background"})
         self.api.delete("/api/v1/namespaces/default/pods", {"gracePeriodSeconds": 0})
         self.api.delete("/api/v1/nodes")
+        self._clear_volumes()
         wait_for("all pods are gone", lambda: not self.api.get("/api/v1/pods")["items"])
+
+    def _clear_volumes(self) -> None:
+        """No controller runs that would let go of what is in use, as the finalizers ask."""
+        for path in ("/api/v1/namespaces/default/persistentvolumeclaims", "/api/v1/persistentvolumes"):
+            for item in self.api.get(path)["items"]:
+                one = f"{path}/{item['metadata']['name']}"
+                self.api.delete(one)
+                if self.api.find(one) is not None:
+                    self.api.patch(one, {"metadata": {"finalizers": None}})
 
 
 class Running:

@@ -244,6 +244,27 @@ def test_of_an_array_no_more_run_at_once_than_it_says(
         wait_for("all have", lambda: {job.state for job in it.jobs().values()} == {JobState.COMPLETED})
 
 
+def test_a_pod_whose_claim_is_bound_goes_where_its_volume_can_be_reached_and_one_whose_is_not_says_so(
+    cluster: Cluster, access: Access, folder: Path
+) -> None:
+    cluster.add_nodes("n1", "n2", "n3")
+    term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["n2"]}]}
+    cluster.add_volume("data", {"required": {"nodeSelectorTerms": [term]}})
+    cluster.add_claim("data", "data")
+    cluster.add_claim("later", "")
+    for name in ("data", "later", "absent"):
+        volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": name}}]
+        cluster.add_gang(name, 1, volumes=volumes)
+    with running(access, folder):
+        wait_for("it is bound", lambda: list(cluster.nodes_of("data").values()) == ["n2"])
+        wait_for("the others are refused", lambda: cluster.condition("later") and cluster.condition("absent"))
+        assert "claim later is not bound" in cluster.condition("later")["message"]
+        assert "there is no claim absent" in cluster.condition("absent")["message"]
+        cluster.add_volume("anywhere", None)
+        cluster.bind_claim("later", "anywhere")
+        wait_for("bound by its provisioner, it is let in", lambda: cluster.bound("later") == 1)
+
+
 def test_ranks_are_placed_in_the_order_of_the_racks(cluster: Cluster, access: Access, folder: Path) -> None:
     for number in range(4):
         rack: dict[str, Any] = {"topology.gangwatch.io/rack": f"r{number % 2}"}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.constraints import constraint_of, refusal, why_not
-from scheduler_feedback.backends.kubernetes.objects import OwnerReference, Taint
+from scheduler_feedback.backends.kubernetes.objects import Claim, OwnerReference, StoredVolume, Taint
 from scheduler_feedback.backends.kubernetes.quantities import amount, parse_quantity, requests_of
 from scheduler_feedback.backends.kubernetes.translate import (
     ARRAY,
@@ -29,6 +30,7 @@ from scheduler_feedback.backends.kubernetes.translate import (
     ranks_of,
     wall_ns,
 )
+from scheduler_feedback.backends.kubernetes.volumes import reached
 from scheduler_feedback.core.cluster import Level
 from tests.kubernetes.makers import group, node, pod
 
@@ -141,6 +143,35 @@ def test_pods_beyond_the_least_wait_until_the_others_are_bound_and_are_never_mov
     assert "required topology" in beyond(pods[0], group("g", 2, {REQUIRED_TOPOLOGY: "rack"})).refused
 
 
+@pytest.mark.parametrize(
+    ("claim", "words"),
+    [
+        (None, "there is no claim c"),
+        ({"status": {"phase": "Pending"}}, "claim c is not bound"),
+        ({"status": {"phase": "Bound"}, "spec": {"volumeName": "gone"}}, "gone, which does not exist"),
+        (
+            {"status": {"phase": "Bound"}, "spec": {"volumeName": "v", "accessModes": ["ReadWriteOncePod"]}},
+            "ReadWriteOncePod, which is not implemented",
+        ),
+        ({"status": {"phase": "Bound"}, "spec": {"volumeName": "v"}}, ""),
+    ],
+)
+def test_a_claim_is_taken_only_where_its_volume_is_known(claim: dict[str, Any] | None, words: str) -> None:
+    claimed = pod("p", volumes=[{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}])
+    claims = {} if claim is None else {"default/c": msgspec.convert({"metadata": {"name": "c"}, **claim}, Claim)}
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    spec = {"nodeAffinity": {"required": {"nodeSelectorTerms": [term]}}}
+    volumes = {"v": msgspec.convert({"metadata": {"name": "v"}, "spec": spec}, StoredVolume)}
+    found = reached(claimed, claims, volumes)
+    assert words in refusal(found)
+    if not words:
+        assert refusal(found) == ""
+        assert "can't be reached" in why_not(constraint_of(found), node("n1"), MANY)
+        assert why_not(constraint_of(found), node("n2", zone="a"), MANY) == ""
+    assert claimed.spec.volumes is not None
+    assert claimed.spec.volumes[0].reach is None  # what was told by the server stays as it is
+
+
 def test_node_selectors_hold() -> None:
     assert why({"nodeSelector": {"pool": "a"}}, pool="a") == ""
     assert why({"nodeSelector": {"pool": "a"}}, pool="b") == "label pool is not 'a'"
@@ -224,7 +255,7 @@ def test_pods_alike_share_a_constraint_and_others_do_not() -> None:
     ("spec", "words"),
     [
         ({"resourceClaims": [{"name": "gpu"}]}, "resource claims"),
-        ({"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}]}, "persistent volume claims"),
+        ({"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}]}, "its claim was not looked up"),
         ({"volumes": [{"name": "d", "ephemeral": {"volumeClaimTemplate": {}}}]}, "ephemeral volumes"),
         ({"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}, "topology spread"),
         ({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}}, "pod affinity"),

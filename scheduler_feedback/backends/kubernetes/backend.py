@@ -23,7 +23,7 @@ from scheduler_feedback.backends.kubernetes.attempt import (
 from scheduler_feedback.backends.kubernetes.carrying import Carrying
 from scheduler_feedback.backends.kubernetes.client import Access, Client
 from scheduler_feedback.backends.kubernetes.connection import Connection
-from scheduler_feedback.backends.kubernetes.objects import Node, Pod, PodGroup, Queue
+from scheduler_feedback.backends.kubernetes.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
 from scheduler_feedback.backends.kubernetes.probing import Probes, is_probe
 from scheduler_feedback.backends.kubernetes.translate import (
     SCHEDULER,
@@ -51,6 +51,8 @@ PATHS = {
     "pods": "/api/v1/pods",
     "podgroups": "/apis/scheduling.x-k8s.io/v1alpha1/podgroups",
     "upstream": f"/apis/{API}/podgroups",
+    "claims": "/api/v1/persistentvolumeclaims",
+    "volumes": "/api/v1/persistentvolumes",
     "queues": "/apis/gangwatch.io/v1alpha1/queues",
 }
 
@@ -112,6 +114,8 @@ class KubernetesBackend:
         watches: dict[str, Watch[Any]] = {
             "nodes": Watch(client, PATHS["nodes"], Node, world.node_told),
             "pods": Watch(client, PATHS["pods"], Pod, world.pod_told),
+            "claims": Watch(client, PATHS["claims"], Claim, world.claim_told),
+            "volumes": Watch(client, PATHS["volumes"], StoredVolume, world.volume_told),
             "podgroups": Watch(client, PATHS["podgroups"], PodGroup, world.group_told, optional=True),
             "queues": Watch(client, PATHS["queues"], Queue, world.queue_told, optional=True),
         }

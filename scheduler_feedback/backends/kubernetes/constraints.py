@@ -41,7 +41,8 @@ class Constraint:
 
     name: a digest of the rest. resource: the accelerator. selector: labels that it must have. terms: of the required
     node affinity, any of which must hold; None: there is none. tolerations: of taints that keep pods away.
-    requests: what else than the accelerator the pod asks for, in the units of ``quantities``.
+    requests: what else than the accelerator the pod asks for, in the units of ``quantities``. volumes: of each volume
+    that can't be reached from everywhere, the terms of its node affinity, any of which must hold.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Constraint:
     terms: tuple[NodeTerm, ...] | None
     tolerations: tuple[Toleration, ...]
     requests: tuple[tuple[str, int], ...]
+    volumes: tuple[tuple[NodeTerm, ...], ...] = ()
 
 
 def constraint_of(pod: Pod) -> Constraint:
@@ -60,8 +62,14 @@ def constraint_of(pod: Pod) -> Constraint:
     selector = tuple(sorted((pod.spec.node_selector or {}).items()))
     tolerations = tuple(t for t in pod.spec.tolerations or () if not t.effect or t.effect in _KEEPS_AWAY)
     rest = tuple(sorted((name, count) for name, count in requests.items() if not is_accelerator(name)))
-    digest = hashlib.sha256(msgspec.json.encode((resource, selector, required, tolerations, rest))).hexdigest()[:10]
-    return Constraint(f"c-{digest}", resource, selector, required, tolerations, rest)
+    volumes = tuple(
+        tuple(one.reach.terms)
+        for one in pod.spec.volumes or ()
+        if one.reach is not None and one.reach.terms is not None
+    )
+    asked = (resource, selector, required, tolerations, rest, volumes)
+    digest = hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:10]
+    return Constraint(f"c-{digest}", *asked)
 
 
 def _required_affinity(affinity: Affinity | None) -> tuple[NodeTerm, ...] | None:
@@ -82,6 +90,8 @@ def why_not(constraint: Constraint, node: Node, free: Mapping[str, int]) -> str:
             return f"label {key} is not {value!r}"
     if constraint.terms is not None and not any(_holds(term, node) for term in constraint.terms):
         return "required node affinity is not met"
+    if not all(any(_holds(term, node) for term in terms) for terms in constraint.volumes):
+        return "a volume of it can't be reached from there"
     for taint in node.spec.taints or ():
         if _keeps_away(taint, constraint.tolerations):
             return f"taint {taint.key}:{taint.effect} is not tolerated"
@@ -155,8 +165,9 @@ def refusal(pod: Pod) -> str:
     if any(spread.when_unsatisfiable != "ScheduleAnyway" for spread in spec.topology_spread_constraints or ()):
         return "topology spread constraints (DoNotSchedule) are not implemented"
     for volume in spec.volumes or ():
-        if volume.persistent_volume_claim is not None:
-            return f"volume {volume.name}: persistent volume claims are not implemented"
+        if volume.persistent_volume_claim is not None and (volume.reach is None or volume.reach.refused):
+            why = volume.reach.refused if volume.reach is not None else "its claim was not looked up"
+            return f"volume {volume.name}: {why}"
         if volume.ephemeral is not None:
             return f"volume {volume.name}: generic ephemeral volumes are not implemented"
     for container in (*spec.containers, *(spec.init_containers or ())):

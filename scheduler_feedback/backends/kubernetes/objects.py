@@ -145,10 +145,23 @@ class ClaimSource(Part):
     claim_name: str = ""
 
 
+class Reach(Part):
+    """From where a claimed volume can be reached; no object of the API. refused: why that is not known, '' where it is.
+
+    terms: of its node affinity, any of which must hold; None: from everywhere.
+    """
+
+    refused: str = ""
+    terms: list[NodeTerm] | None = None
+
+
 class Volume(Part):
+    """reach: of a claimed one, written by us; no field of the object."""
+
     name: str = ""
     persistent_volume_claim: ClaimSource | None = None
     ephemeral: dict[str, Any] | None = None
+    reach: Reach | None = None
 
 
 class SchedulingGroup(Part):
@@ -209,6 +222,41 @@ class Pod(Part):
     def owner(self) -> OwnerReference | None:
         """The controller that would make it anew, if there is one."""
         return next((owner for owner in self.metadata.owner_references or () if owner.controller), None)
+
+
+# --- volumes ---------------------------------------------------------------------------------------------------------
+
+
+class ClaimSpec(Part):
+    volume_name: str = ""
+    access_modes: list[str] | None = None
+
+
+class ClaimStatus(Part):
+    phase: str = ""
+
+
+class Claim(Part):
+    """PersistentVolumeClaim."""
+
+    metadata: Metadata
+    spec: ClaimSpec = msgspec.field(default_factory=ClaimSpec)
+    status: ClaimStatus = msgspec.field(default_factory=ClaimStatus)
+
+
+class VolumeAffinity(Part):
+    required: NodeSelector | None = None
+
+
+class StoredVolumeSpec(Part):
+    node_affinity: VolumeAffinity | None = None
+
+
+class StoredVolume(Part):
+    """PersistentVolume."""
+
+    metadata: Metadata
+    spec: StoredVolumeSpec = msgspec.field(default_factory=StoredVolumeSpec)
 
 
 # --- groups, queues, leases ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from scheduler_feedback.backends.kubernetes.agents import is_agent
 from scheduler_feedback.backends.kubernetes.constraints import OURS, Constraint, why_not
 from scheduler_feedback.backends.kubernetes.naming import Place
-from scheduler_feedback.backends.kubernetes.objects import Node, Pod, PodGroup, Queue
+from scheduler_feedback.backends.kubernetes.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
 from scheduler_feedback.backends.kubernetes.probing import is_probe
 from scheduler_feedback.backends.kubernetes.quantities import requests_of
 from scheduler_feedback.backends.kubernetes.translate import (
@@ -29,6 +29,7 @@ from scheduler_feedback.backends.kubernetes.translate import (
     resource_of,
 )
 from scheduler_feedback.backends.kubernetes.upstream import API, UpstreamGroup, as_group
+from scheduler_feedback.backends.kubernetes.volumes import claims_of, reached, users_of
 from scheduler_feedback.core.events import NodeSeen
 
 
@@ -60,6 +61,9 @@ class World:
         self.queues: dict[str, Queue] = {}
         self.queues_version = 0  # another number whenever one of them has changed
         self.pods: dict[str, Pod] = {}  # ours alone, by 'NAMESPACE/NAME'
+        self.claims: dict[str, Claim] = {}
+        self.volumes: dict[str, StoredVolume] = {}
+        self._users: dict[str, set[str]] = {}  # by claim, the keys of our pods that name it
         self._members: dict[str, set[str]] = {}  # by gang key, the keys of its pods
         self._probes: set[str] = set()  # keys of those that are probes
         self._placed: dict[str, Placed] = {}  # by uid, every scheduler's
@@ -109,7 +113,9 @@ class World:
             else:
                 self._agents.pop(key, None)
             if after.spec.scheduler_name == self._scheduler:
-                self.pods[key] = after
+                for claim in claims_of(after):
+                    self._users.setdefault(claim, set()).add(key)
+                self.pods[key] = after = reached(after, self.claims, self.volumes)
                 gang = group_of(after) or key
                 self._members.setdefault(gang, set()).add(key)
                 if after.metadata.annotation(BEYOND):
@@ -117,6 +123,29 @@ class World:
                 if is_probe(after):
                     self._probes.add(key)
                 self.dirty_gangs.add(gang)
+
+    def claim_told(self, key: str, _before: Claim | None, after: Claim | None) -> None:
+        with self.lock:
+            if after is None:
+                self.claims.pop(key, None)
+            else:
+                self.claims[key] = after
+            self._reach_again((key,))
+
+    def volume_told(self, key: str, _before: StoredVolume | None, after: StoredVolume | None) -> None:
+        with self.lock:
+            if after is None:
+                self.volumes.pop(key, None)
+            else:
+                self.volumes[key] = after
+            self._reach_again(users_of(key, self.claims.items()))
+
+    def _reach_again(self, claims: Iterable[str]) -> None:
+        """Look anew from where the volumes of the pods that use these claims can be reached."""
+        for key in {user for claim in claims for user in self._users.get(claim, ())}:
+            if key in self.pods:
+                pod = self.pods[key] = reached(self.pods[key], self.claims, self.volumes)
+                self.dirty_gangs |= {key, group_of(pod) or key}
 
     def group_told(self, key: str, before: PodGroup | None, after: PodGroup | None) -> None:
         with self.lock:
@@ -147,6 +176,11 @@ class World:
         if self.pods.pop(key, None) is None:
             return
         self._probes.discard(key)
+        for claim in claims_of(pod):
+            users = self._users.get(claim, set())
+            users.discard(key)
+            if not users:
+                self._users.pop(claim, None)
         gang = group_of(pod) or key
         members = self._members.get(gang, set())
         members.discard(key)
