@@ -115,6 +115,18 @@ def test_pods_of_others_take_slots_and_those_of_an_attempt_do_not() -> None:
     assert seen(world)["n1"].slots == 6
 
 
+def test_a_pod_that_a_later_attempt_has_is_not_let_go_with_the_earlier_one() -> None:
+    world = world_of("n1", "n2")
+    mine = pod("w-0", 2, "g")
+    first, second = Place("g", 1, "n1", range(2)), Place("g", 2, "n2", range(2))
+    world.hold(mine.metadata.uid, first)
+    world.hold(mine.metadata.uid, second)
+    world.release(mine.metadata.uid, first)
+    assert world.place_of(mine.metadata.uid) == second
+    world.release(mine.metadata.uid, second)
+    assert world.place_of(mine.metadata.uid) is None
+
+
 def test_a_pod_that_has_ended_holds_nothing() -> None:
     world = world_of("n1")
     running = pod("w-0", 8, schedulerName="x", nodeName="n1")

@@ -295,7 +295,7 @@ class KubernetesBackend:
         if self._by_gang.get(attempt.key) == key:
             del self._by_gang[attempt.key]
         for member in attempt.members:
-            self.world.release(member.uid)
+            self.world.release(member.uid, place_of(attempt, member))
 
     def _look_at(self, key: tuple[str, int], attempt: Attempt) -> list[Event]:
         if attempt.phase is not Phase.BOUND:

@@ -235,18 +235,19 @@ class World:
     def hold(self, uid: str, place: Place) -> None:
         """The pod is of an attempt that the core holds: the core counts its slots, and nobody else may."""
         with self.lock:
-            if uid not in self._held:
+            if self._held.get(uid) != place:
                 self._held[uid] = place
                 self.places_version += 1
                 self._stale.add(place.node)
 
-    def release(self, uid: str) -> None:
-        """Its attempt has ended."""
+    def release(self, uid: str, place: Place | None = None) -> None:
+        """Its attempt has ended. place: where it stood there: a later attempt may have the pod by now, and keeps it."""
         with self.lock:
-            place = self._held.pop(uid, None)
-            if place is not None:
+            held = self._held.get(uid)
+            if held is not None and place in (None, held):
+                del self._held[uid]
                 self.places_version += 1
-                self._stale.add(place.node)
+                self._stale.add(held.node)
 
     def place_of(self, uid: str) -> Place | None:
         """Where the pod stands in its gang; None where it is of no attempt that the core holds. From any thread."""
