@@ -51,8 +51,9 @@ format: $(DEVELOPS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(DEVELOPS)  ## the reference pages, from the catalogue and --help
+docs: $(DEVELOPS)  ## the reference pages, from the catalogue and --help; dashboards and rules into the chart
 	$(BIN)/python docs/generate.py
+	$(BIN)/python deploy/helm/build.py
 
 components:  ## the real components that some tests run against (as root, on Debian)
 	./packaging/components.sh

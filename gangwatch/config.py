@@ -7,7 +7,8 @@ strings such as "90s", "10m", "2h".
 
     [cluster]     nodes = 1, slots, gpus = true, names
     [agent]       interval_seconds = 1, port = 0, listen, web_config, nvml_library, sysfs_root, proc_root,
-                  kubelet_socket, job_files, step_socket, kernel_log, rdma_excluded, gpu_burst = false
+                  kubelet_socket, job_files, step_socket, kernel_log, rdma_excluded, gpu_burst = false,
+                  kubelet_pods
     [exporter]    profile = "default", allow, deny, series_limit, compatibility, hostname_label, owner_labels
     [otlp]        endpoint, traces_endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
     [remote_write] endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames

@@ -44,7 +44,8 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     which job has which GPU, as for dcgm-exporter. step_socket: where ranks report, '{node}' standing for the node's
     name; None: in the state folder. In a folder of mode 0711 it is open to every user's ranks. kernel_log: the
     kernel's, or a recorded one. rdma_excluded: patterns of RDMA devices' names or PCI addresses that are never read.
-    gpu_burst: read each GPU ten times a second, for extremes within the interval.
+    gpu_burst: read each GPU ten times a second, for extremes within the interval. kubelet_pods: the kubelet's folder of
+    pods: whoever has an emptyDir named 'gangwatch' finds the step socket in it, agent.sock; '' for none.
     """
 
     interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
@@ -60,6 +61,7 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernel_log: str = "/dev/kmsg"
     rdma_excluded: tuple[str, ...] = ()
     gpu_burst: bool = False
+    kubelet_pods: str = ""
 
 
 class ExporterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

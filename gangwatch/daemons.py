@@ -150,6 +150,7 @@ class _Agent:
             rdma_excluded=section.rdma_excluded,
             kernel_log=section.kernel_log,
             gpu_burst=section.gpu_burst,
+            kubelet_pods=section.kubelet_pods or None,
         )
         collectors, left_out = make_collectors(machine)
         for reason in left_out:

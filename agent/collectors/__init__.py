@@ -37,7 +37,8 @@ class Machine:
     rdma_excluded: patterns of RDMA devices' names or PCI addresses that are not read. kernel_log: the kernel's log, or
     a recorded one.
     kubelet_socket, job_files: where a kubelet listens, and where a Slurm prolog writes which job has which GPU; None
-    for neither. pods: what the kubelet listed. gpu_burst: read each GPU ten times a second besides.
+    for neither. pods: what the kubelet listed. gpu_burst: read each GPU ten times a second besides. kubelet_pods: the
+    folder that the kubelet keeps pods' volumes in; None: no pod has a door of its own (pod_doors.py).
     """
 
     attribution: Attribution
@@ -55,12 +56,18 @@ class Machine:
     rdma_excluded: tuple[str, ...] = ()
     kernel_log: str = "/dev/kmsg"
     gpu_burst: bool = False
+    kubelet_pods: str | None = None
 
 
 def _steps(machine: Machine) -> Collector:
     if machine.step_socket is None:
         raise UnsupportedError("steps: no step socket is configured")
-    return StepCollector(machine.step_socket, machine.attribution, interval_seconds=machine.interval_seconds / 2)
+    return StepCollector(
+        machine.step_socket,
+        machine.attribution,
+        interval_seconds=machine.interval_seconds / 2,
+        pods=machine.kubelet_pods,
+    )
 
 
 def _nvml(machine: Machine) -> Collector:

@@ -17,6 +17,7 @@ from agent.collectors.block import Block
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import ReporterError
 from agent.schema.frame import MAX_RECORDS, Column, EventRecord, Member, OpenRecord, Record, StepRecord
+from agent.sources.pod_doors import PodDoors
 from agent.sources.proc import TICK_NS
 from agent.sources.rings import COLLECTIVE_ENTERED, COLLECTIVE_LEFT, MAX_SLOTS, STEP_BEGUN, STEP_ENDED, Ring, RingRecord
 from agent.sources.step_socket import MESSAGE_SECONDS, Claim, Peer, Place, StepSocket
@@ -200,7 +201,9 @@ class StepCollector:
         clock: Clock | None = None,
         interval_seconds: float = 0.5,
         message_seconds: float = MESSAGE_SECONDS,
+        pods: str | None = None,
     ) -> None:
+        """pods: the kubelet's folder of them; None: none have doors."""
         self.interval_seconds = interval_seconds
         self._attribution = attribution
         self._clock = clock or SystemClock()
@@ -215,7 +218,8 @@ class StepCollector:
         self._inside: list[OpenRecord] = []
         self._block = Block()
         self._members: tuple[tuple[Member, Place], ...] | None = None
-        self._socket = StepSocket(socket_path, self._admit, message_seconds)
+        doors = None if pods is None else PodDoors(pods)
+        self._socket = StepSocket(socket_path, self._admit, message_seconds, doors)
 
     @property
     def idle(self) -> bool:

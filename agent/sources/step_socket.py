@@ -23,6 +23,7 @@ import msgspec
 
 from agent.schema.errors import GangwatchError, ReporterError, SourceError
 from agent.schema.frame import Member
+from agent.sources.pod_doors import LOOK_SECONDS, PodDoors
 from agent.sources.rings import Ring
 
 MAX_MESSAGE_BYTES = 4096
@@ -229,14 +230,19 @@ class _Connection:
 
 
 class StepSocket:
-    """Listens for reporters at `path`, in a folder that only this user can enter, until ``close``.
+    """Listens for reporters at `path`, in a folder that only this user can enter, until ``close``; and at the doors of
+    pods, where there are such.
 
     One thread serves every connection; none can hold it up. Raises SourceError where the path cannot be used, and where
     another living agent listens on it.
     """
 
-    def __init__(self, path: str, admit: Admit, message_seconds: float = MESSAGE_SECONDS) -> None:
+    def __init__(
+        self, path: str, admit: Admit, message_seconds: float = MESSAGE_SECONDS, doors: PodDoors | None = None
+    ) -> None:
         self.refused = 0
+        self._doors = doors
+        self._look_at_doors = 0.0  # when next, by the monotonic clock
         self.refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)
         self._path = path
         self._admit = admit
@@ -279,7 +285,7 @@ class StepSocket:
         for registered in self.registered():
             self.forget(registered)
         self._selector.close()
-        for end in (self._listener, self._wake, self._woken):
+        for end in (self._listener, self._wake, self._woken, *(self._doors.close() if self._doors else ())):
             end.close()
         try:
             os.unlink(self._path)
@@ -294,26 +300,40 @@ class StepSocket:
             for key, _ in self._selector.select(self._next_look_seconds()):
                 if key.data is not None:
                     self._hear(key.data)
-                elif key.fileobj is self._listener:
-                    self._accept()
+                elif key.fileobj is not self._woken and isinstance(key.fileobj, socket.socket):
+                    self._accept(key.fileobj)
             now = time.monotonic()
+            if self._doors is not None and now >= self._look_at_doors:
+                self._look_at_doors = now + LOOK_SECONDS
+                self._attend(self._doors)
             for connection in list(self._connections):
                 if connection.registered is None:
                     self._look_after(connection, now)
 
     def _next_look_seconds(self) -> float | None:
-        """How long nothing needs to be done of itself: forever where everyone is registered."""
+        """How long nothing needs to be done of itself: forever where everyone is registered, and no pod may come."""
+        now = time.monotonic()
+        looks = [] if self._doors is None else [max(0.0, self._look_at_doors - now)]
         waiting = [connection for connection in self._connections if connection.registered is None]
-        if not waiting:
-            return None
         if any(connection.claim is not None for connection in waiting):
-            return ASK_AGAIN_SECONDS
-        oldest = min(connection.begun for connection in waiting)
-        return max(0.0, oldest + self._message_seconds - time.monotonic())
+            looks.append(ASK_AGAIN_SECONDS)
+        elif waiting:
+            oldest = min(connection.begun for connection in waiting)
+            looks.append(max(0.0, oldest + self._message_seconds - now))
+        return min(looks, default=None)
 
-    def _accept(self) -> None:
+    def _attend(self, doors: PodDoors) -> None:
+        """Pods have come or gone."""
+        opened, gone = doors.look()
+        for listener in gone:
+            self._selector.unregister(listener)
+            listener.close()
+        for listener in opened:
+            self._selector.register(listener, selectors.EVENT_READ)
+
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            accepted, _ = self._listener.accept()
+            accepted, _ = listener.accept()
         except (BlockingIOError, ConnectionError, InterruptedError):
             return
         except OSError as error:

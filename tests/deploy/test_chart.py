@@ -28,6 +28,9 @@ WISHES: dict[str, list[str]] = {
     "all features": [
         "agent.features.kernelLog=true",
         "agent.features.hostProcesses=true",
+        "agent.features.hostNetwork=true",
+        "agent.features.podNetworks=true",
+        "agent.features.steps=true",
         "agent.runtimeClassName=nvidia",
         "podMonitor.enabled=true",
         "podMonitor.labels.release=prometheus",
@@ -136,6 +139,27 @@ def test_each_privilege_comes_with_its_feature_alone() -> None:
 
     assert capabilities("agent.features.kernelLog=true") == ["SYSLOG"]
     assert capabilities("agent.features.hostProcesses=true") == ["SYS_PTRACE"]
+    assert capabilities("agent.features.podNetworks=true") == ["SYS_PTRACE", "SYS_ADMIN"]
+    assert capabilities("agent.features.hostNetwork=true") == []
+
+
+def test_the_agent_has_the_host_s_processes_and_network_where_a_feature_needs_them_and_nowhere_else() -> None:
+    def pod(*wishes: str) -> tuple[bool, bool, bool]:
+        """Host's processes, host's network, and whether /proc is mounted from the host instead."""
+        agent = one(render(*wishes), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
+        (container,) = agent["containers"]
+        mounted = "--proc-root=/host/proc" in container["args"]
+        assert mounted is any(volume["name"] == "proc" for volume in agent["volumes"])
+        return agent["hostPID"], agent.get("hostNetwork", False), mounted
+
+    assert pod() == (False, False, True)
+    assert pod("agent.features.podNetworks=true") == (True, False, False)
+    assert pod("agent.features.hostNetwork=true") == (False, True, True)
+    assert pod("agent.features.steps=true") == (True, False, False)
+    agent = one(render("agent.features.steps=true"), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
+    (mount,) = (one for one in agent["containers"][0]["volumeMounts"] if one["name"] == "pods")
+    assert f"--kubelet-pods={mount['mountPath']}" in agent["containers"][0]["args"]
+    assert agent["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_nothing_leaves_a_node_unprotected_unless_that_is_asked_for() -> None:
