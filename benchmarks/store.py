@@ -24,6 +24,7 @@ import json
 import os
 import random
 import resource
+import sys
 import tempfile
 import time
 from heapq import heappop, heappush
@@ -162,6 +163,7 @@ def measure(most: int, processes: int = 1) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="gangwatch-store-") as folder:
         path = Path(folder) / "store.sqlite"
         state, figures = write(path, most)
+        say(f"written: {figures}")
         lost = encode_state(state)
         del state
 
@@ -170,6 +172,7 @@ def measure(most: int, processes: int = 1) -> dict[str, object]:
         recovered = recover(store)
         restart_seconds = time.perf_counter() - began
         restarted_alike = encode_state(recovered.state) == lost and not recovered.mismatches
+        say(f"restarted in {restart_seconds:.3f} s, {recovered.cycles} cycles replayed, alike: {restarted_alike}")
 
         began = time.perf_counter()
         with store.replaying() as running:
@@ -197,6 +200,11 @@ def measure(most: int, processes: int = 1) -> dict[str, object]:
         "replayed_alike": alike,
         "rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
     }
+
+
+def say(text: str) -> None:
+    """What is known so far: a run of a million takes minutes."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _cpu_seconds() -> float:

@@ -20,6 +20,7 @@ from scheduler_feedback.core.plan import Plan
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.turn import span
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+from scheduler_feedback.policies import hosted
 from scheduler_feedback.policies.backfill import reserve
 from scheduler_feedback.policies.cost import (
     CostTest,
@@ -185,9 +186,11 @@ def _target(state: State, job: Job, plan: Plan, disturbed: Verdict | None) -> tu
     """Where the gang could go now, () for nowhere, and who would have to give back spares for it.
 
     To free slots and those of its own that no verdict accuses, on no suspect node; then to spares too; then to spares
-    that are lent. disturbed: of interference: it must share no rack (no node, where racks are not known) with the
-    other.
+    that are lent. Nowhere, where another scheduler is about to give what is free to others. disturbed: of interference:
+    it must share no rack (no node, where racks are not known) with the other.
     """
+    if hosted.will_be_taken(state, ledger_of(state), job):
+        return (), ()
     avoided = accused_nodes(state, job)
     if disturbed is not None:
         avoided = (*avoided, *around(state, state.jobs[disturbed.aggressor]))

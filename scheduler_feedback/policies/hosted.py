@@ -64,6 +64,12 @@ def want(state: State, ledger: Ledger, node: Node) -> bool:
     )
 
 
+def will_be_taken(state: State, ledger: Ledger, job: Job) -> bool:
+    """Whether what is free now is as good as given away: the job's scheduler has gangs waiting that fit into it."""
+    free = ledger.plan.free(Tier.HEALTHY)
+    return job.spec.kind is JobKind.HOSTED and any(one.ranks <= free for one in state.host_waits)
+
+
 def _patience(state: State, ledger: Ledger, waiting: HostedWait) -> float:
     """How long such a gang waits for healthy slots, if it is the next, as a share of the time that it may run."""
     spec = JobSpec("", (), waiting.ranks, kind=JobKind.HOSTED, time_limit_seconds=waiting.seconds)

@@ -85,6 +85,14 @@ def test_it_is_not_called_back_for_who_is_about_to_start_elsewhere() -> None:
     assert state.nodes["n0"].state is NodeState.SUSPECT
 
 
+def test_free_slots_that_others_are_about_to_get_are_no_place_to_move_to() -> None:
+    state, outcome = hosting(HostWaits((HostedWait("batch", 2),)))
+    assert outcome.actions == []
+    assert next(iter(state.cases.values())).ruling == "target"
+    outcome = cycle.run(state, [HostWaits(())], BEGAN + 6 * SECOND)
+    assert [type(action) for action in outcome.actions] == [StopGang], "nobody waits any more"
+
+
 def test_a_gang_whose_slow_slots_others_get_gains_the_less_by_moving() -> None:
     gains = []
     for waiting in ((), (NARROW,)):

@@ -21,7 +21,7 @@ from scheduler_feedback.backends.slurm.audit import Line, lines
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.events import AttemptEnded, Event, Hosted
-from scheduler_feedback.core.job import StopReason
+from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot, StopReason
 from scheduler_feedback.core.state import State
 from tests.slurm.bed import Bed
 
@@ -253,6 +253,42 @@ def test_a_slurmd_that_is_killed_takes_its_node_out_and_its_job_to_another(world
     world.bed.start_node(node)
     world.wait("the node is back", lambda: node in [seen.node for seen in backend.nodes() if seen.present])
     assert not world.audit("requeue", "drain")
+
+
+def test_nobody_takes_the_place_of_a_job_on_the_move(world: World) -> None:
+    """From its exit to its next start its nodes are free, and a gang that fits on three of them waits."""
+    bed = world.bed
+    bed.submit("sleep 300", "--nodes=59", "--gpus-per-node=8", "--nodelist=gpu[006-064]", "--time=60")
+    bed.wait_for("the cluster is full", lambda: len(bed.nodes_in("idle")) == 5)
+    number = world.submit(OPTED_IN)
+    assert bed.ask("scontrol", "show", "hostnames", bed.job(number)["NodeList"]).split() == bed.names[:4]
+    world.start()
+    world.wait("it is told of", lambda: (f"slurm-{number}", 0) in world.holding)
+    greedy = bed.submit("sleep 300", "--nodes=3", "--gpus-per-node=8", "--time=60")
+    bed.wait_for("it waits", lambda: bed.job(greedy)["Reason"] in ("Resources", "Priority"))
+    place = [name for name in bed.names[:5] if name != SLOW]
+    spec = JobSpec("gang", ("x",), 32, kind=JobKind.HOSTED)
+    claim = [Slot(name, index) for name in place for index in range(8)]
+    world.state.jobs[f"slurm-{number}"] = Job(f"slurm-{number}", spec, JobState.STOPPING, 0, claim=claim)
+    world.move(number)
+    world.wait("it runs again", lambda: world.runs_again(number), 20)
+    assert bed.ask("scontrol", "show", "hostnames", bed.job(number)["NodeList"]).split() == place
+    assert bed.job(greedy)["JobState"] == "PENDING"
+    assert [line.outcome for line in world.audit("keep", "unkeep")] == ["done", "done"]
+    assert "No reservations" in bed.ask("scontrol", "show", "reservation")
+
+
+def test_a_reservation_that_can_not_be_had_keeps_no_job_from_moving(world: World) -> None:
+    world.start()
+    number = world.submit(OPTED_IN)
+    world.break_("scontrol", 'if [ "$1" = create ]; then exit 1; fi\nexec $REAL "$@"')
+    claim = [Slot("gpu009", 0)]
+    spec = JobSpec("gang", ("x",), 32, kind=JobKind.HOSTED)
+    world.state.jobs[f"slurm-{number}"] = Job(f"slurm-{number}", spec, JobState.STOPPING, 0, claim=claim)
+    world.move(number)
+    world.wait("it runs again", lambda: world.runs_again(number), 20)
+    assert [line.outcome.partition(":")[0] for line in world.audit("keep", "unkeep")] == ["failed"]
+    assert SLOW in world.bed.job(number)["ExcNodeList"]
 
 
 def test_a_job_that_never_opted_in_is_refused(world: World) -> None:

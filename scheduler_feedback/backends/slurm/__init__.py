@@ -6,7 +6,7 @@ parse_json, parse_text                                    wishes      what the c
                                                           plan        what is to be changed, from one look
 touched     what has to be put back                       hands       the one way by which anything is changed
 audit       a line for everything that was                requeue     a job leaves a bad node
-                                                          probing     a drained node is measured
+findings    what detectors say, until it can be judged    probing     a drained node is measured
 backend     the thread that does all this, and the Backend
 """
 

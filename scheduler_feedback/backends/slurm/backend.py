@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -37,7 +37,7 @@ from scheduler_feedback.backends.slurm.hands import Hands, Settings
 from scheduler_feedback.backends.slurm.keeper import Keeper
 from scheduler_feedback.backends.slurm.moves import Moves
 from scheduler_feedback.backends.slurm.opt_in import OptIn
-from scheduler_feedback.backends.slurm.probing import Probe, let_go
+from scheduler_feedback.backends.slurm.probing import Probes
 from scheduler_feedback.backends.slurm.translate import (
     host_waits,
     hosted,
@@ -47,10 +47,9 @@ from scheduler_feedback.backends.slurm.translate import (
     why_not,
 )
 from scheduler_feedback.backends.slurm.wishes import Wishes, wishes_of
-from scheduler_feedback.core.actions import Action, StartGang, StopGang
+from scheduler_feedback.core.actions import Action, StartGang
 from scheduler_feedback.core.events import (
     AttemptEnded,
-    AttemptRunning,
     AttemptUnknown,
     Event,
     HostWaits,
@@ -123,8 +122,7 @@ class SlurmBackend:
             self._hands, self._settings, self._cycle, lambda number: self._opted.get(number, OptIn()),
             lambda: self._snapshot, self._keeper.say_once, self._hurry_up,
         )  # fmt: skip
-        self._probes: dict[tuple[str, int], Probe] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._probes = Probes(self._hands)
 
     # --- coming and going --------------------------------------------------------------------------------------------
 
@@ -163,10 +161,10 @@ class SlurmBackend:
         if isinstance(action, StartGang):
             if action.spec.kind is not JobKind.PROBE:
                 raise BackendError(f"{action.action_id}: {action.job_id} is to be started by Slurm, with sbatch")
-            self._call(lambda: self._probe(action))
+            self._call(lambda: self._probes.begin(action))
             return
         if (action.job_id, action.attempt) in self._probes:
-            self._call(lambda: self._end_probe(action))
+            self._call(lambda: self._probes.end(action))
             return
         number = number_of(action.job_id)
         if number is None:
@@ -243,8 +241,8 @@ class SlurmBackend:
         return self._snapshot
 
     def _what_became(self, snapshot: Snapshot, job_id: str, attempt: int) -> list[Event]:
-        if (probe := self._probes.get((job_id, attempt))) is not None:
-            return self._probed(probe, job_id, attempt)
+        if (job_id, attempt) in self._probes:
+            return self._probes.became(job_id, attempt)
         number = number_of(job_id)
         if number is None:
             return [AttemptUnknown(job_id, attempt)]  # a probe that an earlier controller ran; its node is let go of
@@ -258,15 +256,6 @@ class SlurmBackend:
         ended = f"{job.state.lower()}, as Slurm tells"
         code = 0 if job.state == "COMPLETED" else job.exit_code or None
         return [AttemptEnded(job_id, attempt, (), reason=ended, all_exited_with=code)]
-
-    def _probed(self, probe: Probe, job_id: str, attempt: int) -> list[Event]:
-        if probe.exit_code is not None:
-            del self._probes[job_id, attempt]
-            return [AttemptEnded(job_id, attempt, (), probe.running, probe.failure, all_exited_with=probe.exit_code)]
-        running = probe.running and (job_id, attempt) not in self._told
-        if running:
-            self._told[job_id, attempt] = time.monotonic()
-        return [AttemptRunning(job_id, attempt, ())] if running else []
 
     def _call(self, work: Callable[[], None]) -> None:
         """Have it done on the loop's thread. Raises BackendError where that has ended."""
@@ -302,8 +291,7 @@ class SlurmBackend:
                 pass
             self._wake.clear()
         self._moves.end()
-        for task in self._tasks:
-            task.cancel()
+        self._probes.leave()
 
     async def _round(self) -> None:
         before = self._wishes
@@ -321,7 +309,8 @@ class SlurmBackend:
         try:
             await self._look(now)
             if self._cycle.ask is not None:
-                self._take_up()
+                self._moves.take_up()
+                self._probes.take_up()
                 await self._change()
         except BackendError as error:
             if str(error) != self._trouble:
@@ -334,14 +323,6 @@ class SlurmBackend:
         assert self._snapshot is not None
         for name in await self._keeper.keep(self._wishes, self._snapshot):
             self._events.append(NodeCommanded(name, NodeCommand.RELEASE, "whoever resumed it in Slurm"))
-
-    def _take_up(self) -> None:
-        """After a start: what an earlier controller has begun; reservations of probes that nobody runs any more."""
-        self._moves.take_up()
-        for node in list(self._hands.touched.reserved):
-            if not any(probe.node == node for probe in self._probes.values()):
-                self._hands.touched.reserved.pop(node)
-                self._keep(let_go(self._hands, node, "the controller that probed it has ended"))
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -393,28 +374,3 @@ class SlurmBackend:
             self._snapshot = Snapshot(self._snapshot.at_ns, self._snapshot.nodes, jobs)
             if job is not None and job.runs and number not in self._opted:
                 self._opted[number] = opt_in.of_comment(job.comment)
-
-    # --- probes ------------------------------------------------------------------------------------------------------
-
-    def _probe(self, action: StartGang) -> None:
-        key = action.job_id, action.attempt
-        if key not in self._probes:
-            self._probes[key] = probe = Probe(self._hands, action)
-            self._keep(probe.run())
-
-    def _end_probe(self, action: StopGang) -> None:
-        probe = self._probes.get((action.job_id, action.attempt))
-        if probe is not None and probe.number is not None:
-            number = str(probe.number)
-            self._keep(self._cancel(number, action.reason))
-
-    async def _cancel(self, number: str, why: str) -> None:
-        try:
-            await self._hands.do("cancel", number, ("scancel", number), why)
-        except BackendError as error:
-            _log.warning("scancel %s: %s", number, error)  # the probe's own looks tell what becomes of it
-
-    def _keep(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import logging
 import math
 import shlex
+from collections.abc import Coroutine
 
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.slurm.hands import Hands
 from scheduler_feedback.backends.slurm.translate import OURS
-from scheduler_feedback.core.actions import StartGang
+from scheduler_feedback.core.actions import StartGang, StopGang
+from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, Event
+
+_log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 
@@ -23,14 +28,17 @@ def reservation_of(node: str) -> str:
 
 
 class Probe:
-    """One probe of one node. number: its job, once it is submitted. exit_code: once it has ended."""
+    """One probe of one node. number: its job, once it is submitted. exit_code: once it has ended.
+
+    told: whether the cycle knows that it runs.
+    """
 
     def __init__(self, hands: Hands, action: StartGang) -> None:
         assert action.spec.pinned_node is not None
         self._hands, self._action = hands, action
         self.node = action.spec.pinned_node
         self.number: int | None = None
-        self.running = False
+        self.running = self.told = False
         self.exit_code: int | None = None
         self.failure = ""
 
@@ -79,6 +87,68 @@ class Probe:
         if job is None:
             raise BackendError(f"job {self.number}, the probe of {node}, has vanished")
         self.exit_code = job.exit_code if job.state == "COMPLETED" or job.exit_code else FAILED
+
+
+class Probes:
+    """Those under way, by job and attempt. Begun and ended on the loop's thread, asked about on the cycle's."""
+
+    def __init__(self, hands: Hands) -> None:
+        self._hands = hands
+        self._by_attempt: dict[tuple[str, int], Probe] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._by_attempt)
+
+    def __contains__(self, attempt: tuple[str, int]) -> bool:
+        return attempt in self._by_attempt
+
+    def begin(self, action: StartGang) -> None:
+        """Set it going; the same once more does nothing."""
+        key = action.job_id, action.attempt
+        if key not in self._by_attempt:
+            self._by_attempt[key] = probe = Probe(self._hands, action)
+            self._keep(probe.run())
+
+    def end(self, action: StopGang) -> None:
+        """Cancel its job; the probe's own looks tell what becomes of it."""
+        probe = self._by_attempt.get((action.job_id, action.attempt))
+        if probe is not None and probe.number is not None:
+            self._keep(self._cancel(str(probe.number), action.reason))
+
+    async def _cancel(self, number: str, why: str) -> None:
+        try:
+            await self._hands.do("cancel", number, ("scancel", number), why)
+        except BackendError as error:
+            _log.warning("scancel %s: %s", number, error)
+
+    def became(self, job_id: str, attempt: int) -> list[Event]:
+        """What the cycle is to be told of it; once it has ended, nothing more is known of it."""
+        probe = self._by_attempt[job_id, attempt]
+        if probe.exit_code is not None:
+            del self._by_attempt[job_id, attempt]
+            return [AttemptEnded(job_id, attempt, (), probe.running, probe.failure, all_exited_with=probe.exit_code)]
+        if not probe.running or probe.told:
+            return []
+        probe.told = True
+        return [AttemptRunning(job_id, attempt, ())]
+
+    def take_up(self) -> None:
+        """After a start: reservations of probes that nobody runs any more."""
+        for node in list(self._hands.touched.reserved):
+            if not any(probe.node == node for probe in self._by_attempt.values()):
+                self._hands.touched.reserved.pop(node)
+                self._keep(let_go(self._hands, node, "the controller that probed it has ended"))
+
+    def leave(self) -> None:
+        """Let be what is under way."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 async def let_go(hands: Hands, node: str, why: str) -> None:

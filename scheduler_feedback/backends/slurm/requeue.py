@@ -7,7 +7,7 @@
     3  the checkpoint signal, and a wait: until its processes have ended, or for as long as it said that it takes
     4  what is about to happen is written down                                                  (touched.py)
     5  scontrol requeue: Slurm ends what is left of it, and keeps it from starting for two minutes
-    6  once it is pending: its exclusion, and StartTime=now, which ends those two minutes
+    6  once it has been pending for a moment: its exclusion, and StartTime=now, which ends those two minutes
     7  the reservation goes, and the job starts by its place in the queue, which a requeue does not change
 
 After a crash 5 to 7 are taken up where they were left: what Slurm says of the job, its count of restarts above all,
@@ -34,6 +34,11 @@ from scheduler_feedback.backends.slurm.touched import Moving
 
 LOOK_SECONDS = 0.5
 """Between two looks at the one job that is being moved."""
+
+SETTLED_SECONDS = 1.5
+"""From when none of its processes is left until it may start: to its nodes' daemons a credential made in the second in
+which they ended the job is one of the attempt that is over, and they kill the new one (slurmd revokes by whole seconds;
+Slurm itself waits two minutes). Half a second is for clocks that differ."""
 
 RETRY_SECONDS = 2.0
 KEPT = "gangwatch_job_"
@@ -194,6 +199,7 @@ class Requeue:
     async def _start_again(self, avoided: tuple[str, ...]) -> None:
         """Until it waits with its exclusion and may start, or runs. A start time set while it is completing is lost."""
         began = time.monotonic()
+        waits_since: float | None = None
         while True:
             job = await self._look()
             if job.runs or job.state not in ("PENDING", "COMPLETED"):
@@ -202,7 +208,8 @@ class Requeue:
             ready = wanted == set(job.excluded) and job.begins_seconds <= time.time()
             if job.waits and ready:
                 return
-            if job.waits:
+            waits_since = (waits_since or time.monotonic()) if job.waits else None
+            if waits_since is not None and time.monotonic() - waits_since >= SETTLED_SECONDS:
                 command = ["scontrol", "update", f"JobId={self._target}", "StartTime=now"]
                 command += [f"ExcNodeList={join(sorted(wanted))}"] if wanted else []
                 try:
