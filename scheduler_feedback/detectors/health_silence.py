@@ -19,6 +19,10 @@ and for three of its steps: records of steps may come late for no such reason, a
 collectives are reported the others must have waited in one for so long, and for a usual step: records that are late
 leave them in the newest."""
 
+STOOD_STEPS, STOOD_SECONDS = 2.0, 5.0
+"""A node that is lost takes its agent's word with it in the step that nobody finishes. Where the agent was heard for
+longer after the job's last step than two usual ones take, and five seconds for clocks, the job stood still before."""
+
 MASS_SHARE = 0.05
 MASS_SECONDS = 60.0
 MASS_LEAST = 3
@@ -70,6 +74,9 @@ class Silence:
                 lost_ns = self._lost.get(node)
                 # The second witness: the job has made no step since, for longer than its steps take.
                 if lost_ns is None or speed.finished_ns > lost_ns or (now_ns - lost_ns) * 1e-9 < STILL_SECONDS:
+                    continue
+                stood = (telemetry.heard_ns[node] - speed.finished_ns) * 1e-9
+                if stood > STOOD_STEPS * speed.usual + STOOD_SECONDS:
                     continue
                 if still < 3 * speed.usual or not _waited_for(job, telemetry, max(STILL_SECONDS, speed.usual)):
                     continue

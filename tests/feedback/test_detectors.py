@@ -229,6 +229,13 @@ def test_a_silent_agent_needs_a_second_witness() -> None:
     assert (verdict.node, verdict.cause, verdict.level) == ("j-n2", Cause.LOST, "node")
 
 
+def test_an_agent_that_falls_silent_while_its_job_hangs_has_not_taken_its_node_with_it() -> None:
+    """Two that have nothing to do with each other: whoever stops the job has stopped it before."""
+    job = Job(ranks=64, nodes=64)
+    job.hung_from = 50.0
+    assert not verdicts(course(HealthDetector(), [job], 200, silent=gone_after(80, "j-n2")))
+
+
 class LateRecords(Job):
     """A job that goes on, of whose steps no record comes from the fiftieth second on."""
 
@@ -298,6 +305,38 @@ def test_the_neighbour_that_disturbs_is_named_and_nobody_is_accused() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_neighbours_that_do_not_disturb_are_left_alone(seed: int) -> None:
     assert not verdicts(course(list(make_all()), neighbours(UPLINK, disturbs=False), 250, seed=seed))
+
+
+def test_interference_ends_when_the_neighbour_is_quiet_and_is_told_again_when_it_is_not() -> None:
+    jobs = neighbours(UPLINK)
+    victim, loud = jobs[0], jobs[1]
+    bursts = [(110, 130), (160, 180), (210, 230), (260, 280), (600, 620), (650, 670)]
+
+    def busy(second: float) -> bool:
+        return any(first <= second < last for first, last in bursts)
+
+    loud.sends = lambda second: 9e9 if busy(second) else 1e9
+    victim.network = lambda second: 0.6 if busy(second) else 0.3
+    found = [(second, type(one)) for second, one in course(InterferenceDetector(), jobs, 700)]
+    assert [kind for _, kind in found] == [Verdict, Cleared, Verdict]
+    told, ended, again = (second for second, _ in found)
+    assert told < 280
+    assert 400 < ended < 420, "two minutes after its last burst, though the past is remembered for twelve"
+    assert 600 <= again < 670
+
+
+def test_a_neighbour_that_pauses_for_long_is_given_time() -> None:
+    jobs = neighbours(UPLINK)
+    victim, loud = jobs[0], jobs[1]
+
+    def busy(second: float) -> bool:
+        return 100 < second < 500 and second % 130 < 30  # pauses of 100 s, the last burst up to 420
+
+    loud.sends = lambda second: 9e9 if busy(second) else 1e9
+    victim.network = lambda second: 0.6 if busy(second) else 0.3
+    found = [(second, type(one)) for second, one in course(InterferenceDetector(), jobs, 650)]
+    assert [kind for _, kind in found] == [Verdict, Cleared]
+    assert 619 < found[1][0] < 632
 
 
 def test_without_a_topology_it_is_unknown() -> None:
