@@ -22,8 +22,9 @@ _ENDING_SECONDS = 30
 
 
 def _began(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # as the image sets it (Dockerfile)
     with log.open("ab") as stream:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
+        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 0.5
 _WISH_SECONDS = 10.0
+_CYCLES_AFTER = 50_000
+"""Objects made and not freed between two looks for cycles: a bound pod makes hundreds, and none that lasts."""
+
 _STORE_FILES = ("store.sqlite", "store.sqlite-wal", "store.sqlite-shm")
 _log = logging.getLogger("gangwatch.kubernetes")
 
@@ -109,6 +113,8 @@ def _lead(
             upstream=settings.upstream_groups,
         )
     backend.start()
+    gc.freeze()  # modules, and what the server holds, whose structs refer to nothing that refers back
+    gc.set_threshold(_CYCLES_AFTER)
     try:
         policy = _policy(config, settings, backend)
         if leadership.before != identity:

@@ -73,7 +73,8 @@ def test_pods_go_where_the_core_placed_their_ranks_and_the_world_counts_on_it() 
 def test_where_one_pod_does_not_fit_nothing_is_counted_on() -> None:
     world = world_of("n1", "n2")
     hungry = pod("w-1", 8, "g")
-    hungry.spec.containers.append(msgspec.convert({"name": "x", "resources": {"requests": {"cpu": "63.5"}}}, Container))
+    another = msgspec.convert({"name": "x", "resources": {"requests": {"cpu": "63.5"}}}, Container)
+    hungry.spec.containers = [*hungry.spec.containers, another]
     before = world.free_of("n1")
     with pytest.raises(DoesNotFitError, match="w-1 does not fit on n2: cpu: 64500 asked for, 64000 free") as caught:
         assign(world, [pod("w-0", 8, "g"), hungry], [*slots("n1", 8), *slots("n2", 8)])

@@ -208,10 +208,33 @@ class PodStatus(Part):
     container_statuses: list[ContainerStatus] | None = None
 
 
+_MOST_SHARED = 10_000
+"""Lists that are kept to be shared: far more kinds of pod than run at once."""
+
+_shared: dict[tuple[type, bytes], Any] = {}
+
+
+def _share(parts: Any) -> Any:
+    """The same list for pods that have equal ones, as all of a gang do: of fifty thousand pods most is that."""
+    if not parts:
+        return parts
+    key = type(parts[0]), msgspec.msgpack.encode(parts)
+    if len(_shared) > _MOST_SHARED:
+        _shared.clear()
+    return _shared.setdefault(key, parts)
+
+
 class Pod(Part):
+    """Lists of its spec may be those of other pods, too: whoever wants to change one makes another."""
+
     metadata: Metadata
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        spec.containers, spec.init_containers = _share(spec.containers), _share(spec.init_containers)
+        spec.tolerations, spec.volumes = _share(spec.tolerations), _share(spec.volumes)
 
     @property
     def over(self) -> bool:
