@@ -10,7 +10,7 @@ Nobody is quarantined for it. Without a known topology it says that it does not 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -40,6 +40,7 @@ from scheduler_feedback.detectors.together import (
     grown,
     least,
     pad,
+    pauses,
     together,
 )
 
@@ -55,6 +56,12 @@ LEAST_ELSEWHERE = 0.25
 CONGESTED_RANKS = 0.2
 UNKNOWN_COST = 0.10
 HOLD_TESTS = 20
+"""Tests in a row without a finding after which a verdict ends: two minutes."""
+
+HOLD_PAUSES = 2
+"""A neighbour disturbs in bursts. It has ended where it has been quiet for twice as long as it ever paused, and for as
+long as HOLD_TESTS take at least: the past, in which the two rose and fell together, is looked back over for twelve
+minutes."""
 
 SENDING = ("uplink", "nic", "pcie_switch")
 SNAPSHOT_VERSION = 1
@@ -99,6 +106,7 @@ class InterferenceDetector:
         self._courses: dict[str, _Course] = {}
         self._ends: deque[int] = deque(maxlen=KEPT_WINDOWS)
         self._standing: dict[tuple[str, str], _Standing] = {}
+        self._quiet: set[tuple[str, str]] = set()
         self._windows = 0
         self._tested = 0
         self._shapes: tuple[Shape, ...] = ()
@@ -115,6 +123,7 @@ class InterferenceDetector:
             del self._courses[gone]
         for key in [key for key in self._standing if key[0] not in present]:
             del self._standing[key]
+        self._quiet = {key for key in self._quiet if present.keys() >= set(key)}
         resources = self._resources(telemetry)
         self._advance(telemetry, resources)
         ends = np.fromiter(self._ends, np.int64, len(self._ends))
@@ -256,10 +265,11 @@ class InterferenceDetector:
         telemetry: Telemetry,
     ) -> list[Finding]:
         name = job.shape.job
+        over = self._ended(name, resources, telemetry)
         enough = least(telemetry.counters.seconds)
         hurt = [grown(ring, *enough) for ring in (course.communication, *course.excess.values())]
         if max(hurt) < LEAST_COST:
-            return self._clear(name, telemetry.now_ns)
+            return over + self._clear(name, telemetry.now_ns)
         best: tuple[float, str, tuple[str, str], float, float, int] | None = None
         others: list[str] = []
         for (kind, place), members in resources.items():
@@ -279,9 +289,10 @@ class InterferenceDetector:
                     others.append(aggressor)
                     if best is None or correlation > best[0]:
                         best = (correlation, aggressor, (kind, place), chance, cost, len(members[name]))
+        over += self._clear(name, telemetry.now_ns, others)
         if best is None:
-            return [*self._clear(name, telemetry.now_ns), *self._unknown(job, course, telemetry)]
-        return self._told(job, course, best, tuple(dict.fromkeys(others)), telemetry)
+            return over + self._unknown(job, course, telemetry)
+        return over + self._told(job, course, best, tuple(dict.fromkeys(others)), telemetry)
 
     def _told(
         self,
@@ -294,8 +305,7 @@ class InterferenceDetector:
         correlation, aggressor, (kind, place), chance, cost, ranks = best
         shape = job.shape
         key = (shape.job, aggressor)
-        if key in self._standing:
-            self._standing[key].missed = 0
+        if key in self._standing or key in self._quiet:
             return []
         columns = self._panel.of(shape.job)
         members = _ranks_of(shape, kind, place)
@@ -356,15 +366,43 @@ class InterferenceDetector:
         self._standing[key] = _Standing(verdict)
         return [verdict]
 
-    def _clear(self, name: str, now_ns: int) -> list[Finding]:
-        over = []
+    def _ended(self, name: str, resources: Resources, telemetry: Telemetry) -> list[Finding]:
+        """Verdicts about neighbours that have long been quiet. These are told again once they are busy."""
+        seconds = telemetry.counters.seconds
+        hold = round(HOLD_TESTS * max(TEST_SECONDS, seconds) / seconds)
+        over: list[Finding] = []
+        for key in [key for key in (*self._standing, *self._quiet) if key[0] == name]:
+            rings = [
+                self._courses[key[1]].sent[resource]
+                for resource, members in resources.items()
+                if name in members and key[1] in members
+            ]
+            if not rings:  # it is gone, or shares nothing with the victim any more
+                self._quiet.discard(key)
+                continue
+            quiet, longest = min(pauses(np.array(ring)) for ring in rings)
+            if key in self._quiet:
+                if quiet <= hold:
+                    self._quiet.discard(key)
+            elif quiet > max(hold, HOLD_PAUSES * longest):
+                self._quiet.add(key)
+                verdict = self._standing.pop(key).verdict
+                words = f"{key[1]} has been quiet for {quiet * seconds:.0f} s"
+                over.append(Cleared(verdict.verdict_id, name, telemetry.now_ns, words))
+        return over
+
+    def _clear(self, name: str, now_ns: int, still: Sequence[str] = ()) -> list[Finding]:
+        """Verdicts about neighbours with whom it has not risen and fallen together for a while. still: who does now."""
+        over: list[Finding] = []
         for key, standing in list(self._standing.items()):
-            if key[0] == name:
+            if key[0] == name and key[1] in still:
+                standing.missed = 0
+            elif key[0] == name:
                 standing.missed += 1
                 if standing.missed > HOLD_TESTS:
                     del self._standing[key]
                     over.append(Cleared(standing.verdict.verdict_id, name, now_ns, "they rise and fall apart again"))
-        return list(over)
+        return over
 
     def _unknown(self, job: JobTelemetry, course: _Course, telemetry: Telemetry) -> list[Finding]:
         """Congested on many ports and slower for it, with no topology to say whom it shares the fabric with."""

@@ -39,13 +39,17 @@ class Causes:
         self._panel = panel
         self._switches = switches
         self._priors = Priors()
+        self._shapes: tuple[Shape, ...] = ()
         self._crowded: set[str] = set()
 
     def at(self, telemetry: Telemetry) -> None:
         """Fold in what is new, before the alarms of this look are judged."""
         self._panel.at(telemetry)
-        hosts = Counter(host for job in telemetry.jobs for host in set(job.shape.sharing.get("host", ())) if host)
-        self._crowded = {host for host, jobs in hosts.items() if jobs > 1}
+        shapes = tuple(job.shape for job in telemetry.jobs)
+        if shapes != self._shapes:
+            self._shapes = shapes
+            hosts = Counter(host for shape in shapes for host in set(shape.sharing.get("host", ())) if host)
+            self._crowded = {host for host, jobs in hosts.items() if jobs > 1}
 
     def on_device(self, job: JobTelemetry, rank: int) -> bool:
         """Whether the rank computes on a GPU that is read: then not its processes tell how it fares, but the GPU."""

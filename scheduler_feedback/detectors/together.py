@@ -112,6 +112,20 @@ def together(
     return here, chance, cost
 
 
+def pauses(sent: FloatArray) -> tuple[int, int]:
+    """Windows since the neighbour was last busy, and the longest that it has paused between being busy.
+
+    (0, 0) where it never changes: then it cannot be told.
+    """
+    sent = sent[np.isfinite(sent)]
+    if not len(sent):
+        return 0, 0
+    busy = np.flatnonzero(sent > (np.quantile(sent, 0.05) + np.quantile(sent, 0.95)) / 2)
+    if not len(busy):
+        return 0, 0
+    return len(sent) - 1 - int(busy[-1]), int(np.diff(busy).max(initial=1)) - 1
+
+
 def grown(means: Means, least_windows: int, least_state: int) -> float:
     """By how much the newest windows are above the calm ones; 0 where too little is known."""
     values = means.values()

@@ -150,6 +150,7 @@ class _Kept(msgspec.Struct):
     arrays: dict[str, bytes]
     standing: dict[int, tuple[str, int, float]]
     told: tuple[int, ...]
+    longest_episode: int = 0  # snapshots of 0.1.0 don't have it
 
 
 class _Snapshot(msgspec.Struct):
@@ -191,6 +192,7 @@ def _keep(watched: Watched, baseline: Baseline) -> _Kept:
         arrays={name: array.astype("<f8").tobytes() for name, array in arrays.items()},
         standing={r: (s.verdict_id, s.first_ns, s.told_confidence) for r, s in watched.standing.items()},
         told=tuple(sorted(watched.told)),
+        longest_episode=watched.longest_episode,
     )
 
 
@@ -238,6 +240,7 @@ def _unpack(kept: _Kept) -> Watched:
     watched.since = np.where(watched.score > 0, 0, -1).astype(np.int64)
     watched.standing = {rank: Standing(*verdict) for rank, verdict in kept.standing.items()}
     watched.told = set(kept.told)
+    watched.longest_episode = kept.longest_episode
     return watched
 
 

@@ -302,6 +302,15 @@ def test_a_snapshot_gives_back_what_it_took() -> None:
     assert copy.snapshot() == detector.snapshot()
 
 
+def test_how_long_episodes_last_in_a_job_is_known_after_a_restart() -> None:
+    detector, copy = StragglerDetector(), StragglerDetector()
+    course(Gang(stops={2: stopped_by(0.3, 0.7, 40.0, 50.0)}), 80.0, 4, detector)
+    copy.restore(detector.snapshot())
+    longest = [watched.longest_episode for watched in detector._watched.values()]
+    assert longest[0] > 0
+    assert [watched.longest_episode for watched in copy._watched.values()] == longest
+
+
 @pytest.mark.parametrize("data", [b"", b"garbage", b"\x80", b"\x93\x01\x02\x03"])
 def test_a_snapshot_of_something_else_is_refused(data: bytes) -> None:
     detector = StragglerDetector()
