@@ -227,7 +227,8 @@ def _ranked(values: npt.NDArray[np.generic]) -> IndexArray:
             numbers: IndexArray = np.cumsum(np.bincount(whole) > 0) - 1
             found: IndexArray = numbers[whole]
             return found
-    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.intp)
+    places: IndexArray = np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.intp)
+    return places
 
 
 @dataclass(frozen=True, slots=True, eq=False)
