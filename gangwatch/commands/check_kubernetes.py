@@ -42,6 +42,7 @@ RIGHTS: tuple[Right, ...] = (
     *(("", "nodes", verb) for verb in ("list", "watch", "patch")),
     ("", "nodes/status", "patch"),
     *(("", "pods", verb) for verb in ("list", "watch", "get", "delete")),
+    *(("", kind, verb) for kind in ("persistentvolumeclaims", "persistentvolumes") for verb in ("list", "watch")),
     ("", "pods/binding", "create"),
     ("", "pods/eviction", "create"),
     ("", "pods/status", "patch"),
