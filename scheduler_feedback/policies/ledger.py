@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
-from scheduler_feedback.core.state import Order, State
+from scheduler_feedback.core.state import Backfilling, Order, State
 from scheduler_feedback.core.turn import nanoseconds
 from scheduler_feedback.policies import order
 from scheduler_feedback.policies.dependencies import Dependencies
@@ -26,6 +26,9 @@ from scheduler_feedback.policies.waiting_line import WaitingLine
 _HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 _ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 _NONE: tuple[Slot, ...] = ()
+
+_BEHIND_ALL = frozenset({Backfilling.NONE, Backfilling.CONSERVATIVE})
+"""Whoever gives up waiting makes room for those behind it, and not the first in line alone."""
 
 
 def ledger_of(state: State) -> Ledger:
@@ -210,7 +213,8 @@ class Ledger(Holdings):
         if job_id in self.line:
             self.line.remove(job_id)
             self.fresh.discard(job_id)
-            if self.state.reserved_for == job_id:  # nothing is kept for one that does not wait any more
+            gave_up = job.state not in _HOLDING and self.policy.backfill in _BEHIND_ALL
+            if gave_up or self.state.reserved_for == job_id:  # nothing is kept for one that does not wait any more
                 self.changed = True
         for group in self._groups:
             if group:

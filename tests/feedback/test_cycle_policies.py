@@ -258,6 +258,19 @@ def test_with_exact_estimates_backfill_delays_no_reserved_head(
         assert world.started[job_id] <= at_ns
 
 
+@pytest.mark.parametrize("backfill", [Backfilling.NONE, Backfilling.EASY, Backfilling.CONSERVATIVE])
+def test_whoever_gives_up_waiting_lets_those_behind_it_start_at_once(backfill: Backfilling) -> None:
+    """Found by the state machine, seed 20027: without backfill nobody was looked at until something else happened."""
+    world = World({"n0": 2}, Policy(estimates=Estimates.EXACT, backfill=backfill))
+    world.submit(1, 100.0, exact_seconds=100.0)
+    head = world.submit(2, 100.0, exact_seconds=100.0)
+    behind = world.submit(1, 1000.0, exact_seconds=1000.0)
+    world.advance(5.0)
+    assert world.job_state(behind) is JobState.PENDING
+    world.cycle(CancelRequested(head, "eve"))
+    assert world.job_state(behind) is JobState.STARTING
+
+
 @pytest.mark.parametrize("order", [Order.SJF, Order.SRTF, Order.SRSF, Order.LAS, Order.THEMIS, Order.FAIR])
 @pytest.mark.parametrize("preempt", [False, True])
 def test_nobody_starves_past_the_bound(order: Order, preempt: bool) -> None:
