@@ -79,7 +79,8 @@ def rose(selector: str, window: str) -> str:
 
     A counter by code or kind begins with what it counts first, and that `increase` does not see.
     """
-    return f"(increase({selector}[{window}]) > 0 or {selector} unless {selector} offset {window})"
+    # "+ 0" takes the name off, as increase does: with it and without a series is two, and one after max_over_time.
+    return f"(increase({selector}[{window}]) > 0 or ({selector} unless {selector} offset {window}) + 0)"
 
 
 _SELECTOR = re.compile(r"[a-z0-9_:]+(?:\{[^{}]*\})?")
