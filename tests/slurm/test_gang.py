@@ -157,9 +157,10 @@ def test_of_each_partition_no_more_than_its_share_is_drained(bed: Bed, site: Sit
     site.start("act", slurm={"partition_share": 0.04}, policy={"quarantine_max_fraction": 1.0})
     for name in ("gpu001", "gpu002", "gpu003"):
         site.command("node", "quarantine", name)
-    site.wait_for("the third withheld", lambda: [one for one in site.audit() if "withheld" in one["outcome"]])
-    assert len(bed.nodes_in("drain")) == 2
-    assert "2 nodes of partition batch" in site.audit("drain")[-1]["outcome"]
+    site.wait_for("the third withheld", lambda: [one for one in site.audit("drain") if "withheld" in one["outcome"]])
+    site.wait_for("two drained", lambda: len(bed.nodes_in("drain")) == 2)
+    (withheld,) = {one["outcome"] for one in site.audit("drain") if one["outcome"] != "done"}
+    assert "2 nodes of partition batch" in withheld
     # What was drained is let go of, and the third follows; a controller that starts anew does nothing twice.
     site.stop()
     site.start("act", slurm={"partition_share": 0.04}, policy={"quarantine_max_fraction": 1.0})
