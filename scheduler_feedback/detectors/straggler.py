@@ -33,6 +33,7 @@ from scheduler_feedback.detectors.gates import (
     HIT_SIGMAS,
     Case,
     judge,
+    slow_windows,
 )
 from scheduler_feedback.detectors.intersection import intersected
 from scheduler_feedback.detectors.panel import Panel
@@ -45,6 +46,7 @@ from scheduler_feedback.detectors.straggler_telling import (
     UNEASY_SCORE,
     abstention,
     cleared,
+    not_yet_sure,
     too_weak,
     verdict,
     whole_gang,
@@ -233,6 +235,8 @@ class StragglerDetector:
                 judgement = too_weak(judgement)
             if not judgement.refusal:
                 judgement = self._causes.with_past(judgement, job.shape)
+                if self._timed:  # a recorded trace is acted on by nobody
+                    judgement = not_yet_sure(judgement, len(slow_windows(case.interval, rank)))
                 watched.refused[rank] = 0
                 findings += verdict(name, watched, judgement, job, self._panel)
             elif not judgement.harmless and rank not in watched.standing:

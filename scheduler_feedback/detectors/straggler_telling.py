@@ -33,6 +33,11 @@ UNEASY_SCORE = ALARM / 3
 ACTING_CONFIDENCE = 0.9
 """A verdict told with less is told again when it reaches this: actions on running jobs wait for it (core/state.py)."""
 
+ACTING_WINDOWS = 5
+UNSURE_CONFIDENCE = 0.89
+"""Where no counter says why, a rank must have been slow in so many windows before anything is done about a running job:
+a node that pauses for three long steps looks the same until then. It is told at once all the same."""
+
 GANG_SLOWDOWN = 1.10
 GANG_WINDOWS = 8
 GANG_STEPS = 25
@@ -187,6 +192,13 @@ def _before(watched: Watched, interval: int) -> float:
     if len(past) >= 3:
         return float(join(past, "step_seconds"))
     return watched.baseline.step_seconds if watched.baseline is not None else float("nan")
+
+
+def not_yet_sure(judgement: Judgement, slow_windows: int) -> Judgement:
+    """The judgement, too unsure to be acted on where neither a cause nor its persistence speaks for it."""
+    if judgement.cause is not Cause.UNKNOWN or slow_windows >= ACTING_WINDOWS:
+        return judgement
+    return replace(judgement, confidence=min(judgement.confidence, UNSURE_CONFIDENCE))
 
 
 def too_weak(judgement: Judgement) -> Judgement:
