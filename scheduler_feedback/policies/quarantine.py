@@ -101,9 +101,16 @@ def others_want(state: State, node: Node) -> bool:
     ledger = ledger_of(state)
     return hosted.want(state, ledger, node) or any(
         pays_beside(min(node.slots, kind.ranks), kind.ranks, node.slowdown)
-        and any(bucket.keys[0][-1] not in ledger.fresh for bucket in kind.buckets.values() if bucket.keys)
+        and any(_has_waited(state, bucket.keys[0][-1]) for bucket in kind.buckets.values() if bucket.keys)
         for kind in ledger.line.kinds.values()
     )
+
+
+def _has_waited(state: State, job_id: str) -> bool:
+    """Whether time has passed since it came: who has only just come may start at once. By the state and not by what the
+    ledger has looked at, which a snapshot does not hold."""
+    job = state.jobs[job_id]
+    return max(job.submitted_ns, job.attempt_ended_ns or 0) < state.now_ns
 
 
 def may_be_called_back(state: State, node: Node) -> bool:

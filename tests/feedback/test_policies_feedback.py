@@ -10,6 +10,7 @@ import pytest
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.codec import decode_state, encode_state
 from scheduler_feedback.core.events import (
     AttemptEnded,
     FirstStep,
@@ -24,6 +25,7 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import JobKind, JobState, StopReason
 from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind
+from scheduler_feedback.policies.quarantine import others_want
 from tests.feedback.world import SECOND, World
 
 _MOVABLE: dict[str, Any] = {"restartable": True, "grace_seconds": 4.0, "restart_cost_seconds": 6.0}
@@ -853,7 +855,7 @@ def test_where_others_wait_for_the_slots_that_a_gang_would_leave_it_gains_the_le
     world, job_id = four_nodes(replace(_POLICY, order=Order.FAIR))
     world.cycle(FreezeSet(True))
     narrow = world.submit(2, 10_000.0)
-    world.cycle(Tick())
+    world.advance(1.0)
     assert world.job_state(narrow) is JobState.PENDING
     world.cycle(world.verdict(job_id, rank=3))
     detail = last_detail(world, "migrate")
@@ -951,3 +953,16 @@ def test_observe_mode_says_once_what_it_would_do() -> None:
         world.advance(12.0)
     assert [e.applied for e in world.entries if e.subject == other and e.kind == "migrate"] == [False]
     assert world.state.jobs[other].stop_reason is None
+
+
+def test_a_controller_that_starts_anew_weighs_who_waits_as_the_one_before() -> None:
+    """Found by the state machine, seed 20079: who had been looked at was known to the one that had looked alone."""
+    world, job_id = four_nodes(replace(_POLICY, order=Order.FAIR))
+    world.cycle(FreezeSet(True))
+    world.submit(2, 10_000.0)
+    world.cycle(world.verdict(job_id, rank=3))
+    anew = decode_state(encode_state(world.state))
+    assert not any(others_want(state, state.nodes["n1"]) for state in (world.state, anew)), "it has only just come"
+    world.advance(1.0)
+    anew = decode_state(encode_state(world.state))
+    assert all(others_want(state, state.nodes["n1"]) for state in (world.state, anew))
