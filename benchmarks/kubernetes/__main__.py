@@ -35,6 +35,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -227,12 +228,12 @@ def measure(count: int, folder: Path, parts: list[str], who: list[str], say: Cal
                 say(f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in figures.items())}")
 
             if "server" in who and "binds" in parts:
-                start: Start = lambda: contenders.bare(plane, folder / "bare", count, GPUS)  # noqa: E731
-                add(found.setdefault("server", {}), "server", bed.binds_of(contenders.BARE, start))
+                bare = partial(contenders.bare, plane, folder / "bare", count, GPUS)
+                add(found.setdefault("server", {}), "server", bed.binds_of(contenders.BARE, bare))
                 bed.clear()
             if "kube-scheduler" in who:
                 other = found.setdefault("kube_scheduler", {})
-                start = lambda: contenders.kube_scheduler(plane, folder / "other")  # noqa: E731
+                start = partial(contenders.kube_scheduler, plane, folder / "other")
                 if "binds" in parts:
                     add(other, "kube-scheduler", bed.binds_of(contenders.KUBE_SCHEDULER, start))
                     bed.clear()

@@ -97,7 +97,7 @@ def _merely_slow(state: State, node: Node, verdict_id: str) -> bool:
 
 
 def others_want(state: State, node: Node) -> bool:
-    """Whether a gang that could make use of the node waits: with another scheduler, or here since before this cycle."""
+    """Whether a gang that could make use of the node waits: with another scheduler, or here for some time."""
     ledger = ledger_of(state)
     return hosted.want(state, ledger, node) or any(
         pays_beside(min(node.slots, kind.ranks), kind.ranks, node.slowdown)

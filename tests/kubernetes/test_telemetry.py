@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +18,7 @@ from tests.kubernetes.bed import ControlPlane, free_ports
 from tests.kubernetes.harness import Api, Cluster, Running, needs_manager, running, wait_for
 from tests.kubernetes.process_kubelet import COMMAND, Agents, ProcessKubelet
 from tests.kubernetes.test_feedback import POLICY, node_state, taints
+from tests.loop.disturbance import stopped_and_continued
 
 pytestmark = [
     pytest.mark.xdist_group("kubernetes"),
@@ -34,30 +30,6 @@ pytestmark = [
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_dp.py"
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
 RANKS = 3
-
-
-@contextmanager
-def held_up(pid: int, held: float = 0.3, free: float = 0.25) -> Iterator[None]:
-    """The process is stopped and continued in turn, until it ends or the block does."""
-    over = threading.Event()
-
-    def disturb() -> None:
-        try:
-            while not over.is_set():
-                os.kill(pid, signal.SIGSTOP)
-                over.wait(held)
-                os.kill(pid, signal.SIGCONT)
-                over.wait(free)
-        except ProcessLookupError:
-            return
-
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def newest_step(it: Running, gang: str) -> int:
@@ -103,7 +75,7 @@ def test_a_process_that_is_held_up_is_found_by_its_agent_s_frames_and_its_gang_m
             wait_for("its steps are those of the gang", lambda: it.controller.step_seconds().get(job.job_id), 60)
             assert not [name for name in it.controller.step_seconds() if name.startswith("pod-")]
             wait_for("it has warmed up", lambda: newest_step(it, job.job_id) > 160, 90)
-            with held_up(kubelet.pid_on(slow)):
+            with stopped_and_continued(kubelet.pid_on(slow)):
                 wait_for("it is moved", lambda: it.jobs()["train"].attempt == 2, 90)
             cluster.add_gang("filler", RANKS - 1, gpus=1)
             wait_for("the node is tainted", lambda: "gangwatch.io/quarantine" in taints(cluster, slow))

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ import pytest
 from exporter.profiles import left_out_by
 from tests import needs
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
+from tests.loop.disturbance import stopped_and_continued
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_dp.py"
 STEPS = 260
@@ -40,30 +38,6 @@ def train(folder: Path, *options: str) -> list[str]:
         str(folder / "result.json"),
         *options,
     ]
-
-
-@contextmanager
-def stopped_and_continued(pid: int, held: float = 0.3, free: float = 0.25) -> Iterator[None]:
-    """kill -STOP and kill -CONT in turn, until the process or the block ends."""
-    over = threading.Event()
-
-    def disturb() -> None:
-        try:
-            while not over.is_set():
-                os.kill(pid, signal.SIGSTOP)
-                over.wait(held)
-                os.kill(pid, signal.SIGCONT)
-                over.wait(free)
-        except ProcessLookupError:
-            return
-
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @pytest.fixture

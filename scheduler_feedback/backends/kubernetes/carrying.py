@@ -177,9 +177,8 @@ class Carrying:
         with world.lock:
             uids = {member.uid for member in attempt.members if member.uid}
             pods = [pod for pod in world.pods_of(attempt.key) if pod.metadata.uid in uids]
-        if (
-            attempt.probe or not attempt.told
-        ):  # it never ran: nothing is lost by deleting it, and no budget counts what is not healthy
+        # What never ran loses nothing by being deleted, and no budget counts what is not healthy.
+        if attempt.probe or not attempt.told:
             for member in attempt.members:
                 if not member.bound:
                     world.unassume(member.uid)

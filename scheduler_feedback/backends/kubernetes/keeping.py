@@ -13,8 +13,8 @@ from concurrent.futures import Future
 
 import msgspec
 
-from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.client import Client, RefusedError
+from scheduler_feedback.backends.kubernetes.lease import while_leading
 from scheduler_feedback.core.state import Ended, State
 from scheduler_feedback.policies.history import BINS
 
@@ -115,13 +115,7 @@ class Keeper:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            if self._may_act():
-                try:
-                    await self.once()
-                except BackendError as error:
-                    _log.info("keeping: %s", error)
-            await asyncio.sleep(PERIOD_SECONDS)
+        await while_leading(self.once, self._may_act, PERIOD_SECONDS, "keeping")
 
     async def once(self) -> None:
         """Ask, and write it where it is another."""

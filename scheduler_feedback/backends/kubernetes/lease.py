@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -36,6 +36,19 @@ LAST_HOLDER = f"{OURS}last-holder"
 _REQUEST_SECONDS = 3.0
 _leases = msgspec.json.Decoder(Lease)
 _log = logging.getLogger(__name__)
+
+
+async def while_leading(
+    once: Callable[[], Awaitable[None]], may_act: Callable[[], bool], period_seconds: float, what: str
+) -> None:
+    """Do it again and again while we lead, until cancelled; what the server refuses is tried the next time."""
+    while True:
+        if may_act():
+            try:
+                await once()
+            except BackendError as error:
+                _log.info("%s: %s", what, error)
+        await asyncio.sleep(period_seconds)
 
 
 @dataclass(slots=True)

@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.advice import Advice, Finding, findings_of
 from scheduler_feedback.backends.kubernetes.client import MERGE_PATCH, STRATEGIC_PATCH, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.constraints import OURS
+from scheduler_feedback.backends.kubernetes.lease import while_leading
 from scheduler_feedback.backends.kubernetes.marks import Marks, changes, marks_of
 from scheduler_feedback.backends.kubernetes.objects import COSCHEDULING, Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.translate import Gang
@@ -118,13 +118,7 @@ class Publisher:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            if self._may_act():
-                try:
-                    await self.once()
-                except BackendError as error:
-                    _log.info("publishing: %s", error)
-            await asyncio.sleep(PERIOD_SECONDS)
+        await while_leading(self.once, self._may_act, PERIOD_SECONDS, "publishing")
 
     async def once(self) -> None:
         """Ask, compare, write."""
