@@ -3,10 +3,13 @@
 s = step time now over step time without the suspect; p = probability that the slowness is the node's and lasts;
 R = run time that is left at healthy speed; D = how long the fault is expected to last if nothing is done.
 
-    benefit = p (s - 1) min(R, D/s)     cost = save + unsaved + restart + queue     act if benefit > (1 + h) cost
+    benefit = p (s - 1) E min(R, D/s)     cost = save + unsaved + restart + queue     act if benefit > (1 + h) cost
 
 Where others wait for slots, they get the slow ones that the gang leaves: of g ranks k move away, so (1 - k/g) of the
 benefit is what the cluster gains; a gang on one node alone would only change places with another.
+
+Where R is known from jobs alike (history), the mean is taken over how long they ran: with their usual length alone a
+gang that is near its end as a rule would be moved for work that few of its kind have left.
 
 D is divided by s because a fault of D seconds of wall time slows only the work that gets done in it: its whole cost is
 D (1 - 1/s).
@@ -18,10 +21,12 @@ from dataclasses import dataclass
 
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.job import Job
-from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.turn import nanoseconds, span
 from scheduler_feedback.core.verdict import Kind, Verdict
-from scheduler_feedback.policies.estimate import healthy_end_ns, lasts_yet_seconds, loss_seconds
+from scheduler_feedback.policies import history
+from scheduler_feedback.policies.estimate import healthy_end_ns, lasts_yet_seconds
+from scheduler_feedback.policies.order.fair import work_done
 from scheduler_feedback.policies.quarantine import ACCUSING, others_want
 
 
@@ -33,12 +38,14 @@ class CostTest:
     last checkpoint of a gang that does not save when it is told. restart_seconds: the user's estimate.
     measured_seconds: what the gang's last move really took, from the decision to its first step; it stands for save and
     restart where it is known. share: of the gain that is left when those that wait get the slow slots.
+    exposed_seconds: work, at healthy speed, that is expected to fall into what is left of the fault: E min(R, D/s).
     """
 
     probability: float
     slowdown: float
     remaining_seconds: float
     persistence_seconds: float
+    exposed_seconds: float
     save_seconds: float
     restart_seconds: float
     queue_seconds: float
@@ -49,8 +56,7 @@ class CostTest:
 
     @property
     def benefit_seconds(self) -> float:
-        lost = loss_seconds(self.slowdown, self.remaining_seconds, self.persistence_seconds)
-        return self.probability * self.share * lost
+        return self.probability * self.share * max(self.slowdown - 1, 0.0) * self.exposed_seconds
 
     @property
     def cost_seconds(self) -> float:
@@ -73,6 +79,7 @@ class CostTest:
             ("slowdown", f"{self.slowdown:.3f}"),
             ("remaining_seconds", f"{self.remaining_seconds:.1f}"),
             ("persistence_seconds", f"{self.persistence_seconds:.1f}"),
+            ("exposed_seconds", f"{self.exposed_seconds:.1f}"),
             ("share", f"{self.share:.3f}"),
             ("benefit_seconds", f"{self.benefit_seconds:.1f}"),
             ("save_seconds", f"{self.save_seconds:.1f}"),
@@ -89,11 +96,16 @@ def cost_test(state: State, job: Job, verdict: Verdict, now_ns: int) -> CostTest
     """The terms for this gang and verdict. p is the verdict's confidence, or 1 where an operator confirmed it."""
     behind = nanoseconds(lost_seconds(verdict, now_ns))
     node = state.nodes.get(verdict.node)
+    remaining = (healthy_end_ns(state.policy, job, now_ns - behind) + behind - now_ns) / 1e9
+    persistence = lasts_yet_seconds(state.policy, verdict, node.doubted_ns if node else None, now_ns)
     return CostTest(
         probability=1.0 if state.judged.get(verdict.verdict_id) is True else verdict.confidence,
         slowdown=verdict.slowdown,
-        remaining_seconds=(healthy_end_ns(state.policy, job, now_ns - behind) + behind - now_ns) / 1e9,
-        persistence_seconds=lasts_yet_seconds(state.policy, verdict, node.doubted_ns if node else None, now_ns),
+        remaining_seconds=remaining,
+        persistence_seconds=persistence,
+        exposed_seconds=_exposed_seconds(
+            state, job, remaining, persistence / max(verdict.slowdown, 1.0), now_ns - behind
+        ),
         save_seconds=save_seconds(job),
         restart_seconds=job.spec.restart_cost_seconds,
         queue_seconds=0.0,
@@ -102,6 +114,20 @@ def cost_test(state: State, job: Job, verdict: Verdict, now_ns: int) -> CostTest
         unsaved_seconds=unsaved_seconds(job, now_ns),
         share=_share(state, job, node) if node is not None and verdict.kind is Kind.STRAGGLER else 1.0,
     )
+
+
+def _exposed_seconds(state: State, job: Job, remaining_seconds: float, most_seconds: float, then_ns: int) -> float:
+    """Of the work that is left, what is expected to be done in the next so many seconds of healthy work.
+
+    then_ns: when it would have been as far as it is, had nothing slowed it.
+    """
+    if state.policy.estimates is not Estimates.HISTORY:
+        return max(min(remaining_seconds, most_seconds), 0.0)
+    done = work_done(job, then_ns)
+    limit = job.spec.time_limit_seconds
+    if limit is not None and done < limit:  # nobody is killed by it: beyond it it says nothing
+        most_seconds = min(most_seconds, limit - done)
+    return history.answers_of(state).yet_within(job.spec, done, most_seconds)
 
 
 def _share(state: State, job: Job, node: Node) -> float:

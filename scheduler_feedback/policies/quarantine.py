@@ -53,9 +53,11 @@ def _mark(turn: Turn, node: Node, verdict: Verdict) -> None:
         return
     if verdict.gang and verdict.gang not in node.accusers:
         node.accusers = (*node.accusers, verdict.gang)
-    if node.state in (NodeState.QUARANTINE, NodeState.MAINTENANCE):
+    if node.state is NodeState.MAINTENANCE:
         return
     _doubt(turn, node, verdict)
+    if node.state is NodeState.QUARANTINE:
+        return
     if turn.state.judged.get(verdict.verdict_id) is True:
         quarantine(turn, node, f"an operator confirmed: {words}", verdict.verdict_id, capped=False)
     elif node.state is NodeState.PROBATION:
@@ -219,12 +221,16 @@ def let_time_pass(turn: Turn) -> None:
 
 
 def keeps_pace_again(turn: Turn, node: Node) -> None:
-    """A verdict was taken back because its member kept pace; where no other stands, the suspicion soon ends."""
-    others = any(v.node == node.name and v.kind in ACCUSING for v in turn.state.verdicts.values())
-    if node.state is NodeState.SUSPECT and node.until_ns is None and not others:
-        node.doubted_ns = None
+    """A verdict was taken back because its member kept pace; where no other stands, the node was seen well again.
+
+    Suspicion soon ends then. A quarantine lasts as long as it was to last, but nobody has to leave the node any more.
+    """
+    if any(v.node == node.name and v.kind in ACCUSING for v in turn.state.verdicts.values()):
+        return
+    node.doubted_ns = None
+    if node.state is NodeState.SUSPECT and node.until_ns is None:
         node.until_ns = turn.after(turn.state.policy.suspect_seconds)
-        ledger_of(turn.state).node_changed(node)
+    ledger_of(turn.state).node_changed(node)
 
 
 def _let_suspicion_run_out(turn: Turn, node: Node, accused: bool) -> None:

@@ -658,6 +658,23 @@ def test_two_jobs_that_disturb_each_other_are_kept_apart_by_moving_the_cheaper()
     assert {node.state for node in world.state.nodes.values()} == {NodeState.HEALTHY}, "no node is to blame"
 
 
+def test_the_gain_of_a_move_is_a_mean_over_how_long_jobs_alike_have_run() -> None:
+    """Their usual length alone would have it that nearly all of the work of a gang in its first seconds is left."""
+    history = replace(_POLICY, estimates=Estimates.HISTORY, expected_persistence_seconds=10_000.0)
+    world = World({f"n{i}": 2 for i in range(4)}, history)
+    for seconds in (20.0, 20.0, 20.0, 2000.0) * 10:
+        done = world.submit(4, seconds, time_limit_seconds=10_000.0)
+        world.running()
+        world.advance(seconds)
+        world.end(done, 0)
+    job_id = world.submit(4, 10_000.0, **(_MOVABLE | {"restart_cost_seconds": 900.0, "time_limit_seconds": 10_000.0}))
+    world.running()
+    world.cycle(world.verdict(job_id, rank=3, slowdown=2.0))
+    detail = last_stay(world)
+    assert float(detail["exposed_seconds"]) == pytest.approx(0.25 * 2000 + 0.75 * 20, rel=0.35)
+    assert float(detail["benefit_seconds"]) == pytest.approx(0.99 * float(detail["exposed_seconds"]), rel=0.01)
+
+
 def test_how_long_a_fault_lasts_is_the_verdict_s_to_say() -> None:
     world, job_id = four_nodes()
     world.cycle(world.verdict(job_id, rank=3, lasts_seconds=12.0))
@@ -944,6 +961,29 @@ def test_nor_once_the_node_was_seen_well_again() -> None:
     world.advance(25.0)
     assert world.state.jobs[other].stop_reason is None
     assert world.state.nodes["n0"].state is NodeState.SUSPECT
+
+
+def test_nor_once_all_that_put_it_into_quarantine_keep_pace_again_until_it_is_slow_anew() -> None:
+    """Three gangs of one rank on n0, two of which speak against it: a quarantine, and their places stay theirs."""
+    world = World({"n0": 3, "n1": 3}, _POLICY)
+    told = [world.submit(1, 10_000.0) for _ in range(2)]
+    other = world.submit(1, 10_000.0, **(_MOVABLE | {"time_limit_seconds": 1000.0}))
+    world.running()
+    world.advance(20.0)
+    verdicts = [world.verdict(job_id, slowdown=2.0, level="node") for job_id in told]
+    world.cycle(*verdicts)
+    node = world.state.nodes["n0"]
+    assert node.state is NodeState.QUARANTINE
+    world.advance(5.0)
+    world.cycle(Cleared(verdicts[0].verdict_id, told[0], world.now_ns, "kept pace"))
+    assert node.doubted_ns is not None, "the other still says that it is slow"
+    world.cycle(Cleared(verdicts[1].verdict_id, told[1], world.now_ns, "kept pace"))
+    world.advance(60.0)
+    assert world.state.jobs[other].stop_reason is None
+    assert node.state is NodeState.QUARANTINE, "it is out of use for as long as it was to be"
+    world.cycle(world.verdict(told[0], slowdown=2.0, level="node"))
+    world.advance(25.0)
+    assert world.state.jobs[other].stop_reason is StopReason.MIGRATE
 
 
 def test_observe_mode_says_once_what_it_would_do() -> None:

@@ -228,6 +228,18 @@ def test_the_longer_a_job_of_wide_spread_has_run_the_more_it_is_expected_to_need
     assert history.expense(answers.spread(_spec("w")), 2.0**40) > 2.0**40
 
 
+def test_what_is_left_of_a_job_is_counted_up_to_a_bound_over_all_that_ran_so_long() -> None:
+    """Half of its kind end within a minute, half go on for a day: a bound of an hour is met by those that go on."""
+    told = _learnt(*[("w", 1, 40.0), ("w", 1, 86_400.0)] * 60)
+    spread = history.answers_of(told).spread(_spec("w"))
+    assert history.yet_within(spread, 0.0, 3600.0) == pytest.approx(0.5 * 40 + 0.5 * 3600, rel=0.15)
+    assert history.yet_within(spread, 100.0, 3600.0) == pytest.approx(3600, rel=0.1), "who is past a minute goes on"
+    assert history.yet_within(spread, 100.0, 0.0) == 0.0
+    assert history.yet_within(spread, 2.0**40, 10.0) == 10.0, "of such nothing is known"
+    bounds = [history.yet_within(spread, 0.0, bound) for bound in (1.0, 30.0, 1000.0, 10_000.0, 1e6)]
+    assert bounds == sorted(bounds)
+
+
 # --- explaining ------------------------------------------------------------------------------------------------------
 
 
