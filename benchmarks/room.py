@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from benchmarks.policies import RESTART_COST_SECONDS, data_folder
 from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.job import JobSpec
@@ -52,7 +54,7 @@ def half_stoppable(_spec: JobSpec, number: int) -> dict[str, Any]:
 
 def declared(trace: Trace, change: Change) -> Trace:
     """The jobs, declared so."""
-    jobs = (replace(job, spec=replace(job.spec, **change(job.spec, n))) for n, job in enumerate(trace.jobs))
+    jobs = (replace(job, spec=structs.replace(job.spec, **change(job.spec, n))) for n, job in enumerate(trace.jobs))
     return replace(trace, jobs=tuple(jobs))
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from scheduler_feedback.collecting import collecting_rarely
 from scheduler_feedback.core.actions import Action, StartGang

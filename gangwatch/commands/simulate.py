@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import click
+from msgspec import structs
 
 from gangwatch.commands.options import print_json, say
 from scheduler_feedback.collecting import collecting_rarely
@@ -102,7 +103,7 @@ def simulate(
     with collecting_rarely():
         trace = read_trace(jobs_file, format_name)
     if restartable:
-        jobs = (dataclasses.replace(job, spec=dataclasses.replace(job.spec, restartable=True)) for job in trace.jobs)
+        jobs = (dataclasses.replace(job, spec=structs.replace(job.spec, restartable=True)) for job in trace.jobs)
         trace = dataclasses.replace(trace, jobs=tuple(jobs))
     simulation = Simulation(
         trace=trace,

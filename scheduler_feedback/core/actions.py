@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from scheduler_feedback.core.job import JobSpec, Slot, StopReason
 
 
-@dataclass(frozen=True, slots=True)
-class StartGang:
+class StartGang(msgspec.Struct, frozen=True):
     """Start every rank of the attempt at its slot, or none.
 
     Carrying it out twice starts it once: (job_id, attempt) is the identity. `placement` is by rank.
@@ -22,8 +21,7 @@ class StartGang:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StopGang:
+class StopGang(msgspec.Struct, frozen=True):
     """Run the checkpoint command, if any; signal the attempt so that it saves; kill all when the grace is over."""
 
     action_id: str
@@ -40,8 +38,7 @@ class StopGang:
 Action = StartGang | StopGang
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One sentence of a story: what was done or not done, to whom, and why.
 
     subject: job id, or 'node:NAME'. kind: a short word (submitted, waits, started, running, suspect, migrate, stay,

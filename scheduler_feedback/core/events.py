@@ -6,7 +6,6 @@ time at which the cycle takes it in is the cycle's own ``now``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -19,8 +18,7 @@ from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 # --- wishes of users and operators -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(msgspec.Struct, frozen=True):
     """A job was submitted. The id is given by the shell, so that the answer can name it before the cycle runs.
 
     array_of, array_index: of a job that is a member of an array already, and which; '' for none.
@@ -32,8 +30,7 @@ class Submitted:
     array_index: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRequested:
+class CancelRequested(msgspec.Struct, frozen=True):
     job_id: str
     by: str = ""
 
@@ -44,16 +41,14 @@ class NodeCommand(StrEnum):
     MAINTENANCE = "maintenance"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCommanded:
+class NodeCommanded(msgspec.Struct, frozen=True):
     node: str
     command: NodeCommand
     by: str = ""
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictJudged:
+class VerdictJudged(msgspec.Struct, frozen=True):
     """An operator confirmed or rejected a verdict. Rejected: its node is released and its backoff forgotten."""
 
     verdict_id: str
@@ -61,16 +56,14 @@ class VerdictJudged:
     by: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FreezeSet:
+class FreezeSet(msgspec.Struct, frozen=True):
     """All actions are frozen or allowed again."""
 
     frozen: bool
     by: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicySet:
+class PolicySet(msgspec.Struct, frozen=True):
     """The settings from here on: the configuration's at a start or a reload. Journalled, so that a replay is exact."""
 
     policy: Policy
@@ -80,8 +73,7 @@ class PolicySet:
 # --- what the backend observed ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSeen:
+class NodeSeen(msgspec.Struct, frozen=True):
     """A node exists with these slots; sent at start and whenever it changes. present False: it is gone."""
 
     node: str
@@ -126,8 +118,7 @@ class RankSeen(msgspec.Struct, frozen=True, gc=False):
     start_time: int
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRunning:
+class AttemptRunning(msgspec.Struct, frozen=True):
     """Every rank of the attempt has been started. ranks: what is known of each; what is not told stays as it was."""
 
     job_id: str
@@ -135,8 +126,7 @@ class AttemptRunning:
     ranks: tuple[RankSeen, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Hosted:
+class Hosted(msgspec.Struct, frozen=True):
     """Another scheduler runs this attempt of a job, at these slots: it chose them, the cycle watches.
 
     attempt: as that scheduler counts. spec: of kind HOSTED. began_wall_ns: when the attempt was started.
@@ -149,8 +139,7 @@ class Hosted:
     began_wall_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class HostWaits:
+class HostWaits(msgspec.Struct, frozen=True):
     """What waits for room with another scheduler, by size; told whenever that has changed."""
 
     waiting: tuple[HostedWait, ...]
@@ -163,8 +152,7 @@ class RankExit(msgspec.Struct, frozen=True, gc=False):
     exit_code: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpointed:
+class Checkpointed(msgspec.Struct, frozen=True):
     """What came of an attempt's checkpoint command. exit_code: None where it had none, and `reason` says why."""
 
     exit_code: int | None
@@ -172,8 +160,7 @@ class Checkpointed:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptEnded:
+class AttemptEnded(msgspec.Struct, frozen=True):
     """No process of the attempt is left.
 
     started: whether the gang ever ran; False where a rank could not be started, with `reason` saying which and why.
@@ -199,8 +186,7 @@ class AttemptEnded:
     checkpointed: Checkpointed | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RankFailed:
+class RankFailed(msgspec.Struct, frozen=True):
     """One rank exited with an error while others still run: the gang cannot go on."""
 
     job_id: str
@@ -209,16 +195,14 @@ class RankFailed:
     exit_code: int
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptUnknown:
+class AttemptUnknown(msgspec.Struct, frozen=True):
     """The backend holds nothing of an attempt that the cycle believes to exist: the start was never carried out."""
 
     job_id: str
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class FirstStep:
+class FirstStep(msgspec.Struct, frozen=True):
     """The attempt has made its first training step (for restart times)."""
 
     job_id: str
@@ -227,8 +211,7 @@ class FirstStep:
     wall_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Progressed:
+class Progressed(msgspec.Struct, frozen=True):
     """A running job tells how much of its work is done: of all attempts, in seconds of running alone at full speed."""
 
     job_id: str
@@ -236,8 +219,7 @@ class Progressed:
     done_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ActionFailed:
+class ActionFailed(msgspec.Struct, frozen=True):
     """The backend could not carry out an action; it will be decided again."""
 
     action_id: str
@@ -245,8 +227,7 @@ class ActionFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time passed; nothing else happened."""
 
 

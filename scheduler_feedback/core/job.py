@@ -1,8 +1,11 @@
-"""Jobs: what was submitted, and where an attempt of it stands."""
+"""Jobs: what was submitted, and where an attempt of it stands.
+
+Structs: they are made, compared and read back in a fifth of the time that dataclasses take, and a journal is full of
+them. ``msgspec.structs.replace`` gives a changed copy.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
@@ -68,16 +71,14 @@ class After(StrEnum):
     STARTED = "started"
 
 
-@dataclass(frozen=True, slots=True)
-class Dependency:
+class Dependency(msgspec.Struct, frozen=True):
     """The job starts only once `job_id` is what `condition` says; a condition that can't be met any more ends it."""
 
     job_id: str
     condition: After = After.OK
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(msgspec.Struct, frozen=True):
     """Ranks of one role; the groups of a gang stand in the order of its ranks. An MPI launcher is a group of one.
 
     command: of its ranks, empty for the job's own. same_node: all of them on one node.
@@ -89,8 +90,7 @@ class Group:
     same_node: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class JobSpec:
+class JobSpec(msgspec.Struct, frozen=True):
     """What a user submits. A specification never changes.
 
     command: argument list, no shell. ranks: gang size, all or nothing; one slot a rank.
@@ -133,7 +133,7 @@ class JobSpec:
     restart_cost_seconds: float = 10.0
     max_retries: int = 0
     working_directory: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = {}
     pinned_node: str | None = None
     min_ranks: int | None = None
     max_ranks: int | None = None
@@ -142,7 +142,7 @@ class JobSpec:
     groups: tuple[Group, ...] = ()
     after: tuple[Dependency, ...] = ()
     gpu_types: tuple[str, ...] = ()
-    throughput: dict[str, float] = field(default_factory=dict)
+    throughput: dict[str, float] = {}
     checkpoint_interval_seconds: float | None = None
     checkpoint_cost_seconds: float = 0.0
     priority: int = 0
@@ -163,7 +163,7 @@ class JobSpec:
         return self.grace_seconds + (self.checkpoint_timeout_seconds if self.checkpoint_command else 0.0)
 
 
-# There is one of each of these for every rank; as structs they cost a sixth of what dataclasses do to make and compare.
+# There is one of each of these for every rank: nothing in them can lie in a circle, so Python need not look for one.
 
 
 class Slot(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -191,8 +191,7 @@ class RankRecord(msgspec.Struct, frozen=True, gc=False):
     exit_code: int | None = None
 
 
-@dataclass(slots=True)
-class Job:
+class Job(msgspec.Struct):
     """A job and its newest attempt. Owned and changed by the cycle alone.
 
     attempt: 0 before the first start. ranks: of the newest attempt, by rank.
@@ -221,7 +220,7 @@ class Job:
     state: JobState
     submitted_ns: int
     attempt: int = 0
-    ranks: list[RankRecord] = field(default_factory=list)
+    ranks: list[RankRecord] = []
     started_ns: int | None = None
     attempt_started_ns: int | None = None
     ended_ns: int | None = None
@@ -238,7 +237,7 @@ class Job:
     attempt_ended_ns: int | None = None
     action_id: str = ""
     failure: str = ""
-    claim: list[Slot] = field(default_factory=list)
+    claim: list[Slot] = []
     done_seconds: float | None = None
     progress_ns: int | None = None
     level: int = 0

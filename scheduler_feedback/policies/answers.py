@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
 from scheduler_feedback.core.plan import Plan
@@ -142,7 +144,7 @@ def _undiminished(job: Job) -> Job:
     """The gang, were it to go on with no fewer ranks than it has; with fewer is another answer."""
     if job.spec.min_ranks is None or not job.ranks:
         return job
-    return replace(job, spec=replace(job.spec, min_ranks=len(job.ranks)))
+    return structs.replace(job, spec=structs.replace(job.spec, min_ranks=len(job.ranks)))
 
 
 def _shrunk(state: State, job: Job, test: CostTest, plan: Plan) -> Ruling | None:
@@ -172,7 +174,7 @@ def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Ruling | N
     mark = ledger.plan.checkpoint()
     ledger.plan.give(rank.slot for rank in job.ranks)
     ends = [end for end in ledger.ends if end.job_id != job.job_id]
-    wanted = replace(_undiminished(job), excluded_nodes=avoided)
+    wanted = structs.replace(_undiminished(job), excluded_nodes=avoided)
     found = reserve(ledger.plan, ends, wanted, now_ns, state.policy)
     ledger.plan.rollback(mark)
     if found is None:

@@ -15,7 +15,7 @@ most once in the migration cooldown.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from scheduler_feedback.core.job import Job, Slot, StopReason
 from scheduler_feedback.core.plan import Tier

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
+from msgspec import structs
+
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.explanation import Blocker, Explanation, WaitsFor
 from scheduler_feedback.core.job import Job, JobKind, JobState
@@ -87,7 +89,7 @@ def _fits(plan: Plan, job: Job, policy: Policy, **changes: object) -> int:
     """Ranks with which the job, its specification so changed, could start now; 0: it could not. Nothing is taken."""
     mark = plan.checkpoint()
     try:
-        changed = replace(job, spec=replace(job.spec, **changes)) if changes else job  # type: ignore[arg-type]
+        changed = structs.replace(job, spec=structs.replace(job.spec, **changes)) if changes else job
         return len(place(plan, changed, policy=policy) or ())
     finally:
         plan.rollback(mark)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
@@ -20,7 +20,7 @@ EPOCH_NS = 946_684_800 * 10**9
 MOST_REFUSED = 1000
 """A file of which more jobs than this, and more than were accepted, can't be read is no trace of the format named."""
 
-_NAMES = [field.name for field in fields(JobSpec)]
+_NAMES = list(JobSpec.__struct_fields__)
 _VALUES = attrgetter(*_NAMES)
 _RESTART_COST, _GRACE, _EXACT = map(_NAMES.index, ("restart_cost_seconds", "grace_seconds", "exact_seconds"))
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
+
+from msgspec.structs import replace
 
 from scheduler_feedback import api_documents as documents
 from scheduler_feedback.core.cluster import Node, NodeState

@@ -12,6 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from msgspec import structs
 
 from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.events import (
@@ -112,7 +113,7 @@ def shaped(spec: JobSpec, traits: dict[str, Any], seconds: float, before: int) -
         changes["after"] = (Dependency(f"j{before}", traits["after"]),)
     if traits["array"]:
         changes |= {"array_size": traits["array"], "array_parallel": 2}
-    return replace(spec, **changes)
+    return structs.replace(spec, **changes)
 
 
 class Invariants(RuleBasedStateMachine):

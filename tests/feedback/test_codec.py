@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
@@ -15,9 +16,23 @@ from agent.schema.errors import StoreError
 from scheduler_feedback.core import codec
 from scheduler_feedback.core.actions import Action, Entry
 from scheduler_feedback.core.events import Event, Submitted, Tick
-from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.core.job import Job, JobSpec
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+
+
+def of_fields(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
+    """What hypothesis does for a dataclass; of a struct it takes the factory of a default for the default."""
+    hints = get_type_hints(kind)
+    drawn = {}
+    for field in msgspec.structs.fields(kind):
+        values: st.SearchStrategy[Any] = st.from_type(hints[field.name])
+        drawn[field.name] = values if field.default is msgspec.NODEFAULT else st.just(field.default) | values
+    return st.builds(kind, **drawn)
+
+
+for _kind in (JobSpec, Job):
+    st.register_type_strategy(_kind, of_fields(_kind))
 
 
 def survives(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], value: Any) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from agent.schema.catalog import BY_NAME, FEEDBACK
 from agent.schema.clock import SystemClock
@@ -143,7 +144,7 @@ def test_idle_cycles_are_not_journalled(tmp_path: Path, world: World) -> None:
 
 def test_a_replay_of_the_journal_gives_the_state_that_was(tmp_path: Path, world: World) -> None:
     with controlling(tmp_path, MemoryBackend(world)) as controller:
-        jobs = [submit(controller, replace(SPEC, ranks=ranks)) for ranks in (2, 4, 1, 1)]
+        jobs = [submit(controller, structs.replace(SPEC, ranks=ranks)) for ranks in (2, 4, 1, 1)]
         for job_id in jobs:
             until(lambda job_id=job_id: state_of(controller, job_id) is not JobState.PENDING)
             until(is_in(controller, job_id, JobState.RUNNING))
@@ -198,7 +199,7 @@ def test_a_restart_loses_no_job_and_starts_none_twice(tmp_path: Path, world: Wor
     with controlling(tmp_path, MemoryBackend(world)) as controller:
         running = submit(controller)
         until(is_in(controller, running, JobState.RUNNING))
-        waiting = submit(controller, replace(SPEC, ranks=4))
+        waiting = submit(controller, structs.replace(SPEC, ranks=4))
         before = snapshot_of(controller)
         if not clean:
             (tmp_path / "copy").mkdir()
@@ -282,10 +283,10 @@ def test_the_state_follows_the_record_where_a_replay_decides_otherwise(
         start = decode_action(body)
         assert isinstance(start, StartGang)
         assert start.placement != elsewhere
-        database.execute("UPDATE actions SET body = ?", (encode_action(replace(start, placement=elsewhere)),))
+        database.execute("UPDATE actions SET body = ?", (encode_action(structs.replace(start, placement=elsewhere)),))
         database.execute("DELETE FROM snapshots")
     database.close()
-    world.attempts[job_id, 1].action = replace(start, placement=elsewhere)
+    world.attempts[job_id, 1].action = structs.replace(start, placement=elsewhere)
     with controlling(tmp_path, MemoryBackend(world)) as controller:
         until(is_in(controller, job_id, JobState.RUNNING))
         slots = controller.cycle.ask(lambda state: [rank.slot for rank in state.jobs[job_id].ranks]).result(20)
@@ -357,7 +358,7 @@ def test_nodes_come_and_go(tmp_path: Path, world: World) -> None:
         until(lambda: controller.ready()[0])
         gone = world.nodes.pop()
         until(lambda: not controller.cycle.ask(lambda state: state.nodes["n1"].present).result(20))
-        world.nodes.append(replace(gone, slots=8))
+        world.nodes.append(structs.replace(gone, slots=8))
         until(lambda: controller.cycle.ask(lambda state: state.nodes["n1"].slots).result(20) == 8)
         told = [
             event
@@ -389,7 +390,7 @@ def make_room(controller: Controller) -> None:
     controller.cycle.ask(room).result(20)
 
 
-BIG = replace(SPEC, environment={"FILLING": "x" * 100_000})
+BIG = structs.replace(SPEC, environment={"FILLING": "x" * 100_000})
 
 
 def test_a_full_store_refuses_wishes_keeps_observations_and_says_so(tmp_path: Path, world: World) -> None:
@@ -687,7 +688,7 @@ def test_every_sample_is_one_of_the_catalogue(tmp_path: Path, world: World) -> N
     layout = make_layout("n0", (), (), ())
     detectors = [make() for make in DETECTORS]
     with controlling(tmp_path, MemoryBackend(world), detectors=detectors) as controller:
-        first, second = submit(controller), submit(controller, replace(SPEC, ranks=4))
+        first, second = submit(controller), submit(controller, structs.replace(SPEC, ranks=4))
         until(is_in(controller, first, JobState.RUNNING))
         step = StepRecord(Member(first, 1, 0), 17, time.monotonic_ns() - 2_000_000, 1_000_000)
         controller._watch.offer(layout, frame(layout, 1, (step,)), time.monotonic_ns())

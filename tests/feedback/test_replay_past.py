@@ -6,11 +6,11 @@ import json
 import sqlite3
 import threading
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from agent.schema.errors import StoreError
 from gangwatch.cli import cli

@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import yaml
+from msgspec.structs import replace
 
 from gangwatch.commands.kubernetes_controller import Publishing, begin_anew, naming
 from scheduler_feedback.backends.kubernetes import Access, KubernetesBackend

@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang
@@ -148,7 +149,7 @@ def along(piece: Piece, theirs: dict[str, int]) -> Iterator[Instant]:
             events += [AttemptRunning(job.job_id, 1, ()), AttemptEnded(job.job_id, 1, exits)]
         for job in arrivals.get(at, ()):
             waiting.append(job)
-            spec = replace(job.spec, exact_seconds=job.run_seconds)
+            spec = structs.replace(job.spec, exact_seconds=job.run_seconds)
             events.append(Submitted(job.job_id, spec))
         left, before = len(free), set(held)
         busy = tuple((theirs[job_id] + int(jobs[job_id].run_seconds), len(slots)) for job_id, slots in held.items())

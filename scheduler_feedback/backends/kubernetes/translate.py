@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from msgspec import structs
+
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.constraints import OURS, Constraint, constraint_of, is_accelerator, refusal
 from scheduler_feedback.backends.kubernetes.objects import Metadata, Node, Pod, PodGroup, Queue
@@ -162,7 +164,9 @@ def beyond(pod: Pod, group: PodGroup) -> Gang:
         why = "it is beyond its group's minMember, and the group's required topology can't be kept for it"
         return replace(gang, spec=None, constraint=None, refused=why)
     name = f"{group.metadata.name}+{pod.metadata.name}"
-    spec = replace(gang.spec, name=name, command=(key,), restartable=False, preemptible=False, preferred_level=None)
+    spec = structs.replace(
+        gang.spec, name=name, command=(key,), restartable=False, preemptible=False, preferred_level=None
+    )
     return replace(gang, spec=spec)
 
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from msgspec import structs
+
 from scheduler_feedback.backends.slurm.facts import OUT, SlurmJob, SlurmNode
 from scheduler_feedback.backends.slurm.opt_in import OptIn
 from scheduler_feedback.core.events import Event, FirstStep, Hosted, HostWaits, NodeSeen
@@ -116,7 +118,7 @@ def _renamed(event: Event) -> Event:
     if number is None:
         return event
     if isinstance(event, FirstStep):
-        return replace(event, job_id=job_id_of(number))
+        return structs.replace(event, job_id=job_id_of(number))
     if isinstance(event, Verdict):
         other = number_of(event.aggressor)
         aggressor = event.aggressor if other is None else job_id_of(other)

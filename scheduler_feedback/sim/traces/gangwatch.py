@@ -21,7 +21,7 @@ from scheduler_feedback.core.job import JobKind, JobSpec
 from scheduler_feedback.sim.table import lines_of
 from scheduler_feedback.sim.trace import SIMULATED_COMMAND, Refused, Trace, TraceJob, collect
 
-_FIELDS = frozenset(JobSpec.__dataclass_fields__) - {"exact_seconds", "kind", "command"}
+_FIELDS = frozenset(JobSpec.__struct_fields__) - {"exact_seconds", "kind", "command"}
 _OWN = frozenset({"submitted_seconds", "run_seconds", "job"})
 _line = msgspec.json.Decoder(dict[str, Any])
 
