@@ -18,6 +18,10 @@ LEAST_NEWEST, MOST_NEWEST = 2, 8
 """How slow a job is now is the median of the newest steps that take four seconds together, two at least: one long step
 is a checkpoint."""
 
+LOOKS_A_TICK = 4
+"""So many jobs that report no steps are looked at for their rhythm in one tick, those first that have waited longest: a
+look takes milliseconds, and there may be hundreds of them."""
+
 Bests = tuple[float, dict[str, float]]
 """Seconds of the best steps (infinite where none are reported), and the best rate of each counter that tells."""
 
@@ -119,3 +123,6 @@ class Speeds:
                 gate = self.gates[name] = JobGate(best=dict(self._bests.pop(name, NO_BEST)[1]))
             for window in range(values.shape[1]):
                 gate.take(values[:, window, columns], telemetry.counters.seconds)
+        due = [gate for gate in self.gates.values() if gate.due >= 0]
+        for gate in sorted(due, key=lambda one: -one.due)[:LOOKS_A_TICK]:
+            gate.look()

@@ -29,7 +29,7 @@ from scheduler_feedback.core.telemetry import (
 )
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cause, Cleared, Finding, Kind, Verdict
 from scheduler_feedback.detectors import DETECTORS, Detector, make_all
-from scheduler_feedback.detectors.gate import JobGate, period
+from scheduler_feedback.detectors.gate import JobGate
 from scheduler_feedback.detectors.groups import NETWORK_SIZE, group_mean, group_median
 from scheduler_feedback.detectors.hang import HangDetector
 from scheduler_feedback.detectors.health import HealthDetector
@@ -419,45 +419,6 @@ def test_a_part_is_remembered_wherever_it_goes_and_forgotten_when_replaced() -> 
     assert lemons.weight("GPU-1", "n5") == ()
     with pytest.raises(ValueError, match="past verdicts"):
         copy.load(b"\xc1")
-
-
-@pytest.mark.parametrize("seconds", [4.0, 7.3, 12.9, 31.0])
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_period_of_iterations_is_in_the_traffic(seconds: float, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    lengths = seconds * random.normal(1.0, 0.02, 400)
-    ends = np.cumsum(lengths)
-    fine = np.arange(0, 400, 0.05)
-    step = np.searchsorted(ends, fine)
-    phase = 1 - (ends[step] - fine) / lengths[step]
-    signal = (phase > 0.7).reshape(-1, 20).mean(axis=1) * random.normal(1.0, 0.02, 400)
-    signal[random.random(400) < 0.05] = np.nan
-    found = period(signal, 1.0)
-    assert found is not None
-    assert found[0] == pytest.approx(np.mean(lengths[: int(400 / seconds)]), rel=0.02)
-    assert period(random.normal(size=400), 1.0) is None
-
-
-@pytest.mark.parametrize("seconds", [0.3, 0.7, 1.216, 1.643, 1.9, 2.2])
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_iterations_too_short_for_the_samples_are_not_taken_for_longer_ones(seconds: float, seed: int) -> None:
-    """Their mirror image is as clear a line as a true one; what tells is that no sample is without traffic."""
-    random = np.random.default_rng(seed)
-    ends = np.cumsum(seconds * random.normal(1.0, 0.002, round(600 / seconds)))
-    fine = np.arange(0, 400, 0.05)
-    step = np.searchsorted(ends, fine)
-    signal = ((ends[step] - fine) < 0.3 * seconds).reshape(-1, 20).mean(axis=1)
-    assert period(signal, 1.0) is None
-
-
-def test_a_job_of_two_alike_halves_has_one_iteration() -> None:
-    random = np.random.default_rng(4)
-    fine = np.arange(0, 480, 0.05)
-    phase = fine % 12.4
-    traffic = (phase < 1.4) + 0.6 * ((phase > 6.2) & (phase < 7.6))
-    signal = traffic.reshape(-1, 20).mean(axis=1) * random.normal(1.0, 0.02, 480)
-    found = period(signal, 1.0)
-    assert found is not None and found[0] == pytest.approx(12.4, rel=0.02)
 
 
 def test_a_job_without_steps_is_slower_where_its_traffic_is_less() -> None:

@@ -1,0 +1,76 @@
+"""How long iterations are, told from traffic that was made for it: what is sure, and what must not be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.gangs import FloatArray
+from scheduler_feedback.detectors.rhythm import rhythm
+
+
+def bursts(lengths: FloatArray, samples: int, share: float = 0.3, finer: int = 20) -> FloatArray:
+    """Mean rate in each of so many windows of a second, of a job that sends in the last `share` of each iteration."""
+    ends = np.cumsum(lengths)
+    fine = np.arange(0, samples, 1 / finer)
+    step = np.searchsorted(ends, fine)
+    sends = ends[step] - fine < share * lengths[step]
+    return sends.reshape(-1, finer).mean(axis=1)
+
+
+@pytest.mark.parametrize("seconds", [4.0, 7.3, 12.9, 31.0])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_length_of_iterations_is_in_the_traffic(seconds: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    lengths = seconds * random.normal(1.0, 0.02, 400)
+    signal = bursts(lengths, 500) * random.normal(1.0, 0.02, 500)
+    signal[random.random(500) < 0.05] = np.nan
+    found = rhythm(signal, 1.0)
+    assert found is not None
+    assert found.seconds == pytest.approx(np.mean(lengths[: int(500 / seconds)]), rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_iterations_that_differ_by_a_tenth_are_counted_one_by_one(seed: int) -> None:
+    """A line of their spectrum is smeared; their phase is not."""
+    random = np.random.default_rng(seed)
+    lengths = 9.0 * random.lognormal(-0.005, 0.1, 60)
+    lengths[20] += 8.0  # it saved
+    found = rhythm(bursts(lengths, 440), 1.0)
+    assert found is not None
+    assert found.seconds == pytest.approx(np.delete(lengths[:48], 20).mean(), rel=0.02)
+
+
+@pytest.mark.parametrize("seconds", [0.3, 0.7, 1.216, 1.643, 1.9, 2.2])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_iterations_too_short_for_the_samples_are_not_taken_for_longer_ones(seconds: float, seed: int) -> None:
+    """Their mirror image is as clear a line as a true one; what tells is that it is weaker."""
+    random = np.random.default_rng(seed)
+    lengths = seconds * random.normal(1.0, 0.002, round(600 / seconds))
+    found = rhythm(bursts(lengths, 400), 1.0)
+    assert found is None or found.seconds == pytest.approx(seconds, rel=0.02)
+
+
+def test_a_job_of_two_alike_halves_has_one_iteration() -> None:
+    random = np.random.default_rng(4)
+    fine = np.arange(0, 480, 0.05)
+    phase = fine % 12.4
+    traffic = (phase < 1.4) + 0.6 * ((phase > 6.2) & (phase < 7.6))
+    signal = traffic.reshape(-1, 20).mean(axis=1) * random.normal(1.0, 0.02, 480)
+    found = rhythm(signal, 1.0)
+    assert found is not None
+    assert found.seconds == pytest.approx(12.4, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_has_no_rhythm(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    assert rhythm(random.normal(1.0, 1.0, 400), 1.0) is None
+    assert rhythm(random.exponential(1.0, 400), 1.0) is None
+    assert rhythm(np.exp(np.cumsum(random.normal(0.0, 0.2, 400))), 1.0) is None
+    assert rhythm((random.random(400) < 0.2).astype(float), 1.0) is None
+
+
+@pytest.mark.parametrize("rate", [np.zeros(400), np.ones(400), np.full(400, np.nan), np.ones(3), np.zeros(0)])
+def test_what_says_nothing_has_no_rhythm(rate: FloatArray) -> None:
+    assert rhythm(rate, 1.0) is None
