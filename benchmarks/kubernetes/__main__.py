@@ -17,7 +17,7 @@ of its own. What is done is seen by a watch of the API server.
                           (kube-scheduler: to the condition of all ten pods)
     cordon_nodes_per_second  500 nodes found broken by verdict: from the verdicts to the taint on the last node
     rss_mib               a controller that takes over a cluster with ten pods a node, eight of them ours, running in
-                          gangs of eight: resident once it has settled; rss_most_mib: at most
+                          gangs of eight: resident once it has settled and has written a snapshot; rss_most_mib: at most
     *_processor_ms        processor time of a bind, by process
 
 Under `kube_scheduler` and `server` the same keys say it of the other two.
@@ -43,6 +43,7 @@ from benchmarks.kubernetes import contenders
 from benchmarks.kubernetes.contenders import memory_mib, processor_seconds
 from benchmarks.kubernetes.watching import Load, Seen, until
 from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS
+from scheduler_feedback.loop import SNAPSHOT_SECONDS
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.harness import Api, install_crds
 from tests.kubernetes.makers import group_body, node_body, pod_body
@@ -53,6 +54,27 @@ GANGS = 1000
 CORDONED = 500
 SETTLE_SECONDS = 2.0
 """For the last pods to have reached a frozen controller; and for one that took over to have seen all that runs."""
+
+RUNNING: Any = {
+    "phase": "Running",
+    "podIP": "10.0.0.1",
+    "startTime": "2026-01-01T00:00:00Z",
+    "conditions": [
+        {"type": kind, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+    ],
+    "containerStatuses": [
+        {
+            "name": "main",
+            "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+            "ready": True,
+            "restartCount": 0,
+            "image": "none",
+            "imageID": "none",
+        }
+    ],
+}
+"""Status of a pod that runs, as its kubelet would write it."""
 
 PARTS = ("binds", "gangs", "gang512", "unschedulable", "cordon", "memory")
 WHO = ("gangwatch", "kube-scheduler", "server")
@@ -200,11 +222,13 @@ class Bed:
             pods += [pod_body(f"other-{number}-{n}", 0, nodeName=node, schedulerName="another") for n in range(2)]
         self.load.create(GROUPS, groups)
         self.create_pods(pods)
-        self.say(f"{len(pods)} pods made")
+        self.load.patch([f"{PODS}/{body['metadata']['name']}/status" for body in pods], {"status": RUNNING})
+        self.say(f"{len(pods)} pods run")
         state = self.folder / "memory" / "state"
         with contenders.controller(self.plane, state) as process:
-            quiet = [0.0] * 3
-            while max(quiet) - min(quiet) > 0.5 or not quiet[0]:  # until three looks agree: it has settled
+            began, quiet = time.monotonic(), [0.0] * 3
+            # Until three looks agree: it has settled.
+            while max(quiet) - min(quiet) > 0.5 or time.monotonic() - began < SNAPSHOT_SECONDS + 2 * SETTLE_SECONDS:
                 time.sleep(SETTLE_SECONDS)
                 quiet = [*quiet[1:], memory_mib(process.pid)]
             most = memory_mib(process.pid, "VmHWM")

@@ -116,6 +116,10 @@ class Load:
     def create(self, path: str, bodies: list[Any]) -> None:
         asyncio.run(self._all(lambda client, body: client.create(path, body), bodies))
 
+    def patch(self, paths: list[str], body: Any) -> None:
+        """All of these alike."""
+        asyncio.run(self._all(lambda client, path: client.patch(path, body), paths))
+
     def delete(self, paths: list[str]) -> None:
         options = {"gracePeriodSeconds": 0}
         asyncio.run(self._all(lambda client, path: client.delete(path, options), paths))

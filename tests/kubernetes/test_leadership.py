@@ -210,8 +210,9 @@ def test_a_watch_that_is_cut_loses_and_repeats_nothing(
 
 
 def test_a_version_that_is_too_old_is_listed_anew_and_what_went_meanwhile_is_told(
-    cluster: Cluster, access: Access, folder: Path
+    cluster: Cluster, access: Access, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("scheduler_feedback.backends.kubernetes.watch._PAGE", "1")
     cluster.add_nodes("n1", "n2")
     with running(access, folder) as it:
         wait_for("both are known", lambda: len(it.backend.world.nodes) == 2)

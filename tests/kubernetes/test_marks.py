@@ -113,6 +113,10 @@ def test_a_state_is_built_from_objects_alone() -> None:
     assert keys == {job.job_id: "default/g"}
     assert (job.state, job.attempt, job.submitted_ns) == (JobState.STARTING, 3, 5 * SECOND)
     assert [record.slot for record in job.ranks] == placement
+    assert job.attempt_started_ns == 10 * SECOND  # no kubelet has taken it up: its wait for room is no late start
+    pods[1].status.start_time = "1970-01-01T00:00:07Z"
+    (job,) = rebuild(world, world.seen(), Policy(), 10 * SECOND)[0].jobs.values()
+    assert job.attempt_started_ns == 7 * SECOND
 
 
 def test_a_gang_whose_pods_were_made_anew_waits_with_the_number_of_its_last_attempt() -> None:

@@ -251,6 +251,15 @@ def test_pods_alike_share_a_constraint_and_others_do_not() -> None:
     assert constraint_of(pod("a")).name != constraint_of(pod("b", tolerations=[{"operator": "Exists"}])).name
 
 
+def test_what_pods_have_alike_is_held_once() -> None:
+    one, other = (pod(name, 8, "g", labels={"app": "t"}) for name in ("a", "b"))
+    assert one.spec.containers is other.spec.containers
+    assert one.metadata.labels is other.metadata.labels
+    assert requests_of(one) is requests_of(other)
+    assert constraint_of(one) is constraint_of(other)
+    assert pod("c", 8, "h").metadata.labels == {"scheduling.x-k8s.io/pod-group": "h"}
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from sys import intern
 
 import msgspec
 
@@ -182,7 +183,7 @@ def placement_of(
     if number is not None and read.attempt != number:
         return 0, {}
     return read.attempt, {
-        name: (place.node, range(place.rank, place.rank + len(place.slots)), place.slots)
+        name: (intern(place.node), range(place.rank, place.rank + len(place.slots)), place.slots)
         for name, place in read.pods.items()
     }
 

@@ -28,7 +28,10 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod finds its own: https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/"""
 
 _REQUEST_SECONDS = 15.0
-_CONNECTIONS = 64
+_AT_ONCE = 64
+"""Requests under way, watches aside. Who waits here costs a tenth of one who waits for a connection in aiohttp, and a
+whole cluster's pods may have to be deleted at once."""
+
 _CLOSING_SECONDS = 0.25
 """TLS is closed after aiohttp has returned: https://docs.aiohttp.org/en/stable/client_advanced.html#graceful-shutdown"""
 
@@ -170,10 +173,11 @@ class Client:
         self.access = access
         self._context = access.context()
         self._agent = agent
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Client:
-        connector = aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=self._context, force_close=False)
+        connector = aiohttp.TCPConnector(limit=0, ssl=self._context, force_close=False)
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers={"User-Agent": self._agent, "Accept": "application/json"},
@@ -207,22 +211,21 @@ class Client:
         return await self._ask("PATCH", path, body, kind)
 
     async def delete(self, path: str, body: Any = None) -> bytes:
-        return await self._ask("DELETE", path, body, "application/json")
+        return await self._ask("DELETE", path, body, "" if body is None else "application/json")
 
     async def _ask(
         self, method: str, path: str, body: Any = None, kind: str = "", parameters: Mapping[str, str] | None = None
     ) -> bytes:
         assert self._session is not None, "the client is open"
-        headers = self._headers()
-        data = None
-        if body is not None:
-            data = msgspec.json.encode(body)
-            headers["Content-Type"] = kind
-        what = f"{method} {path}"
+        data = None if body is None else msgspec.json.encode(body)
+        what, url = f"{method} {path}", self.access.url + path
         try:
-            async with self._session.request(
-                method, self.access.url + path, data=data, headers=headers, params=parameters or None
-            ) as response:
+            async with (
+                self._at_once,
+                self._session.request(
+                    method, url, data=data, headers=self._headers(kind), params=parameters or None
+                ) as response,
+            ):
                 answer = await response.read()
                 if response.status >= 300:
                     raise _refused(what, response.status, answer)
@@ -249,9 +252,11 @@ class Client:
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise UnreachableError(f"{what}: {error or type(error).__name__}") from error
 
-    def _headers(self) -> dict[str, str]:
+    def _headers(self, kind: str = "") -> dict[str, str]:
+        """kind: media type of the body; '' where there is none."""
         token = self.access.bearer()
-        return {"Authorization": f"Bearer {token}"} if token else {}
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return {**headers, "Content-Type": kind} if kind else headers
 
 
 async def _split(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

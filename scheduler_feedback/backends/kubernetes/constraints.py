@@ -68,8 +68,19 @@ def constraint_of(pod: Pod) -> Constraint:
         if one.reach is not None and one.reach.terms is not None
     )
     asked = (resource, selector, required, tolerations, rest, volumes)
-    digest = hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:10]
-    return Constraint(f"c-{digest}", *asked)
+    encoded = msgspec.json.encode(asked)
+    known = _known.get(encoded)
+    if known is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        known = _known[encoded] = Constraint(f"c-{hashlib.sha256(encoded).hexdigest()[:10]}", *asked)
+    return known
+
+
+_MOST_KNOWN = 4096
+"""Constraints that are kept, so that gangs alike have one in common: far more than kinds of gang run at once."""
+
+_known: dict[bytes, Constraint] = {}
 
 
 def _required_affinity(affinity: Affinity | None) -> tuple[NodeTerm, ...] | None:

@@ -6,6 +6,8 @@ bytes are read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from sys import intern
 from typing import Any
 
 import msgspec
@@ -42,8 +44,8 @@ class Metadata(Part):
 
     @property
     def key(self) -> str:
-        """'NAMESPACE/NAME', or 'NAME' of what has no namespace."""
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+        """'NAMESPACE/NAME', or 'NAME' of what has no namespace; the same string for all who ask."""
+        return intern(f"{self.namespace}/{self.name}" if self.namespace else self.name)
 
 
 class Condition(Part):
@@ -169,6 +171,9 @@ class SchedulingGroup(Part):
 
 
 class PodSpec(Part):
+    """asked: what ``quantities.requests_of`` found that the pod asks for, once it was looked for; no field of the
+    object."""
+
     node_name: str = ""
     scheduler_name: str = ""
     node_selector: dict[str, str] | None = None
@@ -185,6 +190,7 @@ class PodSpec(Part):
     active_deadline_seconds: int | None = None
     termination_grace_period_seconds: int = 30
     scheduling_group: SchedulingGroup | None = None
+    asked: Mapping[str, int] | None = None
 
 
 class Terminated(Part):
@@ -208,33 +214,40 @@ class PodStatus(Part):
     container_statuses: list[ContainerStatus] | None = None
 
 
-_MOST_SHARED = 10_000
-"""Lists that are kept to be shared: far more kinds of pod than run at once."""
+_MOST_SHARED = 4096
+"""Parts that are kept to be shared: far more than kinds of pod run at once, and a gang's pods are listed together."""
 
 _shared: dict[tuple[type, bytes], Any] = {}
 
 
 def _share(parts: Any) -> Any:
-    """The same list for pods that have equal ones, as all of a gang do: of fifty thousand pods most is that."""
+    """The same list or mapping for pods that have equal ones, as all of a gang do: most of fifty thousand is that."""
     if not parts:
         return parts
-    key = type(parts[0]), msgspec.msgpack.encode(parts)
+    key = type(next(iter(parts))), msgspec.msgpack.encode(parts)
     if len(_shared) > _MOST_SHARED:
         _shared.clear()
     return _shared.setdefault(key, parts)
 
 
 class Pod(Part):
-    """Lists of its spec may be those of other pods, too: whoever wants to change one makes another."""
+    """What is in its lists and mappings may be other pods', too: whoever wants to change one makes another."""
 
     metadata: Metadata
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
     def __post_init__(self) -> None:
-        spec = self.spec
+        metadata, spec, status = self.metadata, self.spec, self.status
+        metadata.labels, metadata.annotations = _share(metadata.labels), _share(metadata.annotations)
+        metadata.owner_references = _share(metadata.owner_references)
+        metadata.namespace = intern(metadata.namespace)
+        metadata.creation_timestamp = intern(metadata.creation_timestamp)
         spec.containers, spec.init_containers = _share(spec.containers), _share(spec.init_containers)
         spec.tolerations, spec.volumes = _share(spec.tolerations), _share(spec.volumes)
+        spec.node_name, spec.scheduler_name = intern(spec.node_name), intern(spec.scheduler_name)
+        status.container_statuses = _share(status.container_statuses)
+        status.phase, status.start_time = intern(status.phase), intern(status.start_time)
 
     @property
     def over(self) -> bool:

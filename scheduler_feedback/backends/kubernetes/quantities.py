@@ -50,12 +50,23 @@ def amounts(quantities: Mapping[str, str] | None) -> dict[str, int]:
     return {resource: amount(resource, text) for resource, text in (quantities or {}).items()}
 
 
-def requests_of(pod: Pod) -> dict[str, int]:
-    """What the pod asks of its node.
+def requests_of(pod: Pod) -> Mapping[str, int]:
+    """What the pod asks of its node. Pods that ask for the same have the same mapping.
 
     The larger of what its containers want together and what any init container wants while it runs, with the sidecars
     (init containers that are always restarted) that were started before; and the overhead of its runtime class.
     """
+    if pod.spec.asked is None:
+        pod.spec.asked = _one_for_all(tuple(_asked(pod).items()))
+    return pod.spec.asked
+
+
+@lru_cache(maxsize=4096)
+def _one_for_all(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
+    return dict(items)
+
+
+def _asked(pod: Pod) -> dict[str, int]:
     total: dict[str, int] = {}
     for container in pod.spec.containers:
         _add(total, _wanted(container))

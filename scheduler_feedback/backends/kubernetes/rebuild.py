@@ -31,7 +31,7 @@ def rebuild(world: World, seen: Iterable[NodeSeen], policy: Policy, now_ns: int)
                 state.nodes[one.node] = _node(one, world.nodes[one.node])
         for key in sorted({*world.groups, *world.pods}):
             gang = world.gang(key)
-            job = None if gang is None else _job(world, gang)
+            job = None if gang is None else _job(world, gang, now_ns)
             if gang is not None and job is not None:
                 state.jobs[job.job_id] = job
                 keys[job.job_id] = gang.key
@@ -65,8 +65,12 @@ def _node(seen: NodeSeen, node: Node) -> cluster.Node:
     )
 
 
-def _job(world: World, gang: Gang) -> Job | None:
-    """A gang that has begun an attempt. One that has not is submitted like any other; None for it."""
+def _job(world: World, gang: Gang, now_ns: int) -> Job | None:
+    """A gang that has begun an attempt. One that has not is submitted like any other; None for it.
+
+    A bound pod that no kubelet has taken up counts from now: when it was bound is not written anywhere, and to count
+    from its creation would end a gang for having waited before it was placed.
+    """
     pods = world.pods_of(gang.key)
     group = world.groups.get(gang.key)
     number = max([placement_of(group)[0], *map(attempt_of, pods)])
@@ -80,7 +84,7 @@ def _job(world: World, gang: Gang) -> Job | None:
         return job  # the attempt was left, and its pods have been made anew
     job.state = JobState.STARTING
     job.started_ns = job.attempt_started_ns = min(
-        (wall_ns(pod.status.start_time) or created_ns for pod in pods if attempt_of(pod) == number), default=created_ns
+        (wall_ns(pod.status.start_time) or now_ns for pod in pods if attempt_of(pod) == number), default=now_ns
     )
     job.ranks = [
         RankRecord(rank, Slot(member.node, slot))

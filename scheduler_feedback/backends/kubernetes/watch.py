@@ -20,7 +20,9 @@ from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.client import Client, RefusedError, UnreachableError
 from scheduler_feedback.backends.kubernetes.objects import Metadata
 
-_PAGE = "2000"
+_PAGE = "500"
+"""Objects in a page, client-go's: a page is in memory as bytes, too, while it is read."""
+
 _WATCH_SECONDS = 300
 _GRACE_SECONDS = 30.0
 _PAUSE_SECONDS = 0.25
@@ -120,25 +122,25 @@ class Watch(Generic[_T]):
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _list_all(self) -> None:
-        """In pages; then tell what differs from what is known."""
-        found: dict[str, _T] = {}
+        """In pages, each of which is told where it differs from what is known; then what was in none is told gone."""
+        found: set[str] = set()
         more = ""
         while True:
             parameters = {**self._parameters, "limit": _PAGE, **({"continue": more} if more else {})}
             page: Any = await self._client.get(self.path, self._list, **parameters)
             for item in page.items:
-                found[item.metadata.key] = item
+                key = item.metadata.key
+                found.add(key)
+                known = self.objects.get(key)
+                if known is None or known.metadata.resource_version != item.metadata.resource_version:
+                    self._change(key, item)
             more = page.metadata.continue_
             if not more:
                 break
         self.lists += 1
         self.absent = False
-        for key in [key for key in self.objects if key not in found]:
+        for key in self.objects.keys() - found:
             self._change(key, None)
-        for key, item in found.items():
-            known = self.objects.get(key)
-            if known is None or known.metadata.resource_version != item.metadata.resource_version:
-                self._change(key, item)
         self._version = page.metadata.resource_version
         self.synced.set()
 

@@ -38,7 +38,7 @@ class Placed:
     """A pod that a node's resources are taken by. seen: whether the API server says so, or only we (being bound)."""
 
     node: str
-    requests: dict[str, int]
+    requests: Mapping[str, int]
     seen: bool
 
 
@@ -190,7 +190,7 @@ class World:
 
     # --- what is used ------------------------------------------------------------------------------------------------
 
-    def _take(self, uid: str, node: str, requests: dict[str, int], *, seen: bool) -> None:
+    def _take(self, uid: str, node: str, requests: Mapping[str, int], *, seen: bool) -> None:
         known = self._placed.get(uid)
         if known is not None and known.node == node:
             known.seen |= seen
