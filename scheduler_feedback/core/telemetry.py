@@ -363,6 +363,15 @@ class Grouping:
     def __len__(self) -> int:
         return len(self.sizes)
 
+    @cached_property
+    def _in_order(self) -> bool:
+        """Whether the groups stand one after the other."""
+        return bool((self.of[1:] >= self.of[:-1]).all())
+
+    def spread(self, values: Float32Array, out: Float32Array) -> Float32Array:
+        """[groups] -> [N]: each group's value for all of its columns. out: [N], to be used for it where that helps."""
+        return np.repeat(values, self.sizes) if self._in_order else np.take(values, self.of, out=out, mode="clip")
+
     def members(self, group: int) -> IndexArray:
         """The columns of one group."""
         start = int(self.starts[group])

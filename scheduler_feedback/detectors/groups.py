@@ -6,13 +6,20 @@ with their members on the first axis and sorted by a network of minima and maxim
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from scheduler_feedback.core.telemetry import Float32Array, Grouping
+from scheduler_feedback.detectors.known import Known, Knowns
 
 NETWORK_SIZE = 16
 """Up to so many members a sorting network is faster than partitioning (measured: at 8 members five times)."""
+
+CELLS_AT_ONCE = 1 << 21
+"""So many values are laid out at once (8 MiB): all features of 80,000 ranks. Fewer at a time cost twice as much, in
+calls for the many sizes of groups."""
 
 
 def group_median(values: Float32Array, grouping: Grouping) -> Float32Array:
@@ -20,40 +27,54 @@ def group_median(values: Float32Array, grouping: Grouping) -> Float32Array:
 
     The lower of the two middle ones, not their mean: it is a value that some member really has.
     """
-    features, columns = values.shape
-    padded = np.empty((features, columns + 2), np.float32)
-    padded[:, :columns] = values
-    padded[:, columns:] = (-np.inf, np.inf)
-    result = np.full((features, len(grouping)), np.nan, np.float32)
-    holes = bool(np.isnan(values).any())
-    for bucket in grouping.buckets:
-        size = bucket.index.shape[1]
-        if holes:
-            members = padded[:, bucket.index]
-            members[:, ~bucket.real] = np.nan
-            members.sort(axis=2)
-            middles = np.maximum((~np.isnan(members)).sum(axis=2) - 1, 0) // 2
-            result[:, bucket.group] = np.take_along_axis(members, middles[:, :, None], axis=2)[:, :, 0]
-        elif size <= NETWORK_SIZE:
-            members = np.ascontiguousarray(padded[:, bucket.index.T].transpose(1, 0, 2))
-            result[:, bucket.group] = _sorted(members)[bucket.middle]
-        else:
-            members = padded[:, bucket.index]
-            members.partition(bucket.middle, axis=2)
-            result[:, bucket.group] = members[:, :, bucket.middle]
+    knowns, result = Knowns(grouping), np.empty((len(values), len(grouping)), np.float32)
+    by_known: dict[Known, list[int]] = {}
+    for feature, row in enumerate(values):
+        by_known.setdefault(knowns.of(row), []).append(feature)
+    for known, features in by_known.items():
+        result[features] = known_median(values, features, grouping, known)
     return result
 
 
-def usual_value(values: Float32Array, usual: float, grouping: Grouping) -> bool:
-    """Whether more than half of the members of every group have just this value, which then is its median.
+def known_median(values: Float32Array, features: Sequence[int], grouping: Grouping, known: Known) -> Float32Array:
+    """As ``group_median``, of some of the features, in all of which just these columns are known: [those, groups]."""
+    columns = values.shape[1]
+    at_once = max(1, min(len(features), CELLS_AT_ONCE // max(columns, 1)))
+    padded = np.empty((at_once, columns + 2), np.float32)
+    padded[:, columns:] = (-np.inf, np.inf)
+    result = np.empty((len(features), len(grouping)), np.float32)
+    for first in range(0, len(features), at_once):
+        rows = features[first : first + at_once]
+        for place, feature in enumerate(rows):
+            padded[place, :columns] = values[feature]
+            if not known.whole:
+                known.fill(padded[place, :columns])
+        found = result[first : first + len(rows)]
+        for bucket in grouping.buckets:
+            if bucket.index.shape[1] <= NETWORK_SIZE:
+                members = padded[: len(rows)].take(bucket.index.T, axis=1, mode="clip")
+                found[:, bucket.group] = _sorted(np.ascontiguousarray(members.transpose(1, 0, 2)))[bucket.middle]
+            else:
+                members = padded[: len(rows)].take(bucket.index, axis=1, mode="clip")
+                members.partition(bucket.middle, axis=2)
+                found[:, bucket.group] = members[:, :, bucket.middle]
+    if not known.whole:
+        result[:, known.sizes == 0] = np.nan
+    return result
+
+
+def usual_value(values: Float32Array, usual: float, grouping: Grouping, known: Known) -> bool:
+    """Whether more than half of the known members of every group have just this value, which then is its median.
 
     Errors are zero nearly everywhere; to see that costs a fraction of a median.
     """
     unlike = values != usual
+    if not known.whole:
+        unlike &= known.of
     if 4 * np.count_nonzero(unlike) > len(values):
         return False
     counts = np.bincount(grouping.of[unlike], minlength=len(grouping))
-    return bool((2 * counts < grouping.sizes).all())
+    return bool((2 * counts < np.maximum(known.sizes, 1)).all())
 
 
 def group_mean(values: Float32Array, grouping: Grouping) -> Float32Array:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from scheduler_feedback.core.gangs import IntArray
 from scheduler_feedback.core.telemetry import (
@@ -27,8 +26,10 @@ from scheduler_feedback.core.telemetry import (
     Shape,
     Telemetry,
 )
-from scheduler_feedback.detectors.groups import group_median, usual_value
+from scheduler_feedback.detectors.groups import known_median, usual_value
+from scheduler_feedback.detectors.known import BoolArray, Known, Knowns
 from scheduler_feedback.detectors.lemons import Lemons
+from scheduler_feedback.detectors.scales import BAD, COUNT, COUNTS, FLOOR, on_scale
 from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.detectors.windows import LEAST_PEERS
 
@@ -48,54 +49,11 @@ several short ones, and is neither damped nor clipped like one."""
 
 ALLOWANCE = np.float32(0.75)
 HIGHEST = np.float32(24.0)
+FEW = 8
+"""Where zeros are usual and at most one column in so many is not, the others are passed over."""
+
 ALARM = 8.0
 """As for steps: an allowance of 0.75 and an alarm at 6 to 10 (trials on public traces); clipped at three sigma."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """How a feature is judged. kind: 'log', 'share' or 'count'. bad: the direction in which it is a fault, +1, -1 or 0
-    for one that is only looked at. floor: no scale is smaller."""
-
-    kind: str
-    bad: int
-    floor: float
-
-
-_SCALES: dict[str, _Scale] = {
-    "sm_active": _Scale("share", 0, 0.02),
-    "tensor_active": _Scale("log", 0, 0.03),
-    "dram_active": _Scale("log", 0, 0.03),
-    "sm_clock": _Scale("log", -1, 0.01),
-    "power": _Scale("log", 0, 0.03),
-    "temperature": _Scale("share", 1, 3.0),
-    "thermal_throttle": _Scale("share", 1, 0.02),
-    "power_throttle": _Scale("share", 1, 0.02),
-    "memory_errors": _Scale("count", 1, 0.2),
-    "nvlink_bytes": _Scale("log", -1, 0.05),
-    "nvlink_errors": _Scale("count", 1, 0.2),
-    "pcie_link": _Scale("share", -1, 0.05),
-    "pcie_errors": _Scale("count", 1, 0.2),
-    "nic_transmit_bytes": _Scale("log", -1, 0.05),
-    "nic_receive_bytes": _Scale("log", -1, 0.05),
-    "nic_congestion": _Scale("count", 1, 0.5),
-    "nic_pause_received": _Scale("count", 1, 0.5),
-    "nic_pause_sent": _Scale("count", 1, 0.5),
-    "nic_physical_errors": _Scale("count", 1, 0.2),
-    "nic_sequence_errors": _Scale("count", 1, 0.2),
-    "cpu_waiting": _Scale("share", 1, 0.03),
-    "io_waiting": _Scale("share", 1, 0.03),
-    "runqueue_wait": _Scale("share", 1, 0.03),
-    "processor": _Scale("log", 0, 0.05),
-}
-"""Floors: what is less than this is nobody's trouble, whatever the noise. Clocks come in steps of 15 MHz of 2 GHz."""
-
-COUNT = len(FEATURES)
-BAD = np.array([_SCALES[feature.name].bad for feature in FEATURES], np.float32)
-FLOOR = np.array([_SCALES[feature.name].floor for feature in FEATURES], np.float32)
-_LOGS = np.array([_SCALES[feature.name].kind == "log" for feature in FEATURES])
-_COUNTS = np.array([_SCALES[feature.name].kind == "count" for feature in FEATURES])
-LEAST = np.float32(1e-6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +106,11 @@ class Panel:
         self.peers = np.full(shape, np.nan, np.float32)
         self.newest = np.full(shape, np.nan, np.float32)
         self.score = np.zeros(shape, np.float32)
+        self._scaled = np.empty(shape, np.float32)
         self._scratch = np.empty((2, columns), np.float32)
+        self._knowns = Knowns(self.peers_of)
+        # Columns of a feature of which nearly all is zero that have something else; None where that is not known.
+        self._moving: list[BoolArray | None] = [None] * COUNT
         self._warming = np.ones(COUNT, np.bool_)
         self._fresh = np.ones(COUNT, np.bool_)
 
@@ -173,7 +135,7 @@ class Panel:
         self._enough = min(max(enough, LEAST_WARM_UP_WINDOWS), WARM_UP_WINDOWS)
         # What counts single things has no scale smaller than one of them in a window.
         one = np.float32(math.log1p(1.0 / telemetry.counters.seconds))
-        self._floor = np.where(_COUNTS, np.maximum(FLOOR, one), FLOOR)
+        self._floor = np.where(COUNTS, np.maximum(FLOOR, one), FLOOR)
         for window in range(values.shape[1]):
             self._take(values[:, window])
         return self
@@ -248,93 +210,132 @@ class Panel:
     def _take(self, values: Float32Array) -> None:
         if not values.shape[1]:
             return
-        x = np.array(values, np.float32)
+        dense: dict[Known, list[int]] = {}
         for feature in range(COUNT):  # a row of 100,000 ranks fits into a processor's cache, all of them do not
-            one = x[feature]
-            if _LOGS[feature]:
-                np.maximum(one, LEAST, out=one)
-                np.log(one, out=one)
-            elif _COUNTS[feature]:
-                np.maximum(one, 0.0, out=one)
-                np.log1p(one, out=one)
-        middle = self._middles(x)
-        for feature in range(COUNT):
-            self._one(feature, values[feature], x[feature], middle[feature])
-
-    def _middles(self, x: Float32Array) -> Float32Array:
-        """The median of each group's members: [F, groups]."""
-        middle = np.empty((COUNT, len(self.peers_of)), np.float32)
-        dense = []
-        for feature in range(COUNT):
-            usual = float(x[feature, 0])
-            if np.isnan(usual) and np.isnan(x[feature]).all():
-                middle[feature] = np.nan
-            elif usual_value(x[feature], usual, self.peers_of):
-                middle[feature] = usual
+            row = np.ascontiguousarray(values[feature], np.float32)
+            x = self._scaled[feature]
+            on_scale(feature, row, x)
+            known = self._knowns.of(row)
+            if not known.any:
+                continue
+            usual = float(x[known.first])
+            if usual_value(x, usual, self.peers_of, known):
+                x -= np.float32(usual)
+                self._one(feature, row, x, usual == 0.0)
             else:
-                dense.append(feature)
-        if dense:
-            middle[dense] = group_median(x[dense] if len(dense) < COUNT else x, self.peers_of)
-        return middle
+                dense.setdefault(known, []).append(feature)
+        for known, features in dense.items():
+            middles = known_median(self._scaled, features, self.peers_of, known)
+            for feature, middle in zip(features, middles, strict=True):
+                x = self._scaled[feature]
+                x -= self.peers_of.spread(middle, self._scratch[0])
+                self._one(feature, np.ascontiguousarray(values[feature], np.float32), x, False)
 
-    def _one(self, feature: int, values: Float32Array, x: Float32Array, middle: Float32Array) -> None:
-        """One feature of all columns: [N] each."""
-        beside, residual = self._scratch
-        x -= np.take(middle, self.peers_of.of, out=beside, mode="clip")  # against the peers, from here on
-        known = np.isnan(x)
-        np.logical_not(known, out=known)
-        whole = bool(known.all())
-        if not whole and not known.any():
+    def _one(self, feature: int, values: Float32Array, x: Float32Array, zeros: bool) -> None:
+        """One feature of all columns [N]: as it came, and against the peers. zeros: whether nearly all of it came as
+        zero."""
+        known = self._knowns.of(x)
+        if known.whole:
+            self.newest[feature] = values
+        elif known.any:
+            known.put(self.newest[feature], values)
+        else:
             return
-        floor, mean, scale = FLOOR[feature], self._mean[feature], self.scale[feature]
-        level, peers, score = self.level[feature], self.peers[feature], self.score[feature]
+        rows = [state[feature] for state in (self._mean, self.scale, self.level, self.peers, self.score)]
+        if zeros and not self._warming[feature] and not self._fresh[feature]:
+            columns = self._moving_columns(feature, x, known)
+            if columns is not None:
+                if not len(columns):
+                    return
+                few = [row[columns] for row in rows]
+                self._fold(feature, x[columns], few, None, np.empty((2, len(columns)), np.float32))
+                for row, new in zip(rows[2:], few[2:], strict=True):
+                    row[columns] = new
+                return
+        self._moving[feature] = None
         if self._warming[feature]:
             self._learn(feature, x, known)
+        if self._fresh[feature]:
+            self._begin(feature, x, known)
+        self._fold(feature, x, rows, None if known.whole else known, self._scratch)
+
+    def _moving_columns(self, feature: int, x: Float32Array, known: Known) -> IndexArray | None:
+        """The columns in which something is or was other than zero, where those are few; else None. In the others a
+        zero changes nothing."""
+        moving = self._moving[feature]
+        if moving is None:
+            moving = self._mean[feature] != 0
+            for state in (self.level, self.peers, self.score):
+                moving |= state[feature] != 0
+        now = x != 0
+        if not known.whole:
+            now &= known.of
+        moving |= now
+        if FEW * np.count_nonzero(moving) > len(x):
+            return None
+        self._moving[feature] = moving
+        return np.flatnonzero(moving if known.whole else moving & known.of)
+
+    def _begin(self, feature: int, x: Float32Array, known: Known) -> None:
+        """A first sample is taken as it is."""
+        unknown = np.isnan(self.level[feature])
+        fresh = unknown & known.of
+        if fresh.any():
+            self.level[feature, fresh] = self._residual(x[fresh], self._mean[feature, fresh])
+            self.peers[feature, fresh] = x[fresh]
+        self._fresh[feature] = bool((unknown & ~known.of).any())
+
+    def _residual(self, x: Float32Array, mean: Float32Array) -> Float32Array:
+        return x - mean if self._switches.self_residual else x
+
+    def _fold(
+        self, feature: int, x: Float32Array, rows: list[Float32Array], partly: Known | None, scratch: Float32Array
+    ) -> None:
+        """What some columns [n] are against their peers into what is kept of them: mean, scale, level, peers, score.
+        partly: which are known, where not all are. Changes the last three."""
+        mean, scale, level, peers, score = rows
+        beside, residual = scratch
         if self._switches.self_residual:
             np.subtract(x, mean, out=residual)
         else:
             residual[:] = x
-        if self._fresh[feature]:
-            fresh = np.isnan(level) & known
-            level[fresh], peers[fresh] = residual[fresh], x[fresh]
-            self._fresh[feature] = bool(np.isnan(level).any())
-        if whole:
-            self.newest[feature] = values
-        else:
-            np.copyto(residual, level, where=~known)
-            np.copyto(x, peers, where=~known)
-            np.copyto(self.newest[feature], values, where=known)
         for state, now in ((level, residual), (peers, x)):
             np.subtract(now, state, out=beside)
             beside *= self._decay
+            if partly is not None:
+                partly.clear(beside)
             state += beside
         if not BAD[feature]:
             return
         if BAD[feature] < 0:
             np.negative(residual, out=residual)
-        residual /= scale if self._switches.frozen_scale else np.maximum(np.abs(level), floor)
-        np.maximum(residual, -self._clip, out=residual)
-        np.minimum(residual, self._clip, out=residual)
+        residual /= scale if self._switches.frozen_scale else np.maximum(np.abs(level), FLOOR[feature])
+        np.clip(residual, -self._clip, self._clip, out=residual)  # one pass, where a minimum and a maximum are two
         residual -= ALLOWANCE
-        if not whole or self._fresh[feature]:
-            residual[~known] = 0.0  # a sample that is missing speaks neither for nor against
-            np.nan_to_num(residual, copy=False, nan=0.0)
+        if partly is not None:
+            partly.clear(residual)  # a sample that is missing speaks neither for nor against
+        if np.isnan(residual.min()):
+            residual[np.isnan(residual)] = 0.0
         score += residual
-        np.maximum(score, 0.0, out=score)
-        np.minimum(score, HIGHEST, out=score)
+        np.clip(score, np.float32(0.0), HIGHEST, out=score)
 
-    def _learn(self, feature: int, x: Float32Array, known: npt.NDArray[np.bool_]) -> None:
+    def _learn(self, feature: int, x: Float32Array, known: Known) -> None:
         """Welford's running mean and variance of the residual against the peers, where the warm-up is not over."""
         taken, mean, square = self._taken[feature], self._mean[feature], self._square[feature]
-        warming = known & (taken < self._enough)
+        unlearned = taken < self._enough
+        warming = unlearned if known.whole else unlearned & known.of
         if not warming.any():
-            self._warming[feature] = bool((taken < self._enough).any())
+            self._warming[feature] = bool(unlearned.any())
             return
+        warm = known if warming is unlearned and warming.all() else Known(warming, self.peers_of)
         taken += warming
-        away = np.where(warming, np.nan_to_num(x - mean), np.float32(0.0))
-        mean += away / np.maximum(taken, 1.0)
-        square += away * np.where(warming, np.nan_to_num(x - mean), np.float32(0.0))
-        np.maximum(np.sqrt(square / np.maximum(taken - 1.0, 1.0)), self._floor[feature], out=self.scale[feature])
+        away = _finite_of(x - mean, warm)
+        count = np.clip(taken, np.float32(1.0), None)
+        mean += away / count
+        square += away * _finite_of(x - mean, warm)
+        np.clip(count - np.float32(1.0), np.float32(1.0), None, out=count)
+        np.sqrt(np.divide(square, count, out=count), out=count)
+        np.clip(count, self._floor[feature], None, out=self.scale[feature])
 
     # --- other ranks ------------------------------------------------------------------------------------------------
 
@@ -364,6 +365,7 @@ class Panel:
         self._shapes = shapes
         self.columns = {shape.job: place for shape, place in zip(shapes, columns, strict=True)}
         self.peers_of = Grouping(joined([_peers(shape) for shape in shapes]))
+        self._knowns = Knowns(self.peers_of)
         ways = sorted({way for shape in shapes for way in shape.groups})
         self.overlapping = {
             way: Grouping(joined([shape.groups.get(way, np.arange(len(shape))) for shape in shapes])) for way in ways
@@ -374,6 +376,15 @@ def _peers(shape: Shape) -> IndexArray:
     """Number of each rank's peers: its role, or the job where a role is too small to vote."""
     roles = shape.roles
     return roles if len(roles) and np.bincount(roles).min() >= LEAST_PEERS else np.zeros(len(shape), np.intp)
+
+
+def _finite_of(x: Float32Array, known: Known) -> Float32Array:
+    """As numbers, zero where not known. Changes x."""
+    if not known.whole:
+        known.clear(x)
+    if not np.isfinite(x.min() + x.max()):
+        np.nan_to_num(x, copy=False)
+    return x
 
 
 def joined(parts: list[IndexArray]) -> IndexArray:

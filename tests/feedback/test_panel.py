@@ -1,0 +1,131 @@
+"""What the panel reckons in few passes is, to the bit, what its formulas give column by column."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_feedback.core.telemetry import FEATURES, Counters, Grouping, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.detectors.known import Knowns
+from scheduler_feedback.detectors.panel import ALLOWANCE, CLIP, DECAY, HIGHEST, WARM_UP_WINDOWS, Panel
+from scheduler_feedback.detectors.scales import BAD, COUNTS, FLOOR, LOGS
+from scheduler_feedback.detectors.switches import Switches
+
+SECOND = 1_000_000_000
+START = 1_700_000_000 * SECOND
+ONE = np.float32(1.0)
+
+
+class Plain:
+    """The formulas of the panel's docstring for one column of one feature. Windows are of a second."""
+
+    def __init__(self, feature: int, switches: Switches) -> None:
+        self.feature, self.switches = feature, switches
+        self.floor = max(FLOOR[feature], np.float32(np.log1p(1.0))) if COUNTS[feature] else FLOOR[feature]
+        self.mean = self.square = self.taken = self.score = np.float32(0.0)
+        self.scale = FLOOR[feature]
+        self.level = self.peers = self.newest = np.float32(np.nan)
+
+    def take(self, value: np.float32, x: np.float32) -> None:
+        if np.isnan(x):
+            return
+        self.newest = value
+        if self.taken < WARM_UP_WINDOWS:
+            self.taken += ONE
+            away = x - self.mean
+            self.mean += away / self.taken
+            self.square += away * (x - self.mean)
+            self.scale = max(np.sqrt(self.square / max(self.taken - ONE, ONE)), self.floor)
+        residual = x - self.mean if self.switches.self_residual else x
+        if np.isnan(self.level):
+            self.level, self.peers = residual, x
+        self.level += (residual - self.level) * DECAY
+        self.peers += (x - self.peers) * DECAY
+        bad = BAD[self.feature]
+        if bad:
+            scale = self.scale if self.switches.frozen_scale else max(abs(self.level), FLOOR[self.feature])
+            step = min(max(bad * residual / scale, -CLIP), CLIP) - ALLOWANCE
+            self.score = min(max(self.score + step, np.float32(0.0)), HIGHEST)
+
+
+def against_peers(feature: int, values: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """[N]: one feature on its scale, less the lower median of the group's known members."""
+    x = values.copy()
+    if LOGS[feature]:
+        x = np.log(np.maximum(x, np.float32(1e-6)))
+    elif COUNTS[feature]:
+        x = np.log1p(np.maximum(x, np.float32(0.0)))
+    for group in range(int(of.max()) + 1):
+        members = of == group
+        known = np.sort(x[members & ~np.isnan(x)])
+        if len(known):
+            x[members] -= known[(len(known) - 1) // 2]
+    return x
+
+
+def windows(random: np.random.Generator, columns: int, count: int) -> list[np.ndarray]:
+    """Float32 [features, columns] each: counts that are mostly zero, of other columns late, of many for a moment; nodes
+    and features that are missing."""
+    found = []
+    for window in range(count):
+        late = 5 if window > 0.7 * count else 0
+        often = 0.6 if int(0.8 * count) == window else 0.2
+        values = random.normal(1.0, 0.05, (len(FEATURES), columns)).astype(np.float32)
+        for row, feature in enumerate(FEATURES):
+            if feature.unit == "1/s" and (row % 3 or random.random() < 0.8):
+                failing = ((np.arange(columns) + late) % 17 == row % 17) | (often > 0.2)
+                failing &= random.random(columns) < often
+                values[row] = np.where(failing, random.uniform(-1, 90, columns), 0.0)
+        if random.random() < 0.4:
+            values[:, np.repeat(random.random(columns // 4 + 1) < random.random(), 4)[:columns]] = np.nan
+        if random.random() < 0.3:
+            values[random.random(values.shape) < 0.1] = np.nan
+        values[random.random(len(FEATURES)) < 0.1] = np.nan
+        found.append(values)
+    return found
+
+
+@pytest.mark.parametrize("switches", [Switches(), Switches(self_residual=False), Switches(frozen_scale=False)], ids=str)
+@pytest.mark.parametrize(("stages", "seed"), [([0] * 18 + [1] * 18, 1), ([0, 1] * 12 + [0] * 9, 2), ([0], 3)], ids=str)
+def test_the_panel_is_its_formulas_to_the_bit(stages: list[int], seed: int, switches: Switches) -> None:
+    columns = len(stages)
+    shape = Shape("j", 1, np.arange(columns), tuple(f"n{index // 4}" for index in range(columns)),
+                  stage=np.array(stages))  # fmt: skip
+    panel, random = Panel(switches), np.random.default_rng(seed)
+    plain = [[Plain(feature, switches) for _ in stages] for feature in range(len(FEATURES))]
+    for window, values in enumerate(windows(random, columns, 120)):
+        now_ns = START + window * SECOND
+        counters = Counters(np.array([now_ns], np.int64), 1.0, values[:, None])
+        panel.at(Telemetry(now_ns, (JobTelemetry(shape),), counters))
+        for feature, row in enumerate(plain):
+            x = against_peers(feature, values[feature], panel.peers_of.of)
+            for column, one in enumerate(row):
+                one.take(values[feature, column], x[column])
+    for name in ("level", "peers", "scale", "score", "newest"):
+        expected = np.array([[getattr(one, name) for one in row] for row in plain], np.float32)
+        assert np.array_equal(getattr(panel, name), expected, equal_nan=True), name
+    assert panel.score[COUNTS].any() or columns == 1, "nothing stood away from its peers"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.floats(0, 1), st.integers(0, 2**32 - 1))
+def test_what_is_missing_is_left_as_it_was(of: list[int], holes: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    values = random.normal(size=len(of)).astype(np.float32)
+    missing = random.random(len(of)) < holes
+    values[missing] = np.nan
+    grouping = Grouping(of)
+    known = Knowns(grouping).of(values)
+    assert np.array_equal(known.of, ~missing) and known.whole == (not missing.any()) and known.any != missing.all()
+    sizes = [int((~missing[grouping.of == group]).sum()) for group in range(len(grouping))]
+    assert known.sizes.tolist() == sizes
+    before = random.normal(size=len(of)).astype(np.float32)
+    put, cleared = before.copy(), values.copy()
+    known.put(put, values)
+    known.clear(cleared)
+    assert np.array_equal(put, np.where(missing, before, values))
+    assert np.array_equal(cleared, np.where(missing, np.float32(0.0), values))
+    told = random.normal(size=len(grouping)).astype(np.float32)
+    assert np.array_equal(grouping.spread(told, np.empty(len(of), np.float32)), told[grouping.of])
