@@ -184,11 +184,13 @@ class Case:
 
     marked: its node has been made suspect for it (or, in observe mode, would have been).
     ruling: '' while nothing was decided about the gang, else 'migrate', 'frozen', or the reason code of a stay.
+    again_ns: when it is looked at anew though nothing was heard, of a gang that waits and sees.
     """
 
     marked: bool = False
     ruling: str = ""
     reason: str = ""
+    again_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

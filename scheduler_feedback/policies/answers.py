@@ -1,6 +1,6 @@
 """Answers: what can be done about a gang with a slow member, weighed by what each is expected to gain and to cost.
 
-    stay      costs nothing but what the fault costs
+    stay      costs nothing but what the fault costs; for good, or to wait and see (``patience``)
     migrate   to free slots on healthy nodes, else to spares, else to spares that are lent, whose borrowers' loss
               counts; a swap, where only the accused slots are exchanged
     separate  for interference: away from the other job, to where the two share neither node nor rack
@@ -33,6 +33,7 @@ from scheduler_feedback.policies.cost import (
     moving_seconds,
     save_seconds,
     unsaved_seconds,
+    with_course,
 )
 from scheduler_feedback.policies.ledger import ledger_of
 from scheduler_feedback.policies.placement import place, where
@@ -103,12 +104,13 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
         ("cooldown", cooling_ns(policy, job, now_ns) > 0, cooling(policy)),
         (
             "cost",
-            not test.pays,
+            not test.gains,
             f"staying is expected to cost {span(test.benefit_seconds)}, moving {span(test.cost_seconds)}",
         ),
     ):
         if stays:
             return Ruling(code, reason, test, target)
+    test = with_course(state, job, verdict, test, now_ns)
     found: list[Ruling] = []
     if target:
         code = "separate" if apart else "migrate"
@@ -118,13 +120,27 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
         knowingly = job.attempt_started_ns is not None and verdict.first_wall_ns <= job.attempt_started_ns
         found += [one for one in (_shrunk(state, job, test, plan),) if one is not None]
         found += [one for one in (None if target or knowingly else _requeued(state, job, test, now_ns),) if one]
-    paying = [one for one in found if one.test.pays]
+    gaining = [one for one in found if one.test.gains]
+    paying = [one for one in gaining if one.test.wait is None]
+    if gaining and not paying:
+        return _waits(min(gaining, key=lambda one: one.test.cost_seconds))
     if not paying:
         away = f"{verdict.node}" if not apart else f"those of {verdict.aggressor}"
         return Ruling("target", f"{job.spec.ranks} slots on healthy nodes other than {away} are not free", test)
     best = max(paying, key=lambda one: one.test.net_seconds)  # of equals the first
     others = tuple((one.code, one.test.cost_seconds) for one in found if one is not best)
     return replace(best, reason=weighed(verdict, best.test), others=others)
+
+
+def _waits(ruling: Ruling) -> Ruling:
+    """The answer, put off."""
+    test, words = ruling.test, "be moved" if ruling.code in ("migrate", "separate") else ruling.code
+    seconds, cost = test.wait or (0.0, test.cost_seconds)
+    reason = (
+        f"what makes it slow may end by itself: to see for another {span(seconds)}, and to {words} only then, "
+        f"is expected to cost {span(cost)}; to {words} now {span(test.cost_seconds)}"
+    )
+    return replace(ruling, code="wait", reason=reason, stopped=(), swap=False)
 
 
 def weighed(verdict: Verdict, test: CostTest) -> str:

@@ -17,7 +17,9 @@ D (1 - 1/s).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.job import Job
@@ -25,8 +27,9 @@ from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.turn import nanoseconds, span
 from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.policies import history
-from scheduler_feedback.policies.estimate import healthy_end_ns, lasts_yet_seconds
+from scheduler_feedback.policies.estimate import healthy_end_ns, lasts_yet_seconds, slow_since_ns
 from scheduler_feedback.policies.order.fair import work_done
+from scheduler_feedback.policies.patience import Course, best_wait, course, fault_goes_on, gang_goes_on, known_to_go_on
 from scheduler_feedback.policies.quarantine import ACCUSING, others_want
 
 
@@ -39,6 +42,7 @@ class CostTest:
     measured_seconds: what the gang's last move really took, from the decision to its first step; it stands for save and
     restart where it is known. share: of the gain that is left when those that wait get the slow slots.
     exposed_seconds: work, at healthy speed, that is expected to fall into what is left of the fault: E min(R, D/s).
+    course: what may end by itself, and when (``patience``); empty where that is not to be waited for.
     """
 
     probability: float
@@ -53,6 +57,7 @@ class CostTest:
     measured_seconds: float | None = None
     share: float = 1.0
     unsaved_seconds: float = 0.0
+    course: Course = ()
 
     @property
     def benefit_seconds(self) -> float:
@@ -69,8 +74,19 @@ class CostTest:
         return self.benefit_seconds - self.cost_seconds
 
     @property
-    def pays(self) -> bool:
+    def gains(self) -> bool:
+        """Whether to move is better than to stay for good."""
         return self.benefit_seconds > (1 + self.margin) * self.cost_seconds
+
+    @property
+    def wait(self) -> tuple[float, float] | None:
+        """How long it had better wait and see, and what that is expected to cost; None: not at all."""
+        lost_in_a_second = self.probability * self.share * (1 - 1 / self.slowdown) if self.slowdown > 1 else 0.0
+        return best_wait(self.course, lost_in_a_second, self.cost_seconds)
+
+    @property
+    def pays(self) -> bool:
+        return self.gains and self.wait is None
 
     def detail(self) -> tuple[tuple[str, str], ...]:
         """Every term, for the entry."""
@@ -114,6 +130,22 @@ def cost_test(state: State, job: Job, verdict: Verdict, now_ns: int) -> CostTest
         unsaved_seconds=unsaved_seconds(job, now_ns),
         share=_share(state, job, node) if node is not None and verdict.kind is Kind.STRAGGLER else 1.0,
     )
+
+
+def with_course(state: State, job: Job, verdict: Verdict, test: CostTest, now_ns: int) -> CostTest:
+    """The terms with what may end by itself. What an operator confirmed is not waited for."""
+    if state.judged.get(verdict.verdict_id) is True or test.slowdown <= 1:
+        return test
+    behind_ns = now_ns - nanoseconds(lost_seconds(verdict, now_ns))
+    runs_on = gang_goes_on(state, job, test.remaining_seconds, behind_ns)
+    whole: float = test.persistence_seconds
+    lasts_on: Callable[[float], float] = known_to_go_on
+    if verdict.lasts_seconds is None:
+        node = state.nodes.get(verdict.node)
+        since_ns = slow_since_ns(verdict, node.doubted_ns if node is not None else None)
+        age = max(now_ns - since_ns, 0) / 1e9
+        whole, lasts_on = math.inf, fault_goes_on(age, state.policy.expected_persistence_seconds)
+    return replace(test, course=course(lasts_on, runs_on, test.slowdown, whole))
 
 
 def _exposed_seconds(state: State, job: Job, remaining_seconds: float, most_seconds: float, then_ns: int) -> float:

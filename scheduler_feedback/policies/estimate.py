@@ -119,8 +119,12 @@ def lasts_yet_seconds(policy: Policy, verdict: Verdict, doubted_ns: int | None, 
     """
     if verdict.lasts_seconds is not None:
         return max(verdict.lasts_seconds - max(now_ns - verdict.first_wall_ns, 0) / 1e9, 0.0)
-    since_ns = verdict.first_wall_ns if doubted_ns is None else min(doubted_ns, verdict.first_wall_ns)
-    return max(policy.expected_persistence_seconds, (now_ns - since_ns) / 1e9)
+    return max(policy.expected_persistence_seconds, (now_ns - slow_since_ns(verdict, doubted_ns)) / 1e9)
+
+
+def slow_since_ns(verdict: Verdict, doubted_ns: int | None) -> int:
+    """Since when what the verdict is about has been slow, without its node having been seen well in between."""
+    return verdict.first_wall_ns if doubted_ns is None else min(doubted_ns, verdict.first_wall_ns)
 
 
 def slowest(verdicts: Iterable[Verdict]) -> dict[str, Verdict]:

@@ -223,6 +223,20 @@ def yet_within(spread: Spread, done_seconds: float, most_seconds: float) -> floa
     return counted / alive
 
 
+def outlives(spread: Spread, done_seconds: float, more_seconds: float) -> float:
+    """The share of those that have run so long that will run for so many seconds more."""
+    likely, widths, alive = _ahead(spread, done_seconds)
+    if alive <= 0:
+        return 1.0
+    left, low = alive, 0.0
+    for ending, width in zip(likely, widths, strict=True):
+        if low + width > more_seconds:
+            return max(left - (ending * (more_seconds - low) / width if width > 0 else ending), 0.0) / alive
+        left -= ending
+        low += width
+    return max(left, 0.0) / alive
+
+
 def _ahead(spread: Spread, done_seconds: float) -> tuple[Sequence[float], Sequence[float], float]:
     """Of the bins from what is done on: how likely, how wide, and how likely all together."""
     first = bin_of(done_seconds) if done_seconds >= 1 else 0

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
-from scheduler_feedback.core.state import Backfilling, Order, State
+from scheduler_feedback.core.state import Backfilling, Case, Order, State
 from scheduler_feedback.core.turn import nanoseconds
 from scheduler_feedback.policies import order
 from scheduler_feedback.policies.dependencies import Dependencies
@@ -110,6 +110,8 @@ class Ledger(Holdings):
         for job in state.jobs.values():
             self._add(job)
         self.ended.sort()
+        for case in state.cases.values():
+            self.look_again(case)
         if state.idle:
             self.grown = self.changed = False
             self.fresh = set()
@@ -343,6 +345,11 @@ class Ledger(Holdings):
                 self.expect_anew(self.state.jobs[job_id])
 
     # --- clocks ------------------------------------------------------------------------------------------------------
+
+    def look_again(self, case: Case) -> None:
+        """A gang that waits and sees is looked at then, though nothing is heard."""
+        if case.again_ns is not None:
+            heappush(self.clocks, (case.again_ns, ""))
 
     def due(self, now_ns: int) -> list[str]:
         """Ids of the jobs ('' for nodes) of which a clock has run out since it was last asked."""

@@ -12,13 +12,17 @@ from dataclasses import replace
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobState, StopReason
 from scheduler_feedback.core.state import Case, Decision, Mode, State
-from scheduler_feedback.core.turn import Turn
+from scheduler_feedback.core.turn import Turn, nanoseconds
 from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.policies.answers import ACTIONS, Ruling, cheaper_to_move, rule
 from scheduler_feedback.policies.cost import accused_nodes, lost_seconds
 from scheduler_feedback.policies.ledger import Ledger, ledger_of
 from scheduler_feedback.policies.preemption import stop_for
 from scheduler_feedback.policies.quarantine import ACCUSING, hold_against, in_words, others_want
+
+AGAIN_SHARE = 8
+AGAIN_LEAST_SECONDS = 1.0
+"""A gang that waits and sees is looked at anew whenever its fault has lasted an eighth longer."""
 
 
 def judge_running_gangs(turn: Turn, ledger: Ledger) -> None:
@@ -45,6 +49,10 @@ def judge_running_gangs(turn: Turn, ledger: Ledger) -> None:
         elif ruling.code != case.ruling:
             turn.decide(job.job_id, "stay", f"stays where it is: {ruling.reason}", ruling.detail(verdict))
             case.ruling, case.reason = ruling.code, ruling.reason
+        if ruling.code == "wait" and (case.again_ns is None or case.again_ns <= turn.now_ns):
+            age_ns = turn.now_ns - verdict.first_wall_ns
+            case.again_ns = turn.now_ns + max(age_ns // AGAIN_SHARE, nanoseconds(AGAIN_LEAST_SECONDS))
+            ledger.look_again(case)
     if ledger.doubtful and not turn.state.frozen:
         for job, verdict in list(beside(turn.state, ledger, turn.now_ns)):
             ruling = rule(turn.state, job, verdict, ledger.plan, turn.now_ns)

@@ -601,7 +601,7 @@ def test_an_elastic_gang_goes_on_with_its_healthy_members_where_there_is_no_othe
     world, job_id = four_nodes(min_ranks=2)
     world.submit(4, 10_000.0, time_limit_seconds=9000.0)
     world.running()
-    world.cycle(world.verdict(job_id, rank=3, slowdown=4.0))
+    world.cycle(world.verdict(job_id, rank=3, slowdown=4.0, lasts_seconds=1800.0))
     job = world.state.jobs[job_id]
     assert (job.stop_reason, {slot.node for slot in job.claim}) == (StopReason.MIGRATE, {"n0"})
     (start,) = world.end(job_id, 75).actions

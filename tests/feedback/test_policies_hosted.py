@@ -30,7 +30,7 @@ NARROW, WIDE, LONG = HostedWait("batch", 3), HostedWait("batch", 6, 2000.0), Hos
 def verdict(slowdown: float = 1.6) -> Verdict:
     return Verdict(
         "v-1", Kind.STRAGGLER, "slurm-1", 0, 0, "n0", Cause.COMPUTE, 0.99, slowdown, 0.1, 0.1 * slowdown,
-        BEGAN, BEGAN + 5 * SECOND,
+        BEGAN, BEGAN + 5 * SECOND, lasts_seconds=1800.0,
     )  # fmt: skip
 
 
