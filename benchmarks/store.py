@@ -6,15 +6,18 @@ A cluster of 64 nodes of 8 GPUs runs gangs of 1 to 64 for some minutes each, 0.9
 Each gang is submitted, seen running with its processes, makes its first step, and ends: four events, as in production.
 Every 100 cycles is a snapshot, at which old cycles are compacted; none is forgotten. Nothing is left out of a cycle:
 FIFO and EASY decide. With more than 100,000 events a snapshot is taken every 1,000 cycles, which are one transaction
-and have no sentences, as in a simulation's journal; only so it is written in a minute or two. Prints one JSON document;
-exits with 1 where a replay differs from the record, or where a figure is out of its range.
+and have no sentences, as in a simulation's journal; only so it is written in a minute or two. With --keep the journal
+stays in that folder, and one that is there is not written anew. Prints one JSON document; exits with 1 where a replay
+differs from the record, or where a figure is out of its range.
 
 write_us_a_cycle: of the transaction, without waiting for the disk (`benchmarks.loop` measures commits that do).
 snapshot_ms: the whole transaction with compaction. restart_seconds: from the newest snapshot, as after a kill, compared
-with the state that was lost. replay_seconds: every decision of the whole file taken again and compared with the record,
-by as many processes as there are processors (`gangwatch replay`), each from one snapshot to the next; read_seconds:
-reading and decoding alone, in one process. cpu: of all processes, which is what the range is for, as other work on the
-machine makes the rest longer. bytes_an_event: of the file, events, actions, snapshots and all.
+with the state that was lost. past_seconds: until the state of a moment of the past is there (`gangwatch replay --at`),
+from the newest snapshot before it, of which one a day is kept: median and worst of the last moments of ten such days.
+replay_seconds: every decision of the whole file taken again and compared with the record, by as many processes as
+there are processors (`gangwatch replay`), each from one snapshot to the next; read_seconds: reading and decoding alone,
+in one process. cpu: of all processes, which is what the range is for, as other work on the machine makes the rest
+longer. bytes_an_event: of the file, events, actions, snapshots and all.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 from scheduler_feedback import cycle
+from scheduler_feedback.collecting import collecting_rarely
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.codec import encode_state
 from scheduler_feedback.core.events import (
@@ -45,7 +49,7 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.recovery import recover, replay_parts
+from scheduler_feedback.recovery import recover, replay_journal, replay_parts
 from scheduler_feedback.store import CycleRow, Retention, Store
 
 SECOND = 1_000_000_000
@@ -60,7 +64,10 @@ RUN_SECONDS = (60.0, 1800.0)
 BUSY = 0.9
 RANKS = (1, 1, 1, 1, 2, 2, 4, 8, 16, 64)
 
+PAST_MOMENTS = 10
+
 MAX_REPLAY_SECONDS = 60.0
+MAX_PAST_SECONDS = 5.0
 MAX_RESTART_SECONDS = 2.0
 MAX_SNAPSHOT_MS = 500.0
 SLACK = 3.0
@@ -158,14 +165,10 @@ def write(path: Path, most: int) -> tuple[State, dict[str, float | int]]:
     }
 
 
-def measure(most: int, processes: int = 1) -> dict[str, object]:
-    """The figures; Raises AssertionError where what was written does not come back."""
+def measure(most: int, processes: int = 1, keep: Path | None = None) -> dict[str, object]:
+    """The figures; Raises AssertionError where what was written does not come back. keep: a folder for the journal."""
     with tempfile.TemporaryDirectory(prefix="gangwatch-store-") as folder:
-        path = Path(folder) / "store.sqlite"
-        state, figures = write(path, most)
-        say(f"written: {figures}")
-        lost = encode_state(state)
-        del state
+        path, lost, figures = written(Path(folder) if keep is None else keep, most)
 
         began = time.perf_counter()
         store = Store(path, durable=False)
@@ -173,6 +176,9 @@ def measure(most: int, processes: int = 1) -> dict[str, object]:
         restart_seconds = time.perf_counter() - began
         restarted_alike = encode_state(recovered.state) == lost and not recovered.mismatches
         say(f"restarted in {restart_seconds:.3f} s, {recovered.cycles} cycles replayed, alike: {restarted_alike}")
+
+        past = sorted(_go_back_to(store, last) for _, last in _some_of(store.parts()))
+        say(f"moments of the past: {past}")
 
         began = time.perf_counter()
         with store.replaying() as running:
@@ -190,6 +196,7 @@ def measure(most: int, processes: int = 1) -> dict[str, object]:
         "restart_seconds": round(restart_seconds, 3),
         "restart_cycles": recovered.cycles,
         "restarted_alike": restarted_alike,
+        "past_seconds": {"median": round(past[len(past) // 2], 2), "worst": round(past[-1], 2)},
         "read_seconds": round(read_seconds, 2),
         "replay_parts": parts,
         "replay_processes": processes,
@@ -200,6 +207,36 @@ def measure(most: int, processes: int = 1) -> dict[str, object]:
         "replayed_alike": alike,
         "rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
     }
+
+
+def written(folder: Path, most: int) -> tuple[Path, bytes, dict[str, float | int]]:
+    """(the journal, the state after it as bytes, what writing cost), written into the folder if it is not there."""
+    path, after, figures = folder / "store.sqlite", folder / "state", folder / "figures.json"
+    if not figures.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        state, cost = write(path, most)
+        after.write_bytes(encode_state(state))
+        figures.write_text(json.dumps(cost))
+        say(f"written: {cost}")
+    return path, after.read_bytes(), json.loads(figures.read_text())
+
+
+def _some_of(parts: list[tuple[int | None, int | None]]) -> list[tuple[int | None, int | None]]:
+    """Ten parts spread over the journal."""
+    return [parts[number * len(parts) // PAST_MOMENTS] for number in range(min(PAST_MOMENTS, len(parts)))]
+
+
+def _go_back_to(store: Store, cycle: int | None) -> float:
+    """Seconds until the state of the last moment of a part is there."""
+    began = time.perf_counter()
+    with collecting_rarely():
+        if cycle is None:
+            recover(store)
+        else:
+            with store.replaying(cycle=cycle) as running:
+                assert not replay_journal(running).different
+    return time.perf_counter() - began
 
 
 def say(text: str) -> None:
@@ -218,14 +255,19 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--json", action="store_true", help="the only form there is; taken for the sake of scripts")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="that replay at once")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the journal stays, or is")
     options = parser.parse_args()
-    figures = measure(options.events, options.processes)
+    figures = measure(options.events, options.processes, options.keep)
     targets = {
         "replay_cpu_seconds": MAX_REPLAY_SECONDS * max(options.events, 100_000) / 1_000_000,
         "restart_seconds": MAX_RESTART_SECONDS,
         "snapshot_ms_worst": MAX_SNAPSHOT_MS,
     }
     late = sorted(name for name, most in targets.items() if float(str(figures[name])) > most * SLACK)
+    past = figures["past_seconds"]
+    assert isinstance(past, dict)
+    if past["worst"] > MAX_PAST_SECONDS * SLACK:
+        late.append("past_seconds")
     print(json.dumps({**figures, "targets": targets, "out_of_range": late}, indent=2))
     return 1 if late or not (figures["restarted_alike"] and figures["replayed_alike"]) else 0
 

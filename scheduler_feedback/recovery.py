@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from scheduler_feedback.collecting import collecting_rarely
 from scheduler_feedback.core.actions import Action, StartGang
-from scheduler_feedback.core.codec import decode_state, encode_state
+from scheduler_feedback.core.codec import decode_action, decode_state, encode_action, encode_state
 from scheduler_feedback.core.job import Job, JobState, RankRecord
 from scheduler_feedback.core.state import State
 from scheduler_feedback.cycle import Outcome, run
@@ -113,19 +113,23 @@ def run_again(state: State, row: JournalRow) -> tuple[Outcome, bool]:
     state.cycle = row.cycle - 1
     count_before = state.action_count
     outcome = run(state, row.events, row.now_ns)
-    if len(outcome.actions) == len(row.actions) and all(map(_alike, outcome.actions, row.actions)):
+    if len(outcome.actions) == len(row.decided) and all(map(_is_recorded, outcome.actions, row.decided)):
         return outcome, True
-    _log.error("cycle %d: recorded %s, replayed %s", row.cycle, _in_words(row.actions), _in_words(outcome.actions))
-    follow(state, row.actions, outcome.actions, row.now_ns)
+    recorded = row.actions
+    _log.error("cycle %d: recorded %s, replayed %s", row.cycle, _in_words(recorded), _in_words(outcome.actions))
+    follow(state, recorded, outcome.actions, row.now_ns)
     forget_ledger(state)
-    numbers = [int(number) for action in row.actions if (number := action.action_id.rpartition("-")[2]).isdecimal()]
+    numbers = [int(number) for action in recorded if (number := action.action_id.rpartition("-")[2]).isdecimal()]
     state.action_count = max(count_before, *numbers, 0)
     return outcome, False
 
 
-def _alike(one: Action, other: Action) -> bool:
-    """In which words a decision was explained is no part of it."""
-    return one == other or replace(one, reason="") == replace(other, reason="")
+def _is_recorded(action: Action, record: bytes) -> bool:
+    """Whether this is what was recorded; in which words a decision was explained is no part of it.
+
+    Another build may have written it with fewer fields or more: other bytes alone are no other decision.
+    """
+    return encode_action(action) == record or replace(action, reason="") == replace(decode_action(record), reason="")
 
 
 def follow(state: State, recorded: Sequence[Action], replayed: Sequence[Action], now_ns: int) -> None:

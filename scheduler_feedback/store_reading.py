@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 import msgspec
@@ -43,12 +43,20 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class JournalRow:
-    """One cycle: its number and time, what it was told, and what it decided."""
+    """One cycle: its number and time, what it was told, and what it decided, as it is written.
+
+    Of most cycles nobody asks more than whether the same bytes come out again, which is told sooner than they are read.
+    """
 
     cycle: int
     now_ns: int
     events: tuple[Event, ...]
-    actions: tuple[Action, ...]
+    decided: tuple[bytes, ...]
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """What it decided. Raises StoreError where the bytes are no actions."""
+        return tuple(map(decode_action, self.decided))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,20 +162,34 @@ class Reader:
         return Loaded(loaded.state, loaded.detectors, tuple(row for row in loaded.journal if row.now_ns <= now_ns))
 
     @contextmanager
-    def replaying(self, now_ns: int | None = None, cycle: int | None = None) -> Iterator[Running]:
-        """``journal_to`` (``journal_all`` where neither is given) for journals of any length.
+    def replaying(
+        self, now_ns: int | None = None, cycle: int | None = None, job: str | None = None
+    ) -> Iterator[Running]:
+        """``journal_to`` (``journal_all`` where nothing is given) for journals of any length, as far as one is needed.
 
+        job: from before its submission to the last that is recorded of it, where the journal has its story.
         Inside of the block the file is read as of one moment, so it may go on growing; what grows is its write-ahead
         log, until the block is left.
         """
         with self._reading("read the journal") as database:
-            if now_ns is None and cycle is None:
-                start, last = self._start(database, "", ()), None
-            else:
+            story = None
+            if now_ns is not None or cycle is not None:
                 start, last = self._way_to(database, now_ns, cycle)
+            elif job is not None and (story := self._story_of(database, job)) is not None:
+                start, last = self._start(database, "WHERE cycle < ?", (story[0],), newest=True), story[1]
+            else:
+                start, last = self._start(database, "", ()), None
             state = None if start is None else self._snapshot_of(database, start)[0]
-            rows = self._rows(database, start or 0, last)
-            yield Running(state, rows if now_ns is None else (row for row in rows if row.now_ns <= now_ns))
+            with closing(self._rows(database, start or 0, last)) as rows:
+                yield Running(state, rows if now_ns is None else takewhile(lambda row: row.now_ns <= now_ns, rows))
+
+    @staticmethod
+    def _story_of(database: sqlite3.Connection, job: str) -> tuple[int, int] | None:
+        """The first cycle and the last of which an entry about the job is kept; a simulation's journal has none."""
+        first, last = database.execute(
+            "SELECT min(cycle), max(cycle) FROM entries WHERE subject = ?", (job,)
+        ).fetchone()
+        return None if first is None else (int(first), int(last))
 
     def parts(self) -> list[tuple[int | None, int | None]]:
         """The whole journal cut at its snapshots: (cycle of the snapshot to begin with, last cycle) of each part.
@@ -184,7 +206,8 @@ class Reader:
         """``replaying``, of one of ``parts``."""
         with self._reading("read the journal") as database:
             state = None if start is None else self._snapshot_of(database, start)[0]
-            yield Running(state, self._rows(database, start or 0, last))
+            with closing(self._rows(database, start or 0, last)) as rows:
+                yield Running(state, rows)
 
     def _way_to(
         self, database: sqlite3.Connection, now_ns: int | None, cycle: int | None
@@ -239,7 +262,7 @@ class Reader:
         return 0 if row is None else int(row[0])
 
     @staticmethod
-    def _rows(database: sqlite3.Connection, after: int, last: int | None = None) -> Iterator[JournalRow]:
+    def _rows(database: sqlite3.Connection, after: int, last: int | None = None) -> Generator[JournalRow, None, None]:
         """The cycles after `after`, up to `last`, from the blocks and then from the journal."""
         last = _LARGEST if last is None else last
         actions = database.execute(
@@ -247,11 +270,11 @@ class Reader:
         )
         action = actions.fetchone()
         for cycle, now_ns, events in _cycles(database, after, last):
-            told = tuple(decode_event(event) for event in _event_list.decode(events))
-            decided: list[Action] = []
+            told = tuple([decode_event(event) for event in _event_list.decode(events)])
+            decided: list[bytes] = []
             while action is not None and action[0] <= cycle:
                 if action[0] == cycle:
-                    decided.append(decode_action(action[1]))
+                    decided.append(action[1])
                 action = actions.fetchone()
             yield JournalRow(cycle, now_ns, told, tuple(decided))
 

@@ -81,8 +81,10 @@ def replay(
     if job is None and cycle is None and at_ns is None:
         replayed = replay_parts(reader, processes or len(os.sched_getaffinity(0)))
     else:
-        with reader.replaying(now_ns=at_ns, cycle=cycle) as loaded:
+        with reader.replaying(now_ns=at_ns, cycle=cycle, job=job) as loaded:
             replayed = replay_journal(loaded, take)
+    if not told and at_ns is None and (job is not None or cycle is not None):
+        raise GangwatchError(f"{reader.path}: {_unknown(job, cycle)}")
     document = {
         "journal": str(reader.path),
         "cycles": replayed.cycles,
@@ -98,6 +100,12 @@ def replay(
     else:
         _print(document)
     return 1 if replayed.different else 0
+
+
+def _unknown(job: str | None, cycle: int | None) -> str:
+    if cycle is not None:
+        return f"nothing is recorded of cycle {cycle}{f' about {job}' if job is not None else ''}"
+    return f"nothing is recorded of a job {job}"
 
 
 def _decided(row: JournalRow, outcome: Outcome, same: bool, job: str | None) -> dict[str, Any] | None:

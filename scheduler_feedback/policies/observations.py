@@ -135,7 +135,7 @@ def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
     saved = again and event.signalled
     if job.stop_reason is StopReason.CANCEL:
         end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
-    elif job.stop_reason is None and event.why == StopReason.CANCEL.value:
+    elif job.stop_reason is None and event.why == StopReason.CANCEL:
         end(turn, job, JobState.CANCELLED, event.reason or "cancelled")
     elif completed and not saved:
         history.learn(turn.state, job, _lived(job))

@@ -158,7 +158,7 @@ def end(turn: Turn, job: Job, state: JobState, reason: str) -> None:
     job.claim, job.excluded_nodes, job.stop_reason = [], (), None
     job.expected_start_ns, job.not_before_ns = None, 0
     ledger_of(turn.state).file(job)
-    turn.tell(job.job_id, "ended", f"{state.value}: {reason}")
+    turn.tell(job.job_id, "ended", f"{state}: {reason}")
 
 
 def _by(who: str) -> str:

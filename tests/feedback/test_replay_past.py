@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from agent.schema.errors import StoreError
+from agent.schema.errors import GangwatchError, StoreError
 from gangwatch.cli import cli
 from scheduler_feedback.backup import back_up, verify
 from scheduler_feedback.core.actions import StartGang
@@ -69,6 +69,20 @@ def test_the_command_tells_one_cycle_and_what_stood_at_a_time(journal: Path) -> 
     then = json.loads(result.stdout)["then"]
     assert then["running"] and then["waiting"]
     assert all(one["because"] for one in then["waiting"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["--job", "nobody"], "nothing is recorded of a job nobody"),
+        (["--cycle", "999999"], "nothing is recorded of cycle 999999"),
+        (["--cycle", "3", "--job", "nobody"], "nothing is recorded of cycle 3 about nobody"),
+    ],
+)
+def test_what_the_journal_does_not_know_is_no_empty_answer(journal: Path, asked: list[str], words: str) -> None:
+    result = CliRunner().invoke(cli, ["replay", "--journal", str(journal), *asked])
+    assert result.exit_code and isinstance(result.exception, GangwatchError)
+    assert str(result.exception) == f"{journal}: {words}"
 
 
 def test_a_decision_that_comes_out_otherwise_is_found_and_followed(journal: Path) -> None:

@@ -398,6 +398,31 @@ def test_a_cycle_of_last_week_is_replayed_from_the_beginning_of_its_day(path: Pa
     store.close()
 
 
+def test_of_a_long_journal_only_what_is_asked_for_is_read(path: Path) -> None:
+    """What comes after the moment that is asked for is not even looked at: here it is not legible."""
+    store = _long_past(path)
+    with store._connection:
+        for cycle, kind in ((2300, "submitted"), (2410, "ended")):
+            store._connection.execute(
+                "INSERT INTO entries (cycle, wall_ns, subject, kind, text, applied, detail) "
+                "VALUES (?, 0, 'j', ?, '', 1, '[]')",
+                (cycle, kind),
+            )
+        store._connection.execute("UPDATE blocks SET body = x'00' WHERE first_cycle > 2600")
+    for asked, last in (
+        ({"now_ns": 3 * DAY_NS + 2400}, 2400),
+        ({"cycle": 2400}, 2400),
+        ({"job": "j"}, 2410),
+    ):
+        with store.replaying(**asked) as running:
+            assert running.state is not None
+            assert running.state.cycle == 3 * 700 + 175, "the first snapshot of the fourth day"
+            assert [row.cycle for row in running.journal] == list(range(3 * 700 + 176, last + 1))
+    with pytest.raises(StoreError, match="could not read"), store.replaying(job="nobody") as running:
+        assert sum(1 for _ in running.journal), "of whom the journal has no story, all of it is read"
+    store.close()
+
+
 def test_what_is_forgotten_can_not_be_replayed_and_says_so(path: Path) -> None:
     store = _long_past(path)
     store.retention = Retention(days=3)
