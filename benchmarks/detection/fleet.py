@@ -45,7 +45,7 @@ class Result:
     """One cell's outcome: what it was, what happened, and how each method did.
 
     period_seconds: the true length of an iteration in health. inferred_seconds: ours, from the counters alone, as the
-    fault began; None where steps are reported or ours is not sure.
+    fault began; None where steps are reported or ours is not sure. sampling_seconds: of the counters.
     """
 
     cell: Cell
@@ -54,6 +54,7 @@ class Result:
     slowdown: float
     period_seconds: float
     inferred_seconds: float | None
+    sampling_seconds: float
     outcomes: dict[str, Outcome]
 
 
@@ -127,13 +128,13 @@ def run(fleet: Fleet) -> list[Result]:
                 truth.inferred = told
         for truth in [t for t in truths if world.now > t.staged.end + tick]:
             truths.remove(truth)
-            results.append(_result(truth, heard))
+            results.append(_result(truth, heard, fleet.sampling_seconds))
             for course in truth.staged.courses:
                 course.finish = world.now
     return results
 
 
-def _result(truth: Truth, heard: dict[str, Heard]) -> Result:
+def _result(truth: Truth, heard: dict[str, Heard], sampling_seconds: float) -> Result:
     staged = truth.staged
     outcomes = {}
     for name, told in heard.items():
@@ -151,4 +152,5 @@ def _result(truth: Truth, heard: dict[str, Heard]) -> Result:
     slowdown = float(np.mean(truth.slowed)) if truth.slowed else 0.0
     healthy = truth.healthy()
     inferred = None if staged.cell.reports else truth.inferred
-    return Result(staged.cell, staged.disorder.level, staged.disorder.family, slowdown, healthy, inferred, outcomes)
+    level, family = staged.disorder.level, staged.disorder.family
+    return Result(staged.cell, level, family, slowdown, healthy, inferred, sampling_seconds, outcomes)

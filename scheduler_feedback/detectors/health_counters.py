@@ -83,7 +83,9 @@ class Counted:
                 before = self._counted.get(key, 0)
                 self._counted[key] = before + 1
                 if before % AGAIN_TICKS == 0 and key not in panel.accused:
-                    yield from self._suspect(job, column, first, slower, name in speeds.gates)
+                    silent = name in speeds.gates
+                    beside = silent and _has_neighbours(job.shape.nodes[column - first], telemetry)
+                    yield from self._suspect(job, column, first, slower, silent, beside)
         for key in self._counted.keys() - seen:
             del self._counted[key]
 
@@ -93,11 +95,16 @@ class Counted:
         found: BoolArray = (self._panel.newest[row, columns] <= PCIE_LEAST) & (self._panel.score[row, columns] >= ALARM)
         return found
 
-    def _suspect(self, job: JobTelemetry, column: int, first: int, slower: float, silent: bool) -> Iterator[Suspicion]:
-        """What speaks against the rank of this column. silent: whether its job reports no steps."""
+    def _suspect(
+        self, job: JobTelemetry, column: int, first: int, slower: float, silent: bool, beside: bool
+    ) -> Iterator[Suspicion]:
+        """What speaks against the rank of this column. silent: whether its job reports no steps; beside: whether it
+        does so on a node that another job has ranks on as well."""
         panel, shape, rank = self._panel, job.shape, column - first
         least = WITNESSED if slower >= HURT and not silent else ALARM  # the steps are what bears witness
         for cause, level, names in (*FEATURES_OF, *FEATURES_OF_SLOW) if silent else FEATURES_OF:
+            if beside and level == "node":
+                continue  # whether the node is slow or the other job burdens it is told by what that one does there
             name = max(names, key=lambda one: float(panel.score[FEATURE[one], column]))
             score = float(panel.score[FEATURE[name], column])
             if score < least or (FEATURES[FEATURE[name]].unit == "1/s" and not panel.newest[FEATURE[name], column] > 0):
@@ -133,3 +140,8 @@ class Counted:
                 Kind.STRAGGLER if (cause, level, names) in FEATURES_OF_SLOW else Kind.HEALTH,
             )
             return
+
+
+def _has_neighbours(node: str, telemetry: Telemetry) -> bool:
+    """Whether two jobs or more have ranks on the node's host."""
+    return sum(("host", node) in job.shape.resources or node in job.shape.nodes for job in telemetry.jobs) > 1

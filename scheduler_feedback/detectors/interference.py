@@ -5,6 +5,9 @@ Jobs that share something (a host, a PCIe switch, a NIC, an uplink) are neighbou
 burns there. The two must rise and fall together more than they do when one is shifted against the other in a circle: a
 neighbour's starts, stops and pauses are natural experiments, and a shifted copy has the same ones at the wrong times.
 Nobody is quarantined for it. Without a known topology it says that it does not know.
+
+Of a job that reports no steps it is followed by how much longer its iterations take, told from what they move; and the
+counters of its own ranks there must tell of the neighbour, too.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from scheduler_feedback.detectors.together import (
     pauses,
     together,
 )
+from scheduler_feedback.detectors.unreported import Unreported
 
 TEST_SECONDS = 6.0
 """So often is it looked at."""
@@ -70,7 +74,8 @@ SNAPSHOT_VERSION = 1
 @dataclass(slots=True)
 class _Course:
     """One job on the common clock: communication share of the step in each window, own time on each shared host, NaN
-    where not known yet; what each of its resources sees of it. Rings of KEPT_WINDOWS, newest last."""
+    where not known yet; what each of its resources sees of it. Rings of KEPT_WINDOWS, newest last. unreported: of a
+    job that reports no steps and shares something."""
 
     shape: Shape
     communication: Means = field(default_factory=Means)
@@ -79,6 +84,7 @@ class _Course:
     usual_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     step: int = -1
     unknown_told: bool = False
+    unreported: Unreported | None = None
 
 
 @dataclass(slots=True)
@@ -204,6 +210,7 @@ class InterferenceDetector:
                 course.communication.window(len(self._ends) + 1)
                 for means in course.excess.values():
                     means.window(len(self._ends) + 1)
+            self._unreported(telemetry, values[:, window], resources)
             sent = self._sums(values[:, window])
             at = 0
             for (kind, place), members in resources.items():
@@ -219,6 +226,19 @@ class InterferenceDetector:
                         course.excess[place] = Means()
                         course.excess[place].window(len(self._ends) + 1)
             self._ends.append(int(ends[window]))
+
+    def _unreported(self, telemetry: Telemetry, values: Float32Array, resources: Resources) -> None:
+        """One window of the jobs that report no steps and share something: [features, ranks of all jobs]."""
+        if all(job.steps is not None for job in telemetry.jobs):
+            return
+        for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
+            course = self._courses[job.shape.job]
+            if job.steps is not None:
+                course.unreported = None
+                continue
+            if course.unreported is None or course.unreported.shape is not job.shape:
+                course.unreported = Unreported(job.shape)
+            course.unreported.take(values[:, columns], resources)
 
     def _steps(self, job: JobTelemetry, steps: StepTable, ends: IntArray) -> None:
         """Finished steps fill the windows that they covered. ends: of all windows that are kept."""
@@ -267,8 +287,10 @@ class InterferenceDetector:
         name = job.shape.job
         over = self._ended(name, resources, telemetry)
         enough = least(telemetry.counters.seconds)
-        hurt = [grown(ring, *enough) for ring in (course.communication, *course.excess.values())]
-        if max(hurt) < LEAST_COST:
+        silent = course.unreported
+        lost = None if silent is None else silent.lost()
+        courses = [course.communication.values(), *(ring.values() for ring in course.excess.values())]
+        if max(grown(values, *enough) for values in (courses if lost is None else [lost])) < LEAST_COST:
             return over + self._clear(name, telemetry.now_ns)
         best: tuple[float, str, tuple[str, str], float, float, int] | None = None
         others: list[str] = []
@@ -278,13 +300,17 @@ class InterferenceDetector:
             own = course.excess.get(place) if kind == "host" else course.communication
             if own is None:
                 continue
-            victim = own.values()
+            victim = own.values() if lost is None else lost
             for aggressor in members.keys() - {name}:
                 sent = np.array(self._courses[aggressor].sent[kind, place])
+                if silent is not None:
+                    sent = silent.beside(sent)
                 found = together(victim, sent, *enough)
                 if found is None:
                     continue
                 correlation, chance, cost = found
+                if silent is not None and not silent.witnessed((kind, place), sent, victim, cost):
+                    continue
                 if chance < CHANCE and correlation >= LEAST_CORRELATION and cost >= LEAST_COST:
                     others.append(aggressor)
                     if best is None or correlation > best[0]:
@@ -312,7 +338,7 @@ class InterferenceDetector:
         congested = self._panel.peers[FEATURE["nic_congestion"], columns]
         congestion = float(np.nanmean(congested[members])) if np.isfinite(congested[members]).any() else 0.0
         errors = float(self._panel.score[FEATURE["nic_physical_errors"], columns][members].max(initial=0.0))
-        usual = median(np.array(course.usual_seconds))
+        usual = median(np.array(course.usual_seconds)) if course.usual_seconds else float("nan")
         evidence = [
             Evidence("correlation", correlation, LEAST_CORRELATION, "", f"what {aggressor} does on {kind} {place}",
                      weighing.bounded(4.0 * (correlation - 0.3), 0.0, 2.5)),
@@ -408,7 +434,7 @@ class InterferenceDetector:
         """Congested on many ports and slower for it, with no topology to say whom it shares the fabric with."""
         if course.unknown_told or "uplink" in job.shape.sharing or len(telemetry.jobs) < 2:
             return []
-        victim = course.communication.values()
+        victim = course.communication.values() if course.unreported is None else course.unreported.lost()
         known = victim[np.isfinite(victim)]
         if len(known) < LEAST_WINDOWS:
             return []

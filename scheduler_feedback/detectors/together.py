@@ -126,9 +126,8 @@ def pauses(sent: FloatArray) -> tuple[int, int]:
     return len(sent) - 1 - int(busy[-1]), int(np.diff(busy).max(initial=1)) - 1
 
 
-def grown(means: Means, least_windows: int, least_state: int) -> float:
-    """By how much the newest windows are above the calm ones; 0 where too little is known."""
-    values = means.values()
+def grown(values: FloatArray, least_windows: int, least_state: int) -> float:
+    """By how much the newest windows are above the calm ones; 0 where too little is known. values: NaN for unknown."""
     values = values[~np.isnan(values)]
     if len(values) < least_windows:
         return 0.0

@@ -1,0 +1,128 @@
+"""Jobs that report no steps: the neighbour that disturbs one is named from counters alone, and nobody else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+from scheduler_feedback.detectors import make_all
+from scheduler_feedback.detectors.work_rate import WorkRate, averaged, steady_width
+
+NS = 1_000_000_000
+START = 1_700_000_000 * NS
+RANKS = 16
+
+Busy = Callable[[int], bool]
+
+
+def shape(name: str, sharing: dict[str, tuple[str, ...]]) -> Shape:
+    nodes = tuple(f"{name}-n{rank // 8}" for rank in range(RANKS))
+    return Shape(name, 1, np.arange(RANKS), sharing.get("host", nodes), sharing=sharing)
+
+
+def values(random: np.random.Generator, slower: float = 1.0) -> np.ndarray:
+    """Counters of a healthy job whose iterations take so many times as long as usual."""
+    made = np.zeros((len(FEATURES), RANKS))
+    for name in ("tensor_active", "nvlink_bytes", "nic_transmit_bytes"):
+        made[FEATURE[name]] = random.normal(1.0, 0.01, RANKS) / slower
+    made[FEATURE["sm_active"]] = random.normal(0.8, 0.004, RANKS)
+    made[FEATURE["sm_clock"]] = 1.98e9
+    made[FEATURE["nic_congestion"]] = random.poisson(3.0, RANKS)
+    made[FEATURE["processor"]] = random.normal(1.6, 0.02, RANKS)
+    made[FEATURE["pcie_link"]] = 1.0
+    return made
+
+
+def told(
+    sharing: dict[str, tuple[str, ...]], busy: Busy, hurts: bool, sees: str | None, slow: Busy | None = None
+) -> list[Verdict]:
+    """Verdicts on a victim, a neighbour that is busy at times, and one that is busy at others; 400 s, none reports.
+
+    hurts: whether the victim is slower while the first neighbour is busy. sees: the counter by which the victim's ranks
+    see it. slow: when the victim is slower, where it is not for the neighbour's sake.
+    """
+    random = np.random.default_rng(3)
+    shapes = [shape(name, sharing) for name in ("victim", "noisy", "other")]
+    detectors = make_all()
+    found: list[Verdict] = []
+    for second in range(1, 401):
+        now = START + second * NS
+        on = busy(second)
+        slower = 1.25 if (hurts and on) or (slow is not None and slow(second)) else 1.0
+        made = [values(random, slower), values(random), values(random)]
+        for index, works in ((1, on), (2, second // 31 % 2 == 0)):
+            made[index][FEATURE["nic_transmit_bytes"]] += 5.0 * works
+            made[index][FEATURE["processor"]] += 10.0 * works
+        if sees is not None and on:
+            made[0][FEATURE[sees]] += {"nic_congestion": 200.0, "runqueue_wait": 0.3}[sees]
+        window = np.concatenate(made, axis=1).astype(np.float32)[:, None]
+        jobs = tuple(JobTelemetry(one) for one in shapes)
+        telemetry = Telemetry(now, jobs, Counters(np.array([now]), 1.0, window), (), {})
+        found += [one for made_by in detectors for one in made_by.tick(telemetry) if isinstance(one, Verdict)]
+    return found
+
+
+UPLINK = {"uplink": ("leaf-1",) * RANKS}
+HOST = {"host": ("n0",) * 8 + ("n1",) * 8}
+
+
+def bursts(second: int) -> bool:
+    return second > 120 and second % 50 < 30
+
+
+@pytest.mark.parametrize(
+    ("sharing", "sees", "cause"),
+    [(UPLINK, "nic_congestion", Cause.CONGESTION), (HOST, "runqueue_wait", Cause.HOST_CONTENTION)],
+)
+def test_the_neighbour_of_a_job_that_reports_nothing_is_named(
+    sharing: dict[str, tuple[str, ...]], sees: str, cause: Cause
+) -> None:
+    found = told(sharing, bursts, True, sees)
+    assert {(one.kind, one.gang, one.aggressor, one.cause) for one in found} == {
+        (Kind.INTERFERENCE, "victim", "noisy", cause)
+    }
+    assert found[0].confidence > 0.8
+    assert found[0].slowdown == pytest.approx(1.25, rel=0.1)
+
+
+def test_a_neighbour_that_came_with_the_trouble_is_named() -> None:
+    """It was never there before: what the ranks usually saw stands for the time without it."""
+    found = told(UPLINK, lambda second: second > 250, True, "nic_congestion")
+    assert {(one.kind, one.aggressor) for one in found} == {(Kind.INTERFERENCE, "noisy")}
+
+
+def test_nobody_is_named_of_whom_the_ranks_there_see_nothing() -> None:
+    assert not told(UPLINK, bursts, True, None)
+    assert not told(HOST, bursts, True, None)
+
+
+def test_nobody_is_named_whose_victim_is_slow_at_other_times() -> None:
+    assert not told(UPLINK, bursts, False, "nic_congestion", slow=lambda second: second > 120 and second % 70 < 25)
+
+
+def test_nobody_is_named_who_costs_nothing() -> None:
+    assert not told(UPLINK, bursts, False, "nic_congestion")
+
+
+def test_a_rate_is_averaged_over_whole_iterations() -> None:
+    random = np.random.default_rng(1)
+    rate = np.where(np.arange(400) % 10 < 6, 1.0, 0.1) * random.normal(1.0, 0.01, 400)
+    width = steady_width(rate)
+    assert width is not None
+    assert width % 10 == 0
+    assert averaged(rate, width)[20:-20] == pytest.approx(0.64, rel=0.02)
+    assert steady_width(random.exponential(1.0, 400)) is None
+
+
+def test_what_is_lost_is_told_of_the_usual() -> None:
+    rate, random = WorkRate(), np.random.default_rng(2)
+    for second in range(300):
+        rate.take(values(random, 1.3 if second >= 240 else 1.0).astype(np.float32))
+    lost = rate.lost()
+    assert lost is not None
+    assert lost[:230] == pytest.approx(0.0, abs=0.03)
+    assert lost[250:] == pytest.approx(0.3, abs=0.03)
