@@ -41,12 +41,12 @@ from scheduler_feedback.detectors.samples import judged_by_samples
 from scheduler_feedback.detectors.straggler_causes import Causes
 from scheduler_feedback.detectors.straggler_sums import ALARM, LEAST_HITS, judge_window, persistent
 from scheduler_feedback.detectors.straggler_telling import (
-    ACTING_CONFIDENCE,
     DETECTOR,
     UNEASY_SCORE,
     abstention,
     cleared,
     not_yet_sure,
+    told_enough,
     too_weak,
     verdict,
     whole_gang,
@@ -224,7 +224,7 @@ class StragglerDetector:
         refused, watched.refused = watched.refused, np.zeros_like(watched.refused)
         watched.refused[alarmed] = refused[alarmed]
         for rank in alarmed:
-            if rank in watched.standing and watched.standing[rank].told_confidence >= ACTING_CONFIDENCE:
+            if rank in watched.standing and told_enough(watched.standing[rank], watched.counted):
                 continue
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # its reasons have been looked at often enough to look less often

@@ -23,6 +23,9 @@ DETECTOR = "straggler"
 CAUSE_NS = 6_000_000_000
 """An alarm whose cause is not clear waits so long for it to become clear before it is told without."""
 
+CAUSE_WINDOWS = 3
+"""A verdict that can be acted on but for its cause is looked at anew once in so many windows."""
+
 CLEAR_WINDOWS = 10
 """A verdict holds until the rank was in none of so many windows slow, and on their mean within the allowance. Longer
 than the pauses of a fault that comes and goes; waiting for the sum to run down would take three times as long."""
@@ -49,7 +52,7 @@ CALM_WINDOWS = 10
 
 
 def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry, panel: Panel) -> list[Finding]:
-    """The verdict, where it is new or surer than when it was told."""
+    """The verdict, where it is new or says more than when it was told."""
     rank = judgement.rank
     standing = watched.standing.get(rank)
     interval = watched.interval(rank)
@@ -61,13 +64,13 @@ def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry
         verdict_id = f"{name}.{watched.attempt}.{watched.ranks[rank]}.{first_ns}"
         panel.accused.add((name, watched.attempt, watched.ranks[rank]))
         standing = watched.standing[rank] = Standing(verdict_id, first_ns, judgement.confidence)
-        if judgement.cause in OF_PARTS:
-            gpu, node = job.shape.gpus[rank] if job.shape.gpus else "", job.shape.nodes[rank]
-            panel.lemons.remember(gpu, node, judgement.cause, first_ns)
-    elif standing.told_confidence < ACTING_CONFIDENCE <= judgement.confidence:
-        standing.told_confidence = judgement.confidence
-    else:
+    elif not says_more(standing, judgement):
         return []
+    if judgement.cause in OF_PARTS and not standing.told_cause:
+        gpu, node = job.shape.gpus[rank] if job.shape.gpus else "", job.shape.nodes[rank]
+        panel.lemons.remember(gpu, node, judgement.cause, standing.first_ns)
+    standing.told_confidence = max(standing.told_confidence, judgement.confidence)
+    standing.told_cause = standing.told_cause or judgement.cause is not Cause.UNKNOWN
     return [
         Verdict(
             verdict_id=standing.verdict_id,
@@ -92,6 +95,23 @@ def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry
             detected_step=interval[-1].window.last_step,
         )
     ]
+
+
+def told_enough(standing: Standing, windows: int) -> bool:
+    """Whether nobody waits for more to be said of it; for a cause alone it is looked at less often."""
+    return standing.told_confidence >= ACTING_CONFIDENCE and (standing.told_cause or windows % CAUSE_WINDOWS > 0)
+
+
+def says_more(standing: Standing, judgement: Judgement) -> bool:
+    """Whether it is sure enough to be acted on now, or its cause known, as it was not when it was told.
+
+    Counters may come every half a minute, long after the steps have told who is slow; and nobody is moved for a cause
+    that is not known.
+    """
+    if standing.told_confidence < ACTING_CONFIDENCE <= judgement.confidence:
+        return True
+    sure = judgement.confidence >= min(standing.told_confidence, ACTING_CONFIDENCE)
+    return sure and not standing.told_cause and judgement.cause is not Cause.UNKNOWN
 
 
 def abstention(name: str, watched: Watched, judgement: Judgement) -> Abstention:

@@ -33,11 +33,13 @@ SNAPSHOT_VERSION = 2
 
 @dataclass(slots=True)
 class Standing:
-    """A verdict that stands: its id, wall time of the alarm's beginning, the highest confidence it was told with."""
+    """A verdict that stands: its id, wall time of the alarm's beginning, the highest confidence it was told with, and
+    whether a cause was."""
 
     verdict_id: str
     first_ns: int
     told_confidence: float
+    told_cause: bool = False
 
 
 @dataclass(slots=True)
@@ -150,7 +152,8 @@ class _Kept(msgspec.Struct):
     arrays: dict[str, bytes]
     standing: dict[int, tuple[str, int, float]]
     told: tuple[int, ...]
-    longest_episode: int = 0  # snapshots of 0.1.0 don't have it
+    longest_episode: int = 0  # snapshots of 0.1.0 don't have it, nor the next
+    told_causes: tuple[int, ...] = ()
 
 
 class _Snapshot(msgspec.Struct):
@@ -191,6 +194,7 @@ def _keep(watched: Watched, baseline: Baseline) -> _Kept:
         work=None if watched.work is None else (watched.work.fixed, watched.work.a_token, watched.work.a_square),
         arrays={name: array.astype("<f8").tobytes() for name, array in arrays.items()},
         standing={r: (s.verdict_id, s.first_ns, s.told_confidence) for r, s in watched.standing.items()},
+        told_causes=tuple(sorted(rank for rank, standing in watched.standing.items() if standing.told_cause)),
         told=tuple(sorted(watched.told)),
         longest_episode=watched.longest_episode,
     )
@@ -238,7 +242,9 @@ def _unpack(kept: _Kept) -> Watched:
     watched.best_step_seconds = kept.best_step_seconds
     watched.score = arrays["score"]
     watched.since = np.where(watched.score > 0, 0, -1).astype(np.int64)
-    watched.standing = {rank: Standing(*verdict) for rank, verdict in kept.standing.items()}
+    watched.standing = {
+        rank: Standing(*verdict, told_cause=rank in kept.told_causes) for rank, verdict in kept.standing.items()
+    }
     watched.told = set(kept.told)
     watched.longest_episode = kept.longest_episode
     return watched

@@ -38,6 +38,7 @@ from scheduler_feedback.detectors.intersection import intersected
 from scheduler_feedback.detectors.lemons import Lemons
 from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.signatures import Priors, weigh
+from scheduler_feedback.detectors.straggler import StragglerDetector
 from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.detectors.watched import rest
 
@@ -522,6 +523,28 @@ def test_norms_come_back_rank_by_rank_and_only_those_of_the_same_attempt() -> No
     job.shape = replace(all_of_them, attempt=2)
     course(detector, [job], 1, first=63)
     assert (panel._taken[FEATURE["power"]] <= 2).all(), "another attempt may stand on other devices"
+
+
+def test_a_cause_that_counters_show_late_is_told_of_the_verdict_that_stands() -> None:
+    """Counters that come every half a minute show why long after the steps have shown who."""
+    detectors = make_all()
+    job = Job(ranks=16)
+    job.work = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.9, 0.7)
+    job.feature["thermal_throttle"] = lambda second: np.where((np.arange(16) == 3) & (second > 90), 0.4, 0.0)
+    job.feature["sm_clock"] = lambda second: np.where((np.arange(16) == 3) & (second > 90), 0.75, 1.0)
+    before = [one for one in verdicts(course(list(detectors), [job], 85)) if one.kind is Kind.STRAGGLER]
+    assert {(one.rank, one.cause) for one in before} == {(3, Cause.UNKNOWN)}
+    later = course(list(detectors), [job], 60, first=86)
+    (after,) = [one for one in verdicts(later) if one.kind is Kind.STRAGGLER]
+    assert (after.verdict_id, after.cause) == (before[0].verdict_id, Cause.THERMAL)
+    assert after.confidence >= 0.9
+    (panel,) = [one._panel for one in detectors if isinstance(one, HealthDetector)]
+    assert panel.lemons.weight("GPU-j-3", "j-n0"), "its part is remembered for it"
+    (straggler,) = [one for one in detectors if isinstance(one, StragglerDetector)]
+    anew = StragglerDetector()
+    anew.restore(straggler.snapshot())
+    assert anew._watched["j"].standing == straggler._watched["j"].standing
+    assert anew._watched["j"].standing[3].told_cause
 
 
 def test_a_part_with_a_past_makes_a_verdict_surer_until_it_is_replaced() -> None:
