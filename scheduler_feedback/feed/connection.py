@@ -72,6 +72,11 @@ class Connection:
         return self._response.ended
 
     @property
+    def connecting(self) -> bool:
+        """Whether there is no connection yet."""
+        return self._connecting
+
+    @property
     def writes(self) -> bool:
         """Whether there is something to be done when the socket takes bytes."""
         return self._connecting or bool(self._unsent)

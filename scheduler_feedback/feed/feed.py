@@ -27,6 +27,7 @@ from agent.schema.frame import AnyLayout, Frame, Layout, check_fits, pack
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.credentials import Credentials
 from scheduler_feedback.feed.agents import AgentRecord, Agents
+from scheduler_feedback.feed.arriving import Arriving
 from scheduler_feedback.feed.connection import BUFFER_BYTES, Connection, EndedError
 from scheduler_feedback.feed.names import POLL_SECONDS, Address, Names, literal
 from scheduler_feedback.feed.response import RefusedError
@@ -52,6 +53,8 @@ as to read it."""
 
 MOST_FRAMES_A_SECOND = 64
 """An agent makes at most 20 (agent.interval_seconds >= 0.05)."""
+
+NEVER_NS = 1 << 62
 
 MOST_FRAMES_AT_ONCE = 2048
 """What comes at once after we were late ourselves: some minutes of frames that wait in a socket's buffers."""
@@ -99,6 +102,7 @@ class Feed:
         self._due: list[tuple[int, int, Follower]] = []
         self._turn = 0
         self._names: Names[Follower] = Names()
+        self._arriving: Arriving[Follower] = Arriving()
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._stopping = False
         self._asked_ns = self._swept_ns = self._away_ns = self._heard = 0
@@ -161,6 +165,7 @@ class Feed:
                         sweep_ns = now_ns + int(DISCOVERY_SECONDS * 1e9)
                     self._open_due(now_ns)
                     self._take_addresses()
+                    self._let_in()
                     until_ns = min(sweep_ns, self._due[0][0] if self._due else sweep_ns)
                     wait_seconds = self._let_look()
                     until_ns = min(until_ns, self._clock.monotonic_ns() + int(wait_seconds * 1e9))
@@ -253,7 +258,7 @@ class Feed:
 
     def _open_due(self, now_ns: int) -> None:
         for _ in range(OPENED_A_TURN):
-            if not self._due or self._due[0][0] > now_ns:
+            if not self._due or self._due[0][0] > now_ns or self._arriving.crowded:
                 return
             follower = heapq.heappop(self._due)[2]
             if not follower.followed:
@@ -304,6 +309,23 @@ class Feed:
         self._open[follower.descriptor] = follower
         self._epoll.register(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
 
+    def _may_go_on(self, follower: Follower) -> bool:
+        """Whether one that has its connection may begin its handshake; else it waits until others have arrived."""
+        now_ns = self._listened_ns()
+        if self._arriving.enter(follower, now_ns):
+            follower.deadline_ns = now_ns + int(CONNECT_SECONDS * 1e9)
+            return True
+        self._epoll.modify(follower.descriptor, 0)
+        follower.deadline_ns = NEVER_NS
+        return False
+
+    def _let_in(self) -> None:
+        """Let those begin that have waited for it."""
+        now_ns = self._listened_ns()
+        for follower in self._arriving.let_in(now_ns):
+            follower.deadline_ns = now_ns + int(CONNECT_SECONDS * 1e9)
+            self._epoll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
+
     def _tls(self) -> ssl.SSLContext:
         if self._context is None:
             self._context = self._credentials.context()
@@ -329,6 +351,12 @@ class Feed:
         assert connection is not None
         longest = False
         try:
+            if (
+                connection.connecting
+                and not mask & (select.EPOLLERR | select.EPOLLHUP)
+                and not self._may_go_on(follower)
+            ):
+                return
             if mask & select.EPOLLOUT:
                 connection.push()
                 if not connection.writes:
@@ -370,6 +398,7 @@ class Feed:
             if isinstance(told, Layout):
                 layout = follower.layout = pack(told)
                 follower.deadline_ns = deadline_ns
+                self._arriving.leave(follower)
                 continue
             if layout is None:
                 raise FrameError(f"frame {told.seq}: it stands before any layout")
@@ -397,6 +426,7 @@ class Feed:
 
     def _close(self, follower: Follower) -> None:
         follower.stream.connected = False
+        self._arriving.leave(follower)
         if follower.connection is not None:
             del self._open[follower.descriptor]
             self._epoll.unregister(follower.descriptor)

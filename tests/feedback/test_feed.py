@@ -24,6 +24,7 @@ from scheduler_feedback.core.subscription import WANTED
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed import feed as feed_module
 from scheduler_feedback.feed import streams as streams_module
+from scheduler_feedback.feed.arriving import Arriving
 from scheduler_feedback.feed.streams import Backoff
 from scheduler_feedback.watch import Watch
 
@@ -306,6 +307,45 @@ def test_an_agent_that_is_reached_by_name(tmp_path: Path) -> None:
             await until(lambda: ("n0", 1) in got)
 
     asyncio.run(scene())
+
+
+def test_only_so_many_begin_at_a_time_and_who_waits_longest_is_next() -> None:
+    arriving: Arriving[str] = Arriving(most=2)
+    assert [arriving.enter(who, 0) for who in ("a", "b", "c", "d", "e")] == [True, True, False, False, False]
+    assert arriving.crowded and arriving.enter("a", 1), "who was let in goes on"
+    assert list(arriving.let_in(1)) == []
+    arriving.leave("a")
+    arriving.leave("c")  # gone while it waited
+    assert not arriving.enter("f", 2), "nobody overtakes who waits"
+    assert list(arriving.let_in(2)) == ["d"] and arriving.enter("d", 3)
+    assert list(arriving.let_in(1_000_000_001)) == ["e"], "b takes too long to keep others out"
+
+
+def test_all_arrive_though_few_may_begin_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "Arriving", partial(Arriving, 1))
+    nodes = [f"node-{index}" for index in range(6)]
+    most, now = 0, 0
+
+    def agent(node: str) -> Agent:
+        async def speak(send: Send) -> None:
+            nonlocal most, now
+            now += 1
+            most = max(most, now)
+            await asyncio.sleep(0.02)
+            now -= 1
+            await send(said(node, 1))
+
+        return Agent(speak)
+
+    async def scene() -> None:
+        async with AsyncExitStack() as stack:
+            for node in nodes:
+                await stack.enter_async_context(agent(node).listening(tmp_path, node))
+            _, got = await stack.enter_async_context(feeding(tmp_path))
+            await until(lambda: {node for node, _ in got} == set(nodes))
+
+    asyncio.run(scene())
+    assert most == 1
 
 
 def test_between_two_turns_others_have_theirs(tmp_path: Path) -> None:
