@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from scheduler_feedback.backends.kubernetes.client import Access, Client
+from scheduler_feedback.backends.kubernetes.client import Access, Client, RefusedError, UnreachableError
 from scheduler_feedback.backends.kubernetes.objects import Condition, Metadata, Node, Part
 from scheduler_feedback.backends.kubernetes.watch import Watch
 
@@ -108,7 +108,7 @@ def _says_no(some: _Some) -> bool:
 
 
 class Load:
-    """Makes objects, many at a time."""
+    """Makes objects, many at a time. A server that is too busy to answer is asked again."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -129,8 +129,20 @@ class Load:
         async with Client(self._access, agent="benchmark-load") as client:
 
             async def one(item: Any) -> None:
+                again = False
                 async with gate:
-                    await work(client, item)
+                    while True:
+                        try:
+                            await work(client, item)
+                        except UnreachableError:
+                            again = True
+                            await asyncio.sleep(1)
+                        except RefusedError as error:
+                            if not again or error.code not in (404, 409):  # done by a try without an answer
+                                raise
+                            return
+                        else:
+                            return
 
             await asyncio.gather(*(one(item) for item in items))
 

@@ -116,6 +116,20 @@ def test_pods_of_others_take_slots_and_those_of_an_attempt_do_not() -> None:
     assert seen(world)["n1"].slots == 6
 
 
+def test_a_node_is_seen_anew_once_for_every_change_and_for_nothing_else() -> None:
+    world = world_of("n1", "n2")
+    assert {one.node for one in world.seen_anew()} == {"n1", "n2"}
+    world.node_told("n2", None, node("n2"))  # a heartbeat
+    assert world.seen_anew() == []
+    other = pod("other", 3, schedulerName="x", nodeName="n1")
+    world.pod_told("default/other", None, other)
+    assert seen(world)["n1"].slots == 5  # asked for by who is told all of them
+    assert [(one.node, one.slots) for one in world.seen_anew()] == [("n1", 5)]
+    world.pod_told("default/other", other, None)
+    world.node_told("n1", None, None)
+    assert world.seen_anew() == []
+
+
 def test_a_pod_that_a_later_attempt_has_is_not_let_go_with_the_earlier_one() -> None:
     world = world_of("n1", "n2")
     mine = pod("w-0", 2, "g")

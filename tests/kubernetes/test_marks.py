@@ -10,15 +10,16 @@ import pytest
 from scheduler_feedback.backends.kubernetes.attempt import Attempt, Phase, assign, written
 from scheduler_feedback.backends.kubernetes.marks import CONDITION, MEMORY, STATE, Marks, changes, marks_of, remembered
 from scheduler_feedback.backends.kubernetes.objects import Condition, Node, Taint
-from scheduler_feedback.backends.kubernetes.publish import Standing, worth_writing
+from scheduler_feedback.backends.kubernetes.publish import BEING_BOUND_NS, Standing, look, worth_writing
 from scheduler_feedback.backends.kubernetes.rebuild import rebuild
 from scheduler_feedback.backends.kubernetes.stopping import Budget, Job, forbidden
 from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS, TopologyLabels
 from scheduler_feedback.backends.kubernetes.world import World
 from scheduler_feedback.core import cluster
 from scheduler_feedback.core.cluster import NodeState
-from scheduler_feedback.core.job import JobState, Slot
-from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.job import Job as CoreJob
+from scheduler_feedback.core.job import JobSpec, JobState, Slot
+from scheduler_feedback.core.state import Policy, State
 from tests.kubernetes.makers import group, node, pod
 
 SECOND = 1_000_000_000
@@ -165,6 +166,14 @@ def test_a_job_bears_evictions_only_where_its_policy_says_so(rules: Any, ignores
 
 
 # --- when it is worth writing again ----------------------------------------------------------------------------------
+
+
+def test_a_start_is_told_only_where_it_takes_long() -> None:
+    job = CoreJob("j", JobSpec("j", ("c",), 1), JobState.STARTING, 0, attempt=1, attempt_started_ns=SECOND)
+    state = State(now_ns=2 * SECOND, jobs={"j": job})
+    assert look(state, ["j"]).standings == {}
+    state.now_ns = SECOND + BEING_BOUND_NS
+    assert look(state, ["j"]).standings["j"].reason == "Starting"
 
 
 def test_words_that_change_by_themselves_are_not_written_again_and_again() -> None:

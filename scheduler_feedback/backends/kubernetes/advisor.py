@@ -33,7 +33,6 @@ class AdvisorBackend:
     ) -> None:
         self.world = World(_NOBODY, labels or TopologyLabels())
         self.foreign = Foreign(self.world, settled_seconds)
-        self._nodes_told: dict[str, NodeSeen] = {}
         self._connection = Connection(access, self._watching, lambda: ())
 
     def start(self) -> None:
@@ -66,9 +65,9 @@ class AdvisorBackend:
 
     def nodes(self) -> Sequence[NodeSeen]:
         self._connection.check()
-        seen = self.world.seen()
-        self._nodes_told = {node.node: node for node in seen}
-        return seen
+        with self.world.lock:
+            self.world.seen_anew()
+            return self.world.seen()
 
     def apply(self, action: Action) -> None:
         raise BackendError(f"{action.job_id}: another scheduler places and moves gangs here; gangwatch only advises")
@@ -76,10 +75,7 @@ class AdvisorBackend:
     def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
         self._connection.check()
         gangs = self.foreign.events(holding, time.monotonic())
-        seen = self.world.seen()
-        changed = [node for node in seen if self._nodes_told.get(node.node) != node]
-        self._nodes_told.update((node.node, node) for node in changed)
-        return [*changed, *gangs]
+        return [*self.world.seen_anew(), *gangs]
 
     def gangs(self) -> list[Gang]:
         """Gangs that are ours to tell why they wait: none."""

@@ -80,7 +80,7 @@ class KubernetesBackend:
         self._gangs: dict[str, Gang] = {}  # by key, as last looked at
         self._told: dict[str, str] = {}  # key -> job id that the core was told of
         self._keys: dict[str, str] = {}  # job id -> key
-        self._nodes_told: dict[str, NodeSeen] = {}
+        self._slots_now: dict[str, int] = {}  # of nodes that have changed, for the attempts on them
         self._last_pods: dict[str, list[Pod]] = {}  # by job id, pods that were once there: for their owners
         self._events: list[Event] = []
         self._changed: set[tuple[str, int]] = set()  # attempts that are to be looked at
@@ -138,9 +138,9 @@ class KubernetesBackend:
 
     def nodes(self) -> Sequence[NodeSeen]:
         self._connection.check()
-        seen = self.world.seen()
-        self._nodes_told = {node.node: node for node in seen}
-        return seen
+        with self.world.lock:
+            self._slots_now |= {node.node: node.slots for node in self.world.seen_anew()}
+            return self.world.seen()
 
     def apply(self, action: Action) -> None:
         self._connection.check()
@@ -185,19 +185,16 @@ class KubernetesBackend:
             gangs = self._look_at_gangs()
             events = self._look_at_nodes()  # before the gangs: whether a node meets what they ask is known with them
             events += gangs
+            # Of thousands that are held most have not changed: they are not gone through one by one.
             held = set(holding)
-            for key in held:
-                attempt = self._attempts.get(key)
-                if attempt is None:
-                    attempt = self._adopted(key)
-                    if attempt is None:
-                        events.append(AttemptUnknown(*key))
-                        continue
-                if key in self._changed:
-                    self._changed.discard(key)
+            events += [AttemptUnknown(*key) for key in held - self._attempts.keys() if self._adopted(key) is None]
+            for key in self._changed & held:
+                self._changed.discard(key)
+                if (attempt := self._attempts.get(key)) is not None:
                     events += self._look_at(key, attempt)
-            for key in [key for key in self._attempts if key not in held and not self._connection.busy(key)]:
-                self._drop(key)
+            for key in self._attempts.keys() - held:
+                if not self._connection.busy(key):
+                    self._drop(key)
             self._clear_probes()
             events += self._events
             self._events = []
@@ -214,11 +211,10 @@ class KubernetesBackend:
 
     def _look_at_nodes(self) -> list[Event]:
         """Nodes that have changed, and the gangs whose slots they do not have any more by number."""
-        seen = self.world.seen()
-        changed = [node for node in seen if self._nodes_told.get(node.node) != node]
-        fewer = {node.node: node.slots for node in changed}
-        self._nodes_told.update((node.node, node) for node in changed)
-        return [*changed, *renumbered(self._attempts.values(), fewer)] if changed else []
+        changed = self.world.seen_anew()
+        slots = self._slots_now | {node.node: node.slots for node in changed}
+        self._slots_now = {}
+        return [*changed, *renumbered(self._attempts.values(), slots)] if slots else []
 
     # --- gangs -------------------------------------------------------------------------------------------------------
 

@@ -45,8 +45,9 @@ async def bind_all(client: Client, attempt: Attempt, may_act: Callable[[], bool]
 
     may_act: whether we still lead; where not, nothing more is asked for.
     """
-    waiting = [member for member in attempt.members if not member.bound]
-    failures = await asyncio.gather(*(bind_one(client, attempt, member, may_act) for member in waiting))
+    binding = [bind_one(client, attempt, member, may_act) for member in attempt.members if not member.bound]
+    # Most gangs are single pods, for which a task more would cost a tenth of the binding.
+    failures = await asyncio.gather(*binding) if len(binding) > 1 else [await one for one in binding]
     return [failure for failure in failures if failure]
 
 

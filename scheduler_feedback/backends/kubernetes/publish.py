@@ -35,6 +35,10 @@ WRITES_A_PERIOD = 64
 LOOKED_AT = 256
 """Most waiting gangs whose reason is asked for at once: the core answers between two cycles."""
 
+BEING_BOUND_NS = 5_000_000_000
+"""A start that takes no longer is not told as such: it is over before anybody reads of it, and to tell each costs the
+API server more than to bind it."""
+
 _AGAIN_NS = 60_000_000_000
 _log = logging.getLogger(__name__)
 
@@ -74,6 +78,8 @@ def look(state: State, job_ids: Iterable[str], *, evicts: bool = False) -> Look:
         elif job.state.ended:
             standings[job_id] = Standing(False, job.state.value.capitalize(), job.end_reason)
         elif job.state is JobState.STARTING:
+            if state.now_ns - (job.attempt_started_ns or 0) < BEING_BOUND_NS:
+                continue
             standings[job_id] = Standing(False, "Starting", f"attempt {job.attempt} is being bound")
         else:
             standings[job_id] = Standing(True, "Scheduled", f"all of attempt {job.attempt} has its place")

@@ -76,6 +76,7 @@ class World:
         self._barred: dict[tuple[str, str], int] = {}  # (constraint, node) that a bind found too small -> its use then
         self._stale: set[str] = set()
         self._seen: dict[str, NodeSeen] = {}
+        self._anew: dict[str, NodeSeen] = {}  # of these, what was not told as a change yet
         self.dirty_gangs: set[str] = set()
         self._agents: dict[str, tuple[str, str]] = {}  # by the pod's key: its node and address
         self._lone: dict[str, Gang] = {}  # pods that are gangs of one, as last looked at
@@ -89,6 +90,7 @@ class World:
                 self._allocatable.pop(key, None)
                 self._refusals.pop(key, None)
                 self._seen.pop(key, None)
+                self._anew.pop(key, None)
                 self._stale.discard(key)
                 return
             self.nodes[key] = after
@@ -349,11 +351,21 @@ class World:
     def seen(self) -> list[NodeSeen]:
         """Every node as the core is to see it."""
         with self.lock:
-            for name in self._stale:
-                if name in self.nodes:
-                    self._look_at(name)
-            self._stale = set()
+            self._look_at_stale()
             return list(self._seen.values())
+
+    def seen_anew(self) -> list[NodeSeen]:
+        """Those that are to be seen otherwise than when this was last asked."""
+        with self.lock:
+            self._look_at_stale()
+            anew, self._anew = self._anew, {}
+            return list(anew.values())
+
+    def _look_at_stale(self) -> None:
+        for name in self._stale:
+            if name in self.nodes:
+                self._look_at(name)
+        self._stale = set()
 
     def _look_at(self, name: str) -> None:
         node = self.nodes[name]
@@ -369,7 +381,9 @@ class World:
                 foreign += count
         slots = max(total - foreign, held, 0)
         refuses = tuple(self._refused_by(node, resource, slots > held)) if resource else ()
-        self._seen[name] = node_seen(node, slots, refuses, self._labels)
+        seen = node_seen(node, slots, refuses, self._labels)
+        if self._seen.get(name) != seen:
+            self._seen[name] = self._anew[name] = seen
 
     def _refused_by(self, node: Node, resource: str, room: bool) -> Iterator[str]:
         """Names of the constraints that the node does not meet. A node without a free slot need not say so of what is
