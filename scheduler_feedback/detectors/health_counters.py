@@ -102,7 +102,9 @@ class Counted:
         does so on a node that another job has ranks on as well."""
         panel, shape, rank = self._panel, job.shape, column - first
         least = WITNESSED if slower >= HURT and not silent else ALARM  # the steps are what bears witness
-        for cause, level, names in (*FEATURES_OF, *FEATURES_OF_SLOW) if silent else FEATURES_OF:
+        # What only explains a slow rank accuses none of a job that is slow for another reason.
+        telling = (*FEATURES_OF, *FEATURES_OF_SLOW) if silent and shape.job not in panel.disturbed else FEATURES_OF
+        for cause, level, names in telling:
             if beside and level == "node":
                 continue  # whether the node is slow or the other job burdens it is told by what that one does there
             name = max(names, key=lambda one: float(panel.score[FEATURE[one], column]))

@@ -147,6 +147,7 @@ class InterferenceDetector:
         findings: list[Finding] = []
         for name, course in self._courses.items():
             findings += self._judge(present[name], course, resources, telemetry)
+        self._panel.disturbed = {name for name, _ in self._standing}
         return findings
 
     def measures(self) -> Iterator[Sample]:

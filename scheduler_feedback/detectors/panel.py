@@ -78,6 +78,7 @@ class Panel:
     level: decaying mean of the residual, NaN where unknown. scale: the frozen scale. peers: decaying mean of the
     residual against the peers alone. newest: the newest values as they came. score: CUSUM in the direction that is bad.
     accused: (job, attempt, rank) of standing verdicts about hardware, so that no detector tells another's again.
+    disturbed: jobs of which stands that another one slows them down.
     lemons: what past verdicts of any detector said of parts and nodes.
     """
 
@@ -89,6 +90,7 @@ class Panel:
         self.peers_of = Grouping(())
         self.overlapping: dict[str, Grouping] = {}
         self.accused: set[tuple[str, int, int]] = set()
+        self.disturbed: set[str] = set()
         self.lemons = Lemons()
         self._restored: dict[tuple[str, int], Norm] = {}
         self._restored_until_ns = 0

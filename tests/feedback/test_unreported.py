@@ -38,12 +38,17 @@ def values(random: np.random.Generator, slower: float = 1.0) -> np.ndarray:
 
 
 def told(
-    sharing: dict[str, tuple[str, ...]], busy: Busy, hurts: bool, sees: str | None, slow: Busy | None = None
+    sharing: dict[str, tuple[str, ...]],
+    busy: Busy,
+    hurts: bool,
+    sees: str | None,
+    slow: Busy | None = None,
+    hot: Busy | None = None,
 ) -> list[Verdict]:
     """Verdicts on a victim, a neighbour that is busy at times, and one that is busy at others; 400 s, none reports.
 
     hurts: whether the victim is slower while the first neighbour is busy. sees: the counter by which the victim's ranks
-    see it. slow: when the victim is slower, where it is not for the neighbour's sake.
+    see it. slow: when the victim is slower for another reason. hot: when one of its ranks is held back for its heat.
     """
     random = np.random.default_rng(3)
     shapes = [shape(name, sharing) for name in ("victim", "noisy", "other")]
@@ -59,6 +64,8 @@ def told(
             made[index][FEATURE["processor"]] += 10.0 * works
         if sees is not None and on:
             made[0][FEATURE[sees]] += {"nic_congestion": 200.0, "runqueue_wait": 0.3}[sees]
+        if hot is not None and hot(second):
+            made[0][FEATURE["thermal_throttle"], 3] = 0.5
         window = np.concatenate(made, axis=1).astype(np.float32)[:, None]
         jobs = tuple(JobTelemetry(one) for one in shapes)
         telemetry = Telemetry(now, jobs, Counters(np.array([now]), 1.0, window), (), {})
@@ -102,6 +109,13 @@ def test_nobody_is_named_of_whom_the_ranks_there_see_nothing() -> None:
 
 def test_nobody_is_named_whose_victim_is_slow_at_other_times() -> None:
     assert not told(UPLINK, bursts, False, "nic_congestion", slow=lambda second: second > 120 and second % 70 < 25)
+
+
+def test_a_hot_rank_is_accused_unless_a_neighbour_is_known_to_be_why_the_job_is_slow() -> None:
+    hot = told(UPLINK, lambda second: False, False, None, slow=lambda second: second > 300, hot=lambda s: s > 300)
+    assert {(one.kind, one.rank) for one in hot} == {(Kind.STRAGGLER, 3)}
+    disturbed = told(UPLINK, bursts, True, "nic_congestion", hot=lambda second: second > 300)
+    assert {one.kind for one in disturbed} == {Kind.INTERFERENCE}
 
 
 def test_nobody_is_named_who_costs_nothing() -> None:
