@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from pathlib import Path
 
 import click
@@ -91,6 +92,9 @@ def simulate(
     for name, seconds in (("--replan", replan), ("--restart-cost", restart_cost)):
         if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
             raise click.BadParameter(f"{seconds:g}: it cannot be less than 0", param_hint=name)
+    for name, file in (("--html", html), ("--journal", journal)):
+        if file is not None and (wrong := _unwritable(file)):
+            raise click.BadParameter(f"{file}: {wrong}", param_hint=name)  # now, and not when all is done
     base = FAIR_POLICY if order == Order.FAIR.value else Policy()
     policy = dataclasses.replace(
         base,
@@ -129,6 +133,17 @@ def simulate(
     from gangwatch import rendering
 
     rendering.simulated(dataclasses.asdict(report))
+
+
+def _unwritable(file: Path) -> str | None:
+    """Why no file of that name can be written; None where it can."""
+    if file.is_dir():
+        return "is a folder"
+    if not file.absolute().parent.is_dir():
+        return "its folder does not exist"
+    if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+        return "it can't be written"
+    return None
 
 
 def _watched(engine: Engine) -> Report:

@@ -28,6 +28,10 @@ MOST_NAMED = 100
 def unholdable(capacity: Capacity, job: Job) -> str:
     """Why not even an empty cluster could run the job as its nodes are now."""
     text = f"asks for {job.spec.ranks} ranks"
+    if job.spec.required_level is not None:
+        text += f" inside of one {job.spec.required_level.value}"
+    if job.spec.gpu_types:
+        text += f" on {' or '.join(job.spec.gpu_types)}"
     if job.spec.pinned_node is not None:
         return f"{text} on node {job.spec.pinned_node}, which cannot be used now"
     text += f"; the nodes that a gang can share now have {capacity.shared(job)} slots together"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from agent.schema.errors import TraceError
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
 from scheduler_feedback.core.events import (
@@ -37,7 +38,7 @@ from scheduler_feedback.policies.admission import malformed, oversized
 from scheduler_feedback.sim.account import Account, Report, report
 from scheduler_feedback.sim.disturbances import Disturbances
 from scheduler_feedback.sim.occurrence import Occurrence
-from scheduler_feedback.sim.trace import Trace, TraceJob
+from scheduler_feedback.sim.trace import LATEST_NS, Trace, TraceJob
 from scheduler_feedback.sim.truth import Course, Gang, Machines, saved_ns
 
 ROUNDING_NS = 1000
@@ -126,7 +127,10 @@ class Engine:
         return self._trace.first_ns
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> Report:
-        """Simulate until every job has ended or none can start any more. progress: told (jobs ended, of all)."""
+        """Simulate until every job has ended or none can start any more. progress: told (jobs ended, of all).
+
+        Raises TraceError where that takes centuries.
+        """
         began = time.perf_counter()
         jobs, next_job = self._admitted(), 0
         if self._disturbances is not None:
@@ -137,6 +141,8 @@ class Engine:
             now_ns = self._next_instant(arrival_ns)
             if now_ns is None:
                 break
+            if now_ns > LATEST_NS:
+                raise TraceError(f"{self._trace.name}: {ended} of {len(jobs)} jobs have ended by the year 2200")
             events = self._told
             self._told = []
             if self._settings.stall_seconds is not None:
@@ -151,6 +157,7 @@ class Engine:
             if progress is not None and ended_now:
                 progress(ended, len(jobs))
         self._journal.close()
+        self._name_the_unfinished()
         self.account.backfilled = self.state.counts.get("decisions/backfilled/applied", 0)
         return report(
             self.account,
@@ -159,6 +166,15 @@ class Engine:
             self.refused,
             self._trace.notes,
         )
+
+    def _name_the_unfinished(self) -> None:
+        """Nothing is left to happen: whoever has not run to its end never will, and the reason is told."""
+        for job_id, course in self.courses.items():
+            if course.ended_ns is None:
+                job = self.state.jobs.get(job_id)
+                why = "" if job is None else job.end_reason or cycle.why_waits(self.state, job)
+                reason = f"never ended: {why}" if why else "never ended"
+                self.refused.append({"job": job_id, "line": course.job.line, "reason": reason})
 
     # --- what comes in ------------------------------------------------------------------------------------------------
 
@@ -205,11 +221,12 @@ class Engine:
 
     def _submit(self, job: TraceJob, now_ns: int) -> Submitted:
         spec = job.told(self._settings.restart_cost_seconds, self._exact)
-        if spec is not job.spec:
-            job = TraceJob(job.job_id, job.line, job.submitted_ns, job.run_seconds, spec)
         work_ns = nanoseconds(job.run_seconds)
-        self.courses[job.job_id] = Course(job, work_ns, work_ns, now_ns, waits_since_ns=now_ns)
-        self.waiting += 1
+        ids = [f"{job.job_id}.{index}" for index in range(spec.array_size)] if spec.array_size else [job.job_id]
+        for job_id in ids:
+            one = TraceJob(job_id, job.line, job.submitted_ns, job.run_seconds, spec)
+            self.courses[job_id] = Course(one, work_ns, work_ns, now_ns, waits_since_ns=now_ns)
+        self.waiting += len(ids)
         return Submitted(job.job_id, spec)
 
     def _take_occurrences(self, now_ns: int, events: list[Event]) -> None:

@@ -24,13 +24,16 @@ from agent.schema.errors import TraceError
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.turn import nanoseconds
 from scheduler_feedback.sim.table import CellError, rows
-from scheduler_feedback.sim.trace import TraceJob
+from scheduler_feedback.sim.trace import LONGEST_SECONDS, TraceJob
 
 LEAST_SLOWDOWN = 1.1
 TRANSIENT_MOST = 2.35
 """The slowest worker of bytedance-AR (compute of rank 0 against the median of its stage) and of pai-job1."""
 PERSISTENT_MOST = 3.04
 """Where bad workers dominate, the mean of the job's slowdown (What-if analysis / SMon, OSDI'25)."""
+
+MOST_SLOWDOWN = 1000.0
+"""Of a fault in a file: what is slower does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +140,9 @@ def read(path: Path, nodes: Sequence[NodeSeen], first_ns: int) -> Faults:
                 raise row
             if row.text("node") not in known:
                 raise row.wrong("node", f"{row.text('node')!r} is no node of this cluster")
-            begin_ns = first_ns + nanoseconds(row.number("begin_seconds"))
-            lasts_ns = nanoseconds(row.number("seconds"))
-            found.append(NodeFault(row.text("node"), begin_ns, lasts_ns, row.number("slowdown", 1.0)))
+            begin_ns = first_ns + nanoseconds(row.number("begin_seconds", most=LONGEST_SECONDS))
+            lasts_ns = nanoseconds(row.number("seconds", most=LONGEST_SECONDS))
+            found.append(NodeFault(row.text("node"), begin_ns, lasts_ns, row.number("slowdown", 1.0, MOST_SLOWDOWN)))
         except CellError as error:
             raise TraceError(f"{path}: {error}") from error
     return Faults(by_node=tuple(found))

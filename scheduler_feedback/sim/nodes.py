@@ -60,6 +60,7 @@ def grid(count: int, slots: int, rack: int = RACK_NODES) -> tuple[NodeSeen, ...]
 def read(path: Path) -> tuple[NodeSeen, ...]:
     """The nodes of this file. Raises TraceError naming line and column: a cluster with a hole in it is no cluster."""
     found: dict[str, NodeSeen] = {}
+    slots = 0
     for row in rows(path, ()):
         try:
             if isinstance(row, CellError):
@@ -70,6 +71,8 @@ def read(path: Path) -> tuple[NodeSeen, ...]:
         except CellError as error:
             raise TraceError(f"{path}: {error}") from error
         found[node.node] = node
+        if (slots := slots + node.slots) > MOST_SLOTS:
+            raise TraceError(f"{path}: line {row.line}: {slots} GPUs so far; at most {MOST_SLOTS} can be simulated")
     if not found:
         raise TraceError(f"{path}: no node in it")
     return tuple(found.values())

@@ -13,6 +13,9 @@ from agent.schema.errors import TraceError
 LONGEST_LINE_CHARACTERS = 1 << 20
 """A longer line is no line of a table: a file without line ends would otherwise be read whole."""
 
+LARGEST = 1e18
+"""No cell counts or measures more; in nanoseconds it is still a number."""
+
 
 class CellError(Exception):
     """A cell that can't be used; the text names line and column."""
@@ -36,8 +39,8 @@ class Row:
     def wrong(self, column: str, what: str) -> CellError:
         return CellError(self.line, column, what)
 
-    def number(self, column: str, least: float = 0.0) -> float:
-        """The cell as a finite number of at least `least`. Raises CellError."""
+    def number(self, column: str, least: float = 0.0, most: float = LARGEST) -> float:
+        """The cell as a finite number from `least` to `most`. Raises CellError."""
         text = self.text(column)
         try:
             value = float(text)
@@ -45,8 +48,9 @@ class Row:
             raise self.wrong(column, f"{_short(text)} is no number") from None
         if not math.isfinite(value):
             raise self.wrong(column, f"{_short(text)} is not finite")
-        if value < least:
-            raise self.wrong(column, f"{text} is less than {least:g}")
+        if not least <= value <= most:
+            than = f"less than {least:g}" if value < least else f"more than {most:g}"
+            raise self.wrong(column, f"{text[:40]} is {than}")
         return value
 
     def count(self, column: str, least: int = 0) -> int:
@@ -64,10 +68,10 @@ def _short(text: str) -> str:
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """(number, text without its end) of each line that is not blank. Raises TraceError where it can't be read.
 
-    Bytes that are no UTF-8 are kept as lone surrogates, so that they spoil no more than their own cell.
+    Bytes that are no UTF-8 are read as they are written in Python (``\\xff``): they spoil no more than their own cell.
     """
     try:
-        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+        with path.open(encoding="utf-8-sig", errors="backslashreplace", newline="\n") as file:
             number = 0
             while text := file.readline(LONGEST_LINE_CHARACTERS):
                 number += 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import attrgetter
+
+from msgspec import structs
 
 from agent.schema.errors import TraceError
 from scheduler_feedback.core.job import JobSpec
@@ -20,9 +21,16 @@ EPOCH_NS = 946_684_800 * 10**9
 MOST_REFUSED = 1000
 """A file of which more jobs than this, and more than were accepted, can't be read is no trace of the format named."""
 
-_NAMES = list(JobSpec.__struct_fields__)
-_VALUES = attrgetter(*_NAMES)
-_RESTART_COST, _GRACE, _EXACT = map(_NAMES.index, ("restart_cost_seconds", "grace_seconds", "exact_seconds"))
+LONGEST_SECONDS = 1e9
+"""No job runs longer, and none may say so to the API: 31 years."""
+
+MOST_RANKS = 1 << 20
+MOST_MEMBERS = 100_000
+MOST_PRIORITY = 1_000_000
+"""What the API takes of these, too."""
+
+LATEST_NS = 7_258_118_400 * 10**9
+"""2200-01-01: a nanosecond count of 64 bits, in which a journal keeps instants, ends in 2262."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +47,11 @@ class TraceJob:
     spec: JobSpec
 
     def told(self, restart_cost_seconds: float | None, exact: bool) -> JobSpec:
-        """The specification as the cycle is told it. restart_cost_seconds: None: what the job says; exact: the truth.
-
-        Once a job of a long trace: ``replace`` would take twice as long.
-        """
-        if restart_cost_seconds is None and not exact:
-            return self.spec
-        values = list(_VALUES(self.spec))
+        """The specification as the cycle is told it. restart_cost_seconds: None: the job's own; exact: the truth."""
+        spec = self.spec
         if restart_cost_seconds is not None:
-            values[_RESTART_COST], values[_GRACE] = restart_cost_seconds, 0.0
-        if exact:
-            values[_EXACT] = self.run_seconds
-        return JobSpec(*values)
+            spec = structs.replace(spec, restart_cost_seconds=restart_cost_seconds, grace_seconds=0.0)
+        return structs.replace(spec, exact_seconds=self.run_seconds) if exact else spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,17 @@ class Trace:
         return first if first >= EPOCH_NS else first + EPOCH_NS
 
     def scaled(self, load: float) -> Trace:
-        """The same jobs arriving `load` times as fast, counted from the first. Raises ValueError where load <= 0."""
+        """The same jobs arriving `load` times as fast, counted from the first.
+
+        Raises ValueError where load <= 0, TraceError where they would come in centuries.
+        """
         if not load > 0:
             raise ValueError(f"a load of {load:g}: it must be more than 0")
         if load == 1 or not self.jobs:
             return self
         first = self.jobs[0].submitted_ns
+        if self.first_ns + (self.jobs[-1].submitted_ns - first) / load > LATEST_NS:
+            raise TraceError(f"{self.name}: at a load of {load:g} the last of its jobs comes after the year 2200")
         jobs = tuple(
             TraceJob(job.job_id, job.line, first + round((job.submitted_ns - first) / load), job.run_seconds, job.spec)
             for job in self.jobs
@@ -120,7 +126,7 @@ def collect(name: str, read: Iterable[TraceJob | Refused], notes: Iterable[str] 
     jobs: list[TraceJob] = []
     refused: list[Refused] = []
     seen: dict[str, int] = {}
-    for one in read:
+    for one in map(_within_bounds, read):
         if isinstance(one, TraceJob) and one.job_id in seen:
             one = Refused(
                 one.job_id, one.line, f"line {one.line}: job id {one.job_id!r} stands in line {seen[one.job_id]}"
@@ -142,3 +148,33 @@ def collect(name: str, read: Iterable[TraceJob | Refused], notes: Iterable[str] 
         jobs.sort(key=lambda job: job.submitted_ns)
         said.append("the jobs were not in the order of their submission: sorted, those of one instant as in the file")
     return Trace(name, tuple(jobs), tuple(refused), tuple(said))
+
+
+def _within_bounds(one: TraceJob | Refused) -> TraceJob | Refused:
+    """The job, or why its times or counts are none that a journal could hold."""
+    if isinstance(one, Refused):
+        return one
+    if not 0 <= one.submitted_ns <= LATEST_NS:
+        return Refused(one.job_id, one.line, f"line {one.line}: was submitted before 1970, or after 2200")
+    spec = one.spec
+    for name, seconds in (
+        ("run time", one.run_seconds),
+        ("time limit", spec.time_limit_seconds),
+        ("grace", spec.grace_seconds),
+        ("restart cost", spec.restart_cost_seconds),
+        ("checkpoint interval", spec.checkpoint_interval_seconds),
+        ("checkpoint cost", spec.checkpoint_cost_seconds),
+        ("checkpoint timeout", spec.checkpoint_timeout_seconds),
+        ("least run time", spec.min_run_seconds),
+    ):
+        if seconds is not None and not seconds <= LONGEST_SECONDS:
+            return Refused(one.job_id, one.line, f"line {one.line}: a {name} of {seconds:g} s is more than 31 years")
+    for name, number, most in (
+        ("ranks", max(spec.ranks, spec.max_ranks or 0), MOST_RANKS),
+        ("array_size", max(spec.array_size, spec.array_parallel), MOST_MEMBERS),
+        ("priority", abs(spec.priority), MOST_PRIORITY),
+        ("max_retries", spec.max_retries, MOST_RANKS),
+    ):
+        if number > most:
+            return Refused(one.job_id, one.line, f"line {one.line}: {name} of {number:g} is more than {most}")
+    return one

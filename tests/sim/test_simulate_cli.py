@@ -167,7 +167,17 @@ def test_what_can_not_be_simulated_is_said(jobs: Path, arguments: tuple[str, ...
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--load", "0"), ("--load", "nan"), ("--replan", "-1"), ("--restart-cost", "-1"), ("--order", "best")]
+    "arguments",
+    [
+        ("--load", "0"),
+        ("--load", "nan"),
+        ("--replan", "-1"),
+        ("--restart-cost", "-1"),
+        ("--order", "best"),
+        ("--html", "/"),
+        ("--html", "/absent/page.html"),
+        ("--journal", "/absent/journal.sqlite"),
+    ],
 )
 def test_wrong_usage(jobs: Path, arguments: tuple[str, ...]) -> None:
     assert invoke("--jobs", jobs, "--format", "gangwatch", "--nodes", "2x4", *arguments).exit_code == 2
@@ -178,6 +188,8 @@ def test_a_fault_file_names_line_and_column(jobs: Path, tmp_path: Path) -> None:
     for line, says in (
         ("n9,0,1,2", "line 2, column node: 'n9' is no node of this cluster"),
         ("n0,0,1,0.5", "line 2, column slowdown: 0.5 is less than 1"),
+        ("n0,0,1e300,2", "line 2, column seconds: 1e300 is more than 1e+09"),
+        ("n0,0,1,1e9", "line 2, column slowdown: 1e9 is more than 1000"),
         ("n0,0,1", "line 2, column 4: 3 cells under a header of 4"),
     ):
         faults.write_text(f"node,begin_seconds,seconds,slowdown\n{line}\n")
@@ -193,3 +205,42 @@ def test_a_topology_file(jobs: Path, tmp_path: Path) -> None:
     nodes.write_text("node,slots\na,4\na,4\n")
     result = invoke("--jobs", jobs, "--format", "gangwatch", "--nodes", nodes)
     assert "line 3, column node: 'a' stands twice" in str(result.exception)
+    nodes.write_text("node,slots\na,4\nb,999999999999\n")
+    result = invoke("--jobs", jobs, "--format", "gangwatch", "--nodes", nodes)
+    assert "line 3: 1000000000003 GPUs so far; at most 1000000" in str(result.exception)
+
+
+def trace_of(path: Path, *lines: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps({"submitted_seconds": 0, "run_seconds": 50} | line) + "\n" for line in lines))
+    return path
+
+
+def test_an_array_is_simulated_member_by_member(tmp_path: Path) -> None:
+    path = trace_of(tmp_path / "array.jsonl", {"job": "a", "ranks": 2, "array_size": 3, "array_parallel": 1})
+    document = report("--jobs", path, "--format", "gangwatch", "--nodes", "4x8", "--journal", tmp_path / "journal")
+    assert (document["jobs"], document["makespan_seconds"], document["unfinished"]) == (3, 150.0, 0)
+
+
+def test_who_never_ends_is_named_with_the_reason(tmp_path: Path) -> None:
+    path = trace_of(
+        tmp_path / "jobs.jsonl",
+        {"job": "ok", "ranks": 2},
+        {"job": "late", "ranks": 2, "after": [{"job_id": "nobody"}]},
+        {"job": "wide", "ranks": 16, "required_level": "node"},
+        {"job": "other", "ranks": 2, "gpu_types": ["H100"]},
+    )
+    document = report("--jobs", path, "--format", "gangwatch", "--nodes", "4x8")
+    assert (document["jobs"], document["unfinished"]) == (1, 3)
+    told = {one["job"]: (one["line"], one["reason"]) for one in document["refused"]}
+    assert told.keys() == {"late", "wide", "other"}
+    assert told["late"] == (2, "never ended: it waits for nobody, which is not known")
+    assert told["wide"][1].startswith("never ended: asks for 16 ranks inside of one node; ")
+    assert told["other"][1].startswith("never ended: asks for 2 ranks on H100; ")
+
+
+def test_what_takes_centuries_is_not_simulated(tmp_path: Path) -> None:
+    long = {"ranks": 32, "run_seconds": 1e9}
+    path = trace_of(tmp_path / "long.jsonl", *[long] * 8)
+    result = invoke("--jobs", path, "--format", "gangwatch", "--nodes", "4x8")
+    assert isinstance(result.exception, TraceError)
+    assert "6 of 8 jobs have ended by the year 2200" in str(result.exception)

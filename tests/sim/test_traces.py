@@ -94,6 +94,19 @@ def test_our_own_format_says_all_that_a_job_can(file: Path) -> None:
             "line 2: key 'quue' is no field of a job",
         ),
         ('{"submitted_seconds": 1, "run_seconds": 1, "ranks": 1, "exact_seconds": 1}', "is no field of a job"),
+        ('{"submitted_seconds": 1e300, "run_seconds": 1, "ranks": 1}', "key submitted_seconds: 1e+300 is more than"),
+        (
+            '{"submitted_seconds": 1, "run_seconds": 1, "ranks": 1, "grace_seconds": 1e300}',
+            "a grace of 1e+300 s",
+        ),
+        (
+            '{"submitted_seconds": 1, "run_seconds": 1, "ranks": 1, "array_size": 1000000000}',
+            "array_size of 1e+09",
+        ),
+        (
+            f'{{"submitted_seconds": 1, "run_seconds": 1, "ranks": 1, "priority": -{10**30}}}',
+            "priority of 1e+30",
+        ),
         ("nonsense", "line 2: JSON is malformed"),
         ("[1, 2]", "line 2: Expected `object`"),
     ],
@@ -210,6 +223,11 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("2017-10-09 07:01:55,-5,1,0,a", "line 2, column duration: -5 is less than 0"),
         ("2017-10-09 07:01:55,nan,1,0,a", "line 2, column duration: 'nan' is not finite"),
         ("2017-10-09 07:01:55,1e400,1,0,a", "line 2, column duration: '1e400' is not finite"),
+        ("2017-10-09 07:01:55,1e300,1,0,a", "line 2, column duration: 1e300 is more than 1e+18"),
+        ("2017-10-09 07:01:55,1e10,1,0,a", "line 2: a run time of 1e+10 s is more than 31 years"),
+        ("2017-10-09 07:01:55,5,2000000,0,a", "line 2: ranks of 2e+06 is more than 1048576"),
+        ("9999-12-31 07:01:55,5,1,0,a", "line 2: was submitted before 1970, or after 2200"),
+        ("0001-01-01 07:01:55,5,1,0,a", "line 2: was submitted before 1970, or after 2200"),
         ("2017-10-09 07:01:55,five,1,0,a", "line 2, column duration: 'five' is no number"),
         ("2017-10-09 07:01:55,,1,0,a", "line 2, column duration: '' is no number"),
         ("2017-10-09 07:01:55,5,0,0,a", "line 2, column num_gpus: 0 is less than 1"),
@@ -266,6 +284,13 @@ def test_random_bytes_are_an_error_of_ours(file: Path) -> None:
                 read(file, chance.randbytes(size), format_name)
 
 
+def test_bytes_that_are_no_text_spoil_no_more_than_their_own_cell(file: Path) -> None:
+    """What was no UTF-8 can be printed, written to a journal, and told apart from what was."""
+    trace = read(file, PHILLY.encode() + b"2017-10-09 07:01:55,5,1,0,a\xff\n2017-10-09 07:01:55,5,1,0,\xc3\xa9\n")
+    assert [job.spec.queue for job in trace.jobs] == ["a\\xff", "é"]
+    assert not trace.refused
+
+
 def test_a_line_without_an_end_is_an_error(file: Path) -> None:
     with pytest.raises(TraceError, match="line 2 is longer than 1048576 characters"):
         read(file, PHILLY + "a" * (1 << 20) + "b")
@@ -277,6 +302,9 @@ def test_load_brings_jobs_nearer_to_each_other(file: Path) -> None:
     assert [job.run_seconds for job in trace.jobs] == [1.0, 1.0, 1.0]
     for load in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="it must be more than 0"):
+            trace.scaled(load)
+    for load in (1e-10, 1e-300):
+        with pytest.raises(TraceError, match="the last of its jobs comes after the year 2200"):
             trace.scaled(load)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from scheduler_feedback.core.job import JobKind, JobSpec
-from scheduler_feedback.sim.table import lines_of
+from scheduler_feedback.sim.table import LARGEST, lines_of
 from scheduler_feedback.sim.trace import SIMULATED_COMMAND, Refused, Trace, TraceJob, collect
 
 _FIELDS = frozenset(JobSpec.__struct_fields__) - {"exact_seconds", "kind", "command"}
@@ -40,7 +40,7 @@ def _jobs(path: Path) -> Iterator[TraceJob | Refused]:
             yield _job(line, job_id, said)
         except msgspec.DecodeError as error:  # of JSON, and of a field of the wrong type
             yield Refused(job_id, line, f"line {line}: {error}")
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             yield Refused(job_id, line, f"line {line}: {error}")
 
 
@@ -62,6 +62,6 @@ def _seconds(said: dict[str, Any], key: str) -> float:
     value = said.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"key {key}: " + ("is missing" if value is None else f"{value!r} is no number"))
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"key {key}: {value!r} is " + ("negative" if value < 0 else "not finite"))
+    if not 0 <= value <= LARGEST:
+        raise ValueError(f"key {key}: {value:g} is " + ("negative" if value < 0 else f"more than {LARGEST:g}"))
     return float(value)

@@ -154,7 +154,7 @@ def _of_json(path: Path) -> Iterator[TraceJob | Refused]:
         job_id = str(job.get("job_id", number)) if isinstance(job, dict) else str(number)
         try:
             yield _json_job(number, job_id, job)
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else str(error)
             yield Refused(job_id, number, f"jobs[{number - 1}]: {what}")
 
