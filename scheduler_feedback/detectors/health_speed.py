@@ -10,6 +10,7 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry import Telemetry
 from scheduler_feedback.detectors.gate import JobGate
+from scheduler_feedback.detectors.medians import middle
 from scheduler_feedback.detectors.panel import ABSENT_NS
 
 BEST_STEPS = 16
@@ -40,16 +41,16 @@ class Speed:
     @property
     def usual(self) -> float:
         """The median of the newest steps; NaN without any."""
-        return float(np.median(self.newest)) if self.newest else float("nan")
+        return middle(list(self.newest)) if self.newest else float("nan")
 
     @property
     def slower(self) -> float:
         """The newest few steps over the best; 1 where not known."""
         if not math.isfinite(self.best):
             return 1.0
-        count = int(np.clip(math.ceil(NEWEST_SECONDS / max(self.best, 1e-9)), LEAST_NEWEST, MOST_NEWEST))
+        count = min(max(math.ceil(NEWEST_SECONDS / max(self.best, 1e-9)), LEAST_NEWEST), MOST_NEWEST)
         newest = list(self.newest)[-count:]
-        return (min(newest) if count == LEAST_NEWEST else float(np.median(newest))) / self.best
+        return (min(newest) if count == LEAST_NEWEST else middle(newest)) / self.best
 
 
 class Speeds:

@@ -6,6 +6,8 @@ two places of the partition where one and a maximum will do, and walks an array'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from scheduler_feedback.core.gangs import FloatArray
@@ -25,6 +27,13 @@ def row_medians(values: FloatArray) -> FloatArray:
 def column_medians(values: FloatArray) -> FloatArray:
     """[k, n] -> [n]: the median of each column, k >= 1; NaN where one of its values is."""
     return _middle(np.array(values.T, order="C"))
+
+
+def middle(values: Sequence[float]) -> float:
+    """Median of a few numbers that are no array, at least one, none of them NaN."""
+    rising = sorted(values)
+    half = len(rising) // 2
+    return rising[half] if len(rising) % 2 else (rising[half - 1] + rising[half]) / 2
 
 
 def _middle(part: FloatArray) -> FloatArray:

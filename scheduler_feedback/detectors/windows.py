@@ -366,7 +366,11 @@ def spread_of_others(shifts: FloatArray, rank: int) -> float:
 def join(windows: Sequence[Window], field: str) -> FloatArray:
     """Mean of a per-rank, per-node or scalar field over windows, weighted by their steps."""
     weights = np.array([window.steps for window in windows], float)
-    values = np.array([getattr(window, field) for window in windows])
+    told = [getattr(window, field) for window in windows]
+    alike = not isinstance(
+        told[0], float
+    )  # np.array looks at each array for what it is, which takes three times as long
+    values = np.concatenate(told).reshape(len(told), *told[0].shape) if alike else np.array(told)
     # As np.tensordot has it, which takes three times as long to find out how.
     result: FloatArray = np.dot((weights / weights.sum()).reshape(1, -1), values.reshape(len(values), -1))
     return result.reshape(values.shape[1:])

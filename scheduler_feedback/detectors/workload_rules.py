@@ -164,11 +164,13 @@ def _sequences(course: Course, compute: FloatArray, seconds: float) -> Iterator[
     if cost < SEQUENCE_COST:
         return
     apart = _within_roles(np.log(compute), course.where)
-    own = apart - column_medians(apart)
-    unlike = MAD_TO_SIGMA * median(np.abs(own))
     high = float((apart > math.log(1.1)).mean(axis=0).max())
     few = len(compute) < WARM_UP_STEPS // 2  # so few steps say little of turns; then the tokens must say all
-    if unlike < UNLIKE or (high > ROTATING_SHARE and not few):
+    if high > ROTATING_SHARE and not few:
+        return
+    own = apart - column_medians(apart)
+    unlike = MAD_TO_SIGMA * median(np.abs(own))
+    if unlike < UNLIKE:
         return
     evidence = [
         Evidence(
@@ -237,16 +239,16 @@ def _rhythms(course: Course, seconds: float) -> Iterator[Claim]:
 
 def _beats(course: Course, seconds: float) -> Iterator[Claim]:
     """Every second, third or fourth step is long, for all ranks alike: the job saves after so many."""
-    middle, numbers = np.array(course.middle), np.array(course.numbers)
+    middle, in_a_row = list(course.middle), _in_a_row(list(course.numbers))
     for apart in range(2, RHYTHM_STEPS):
         for beats in (BEATS, CLEAR_BEATS):
             count = beats * apart
-            if len(middle) < count or (np.diff(numbers[-count:]) != 1).any():
+            if in_a_row < count:
                 continue
-            rising = np.sort(middle[-count:])
+            rising = sorted(middle[-count:])
             if rising[-beats] < BEAT_RATIO * rising[-beats - 1]:
                 continue  # were there a beat, its long steps would be the longest, and a tenth above all others
-            phases = middle[-count:].reshape(beats, apart)
+            phases = np.array(middle[-count:]).reshape(beats, apart)
             high = int(column_medians(phases).argmax())
             long, others = phases[:, high], np.delete(phases, high, axis=1)
             if long.min() < BEAT_RATIO * others.max() or (beats < BEATS and not _clear(course, count, apart, high)):
@@ -262,6 +264,12 @@ def _beats(course: Course, seconds: float) -> Iterator[Claim]:
                 ),
             )  # fmt: skip
             return
+
+
+def _in_a_row(numbers: list[int]) -> int:
+    """How many of the newest numbers follow one upon the other, as far as the longest rhythm asks."""
+    most = min(len(numbers), BEATS * (RHYTHM_STEPS - 1))
+    return next((count for count in range(1, most) if numbers[-count] - numbers[-count - 1] != 1), most)
 
 
 def _clear(course: Course, count: int, apart: int, high: int) -> bool:

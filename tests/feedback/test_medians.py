@@ -16,6 +16,7 @@ from scheduler_feedback.detectors.medians import (
     median,
     median_of_others,
     median_of_the_others,
+    middle,
     row_medians,
 )
 from scheduler_feedback.detectors.windows import cut, middle_of_others, middle_of_others_of, middle_of_peers, places
@@ -40,6 +41,13 @@ def test_they_are_numpys_to_the_bit(table: FloatArray) -> None:
         assert np.array_equal(row_medians(table), np.median(table, axis=1), equal_nan=True)
         assert np.array_equal(column_medians(table), np.median(table, axis=0), equal_nan=True)
     assert np.array_equal(table, before, equal_nan=True), "what is asked about is left as it was"
+
+
+@given(st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=17))
+def test_that_of_a_few_numbers_is_numpys_too(few: list[float]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        assert np.array_equal(middle(few), np.median(few), equal_nan=True)
 
 
 @given(st.lists(values, min_size=2, max_size=20))
