@@ -134,7 +134,10 @@ def _forget(database: sqlite3.Connection, retention: Retention, now_ns: int, liv
         "DELETE FROM entries WHERE wall_ns < ? AND subject NOT IN (SELECT value FROM json_each(?))",
         (before_ns, keep),
     )
+    # As long as a cycle can be replayed, what it decided is there to compare with. And no walk over all actions: before
+    # what is forgotten there are only those of living jobs.
+    forgotten_to = database.execute("SELECT value FROM meta WHERE key = 'forgotten_to'").fetchone()
     database.execute(
-        "DELETE FROM actions WHERE outcome_ns < ? AND cycle <= ? AND job_id NOT IN (SELECT value FROM json_each(?))",
-        (before_ns, needed_after, keep),
+        "DELETE FROM actions WHERE cycle <= ? AND outcome_ns < ? AND job_id NOT IN (SELECT value FROM json_each(?))",
+        (0 if forgotten_to is None else int(forgotten_to[0]), before_ns, keep),
     )

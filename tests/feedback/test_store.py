@@ -425,6 +425,9 @@ def test_of_a_long_journal_only_what_is_asked_for_is_read(path: Path) -> None:
 
 def test_what_is_forgotten_can_not_be_replayed_and_says_so(path: Path) -> None:
     store = _long_past(path)
+    store._connection.execute(
+        f"UPDATE actions SET outcome = 'applied', outcome_ns = (cycle - 1) / 700 * {DAY_NS} + cycle"
+    )
     store.retention = Retention(days=3)
     now_ns = 10 * DAY_NS
     store.snapshot(7001, now_ns, State(cycle=7001, now_ns=now_ns), {})
@@ -434,6 +437,8 @@ def test_what_is_forgotten_can_not_be_replayed_and_says_so(path: Path) -> None:
         store.journal_to(cycle=forgotten - 10)
     whole = store.journal_all()
     assert whole.state is not None and whole.state.cycle >= forgotten
+    kept = store._connection.execute("SELECT min(cycle), count(*) FROM actions").fetchone()
+    assert kept == (forgotten + 1, 7000 - forgotten), "what can still be replayed has its decisions to compare with"
     assert [row.cycle for row in whole.journal] == list(range(whole.state.cycle + 1, 7001))
     store.close()
 
