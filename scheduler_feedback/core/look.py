@@ -240,5 +240,7 @@ def _column(member: Member, starts: _Starts) -> int:
 
 def _walled(opened: IntArray, offset_ns: IntArray) -> IntArray:
     """Times of what is open on the wall clock; -1 stays -1."""
-    times = np.where(opened[:, :1] >= 0, opened[:, 1:] + offset_ns[:, None], -1)
-    return np.concatenate([opened[:, :1], times], axis=1)
+    found = opened.copy()
+    found[:, 1:] += offset_ns[:, None]
+    found[opened[:, 0] < 0, 1:] = -1
+    return found

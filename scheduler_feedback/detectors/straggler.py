@@ -120,12 +120,9 @@ class StragglerDetector:
     def measures(self) -> Iterator[Sample]:
         """Samples of the catalogue: how much slower each rank makes its gang, over the newest windows."""
         for name, watched in self._watched.items():
-            newest = [judged.window for judged in list(watched.history)[-RECENT_WINDOWS:] if judged.window.known]
-            if newest:
-                step_seconds, gain = float(join(newest, "step_seconds")), join(newest, "gain")
-                ratios = step_seconds / np.maximum(step_seconds - gain, 1e-9)
-                for rank, ratio in zip(watched.ranks, ratios.tolist(), strict=True):
-                    yield "gangwatch_rank_slowdown_ratio", (("gang", name), ("rank", str(rank))), ratio
+            if watched.samples[0] != watched.counted:
+                watched.samples = watched.counted, tuple(_slowdowns(name, watched))
+            yield from watched.samples[1]
 
     def snapshot(self) -> bytes:
         """Baselines, sums and standing verdicts: without them a restart during a fault would learn it as healthy."""
@@ -264,6 +261,16 @@ class StragglerDetector:
             accused=frozenset(alarmed) & (watched.standing.keys() - {rank}),
             on_device=self._causes.on_device(job, rank),
         )
+
+
+def _slowdowns(name: str, watched: Watched) -> Iterator[Sample]:
+    """How much slower each rank makes its gang."""
+    newest = [judged.window for judged in list(watched.history)[-RECENT_WINDOWS:] if judged.window.known]
+    if newest:
+        step_seconds, gain = float(join(newest, "step_seconds")), join(newest, "gain")
+        ratios = step_seconds / np.maximum(step_seconds - gain, 1e-9)
+        for rank, ratio in zip(watched.ranks, ratios.tolist(), strict=True):
+            yield "gangwatch_rank_slowdown_ratio", (("gang", name), ("rank", str(rank))), ratio
 
 
 def _given_usual_work(windows: list[Window], work: Work | None) -> list[Window]:

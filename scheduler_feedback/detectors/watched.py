@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.gangs import FloatArray, IntArray
 from scheduler_feedback.core.telemetry import Shape, StepTable
 from scheduler_feedback.detectors.baseline import SKIPPED_STEPS, Baseline
@@ -51,7 +52,8 @@ class Watched:
     score: the CUSUM; since: number of the window in which it left zero, -1 at zero; refused: windows in a row in which
     an alarm failed the gates. counted: windows judged so far. longest_episode: the most windows for which any rank's
     sum stood above zero before it fell back. standing: verdicts by index of the rank. told: ranks (-1: the gang) of
-    which an abstention was told in the present episode.
+    which an abstention was told in the present episode. samples: of the catalogue, and how many windows had been judged
+    when they were made: ranks are many, and looked at more often than they make windows.
     """
 
     attempt: int
@@ -76,6 +78,7 @@ class Watched:
     slow_windows: int = 0
     calm_windows: int = 0
     told: set[int] = field(default_factory=set)
+    samples: tuple[int, tuple[Sample, ...]] = (-1, ())
 
     def forget_course(self) -> None:
         """Sums at zero, as after the warm-up."""
