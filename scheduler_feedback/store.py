@@ -36,6 +36,7 @@ from scheduler_feedback.store_reading import (
     RecordedAction,
     Running,
 )
+from scheduler_feedback.store_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION, schema_of
 
 __all__ = [
     "Store",
@@ -48,41 +49,12 @@ __all__ = [
     "NumberedEntry",
     "RecordedAction",
     "Running",
+    "MIGRATIONS",
+    "SCHEMA_VERSION",
 ]
 
-APPLICATION_ID = 0x47574A4E  # "GWJN"; https://sqlite.org/pragma.html#pragma_application_id
 PROBE_BYTES = 64 * 1024
 """A store that can write so much has room for some cycles: it does not fail again at the next one."""
-
-_SCHEMA_1 = """
-CREATE TABLE journal (cycle INTEGER PRIMARY KEY, now_ns INTEGER NOT NULL, events BLOB NOT NULL);
-CREATE TABLE actions (
-    action_id TEXT PRIMARY KEY, cycle INTEGER NOT NULL, job_id TEXT NOT NULL, body BLOB NOT NULL,
-    outcome TEXT, outcome_ns INTEGER);
-CREATE INDEX actions_by_cycle ON actions (cycle);
-CREATE INDEX actions_by_job ON actions (job_id, cycle);
-CREATE INDEX actions_open ON actions (cycle) WHERE outcome IS NULL;
-CREATE TABLE entries (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, cycle INTEGER NOT NULL, wall_ns INTEGER NOT NULL, subject TEXT NOT NULL,
-    kind TEXT NOT NULL, text TEXT NOT NULL, applied INTEGER NOT NULL, detail TEXT NOT NULL);
-CREATE INDEX entries_by_subject ON entries (subject, id);
-CREATE INDEX entries_by_time ON entries (wall_ns);
-CREATE TABLE snapshots (
-    cycle INTEGER PRIMARY KEY, now_ns INTEGER NOT NULL, state BLOB NOT NULL, detectors BLOB NOT NULL);
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-"""
-
-_SCHEMA_2 = """
-CREATE TABLE blocks (
-    last_cycle INTEGER PRIMARY KEY, first_cycle INTEGER NOT NULL, last_ns INTEGER NOT NULL, body BLOB NOT NULL);
-ALTER TABLE snapshots ADD COLUMN packed INTEGER NOT NULL DEFAULT 0;
-CREATE INDEX journal_by_time ON journal (now_ns);
-"""
-
-MIGRATIONS = (_SCHEMA_1, _SCHEMA_2)
-"""From an empty file to the newest schema, a step each. A step that was released is never changed again."""
-
-SCHEMA_VERSION = len(MIGRATIONS)
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -163,18 +135,11 @@ class Store(Reader):
 
     def _prepare(self) -> None:
         database = self._connection
-        application, version = self._pragma("application_id"), self._pragma("user_version")
         if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             database.execute("PRAGMA journal_mode=WAL")
             self._migrate(0)
-        elif application != APPLICATION_ID:
-            raise StoreError(f"{self.path}: an SQLite file, but no journal of gangwatch; move it out of the way")
-        elif version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{self.path}: written by a newer gangwatch (schema {version}, this build knows {SCHEMA_VERSION}); "
-                "start that build again, or move the file aside to begin with an empty journal"
-            )
         else:
+            version = schema_of(database, self.path)
             problems = "; ".join(row[0] for row in database.execute("PRAGMA quick_check(3)"))
             if problems != "ok":
                 raise StoreError(f"{self.path}: damaged ({' '.join(problems.split())}). {WHEN_DAMAGED}")
@@ -295,9 +260,6 @@ class Store(Reader):
             # SQLite has already gone back where the disk was full (https://sqlite.org/lang_transaction.html, 3.1).
             if database.in_transaction:
                 database.execute("ROLLBACK")
-
-    def _pragma(self, name: str) -> int:
-        return int(self._connection.execute(f"PRAGMA {name}").fetchone()[0])
 
 
 def _job_number(job_id: str) -> int:

@@ -21,6 +21,7 @@ from scheduler_feedback.core.actions import Action, Entry
 from scheduler_feedback.core.codec import decode_action, decode_event, decode_state
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.state import State
+from scheduler_feedback.store_schema import schema_of
 
 _log = logging.getLogger(__name__)
 _event_list = msgspec.msgpack.Decoder(list[bytes])
@@ -322,6 +323,7 @@ class Reader:
         with self._named(what):
             database = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
             with closing(database):
+                schema_of(database, self.path)
                 database.execute("BEGIN")  # one moment for all the queries of a call
                 yield database
 
@@ -332,6 +334,10 @@ class Reader:
             yield
         except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
             raise
+        except StoreError as error:  # of the codec, which knows no file
+            if str(error).startswith(f"{self.path}: "):
+                raise
+            raise StoreError(f"{self.path}: could not {what}: {error}. {WHEN_DAMAGED}") from error
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorname", type(error).__name__)
             advice = next((text for prefix, text in _ADVICE if code.startswith(prefix)), "")

@@ -18,7 +18,7 @@ from scheduler_feedback.backup import back_up, verify
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.codec import decode_action, encode_action
 from scheduler_feedback.core.events import Submitted
-from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.core.job import JobSpec, Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.recovery import recover, replay_journal, replay_parts, run_again
 from scheduler_feedback.sim.journal import JournalFile
@@ -178,11 +178,13 @@ def test_a_backup_never_overwrites_and_leaves_nothing_where_it_fails(tmp_path: P
         back_up(tmp_path / "store.sqlite", tmp_path / "absent" / "copy")
 
 
-def test_a_damaged_journal_makes_no_backup(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["UPDATE journal SET events = x'c1'", "UPDATE actions SET body = x'c1'"])
+def test_a_damaged_journal_makes_no_backup(tmp_path: Path, damage: str) -> None:
     store = Store(tmp_path / "store.sqlite")
-    store.append(1, 1, [Submitted("j-000001", SPEC)], [], [])
+    start = StartGang("a-000001", "j-000001", 1, SPEC, (Slot("n0", 0), Slot("n0", 1)))
+    store.append(1, 1, [Submitted("j-000001", SPEC)], [start], [])
     store.snapshot(1, 1, State(cycle=1), {})
-    store._connection.execute("UPDATE journal SET events = x'c1'")
+    store._connection.execute(damage)
     store.close()
     with pytest.raises(StoreError, match="could not read the journal"):
         back_up(tmp_path / "store.sqlite", tmp_path / "copy")

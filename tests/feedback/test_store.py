@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from agent.schema.errors import StoreError
+from scheduler_feedback.backup import verify
 from scheduler_feedback.core.actions import Action, Entry, StartGang, StopGang
 from scheduler_feedback.core.codec import encode_event, encode_state
 from scheduler_feedback.core.events import CancelRequested, Event, PolicySet, Submitted
@@ -302,8 +303,19 @@ def test_a_newer_schema_is_refused(path: Path) -> None:
     store = Store(path)
     store._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
     store.close()
-    with pytest.raises(StoreError, match=rf"newer gangwatch \(schema {SCHEMA_VERSION + 1}.*start that build again"):
+    refused = rf"newer gangwatch \(schema {SCHEMA_VERSION + 1}.*start that build again"
+    with pytest.raises(StoreError, match=refused):
         Store(path)
+    with pytest.raises(StoreError, match=refused):  # nor is it read as if it were of this build
+        Reader(path).journal_all()
+    with pytest.raises(StoreError, match=refused):
+        verify(path)
+
+
+def test_a_file_that_is_no_journal_is_not_read_as_one(path: Path) -> None:
+    sqlite3.connect(path).execute("CREATE TABLE meta (key, value)").connection.close()
+    with pytest.raises(StoreError, match="an SQLite file, but no journal of gangwatch"):
+        Reader(path).journal_all()
 
 
 def test_damaged_rows_are_named(store: Store) -> None:
