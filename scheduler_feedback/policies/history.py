@@ -38,6 +38,10 @@ _WEIGHT = 2.0
 _SCORE_FADING = 0.995
 """Of a log likelihood, for each later job: the last 200 decide whom to believe."""
 
+MOST_LATELY = 10_000
+"""Jobs that have ended and are not counted yet. They are counted each half hour (``preemption.RENEW_NS``), in which
+fewer end on all but the largest clusters; there the newest of so many say enough."""
+
 KINDS = (("kind, lately", 0.8), ("kind", 0.98), ("who", 0.98), ("size", 0.995), ("all", 1.0))
 """(what is alike, how much of a count is left for each later one)."""
 
@@ -55,9 +59,14 @@ def kinds(spec: JobSpec | Ended) -> tuple[str, ...]:
 
 
 def learn(state: State, job: Job, seconds: float) -> None:
-    """The job has ended after so much work; it counts from the next ``take_in`` on."""
-    spec = job.spec
-    state.lately.append(Ended(spec.queue, spec.user, spec.workload, spec.ranks, seconds))
+    """The job has ended after so much work; it counts from the next ``take_in`` on.
+
+    Under settings that learn nothing that never comes: then the newest are kept for the day on which others are set.
+    """
+    spec, lately = job.spec, state.lately
+    lately.append(Ended(spec.queue, spec.user, spec.workload, spec.ranks, seconds))
+    if len(lately) > MOST_LATELY:
+        del lately[: MOST_LATELY // 10]  # so that it is not done each time
 
 
 def take_in(state: State) -> None:

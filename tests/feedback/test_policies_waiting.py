@@ -211,6 +211,17 @@ def _spec(workload: str, ranks: int = 1) -> JobSpec:
     return JobSpec("j", ("x",), ranks, queue="q", workload=workload)
 
 
+def test_what_nobody_learns_from_does_not_grow_for_ever() -> None:
+    """Under FIFO and limits what ended is never counted: a state of a million jobs would be written each minute."""
+    world = World({"n0": 8})
+    ended = history.MOST_LATELY * 2 + 500
+    for number in range(ended):
+        history.learn(world.state, Job("a", JobSpec("a", ("x",), 1), JobState.COMPLETED, 0), float(number))
+    kept = [one.seconds for one in world.state.lately]
+    assert history.MOST_LATELY * 0.9 <= len(kept) <= history.MOST_LATELY
+    assert kept == [float(number) for number in range(ended - len(kept), ended)], "the newest"
+
+
 def test_history_believes_the_kinds_that_foretell() -> None:
     told = _learnt(*[("short", 1, 100.0), ("long", 1, 100_000.0)] * 40)
     answers = history.answers_of(told)
