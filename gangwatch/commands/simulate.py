@@ -109,6 +109,9 @@ def simulate(
     if restartable:
         jobs = (dataclasses.replace(job, spec=structs.replace(job.spec, restartable=True)) for job in trace.jobs)
         trace = dataclasses.replace(trace, jobs=tuple(jobs))
+    if preset is not None and (given := _given("backfill", "replan", "restart_cost")):
+        note = f"{' and '.join(given)}: not taken, --preset {preset} sets what these would"
+        trace = dataclasses.replace(trace, notes=(*trace.notes, note))
     simulation = Simulation(
         trace=trace,
         nodes=nodes_of(nodes_text),
@@ -133,6 +136,16 @@ def simulate(
     from gangwatch import rendering
 
     rendering.simulated(dataclasses.asdict(report))
+
+
+def _given(*parameters: str) -> list[str]:
+    """Which of these the command line names, as it names them."""
+    context = click.get_current_context()
+    return [
+        f"--{name.replace('_', '-')}"
+        for name in parameters
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    ]
 
 
 def _unwritable(file: Path) -> str | None:

@@ -215,6 +215,14 @@ def trace_of(path: Path, *lines: dict[str, Any]) -> Path:
     return path
 
 
+def test_what_a_preset_overrules_is_said(jobs: Path) -> None:
+    asked = ("--jobs", jobs, "--format", "gangwatch", "--nodes", "2x4", "--order", "srsf", "--preset", "muri")
+    plain, found = report(*asked), report(*asked, "--restart-cost", "300", "--replan", "60")
+    [note] = set(found["notes"]) - set(plain["notes"])
+    assert note == "--replan and --restart-cost: not taken, --preset muri sets what these would"
+    assert found["avg_jct_seconds"] == plain["avg_jct_seconds"]
+
+
 def test_an_array_is_simulated_member_by_member(tmp_path: Path) -> None:
     path = trace_of(tmp_path / "array.jsonl", {"job": "a", "ranks": 2, "array_size": 3, "array_parallel": 1})
     document = report("--jobs", path, "--format", "gangwatch", "--nodes", "4x8", "--journal", tmp_path / "journal")
