@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.schema.errors import GangwatchError
+from gangwatch.commands.kubernetes_standby import LEADS, standing_by
 from gangwatch.config import Config
 from gangwatch.logs import configure_logging
 from gangwatch.state_folder import StateFolder
@@ -81,14 +82,25 @@ def run(state: StateFolder, config: Config, settings: Settings) -> None:
     leadership = Leadership(settings.access, settings.namespace, settings.lease, identity, lost=lost.set)
     leadership.start()
     try:
-        while not leadership.wait(_WAIT_SECONDS):
-            if ending.is_set():
-                return
+        if not _stand_by(config, leadership, ending):
+            return
         _lead(state.path, config, settings, leadership, identity, ending, lost)
     finally:
         leadership.stop()
     if lost.is_set():
         raise GangwatchError(f"lease {settings.namespace}/{settings.lease} was lost: another controller leads")
+
+
+def _stand_by(config: Config, leadership: Leadership, ending: threading.Event) -> bool:
+    """Until we lead, or it ends; whether we lead. Who leads at once answers nothing meanwhile."""
+    if leadership.wait(_WAIT_SECONDS):
+        return True
+    with standing_by(config) as url:
+        _log.info("another leads; standing by, metrics at %s/metrics", url)
+        while not leadership.wait(_WAIT_SECONDS):
+            if ending.is_set():
+                return False
+    return True
 
 
 def _lead(
@@ -205,7 +217,8 @@ def _serve(
             server.should_exit = True
 
         def metrics(_request: Request) -> Response:
-            return Response(expose_samples(controller.measures()), media_type=TEXT_TYPE)
+            leads = (LEADS, (), float(leadership.may_act()))
+            return Response(expose_samples([*controller.measures(), leads]), media_type=TEXT_TYPE)
 
         routes = [Route("/metrics", metrics), Mount("/", controller.api())]
         mounted.append(Starlette(routes=routes, lifespan=lambda _: controller.serving(failed)))
@@ -307,11 +320,16 @@ class Publishing:
 
 
 def _identity(folder: Path) -> str:
-    """A name that stays with the state folder: who finds his own in the lease may go on from his journal."""
+    """A name that stays with the state folder: who finds his own in the lease may go on from his journal.
+
+    It is there whole or not at all: with half of one, or none, two might lead under the same name.
+    """
     path = folder / "identity"
     try:
         return path.read_text().strip()
     except FileNotFoundError:
         identity = f"{socket.gethostname()}_{os.urandom(6).hex()}"
-        path.write_text(identity)
+        unfinished = path.with_name(f".identity.{os.getpid()}")
+        unfinished.write_text(identity)
+        unfinished.replace(path)
         return identity

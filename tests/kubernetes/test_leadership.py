@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -62,6 +65,20 @@ def controllers() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
             process.wait()
 
 
+def leading(start: Callable[[], subprocess.Popen[bytes]], folder: Path) -> subprocess.Popen[bytes]:
+    """A controller that leads. One that was kept from renewing its lease in time ends by itself, and is started anew,
+    as its Deployment would."""
+    began = [start()]
+
+    def look() -> bool:
+        if began[-1].poll() is not None:
+            began.append(start())
+        return (folder / "controller.json").exists()
+
+    wait_for("it leads", look, 300)
+    return began[-1]
+
+
 def lease(cluster: Cluster) -> Any:
     return cluster.api.find("/apis/coordination.k8s.io/v1/namespaces/default/leases/gangwatch")
 
@@ -69,6 +86,23 @@ def lease(cluster: Cluster) -> Any:
 def holder(cluster: Cluster) -> str:
     found = lease(cluster)
     return "" if found is None else str(found["spec"].get("holderIdentity", ""))
+
+
+def measured(folder: Path) -> list[str]:
+    """Samples at the /metrics that a controller has named, in its state or, while it stands by, its log."""
+    record, log = folder / "controller.json", folder / "log" / "controller.log"
+    if record.exists():
+        url = json.loads(record.read_text())["url"]
+    elif log.exists() and (found := re.findall(r"metrics at (\S+)/metrics", log.read_text())):
+        url = found[-1]
+    else:
+        return []
+    try:
+        with urlopen(f"{url}/metrics", timeout=30) as answer:
+            lines: list[str] = answer.read().decode().splitlines()
+    except OSError:  # between standing by and leading nobody answers
+        return []
+    return [line for line in lines if not line.startswith("#")]
 
 
 def bound_once(kubelet: FakeKubelet) -> bool:
@@ -89,6 +123,8 @@ def test_of_two_controllers_one_acts_and_the_other_takes_over_in_time(
         wait_for("the first leads", lambda: holder(cluster))
         leader = holder(cluster)
         start(plane, tmp_path / "second")
+        assert wait_for("the second stands by", lambda: measured(tmp_path / "second")) == ["gangwatch_leads 0.0"]
+        wait_for("the first says that it leads", lambda: "gangwatch_leads 1.0" in measured(tmp_path / "first"))
         cluster.add_gang("a", 1)
         wait_for("a gang is bound", lambda: cluster.bound("a") == 1)
         first.send_signal(signal.SIGKILL)
@@ -97,6 +133,7 @@ def test_of_two_controllers_one_acts_and_the_other_takes_over_in_time(
         wait_for("another leads", lambda: holder(cluster) not in ("", leader))
         took = time.monotonic() - killed
         wait_for("it goes on", lambda: cluster.bound("b") == 1)
+        wait_for("it says that it leads", lambda: "gangwatch_leads 1.0" in measured(tmp_path / "second"))
         assert took < TAKEOVER_SECONDS
         assert cluster.bound("a") == 1
         assert len(kubelet.binds) == 2
@@ -115,8 +152,7 @@ def test_a_controller_killed_again_and_again_binds_every_gang_once_and_whole(
     made = 0
     with controllers() as start:
         for kill in range(KILLS):
-            process = start(plane, folder)
-            wait_for("it leads", (folder / "controller.json").exists)
+            process = leading(partial(start, plane, folder), folder)
             if made < 8:
                 cluster.add_gang(f"g{made}", 2)
                 made += 1

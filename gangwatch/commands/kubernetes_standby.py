@@ -1,0 +1,50 @@
+"""What a controller answers while another leads: that it is up, and does not lead."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gangwatch.config import Config
+
+LEADS = "gangwatch_leads"
+"""1 of the controller that leads; 0 of one that stands by, so that its target is up and nobody is alarmed."""
+
+_STOP_SECONDS = 5.0
+
+
+@contextmanager
+def standing_by(config: Config) -> Iterator[str]:
+    """Answer /metrics where the controller will answer once it leads, and refuse all else with 503; the URL.
+
+    Whoever may read the leader's metrics may read these. Raises ConfigError where the address can't be had.
+    """
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse, Response
+    from starlette.routing import Mount, Route
+
+    from exporter.asgi import create_server
+    from exporter.prometheus import TEXT_TYPE, expose_samples
+    from exporter.security import Security
+    from exporter.server import url_of
+
+    def metrics(_request: Request) -> Response:
+        return Response(expose_samples([(LEADS, (), 0.0)]), media_type=TEXT_TYPE)
+
+    elsewhere = PlainTextResponse("this controller stands by: another leads, and answers\n", 503)
+    app = Starlette(routes=[Route("/metrics", metrics), Mount("/", elsewhere)])
+    host, port = config.controller.address()
+    web_config = config.controller.web_config
+    security = Security(Path(web_config)) if web_config is not None else None
+    server, listener = create_server(app, host, port, security=security)
+    with listener:
+        serving = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="standing-by", daemon=True)
+        serving.start()
+        try:
+            yield url_of(listener, security)
+        finally:
+            server.should_exit = True
+            serving.join(_STOP_SECONDS)
