@@ -38,6 +38,10 @@ RECREATED_SECONDS = 30.0
 """How long the end of a stopped gang is held back for its owner to make its pods anew, so that they find their place
 kept."""
 
+STARTS_AT_ONCE = 256
+"""Gangs that are worked out and bound at once, twice the requests that are: the server never waits for us, and of
+thousands that are decided in one cycle the first is bound before the last was thought about."""
+
 _LOOK_SECONDS = 0.05
 
 _log = logging.getLogger(__name__)
@@ -58,6 +62,7 @@ class Carrying:
     ) -> None:
         self._connection, self._world, self._may_act = connection, world, may_act
         self._say, self._look_again, self._last_pods = say, look_again, last_pods
+        self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
 
     def hold(self, attempt: Attempt) -> None:
         """The pods of the attempt are the core's to count."""
@@ -69,16 +74,20 @@ class Carrying:
 
     async def start(self, attempt: Attempt, action: StartGang) -> None:
         """Bind all of the gang's pods where the action says, or none."""
-        client = self._connection.client
         gang = await self._all_there(attempt, PODS_SECONDS, Phase.BINDING)
-        if attempt.phase is not Phase.BINDING:
-            return
-        if gang is None:
-            why = await owner_has_ended(client, self._last_pods.get(attempt.job_id, []))
+        if gang is not None:
+            async with self._starting:
+                gang = await self._all_there(attempt, 0.0, Phase.BINDING)  # its turn may have been long in coming
+                if gang is not None and attempt.phase is Phase.BINDING:
+                    await self._assign_and_bind(attempt, action, gang)
+                    return
+        if attempt.phase is Phase.BINDING:
+            why = await owner_has_ended(self._connection.client, self._last_pods.get(attempt.job_id, []))
             if why:
                 self._say(CancelRequested(attempt.job_id, f"its owner, a Job that is {why.lower()}"))
             self._say(ActionFailed(action.action_id, attempt.job_id, "its pods are not there yet"))
-            return
+
+    async def _assign_and_bind(self, attempt: Attempt, action: StartGang, gang: Gang) -> None:
         try:
             with self._world.lock:
                 attempt.members = assign(self._world, gang.pods, action.placement)
@@ -91,7 +100,7 @@ class Carrying:
             return
         group = self._world.groups.get(attempt.key)
         if gang.grouped and group is not None:
-            await write_placement(client, group.path, attempt, lambda: self._may_bind(attempt))
+            await write_placement(self._connection.client, group.path, attempt, lambda: self._may_bind(attempt))
         await self.bind(attempt)
 
     async def start_probe(self, attempt: Attempt, action: StartGang, body: dict[str, Any]) -> None:
