@@ -13,18 +13,30 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from scheduler_feedback.core.gangs import FloatArray
 from scheduler_feedback.core.telemetry import FEATURE, Float32Array
 from scheduler_feedback.detectors.rhythm import rhythm
+from scheduler_feedback.detectors.work_rate import steady_width
 
 RATES = ("nvlink_bytes", "nic_transmit_bytes")
-BEST = 16
 LEAST_WARM_UP, WARM_UP, WARM_UP_SECONDS = 8, 24, 240.0
-"""The best is the highest mean of sixteen windows. Two dozen give one to compare with; eight of half a minute will."""
+"""Two dozen windows give a usual rate to compare with; eight of half a minute will."""
 
-LOOKS = (2, 4, 8, 16)
-LESS_SIGMAS = 4.0
-"""The present is the mean of as many newest windows as it takes to be below the best by four standard errors: a window
-that is shorter than an iteration, or not much longer, varies by the phase that it falls into."""
+USUAL_WINDOWS = 32
+"""So often is the usual rate, the middle of all that are kept, taken down."""
+
+LASTS_SECONDS, LEAST_BLOCKS = 15.0, 2
+LESS_SIGMAS, EACH_SIGMAS, EACH_SHARE = 4.0, 2.0, 0.04
+LEAST_SIGMA = 0.005
+"""A job is slower where its rate, averaged over whole iterations, has been lower for two averages and a quarter of a
+minute: all of them by two standard deviations of those before and by four per cent, and in their mean by four
+deviations. Saving lies in one average, as a rule."""
+
+STEADY_SHARE = 0.97
+"""Of the time in which the averages must not change: a pause of one window in ten belongs to the iteration."""
+
+STANDING = 0.95
+"""Where what is kept is slower than this of what was usual once, the job has been slow for long."""
 
 KEPT = 512
 COARSER = 4
@@ -42,12 +54,14 @@ AGREE = 0.03
 class JobGate:
     """One job without step reports. signals: for each counter its mean over the ranks in each window in which half of
     them are known; evenly: the same in every window, NaN where not known; coarsely: means of COARSER of those.
+    best: the highest usual rate; widths: over how many windows a rate must be averaged to be steady.
     period_seconds: length of an iteration, by the newest look; None where none is sure."""
 
     signals: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
     evenly: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
     coarsely: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
     best: dict[str, float] = field(default_factory=dict)
+    widths: dict[str, int] = field(default_factory=dict)
     taken: int = 0
     looked: int = 0
     window_seconds: float = 0.0
@@ -58,6 +72,7 @@ class JobGate:
         if seconds != self.window_seconds:
             self.window_seconds = seconds
             self.taken = self.looked = 0
+            self.widths.clear()
             for ring in (*self.evenly.values(), *self.coarsely.values()):
                 ring.clear()
         self.taken += 1
@@ -70,9 +85,8 @@ class JobGate:
             else:
                 ring.append(float(known.mean()))
                 evenly.append(ring[-1])
-                if len(ring) >= self._enough():
-                    recent = float(np.mean(list(ring)[-BEST:]))
-                    self.best[name] = max(self.best.get(name, 0.0), recent)
+                if self.taken % USUAL_WINDOWS == 0 or len(ring) == self._enough():
+                    self._take_down(name)
             if self.taken % COARSER == 0:
                 newest = [evenly[-place] for place in range(1, min(COARSER, len(evenly)) + 1)]
                 self.coarsely[name].append(sum(newest) / len(newest))
@@ -102,17 +116,39 @@ class JobGate:
                 return
 
     def slower(self) -> float:
-        """Iteration time over its best, by what the iterations move; 1 where that is not known, or may be chance."""
+        """Iteration time over its usual, by what the iterations move; 1 where that is not known, or may be chance."""
         for name in RATES:
-            ring, best = np.array(self.signals[name]), self.best.get(name, 0.0)
-            if best <= 0 or len(ring) < self._enough():
+            blocks, seconds = self._blocks(name)
+            newest = max(LEAST_BLOCKS, math.ceil(LASTS_SECONDS / seconds))
+            if len(blocks) < 2 * newest:
                 continue
-            for count in LOOKS:
-                recent, spread = float(ring[-count:].mean()), float(ring[:-count].std()) if len(ring) > count else 0.0
-                if best - recent > LESS_SIGMAS * spread / math.sqrt(count):
-                    return best / max(recent, 1e-3 * best)
+            recent, before = blocks[-newest:], blocks[:-newest]
+            usual = float(np.median(before))
+            sigma = max(1.4826 * float(np.median(np.abs(before - usual))), LEAST_SIGMA * usual)
+            if usual < STANDING * self.best.get(name, 0.0):
+                usual = self.best[name]
+            less = usual - recent
+            if float(less.mean()) > LESS_SIGMAS * sigma and float(less.min()) > max(
+                EACH_SIGMAS * sigma, EACH_SHARE * usual
+            ):
+                return usual / max(float(recent.mean()), 1e-3 * usual)
             return 1.0
         return 1.0
+
+    def _blocks(self, name: str) -> tuple[FloatArray, float]:
+        """(means of a rate over whole iterations, newest last; how long each is); no mean where it is not steady."""
+        rate, width = np.array(self.signals[name]), self.widths.get(name)
+        if width is None:
+            return np.zeros(0), 1.0
+        count = len(rate) // width
+        return rate[len(rate) - count * width :].reshape(count, width).mean(axis=1), width * self.window_seconds
+
+    def _take_down(self, name: str) -> None:
+        rate = np.array(self.signals[name])
+        width = steady_width(rate, STEADY_SHARE) if len(rate) >= self._enough() and rate.mean() > 0 else None
+        if width is not None:  # what was steady before something happened still is, but for that
+            self.widths[name] = width
+            self.best[name] = max(self.best.get(name, 0.0), float(np.median(self._blocks(name)[0])))
 
     def _enough(self) -> int:
         seconds = self.window_seconds or 1.0

@@ -70,15 +70,17 @@ class WorkRate:
         return None
 
 
-def steady_width(rate: FloatArray) -> int | None:
-    """Over how many neighbours a rate must be averaged to be steady; None where no width of WIDTHS does."""
+def steady_width(rate: FloatArray, share: float = STEADY_SHARE) -> int | None:
+    """Over how many neighbours a rate must be averaged to be steady for this share of the time; None where no width of
+    WIDTHS does."""
     mean = float(rate.mean())
     for width in WIDTHS:
         blocks = len(rate) // width
         if blocks < LEAST_BLOCKS:
             return None
         means = rate[len(rate) - blocks * width :].reshape(blocks, width).mean(axis=1)
-        if float(np.quantile(np.abs(np.diff(means)), STEADY_SHARE)) <= STEADY * mean:
+        apart = np.sort(np.abs(np.diff(means)))
+        if apart[int(share * (len(apart) - 1))] <= STEADY * mean:
             return width
     return None
 

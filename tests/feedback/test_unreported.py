@@ -10,6 +10,7 @@ import pytest
 from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.detectors import make_all
+from scheduler_feedback.detectors.gate import JobGate
 from scheduler_feedback.detectors.work_rate import WorkRate, averaged, steady_width
 
 NS = 1_000_000_000
@@ -120,6 +121,19 @@ def test_a_hot_rank_is_accused_unless_a_neighbour_is_known_to_be_why_the_job_is_
 
 def test_nobody_is_named_who_costs_nothing() -> None:
     assert not told(UPLINK, bursts, False, "nic_congestion")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_healthy_job_of_uneven_iterations_is_never_slower_and_one_that_is_slower_is(seed: int) -> None:
+    """Its rate varies by a tenth from window to window, and it saves once for ten seconds."""
+    random, gate = np.random.default_rng(seed), JobGate()
+    for second in range(600):
+        made = values(random) * random.lognormal(0.0, 0.1) * (0.0 if 300 <= second < 310 else 1.0)
+        gate.take(made.astype(np.float32))
+        assert gate.slower() < 1.05 or 300 <= second < 400, second  # it did nothing for a seventh of that time
+    for _ in range(90):
+        gate.take((values(random, 1.25) * random.lognormal(0.0, 0.1)).astype(np.float32))
+    assert gate.slower() == pytest.approx(1.25, rel=0.1)
 
 
 def test_a_rate_is_averaged_over_whole_iterations() -> None:
