@@ -38,7 +38,7 @@ RECREATED_SECONDS = 30.0
 """How long the end of a stopped gang is held back for its owner to make its pods anew, so that they find their place
 kept."""
 
-STARTS_AT_ONCE = 256
+STARTS_AT_ONCE = 128
 """Gangs that are worked out and bound at once, twice the requests that are: the server never waits for us, and of
 thousands that are decided in one cycle the first is bound before the last was thought about."""
 

@@ -28,7 +28,7 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod finds its own: https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/"""
 
 _REQUEST_SECONDS = 15.0
-_AT_ONCE = 128
+_AT_ONCE = 64
 """Requests under way, watches aside. Who waits here costs a tenth of one who waits for a connection in aiohttp, and a
 whole cluster's pods may have to be deleted at once."""
 
