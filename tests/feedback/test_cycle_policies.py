@@ -20,7 +20,7 @@ from scheduler_feedback.core.events import CancelRequested, NodeCommand, NodeCom
 from scheduler_feedback.core.job import After, Dependency, JobSpec, JobState
 from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy, Queue
 from scheduler_feedback.policies.ledger import ledger_of
-from scheduler_feedback.policies.order import ORDERS
+from scheduler_feedback.policies.order import ORDERS, las
 from scheduler_feedback.replay import replay
 from tests.feedback.world import SECOND, World
 
@@ -220,6 +220,19 @@ def test_a_cycle_that_came_too_early_for_a_look_is_journalled_where_it_used_up_t
     told = [one for one, outcome in zip(world.journal, world.outcomes, strict=True) if outcome.changed]
     _, again = replay(world.initial, told)
     assert [one.actions for one in again if one.actions] == [one.actions for one in world.outcomes if one.actions]
+
+
+def test_those_that_fall_in_one_look_stand_as_they_started_whatever_a_ledger_has_them_in() -> None:
+    """A ledger of long standing holds them as they started, a new one by id."""
+    world = World({"n0": 4}, Policy(order=Order.LAS, preempt=True, las_thresholds=(20.0, 200.0)))
+    for _ in range(3):
+        world.submit(1, 100.0, restartable=True, preemptible=True)
+    world.running()
+    anew = decode_state(encode_state(world.state))
+    late = world.now_ns + 50 * SECOND
+    fallen = [job.job_id for job in las.demote(world.state, list(world.state.jobs.values()), late)]
+    again = [job.job_id for job in las.demote(anew, list(reversed(anew.jobs.values())), late)]
+    assert fallen == again == list(world.state.jobs)
 
 
 @settings(max_examples=40, deadline=None)

@@ -43,9 +43,9 @@ def falls_ns(state: State, job: Job) -> int | None:
 
 
 def demote(state: State, running: Iterable[Job], now_ns: int) -> list[Job]:
-    """Those that have passed the threshold of their queue fall into the next; they are returned."""
+    """Those that have passed the threshold of their queue fall into the next, who started first first."""
     fallen = []
-    for job in running:
+    for job in sorted(running, key=lambda job: (job.attempt_started_ns or 0, job.level, job.turn, job.job_id)):
         at_ns = falls_ns(state, job)
         if at_ns is not None and at_ns <= now_ns:
             job.level += 1
