@@ -298,7 +298,7 @@ class Ordeal:
             return
         nodes = self.state.nodes
         out = {name for name, node in nodes.items() if node.state is NodeState.QUARANTINE}
-        # What an operator confirmed may come later than the word: freed by the rejection of another verdict, in a freeze.
+        # What an operator confirmed may come later than the word: freed by the rejection of another, or in a freeze.
         fresh = {name for name in out - standing if self.state.judged.get(nodes[name].verdict_id) is not True}
         for name in fresh:
             most = max(1, int(self.policy.quarantine_max_fraction * len(nodes)))
