@@ -25,7 +25,7 @@ MOST_HISTORY_BYTES = 512 * 1024
 those that were seen least are left out."""
 
 MOST_LATELY = 1000
-"""Jobs that have ended and are not counted by kind yet: a minute's, where run times are learned from at all."""
+"""Jobs that have ended and are not counted by kind yet, where run times are learned from at all."""
 
 _KEY = "memory.json"
 _log = logging.getLogger(__name__)
