@@ -60,6 +60,7 @@ components:  ## the real components that some tests run against (as root, on Deb
 	./packaging/accasim.sh $(PYTHON)
 	./packaging/grafana-dashboards-builder.sh $(PYTHON)
 	$(PYTHON) packaging/kubernetes/helm.py
+	$(PYTHON) packaging/kubernetes/monitoring.py
 	./packaging/kubernetes/build.sh
 
 clean:

@@ -1,0 +1,47 @@
+"""Puts the Prometheus operator's definitions of PodMonitor and PrometheusRule where the tests find them, once.
+
+    python packaging/kubernetes/monitoring.py
+
+They lie in a folder beside the API server's programs (see build.sh), and come from the operator's own module, by the Go
+module proxy (GOPROXY, the first of it). Needs no go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import urllib.request
+import zipfile
+from pathlib import Path
+
+MODULE = "github.com/prometheus-operator/prometheus-operator"
+VERSION = "v0.85.0"
+SHA256 = "0bdb88ed823d0f2e86cf909638439b6ad1da744a228172c7411d9987527dc5d1"
+"""Of the module's archive: the same from every proxy."""
+_MEMBERS = tuple(
+    f"{MODULE}@{VERSION}/example/prometheus-operator-crd/monitoring.coreos.com_{kind}.yaml"
+    for kind in ("podmonitors", "prometheusrules")
+)
+
+
+def main() -> None:
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gangwatch" / "kubernetes" / "bin"
+    folder = Path(os.environ.get("KUBEBUILDER_ASSETS", cache))
+    target, stamp = folder / "monitoring", folder / "monitoring.version"
+    if target.is_dir() and stamp.exists() and stamp.read_text().strip() == VERSION:
+        return
+    proxy = os.environ.get("GOPROXY", "").split(",")[0] or "https://proxy.golang.org"
+    with urllib.request.urlopen(f"{proxy.rstrip('/')}/{MODULE}/@v/{VERSION}.zip", timeout=120) as answer:
+        content = answer.read()
+    if (found := hashlib.sha256(content).hexdigest()) != SHA256:
+        raise SystemExit(f"{MODULE} {VERSION} of {proxy} has the checksum {found}, expected {SHA256}")
+    target.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for member in _MEMBERS:
+            (target / Path(member).name).write_bytes(archive.read(member))
+    stamp.write_text(VERSION)
+
+
+if __name__ == "__main__":
+    main()

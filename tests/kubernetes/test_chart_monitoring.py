@@ -1,0 +1,80 @@
+"""What the chart asks of Prometheus' operator, taken by a real API server under the operator's own definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import pytest
+import yaml
+
+from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.client import RefusedError
+from tests import needs
+from tests.deploy.test_chart import WISHES, cache_folder, render
+from tests.kubernetes.harness import Api, wait_for
+
+pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
+
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+SERVED = "/apis/monitoring.coreos.com/v1/{}"
+PLURALS = {"PodMonitor": "podmonitors", "PrometheusRule": "prometheusrules"}
+
+
+@pytest.fixture(scope="module")
+def operated(plane: Any) -> Iterator[Api]:
+    """The operator's definitions, and taken away afterwards: other tests want a cluster without them."""
+    files = sorted((cache_folder() / "monitoring").glob("*.yaml"))
+    if not files:
+        needs.absent("the operator's definitions are absent: python packaging/kubernetes/monitoring.py fetches them")
+    access: Access = plane.access()
+    api = Api(access)
+    names = []
+    for file in files:
+        body = yaml.safe_load(file.read_text())
+        names.append(body["metadata"]["name"])
+        api.create(DEFINITIONS, body)
+    for plural in PLURALS.values():
+        wait_for(f"{plural} are served", partial(api.find, SERVED.format(plural)))
+    yield api
+    for name in names:
+        api.delete(f"{DEFINITIONS}/{name}")
+        wait_for(f"{name} is gone", lambda name=name: api.find(f"{DEFINITIONS}/{name}") is None)
+    api.close()
+
+
+def taken(api: Api, body: dict[str, Any]) -> None:
+    """Raises RefusedError where the schema does not know a field, or a value is none of those it allows."""
+    path = f"/apis/monitoring.coreos.com/v1/namespaces/default/{PLURALS[body['kind']]}"
+    body = deepcopy(body)
+    body["metadata"]["namespace"] = "default"
+    api.create(f"{path}?dryRun=All&fieldValidation=Strict", body)
+
+
+def asked_for(*wishes: str) -> list[dict[str, Any]]:
+    return [body for body in render(*wishes) if body["kind"] in PLURALS]
+
+
+@pytest.mark.parametrize("wishes", WISHES.values(), ids=WISHES.keys())
+def test_the_operator_takes_what_the_chart_asks_of_it(operated: Api, wishes: list[str]) -> None:
+    on = ("podMonitor.enabled=true", "prometheusRule.enabled=true")
+    objects = asked_for(*wishes, *on)
+    assert {body["kind"] for body in objects} == set(PLURALS)
+    for body in objects:
+        taken(operated, body)
+
+
+@pytest.mark.parametrize("kind", PLURALS)
+def test_and_would_refuse_what_it_does_not_know(operated: Api, kind: str) -> None:
+    body = next(
+        one for one in asked_for("podMonitor.enabled=true", "prometheusRule.enabled=true") if one["kind"] == kind
+    )
+    body["spec"]["gangwatch"] = True
+    with pytest.raises(RefusedError, match=r"unknown field .*gangwatch"):
+        taken(operated, body)
+    body = deepcopy(asked_for("podMonitor.enabled=true")[0])
+    body["spec"]["podMetricsEndpoints"][0]["interval"] = "soon"
+    with pytest.raises(RefusedError, match="interval"):
+        taken(operated, body)
