@@ -90,7 +90,7 @@ def test_every_object_is_valid_by_its_schema(wishes: list[str], tmp_path: Path) 
     objects = render(*wishes)
     assert objects
     for body in objects:
-        if body["kind"] not in ("PodMonitor", "PrometheusRule"):  # the operator's: tests/kubernetes/test_chart_monitoring.py
+        if body["kind"] not in ("PodMonitor", "PrometheusRule"):  # tests/kubernetes/test_chart_monitoring.py has those
             kubernetes_validate.validate(body, RELEASE, strict=True)
 
 
