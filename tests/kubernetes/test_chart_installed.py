@@ -58,13 +58,16 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield plane
 
 
-def granted(objects: list[dict[str, Any]], name: str = "gangwatch-controller") -> set[tuple[str, str]]:
-    """(resource, verb) of all that the roles of that name allow."""
+def granted(
+    objects: list[dict[str, Any]], name: str = "gangwatch-controller", group: str | None = None
+) -> set[tuple[str, str]]:
+    """(resource, verb) of all that the roles of that name allow; of one API group, or of all."""
     return {
         (resource, verb)
         for body in objects
         if body["kind"] in ("ClusterRole", "Role") and body["metadata"]["name"] == name
         for rule in body["rules"]
+        if group in (None, *rule["apiGroups"])
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
@@ -79,9 +82,7 @@ def test_its_controller_is_forbidden_nothing_and_granted_nothing_that_it_does_no
     api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     for body in objects:
         api.create(PATHS[body["kind"]], body)
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    token = api.create(f"{PATHS['ServiceAccount']}/gangwatch-controller/token", request)["status"]["token"]
-    access = audited.access(token)
+    access = audited.access(token_of(api))
     cluster = Cluster(api)
     leadership = Leadership(access, NAMESPACE, "gangwatch", "test")
     leadership.start()
@@ -96,6 +97,13 @@ def test_its_controller_is_forbidden_nothing_and_granted_nothing_that_it_does_no
     assert not refused
     assert granted(objects) - used == set()
     assert used - granted(objects) == set()
+
+
+def token_of(api: Api, account: str = "gangwatch-controller") -> str:
+    """A token of the chart's service account."""
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token: str = api.create(f"{PATHS['ServiceAccount']}/{account}/token", request)["status"]["token"]
+    return token
 
 
 def work(cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet) -> None:
@@ -157,8 +165,10 @@ def lone_pod() -> dict[str, Any]:
     return pod_body("lone", 8, nodeSelector={"pool": "none"})
 
 
-def audit(plane: ControlPlane, user: str = USER) -> tuple[set[tuple[str, str]], list[dict[str, Any]]]:
-    """(resource, verb) of all that the user asked for, and what it was forbidden."""
+def audit(
+    plane: ControlPlane, user: str = USER, group: str | None = None
+) -> tuple[set[tuple[str, str]], list[dict[str, Any]]]:
+    """(resource, verb) of all that the user asked for, of one API group or of all; and what it was forbidden of any."""
     used: set[tuple[str, str]] = set()
     refused: list[dict[str, Any]] = []
     for line in (plane.folder / "audit.log").read_text().splitlines():
@@ -167,7 +177,8 @@ def audit(plane: ControlPlane, user: str = USER) -> tuple[set[tuple[str, str]], 
             continue
         about = event["objectRef"]
         resource = "/".join(part for part in (about["resource"], about.get("subresource", "")) if part)
-        used.add((resource, event["verb"]))
+        if group in (None, about.get("apiGroup", "")):
+            used.add((resource, event["verb"]))
         if event.get("responseStatus", {}).get("code") == 403:
             refused.append(event)
     return used, refused

@@ -12,10 +12,12 @@ import pytest
 from scheduler_feedback.backends.kubernetes.translate import REQUIRED_TOPOLOGY, TIME_LIMIT, TopologyLabels
 from scheduler_feedback.backends.kubernetes.upstream import API, UpstreamGroup, as_group
 from scheduler_feedback.core.job import JobState
+from tests.deploy.test_chart import render
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.harness import Api, Cluster, Running, install_crds, running, wait_for
 from tests.kubernetes.makers import pod_body
+from tests.kubernetes.test_chart_installed import NAMESPACE, PATHS, audit, granted, token_of
 
 pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
 
@@ -95,6 +97,34 @@ def test_gangs_of_kubernetes_own_kind_are_bound_whole_told_why_they_wait_and_tak
             assert it.jobs()["train"].attempt == 1
             cluster.api.delete(f"{GROUPS}/wide")
     api.close()
+
+
+def test_its_rights_to_them_are_those_that_it_uses(tmp_path: Path) -> None:
+    """Of the chart with `controller.upstreamGroups`, under its own service account."""
+    group = API.partition("/")[0]
+    with ControlPlane(tmp_path / "plane", manager=False, audited=NAMESPACE, options=OPTIONS) as plane:
+        api = Api(plane.access())
+        install_crds(api)
+        objects = render("controller.upstreamGroups=true")
+        api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        for body in objects:
+            if body["kind"] in PATHS:
+                api.create(PATHS[body["kind"]], body)
+        Cluster(api).add_nodes("n1", "n2")
+        api.create(GROUPS, group_body("train", 2))
+        bodies = [pod_body(f"train-{n}", 8, schedulingGroup={"podGroupName": "train"}) for n in range(2)]
+        api.create_all("/api/v1/namespaces/default/pods", bodies)
+        with FakeKubelet(plane.access()), running(plane.access(token_of(api)), tmp_path / "it", upstream=True) as it:
+            wait_for("it runs", lambda: runs(it, "train"))
+            wait_for(
+                "it is said so",
+                lambda: api.get(f"{GROUPS}/train").get("status", {}).get("conditions"),
+            )
+        api.close()
+        used, refused = audit(plane, group=group)
+    assert [event for event in refused if event["objectRef"].get("apiGroup") == group] == []
+    assert used == granted(objects, group=group)
+    assert used
 
 
 def runs(it: Running, name: str) -> bool:
