@@ -7,7 +7,7 @@ alone and for its own reason, is asked here, over all windows since the alarm's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -69,6 +69,10 @@ FEW = 8
 """At most one rank in eight can be slow, each for its own reason, at one time; more is the workload or the machine."""
 
 
+Means = dict[tuple[int, str], FloatArray]
+"""By number of windows and field."""
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A window and what was made of it: float64 [n] excess of each rank in standard deviations."""
@@ -104,7 +108,8 @@ class Case:
     """An alarmed rank (index) and all that is looked at: the interval's windows, the ranks alarmed with it.
 
     accused: of those, others that a verdict stands on. for_work: whether computing is held against the work given.
-    on_device: whether it computes on a GPU that is read.
+    on_device: whether it computes on a GPU that is read. means: of fields, by the interval's windows; all alarmed ranks
+    of a job have theirs in one, since every interval ends now.
     """
 
     rank: int
@@ -120,6 +125,15 @@ class Case:
     for_work: bool = False
     accused: frozenset[int] = frozenset()
     on_device: bool = False
+    means: Means = field(default_factory=dict)
+
+    def mean(self, of: str) -> FloatArray:
+        """The mean of a field over the interval, weighted by steps (``windows.join``)."""
+        key = (len(self.interval), of)
+        found = self.means.get(key)
+        if found is None:
+            found = self.means[key] = join([judged.window for judged in self.interval], of)
+        return found
 
 
 def slow_windows(interval: Sequence[Judged], rank: int) -> list[Window]:
@@ -148,11 +162,11 @@ def judge(case: Case) -> Judgement:
     rank, baseline = case.rank, case.baseline
     windows = [judged.window for judged in case.interval]
     from_start = bool(baseline.from_start[rank])
-    compute, wait, gain = join(windows, "compute"), join(windows, "wait"), join(windows, "gain")
-    step_seconds = float(join(windows, "step_seconds"))
+    compute, wait, gain = case.mean("compute"), case.mean("wait"), case.mean("gain")
+    step_seconds = float(case.mean("step_seconds"))
     mates = [r for r in sorted(case.alarmed) if r != rank and case.where.index[r] == case.where.index[rank]]
     strangers = [r for r in sorted(case.alarmed) if case.where.index[r] != case.where.index[rank]]
-    own_gain = float(join(windows, "node_gain")[case.where.index[rank]] if mates else gain[rank])
+    own_gain = float(case.mean("node_gain")[case.where.index[rank]] if mates else gain[rank])
     few = len(case.alarmed) <= max(1, len(case.ranks) // FEW)
     if strangers and few:
         own_gain = max(own_gain, _joint_gain(compute, case))
@@ -252,11 +266,8 @@ def judge(case: Case) -> Judgement:
             refusal = f"ranks {numbers} are slow alike: no single one explains the steps"
     elif not baseline.final and not from_start and slowdown < FIRST_SLOWDOWN:
         refusal, harmless = "the warm-up is not over, and it is not plain", True
-    elif (
-        not case.for_work
-        and _given(windows, case.where, rank) >= (compute[rank] / max(usual * drift, 1e-9)) ** GIVEN_SHARE
-    ):
-        given = _given(windows, case.where, rank)
+    elif not case.for_work and _given(case) >= (compute[rank] / max(usual * drift, 1e-9)) ** GIVEN_SHARE:
+        given = _given(case)
         refusal = f"it was given {given:.3g} times the tokens of its peers: it has more to do"
     elif inversion and held < HELD_SHARE * excess:
         refusal = "its peers do not wait for it: the gang is not held up by it"
@@ -299,10 +310,11 @@ def _without(mates: list[int], strangers: list[int], few: bool, accused: bool) -
 def _joint_gain(compute: FloatArray, case: Case) -> float:
     """By how much the steps would be shorter without any of the few that stand out, each for its own reason; once those
     that are accused are gone: what they cost is not held against the next."""
-    members = case.where.roles[case.where.role[case.rank]].tolist()
-    rest = [rank for rank in members if rank not in case.alarmed]
-    without_accused = [rank for rank in members if rank not in case.accused]
-    return float(compute[without_accused].max() - compute[rest].max()) if rest else 0.0
+    alarmed, accused = np.zeros((2, len(compute)), np.bool_)
+    alarmed[list(case.alarmed)], accused[list(case.accused)] = True, True
+    members = case.where.roles[case.where.role[case.rank]]
+    takes, rest = compute[members], compute[members][~alarmed[members]]
+    return float(takes[~accused[members]].max() - rest.max()) if len(rest) else 0.0
 
 
 def _drift_of_others(compute: FloatArray, baseline: Baseline, where: Places, rank: int) -> float:
@@ -310,12 +322,12 @@ def _drift_of_others(compute: FloatArray, baseline: Baseline, where: Places, ran
     return middle_of_others_of(compute / np.maximum(baseline.reference, 1e-9), where, rank)
 
 
-def _given(windows: Sequence[Window], where: Places, rank: int) -> float:
+def _given(case: Case) -> float:
     """How many times its peers' tokens the rank was given, while it was slow; 0 where not reported."""
-    tokens = join(windows, "tokens")
+    tokens = case.mean("tokens")
     if not np.isfinite(tokens).all() or (tokens <= 0).any():
         return 0.0
-    return float(tokens[rank] / middle_of_others_of(tokens, where, rank))
+    return float(tokens[case.rank] / middle_of_others_of(tokens, case.where, case.rank))
 
 
 def _held(wait: FloatArray, usual: FloatArray | None, where: Places, rank: int) -> float:

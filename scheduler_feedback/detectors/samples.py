@@ -15,7 +15,7 @@ import numpy as np
 from scheduler_feedback.core.telemetry import IndexArray, JobTelemetry, Shape
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.gates import Case, Judgement
-from scheduler_feedback.detectors.windows import join
+from scheduler_feedback.detectors.medians import median
 
 ALIKE_SHARE = 0.5
 """Where the median of those given the same samples has half of the suspect's excess, more than half of it is theirs."""
@@ -66,7 +66,9 @@ def mates(shape: Shape, rank: int) -> IndexArray:
     replica = shape.groups.get("pipeline")
     if replica is None or not (replica != replica[rank]).any():
         return np.zeros(0, np.intp)
-    return np.setdiff1d(np.flatnonzero(replica == replica[rank]), [rank])
+    alike = replica == replica[rank]
+    alike[rank] = False
+    return np.flatnonzero(alike)
 
 
 def alike(case: Case, shape: Shape) -> Alike | None:
@@ -74,13 +76,14 @@ def alike(case: Case, shape: Shape) -> Alike | None:
     its_mates = mates(shape, case.rank)
     if not len(its_mates):
         return None
-    compute = join([judged.window for judged in case.interval], "compute")
-    longer = np.log(np.maximum(compute, 1e-9) / np.maximum(case.baseline.reference, 1e-9))
+    longer = np.log(np.maximum(case.mean("compute"), 1e-9) / np.maximum(case.baseline.reference, 1e-9))
     own = [case.rank, *its_mates.tolist()]
-    rest = float(np.median(np.delete(longer, own)))
-    theirs, its_own = float(np.median(longer[its_mates])) - rest, float(longer[case.rank]) - rest
-    of_node = np.setdiff1d(np.flatnonzero(case.where.index == case.where.index[case.rank]), own)
-    beside = float(np.median(longer[of_node])) - rest if len(of_node) else -math.inf
+    others = np.ones(len(longer), np.bool_)
+    others[own] = False
+    rest = median(longer[others])
+    theirs, its_own = median(longer[its_mates]) - rest, float(longer[case.rank]) - rest
+    of_node = others & (case.where.index == case.where.index[case.rank])
+    beside = median(longer[of_node]) - rest if of_node.any() else -math.inf
     return Alike(tuple(its_mates.tolist()), theirs, its_own, len(np.unique(case.where.index[own])), beside)
 
 

@@ -32,6 +32,7 @@ from scheduler_feedback.detectors.baseline import (
 from scheduler_feedback.detectors.gates import (
     HIT_SIGMAS,
     Case,
+    Means,
     judge,
     slow_windows,
 )
@@ -220,12 +221,13 @@ class StragglerDetector:
             alarmed = intersected(newest.mean(axis=0) >= HIT_SIGMAS, job.shape, alarmed)
         refused, watched.refused = watched.refused, np.zeros_like(watched.refused)
         watched.refused[alarmed] = refused[alarmed]
+        means: Means = {}
         for rank in alarmed:
             if rank in watched.standing and told_enough(watched.standing[rank], watched.counted):
                 continue
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # its reasons have been looked at often enough to look less often
-            case = self._case(watched, baseline, rank, alarmed, job)
+            case = self._case(watched, baseline, rank, alarmed, job, means)
             judgement = self._causes.judged_by(judge(case), job, baseline)
             judgement = judged_by_samples(judgement, case, job, watched.episode(rank), watched.longest_episode)
             if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:
@@ -245,7 +247,9 @@ class StragglerDetector:
         findings += whole_gang(name, watched, baseline, bool(alarmed), self._timed)
         return findings
 
-    def _case(self, watched: Watched, baseline: Baseline, rank: int, alarmed: list[int], job: JobTelemetry) -> Case:
+    def _case(
+        self, watched: Watched, baseline: Baseline, rank: int, alarmed: list[int], job: JobTelemetry, means: Means
+    ) -> Case:
         return Case(
             rank=rank,
             ranks=watched.ranks,
@@ -260,6 +264,7 @@ class StragglerDetector:
             for_work=watched.work is not None,
             accused=frozenset(alarmed) & (watched.standing.keys() - {rank}),
             on_device=self._causes.on_device(job, rank),
+            means=means,
         )
 
 

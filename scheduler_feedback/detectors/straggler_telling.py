@@ -23,7 +23,7 @@ DETECTOR = "straggler"
 CAUSE_NS = 6_000_000_000
 """An alarm whose cause is not clear waits so long for it to become clear before it is told without."""
 
-CAUSE_WINDOWS = 3
+CAUSE_WINDOWS = 10
 """A verdict that can be acted on but for its cause is looked at anew once in so many windows."""
 
 CLEAR_WINDOWS = 10
