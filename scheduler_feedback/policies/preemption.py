@@ -119,15 +119,16 @@ def renew(turn: Turn, ledger: Ledger) -> None:
 
 
 def renew_all(turn: Turn, ledger: Ledger) -> None:
-    """Appraise all that wait anew; those of whom little has changed keep their place."""
+    """Appraise all that wait anew; those of whom little has changed keep their place, unless their queue's turn did."""
     state = turn.state
     for key in list(ledger.line.order):
         job = state.jobs[key[-1]]
         urgency, estimate = job.urgency, job.estimate_seconds
         appraise(state, job, turn.now_ns)
-        if estimate is not None and abs(job.urgency - urgency) <= CHANGE * abs(urgency):
+        little = estimate is not None and abs(job.urgency - urgency) <= CHANGE * abs(urgency)
+        if little:
             job.urgency, job.estimate_seconds = urgency, estimate
-        else:
+        if not little or order.key_of(state, job) != key:
             ledger.file(job)
 
 

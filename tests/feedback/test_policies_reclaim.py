@@ -10,6 +10,7 @@ import pytest
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.job import JobState, StopReason
 from scheduler_feedback.core.state import Estimates, Mode, Order, Policy, Queue
+from scheduler_feedback.policies.ledger import ledger_of
 from tests.feedback.world import World
 
 _POLICY = Policy(
@@ -83,3 +84,20 @@ def test_observe_mode_only_says_so() -> None:
     assert not stopped(world)
     world.advance(1.0)
     assert [entry.applied for entry in world.entries if entry.kind == "reclaim"] == [False], "told once"
+
+
+def test_those_that_wait_stand_as_their_queue_does_though_little_has_changed_of_themselves() -> None:
+    """The queue that has used most stands last from the next renewal on, and so do all that wait in it."""
+    world = World({"n0": 2}, replace(_POLICY, queues=(Queue("a"), Queue("b")), preempt=False))
+    world.submit(2, 100_000.0, queue="a")
+    world.running()
+    for queue in ("a", "b"):
+        world.submit(2, 100.0, queue=queue)
+
+    def waiting() -> list[str]:
+        return [world.state.jobs[key[-1]].spec.queue for key in ledger_of(world.state).line.order]
+
+    assert waiting() == ["a", "b"]
+    for _ in range(4):
+        world.advance(900.0)  # the world holds the line against what a new controller would have
+    assert waiting() == ["b", "a"]
