@@ -121,7 +121,7 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
         found += [one for one in (_shrunk(state, job, test, plan),) if one is not None]
         found += [one for one in (None if target or knowingly else _requeued(state, job, test, now_ns),) if one]
     gaining = [one for one in found if one.test.gains]
-    paying = [one for one in gaining if one.test.wait is None]
+    paying = [one for one in gaining if one.test.pays]
     if gaining and not paying:
         return _waits(min(gaining, key=lambda one: one.test.cost_seconds))
     if not paying:

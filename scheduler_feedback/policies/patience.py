@@ -20,12 +20,12 @@ from scheduler_feedback.policies import history
 from scheduler_feedback.policies.order.fair import work_done
 
 LIFE_SIGMA = 2.0
-"""Of the natural logarithm of how long faults last. Published lives go from under a minute to ten hours (Greyhound, Wu
-et al., ATC'25), those of bad nodes to weeks (Kokolis et al., HPCA'25): about a mean of half an hour, 95 of 100 lie
-between 5 seconds and 4 hours then, and one that has lasted for a day is expected to go on for days."""
+"""Of the natural logarithm of how long faults last. Published lives go from under a minute to ten hours (Greyhound,
+Wu et al., ATC'25), and a bad node stays bad until it is repaired: about a mean of half an hour, 95 of 100 lie between 5
+seconds and three and a half hours then, and one that has lasted for a day is expected to go on for another."""
 
 _HORIZONS = tuple(2.0 ** (half / 2) for half in range(48))
-"""Waits that are weighed, in seconds: half octaves up to half a year."""
+"""Waits that are weighed, in seconds: half octaves up to four months."""
 
 _LEAST_GAIN = 1e-6
 """A wait has to be cheaper by more than rounding."""

@@ -54,6 +54,13 @@ def test_the_longer_it_has_lasted_and_the_slower_it_makes_the_sooner_it_is_left(
     assert moved == sorted(moved, reverse=True)
 
 
+@pytest.mark.parametrize(("cost", "about"), [(40.0, 0.0), (100.0, 60.0), (300.0, 480.0)])
+def test_when_it_is_time_is_as_the_page_of_the_scheduler_says(cost: float, about: float) -> None:
+    """With a mean of half an hour and steps half as long again."""
+    moved = next(age for age in range(1, 4000) if wait(float(age), 1.5, cost) is None)
+    assert moved == pytest.approx(about, rel=0.25, abs=2.0)
+
+
 def test_what_is_waited_for_is_worth_it_whatever_the_wait() -> None:
     """The rule that the module states, reckoned the slow way: second by second, over one wait after another."""
     for age, slowdown, cost in itertools.product((1.0, 60.0, 600.0), (1.2, 1.5, 2.5), (30.0, 300.0)):
