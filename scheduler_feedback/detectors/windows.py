@@ -179,7 +179,7 @@ def _window(steps: StepTable, rows: slice, where: Places, consumed: ConsumedAt |
     if work is not None and steps.tokens is not None:
         compute = compute / work.factor(steps.tokens[rows], None if steps.squares is None else steps.squares[rows])
     if not whole:
-        seconds, waits, compute = (_filled(array) for array in (seconds, waits, compute))
+        seconds, waits, compute = (_filled(array, where) for array in (seconds, waits, compute))
     end_ns = steps.end_ns[rows]
     first_seconds = np.minimum(seconds[0] if whole else np.nan_to_num(seconds[0]), LONGEST_SECONDS)
     began_ns: IntArray = end_ns[0] - np.rint(first_seconds * 1e9).astype(np.int64)
@@ -223,8 +223,20 @@ def _mean(values: FloatArray | None, rows: slice, ranks: int) -> FloatArray:
     return np.full(ranks, np.nan) if values is None else values[rows].mean(axis=0)
 
 
-def _filled(values: FloatArray) -> FloatArray:
-    """[k, n]: what is missing takes the rank's own mean, or the step's median, or that of all: it says nothing new."""
+def _filled(values: FloatArray, where: Places) -> FloatArray:
+    """[k, n]: what is missing takes the rank's own mean, or the median of the step, or that of all: nothing new.
+
+    Medians are those of its role: a node that is not heard, counted as what the lighter stages take, would make the
+    others of its own stage look slow.
+    """
+    result = values.copy()
+    for members in where.roles:
+        result[:, members] = _filled_by_peers(values[:, members])
+    return result if np.isfinite(result).all() else _filled_by_peers(result)
+
+
+def _filled_by_peers(values: FloatArray) -> FloatArray:
+    """[k, members] as ``_filled``, within one role; NaN where none of it is known."""
     known = np.isfinite(values)
     count = known.sum(axis=0)
     own = np.where(known, values, 0.0).sum(axis=0) / np.maximum(count, 1)

@@ -1,0 +1,54 @@
+"""A node whose agent falls silent accuses nobody: what is not heard of says nothing about who is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
+from scheduler_feedback.core.verdict import Verdict
+from scheduler_feedback.detectors.straggler import StragglerDetector
+
+START_NS = 1_700_000_000_000_000_000
+STAGE_SECONDS = (0.26, 0.26, 0.27, 0.31)
+DATA, TENSOR = 2, 8
+WARM_STEPS, STEPS = 240, 340
+EVALUATION = (150, 190)
+
+
+def accused(silent: int | None, slow: int | None, by: float = 1.3) -> set[int]:
+    """Ranks told as stragglers in a pipeline whose last stage does most, each node one replica of a stage.
+
+    It evaluated for a while before, in steps of a third, so that no later step is at its best.
+    silent: the node that is not heard after the warm-up; slow: the rank that is slower from then on.
+    """
+    stage, data, tensor = np.indices((len(STAGE_SECONDS), DATA, TENSOR)).reshape(3, -1)
+    node = stage * DATA + data
+    names = tuple(f"n{number}" for number in node.tolist())
+    shape = Shape("j", 1, np.arange(len(node)), names, data=data, stage=stage, tensor=tensor)
+    random, detector, end_ns, found = np.random.default_rng(3), StragglerDetector(), START_NS, set[int]()
+    for number in range(STEPS):
+        own = np.array(STAGE_SECONDS)[stage] * random.normal(1.0, 0.006, len(node))
+        if slow is not None and number >= WARM_STEPS:
+            own[slow] *= by
+        if EVALUATION[0] <= number < EVALUATION[1]:
+            own /= 3.0
+        seconds = np.full((1, len(node)), own.max() + 0.15)
+        end_ns += round(float(seconds[0, 0]) * 1e9)
+        ends, waits = np.full((1, len(node)), end_ns), seconds - own
+        if silent is not None and number >= WARM_STEPS:
+            seconds[:, node == silent] = waits[:, node == silent] = np.nan
+        job = JobTelemetry(shape, StepTable(np.array([number]), ends, seconds, waits))
+        told = detector.tick(Telemetry(end_ns, (job,), no_counters(len(node))))
+        found |= {one.rank for one in told if isinstance(one, Verdict)}
+    return found
+
+
+@pytest.mark.parametrize("silent", range(2 * len(STAGE_SECONDS)))
+def test_no_node_that_is_not_heard_makes_its_peers_slow(silent: int) -> None:
+    assert not accused(silent, None)
+
+
+@pytest.mark.parametrize(("silent", "slow"), [(None, 48), (7, 48), (0, 48), (6, 60)])
+def test_who_is_slow_is_found_all_the_same(silent: int | None, slow: int) -> None:
+    assert accused(silent, slow) == {slow}
