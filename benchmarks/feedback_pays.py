@@ -1,9 +1,10 @@
 """What feedback is worth: ``python -m benchmarks.feedback_pays --json``.
 
 The same jobs, faults and seeds three times: nobody says anything (`off`); a detector with the measured delays and
-errors tells the cycle (`on`); an oracle tells it at once, exactly, and for how long (`oracle`). Two presets of faults
-(scheduler_feedback/sim/faults.py): transient as published, and nodes that stay bad until they are repaired. Then `on`
-once more with false verdicts at 0.1 to 10 per 1,000 GPU-days.
+errors tells the cycle (`on`); an oracle tells it at once, exactly, and for how long (`oracle`). With ``--told`` a
+fourth: at once and exactly, but not for how long (`told`), so that it can be seen what of the rest is the detector's.
+Two presets of faults (scheduler_feedback/sim/faults.py): transient as published, and nodes that stay bad until they are
+repaired. Then `on` once more with false verdicts at 0.1 to 10 per 1,000 GPU-days.
 
 Intervals are of the mean of the paired differences over the seeds, by Student's t at 95 %. The stretch of Philly
 that is taken where nothing else is said is one in which few wait: there another start time of one job moves no others,
@@ -33,6 +34,8 @@ from scheduler_feedback.sim.simulation import Simulation, read_trace
 from scheduler_feedback.sim.trace import Trace
 
 SEEDS = 10
+FIRST, JOBS, NODES = 64_000, 4_000, 64
+"""The stretch of Philly, and nodes of 8 GPUs."""
 FALSE_RATES = (0.1, 1.0, 10.0)
 LEAST_SHARE = 0.9
 """Of what the oracle recovers, where that is more than the interval."""
@@ -55,11 +58,12 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is simulated each time. policy: its name in benchmarks.policies."""
+    """What is simulated each time. policy: its name in benchmarks.policies. restart_cost_seconds: of every move."""
 
     trace: Trace
     nodes: int
     policy: str
+    restart_cost_seconds: float = RESTART_COST_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ def simulate(setting: Setting, faults: str | None, feedback: str, seed: int, fal
         setting.trace,
         grid(setting.nodes, 8),
         POLICIES[setting.policy],
-        restart_cost_seconds=RESTART_COST_SECONDS,
+        restart_cost_seconds=setting.restart_cost_seconds,
         faults=faults,
         feedback=feedback,
         detector=DetectorModel(false_per_1000_gpu_days=false_rate),
@@ -101,14 +105,13 @@ def simulate(setting: Setting, faults: str | None, feedback: str, seed: int, fal
     return Found(report.avg_jct_seconds, statistics.fmean(lost_ns) / 1e9, statistics.fmean(waited_ns) / 1e9)
 
 
-def recovered(pool: Executor, setting: Setting, faults: str, seeds: int) -> dict[str, Any]:
+def recovered(
+    pool: Executor, setting: Setting, faults: str, seeds: range, names: tuple[str, ...] = ("off", "on", "oracle")
+) -> dict[str, Any]:
     """What `on` and `oracle` save of what the faults cost, over the seeds."""
-    names = ("off", "on", "oracle")
-    asked = {
-        (name, seed): pool.submit(simulate, setting, faults, name, seed) for seed in range(seeds) for name in names
-    }
+    asked = {(name, seed): pool.submit(simulate, setting, faults, name, seed) for seed in seeds for name in names}
     runs: dict[str, list[Found]] = {name: [] for name in names}
-    for seed in range(seeds):
+    for seed in seeds:
         for name, found in runs.items():
             found.append(asked[name, seed].result())
         print(
@@ -127,7 +130,7 @@ def recovered(pool: Executor, setting: Setting, faults: str, seeds: int) -> dict
         document[what] = {name: _stated(values) for name, values in by_name.items()} | {"by_seed": by_name}
         document[what] |= {
             f"{name}_saves": _stated([off - value for off, value in zip(by_name["off"], by_name[name], strict=True)])
-            for name in ("on", "oracle")
+            for name in names[1:]
         }
     on, oracle = (document["avg_jct_seconds"][f"{name}_saves"] for name in ("on", "oracle"))
     tells = oracle["mean"] > oracle["half_width"]
@@ -141,10 +144,10 @@ def _stated(values: list[float]) -> dict[str, float]:
     return {"mean": mean, "half_width": half_width}
 
 
-def harmed(pool: Executor, setting: Setting, rate: float, seeds: int) -> dict[str, Any]:
+def harmed(pool: Executor, setting: Setting, rate: float, seeds: range) -> dict[str, Any]:
     """What false verdicts alone cost: no fault at all, so that `off` is the best that can be."""
     base = pool.submit(simulate, setting, None, "off", 0)
-    runs = [pool.submit(simulate, setting, None, "on", seed, rate) for seed in range(seeds)]
+    runs = [pool.submit(simulate, setting, None, "on", seed, rate) for seed in seeds]
     harm = [run.result().jct / base.result().jct - 1 for run in runs]
     mean, width = interval(harm)
     print(f"{rate:g} false verdicts per 1,000 GPU-days: {100 * mean:+.3f} %", file=sys.stderr, flush=True)
@@ -154,9 +157,12 @@ def harmed(pool: Executor, setting: Setting, rate: float, seeds: int) -> dict[st
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--first", type=int, default=64_000, help="first job of the stretch")
-    parser.add_argument("--jobs", type=int, default=4_000, help="so many jobs; 0: all from the first on")
-    parser.add_argument("--nodes", type=int, default=64, help="of 8 GPUs")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=FIRST, help="first job of the stretch")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="so many jobs; 0: all from the first on")
+    parser.add_argument("--nodes", type=int, default=NODES, help="of 8 GPUs")
+    parser.add_argument("--restart-cost", type=float, default=RESTART_COST_SECONDS, help="of every move, in seconds")
+    parser.add_argument("--told", action="store_true", help="one more: at once and exactly, but not for how long")
     parser.add_argument("--busy", type=float, help="work that comes, as a share of what all slots can do")
     parser.add_argument("--no-false", action="store_true", help="without the runs with false verdicts")
     parser.add_argument("--policy", choices=list(POLICIES), default="default")
@@ -169,7 +175,9 @@ def main() -> int:
     trace = replace(trace, jobs=trace.jobs[arguments.first : last])
     if arguments.busy is not None:
         trace = busied(trace, arguments.nodes * 8, arguments.busy)
-    seeds, setting = arguments.seeds, Setting(trace, arguments.nodes, arguments.policy)
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    setting = Setting(trace, arguments.nodes, arguments.policy, arguments.restart_cost)
+    names = ("off", "on", *(("told",) if arguments.told else ()), "oracle")
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
         document: dict[str, Any] = {
             "jobs": len(trace.jobs),
@@ -177,8 +185,10 @@ def main() -> int:
             "nodes": setting.nodes,
             "policy": setting.policy,
             "busy": arguments.busy,
-            "seeds": seeds,
-            "faults": [recovered(pool, setting, faults, seeds) for faults in arguments.faults],
+            "restart_cost_seconds": setting.restart_cost_seconds,
+            "seeds": len(seeds),
+            "first_seed": seeds.start,
+            "faults": [recovered(pool, setting, faults, seeds, names) for faults in arguments.faults],
             "false_verdicts": [
                 harmed(pool, setting, rate, seeds) for rate in (() if arguments.no_false else FALSE_RATES)
             ],

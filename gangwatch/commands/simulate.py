@@ -19,7 +19,7 @@ from scheduler_feedback.sim.journal import JournalFile
 from scheduler_feedback.sim.nodes import nodes_of
 from scheduler_feedback.sim.page import write_page
 from scheduler_feedback.sim.presets import PRESETS
-from scheduler_feedback.sim.simulation import Simulation, read_trace
+from scheduler_feedback.sim.simulation import FEEDBACKS, Simulation, read_trace
 from scheduler_feedback.sim.traces import TRACES
 
 
@@ -54,7 +54,7 @@ from scheduler_feedback.sim.traces import TRACES
 )
 @click.option("--preset", type=click.Choice([one.name for one in PRESETS]), help="The rules of published runs.")
 @click.option("--faults", metavar="PRESET|FILE", help="Nodes that become slow: a preset, or a file of them.")
-@click.option("--feedback", type=click.Choice(["off", "on", "oracle"]), default="off", show_default=True)
+@click.option("--feedback", type=click.Choice(FEEDBACKS), default="off", show_default=True)
 @click.option("--seed", default=0, show_default=True, help="Of the faults and of the detector's errors.")
 @click.option("--journal", type=click.Path(path_type=Path), metavar="FILE", help="Keep every cycle, for `replay`.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="A page with the Gantt chart and queues.")

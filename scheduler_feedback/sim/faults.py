@@ -89,12 +89,21 @@ _REPAIR_DAYS = 28.0
 """Mean time until a bad node is repaired: over so many days Meta's operators look for lemon nodes (Kokolis et al.)."""
 
 
+def life(ranks: int) -> tuple[float, float]:
+    """Mean, in seconds, and sigma of the logarithm, of how long a job of this size is slow once it is hit."""
+    return _class_of(ranks).mean_seconds, _LENGTH_SIGMA
+
+
+def _class_of(ranks: int) -> _Class:
+    return next(one for one in _GREYHOUND if ranks >= one.least_gpus)
+
+
 def transient(jobs: Sequence[TraceJob], seed: int) -> Faults:
     """Faults by job at the published rates and lengths."""
     found: dict[str, JobFault] = {}
     for job in jobs:
         draw = random.Random(f"{seed}/{job.job_id}")
-        kind = next(one for one in _GREYHOUND if job.spec.ranks >= one.least_gpus)
+        kind = _class_of(job.spec.ranks)
         hit, share, rank = draw.random() < kind.hit, draw.random(), draw.randrange(job.spec.ranks)
         length = kind.mean_seconds * math.exp(draw.gauss(0.0, _LENGTH_SIGMA) - _LENGTH_SIGMA**2 / 2)
         slowdown = _size(draw, TRANSIENT_MOST)

@@ -7,6 +7,7 @@ the same cycle as a real verdict.
 ========== ============================================================================================================
 `off`      nothing is ever said
 `on`       verdicts as measured: late, with the size a little wrong, sometimes not at all, sometimes of the innocent
+`told`     at once and exactly: which node is slow, and how much; not for how long
 `oracle`   at once and exactly: which node is slow, how much, and for how long
 ========== ============================================================================================================
 """
@@ -17,7 +18,7 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from scheduler_feedback.core.events import Event
@@ -207,16 +208,22 @@ class Detector:
 
 
 class Oracle:
-    """Knows at once and exactly which node is slow, how much, and for how long."""
+    """Knows at once and exactly which node is slow and how much; and for how long, if it is to say that."""
+
+    def __init__(self, for_how_long: bool = True) -> None:
+        self._for_how_long = for_how_long
 
     def begin(self, engine: Engine) -> None:
         pass
 
     def slow(self, slowness: Slowness, now_ns: int) -> Iterable[Event]:
-        yield verdict_alone(slowness, now_ns)
+        yield self._said(verdict_alone(slowness, now_ns))
 
     def slows(self, hurt: Hurt) -> Iterable[Event]:
-        yield verdict_of(hurt, hurt.slowness.slowdown, 1.0, hurt.now_ns, exact=True)
+        yield self._said(verdict_of(hurt, hurt.slowness.slowdown, 1.0, hurt.now_ns, exact=True))
+
+    def _said(self, verdict: Verdict) -> Verdict:
+        return verdict if self._for_how_long else replace(verdict, lasts_seconds=None)
 
     def sound(self, engine: Engine, slowness: Slowness, now_ns: int) -> Iterable[Event]:
         yield Cleared(_alone(slowness), "", now_ns, "the node is sound again")

@@ -22,6 +22,9 @@ from scheduler_feedback.sim.traces import TRACES
 ENDED_JOBS_KEPT = 1000
 """The engine accounts for jobs itself; the state need not remember them all."""
 
+FEEDBACKS = ("off", "on", "told", "oracle")
+"""What is said of slow nodes (``sim.feedback``)."""
+
 HORIZON = 3.0
 """Faults of nodes are drawn for so many times the span of the submissions: a queue may outlast it."""
 
@@ -31,7 +34,7 @@ class Simulation:
     """What to simulate.
 
     policy: of the scheduler; a preset is put over it. load: jobs arrive so many times as fast.
-    restart_cost_seconds: of every job. faults: a preset's name or a file's. feedback: 'off', 'on' or 'oracle'.
+    restart_cost_seconds: of every job. faults: a preset's name or a file's. feedback: one of FEEDBACKS, or its giver.
     """
 
     trace: Trace
@@ -41,7 +44,7 @@ class Simulation:
     restart_cost_seconds: float = 0.0
     preset: str | None = None
     faults: str | None = None
-    feedback: str = "off"
+    feedback: str | Feedback = "off"
     detector: DetectorModel = field(default_factory=DetectorModel)
     seed: int = 0
     spans: bool = False
@@ -71,14 +74,22 @@ class Simulation:
         longest_ns = nanoseconds(max(job.run_seconds for job in trace.jobs))
         last_ns = first_ns + round(HORIZON * (span_ns + longest_ns))
         faults = faults_of(self.faults, trace.jobs, self.nodes, first_ns, last_ns, self.seed)
-        feedback: Feedback | None = None
-        if self.feedback == "on":
-            feedback = Detector(self.detector, self.seed)
-        elif self.feedback == "oracle":
-            feedback = Oracle()
+        feedback = self._feedback()
         if faults == Faults() and feedback is None:
             return None
         return Disturbances(faults, feedback)
+
+    def _feedback(self) -> Feedback | None:
+        match self.feedback:
+            case "off":
+                return None
+            case "on":
+                return Detector(self.detector, self.seed)
+            case "told" | "oracle":
+                return Oracle(for_how_long=self.feedback == "oracle")
+            case str():
+                raise ValueError(f"{self.feedback!r}: there are {', '.join(FEEDBACKS)}")
+        return self.feedback
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> Report:
         """Simulate to the end. Raises TraceError."""

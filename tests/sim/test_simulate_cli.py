@@ -106,6 +106,8 @@ def test_faults_of_a_file_slow_jobs_down_and_feedback_moves_them(jobs: Path, tmp
     told = report(*base, "--faults", faults, "--feedback", "on", "--seed", "3")
     assert told["migrations"] == 1
     assert 7260 < told["avg_jct_seconds"] < 7320
+    at_once = report(*base, "--faults", faults, "--feedback", "told", "--seed", "3")
+    assert 7260 <= at_once["avg_jct_seconds"] < told["avg_jct_seconds"], "it waits and sees from an earlier instant on"
     assert report(*base, "--faults", faults, "--feedback", "oracle")["avg_jct_seconds"] == 7260
 
 
