@@ -55,7 +55,9 @@ class JobGate:
     """One job without step reports. signals: for each counter its mean over the ranks in each window in which half of
     them are known; evenly: the same in every window, NaN where not known; coarsely: means of COARSER of those.
     best: the highest usual rate; widths: over how many windows a rate must be averaged to be steady.
-    period_seconds: length of an iteration, by the newest look; None where none is sure."""
+    period_seconds: length of an iteration, by the newest look; None where none is sure. recent_windows: how many of the
+    newest windows were held against those before when the job was last asked how slow it is, and judged_by: in which
+    counter; 0 and none where it could not be told."""
 
     signals: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
     evenly: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
@@ -66,6 +68,8 @@ class JobGate:
     looked: int = 0
     window_seconds: float = 0.0
     period_seconds: float | None = None
+    recent_windows: int = 0
+    judged_by: str = ""
 
     def take(self, values: Float32Array, seconds: float = 1.0) -> None:
         """One window of this job's counters, of so many seconds: [features, ranks]."""
@@ -85,7 +89,7 @@ class JobGate:
             else:
                 ring.append(float(known.mean()))
                 evenly.append(ring[-1])
-                if self.taken % USUAL_WINDOWS == 0 or len(ring) == self._enough():
+                if self.taken % USUAL_WINDOWS == 0 or (name not in self.widths and self._soon(len(ring))):
                     self._take_down(name)
             if self.taken % COARSER == 0:
                 newest = [evenly[-place] for place in range(1, min(COARSER, len(evenly)) + 1)]
@@ -117,11 +121,13 @@ class JobGate:
 
     def slower(self) -> float:
         """Iteration time over its usual, by what the iterations move; 1 where that is not known, or may be chance."""
+        self.recent_windows, self.judged_by = 0, ""
         for name in RATES:
             blocks, seconds = self._blocks(name)
             newest = max(LEAST_BLOCKS, math.ceil(LASTS_SECONDS / seconds))
             if len(blocks) < 2 * newest:
                 continue
+            self.recent_windows, self.judged_by = newest * self.widths[name], name
             recent, before = blocks[-newest:], blocks[:-newest]
             usual = float(np.median(before))
             sigma = max(1.4826 * float(np.median(np.abs(before - usual))), LEAST_SIGMA * usual)
@@ -149,6 +155,11 @@ class JobGate:
         if width is not None:  # what was steady before something happened still is, but for that
             self.widths[name] = width
             self.best[name] = max(self.best.get(name, 0.0), float(np.median(self._blocks(name)[0])))
+
+    def _soon(self, known: int) -> bool:
+        """Whether to look for a first width with so many windows: as soon as there are enough, and then in between."""
+        over = known - self._enough()
+        return over >= 0 and over % AGAIN_PART == 0
 
     def _enough(self) -> int:
         seconds = self.window_seconds or 1.0

@@ -21,6 +21,7 @@ from scheduler_feedback.core.gangs import IntArray
 from scheduler_feedback.core.telemetry import FEATURE, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import weighing
+from scheduler_feedback.detectors.hang_unreported import UnreportedHangs, few, never_arrived
 from scheduler_feedback.detectors.panel import ALARM, Panel
 from scheduler_feedback.detectors.switches import Switches
 
@@ -70,6 +71,7 @@ class HangDetector:
         self._switches = Switches() if switches is None else switches
         self._panel = Panel(self._switches) if panel is None else panel
         self._watched: dict[str, _Watched] = {}
+        self._unreported = UnreportedHangs()
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
         """Look at what is open; the findings that are new. Says nothing of a recorded trace, which has no clock."""
@@ -80,8 +82,11 @@ class HangDetector:
         present = {job.shape.job for job in telemetry.jobs}
         for name in [name for name in self._watched if name not in present]:
             del self._watched[name]
-        for job in telemetry.jobs:
+        self._unreported.keep({job.shape.job for job in telemetry.jobs if job.steps is None})
+        for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
             findings += self._look(job, telemetry)
+            if job.steps is None:
+                findings += self._look_unreported(job, columns, telemetry)
         return findings
 
     def measures(self) -> Iterator[Sample]:
@@ -127,6 +132,34 @@ class HangDetector:
         if silent < max(LEAST_SECONDS, TIMES_THE_USUAL * usual, TIMES_THE_LONGEST * watched.longest):
             return findings
         return self._judge(job, watched, telemetry, silent, usual)
+
+    def _look_unreported(self, job: JobTelemetry, columns: slice, telemetry: Telemetry) -> list[Finding]:
+        """The same of a job that says nothing: by what it moves, and by what is on its ranks' SMs."""
+        watched, counters = self._watched[job.shape.job], telemetry.counters
+        if not len(counters.at_ns):
+            return []
+        traffic = self._unreported.take(job, counters.values[:, :, columns], counters.at_ns.tolist())
+        if not traffic.silent:
+            watched.abstained = False
+            if watched.told is None:
+                return []
+            told, watched.told = watched.told, None
+            return [Cleared(told.verdict_id, job.shape.job, telemetry.now_ns, "the job's bytes move again")]
+        stuck = None if watched.told is not None else traffic.stuck(int(counters.at_ns[-1]))
+        if stuck is None:
+            return []
+        watched.finished_ns = traffic.moved_ns
+        watched.seconds = [max(stuck.usual_pause, counters.seconds)]
+        if not len(stuck.ranks):
+            if stuck.unknown:
+                return self._abstain(job, watched, telemetry, "of some ranks nothing is known: it is told by health")
+            return self._transport(job, watched, telemetry, stuck.evidence)
+        if not few(stuck, job.shape):
+            return self._abstain(job, watched, telemetry, f"{len(stuck.ranks)} ranks do not wait for others")
+        cause, apart = never_arrived(stuck)
+        return [
+            self._verdict(job, watched, telemetry, int(stuck.ranks[0]), stuck.ranks, cause, (*stuck.evidence, apart))
+        ]
 
     def _judge(
         self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, silent: float, usual: float

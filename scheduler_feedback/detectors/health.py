@@ -63,6 +63,7 @@ class HealthDetector:
         self._ports = Ports()
         self._silence = Silence()
         self._speeds = Speeds()
+        self._panel.gates = self._speeds.gates
         self._counted = Counted(self._panel)
         self._standing: dict[tuple[str, str], Verdict] = {}
         self.lemons = self._panel.lemons

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from scheduler_feedback.core.telemetry import FEATURE, FEATURES, JobTelemetry, Telemetry
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind
+from scheduler_feedback.detectors.apart import kept_from_working, works_longer
 from scheduler_feedback.detectors.health_speed import Speeds
 from scheduler_feedback.detectors.panel import ALARM, Panel
 from scheduler_feedback.detectors.signatures import evidence
@@ -18,8 +19,9 @@ WITNESSED = ALARM / 2
 """The steps are a second witness: a device whose counters stand away from its peers' while its job is slower needs half
 of the sum that alarms by itself. That is two windows of a second, or one of five and more."""
 
-AGAIN_TICKS = 6
-"""A suspicion that was refused is looked at again so much later."""
+AGAIN_TICKS, AGAIN_TICKS_UNREPORTED = 6, 2
+"""A suspicion that was refused is looked at again so much later. Where steps are not reported sooner: that a rank works
+apart from its peers shows a window after what it would be slow for."""
 
 HURT = 1.05
 PCIE_LEAST = 0.75
@@ -44,7 +46,8 @@ FEATURES_OF_SLOW: tuple[tuple[Cause, str, tuple[str, ...]], ...] = (
     (Cause.CPU_CONTENTION, "node", ("cpu_waiting",)),
     (Cause.STORAGE, "node", ("io_waiting",)),
 )
-"""Where a job reports no steps, these tell who is slow, if by its traffic the job is slower than it was."""
+"""Where a job reports no steps, these tell why a rank is slow, if by its traffic the job is slower than it was, and the
+rank works apart from its peers (apart.py)."""
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -82,8 +85,8 @@ class Counted:
                 seen.add(key)
                 before = self._counted.get(key, 0)
                 self._counted[key] = before + 1
-                if before % AGAIN_TICKS == 0 and key not in panel.accused:
-                    silent = name in speeds.gates
+                silent = name in speeds.gates
+                if before % (AGAIN_TICKS_UNREPORTED if silent else AGAIN_TICKS) == 0 and key not in panel.accused:
                     beside = silent and _has_neighbours(job.shape.nodes[column - first], telemetry)
                     yield from self._suspect(job, column, first, slower, silent, beside)
         for key in self._counted.keys() - seen:
@@ -114,6 +117,10 @@ class Counted:
             degraded = cause is Cause.PCIE and bool(self._degraded([column])[0])
             if not degraded and slower < HURT:
                 continue  # errors that cost nothing are a matter for maintenance, not for a verdict
+            of_slow = (cause, level, names) in FEATURES_OF_SLOW
+            stands_apart = kept_from_working if level == "node" else works_longer
+            if of_slow and not stands_apart(panel, shape, rank, slower):
+                continue
             alike = panel.score[FEATURE[name], panel.of(shape.job)] >= least
             nodes = {shape.nodes[one] for one in np.flatnonzero(alike).tolist()}
             if int(alike.sum()) > max(1, len(shape) // 8) and len(nodes) > 1:
@@ -139,7 +146,7 @@ class Counted:
                 job,
                 rank,
                 slower,
-                Kind.STRAGGLER if (cause, level, names) in FEATURES_OF_SLOW else Kind.HEALTH,
+                Kind.STRAGGLER if of_slow else Kind.HEALTH,
             )
             return
 

@@ -10,7 +10,7 @@ a decaying mean, and as a sum that alarms (CUSUM).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -26,6 +26,7 @@ from scheduler_feedback.core.telemetry import (
     Shape,
     Telemetry,
 )
+from scheduler_feedback.detectors.gate import JobGate
 from scheduler_feedback.detectors.groups import known_median, usual_value
 from scheduler_feedback.detectors.known import BoolArray, Known, Knowns
 from scheduler_feedback.detectors.lemons import Lemons
@@ -79,6 +80,7 @@ class Panel:
     residual against the peers alone. newest: the newest values as they came. score: CUSUM in the direction that is bad.
     accused: (job, attempt, rank) of standing verdicts about hardware, so that no detector tells another's again.
     disturbed: jobs of which stands that another one slows them down.
+    gates: of jobs that report no steps, how slow each is; the health detector's.
     lemons: what past verdicts of any detector said of parts and nodes.
     """
 
@@ -91,6 +93,7 @@ class Panel:
         self.overlapping: dict[str, Grouping] = {}
         self.accused: set[tuple[str, int, int]] = set()
         self.disturbed: set[str] = set()
+        self.gates: Mapping[str, JobGate] = {}
         self.lemons = Lemons()
         self._restored: dict[tuple[str, int], Norm] = {}
         self._restored_until_ns = 0

@@ -24,6 +24,7 @@ from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.detectors.windows import places
 from scheduler_feedback.detectors.workload_course import Busy, Course, Standing, take_in
 from scheduler_feedback.detectors.workload_rules import claims
+from scheduler_feedback.detectors.workload_unreported import UnreportedWorkloads
 
 EVERY_STEPS = 4
 LONG_STEP_SECONDS = 2.0
@@ -52,6 +53,7 @@ class WorkloadDetector:
         self._timed = timed
         self._panel = Panel(switches) if panel is None else panel
         self._courses: dict[str, Course] = {}
+        self._unreported = UnreportedWorkloads(self._panel)
         self._shapes: tuple[Shape, ...] = ()
         self._roles = Grouping(())
         self._ends: list[int] = []  # of each job's roles among those of all jobs
@@ -76,6 +78,8 @@ class WorkloadDetector:
             if take_in(course, job.steps) and course.taken - course.looked >= every:
                 course.looked = course.taken
                 findings += self._conclude(course, job, not crowded.isdisjoint(job.shape.sharing.get("host", ())))
+        if self._timed:
+            findings += self._unreported.look(telemetry)
         return findings
 
     def measures(self) -> Iterator[Sample]:

@@ -45,11 +45,13 @@ def told(
     sees: str | None,
     slow: Busy | None = None,
     hot: Busy | None = None,
+    longer: float = 1.25,
 ) -> list[Verdict]:
     """Verdicts on a victim, a neighbour that is busy at times, and one that is busy at others; 400 s, none reports.
 
     hurts: whether the victim is slower while the first neighbour is busy. sees: the counter by which the victim's ranks
-    see it. slow: when the victim is slower for another reason. hot: when one of its ranks is held back for its heat.
+    see it. slow: when the victim is slower for another reason. hot: when one of its ranks is held back for its heat;
+    longer: by how much it then works longer than its peers for an iteration.
     """
     random = np.random.default_rng(3)
     shapes = [shape(name, sharing) for name in ("victim", "noisy", "other")]
@@ -67,6 +69,7 @@ def told(
             made[0][FEATURE[sees]] += {"nic_congestion": 200.0, "runqueue_wait": 0.3}[sees]
         if hot is not None and hot(second):
             made[0][FEATURE["thermal_throttle"], 3] = 0.5
+            made[0][FEATURE["tensor_active"], 3] *= longer
         window = np.concatenate(made, axis=1).astype(np.float32)[:, None]
         jobs = tuple(JobTelemetry(one) for one in shapes)
         telemetry = Telemetry(now, jobs, Counters(np.array([now]), 1.0, window), (), {})
@@ -117,6 +120,12 @@ def test_a_hot_rank_is_accused_unless_a_neighbour_is_known_to_be_why_the_job_is_
     assert {(one.kind, one.rank) for one in hot} == {(Kind.STRAGGLER, 3)}
     disturbed = told(UPLINK, bursts, True, "nic_congestion", hot=lambda second: second > 300)
     assert {one.kind for one in disturbed} == {Kind.INTERFERENCE}
+
+
+def test_a_hot_rank_that_works_no_longer_than_its_peers_is_not_why_the_job_is_slow() -> None:
+    assert not told(
+        UPLINK, lambda second: False, False, None, slow=lambda second: second > 300, hot=lambda s: s > 300, longer=1.0
+    )
 
 
 def test_nobody_is_named_who_costs_nothing() -> None:

@@ -1,0 +1,84 @@
+"""Hangs of jobs that report neither steps nor collectives: who does not poll is named, and a pause is no hang."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.gangs import FloatArray
+from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.detectors.hang import HangDetector
+
+NS = 1_000_000_000
+START = 1_700_000_000 * NS
+RANKS = 16
+STOPS = 300
+POLLS = np.full(RANKS, 0.18)
+
+
+def told(
+    busy: FloatArray, lasts: int = 120, pause: int = 0, writes: bool = False, seconds: float = 1.0, stops: int = STOPS
+) -> list[Finding]:
+    """Findings on one job that moves nothing for `lasts` seconds and then goes on. busy: of the SMs then, [ranks].
+    pause: seconds for which it moved nothing before; writes: whether the host of rank 3 waits for its disks."""
+    shape = Shape("job", 1, np.arange(RANKS), tuple(f"n{rank // 8}" for rank in range(RANKS)))
+    detector = HangDetector()
+    found: list[Finding] = []
+    second = 0.0
+    while second < stops + lasts + 20:
+        second += seconds
+        made = np.zeros((len(FEATURES), 1, RANKS), np.float32)
+        stands = stops < second <= stops + lasts
+        moves = not stands and not 100 < second <= 100 + pause
+        made[FEATURE["nvlink_bytes"]] = 1e9 * moves
+        made[FEATURE["nic_transmit_bytes"]] = 1e8 * moves + 1e3
+        made[FEATURE["sm_active"], 0] = 0.8 if moves else busy
+        if writes and stands:
+            made[FEATURE["io_waiting"], 0, :8] = 0.5
+        now = START + round(second * NS)
+        telemetry = Telemetry(now, (JobTelemetry(shape),), Counters(np.array([now]), seconds, made), (), {})
+        found += detector.tick(telemetry)
+    return found
+
+
+def without(rank: int, busy: float = 0.0) -> FloatArray:
+    found = POLLS.copy()
+    found[rank] = busy
+    return found
+
+
+@pytest.mark.parametrize("seconds", [1.0, 10.0, 30.0])
+@pytest.mark.parametrize("busy", [0.0, 1.0])
+def test_who_does_not_poll_never_arrived(seconds: float, busy: float) -> None:
+    found = told(without(3, busy), seconds=seconds)
+    assert [type(one) for one in found] == [Verdict, Cleared]
+    verdict = found[0]
+    assert isinstance(verdict, Verdict)
+    assert (verdict.kind, verdict.rank, verdict.cause) == (Kind.HANG, 3, Cause.NEVER_ARRIVED)
+    assert 40.0 <= (verdict.last_wall_ns - verdict.first_wall_ns) * 1e-9 <= 40.0 + 2 * seconds
+
+
+def test_where_all_poll_nobody_is_named() -> None:
+    found = told(POLLS)
+    assert [type(one) for one in found] == [Abstention]
+
+
+@pytest.mark.parametrize(
+    ("busy", "more"),
+    [
+        (np.zeros(RANKS), {}),  # it saves, or evaluates elsewhere
+        (without(3), {"lasts": 35}),
+        (without(3), {"lasts": 120, "pause": 90}),  # it paused for nearly as long before
+        (without(3), {"writes": True}),
+        (without(3), {"stops": 100}),  # new: nobody knows how long its pauses are
+    ],
+)
+def test_a_pause_is_no_hang(busy: FloatArray, more: dict[str, int]) -> None:
+    assert not told(busy, **more)  # type: ignore[arg-type]
+
+
+def test_half_of_the_ranks_that_stopped_are_not_named() -> None:
+    busy = POLLS.copy()
+    busy[[1, 2, 3, 9, 10, 11]] = 0.0
+    assert [type(one) for one in told(busy)] == [Abstention]

@@ -1,0 +1,139 @@
+"""What a job that reports no steps does to itself is told from its counters, and what a member does to it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.gangs import FloatArray
+from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.detectors.health import HealthDetector
+from scheduler_feedback.detectors.panel import Panel
+from scheduler_feedback.detectors.workload import WorkloadDetector
+
+NS = 1_000_000_000
+START = 1_700_000_000 * NS
+RANKS, STAGES = 32, 2
+STAGE = np.arange(RANKS) // (RANKS // STAGES)
+BEGINS = 200
+SLOWER = 1.3
+
+POLLING = 0.18
+"""Of the SMs."""
+
+Does = Callable[[FloatArray], None]
+"""Changes an iteration: [3, ranks], seconds in which a rank works, in which it has nothing to run, and of heat."""
+
+WORKS, IDLES, CLOCK = range(3)
+
+
+def told(does: Does, seconds: int = 300, until: int = 10_000, per_node: int = 8, staged: bool = True) -> list[Finding]:
+    """What is told of one job of two stages, an iteration of which takes a second, and longer from BEGINS on."""
+    random = np.random.default_rng(5)
+    nodes = tuple(f"n{rank // per_node}" for rank in range(RANKS))
+    shape = Shape("job", 1, np.arange(RANKS), nodes, stage=STAGE if staged else None)
+    panel = Panel()
+    detectors = HealthDetector(panel=panel), WorkloadDetector(panel=panel)
+    found: list[Finding] = []
+    for second in range(1, seconds + 1):
+        step = np.stack([np.full(RANKS, 0.7), np.zeros(RANKS), np.ones(RANKS)])
+        length = 1.0
+        if BEGINS < second <= until:
+            does(step)
+            length = SLOWER
+        works, idles = step[WORKS] / length, step[IDLES] / length
+        made = np.zeros((len(FEATURES), 1, RANKS), np.float32)
+        noise = random.normal(1.0, 0.005, (4, RANKS))
+        made[FEATURE["tensor_active"], 0] = 0.7 * works * noise[0]
+        made[FEATURE["sm_active"], 0] = (works + POLLING * (1.0 - works - idles)) * noise[1]
+        made[FEATURE["sm_clock"], 0] = 1.98e9 * step[CLOCK]
+        made[FEATURE["power"], 0] = 100 + 600 * works + 80 * (1.0 - works - idles)
+        made[FEATURE["nvlink_bytes"], 0] = 1e9 / length * noise[2]
+        made[FEATURE["nic_transmit_bytes"], 0] = 1e8 / length * noise[3]
+        made[FEATURE["pcie_link"], 0] = 1.0
+        now = START + second * NS
+        telemetry = Telemetry(now, (JobTelemetry(shape),), Counters(np.array([now]), 1.0, made), (), {})
+        found += [one for detector in detectors for one in detector.tick(telemetry)]
+    return found
+
+
+def kinds(found: list[Finding]) -> set[tuple[Kind, Cause]]:
+    return {(one.kind, one.cause) for one in found if isinstance(one, Verdict)}
+
+
+def all_work_more(step: FloatArray) -> None:
+    step[WORKS] *= SLOWER
+
+
+def last_stage_works_more(step: FloatArray) -> None:
+    step[WORKS, STAGE == 1] *= SLOWER
+
+
+def all_wait_for_input(step: FloatArray) -> None:
+    step[IDLES] = SLOWER - 1.0
+
+
+def first_stage_waits_for_input(step: FloatArray) -> None:
+    step[IDLES, STAGE == 0] = SLOWER - 1.0
+
+
+def one_works_longer(step: FloatArray) -> None:
+    step[WORKS, 5] *= SLOWER
+
+
+def one_is_kept(step: FloatArray) -> None:
+    step[IDLES, 5] = SLOWER - 1.0
+
+
+def a_node_is_kept(step: FloatArray) -> None:
+    step[IDLES, 8:16] = SLOWER - 1.0
+
+
+def the_network_is_slow(step: FloatArray) -> None:
+    """Everybody polls for longer."""
+
+
+def all_are_hot(step: FloatArray) -> None:
+    step[WORKS] *= SLOWER
+    step[CLOCK] /= SLOWER
+
+
+@pytest.mark.parametrize(
+    ("does", "kind", "cause"),
+    [
+        (all_work_more, Kind.WORKLOAD, Cause.WHOLE_JOB),
+        (last_stage_works_more, Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION),
+        (all_wait_for_input, Kind.WORKLOAD, Cause.DATA_LOADING),
+        (first_stage_waits_for_input, Kind.WORKLOAD, Cause.DATA_LOADING),
+    ],
+)
+def test_what_most_ranks_do_alike_is_the_jobs_own(does: Does, kind: Kind, cause: Cause) -> None:
+    found = told(does)
+    assert kinds(found) == {(kind, cause)}
+    (verdict,) = (one for one in found if isinstance(one, Verdict))
+    assert verdict.slowdown == pytest.approx(SLOWER, rel=0.03)
+    assert verdict.rank == -1
+    assert verdict.last_wall_ns <= START + (BEGINS + 30) * NS
+    assert verdict.ranks == (tuple(range(16, 32)) if kind is Kind.STAGE_IMBALANCE else ())
+
+
+@pytest.mark.parametrize("does", [one_works_longer, one_is_kept, a_node_is_kept, the_network_is_slow, all_are_hot])
+def test_what_a_member_or_the_network_or_heat_may_do_is_not_told_of_the_job(does: Does) -> None:
+    assert not kinds(told(does))
+
+
+def test_a_stage_on_one_node_may_be_that_nodes_fault() -> None:
+    assert not kinds(told(last_stage_works_more, per_node=16))
+    assert not kinds(told(first_stage_waits_for_input, per_node=16))
+
+
+def test_where_stages_are_not_known_none_is_named() -> None:
+    assert not kinds(told(last_stage_works_more, staged=False))
+
+
+def test_what_is_over_is_cleared() -> None:
+    found = told(all_work_more, seconds=440, until=260)
+    assert [type(one) for one in found] == [Verdict, Cleared]
