@@ -20,6 +20,10 @@ from scheduler_feedback.detectors.medians import median
 ALIKE_SHARE = 0.5
 """Where the median of those given the same samples has half of the suspect's excess, more than half of it is theirs."""
 
+HEARD_SHARE = 0.9
+"""Who is not heard is counted as its peers are: that says nothing of what it was given. Of so many of the windows in
+which the suspect was heard it must have been, too."""
+
 UNEVEN = 0.03
 """Ranks that vary by so much about their peers in health are not given the same every step: public balanced traces
 vary by 0.4 to 1 % (ByteDance AR), long-context jobs by eleven (notes of the same traces)."""
@@ -72,8 +76,10 @@ def mates(shape: Shape, rank: int) -> IndexArray:
 
 
 def alike(case: Case, shape: Shape) -> Alike | None:
-    """Compare a suspect with its mates over the alarm's interval; None without any."""
+    """Compare a suspect with those of its mates that are heard, over the alarm's interval; None without any."""
     its_mates = mates(shape, case.rank)
+    heard = case.mean("present")
+    its_mates = its_mates[heard[its_mates] >= HEARD_SHARE * heard[case.rank]]
     if not len(its_mates):
         return None
     longer = np.log(np.maximum(case.mean("compute"), 1e-9) / np.maximum(case.baseline.reference, 1e-9))

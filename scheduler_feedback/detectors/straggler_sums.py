@@ -39,6 +39,11 @@ accident stops a process twice, and stalls of seconds make few windows."""
 ATTRIBUTION_NS = 2_000_000_000
 """Counters sampled once a second say little of where time went in a shorter interval."""
 
+LIGHT_WORK = 0.95
+LIGHT_NS = 1_800_000_000_000
+"""All ranks computing so much less than in the warm-up do something else, unless it goes on for half an hour: then the
+warm-up was not like the rest, as with caches that were cold. Evaluations take minutes."""
+
 LARGE_GANG = 64
 """From here on the spread of all ranks stands for that of the others: one of so many hardly moves it."""
 
@@ -61,7 +66,19 @@ def judge_window(watched: Watched, baseline: Baseline, window: Window, switches:
     newest = [judged.window for judged in list(watched.history)[-RECENT_WINDOWS:]]
     if len(newest) == RECENT_WINDOWS:
         recent = sum(one.steps * one.step_seconds for one in newest) / sum(one.steps for one in newest)
-        watched.best_step_seconds = min(watched.best_step_seconds, recent)
+        watched.best_step_seconds = min(watched.best_step_seconds, recent / _less_work(watched, window))
+
+
+def _less_work(watched: Watched, window: Window) -> float:
+    """How many times its work of the warm-up the middle rank does of late, where that is less and not for long yet; or
+    1: what is soon over, such as an evaluation, says nothing of how short the usual steps can be."""
+    work = float(np.exp(np.median(np.array(watched.shifts), axis=1).mean())) if len(watched.shifts) else 1.0
+    if work >= LIGHT_WORK:
+        watched.light_since_ns = None
+        return min(work, 1.0)
+    if watched.light_since_ns is None:
+        watched.light_since_ns = window.first_ns
+    return 1.0 if window.last_ns - watched.light_since_ns >= LIGHT_NS else work
 
 
 def _sigmas(watched: Watched, baseline: Baseline, window: Window, switches: Switches) -> FloatArray:

@@ -47,6 +47,8 @@ class Standing:
 class Watched:
     """What the detector remembers of one attempt of a gang. Arrays are float64 or int64 [n], by rising rank.
 
+    best_step_seconds: the least mean of a few windows, at the work of the warm-up; light_since_ns: since when all ranks
+    have computed less than that, None while they don't.
     shape: what was last seen of it. pending: finished steps that are in no window yet. to_skip: how many of the
     attempt's first steps are still to be passed over. work: what ranks should take for what they are given.
     score: the CUSUM; since: number of the window in which it left zero, -1 at zero; refused: windows in a row in which
@@ -67,6 +69,7 @@ class Watched:
     warm_up: list[Window] = field(default_factory=list)
     baseline: Baseline | None = None
     best_step_seconds: float = np.inf
+    light_since_ns: int | None = None
     history: deque[Judged] = field(default_factory=lambda: deque(maxlen=HISTORY_WINDOWS))
     shifts: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_WINDOWS))
     counted: int = 0

@@ -25,9 +25,16 @@ def shape(stages: int, replicas_a_node: int = 1) -> Shape:
 
 
 def findings(
-    stages: int, slow: Slow, steps: int = 90, varies: float = 0.0, tells: bool = False, replicas_a_node: int = 1
+    stages: int,
+    slow: Slow,
+    steps: int = 90,
+    varies: float = 0.0,
+    tells: bool = False,
+    replicas_a_node: int = 1,
+    silent: str = "",
 ) -> list[Finding]:
-    """What is said of a job of one-step windows; varies: by how much its replicas are given more or less each step."""
+    """What is said of a job of one-step windows; varies: by how much its replicas are given more or less each step.
+    silent: a node that is not heard from the onset on."""
     random = np.random.default_rng(5)
     job, detector = shape(stages, replicas_a_node), StragglerDetector()
     found: list[Finding] = []
@@ -37,6 +44,8 @@ def findings(
         own = STEP_SECONDS * given * random.normal(1.0, 0.006, len(job)) * slow(number, job)
         seconds = np.full((1, len(job)), own.max() + 0.3)
         end_ns += round(float(seconds[0, 0]) * 1e9)
+        if number >= ONSET:
+            seconds[0, np.array(job.nodes) == silent] = np.nan
         ends = np.full((1, len(job)), end_ns)
         tokens = 1000.0 * given[None] if tells else None
         table = StepTable(np.array([number]), ends, seconds, seconds - own, tokens, tokens)
@@ -62,6 +71,10 @@ def test_a_replica_on_several_nodes_that_is_slow_as_a_whole_accuses_none_of_them
     assert not told(found)
     (reason,) = [one.reason for one in found if isinstance(one, Abstention) and one.rank is not None]
     assert "all 8 ranks that are given the same samples are slow alike, on 2 nodes" in reason
+
+
+def test_who_of_the_replica_is_not_heard_does_not_speak_for_the_samples_being_even() -> None:
+    assert not told(findings(2, whole_replica, varies=0.08, silent="n1-3"))
 
 
 def test_a_rank_that_is_slow_beside_those_with_the_same_samples_is_named() -> None:
