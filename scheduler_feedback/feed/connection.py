@@ -1,9 +1,9 @@
 """One stream's socket, with TLS or without: never blocks, keeps next to nothing.
 
-TLS goes through two small buffers in memory instead of the socket, which halves the system calls: one recv(2) brings a
-whole record, where OpenSSL alone asks for its five bytes of header first. Records are read into one buffer that all
-connections share, and OpenSSL gives its own back while nothing is under way (SSL_MODE_RELEASE_BUFFERS, which CPython
-sets).
+TLS goes through memory instead of the socket, which halves the system calls: one recv(2) brings a whole record, where
+OpenSSL alone asks for its five bytes of header first. That memory is a ``Passage``, one for all connections: OpenSSL
+takes all that is in it, also the first part of a record, so that nothing of one connection is left there when another
+is served. It gives its own buffers back while nothing is under way (SSL_MODE_RELEASE_BUFFERS, which CPython sets).
 """
 
 from __future__ import annotations
@@ -23,36 +23,53 @@ RECORD_BYTES = 16 * 1024
 BUFFER_BYTES = 64 * 1024
 """What is taken from one socket at a time, into a buffer that all share: a layout, or a dozen frames."""
 
-PIECE_BYTES = 6 * 1024
-"""What OpenSSL is given at a time: a frame in one piece, with its records. Its buffer keeps the size that it once had,
-and a third more."""
-
 
 class EndedError(GangwatchError):
     """The agent ended its stream."""
+
+
+class Passage:
+    """What the bytes of one thread's connections pass through: a buffer for what is read, and what OpenSSL reads from
+    and writes to. Both of these are empty between two calls of a connection; each keeps the size that it once had."""
+
+    __slots__ = ("buffer", "incoming", "outgoing")
+
+    def __init__(self) -> None:
+        self.buffer = memoryview(bytearray(BUFFER_BYTES))
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+
+    def clear(self) -> None:
+        """Forget what a connection that failed has left."""
+        self.incoming.read()
+        self.outgoing.read()
 
 
 class Connection:
     """A connection to one agent and the request that it is opened for. Raises OSError (ssl's errors are) and
     ``EndedError`` from whatever meets the end, and what ``Response`` raises."""
 
-    __slots__ = ("_connecting", "_incoming", "_outgoing", "_request", "_response", "_socket", "_tls", "_unsent")
+    __slots__ = ("_connecting", "_passage", "_request", "_response", "_socket", "_tls", "_unsent")
 
     def __init__(
-        self, family: int, address: tuple[str, int], host: str, request: bytes, context: ssl.SSLContext | None
+        self,
+        family: int,
+        address: tuple[str, int],
+        host: str,
+        request: bytes,
+        passage: Passage,
+        context: ssl.SSLContext | None,
     ) -> None:
         """Begin to connect. host: what the agent's certificate must be made out to, where there is a context."""
+        self._passage = passage
         self._response = Response()
         self._request = request
         self._unsent = b""
         self._connecting = True
         self._tls: ssl.SSLObject | None = None
-        self._incoming = self._outgoing = None
         self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             if context is not None:
-                self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-                self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+                self._tls = context.wrap_bio(passage.incoming, passage.outgoing, server_hostname=host)
             code = self._socket.connect_ex(address)
             if code not in (0, errno.EINPROGRESS):
                 raise OSError(code, os.strerror(code))
@@ -94,34 +111,33 @@ class Connection:
                 self._shake_hands(self._tls)
         self._flush()
 
-    def take(self, buffer: memoryview) -> list[bytes]:
+    def take(self) -> list[bytes]:
         """Read once from the socket, which has bytes; the messages that these complete."""
+        buffer = self._passage.buffer
         try:
             count = self._socket.recv_into(buffer)
         except BlockingIOError:
             return []
         if not count:
             raise EndedError("the agent ended it")
-        if self._tls is None or self._incoming is None or self._outgoing is None:
+        if self._tls is None:
             return self._response.feed(buffer[:count])
-        if count <= PIECE_BYTES and not self._request:
-            self._incoming.write(buffer[:count])
-            messages = self._decrypt(self._tls, self._incoming, buffer)  # what nearly every read brings
-        else:
-            messages = []
-            arrived = bytes(buffer[:count])
-            for start in range(0, count, PIECE_BYTES):
-                self._incoming.write(arrived[start : start + PIECE_BYTES])
-                if self._request:
-                    self._shake_hands(self._tls)
-                messages += self._decrypt(self._tls, self._incoming, buffer)
-        if self._outgoing.pending:
-            self._flush()  # the answer to a change of keys
+        try:
+            self._passage.incoming.write(buffer[:count])
+            if self._request:
+                self._shake_hands(self._tls)
+            messages = self._decrypt(self._tls)
+            if self._passage.outgoing.pending:
+                self._flush()  # the answer to a change of keys
+        except BaseException:
+            self._passage.clear()
+            raise
         return messages
 
-    def _decrypt(self, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, buffer: memoryview) -> list[bytes]:
+    def _decrypt(self, tls: ssl.SSLObject) -> list[bytes]:
         """The messages that what has come completes. Spoils the buffer: one that all share is not made anew and cut to
         size for each frame."""
+        incoming, buffer = self._passage.incoming, self._passage.buffer
         messages: list[bytes] = []
         while incoming.pending or tls.pending():
             try:
@@ -146,8 +162,9 @@ class Connection:
             self._flush()  # an alert too, which tells the agent why
 
     def _flush(self) -> None:
-        if self._outgoing is not None and self._outgoing.pending:
-            self._unsent += self._outgoing.read()
+        outgoing = self._passage.outgoing
+        if outgoing.pending:
+            self._unsent += outgoing.read()
         if self._unsent and not self._connecting:
             try:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]

@@ -28,7 +28,7 @@ from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.credentials import Credentials
 from scheduler_feedback.feed.agents import AgentRecord, Agents
 from scheduler_feedback.feed.arriving import Arriving
-from scheduler_feedback.feed.connection import BUFFER_BYTES, Connection, EndedError
+from scheduler_feedback.feed.connection import Connection, EndedError, Passage
 from scheduler_feedback.feed.names import POLL_SECONDS, Address, Names, literal
 from scheduler_feedback.feed.response import RefusedError
 from scheduler_feedback.feed.streams import Follower, Stream
@@ -103,7 +103,7 @@ class Feed:
         self._turn = 0
         self._names: Names[Follower] = Names()
         self._arriving: Arriving[Follower] = Arriving()
-        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._passage = Passage()
         self._stopping = False
         self._asked_ns = self._swept_ns = self._away_ns = self._heard = 0
         self.streams: dict[str, Stream] = {}
@@ -300,7 +300,7 @@ class Feed:
         try:
             request = self._request(follower.record.url)
             context = self._tls() if url.scheme == "https" else None
-            connection = Connection(family, address, url.hostname or "", request, context)
+            connection = Connection(family, address, url.hostname or "", request, self._passage, context)
         except OSError as error:
             self._lost(follower, _words(error))
             return
@@ -363,7 +363,7 @@ class Feed:
                     self._epoll.modify(follower.descriptor, select.EPOLLIN)
                     follower.deadline_ns = self._listened_ns() + int(SILENCE_SECONDS * 1e9)
             if mask & ~select.EPOLLOUT:
-                messages = connection.take(self._buffer)
+                messages = connection.take()
                 if messages:
                     self._hear(follower, messages)
                 if connection.ended:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import select
+import socket
+import ssl
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import bcrypt
@@ -15,10 +20,12 @@ import pytest
 from agent.schema.clock import SystemClock
 from agent.schema.errors import ConfigError
 from agent.schema.frame import Frame, Layout
+from agent.schema.wire import with_length
 from exporter.security import Security
 from exporter.server import ThreadedServer, agent_app
 from scheduler_feedback.credentials import Credentials
 from scheduler_feedback.feed import Feed
+from scheduler_feedback.feed.connection import Connection, EndedError, Passage
 from tests.exporter.certificates import Authority
 from tests.exporter.sample_frames import small_frame, small_layout
 
@@ -102,3 +109,79 @@ def test_credentials_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         Feed(tmp_path, lambda *_: None, (), SystemClock(), Credentials(ca_file=Path("/absent")))
     with pytest.raises(ConfigError, match=r"feed\.cert_file: /absent: No such file"):
         Credentials(cert_file=Path("/absent")).context()
+
+
+@contextmanager
+def speaking(context: ssl.SSLContext, records: list[list[bytes]]) -> Iterator[int]:
+    """Agents on one port, in the order in which they are asked: each sends its records, a byte string at a time as the
+    socket takes it, however they are cut. Gives the port."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as open_ones:
+
+        def serve() -> None:
+            for parts in records:
+                peer = open_ones.enter_context(server.accept()[0])
+                incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+                tls = context.wrap_bio(incoming, outgoing, server_side=True)
+                while True:
+                    try:
+                        tls.do_handshake()
+                        tls.read(1 << 14)
+                        break
+                    except ssl.SSLWantReadError:
+                        peer.sendall(outgoing.read())
+                        incoming.write(peer.recv(1 << 14))
+                for part in parts:
+                    tls.write(part)
+                encrypted = outgoing.read()
+                encrypted = encrypted[:-1] + b"?" if parts[-1] == SPOILT else encrypted
+                for start in range(0, len(encrypted), 100):
+                    peer.sendall(encrypted[start : start + 100])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield int(server.getsockname()[1])
+        thread.join(30)
+
+
+SPOILT = b"what nobody can decrypt"
+
+
+def test_connections_that_share_one_passage_keep_apart(tmp_path: Path) -> None:
+    """Records of several streams come in parts, by turns; one of them can't be decrypted."""
+    authority = Authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.sign("server"))
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
+    said = [[with_length(bytes([65 + one]) * 3000) for _ in range(20)] for one in range(3)]
+    said[1] = [*said[1][:10], SPOILT]
+    client = Credentials(ca_file=authority.certificate).context()
+    passage = Passage()
+    passage.buffer = passage.buffer[:70]  # what is taken at a time: less than a record
+    heard: list[list[bytes]] = [[], [], []]
+    with speaking(context, [[head, *parts] for parts in said]) as port:
+        streams = [
+            Connection(socket.AF_INET, ("127.0.0.1", port), "127.0.0.1", b"GET", passage, client) for _ in range(3)
+        ]
+        ended: set[int] = set()
+        while len(ended) < 3:
+            for one, stream in enumerate(streams):
+                if one in ended:
+                    continue
+                try:
+                    if stream.writes:
+                        select.select([], [stream], [], 10)
+                        stream.push()
+                    heard[one] += stream.take()
+                except ssl.SSLError:
+                    assert one == 1
+                    ended.add(one)
+                except EndedError:
+                    ended.add(one)
+                assert not passage.incoming.pending
+                assert not passage.outgoing.pending
+                if len(heard[one]) == 20:
+                    ended.add(one)
+        for stream in streams:
+            stream.close()
+    assert [len(of) for of in heard] == [20, 10, 20]
+    assert all(set(message) == {65 + one} for one, of in enumerate(heard) for message in of)
