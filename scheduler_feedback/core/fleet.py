@@ -8,6 +8,7 @@ that nothing was heard of.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from sys import intern
 
 import numpy as np
 
@@ -208,7 +209,7 @@ class Fleet:
 def _member(column: Column) -> Member | None:
     labels = dict(column.labels)
     try:
-        member = Member(labels["gang"], int(labels["attempt"]), int(labels["rank"]))
+        member = Member(intern(labels["gang"]), int(labels["attempt"]), int(labels["rank"]))
     except (KeyError, ValueError):
         return None
     return member if possible(member) else None

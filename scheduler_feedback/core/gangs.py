@@ -27,8 +27,9 @@ CONSUMED = (
 
 CPU, RUNQUEUE, BLOCK_IO, STOPPED, SAMPLES = range(len(CONSUMED))
 
-FIRST_ROWS = 64
-"""Rows of a new ring; it doubles while steps younger than RETAIN_NS would be overwritten."""
+FIRST_ROWS = 32
+"""Rows of a new ring: the 16 steps of which the mean is told, and as many that are under way. It doubles while steps
+younger than RETAIN_NS would be overwritten."""
 
 RETAIN_NS = 16_000_000_000
 """A detector that ticks each second is served as long as it lags by less than this."""
@@ -151,7 +152,7 @@ class Gang:
         if column is None:
             column = len(self._column)
             if column == len(self._total):
-                self._widen(column + max(4, column // 4))
+                self._widen(column + max(4, column // 8))
             self._column[rank] = column
             self.changes += 1
             self._nodes.append(node)

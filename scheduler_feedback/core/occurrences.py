@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from sys import intern
 
 import numpy as np
 
@@ -60,6 +62,10 @@ class _Watched:
     metric: str
     device: str
     of: str = ""
+
+
+_watched_port = lru_cache(4096)(_Watched)
+"""Ports have the same names on thousands of nodes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -196,12 +202,12 @@ def _names(gauges: Iterable[Column]) -> tuple[dict[str, str], dict[str, str]]:
     for column in gauges:
         if column.metric == "gangwatch_gpu_info":
             labels = dict(column.labels)
-            gpus[labels.get("pci_address", "")] = labels.get("gpu", "")
+            gpus[intern(labels.get("pci_address", ""))] = intern(labels.get("gpu", ""))
         elif column.metric in ("gangwatch_rdma_device_info", "gangwatch_rdma_port_info"):
             labels = dict(column.labels)
             for name in ("pci_address", "netdev", "device"):
                 if labels.get(name):
-                    nics[labels[name]] = labels.get("device", "")
+                    nics[intern(labels[name])] = intern(labels.get("device", ""))
     return gpus, nics
 
 
@@ -217,12 +223,12 @@ def _watched(
         if column.metric == ACTION:
             if labels.get("action", "none") != "none":
                 action = labels["action"].replace("_", "-")
-                found.append((index, _Watched(ACTION, labels.get("gpu", ""), action)))
+                found.append((index, _Watched(ACTION, intern(labels.get("gpu", "")), intern(action))))
         elif column.metric == ANSWERS:
-            found.append((index, _Watched(ANSWERS, labels.get("gpu", ""))))
+            found.append((index, _Watched(ANSWERS, intern(labels.get("gpu", "")))))
         else:
             name = labels.get("device", "")
             name = nics.get(name, "") if nics else name
             if name:
-                found.append((index, _Watched(column.metric, name, labels.get("port", ""))))
+                found.append((index, _watched_port(column.metric, name, labels.get("port", ""))))
     return np.array([index for index, _ in found], np.intp), tuple(one for _, one in found)

@@ -24,7 +24,11 @@ MOST_GONE = 32
 """Gangs whose pace is kept although nothing is heard of them any more, the newest."""
 
 MOST_CELLS = 1 << 22
-"""Rows x ranks over all gangs (16 MiB), below which each has MOST_ROWS; a gang that comes later gets fewer."""
+"""Rows x ranks over all gangs (16 MiB), below which each has MOST_ROWS; where there are more, all have fewer."""
+
+SPARE = 1.25
+"""Gangs that come one by one shorten the others' histories each time that these are a quarter longer than they may be:
+a few times each, not each time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,6 +104,16 @@ class _Ring:
             self.at_ns[row], self.steps[row], self.seconds[row], self.own_seconds[row] = at_ns, 0, 0.0, 0.0
         return row
 
+    def shorten(self, rows: int) -> None:
+        """Keep so many of the newest rows."""
+        newest = np.arange(max(0, self.count - rows), self.count)
+        old, new = newest % len(self.at_ns), newest % rows
+        for name in ("at_ns", "steps", "newest", "seconds", "own_seconds"):
+            array = getattr(self, name)
+            shorter = np.zeros((rows, *array.shape[1:]), array.dtype)
+            shorter[new] = array[old]
+            setattr(self, name, shorter)
+
     def since(self, sequence: int, most: int) -> Pace:
         rows = len(self.at_ns)
         wanted = np.arange(max(sequence + 1, self.count - min(rows, most), 0), self.count)
@@ -153,6 +167,9 @@ class Paces:
             self._rings.pop(shape.job, None)
             ranks = len(shape) + sum(len(other.shape) for other in self._rings.values())
             rows = max(LEAST_ROWS, min(MOST_ROWS, MOST_CELLS // ranks))
+            for other in self._rings.values():
+                if len(other.at_ns) > SPARE * rows:
+                    other.shorten(rows)
             ring = self._rings[shape.job] = _Ring(shape, rows)
         ring.shape = shape
         return ring

@@ -92,10 +92,26 @@ def test_only_what_is_new_is_handed_out_and_memory_is_bounded(monkeypatch: pytes
 def test_a_large_cluster_keeps_shorter_histories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace_module, "MOST_CELLS", 10_000)
     paces = Paces()
+    kept = []
     for number in range(1, 5):
         steady(paces, shape(ranks=64, job=f"j-{number}"), 200)
-    rows = [len(found.sequence) for number in range(1, 5) if (found := paces.since(f"j-{number}")) is not None]
-    assert rows == [156, 78, 52, 39]
+        every = [paces.since(f"j-{before}") for before in range(1, number + 1)]
+        kept.append([found.sequence.tolist() for found in every if found is not None])
+    for histories, rows in zip(kept, (156, 78, 52, 39), strict=True):
+        assert all(history == list(range(200 - len(history), 200)) for history in histories), "the newest"
+        assert all(rows <= len(history) <= rows * pace_module.SPARE for history in histories)
+
+
+def test_a_history_that_was_shortened_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace_module, "MOST_CELLS", 10_000)
+    paces = Paces()
+    steady(paces, shape(ranks=64), 500, slow=2.0)
+    steady(paces, shape(ranks=64, job="j-2"), 1)
+    steady(paces, shape(ranks=64), 10, slow=3.0, first=500)
+    found = read(paces)
+    assert found.sequence.tolist() == list(range(510 - 78, 510))
+    assert ((found.at_ns - WALL) // SECOND).tolist() == found.sequence.tolist()
+    assert found.own_seconds[:, 1] == pytest.approx([0.2] * 68 + [0.3] * 10)
 
 
 def test_another_attempt_begins_anew() -> None:
