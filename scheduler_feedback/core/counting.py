@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from sys import intern
 from typing import TypeVar
 
 import numpy as np
@@ -21,13 +22,14 @@ import numpy.typing as npt
 from agent.schema.catalog import BY_NAME
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member
 from agent.schema.rates import NARROW_BITS, difference, exact
-from scheduler_feedback.core.gangs import FloatArray
+from scheduler_feedback.core.gangs import FloatArray, IntArray
 from scheduler_feedback.core.telemetry import FEATURE, FEATURES, IndexArray
 
 GAP_NS = 60_000_000_000
 """As for step reports (fleet.py): silence over which a narrow counter is not trusted to have turned once."""
 
 _PCIE = "pcie_link"
+_TRAFFIC = (FEATURE["nvlink_bytes"], FEATURE["nic_transmit_bytes"])
 
 _RULES: dict[str, list[tuple[int, str, tuple[tuple[str, tuple[str, ...]], ...]]]] = {}
 """Metric -> for each feature that it is a part of: its row, whose it is, and the labels that count."""
@@ -87,6 +89,14 @@ class Kind:
         self.members = members
         self.queue: list[_Queued] = []
         self._gauges, self._counters, self._links = gauges, counters, links
+        self._traffic_tier = next(
+            (
+                int(counters.tier[start])
+                for start, target in zip(counters.starts.tolist(), counters.target.tolist(), strict=True)
+                if target // members in _TRAFFIC
+            ),
+            -1,
+        )
         self._rows = 0
         self._free: list[int] = []
         self.fresh = np.zeros(0, np.bool_)
@@ -117,6 +127,10 @@ class Kind:
         self._known[row] = self.fresh[row] = False
         self.columns[row] = -1
         self._free.append(row)
+
+    def traffic_sampled_ns(self, rows: IndexArray) -> IntArray | None:
+        """When each of these rows' traffic was last sampled, by its node's monotonic clock; None where it has none."""
+        return self._before_ns[rows, self._traffic_tier] if self._traffic_tier >= 0 else None
 
     def settle(self) -> None:
         """Fold what is queued, in its order."""
@@ -305,7 +319,7 @@ def _relations(
         if column.metric == "gangwatch_gpu_owner_info":
             member = _member(labels)
             if member is not None and labels.get("gpu"):
-                owners.setdefault(labels["gpu"], member)
+                owners.setdefault(intern(labels["gpu"]), member)  # one string wherever the GPU is told of
         elif column.metric == "gangwatch_gpu_info":
             address_of[labels.get("gpu", "")] = labels.get("pci_address", "")
         elif column.metric == "gangwatch_topology_rail_info":
@@ -327,7 +341,8 @@ def _coordinates(gauges: Iterable[Column]) -> Iterator[tuple[Member, tuple[int, 
 
 def _member(labels: dict[str, str]) -> Member | None:
     try:
-        return Member(labels["gang"], int(labels["attempt"]), int(labels["rank"])) if labels.get("gang") else None
+        gang = intern(labels["gang"])
+        return Member(gang, int(labels["attempt"]), int(labels["rank"])) if gang else None
     except (KeyError, ValueError):
         return None
 

@@ -82,13 +82,22 @@ class Look:
         kinds = self._fleet.counting.kinds
         self._place(jobs)
         values = np.full((len(FEATURES), 1, ranks), np.nan, np.float32)
+        # Of a job that reports its steps nobody asks when its traffic was sampled.
+        asked = any(job.steps is None for job in jobs)
+        lag_seconds = np.full(ranks, np.nan, np.float32) if asked else None
+        offset_ns = np.concatenate([self._seen[job.shape.job].offset_ns for job in jobs]) if asked else None
         for kind in kinds:
             rows = np.flatnonzero(kind.fresh)
             kind.fresh[rows] = False
             columns = kind.columns[rows]
             known = columns >= 0
             values[:, 0, columns[known]] = np.moveaxis(kind.values[rows], 1, 0)[:, known]
-        return Counters(np.array([now_ns], np.int64), WINDOW_NS * 1e-9, values)
+            if lag_seconds is None or offset_ns is None or (sampled_ns := kind.traffic_sampled_ns(rows)) is None:
+                continue
+            sampled = np.broadcast_to(sampled_ns[:, None], columns.shape)[known]
+            lag = (now_ns - offset_ns[columns[known]] - sampled) * 1e-9
+            lag_seconds[columns[known]] = np.where(sampled > 0, lag, np.nan)
+        return Counters(np.array([now_ns], np.int64), WINDOW_NS * 1e-9, values, lag_seconds)
 
     def _place(self, jobs: tuple[JobTelemetry, ...]) -> None:
         """Say for each rank on each node in which column its values go; anew where somebody came, went or moved."""

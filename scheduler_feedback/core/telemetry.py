@@ -108,11 +108,14 @@ class Counters:
     the newest sample inside and the one before it, over the time between those two: a ten-second counter gives one
     value every ten windows and NaN between, never 0, 0, ..., 10x. NaN too where a sample is missing, came too late for
     its window, came twice with one time, or where the counter began anew.
+    lag_seconds: float32 [N], how long before a window's end the traffic of each rank was sampled, by the newest window:
+    nodes sample at moments of their own. NaN where that is not known; None where it is of no rank.
     """
 
     at_ns: IntArray
     seconds: float
     values: Float32Array
+    lag_seconds: Float32Array | None = None
 
 
 def no_counters(ranks: int) -> Counters:

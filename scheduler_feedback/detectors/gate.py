@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scheduler_feedback.core.gangs import FloatArray
-from scheduler_feedback.core.telemetry import FEATURE, Float32Array
+from scheduler_feedback.core.telemetry import FEATURE, Float32Array, Shape
+from scheduler_feedback.detectors.chorus import Voices
 from scheduler_feedback.detectors.rhythm import rhythm
 from scheduler_feedback.detectors.work_rate import steady_width
 
@@ -57,7 +58,7 @@ class JobGate:
     best: the highest usual rate; widths: over how many windows a rate must be averaged to be steady.
     period_seconds: length of an iteration, by the newest look; None where none is sure. recent_windows: how many of the
     newest windows were held against those before when the job was last asked how slow it is, and judged_by: in which
-    counter; 0 and none where it could not be told."""
+    counter; 0 and none where it could not be told. voices: its nodes, each with the moments of its samples."""
 
     signals: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
     evenly: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
@@ -70,16 +71,27 @@ class JobGate:
     period_seconds: float | None = None
     recent_windows: int = 0
     judged_by: str = ""
+    voices: Voices | None = None
 
-    def take(self, values: Float32Array, seconds: float = 1.0) -> None:
-        """One window of this job's counters, of so many seconds: [features, ranks]."""
+    def of(self, shape: Shape) -> None:
+        """Whose counters they are from now on."""
+        if self.voices is None or self.voices.shape is not shape:
+            self.voices = Voices(shape)
+
+    def take(self, values: Float32Array, seconds: float = 1.0, lag_seconds: Float32Array | None = None) -> None:
+        """One window of this job's counters, of so many seconds: [features, ranks]; and how long before its end each
+        rank was sampled, where that is known."""
         if seconds != self.window_seconds:
             self.window_seconds = seconds
             self.taken = self.looked = 0
             self.widths.clear()
             for ring in (*self.evenly.values(), *self.coarsely.values()):
                 ring.clear()
+            if self.voices is not None:
+                self.voices.forget()
         self.taken += 1
+        if self.voices is not None and lag_seconds is not None:
+            self.voices.take(values, lag_seconds, seconds)
         for name, ring in self.signals.items():
             evenly = self.evenly[name]
             row = values[FEATURE[name]]
@@ -118,6 +130,8 @@ class JobGate:
             if found:
                 self.period_seconds = max(found, key=lambda told: len(told.ends)).seconds
                 return
+        if self.voices is not None:
+            self.period_seconds = self.voices.period(self.window_seconds)
 
     def slower(self) -> float:
         """Iteration time over its usual, by what the iterations move; 1 where that is not known, or may be chance."""

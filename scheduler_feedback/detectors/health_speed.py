@@ -122,8 +122,11 @@ class Speeds:
             gate = self.gates.get(name)
             if gate is None:
                 gate = self.gates[name] = JobGate(best=dict(self._bests.pop(name, NO_BEST)[1]))
+            gate.of(job.shape)
+            lags = telemetry.counters.lag_seconds
             for window in range(values.shape[1]):
-                gate.take(values[:, window, columns], telemetry.counters.seconds)
+                lag = None if lags is None else lags[columns]
+                gate.take(values[:, window, columns], telemetry.counters.seconds, lag)
         due = [gate for gate in self.gates.values() if gate.due >= 0]
         for gate in sorted(due, key=lambda one: -one.due)[:LOOKS_A_TICK]:
             gate.look()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -180,3 +182,22 @@ def test_each_rank_keeps_its_own_column_while_others_come_go_and_move(seed: int)
                     assert clock == np.float32(crowd.clock(Member(job.shape.job, job.shape.attempt, rank)))
         present = [member for members in crowd.on.values() for member in members]
         assert found == len(known.intersection(present))
+
+
+def test_when_the_traffic_was_sampled_is_told_of_jobs_that_report_no_steps() -> None:
+    fleet = Fleet()
+    look = Look(fleet)
+    whole = layout()
+    of_rank = Column("gangwatch_rank_cpu_seconds_total", (("attempt", "1"), ("gang", "g"), ("rank", "0")))
+    told = make_layout(whole.node, whole.tiers, whole.gauges, (*whole.counters, of_rank))
+    lags = []
+    for seq in (1, 2, 3):
+        one = frame(seq, [0, 0, 0, 0, 0, 0])
+        sampled = np.array([seq * SECOND - 300_000_000, 0])  # on the node's own clock, which is 1,000 s behind
+        one = replace(one, layout_id=told.layout_id, tier_ns=sampled, counters_valid=np.ones(6, np.bool_), records=())
+        fleet.observe(told, one, one.wall_ns)
+        telemetry = look.next(one.wall_ns + 200_000_000)
+        assert [job.steps for job in telemetry.jobs] == [None]
+        lags.append(telemetry.counters.lag_seconds)
+    assert [lag.tolist() for lag in lags if lag is not None] == [[pytest.approx(0.5)]] * 3
+    assert seen(frame(1, [0] * 5), frame(2, [0] * 5))[1].counters.lag_seconds is None, "it reports its steps"

@@ -172,7 +172,9 @@ class World:
         at_ns = WALL_START_NS + np.round(ends * NS).astype(np.int64)
         values = np.concatenate(tables, axis=2) if tables else np.zeros((len(FEATURES), len(ends), 0), np.float32)
         self._merge_shared(values)
-        counters = Counters(at_ns, self.sampling_seconds, values)
+        lags = [heard.meter.phase[heard.meter.node_of] for heard in self._jobs.values()]
+        lag = np.concatenate(lags).astype(np.float32) if lags else None
+        counters = Counters(at_ns, self.sampling_seconds, values, lag)
         return Telemetry(now_ns, tuple(jobs), counters, tuple(self._events(before)), heard_ns)
 
     # --- who is silent ------------------------------------------------------------------------------------------------

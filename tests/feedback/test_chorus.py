@@ -1,0 +1,126 @@
+"""How long iterations are, told from nodes that sample at different moments; what is sure, and what must not be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.gangs import FloatArray
+from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Float32Array, Shape
+from scheduler_feedback.detectors.chorus import KEPT, Voices
+from scheduler_feedback.detectors.gate import JobGate
+from scheduler_feedback.detectors.rhythm import rhythm
+
+SAMPLES = 300
+PER_NODE = 2
+
+
+def moved(ends: FloatArray, at: FloatArray, share: float = 0.3) -> FloatArray:
+    """What was moved up to these times by a job that sends in the last `share` of each iteration."""
+    lengths = np.diff(ends, prepend=0.0)
+    sends = share * lengths
+    index = np.minimum(np.searchsorted(ends, at), len(ends) - 1)
+    before = np.concatenate([[0.0], np.cumsum(sends)])[index]
+    return before + np.clip(at - (ends[index] - sends[index]), 0.0, sends[index])
+
+
+def sung(
+    lengths: FloatArray,
+    lags: FloatArray,
+    seconds: float = 1.0,
+    samples: int = SAMPLES,
+    jitter: float = 0.005,
+    lost: float = 0.02,
+    stages: int = 1,
+) -> Voices:
+    """Voices of a job with so long iterations, of nodes that sample so long before each window's end."""
+    random = np.random.default_rng(7)
+    ranks = len(lags) * PER_NODE
+    nodes = tuple(f"n{rank // PER_NODE}" for rank in range(ranks))
+    stage = np.arange(ranks) * stages // ranks
+    voices = Voices(Shape("job", 1, np.arange(ranks), nodes, stage=stage))
+    ends = np.cumsum(lengths)
+    lag = (lags * seconds)[None] + seconds * jitter * random.standard_normal((samples + 1, len(lags)))
+    at = seconds * (5.0 + np.arange(samples + 1))[:, None] - lag
+    rate = np.diff(moved(ends, at), axis=0) / np.diff(at, axis=0) * random.normal(1.0, 0.01, (samples, len(lags)))
+    rate[random.random(rate.shape) < lost] = np.nan
+    for window in range(samples):
+        values = np.zeros((len(FEATURES), ranks), np.float32)
+        values[FEATURE["nvlink_bytes"]] = 1e9 * np.repeat(rate[window], PER_NODE)
+        voices.take(values, np.repeat(lag[window + 1], PER_NODE).astype(np.float32), seconds)
+    return voices
+
+
+def even(period: float, seconds: float = 1.0, samples: int = SAMPLES, uneven: float = 0.002) -> FloatArray:
+    random = np.random.default_rng(11)
+    return period * random.normal(1.0, uneven, int((samples + 10) * seconds / period) + 2)
+
+
+LAGS = np.array([0.05, 0.31, 0.48, 0.83])
+
+
+@pytest.mark.parametrize("period", [0.31, 0.41, 0.73, 1.31, 1.9, 2.3, 3.4, 7.7])
+def test_iterations_shorter_than_the_samples_are_told_by_nodes_that_sample_apart(period: float) -> None:
+    lengths = even(period)
+    found = sung(lengths, LAGS).period(1.0)
+    assert found == pytest.approx(lengths.mean(), rel=0.01)
+
+
+def test_what_is_told_does_not_hang_on_how_long_windows_are() -> None:
+    lengths = even(13.1, seconds=10.0)
+    assert sung(lengths, LAGS, seconds=10.0).period(10.0) == pytest.approx(lengths.mean(), rel=0.01)
+
+
+@pytest.mark.parametrize("period", [0.31, 0.73, 1.31, 1.9])
+def test_nodes_that_sample_together_tell_nothing_of_what_may_be_a_mirror_image(period: float) -> None:
+    assert sung(even(period), np.full(4, 0.4)).period(1.0) is None
+    assert sung(even(period), LAGS[:1]).period(1.0) is None
+
+
+def test_nodes_of_different_stages_need_not_be_in_phase() -> None:
+    assert sung(even(0.73), LAGS, stages=4).period(1.0) is None
+
+
+def test_moments_that_wander_tell_nothing() -> None:
+    assert sung(even(0.73), LAGS, jitter=0.1).period(1.0) is None
+
+
+@pytest.mark.parametrize("period", [1.0, 0.5])
+def test_what_fits_into_a_window_is_hidden(period: float) -> None:
+    found = sung(even(period, uneven=0.0), LAGS).period(1.0)
+    assert found is None or found == pytest.approx(period, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_has_no_period(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    for uneven in (0.3, 0.6):
+        lengths = 1.7 * random.lognormal(0.0, uneven, 400)
+        assert sung(lengths, LAGS).period(1.0) is None
+
+
+@pytest.mark.parametrize("half", [0.43, 0.62, 0.77, 1.21, 2.6])
+def test_halves_that_differ_a_little_are_one_iteration(half: float) -> None:
+    """The line of the halves stands out, and that of the whole is there; with a half of 0.62 s it is where the mirror
+    image of the other one stands."""
+    halves = even(half)
+    halves[::2] *= 1.4
+    found = sung(halves, LAGS).period(1.0)
+    assert found is None or found == pytest.approx(2 * halves.mean(), rel=0.02)
+
+
+def test_the_gate_asks_the_voices_where_the_rhythm_tells_nothing() -> None:
+    lengths = even(0.73)
+    voices = sung(lengths, LAGS)
+    gate = JobGate()
+    gate.of(voices.shape)
+    assert gate.voices is not None
+    for window in range(SAMPLES):
+        values = np.zeros((len(FEATURES), len(voices.shape)), np.float32)
+        for place, ranks in enumerate(voices.members):
+            values[FEATURE["nvlink_bytes"], ranks] = voices.ring[window % KEPT, place]
+        lag: Float32Array = np.repeat(LAGS, PER_NODE).astype(np.float32)
+        gate.take(values, 1.0, lag)
+    assert rhythm(np.array(gate.evenly["nvlink_bytes"]), 1.0) is None
+    gate.look()
+    assert gate.period_seconds == pytest.approx(lengths.mean(), rel=0.01)
