@@ -1,0 +1,85 @@
+"""Throttling and busy hosts are causes: who is slow for one works apart from its peers, and few others do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.gangs import FloatArray
+from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.detectors.apart import kept_from_working, works_longer
+from scheduler_feedback.detectors.panel import Panel
+
+NS = 1_000_000_000
+RANKS = 32
+SLOWER = 1.2
+BEGINS = 60
+
+
+def panel_of(changes: dict[str, FloatArray], staged: bool = True, unknown: tuple[str, ...] = ()) -> tuple[Panel, Shape]:
+    """A panel that saw a healthy minute and then half of one in which counters stood at so many times their usual."""
+    random = np.random.default_rng(2)
+    stage = np.arange(RANKS) // 16 if staged else None
+    shape = Shape("job", 1, np.arange(RANKS), tuple(f"n{rank // 8}" for rank in range(RANKS)), stage=stage)
+    panel = Panel()
+    for second in range(BEGINS + 30):
+        made = np.full((len(FEATURES), 1, RANKS), 1.0, np.float32)
+        for name in ("tensor_active", "power", "sm_active", "sm_clock"):
+            made[FEATURE[name], 0] = 0.5 * random.normal(1.0, 0.005, RANKS)
+            if second >= BEGINS and name in changes:
+                made[FEATURE[name], 0] *= changes[name]
+        for name in unknown:
+            made[FEATURE[name]] = np.nan
+        now = np.array([(second + 1) * NS])
+        panel.at(Telemetry(int(now[0]), (JobTelemetry(shape),), Counters(now, 1.0, made)))
+    return panel, shape
+
+
+def at(ranks: list[int], value: float, others: float = 1.0) -> FloatArray:
+    found = np.full(RANKS, others)
+    found[ranks] = value
+    return found
+
+
+def test_who_works_longer_than_its_peers_stands_apart() -> None:
+    panel, shape = panel_of({"tensor_active": at([5], 1.0, others=1 / SLOWER)})
+    assert [rank for rank in range(RANKS) if works_longer(panel, shape, rank, SLOWER)] == [5]
+
+
+@pytest.mark.parametrize("staged", [True, False])
+def test_nobody_of_a_stage_that_works_longer_stands_apart(staged: bool) -> None:
+    """Known or not that it is one: they are many, on several nodes."""
+    panel, shape = panel_of({"tensor_active": at(list(range(16, 32)), 1.0, others=1 / SLOWER)}, staged)
+    assert not any(works_longer(panel, shape, rank, SLOWER) for rank in range(RANKS))
+
+
+def test_who_works_a_little_longer_is_not_why_the_job_is_slow() -> None:
+    panel, shape = panel_of({"tensor_active": at([5], 1.05)})
+    assert not works_longer(panel, shape, 5, SLOWER)
+
+
+def test_where_work_is_not_seen_the_clock_tells() -> None:
+    panel, shape = panel_of({"sm_clock": at([5], 0.8)}, unknown=("tensor_active",))
+    assert [rank for rank in range(RANKS) if works_longer(panel, shape, rank, SLOWER)] == [5]
+    panel, shape = panel_of({"sm_clock": at([5], 0.8)})
+    assert not works_longer(panel, shape, 5, SLOWER), "its work is seen, and takes no longer"
+
+
+@pytest.mark.parametrize("unknown", [(), ("power",)])
+def test_a_node_whose_ranks_run_nothing_while_others_poll_stands_apart(unknown: tuple[str, ...]) -> None:
+    here = list(range(8, 16))
+    less = {"power": at(here, 0.75, others=0.9), "sm_active": at(here, 0.80, others=0.87)}
+    panel, shape = panel_of(less, unknown=unknown)
+    assert [rank for rank in range(RANKS) if kept_from_working(panel, shape, rank, SLOWER)] == here
+
+
+def test_a_stage_whose_ranks_all_run_nothing_has_nobody_apart() -> None:
+    panel, shape = panel_of({"power": at(list(range(16)), 0.75, others=0.9)})
+    assert not any(kept_from_working(panel, shape, rank, SLOWER) for rank in range(RANKS))
+
+
+def test_where_neither_is_seen_nobody_stands_apart() -> None:
+    less = {"power": at([5], 0.5)}
+    panel, shape = panel_of(less, unknown=("power", "sm_active", "tensor_active", "sm_clock"))
+    assert not kept_from_working(panel, shape, 5, SLOWER)
+    assert not works_longer(panel, shape, 5, SLOWER)
