@@ -57,6 +57,14 @@ ALARM = 8.0
 """As for steps: an allowance of 0.75 and an alarm at 6 to 10 (trials on public traces); clipped at three sigma."""
 
 
+_NOTHING: Mapping[str, Float32Array | float] = {
+    **dict.fromkeys(("_mean", "_square", "_taken", "score"), 0.0),
+    **dict.fromkeys(("level", "peers", "newest"), np.nan),
+    "scale": FLOOR[:, None],
+}
+"""What each state of a panel's columns is where nothing is known yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Norm:
     """What is usual of a job's ranks [n]: the residuals' mean and scale, float32 [F, n]; mean NaN where not learned."""
@@ -64,13 +72,6 @@ class Norm:
     ranks: IntArray
     mean: Float32Array
     scale: Float32Array
-
-
-def _whole(
-    mean: Float32Array, scale: Float32Array, taken: Float32Array, enough: int
-) -> tuple[Float32Array, Float32Array]:
-    """Mean and scale where the warm-up of `enough` windows is over; half a norm is none."""
-    return np.where(taken >= enough, mean, np.float32(np.nan)), scale
 
 
 class Panel:
@@ -101,25 +102,32 @@ class Panel:
         self._enough, self._floor = WARM_UP_WINDOWS, FLOOR
         self._shape(0)
 
-    def _shape(self, columns: int) -> None:
-        shape = (COUNT, columns)
-        self._mean = np.zeros(shape, np.float32)
-        self._square = np.zeros(shape, np.float32)
-        self._taken = np.zeros(shape, np.float32)
-        self.scale = np.repeat(FLOOR[:, None], columns, axis=1)
-        self.level = np.full(shape, np.nan, np.float32)
-        self.peers = np.full(shape, np.nan, np.float32)
-        self.newest = np.full(shape, np.nan, np.float32)
-        self.score = np.zeros(shape, np.float32)
-        self._scaled = np.empty(shape, np.float32)
+    _mean: Float32Array
+    _square: Float32Array
+    _taken: Float32Array
+    scale: Float32Array
+    level: Float32Array
+    peers: Float32Array
+    newest: Float32Array
+    score: Float32Array
+
+    def _shape(self, columns: int, stay: Sequence[tuple[slice, slice]] = ()) -> None:
+        """Lay out so many columns, with nothing known but of those that stay: their places, and where they were.
+
+        One array after the other: of 100,000 ranks each takes ten megabytes.
+        """
+        for name, nothing in _NOTHING.items():
+            state = np.full((COUNT, columns), nothing, np.float32)
+            for place, before in stay:
+                state[:, place] = getattr(self, name)[:, before]
+            setattr(self, name, state)
+        self._scaled = np.empty((COUNT, columns), np.float32)
         self._scratch = np.empty((2, columns), np.float32)
         self._knowns = Knowns(self.peers_of)
         # Columns of a feature of which nearly all is zero that have something else; None where that is not known.
         self._moving: list[BoolArray | None] = [None] * COUNT
         self._warming = np.ones(COUNT, np.bool_)
         self._fresh = np.ones(COUNT, np.bool_)
-
-    _STATE = ("_mean", "_square", "_taken", "scale", "level", "peers", "newest", "score")
 
     def at(self, telemetry: Telemetry) -> Panel:
         """Fold this telemetry in, once however many detectors ask; the panel as of it."""
@@ -150,9 +158,7 @@ class Panel:
     def dump(self) -> bytes:
         """The norms that are learned: without them a restart during a fault would learn the fault as healthy."""
         norms = {
-            (shape.job, shape.attempt): Norm(
-                shape.ranks, *_whole(self._mean[:, place], self.scale[:, place], self._taken[:, place], self._enough)
-            )
+            (shape.job, shape.attempt): self._norm(shape, place)
             for shape, place in zip(self._shapes, self.columns.values(), strict=True)
         }
         for key, norm in self._restored.items():
@@ -187,6 +193,12 @@ class Panel:
             raise ValueError(f"norms of counters: {error}") from None
         self._restored = restored if names == [feature.name for feature in FEATURES] else {}
         self._restored_until_ns = 0
+
+    def _norm(self, shape: Shape, place: slice) -> Norm:
+        """What is usual of a job by now, where its warm-up is over: half a norm is none."""
+        learned = self._taken[:, place] >= self._enough
+        mean = np.where(learned, self._mean[:, place], np.float32(np.nan))
+        return Norm(shape.ranks, mean, self.scale[:, place].copy())
 
     def _recall(self, shape: Shape, place: slice, norm: Norm) -> None:
         """Ranks of the shape whose norm is known need no warm-up."""
@@ -350,23 +362,24 @@ class Panel:
             (shape.job, shape.attempt): (shape, columns)
             for shape, columns in zip(self._shapes, self.columns.values(), strict=True)
         }
-        kept = {name: getattr(self, name) for name in self._STATE}
         ends = np.cumsum([len(shape) for shape in shapes], dtype=np.intp).tolist()
         columns = [slice(end - len(shape), end) for end, shape in zip(ends, shapes, strict=True)]
-        self._shape(ends[-1] if ends else 0)
+        stay: list[tuple[slice, slice]] = []
+        recalled: list[tuple[Shape, slice, Norm]] = []
         for shape, place in zip(shapes, columns, strict=True):
             before, columns_before = old.get((shape.job, shape.attempt), (None, slice(0, 0)))
             if before is shape:
-                for name in self._STATE:
-                    getattr(self, name)[:, place] = kept[name][:, columns_before]
+                stay.append((place, columns_before))
                 continue
             if (norm := self._restored.get((shape.job, shape.attempt))) is not None:
-                self._recall(shape, place, norm)
+                recalled.append((shape, place, norm))
                 if np.isin(norm.ranks, shape.ranks).all():
                     del self._restored[shape.job, shape.attempt]  # else the others are heard again later
             if before is not None:  # a rank was heard of that was not, or a device
-                mean, scale, taken = (kept[name][:, columns_before] for name in ("_mean", "scale", "_taken"))
-                self._recall(shape, place, Norm(before.ranks, *_whole(mean, scale, taken, self._enough)))
+                recalled.append((shape, place, self._norm(before, columns_before)))
+        self._shape(ends[-1] if ends else 0, stay)
+        for shape, place, norm in recalled:
+            self._recall(shape, place, norm)
         self._shapes = shapes
         self.columns = {shape.job: place for shape, place in zip(shapes, columns, strict=True)}
         self.peers_of = Grouping(joined([_peers(shape) for shape in shapes]))
