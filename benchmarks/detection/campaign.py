@@ -157,6 +157,10 @@ def measure(
     cells = fleet.compose(runs, options.seed, most_cells=most, baselines=baselines, switches=switches)
     order = np.random.default_rng([options.seed, 8]).permutation(len(cells))
     tasks: list[Task] = [cells[i] for i in order]
+    healthy_parts = [
+        replace(one, reports=reports, baselines=one.baselines and baselines, switches=switches)
+        for one in health(options)
+    ]
     if switches is None:
         large = fleet.compose(
             [replace(cell, reports=reports) for cell in located(options)],
@@ -164,11 +168,9 @@ def measure(
             most_gpus=20_000,
             baselines=baselines,
         )
-        tasks = in_turn(
-            tasks,
-            large,
-            [replace(one, reports=reports, baselines=one.baselines and baselines) for one in health(options)],
-        )
+        tasks = in_turn(tasks, large, healthy_parts)
+    elif options.healthy_days is not None:
+        tasks = in_turn(tasks, healthy_parts)
     name = "ablation" if switches else "detection" if reports else "counters only"
     parts = Parts()
     results: list[Result] = []
@@ -188,11 +190,12 @@ def measure(
 
 
 def ablations(options: argparse.Namespace) -> dict[str, Any]:
-    """Each part of the detectors off in turn, on the same cells."""
+    """Each part of the detectors off in turn, on the same cells; on healthy days only where their number is given."""
+    kept = ("precision", "recall", "f1", "f1_interval", "ttd_seconds_p95", "kind_confusion", "calibration_error",
+            "by_workload", "false_alarms_per_1000_gpu_days", "wrong_actions", "healthy_gpu_days")  # fmt: skip
     found = {}
     for name in (None, *Switches.__dataclass_fields__):
         switches = Switches() if name is None else replace(Switches(), **{name: False})
         ours = measure(options, switches, baselines=False)["ours"]
-        kept = ("precision", "recall", "f1", "f1_interval", "ttd_seconds_p95", "kind_confusion", "calibration_error")
         found[name or "none"] = {key: ours[key] for key in kept}
     return found

@@ -16,6 +16,7 @@ from benchmarks.detection.baselines import BASELINES, Panel
 from benchmarks.detection.claims import ACCUSING, Claim, Heard
 from benchmarks.detection.ours import Ours
 from scheduler_feedback.core.state import Policy
+from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.sim.world import fabric, plan
 from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.fabric import NODES_PER_POD
@@ -37,7 +38,10 @@ SHORTEST_STEP = {1024: 1.0, 2048: 2.0, 4096: 2.0}
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Healthy jobs of one kind in one world, for about this many GPU-days. long: one small job for many days."""
+    """Healthy jobs of one kind in one world, for about this many GPU-days. long: one small job for many days.
+
+    switches: parts of ours turned off for an ablation.
+    """
 
     workload: Workload
     gpu_days: float
@@ -46,6 +50,7 @@ class Health:
     reports: bool = True
     rough: bool = False
     long: bool = False
+    switches: Switches | None = None
 
 
 @dataclass(slots=True)
@@ -97,7 +102,7 @@ def run(health: Health) -> Alarms:
     """Let them run, and count who accuses them."""
     courses = jobs(health)
     world = World(courses, health.seed, 30.0, ROUGH if health.rough else Delivery())
-    ours = Ours()
+    ours = Ours(health.switches)
     panel = Panel([rule() for rule in BASELINES] if health.baselines else [])
     heard = {"ours": Heard()} | {rule.name: Heard() for rule in panel.rules}
     until = max(course.finish for course in courses)
