@@ -10,6 +10,8 @@ no single member could make them do:
 - the ranks of one stage do: it was given more;
 - the ranks of all roles, or of the first stage, have nothing to run: they wait for input, or save.
 
+A stage that always had more to do than the others is told as well: its ranks' tensor pipes are busier than theirs.
+
 Middles over a role are compared, so that no one member can move them, and a role that stands on one node tells nothing:
 what is wrong with a node is alike on all its ranks.
 """
@@ -28,6 +30,7 @@ from scheduler_feedback.detectors.gate import RATES, JobGate
 from scheduler_feedback.detectors.known import BoolArray
 from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
+from scheduler_feedback.detectors.workload_rules import STAGE_RATIO
 
 KEPT = 256
 """Windows: a quarter of an hour of ten seconds each is enough to know what is usual, and what a role does takes a
@@ -54,6 +57,11 @@ H100's 132 SMs' worth of it (NCCL's channels), who has nothing to run is not."""
 
 SIGMAS = 3.0
 LEAST_SIGMA = 0.01
+
+LEAST_WINDOWS, LEAST_SECONDS = 16, 300.0
+STAGES_ALIKE = 1.03
+"""A stage has more to do than the others where those are alike, as of jobs that report, by a tenth (workload_rules.py),
+and its clock is no lower, in the middle of five minutes and more."""
 
 AGAIN_SECONDS = 4.0
 """A look takes a tenth of a millisecond: of a job with windows of a second every fourth one has a look."""
@@ -127,6 +135,38 @@ class Doings:
         if no_more.all():
             return self._idle(means, slower)
         return []
+
+    def standing_claims(self, seconds: float) -> list[Claim]:
+        """Of a stage that has had more to do than the others all the time, by windows of so many seconds."""
+        kept = min(self.taken, KEPT)
+        if (
+            self.shape.stage is None
+            or len(self.members) < 2
+            or kept < LEAST_WINDOWS
+            or self.taken * seconds < LEAST_SECONDS
+        ):
+            return []
+        known = np.isfinite(self.ring[:kept, [TENSOR, CLOCK]]).all(axis=(1, 2))
+        if 2 * int(known.sum()) <= kept:
+            return []
+        busy, clock = np.median(self.ring[:kept, [TENSOR, CLOCK]][known], axis=0).astype(np.float64)
+        most = int(busy.argmax())
+        others = np.delete(busy, most)
+        middle = float(np.median(others))
+        if not middle > 0 or self.nodes[most] < 2:
+            return []
+        alike = float(others.max()) <= STAGES_ALIKE * middle and float(clock[most]) * STAGES_ALIKE >= float(clock.max())
+        ratio = float(busy[most]) / middle
+        if ratio < STAGE_RATIO or not alike:
+            return []
+        words = f"middle of the other {len(others)} stages, of which the busiest has {others.max():.2f}"
+        told = (
+            Evidence("tensor_active", float(busy[most]), middle, "ratio", words, 3.5),
+            Evidence("sm_clock", float(clock[most]), float(clock.max()), "hertz", "the fastest stage's", 0.5),
+        )
+        ranks = tuple(self.shape.ranks[self.members[most]].tolist())
+        key = f"{STAGE}-{int(self.shape.stage[self.members[most][0]])}"
+        return [Claim(key, Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1, ranks, 1.0 / ratio, told)]
 
     def _means(self, recent: int) -> FloatArray:
         """[blocks, signals, roles]: over as many windows each, newest last; NaN where half of them are not known."""
@@ -247,7 +287,9 @@ class UnreportedWorkloads:
     def _claims(self, name: str, gate: JobGate | None, doings: Doings) -> list[Claim]:
         """None of a job that is known to be slow for another's or for a member's sake."""
         accused = any(gang == name for gang, _, _ in self._panel.accused)
-        return [] if gate is None or accused or name in self._panel.disturbed else doings.claims(gate)
+        if gate is None or accused or name in self._panel.disturbed:
+            return []
+        return [*doings.claims(gate), *doings.standing_claims(gate.window_seconds)]
 
 
 def _verdict(claim: Claim, job: JobTelemetry, gate: JobGate, now_ns: int, seconds: float) -> Verdict:

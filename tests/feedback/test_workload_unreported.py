@@ -30,8 +30,15 @@ Does = Callable[[FloatArray], None]
 WORKS, IDLES, CLOCK = range(3)
 
 
-def told(does: Does, seconds: int = 300, until: int = 10_000, per_node: int = 8, staged: bool = True) -> list[Finding]:
-    """What is told of one job of two stages, an iteration of which takes a second, and longer from BEGINS on."""
+def told(
+    does: Does,
+    seconds: int = 300,
+    until: int = 10_000,
+    per_node: int = 8,
+    staged: bool = True,
+    begins: int = BEGINS,
+) -> list[Finding]:
+    """What is told of one job of two stages, an iteration of which takes a second, and longer from `begins` on."""
     random = np.random.default_rng(5)
     nodes = tuple(f"n{rank // per_node}" for rank in range(RANKS))
     shape = Shape("job", 1, np.arange(RANKS), nodes, stage=STAGE if staged else None)
@@ -41,7 +48,7 @@ def told(does: Does, seconds: int = 300, until: int = 10_000, per_node: int = 8,
     for second in range(1, seconds + 1):
         step = np.stack([np.full(RANKS, 0.7), np.zeros(RANKS), np.ones(RANKS)])
         length = 1.0
-        if BEGINS < second <= until:
+        if begins < second <= until:
             does(step)
             length = SLOWER
         works, idles = step[WORKS] / length, step[IDLES] / length
@@ -132,6 +139,14 @@ def test_a_stage_on_one_node_may_be_that_nodes_fault() -> None:
 
 def test_where_stages_are_not_known_none_is_named() -> None:
     assert not kinds(told(last_stage_works_more, staged=False))
+
+
+def test_a_stage_that_always_had_more_to_do_is_told() -> None:
+    found = told(last_stage_works_more, seconds=420, begins=0)
+    assert kinds(found) == {(Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION)}
+    assert [one.ranks for one in found if isinstance(one, Verdict)] == [tuple(range(16, 32))]
+    for does, more in ((last_stage_works_more, {"per_node": 16}), (one_works_longer, {}), (all_work_more, {})):
+        assert not kinds(told(does, seconds=420, begins=0, **more))
 
 
 def test_what_is_over_is_cleared() -> None:
