@@ -41,7 +41,7 @@ APART = 0.5
 
 FEW = 8
 LEAST_IO_WAIT = 0.1
-"""Share of its time for which the host of the one that polls not waits for its disks: then it writes."""
+"""Share of time. A rank that does not poll while its host waits for its disks so long writes or reads: it saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,10 @@ class Traffic:
         """One more window, [features, ranks], that ended then; whether anything moved in it after a pause."""
         rows = values[[FEATURE[name] for name in RATES]]
         known = np.isfinite(rows)
-        if not known[:, :].any() or 2 * int(known.any(axis=0).sum()) <= len(self.shape):
+        heard = int(known.any(axis=0).sum())
+        if 2 * heard <= len(self.shape):
             return False
-        moved = float(np.where(known, rows, 0.0).sum()) / int(known.any(axis=0).sum())
+        moved = float(rows[known].sum()) / heard
         if not moved > NOTHING * (0.0 if math.isnan(self.usual) else self.usual):
             self._still(values)
             return False
