@@ -12,7 +12,7 @@ from scheduler_feedback.detectors.baseline import SPREAD_FLOOR, Baseline, log_co
 from scheduler_feedback.detectors.gates import Judged, slow_windows, stopped_again
 from scheduler_feedback.detectors.medians import row_medians
 from scheduler_feedback.detectors.switches import Switches
-from scheduler_feedback.detectors.watched import RECENT_WINDOWS, Watched
+from scheduler_feedback.detectors.watched import INTERVAL_WINDOWS, RECENT_WINDOWS, Watched
 from scheduler_feedback.detectors.windows import (
     Window,
     middle_of_others,
@@ -63,10 +63,24 @@ def judge_window(watched: Watched, baseline: Baseline, window: Window, switches:
         watched.since[score <= 0] = -1
         watched.score = score
     watched.history.append(Judged(window, sigmas))
+    _forget(watched)
     newest = [judged.window for judged in list(watched.history)[-RECENT_WINDOWS:]]
     if len(newest) == RECENT_WINDOWS:
         recent = sum(one.steps * one.step_seconds for one in newest) / sum(one.steps for one in newest)
         watched.best_step_seconds = min(watched.best_step_seconds, recent / _less_work(watched, window))
+
+
+def _forget(watched: Watched) -> None:
+    """Of windows from before any sum left zero keep what they say of the gang, and which ranks were slow: no alarm
+    will look at the ranks' times in them. All of them would take 60 kB of a node of eight."""
+    risen = watched.since[watched.since >= 0]
+    episode = watched.counted - int(risen.min()) if len(risen) else 0
+    history = watched.history
+    for index in range(len(history) - max(RECENT_WINDOWS, min(episode, INTERVAL_WINDOWS)) - 1, -1, -1):
+        judged = history[index]
+        if not len(judged.window.compute):
+            break  # nor those before it
+        history[index] = Judged(judged.window.of_the_gang(), judged.sigmas)
 
 
 def _less_work(watched: Watched, window: Window) -> float:

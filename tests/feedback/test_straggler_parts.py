@@ -11,12 +11,13 @@ from agent.schema.frame import Frame, Member, StepRecord, Tier, make_layout
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.gangs import Gang
 from scheduler_feedback.core.look import Look
-from scheduler_feedback.core.telemetry import Shape, StepTable
+from scheduler_feedback.core.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Cause, Evidence
+from scheduler_feedback.detectors import straggler_sums
 from scheduler_feedback.detectors.attribution import attribute
 from scheduler_feedback.detectors.medians import median_of_others
 from scheduler_feedback.detectors.straggler import StragglerDetector
-from scheduler_feedback.detectors.watched import rest
+from scheduler_feedback.detectors.watched import INTERVAL_WINDOWS, rest
 from scheduler_feedback.detectors.weighing import BOUND, bounded, confidence
 from scheduler_feedback.detectors.windows import (
     Places,
@@ -232,6 +233,41 @@ def test_no_single_fact_decides_alone(value: float) -> None:
 
 
 # --- anything at all --------------------------------------------------------------------------------------------------
+
+
+def found_in_bursts(seed: int) -> tuple[list[str], list[int]]:
+    """What is found of a gang of 16 of which one rank is slow for a while now and then; and of how many windows the
+    ranks' times are kept after each step."""
+    random = np.random.default_rng(seed)
+    shape = Shape("g", 1, np.arange(16), tuple(f"n{rank // 8}" for rank in range(16)))
+    detector, at_ns = StragglerDetector(), SECOND
+    found: list[str] = []
+    kept: list[int] = []
+    for step in range(400):
+        compute = 1.0 + 0.02 * random.standard_normal(16)
+        if step % 100 > 60:
+            compute[5] *= 1.4
+        at_ns += round(compute.max() * SECOND) + SECOND // 5
+        seconds = np.full((1, 16), compute.max() + 0.2)
+        table = StepTable(np.array([step]), np.full((1, 16), at_ns), seconds, seconds - compute)
+        found += map(repr, detector.tick(Telemetry(at_ns, (JobTelemetry(shape, table),), no_counters(16))))
+        history = detector._watched["g"].history
+        kept.append(sum(len(judged.window.compute) > 0 for judged in history))
+        assert all(len(judged.sigmas) for judged in history)
+    return found, kept
+
+
+def test_what_no_alarm_can_look_back_to_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, kept = found_in_bursts(1)
+    assert any("Verdict(" in one for one in found)
+    assert any("Cleared(" in one for one in found)
+    assert max(kept) == INTERVAL_WINDOWS, "while an alarm stands"
+    assert np.median(kept) < 16
+    monkeypatch.setattr(straggler_sums, "_forget", lambda _: None)
+    same, kept = found_in_bursts(1)
+    assert max(kept) > INTERVAL_WINDOWS
+    assert same == found
+
 
 LAYOUT = make_layout("n0", (Tier("steps", 1.0),), (), ())
 moments = st.integers(0, 40 * SECOND)
