@@ -96,7 +96,7 @@ AnyLayout = Layout | PackedLayout
 
 def pack(layout: Layout) -> PackedLayout:
     """Put a layout away."""
-    packed = zlib.compress(msgspec.msgpack.encode(layout), 1)
+    packed = zlib.compress(msgspec.msgpack.encode(layout), 3)
     return PackedLayout(layout.layout_id, layout.node, layout.sizes, packed)
 
 

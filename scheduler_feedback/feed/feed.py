@@ -42,9 +42,9 @@ OPENED_A_TURN = 128
 """Most connections begun between two looks at the open streams: 10,000 agents that come back at once delay no frame by
 more than these handshakes take (about a millisecond each)."""
 
-FRAMES_AT_ONCE = 16_384
+FRAMES_AT_ONCE = 8_192
 """Read before they are looked at, though other streams have not been read yet: of frames that wait what fits in memory
-(a hundred megabytes). Otherwise all streams that have something are read between two looks: a look that came sooner
+(fifty megabytes). Otherwise all streams that have something are read between two looks: a look that came sooner
 would cost as much, and find less."""
 
 STREAMS_TOGETHER, TOGETHER_SECONDS = 256, 0.02
