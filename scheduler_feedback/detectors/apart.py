@@ -13,8 +13,9 @@ import math
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry import FEATURE, IndexArray, Shape
+from scheduler_feedback.core.telemetry import FEATURE, Float32Array, IndexArray, Shape
 from scheduler_feedback.detectors.panel import Panel
+from scheduler_feedback.detectors.windows import MAD_TO_SIGMA
 
 SHARE = 0.5
 """Of what the job is slower by, on a logarithm: who alone makes it slow works longer by all of that."""
@@ -22,6 +23,10 @@ SHARE = 0.5
 NODE_SHARE, NODE_SIGMAS = 0.1, 0.7
 """A rank that has nothing to run draws less than one that polls, for the time that it is kept from working: by a tenth
 of what the job is slower by at least, and by two deviations of a mean over some ten windows."""
+
+SIGMAS, NODE_RANKS_SIGMAS = 4.0, 1.5
+"""Of how far the ranks of a role stand from each other in these windows: experts that are sought more, or windows that
+are shorter than an iteration, put all of them apart. A node's ranks are eight, as a rule, of which the mean counts."""
 
 MANY = 8
 """More than one rank in so many on several nodes: what they share is the reason."""
@@ -34,7 +39,9 @@ def works_longer(panel: Panel, shape: Shape, rank: int, slower: float) -> bool:
     if not np.isfinite(longer[rank]):
         longer = -panel.level[FEATURE["sm_clock"], columns]
     alike = np.flatnonzero(longer >= SHARE * math.log(max(slower, 1.0)))
-    return rank in alike and not _many(alike, shape)
+    among = longer[shape.roles == shape.roles[rank]]
+    clear = longer[rank] >= SIGMAS * _spread(among[np.isfinite(among)])
+    return bool(clear) and rank in alike and not _many(alike, shape)
 
 
 def kept_from_working(panel: Panel, shape: Shape, rank: int, slower: float) -> bool:
@@ -49,8 +56,13 @@ def kept_from_working(panel: Panel, shape: Shape, rank: int, slower: float) -> b
         if (known & here).any() and (known & ~here).any():
             less = float(np.median(level[known & ~here]) - level[known & here].mean())
             sigma = float(np.median(panel.scale[FEATURE[name], columns][known & here]))
-            return less >= max(NODE_SHARE * math.log(max(slower, 1.0)), NODE_SIGMAS * sigma)
+            among = NODE_RANKS_SIGMAS * _spread(level[known & ~here])
+            return less >= max(NODE_SHARE * math.log(max(slower, 1.0)), NODE_SIGMAS * sigma, among)
     return False
+
+
+def _spread(values: Float32Array) -> float:
+    return MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values)))) if len(values) else 0.0
 
 
 def _many(ranks: IndexArray, shape: Shape) -> bool:

@@ -28,7 +28,10 @@ VOICES = 16
 
 KEPT, LEAST_SAMPLES = 512, 64
 LEAST_KNOWN = 0.8
-LEAST_CYCLES = 16
+LEAST_CYCLES, LOWEST_CYCLES = 32, 6
+"""Over the whole time: of what is told, and of what it may be a harmonic of. A line is as wide as one of them, so that
+of fewer its place is not known to two per cent; those are long enough to be followed."""
+
 MOST_A_SAMPLE = 6.0
 """Iterations that fit into a sample, at most: the window leaves a twentieth of a rhythm as fast as that."""
 
@@ -141,7 +144,7 @@ def strongest(course: FloatArray, phase: FloatArray, role: IntArray) -> float | 
     count = course.shape[1]
     size = 1 << math.ceil(math.log2(FINER * count))
     spectrum = np.fft.fft(course * np.hanning(count), size, axis=1)
-    places = np.arange(math.ceil(LEAST_CYCLES / count * size), int(MOST_A_SAMPLE * size))
+    places = np.arange(math.ceil(LOWEST_CYCLES / count * size), int(MOST_A_SAMPLE * size))
     frequency = places / size
     line, voices = np.zeros(len(places)), np.zeros(len(places))
     for one in np.unique(role):
@@ -154,7 +157,7 @@ def strongest(course: FloatArray, phase: FloatArray, role: IntArray) -> float | 
             together += heard * np.exp(-2j * math.pi * frequency * phase[voice])
             voices += np.abs(heard) ** 2
         line += np.abs(together) ** 2 / len(of_role)
-    place = int(np.argmax(line))
+    place = int(np.argmax(np.where(frequency >= LEAST_CYCLES / count, line, 0.0)))
     here, height, width = frequency[place], float(line[place]), WIDTH / count
     if not height > 0 or height < ALIKE * float(voices[place]):
         return None

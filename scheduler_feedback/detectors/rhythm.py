@@ -34,6 +34,10 @@ the pauses of an iteration, and the rhythm is no mirror image."""
 MIRRORED = 1.1
 """A rhythm must be so many times as strong as its mirror images can be."""
 
+MIXED = (2.6, 3.6)
+"""With so many samples a cycle the mirror image of the second harmonic, at 1 - 2 / cycle, stands so near to the rhythm
+itself that the band in which that is followed holds both, and what is told lies between them."""
+
 QUALITY = 0.12
 STRIDE = 0.12
 HUMP = 0.05
@@ -116,7 +120,7 @@ def rhythm(rate: FloatArray, sample_seconds: float) -> Rhythm | None:
     if best < 0 or not shares[best] > 0:
         return None
     one = distinct[best]
-    if one.strength <= _mirrored(one.cycle) and variation < LEAST_VARIATION:
+    if MIXED[0] < one.cycle < MIXED[1] or (one.strength <= _mirrored(one.cycle) and variation < LEAST_VARIATION):
         return None
     beside = [_follow(spectrum, aside / one.cycle) for aside in ASIDE]
     lengths = [other.length for other in (one, *beside) if other is not None]

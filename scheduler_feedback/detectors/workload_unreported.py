@@ -18,6 +18,7 @@ what is wrong with a node is alike on all its ranks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,9 +33,16 @@ from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
 from scheduler_feedback.detectors.workload_rules import STAGE_RATIO
 
-KEPT = 256
-"""Windows: a quarter of an hour of ten seconds each is enough to know what is usual, and what a role does takes a
-dozen bytes a window."""
+KEPT = 512
+"""Windows: as many as the gate keeps. What a role does takes twenty bytes a window."""
+
+LEAST_BEFORE = 6
+"""So many averages over whole iterations say what is usual, and how much it varies. Of samples of a second eight of
+forty seconds each are kept."""
+
+EACH, LEAST_NEWEST, LONG_WINDOW_SECONDS = 0.5, 3, 20.0
+"""Each of the newest averages, of which there are three where windows are shorter than this, must show half of what
+their mean does: a job that saves is idle in one of them, or in two."""
 
 TENSOR, BUSY, CLOCK, INSIDE, BETWEEN = range(5)
 SIGNALS = ("tensor_active", "sm_active", "sm_clock", *RATES)
@@ -109,23 +117,28 @@ class Doings:
 
     def claims(self, gate: JobGate) -> list[Claim]:
         """What the job does to itself, where it is slower and its ranks tell why; one claim at most."""
-        recent, kept = gate.recent_windows, min(self.taken, KEPT)
-        if not LEAST_SLOWDOWN <= gate.slower() <= MOST_SLOWDOWN or not 0 < recent <= kept // 2:
+        if not LEAST_SLOWDOWN <= gate.slower() <= MOST_SLOWDOWN or not gate.recent_windows:
             return []
-        means = self._means(recent)
+        width, newest = self._whole_iterations(gate)
+        means = self._means(width)
+        if len(means) < newest + LEAST_BEFORE:
+            return []
         traffic = means[:, INSIDE if gate.judged_by == RATES[0] else BETWEEN]
-        rate, _ = _against_the_usual(traffic)
+        rate, _ = _against_the_usual(traffic, newest)
         # Of one and the same windows, so that where an iteration is cut matters to neither.
-        work, sigma = _against_the_usual(means[:, TENSOR] / np.where(traffic > 0, traffic, np.nan))
-        clock, _ = _against_the_usual(means[:, CLOCK])
+        of_traffic = means[:, TENSOR] / np.where(traffic > 0, traffic, np.nan)
+        work, sigma = _against_the_usual(of_traffic, newest)
+        clock, _ = _against_the_usual(means[:, CLOCK], newest)
         slower = 1.0 / float(np.median(rate))
         if not np.isfinite([*work, *clock, slower]).all() or slower < LEAST_SLOWDOWN:
             return []
         extra = slower - 1.0
-        if (clock < 1.0 - LESS_CLOCK * extra / slower).any():
+        rates = np.median(_to_the_usual(traffic, newest), axis=1)
+        if (clock < 1.0 - LESS_CLOCK * extra / slower).any() or (1.0 - rates < EACH * (1.0 - 1.0 / slower)).any():
             return []
         grown = work - 1.0
-        more = grown >= np.maximum(MORE * extra, SIGMAS * sigma)
+        each = _to_the_usual(of_traffic, newest).min(axis=0) - 1.0
+        more = (grown >= np.maximum(MORE * extra, SIGMAS * sigma)) & (each >= EACH * MORE * extra)
         no_more = grown <= NO_MORE * extra
         if more.all() and len({*self.shape.nodes}) > 1:
             told = _works(float(work.min()), float(clock.min()))
@@ -133,7 +146,7 @@ class Doings:
         if more.any() and no_more[~more].all():
             return self._of_stage(more, work, clock, slower)
         if no_more.all():
-            return self._idle(means, slower)
+            return self._idle(means, newest, slower)
         return []
 
     def standing_claims(self, seconds: float) -> list[Claim]:
@@ -168,16 +181,25 @@ class Doings:
         key = f"{STAGE}-{int(self.shape.stage[self.members[most][0]])}"
         return [Claim(key, Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1, ranks, 1.0 / ratio, told)]
 
-    def _means(self, recent: int) -> FloatArray:
+    def _whole_iterations(self, gate: JobGate) -> tuple[int, int]:
+        """Over how many windows is averaged, and how many such averages are new."""
+        width = gate.widths[gate.judged_by]
+        if gate.period_seconds is not None:
+            iterations = math.ceil(width * gate.window_seconds / gate.period_seconds - 0.5)
+            width = max(1, round(max(1, iterations) * gate.period_seconds / gate.window_seconds))
+        newest = math.ceil(gate.recent_windows / width)
+        return width, newest if gate.window_seconds >= LONG_WINDOW_SECONDS else max(newest, LEAST_NEWEST)
+
+    def _means(self, width: int) -> FloatArray:
         """[blocks, signals, roles]: over as many windows each, newest last; NaN where half of them are not known."""
         kept = min(self.taken, KEPT)
         course = np.roll(self.ring, -(self.taken % KEPT), axis=0)[KEPT - kept :]
-        blocks = kept // recent
-        cut = course[kept - blocks * recent :].reshape(blocks, recent, *course.shape[1:]).astype(np.float64)
+        blocks = kept // width
+        cut = course[kept - blocks * width :].reshape(blocks, width, *course.shape[1:]).astype(np.float64)
         known = np.isfinite(cut)
         count = known.sum(axis=1)
         total = np.where(known, cut, 0.0).sum(axis=1)
-        found: FloatArray = np.divide(total, count, out=np.full(total.shape, np.nan), where=2 * count >= recent)
+        found: FloatArray = np.divide(total, count, out=np.full(total.shape, np.nan), where=2 * count >= width)
         return found
 
     def _of_stage(self, more: BoolArray, work: FloatArray, clock: FloatArray, slower: float) -> list[Claim]:
@@ -190,11 +212,11 @@ class Doings:
         told = _works(float(work[stage]), float(clock[stage]))
         return [_claim(f"{STAGE}-more", Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, slower, ranks, told)]
 
-    def _idle(self, means: FloatArray, slower: float) -> list[Claim]:
+    def _idle(self, means: FloatArray, newest: int, slower: float) -> list[Claim]:
         """Nobody works more: whether what was lost was lost to polling, that is to others, or to having nothing."""
-        works, _ = _against_the_usual(means[:, TENSOR])
-        busy, _ = _against_the_usual(means[:, BUSY])
-        _, sigma = _against_the_usual(means[:, BUSY] / means[:, TENSOR])
+        works, _ = _against_the_usual(means[:, TENSOR], newest)
+        busy, _ = _against_the_usual(means[:, BUSY], newest)
+        _, sigma = _against_the_usual(means[:, BUSY] / means[:, TENSOR], newest)
         lost = 1.0 - works
         if not np.isfinite(busy).all() or (lost < SIGMAS * sigma).any():
             return []
@@ -325,12 +347,20 @@ def _quantile(row: Float32Array, share: float) -> float:
     return float(np.partition(known, place)[place])
 
 
-def _against_the_usual(means: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """[blocks, roles] -> ([roles], [roles]): the newest over the middle of those before, and the standard deviation of
-    that ratio; NaN where less than half of those before are known."""
-    before = np.where(np.isfinite(means[:-1]).mean(axis=0) >= 0.5, means[:-1], 1.0)
+def _to_the_usual(means: FloatArray, newest: int) -> FloatArray:
+    """[blocks, roles] -> [newest, roles]: the newest over the middle of those before; NaN where less than half of those
+    are known."""
+    before = means[:-newest]
+    known = np.isfinite(before).mean(axis=0) >= 0.5
+    usual = np.nanmedian(np.where(known, before, 1.0), axis=0)
+    found: FloatArray = means[-newest:] / np.where(known & (usual > 0), usual, np.nan)
+    return found
+
+
+def _against_the_usual(means: FloatArray, newest: int) -> tuple[FloatArray, FloatArray]:
+    """[blocks, roles] -> ([roles], [roles]): the mean of the newest over the middle of those before, and the standard
+    deviation of one block of those."""
+    before = np.where(np.isfinite(means[:-newest]).mean(axis=0) >= 0.5, means[:-newest], 1.0)
     usual = np.nanmedian(before, axis=0)
-    spread = 1.4826 * np.nanmedian(np.abs(before - usual), axis=0)
-    known = (np.isfinite(means[:-1]).mean(axis=0) >= 0.5) & (usual > 0)
-    usual = np.where(known, usual, np.nan)
-    return means[-1] / usual, np.maximum(spread / usual, LEAST_SIGMA)
+    spread = 1.4826 * np.nanmedian(np.abs(before - usual), axis=0) / np.maximum(np.abs(usual), 1e-30)
+    return _to_the_usual(means, newest).mean(axis=0), np.maximum(spread, LEAST_SIGMA)

@@ -77,6 +77,12 @@ def test_nodes_that_sample_together_tell_nothing_of_what_may_be_a_mirror_image(p
     assert sung(even(period), LAGS[:1]).period(1.0) is None
 
 
+@pytest.mark.parametrize("period", [20.0, 24.3, 31.2])
+def test_a_harmonic_of_what_is_too_slow_to_be_told_is_not_taken_for_it(period: float) -> None:
+    """Ten or fifteen iterations in all: too few for a line; their second harmonic is one."""
+    assert sung(even(period), LAGS).period(1.0) is None
+
+
 def test_nodes_of_different_stages_need_not_be_in_phase() -> None:
     assert sung(even(0.73), LAGS, stages=4).period(1.0) is None
 

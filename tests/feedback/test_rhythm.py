@@ -41,6 +41,17 @@ def test_iterations_that_differ_by_a_tenth_are_counted_one_by_one(seed: int) -> 
     assert found.seconds == pytest.approx(np.delete(lengths[:48], 20).mean(), rel=0.02)
 
 
+@pytest.mark.parametrize("seconds", [2.7, 2.93, 3.25, 3.4])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_what_is_mixed_with_the_mirror_image_of_its_harmonic_is_not_told(seconds: float, seed: int) -> None:
+    """Three samples an iteration: what is told may be off by seven per cent."""
+    random = np.random.default_rng(seed)
+    for uneven in (0.003, 0.02):
+        lengths = seconds * random.normal(1.0, uneven, 400)
+        found = rhythm(bursts(lengths, 400, 0.4), 1.0)
+        assert found is None or found.seconds == pytest.approx(seconds, rel=0.02)
+
+
 @pytest.mark.parametrize("seconds", [0.3, 0.7, 1.216, 1.643, 1.9, 2.2])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_iterations_too_short_for_the_samples_are_not_taken_for_longer_ones(seconds: float, seed: int) -> None:
