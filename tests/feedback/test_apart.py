@@ -53,6 +53,21 @@ def test_nobody_of_a_stage_that_works_longer_stands_apart(staged: bool) -> None:
     assert not any(works_longer(panel, shape, rank, SLOWER) for rank in range(RANKS))
 
 
+def test_many_on_several_nodes_have_a_reason_in_common() -> None:
+    panel, shape = panel_of({"tensor_active": at([1, 9, 17, 25, 30], 1.0, others=1 / SLOWER)})
+    assert not any(works_longer(panel, shape, rank, SLOWER) for rank in range(RANKS))
+
+
+def test_where_all_ranks_differ_one_that_differs_as_they_do_is_not_why_the_job_is_slow() -> None:
+    """Experts are sought unequally; and within an iteration some are done and others are not."""
+    differs = np.exp(np.random.default_rng(8).permutation(np.linspace(-0.1, 0.1, RANKS)))
+    panel, shape = panel_of({"tensor_active": differs}, staged=False)
+    assert not any(works_longer(panel, shape, rank, SLOWER) for rank in range(RANKS))
+    differs[5] = 2.0
+    panel, shape = panel_of({"tensor_active": differs}, staged=False)
+    assert works_longer(panel, shape, 5, SLOWER)
+
+
 def test_who_works_a_little_longer_is_not_why_the_job_is_slow() -> None:
     panel, shape = panel_of({"tensor_active": at([5], 1.05)})
     assert not works_longer(panel, shape, 5, SLOWER)
