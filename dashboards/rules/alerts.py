@@ -131,6 +131,14 @@ CONTROLLER = (
         "Prometheus knows no target of the job gangwatch-controller: every alert on jobs is blind.",
     ),
     Alert(
+        "GangwatchNobodyLeads",
+        "critical",
+        "max by (cluster) (gangwatch_leads) == 0",
+        "2m",
+        "All controllers of cluster {{ $labels.cluster }} stand by",
+        "Each answers and none leads: jobs go on, none starts. The lease in the cluster says who holds it.",
+    ),
+    Alert(
         "GangwatchCyclesStopped",
         "critical",
         "rate(gangwatch_cycles_total[2m]) == 0",

@@ -127,6 +127,16 @@ _ALERTS = (
         "8m",
     ),
     Case({'up{job="node", cluster="c"}': "1x220"}, "GangwatchControllerAbsent", {}, "4m", "6m"),
+    Case(
+        {
+            'gangwatch_leads{cluster="c", instance="h:1"}': "1x20 0x200",
+            'gangwatch_leads{cluster="c", instance="h:2"}': "0x220",
+        },
+        "GangwatchNobodyLeads",
+        {"cluster": "c"},
+        "6m",
+        "8m",
+    ),
     Case({'gangwatch_cycles_total{cluster="c"}': "0+15x20 300x200"}, "GangwatchCyclesStopped", {}, "8m", "10m"),
     Case({'gangwatch_store_failures_total{cluster="c"}': "0x20 1x200"}, "GangwatchJournalFailing", {}, "5m", "6m"),
     Case({'gangwatch_backend_failures_total{cluster="c"}': "0x20 1+1x200"}, "GangwatchBackendFailing", {}, "9m", "12m"),

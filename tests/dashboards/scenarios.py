@@ -195,6 +195,14 @@ def stuck_cycle() -> ScriptedRun:
     return _quiet(script)
 
 
+def leaderless() -> ScriptedRun:
+    def script(run: ScriptedRun, now: float) -> Sequence[Event]:
+        run.leads = not ONSET <= now < ONSET + LENGTH
+        return ()
+
+    return _quiet(script)
+
+
 def failing_collector() -> ScriptedRun:
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
         run.failing = {"node-00001"} if ONSET <= now < ONSET + LENGTH else set()
@@ -239,6 +247,7 @@ SCENARIOS: dict[str, Scenario] = {
     "too-large": Scenario(too_large, _alerts("GangCannotStart")),
     "disk-full": Scenario(disk_full, _alerts("JournalFailing", "CyclesStopped"), _alerts("CyclesStopped")),
     "stuck-cycle": Scenario(stuck_cycle, _alerts("CyclesStopped")),
+    "leaderless": Scenario(leaderless, _alerts("NobodyLeads")),
     "controller-down": Scenario(
         _quiet,
         _alerts("ControllerDown"),

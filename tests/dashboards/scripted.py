@@ -149,8 +149,9 @@ class ScriptedRun:
     world second; the events that it gives go into the cycle. detect: whether detectors look at all.
 
     What a script may set: unread, nodes whose streams the controller can't read; failing, nodes with a collector that
-    fails; halted, jobs that report no more steps; broken_detectors; stuck, no cycle runs; counters of the cycle's
-    thread. A job that is stopped reports no more; its GPUs' counters go on as they were, which no test here looks at.
+    fails; halted, jobs that report no more steps; broken_detectors; stuck, no cycle runs; leads, as a controller on
+    Kubernetes says it, which answers with nothing else where it does not; counters of the cycle's thread. A job that is
+    stopped reports no more; its GPUs' counters go on as they were, which no test here looks at.
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class ScriptedRun:
         self.halted: set[str] = set()
         self.broken_detectors: set[str] = set()
         self.stuck = False
+        self.leads: bool | None = None
         self.scrapes: list[dict[str, bytes | None]] = []
         self.told: list[tuple[float, Event]] = []
         self._script, self._detect = script, detect
@@ -263,7 +265,11 @@ class ScriptedRun:
         return self.now - agent.heard < 5.0
 
     def _controller(self) -> bytes:
+        leads: list[Sample] = [] if self.leads is None else [("gangwatch_leads", (), float(self.leads))]
+        if self.leads is False:
+            return expose_samples(leads).encode()
         samples: list[Sample] = [
+            *leads,
             *measure(self.state),
             *outlook(self.state),
             *(
