@@ -39,7 +39,11 @@ def told() -> tuple[dict[str, float], dict[str, list[float]]]:
     return dict(detector.periods()), steps
 
 
-@pytest.mark.parametrize("job", ["balanced-6.1", "moe-14.2", "balanced-9.3"])
+TOLD = ("balanced-1.7", "balanced-6.1", "moe-14.2", "balanced-9.3")
+"""The shortest by two nodes that sample at different moments; of 0.6 s, and of experts in 1.5 s, two do not tell it."""
+
+
+@pytest.mark.parametrize("job", TOLD)
 def test_the_inferred_iteration_is_within_two_per_cent_of_the_true_one(
     job: str, told: tuple[dict[str, float], dict[str, list[float]]]
 ) -> None:
@@ -47,7 +51,7 @@ def test_the_inferred_iteration_is_within_two_per_cent_of_the_true_one(
     assert periods[job] == pytest.approx(np.mean(steps[job]), rel=0.02)
 
 
-def test_of_iterations_shorter_than_the_samples_nothing_is_said(
+def test_of_iterations_that_the_samples_do_not_show_nothing_is_said(
     told: tuple[dict[str, float], dict[str, list[float]]],
 ) -> None:
-    assert told[0].keys() == {"balanced-6.1", "moe-14.2", "balanced-9.3"}
+    assert told[0].keys() == set(TOLD)
