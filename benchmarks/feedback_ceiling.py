@@ -214,6 +214,10 @@ def main() -> int:
     }
     if arguments.json:
         print(json.dumps(document, indent=2))
+        return 0
+    for one in document["ceilings"]:
+        shares = f"{one['expected']['share']:.1%} on average, {one['drawn']['share']:.1%} of the lives drawn"
+        print(f"a restart of {one['restart_cost_seconds']:g} s: without foresight {shares}")
     return 0
 
 

@@ -41,7 +41,7 @@ def works_longer(panel: Panel, shape: Shape, rank: int, slower: float) -> bool:
     alike = np.flatnonzero(longer >= SHARE * math.log(max(slower, 1.0)))
     among = longer[shape.roles == shape.roles[rank]]
     clear = longer[rank] >= SIGMAS * _spread(among[np.isfinite(among)])
-    return bool(clear) and rank in alike and not _many(alike, shape)
+    return bool(clear) and rank in alike and not many(alike, shape)
 
 
 def kept_from_working(panel: Panel, shape: Shape, rank: int, slower: float) -> bool:
@@ -65,5 +65,6 @@ def _spread(values: Float32Array) -> float:
     return MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values)))) if len(values) else 0.0
 
 
-def _many(ranks: IndexArray, shape: Shape) -> bool:
+def many(ranks: IndexArray, shape: Shape) -> bool:
+    """Whether so many ranks (their places) are alike, on several nodes, that no single member is the reason."""
     return len(ranks) > max(1, len(shape) // MANY) and len({shape.nodes[rank] for rank in ranks.tolist()}) > 1

@@ -21,7 +21,8 @@ from scheduler_feedback.core.gangs import IntArray
 from scheduler_feedback.core.telemetry import FEATURE, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import weighing
-from scheduler_feedback.detectors.hang_unreported import UnreportedHangs, few, never_arrived
+from scheduler_feedback.detectors.apart import many
+from scheduler_feedback.detectors.hang_unreported import UnreportedHangs, never_arrived
 from scheduler_feedback.detectors.panel import ALARM, Panel
 from scheduler_feedback.detectors.switches import Switches
 
@@ -154,7 +155,7 @@ class HangDetector:
             if stuck.unknown:
                 return self._abstain(job, watched, telemetry, "of some ranks nothing is known: it is told by health")
             return self._transport(job, watched, telemetry, stuck.evidence)
-        if not few(stuck, job.shape):
+        if many(stuck.ranks, job.shape):
             return self._abstain(job, watched, telemetry, f"{len(stuck.ranks)} ranks do not wait for others")
         cause, apart = never_arrived(stuck)
         return [

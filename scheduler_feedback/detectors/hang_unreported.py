@@ -39,7 +39,6 @@ POLLS = 0.02
 APART = 0.5
 """By half of what the middle rank has on its SMs."""
 
-FEW = 8
 LEAST_IO_WAIT = 0.1
 """Share of time. A rank that does not poll while its host waits for its disks so long writes or reads: it saves."""
 
@@ -163,12 +162,6 @@ class UnreportedHangs:
         for window, ended_ns in enumerate(at_ns):
             traffic.take(windows[:, window], ended_ns)
         return traffic
-
-
-def few(stuck: Stuck, shape: Shape) -> bool:
-    """Whether those that don't poll are few enough for one of them to be the reason, or stand on one node."""
-    nodes = {shape.nodes[rank] for rank in stuck.ranks.tolist()}
-    return len(stuck.ranks) <= max(1, len(shape) // FEW) or len(nodes) == 1
 
 
 def never_arrived(stuck: Stuck) -> tuple[Cause, Evidence]:

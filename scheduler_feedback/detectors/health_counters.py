@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from scheduler_feedback.core.telemetry import FEATURE, FEATURES, JobTelemetry, Telemetry
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind
-from scheduler_feedback.detectors.apart import kept_from_working, works_longer
+from scheduler_feedback.detectors.apart import kept_from_working, many, works_longer
 from scheduler_feedback.detectors.health_speed import Speeds
 from scheduler_feedback.detectors.panel import ALARM, Panel
 from scheduler_feedback.detectors.signatures import evidence
@@ -121,9 +121,7 @@ class Counted:
             stands_apart = kept_from_working if level == "node" else works_longer
             if of_slow and not stands_apart(panel, shape, rank, slower):
                 continue
-            alike = panel.score[FEATURE[name], panel.of(shape.job)] >= least
-            nodes = {shape.nodes[one] for one in np.flatnonzero(alike).tolist()}
-            if int(alike.sum()) > max(1, len(shape) // 8) and len(nodes) > 1:
+            if many(np.flatnonzero(panel.score[FEATURE[name], panel.of(shape.job)] >= least), shape):
                 continue  # many devices alike: what they share is at fault
             names_of = {"nic": shape.nics, "gpu": shape.gpus}.get(level, ())
             device = names_of[rank] if names_of else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -74,8 +76,8 @@ def test_where_all_poll_nobody_is_named() -> None:
         (without(3), {"stops": 100}),  # new: nobody knows how long its pauses are
     ],
 )
-def test_a_pause_is_no_hang(busy: FloatArray, more: dict[str, int]) -> None:
-    assert not told(busy, **more)  # type: ignore[arg-type]
+def test_a_pause_is_no_hang(busy: FloatArray, more: dict[str, Any]) -> None:
+    assert not told(busy, **more)
 
 
 def test_half_of_the_ranks_that_stopped_are_not_named() -> None:

@@ -13,6 +13,7 @@ from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Kind, Verdi
 from scheduler_feedback.detectors.health import HealthDetector
 from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.workload import WorkloadDetector
+from scheduler_feedback.detectors.workload_unreported import Doings
 
 NS = 1_000_000_000
 START = 1_700_000_000 * NS
@@ -147,6 +148,27 @@ def test_a_stage_that_always_had_more_to_do_is_told() -> None:
     assert [one.ranks for one in found if isinstance(one, Verdict)] == [tuple(range(16, 32))]
     for does, more in ((last_stage_works_more, {"per_node": 16}), (one_works_longer, {}), (all_work_more, {})):
         assert not kinds(told(does, seconds=420, begins=0, **more))
+
+
+@pytest.mark.parametrize(
+    ("busy", "clock", "found"),
+    [
+        ((0.5, 0.5, 0.5, 0.7), (1.9, 1.9, 1.9, 1.9), True),
+        ((0.5, 0.5, 0.65, 0.7), (1.9, 1.9, 1.9, 1.9), False),  # the others differ as well
+        ((0.5, 0.5, 0.5, 0.7), (1.9, 1.9, 1.9, 1.6), False),  # its clock is lower: it is slower, for all that is seen
+    ],
+)
+def test_a_stage_has_more_to_do_where_the_others_are_alike_and_its_clock_is_no_lower(
+    busy: tuple[float, ...], clock: tuple[float, ...], found: bool
+) -> None:
+    stage = np.arange(64) // 16
+    doings = Doings(Shape("job", 1, np.arange(64), tuple(f"n{rank // 8}" for rank in range(64)), stage=stage))
+    values = np.zeros((len(FEATURES), 64), np.float32)
+    values[FEATURE["tensor_active"]] = np.array(busy)[stage]
+    values[FEATURE["sm_clock"]] = np.array(clock)[stage] * 1e9
+    for _ in range(310):
+        doings.take(values)
+    assert [claim.kind for claim in doings.standing_claims(1.0)] == [Kind.STAGE_IMBALANCE] * found
 
 
 def test_what_is_over_is_cleared() -> None:
