@@ -192,7 +192,8 @@ def measure(
 def ablations(options: argparse.Namespace) -> dict[str, Any]:
     """Each part of the detectors off in turn, on the same cells; on healthy days only where their number is given."""
     kept = ("precision", "recall", "f1", "f1_interval", "ttd_seconds_p95", "kind_confusion", "calibration_error",
-            "by_workload", "false_alarms_per_1000_gpu_days", "wrong_actions", "healthy_gpu_days")  # fmt: skip
+            "by_workload", "false_alarms_per_1000_gpu_days", "wrong_actions", "sure_false_alarms",
+            "healthy_gpu_days")  # fmt: skip
     found = {}
     for name in (None, *Switches.__dataclass_fields__):
         switches = Switches() if name is None else replace(Switches(), **{name: False})

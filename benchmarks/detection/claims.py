@@ -19,7 +19,8 @@ class Claim:
     """One verdict: at what time of the world it was told, about whom, and what it says.
 
     at: world seconds. key: claims with one key are one claim told again. rank: -1 where it names none. node, device,
-    level: what is accused. suspects: what else it could be, as the method ranks it: level:name or node names.
+    level: what is accused. suspects: what else it could be, as the method ranks it: level:name or node names. moves:
+    of ours, whether our scheduler's policy may touch a running job for it.
     """
 
     at: float
@@ -34,6 +35,7 @@ class Claim:
     cause: str = ""
     confidence: float = 1.0
     suspects: tuple[str, ...] = ()
+    moves: bool = False
 
 
 class Method(Protocol):
@@ -48,14 +50,18 @@ class Method(Protocol):
 
 @dataclass(slots=True)
 class Heard:
-    """Claims of one method in one run, those told first by key."""
+    """Claims of one method in one run, those told first by key; and the keys of those for which, then or when told
+    again (with its cause, or more surely), a running job may be touched."""
 
     claims: dict[str, Claim] = field(default_factory=dict)
+    moves: set[str] = field(default_factory=set)
 
     def hear(self, claims: Sequence[Claim]) -> None:
         """Keep each claim's first telling."""
         for claim in claims:
             self.claims.setdefault(claim.key, claim)
+            if claim.moves:
+                self.moves.add(claim.key)
 
     def about(self, job: str) -> list[Claim]:
         """Claims about a job or about all of them, in order of time."""

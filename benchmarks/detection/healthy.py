@@ -7,7 +7,6 @@ end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,7 +54,8 @@ class Health:
 
 @dataclass(slots=True)
 class Alarms:
-    """What was said of healthy jobs. by_method: claims that accuse; wrong_actions: ours, as sure as an action needs.
+    """What was said of healthy jobs. by_method: claims that accuse. wrong_actions: ours for which our scheduler may
+    touch a running job; sure: ours that are as sure as that takes, of unknown cause or not.
 
     untrue: ours about the workload of jobs that did nothing of the kind is not an accusation and is counted apart.
     """
@@ -66,6 +66,7 @@ class Alarms:
     by_method: dict[str, int]
     kinds: dict[str, int] = field(default_factory=dict)
     wrong_actions: int = 0
+    sure: int = 0
     of_workload: dict[str, int] = field(default_factory=dict)
 
 
@@ -120,7 +121,8 @@ def run(health: Health) -> Alarms:
         len(courses),
         {name: sum(accuses(claim) for claim in one.claims.values()) for name, one in heard.items()},
         dict(Counter(f"{claim.kind}/{claim.cause}" for claim in false)),
-        wrong_actions(false),
+        sum(claim.key in heard["ours"].moves for claim in told),
+        sum(claim.confidence >= Policy().minimum_confidence for claim in false),
         dict(Counter(f"{claim.kind}/{claim.cause}" for claim in told if not accuses(claim))),
     )
 
@@ -128,8 +130,3 @@ def run(health: Health) -> Alarms:
 def accuses(claim: Claim) -> bool:
     """Whether the claim accuses hardware or another job, or stops everything."""
     return claim.kind in ACCUSING or claim.kind in ("interference", "freeze")
-
-
-def wrong_actions(claims: Sequence[Claim]) -> int:
-    """Claims that a scheduler with our own policy's bounds would act on."""
-    return sum(claim.confidence >= Policy().minimum_confidence for claim in claims)

@@ -7,9 +7,11 @@ from typing import Protocol, runtime_checkable
 
 from benchmarks.detection.claims import OF_WORKLOAD, Claim
 from scheduler_feedback import detectors
+from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.telemetry import Telemetry
 from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.policies.answers import lacks
 from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS
 
 
@@ -37,7 +39,7 @@ class Ours:
         for detector in self._detectors:
             for finding in detector.tick(telemetry):
                 if isinstance(finding, Verdict):
-                    found.append(_claim(finding, now))
+                    found.append(claim_of(finding, now))
                 elif isinstance(finding, Abstention) and not finding.gang:
                     # Said of no job but of the whole fleet: nothing is acted on from now on.
                     found.append(Claim(now, "freeze", "", "freeze", cause=finding.detector))
@@ -52,7 +54,8 @@ class Ours:
         return found
 
 
-def _claim(verdict: Verdict, now: float) -> Claim:
+def claim_of(verdict: Verdict, now: float) -> Claim:
+    """A verdict as a claim, told at this second of the world."""
     # One member accused twice in the same way is one alarm, whatever the ids: an operator is paged once for it. What a
     # job does to itself may come again: unequal stages become more unequal.
     about = verdict.aggressor or verdict.device or str(verdict.rank)
@@ -71,4 +74,5 @@ def _claim(verdict: Verdict, now: float) -> Claim:
         cause=str(verdict.cause),
         confidence=verdict.confidence,
         suspects=verdict.suspects,
+        moves=lacks(verdict, Policy()) is None,
     )

@@ -80,6 +80,7 @@ def ours_more(results: Sequence[Result], alarms: Sequence[Alarms]) -> dict[str, 
         "reliability": reliability([c for c, _ in told], [right for _, right in told]),
         "platt": platt([c for c, _ in told], [right for _, right in told]),
         "wrong_actions": sum(a.wrong_actions for a in alarms),
+        "sure_false_alarms": sum(a.sure for a in alarms),
         "false_alarm_kinds": dict(sum((Counter(a.kinds) for a in alarms), Counter())),
         "false_alarms_by_workload": {
             workload: _alarms([a for a in alarms if a.workload == workload])

@@ -19,7 +19,7 @@ from msgspec import structs
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
 from scheduler_feedback.core.plan import Plan
-from scheduler_feedback.core.state import State
+from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.turn import span
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.policies import hosted
@@ -84,22 +84,11 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
     if stopped:
         lost = sum(moving_seconds(state, state.jobs[one], now_ns) * len(state.jobs[one].ranks) for one in stopped)
         test = replace(test, queue_seconds=test.queue_seconds + lost / len(job.ranks))
+    stranger = verdict.kind is Kind.INTERFERENCE and not apart
+    missing = _no_reason(verdict) if stranger else lacks(verdict, policy, confirmed)
+    if missing is not None:
+        return Ruling(*missing, test, target)
     for code, stays, reason in (
-        (
-            "kind",
-            verdict.kind is not Kind.STRAGGLER and not apart,
-            f"a verdict of {verdict.kind.value} is no reason to move",
-        ),
-        (
-            "cause",
-            verdict.cause is Cause.UNKNOWN and not confirmed,
-            "the cause is unknown, so it may not be the node's",
-        ),
-        (
-            "confidence",
-            verdict.confidence < policy.minimum_confidence and not confirmed,
-            f"confidence {verdict.confidence:.2f} is below {policy.minimum_confidence:.2f}",
-        ),
         ("restartable", not job.spec.restartable, "it did not declare that it can be restarted"),
         ("cooldown", cooling_ns(policy, job, now_ns) > 0, cooling(policy)),
         (
@@ -130,6 +119,24 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
     best = max(paying, key=lambda one: one.test.net_seconds)  # of equals the first
     others = tuple((one.code, one.test.cost_seconds) for one in found if one is not best)
     return replace(best, reason=weighed(verdict, best.test), others=others)
+
+
+def lacks(verdict: Verdict, policy: Policy, confirmed: bool = False) -> tuple[str, str] | None:
+    """Why the verdict can't be a reason to touch a running gang, in one word and in words; None where it can.
+
+    confirmed: an operator has said that it is right. Whether it is reason enough is for the cost to say.
+    """
+    if verdict.kind not in (Kind.STRAGGLER, Kind.INTERFERENCE):
+        return _no_reason(verdict)
+    if verdict.cause is Cause.UNKNOWN and not confirmed:
+        return "cause", "the cause is unknown, so it may not be the node's"
+    if verdict.confidence < policy.minimum_confidence and not confirmed:
+        return "confidence", f"confidence {verdict.confidence:.2f} is below {policy.minimum_confidence:.2f}"
+    return None
+
+
+def _no_reason(verdict: Verdict) -> tuple[str, str]:
+    return "kind", f"a verdict of {verdict.kind.value} is no reason to move"
 
 
 def _waits(ruling: Ruling) -> Ruling:

@@ -12,7 +12,9 @@ from benchmarks.detection import cells, statistics
 from benchmarks.detection.cells import Cell, Staged
 from benchmarks.detection.claims import Claim, Heard
 from benchmarks.detection.fleet import compose
+from benchmarks.detection.ours import claim_of
 from benchmarks.detection.score import Truth, judge
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.sim.world.fault import DISORDERS
 from scheduler_feedback.sim.world.plan import Workload
 
@@ -143,6 +145,28 @@ def test_a_claim_told_again_is_one() -> None:
     heard.hear([Claim(5.0, "k", "j", "straggler", 3), Claim(9.0, "k", "j", "straggler", 3)])
     heard.hear([Claim(12.0, "k", "j", "straggler", 3), Claim(1.0, "z", "other", "straggler", 3)])
     assert [one.at for one in heard.about("j")] == [5.0]
+
+
+def test_a_claim_that_may_move_a_job_only_when_told_again_is_counted_for_that() -> None:
+    heard = Heard()
+    heard.hear([Claim(5.0, "k", "j", "straggler", 3), Claim(5.0, "z", "j", "straggler", 4)])
+    heard.hear([Claim(9.0, "k", "j", "straggler", 3, moves=True)])
+    assert heard.moves == {"k"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "confidence", "moves"),
+    [
+        (Kind.STRAGGLER, Cause.CPU_CONTENTION, 0.95, True),
+        (Kind.INTERFERENCE, Cause.CPU_CONTENTION, 0.95, True),
+        (Kind.STRAGGLER, Cause.UNKNOWN, 0.99, False),
+        (Kind.STRAGGLER, Cause.CPU_CONTENTION, 0.85, False),
+        (Kind.WORKLOAD, Cause.DATA_LOADING, 0.99, False),
+    ],
+)
+def test_what_our_scheduler_may_move_a_job_for(kind: Kind, cause: Cause, confidence: float, moves: bool) -> None:
+    verdict = Verdict("v", kind, "j", 1, 3, "n0", cause, confidence, 1.5, 0.1, 0.15, 1, 2)
+    assert claim_of(verdict, 5.0).moves is moves
 
 
 def test_the_grid_has_every_class_severity_and_workload_and_no_impossible_job() -> None:
