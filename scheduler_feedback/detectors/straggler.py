@@ -47,6 +47,7 @@ from scheduler_feedback.detectors.straggler_telling import (
     abstention,
     cleared,
     not_yet_sure,
+    speaks_of,
     told_enough,
     too_weak,
     verdict,
@@ -223,7 +224,9 @@ class StragglerDetector:
         watched.refused[alarmed] = refused[alarmed]
         means: Means = {}
         for rank in alarmed:
-            if rank in watched.standing and told_enough(watched.standing[rank], watched.counted):
+            standing = watched.standing_on(rank)
+            if standing is not None and told_enough(standing, watched.counted, rank in watched.standing):
+                speaks_of(name, watched, rank, standing, self._panel)
                 continue
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # its reasons have been looked at often enough to look less often
@@ -238,7 +241,7 @@ class StragglerDetector:
                     judgement = not_yet_sure(judgement, len(slow_windows(case.interval, rank)))
                 watched.refused[rank] = 0
                 findings += verdict(name, watched, judgement, job, self._panel)
-            elif not judgement.harmless and rank not in watched.standing:
+            elif not judgement.harmless and rank not in watched.accused:
                 watched.refused[rank] += 1
                 if watched.refused[rank] >= PATIENCE_WINDOWS and rank not in watched.told:
                     watched.told |= {rank, *judgement.about}
@@ -262,7 +265,7 @@ class StragglerDetector:
             shared_machine=job.shared_machine is not None and bool(job.shared_machine[rank]),
             switches=self._switches,
             for_work=watched.work is not None,
-            accused=frozenset(alarmed) & (watched.standing.keys() - {rank}),
+            accused=frozenset(alarmed) & (watched.accused - {rank}),
             on_device=self._causes.on_device(job, rank),
             means=means,
         )

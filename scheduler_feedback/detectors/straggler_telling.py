@@ -52,10 +52,17 @@ CALM_WINDOWS = 10
 
 
 def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry, panel: Panel) -> list[Finding]:
-    """The verdict, where it is new or says more than when it was told."""
+    """The verdict, where it is new or says more than when it was told.
+
+    What is known of a node as a whole is not told again of each of its ranks: who is paged is paged once.
+    """
     rank = judgement.rank
-    standing = watched.standing.get(rank)
+    standing = watched.standing_on(rank)
     interval = watched.interval(rank)
+    if standing is not None and not says_more(standing, judgement, rank in watched.standing):
+        speaks_of(name, watched, rank, standing, panel)
+        return []
+    standing = watched.standing.get(rank)
     if standing is None:
         seen_ns = interval[-1].window.first_ns - interval[0].window.first_ns
         if judgement.counters and judgement.cause is Cause.UNKNOWN and seen_ns < CAUSE_NS:
@@ -64,8 +71,12 @@ def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry
         verdict_id = f"{name}.{watched.attempt}.{watched.ranks[rank]}.{first_ns}"
         panel.accused.add((name, watched.attempt, watched.ranks[rank]))
         standing = watched.standing[rank] = Standing(verdict_id, first_ns, judgement.confidence)
-    elif not says_more(standing, judgement):
-        return []
+    mates = mates_of(watched, rank)
+    place = _place(job.shape, rank, judgement.cause, mates)
+    if mates:
+        standing.node, standing.cause = job.shape.nodes[rank], judgement.cause
+        for mate in mates:
+            speaks_of(name, watched, mate, standing, panel)
     if judgement.cause in OF_PARTS and not standing.told_cause:
         gpu, node = job.shape.gpus[rank] if job.shape.gpus else "", job.shape.nodes[rank]
         panel.lemons.remember(gpu, node, judgement.cause, standing.first_ns)
@@ -89,7 +100,7 @@ def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry
             evidence=judgement.evidence,
             frames=job.frames,
             detector=DETECTOR,
-            **_place(job.shape, rank, judgement.cause, mates_of(watched, rank)),
+            **place,
             first_step=_onset(interval, rank).first_step,
             last_step=interval[-1].window.last_step,
             detected_step=interval[-1].window.last_step,
@@ -97,17 +108,28 @@ def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry
     ]
 
 
-def told_enough(standing: Standing, windows: int) -> bool:
-    """Whether nobody waits for more to be said of it; for a cause alone it is looked at less often."""
-    return standing.told_confidence >= ACTING_CONFIDENCE and (standing.told_cause or windows % CAUSE_WINDOWS > 0)
+def speaks_of(name: str, watched: Watched, rank: int, standing: Standing, panel: Panel) -> None:
+    """The verdict speaks of the rank as well, where it is not the rank's own: it stands until all of them keep pace."""
+    if watched.standing.get(rank) is not standing and rank not in standing.others:
+        standing.others.add(rank)
+        panel.accused.add((name, watched.attempt, watched.ranks[rank]))
 
 
-def says_more(standing: Standing, judgement: Judgement) -> bool:
+def told_enough(standing: Standing, windows: int, own: bool) -> bool:
+    """Whether nobody waits for more to be said of it; for a cause alone it is looked at less often. own: whether the
+    verdict is on the rank itself, not on its node."""
+    known = standing.told_cause and own
+    return standing.told_confidence >= ACTING_CONFIDENCE and (known or windows % CAUSE_WINDOWS > 0)
+
+
+def says_more(standing: Standing, judgement: Judgement, own: bool) -> bool:
     """Whether it is sure enough to be acted on now, or its cause known, as it was not when it was told.
 
     Counters may come every half a minute, long after the steps have told who is slow; and nobody is moved for a cause
-    that is not known.
+    that is not known. What is wrong with one part is told beside another reason for which its node is slow.
     """
+    if not own and judgement.cause in OF_PARTS and judgement.cause != standing.cause:
+        return True
     if standing.told_confidence < ACTING_CONFIDENCE <= judgement.confidence:
         return True
     sure = judgement.confidence >= min(standing.told_confidence, ACTING_CONFIDENCE)
@@ -135,15 +157,18 @@ def cleared(name: str, watched: Watched, window: Window, panel: Panel) -> list[F
     if len(newest) < CLEAR_WINDOWS:
         return []
     paced = (newest < HIT_SIGMAS).all(axis=0) & (newest.mean(axis=0) < ALLOWANCE_SIGMAS)
-    over = [rank for rank in watched.standing if paced[rank]]
-    watched.score[over] = 0.0
-    panel.accused -= {(name, watched.attempt, watched.ranks[rank]) for rank in over}
-    watched.since[over] = -1
-    reason = f"the rank kept pace with its peers and its past for {CLEAR_WINDOWS} windows"
-    return [
-        Cleared(watched.standing.pop(rank).verdict_id, name, window.last_ns, reason, _last_slow(watched, rank))
-        for rank in over
-    ]
+    over = [rank for rank, standing in watched.standing.items() if paced[[rank, *standing.others]].all()]
+    calm = [other for rank in over for other in (rank, *watched.standing[rank].others)]
+    watched.score[calm] = 0.0
+    panel.accused -= {(name, watched.attempt, watched.ranks[rank]) for rank in calm}
+    watched.since[calm] = -1
+    found: list[Finding] = []
+    for rank in over:
+        standing = watched.standing.pop(rank)
+        those = "its ranks" if standing.others else "the rank"
+        reason = f"{those} kept pace with their peers and their past for {CLEAR_WINDOWS} windows"
+        found.append(Cleared(standing.verdict_id, name, window.last_ns, reason, _last_slow(watched, rank)))
+    return found
 
 
 def whole_gang(name: str, watched: Watched, baseline: Baseline, alarmed: bool, timed: bool) -> list[Finding]:

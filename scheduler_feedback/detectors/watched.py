@@ -35,12 +35,16 @@ SNAPSHOT_VERSION = 2
 @dataclass(slots=True)
 class Standing:
     """A verdict that stands: its id, wall time of the alarm's beginning, the highest confidence it was told with, and
-    whether a cause was."""
+    whether a cause was. node: where several ranks of one are slow; cause: of that; others: indices of ranks there that
+    it speaks of, too."""
 
     verdict_id: str
     first_ns: int
     told_confidence: float
     told_cause: bool = False
+    node: str = ""
+    cause: str = ""
+    others: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -82,6 +86,19 @@ class Watched:
     calm_windows: int = 0
     told: set[int] = field(default_factory=set)
     samples: tuple[int, tuple[Sample, ...]] = (-1, ())
+
+    def standing_on(self, rank: int) -> Standing | None:
+        """The verdict on the rank; else the surest on its node as a whole, where there is one."""
+        if rank in self.standing or not self.standing:
+            return self.standing.get(rank)
+        node = self.where.names[self.where.index[rank]]
+        of_node = [standing for standing in self.standing.values() if standing.node == node]
+        return max(of_node, key=lambda standing: (standing.told_cause, standing.told_confidence), default=None)
+
+    @property
+    def accused(self) -> set[int]:
+        """All ranks that verdicts speak of."""
+        return self.standing.keys() | {other for standing in self.standing.values() for other in standing.others}
 
     def forget_course(self) -> None:
         """Sums at zero, as after the warm-up."""
@@ -160,6 +177,7 @@ class _Kept(msgspec.Struct):
     told: tuple[int, ...]
     longest_episode: int = 0  # snapshots of 0.1.0 don't have it, nor the next
     told_causes: tuple[int, ...] = ()
+    told_nodes: dict[int, tuple[str, str, tuple[int, ...]]] = {}  # nor those of the one after it
 
 
 class _Snapshot(msgspec.Struct):
@@ -201,6 +219,7 @@ def _keep(watched: Watched, baseline: Baseline) -> _Kept:
         arrays={name: array.astype("<f8").tobytes() for name, array in arrays.items()},
         standing={r: (s.verdict_id, s.first_ns, s.told_confidence) for r, s in watched.standing.items()},
         told_causes=tuple(sorted(rank for rank, standing in watched.standing.items() if standing.told_cause)),
+        told_nodes={r: (s.node, s.cause, tuple(sorted(s.others))) for r, s in watched.standing.items() if s.node},
         told=tuple(sorted(watched.told)),
         longest_episode=watched.longest_episode,
     )
@@ -223,7 +242,7 @@ def load(data: bytes) -> tuple[dict[str, Watched], Roles]:
 
 def _unpack(kept: _Kept) -> Watched:
     count = len(kept.ranks)
-    if len(kept.nodes) != count or len(kept.roles) != count or any(rank not in range(count) for rank in kept.standing):
+    if len(kept.nodes) != count or len(kept.roles) != count or not _of(count, kept.standing, kept.told_nodes):
         raise ValueError(f"{count} ranks, {len(kept.nodes)} nodes, verdicts on {sorted(kept.standing)}")
     arrays = {name: _floats(kept.arrays[name], count, 3 if name == "parts" else 1) for name in (*_ARRAYS, *_SUMS)}
     roles = np.array(kept.roles, np.int64) if kept.layout_known else None
@@ -251,9 +270,18 @@ def _unpack(kept: _Kept) -> Watched:
     watched.standing = {
         rank: Standing(*verdict, told_cause=rank in kept.told_causes) for rank, verdict in kept.standing.items()
     }
+    for rank, (node, cause, others) in kept.told_nodes.items():
+        standing = watched.standing[rank]
+        standing.node, standing.cause, standing.others = node, cause, set(others)
     watched.told = set(kept.told)
     watched.longest_episode = kept.longest_episode
     return watched
+
+
+def _of(count: int, standing: Mapping[int, object], nodes: Mapping[int, tuple[str, str, tuple[int, ...]]]) -> bool:
+    """Whether all ranks that verdicts speak of are among so many."""
+    others = (other for _, _, those in nodes.values() for other in those)
+    return nodes.keys() <= standing.keys() and all(0 <= rank < count for rank in (*standing, *others))
 
 
 def _floats(content: bytes, count: int, columns: int = 1) -> FloatArray:

@@ -1,0 +1,89 @@
+"""A node that is slow as a whole is told once, not once a rank; and its end once all of its ranks keep pace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.straggler import Heard, watch
+from scheduler_feedback.core.verdict import Cause, Cleared, Verdict
+from scheduler_feedback.detectors.gates import Judgement
+from scheduler_feedback.detectors.straggler import StragglerDetector
+from scheduler_feedback.detectors.straggler_telling import says_more
+from scheduler_feedback.detectors.watched import Standing
+from scheduler_feedback.sim.world.processes import Gang, frames, happen
+
+EIGHT = range(8, 16)
+SLOW = dict.fromkeys(EIGHT, (25.0, 70.0, 1.4))
+NODE = Gang(ranks=32, ranks_per_node=8, shared_machine=False, slower=SLOW)
+"""The second of four nodes."""
+
+
+def course(gang: Gang, seconds: float, detector: StragglerDetector | None = None, seed: int = 8101) -> list[Heard]:
+    return watch(detector or StragglerDetector(), [frames(gang, happen(gang, seconds, seed), seed, until=seconds)])
+
+
+def verdicts(heard: list[Heard]) -> list[Verdict]:
+    return [item.finding for item in heard if isinstance(item.finding, Verdict)]
+
+
+@pytest.mark.parametrize("seed", [8101, 8102])
+def test_a_node_that_is_slow_is_told_once(seed: int) -> None:
+    heard = course(NODE, 110.0, seed=seed)
+    told = verdicts(heard)
+    assert {verdict.node for verdict in told} == {"n1"}
+    # One rank may be told before the others have alarmed; whoever is told then says that it is the node.
+    assert len({verdict.verdict_id for verdict in told}) <= 2
+    assert told[-1].level == "node"
+    assert set(told[-1].ranks) <= set(EIGHT)
+    cleared = [item for item in heard if isinstance(item.finding, Cleared)]
+    assert {item.finding.verdict_id for item in cleared if isinstance(item.finding, Cleared)} == {
+        verdict.verdict_id for verdict in told
+    }
+
+
+def test_the_verdict_on_a_node_stands_until_all_of_its_ranks_keep_pace() -> None:
+    longer = SLOW | dict.fromkeys(range(12, 16), (25.0, 120.0, 1.4))
+    heard = course(replace(NODE, slower=longer), 160.0)
+    of_node = {verdict.verdict_id for verdict in verdicts(heard) if verdict.level == "node"}
+    ends = [
+        item.at_seconds for item in heard if isinstance(item.finding, Cleared) and item.finding.verdict_id in of_node
+    ]
+    assert max(ends) > 120.0
+    assert len({verdict.verdict_id for verdict in verdicts(heard)}) <= 2, "those that stay slow are not told anew"
+
+
+def test_ranks_of_another_node_are_told_beside_it() -> None:
+    heard = course(replace(NODE, slower=SLOW | {30: (50.0, 90.0, 2.0)}), 80.0)
+    assert {verdict.node for verdict in verdicts(heard)} == {"n1", "n3"}
+
+
+def test_a_verdict_on_a_node_outlives_a_restart_of_the_controller() -> None:
+    history = happen(NODE, 68.0, 8101)
+    sent = list(frames(NODE, history, 8101, until=68.0))
+    before, after = StragglerDetector(), StragglerDetector()
+    first = watch(before, [iter([item for item in sent if item[0] <= 50.0])])
+    after.restore(before.snapshot())
+    assert after.snapshot() == before.snapshot()
+    later = watch(after, [iter([item for item in sent if item[0] > 50.0])], start_seconds=50.0)
+    told = {verdict.verdict_id for verdict in verdicts(first)}
+    assert told
+    assert {verdict.verdict_id for verdict in verdicts(later)} <= told
+
+
+@pytest.mark.parametrize(
+    ("cause", "confidence", "own", "more"),
+    [
+        (Cause.CPU_CONTENTION, 0.95, False, False),
+        (Cause.UNKNOWN, 0.99, False, False),
+        (Cause.THERMAL, 0.95, False, True),  # one of its GPUs has a reason of its own
+        (Cause.THERMAL, 0.95, True, False),  # the verdict on the rank itself was told for good
+    ],
+)
+def test_what_is_wrong_with_a_part_is_told_beside_what_its_node_is_slow_for(
+    cause: Cause, confidence: float, own: bool, more: bool
+) -> None:
+    of_node = Standing("v", 0, 0.95, told_cause=True, node="n1", cause=Cause.CPU_CONTENTION)
+    judgement = Judgement(3, 1.4, 0.1, cause, confidence, (), counters=True)
+    assert says_more(of_node, judgement, own) is more
