@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.gangs import IntArray
-from scheduler_feedback.core.telemetry import FEATURE, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.telemetry import FEATURE, IndexArray, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.apart import many
@@ -188,6 +188,7 @@ class HangDetector:
             return self._transport(job, watched, telemetry, (silence, waiting))
         if lost[absent].all() and lost.any():
             return self._abstain(job, watched, telemetry, "those who are absent are not heard of: it is told by health")
+        absent = at_fault(absent, lost, job.shape)
         nodes = {job.shape.nodes[index] for index in absent.tolist()}
         if len(nodes) > 1 and len(absent) > max(1, len(inside) // FEW):
             return self._abstain(
@@ -286,6 +287,19 @@ def _behind(numbers: IntArray, shape: Shape) -> npt.NDArray[np.bool_]:
     np.maximum.at(newest, roles, numbers)
     result: npt.NDArray[np.bool_] = numbers < newest[roles]
     return result
+
+
+def at_fault(absent: IndexArray, lost: npt.NDArray[np.bool_], shape: Shape) -> IndexArray:
+    """Of the ranks (their places) that are in no collective those for which the others may be waiting.
+
+    lost: [n], whose agents are not heard. Who is heard and in none is seen not to have arrived; who is not heard may be
+    anywhere. But in the replica of one that is lost others may wait for what it should have sent them.
+    """
+    replicas, unheard = shape.groups.get("pipeline"), absent[lost[absent]]
+    if replicas is None or not len(unheard):
+        return absent
+    seen = absent[~lost[absent] & ~np.isin(replicas[absent], replicas[unheard])]
+    return seen if len(seen) else absent
 
 
 def is_inside(opened: IntArray, now_ns: int) -> npt.NDArray[np.bool_]:

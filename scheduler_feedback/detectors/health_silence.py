@@ -8,7 +8,7 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry import JobTelemetry, Telemetry
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cause
-from scheduler_feedback.detectors.hang import is_inside
+from scheduler_feedback.detectors.hang import at_fault, is_inside
 from scheduler_feedback.detectors.health_speed import Speeds
 from scheduler_feedback.detectors.suspicion import Suspicion
 
@@ -85,11 +85,15 @@ class Silence:
 
 
 def _waited_for(job: JobTelemetry, telemetry: Telemetry, seconds: float) -> bool:
-    """Whether the ranks that are in a collective have been in it for so long; true where none is reported."""
+    """Whether the ranks that are in a collective have been in it for so long, and nobody who is heard keeps them
+    waiting; true where none is reported."""
     opened = job.open_collectives
     if opened is None:
         return True
     inside = is_inside(opened, telemetry.now_ns)
-    if not inside.any():
+    if not inside.any() or float(np.median(telemetry.now_ns - opened[inside, 1])) * 1e-9 < seconds:
         return False
-    return float(np.median(telemetry.now_ns - opened[inside, 1])) * 1e-9 >= seconds
+    silent_ns = telemetry.now_ns - round(SILENT_SECONDS * 1e9)
+    lost = np.array([telemetry.heard_ns.get(one, 0) < silent_ns for one in job.shape.nodes])
+    absent = np.flatnonzero(~inside)
+    return not len(absent) or bool(lost[at_fault(absent, lost, job.shape)].any())
