@@ -235,10 +235,10 @@ def _mean(values: FloatArray | None, rows: slice, ranks: int) -> FloatArray:
 
 
 def _filled(values: FloatArray, where: Places) -> FloatArray:
-    """[k, n]: what is missing takes the rank's own mean, or the median of the step, or that of all: nothing new.
+    """[k, n]: what is missing takes what its role took in that step, and what the rank differs by from it: nothing new.
 
-    Medians are those of its role: a node that is not heard, counted as what the lighter stages take, would make the
-    others of its own stage look slow.
+    In one role: a node that is not heard, counted as what the lighter stages take, would make the others of its own
+    stage look slow. In that step: a rank heard only in the one in which the job saved would pass for slow in both.
     """
     result = values.copy()
     for members in where.roles:
@@ -247,16 +247,17 @@ def _filled(values: FloatArray, where: Places) -> FloatArray:
 
 
 def _filled_by_peers(values: FloatArray) -> FloatArray:
-    """[k, members] as ``_filled``, within one role; NaN where none of it is known."""
+    """[k, members] as ``_filled``, within one role; NaN where none of it is known.
+
+    Differences, not ratios: a save takes no longer where computing does.
+    """
     known = np.isfinite(values)
-    count = known.sum(axis=0)
-    own = np.where(known, values, 0.0).sum(axis=0) / np.maximum(count, 1)
     middle = float(np.median(values[known])) if known.any() else np.nan
     by_step = np.array(
         [np.median(row[fine]) if fine.any() else middle for row, fine in zip(values, known, strict=True)]
-    )
-    instead = np.where(count > 0, own, by_step[:, None])
-    return np.where(known, values, instead)
+    )[:, None]
+    apart = np.where(known, values - by_step, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    return np.where(known, values, by_step + apart)
 
 
 def _alike(steps: StepTable, rows: slice, where: Places) -> float:

@@ -101,6 +101,20 @@ def test_windows_last_a_second_and_hold_five_steps() -> None:
     assert long[0].wait.tolist() == pytest.approx([1.0, 1.0])
 
 
+@pytest.mark.parametrize("unheard", range(2))
+def test_what_is_not_heard_of_a_rank_is_what_its_peers_took_then_and_what_it_differs_by(unheard: int) -> None:
+    own = np.array([1.3, 1.3, 1.3, 1.4]) + np.array([[0.0], [9.0]])  # the job saves in the second of two steps
+    seconds = np.full((2, 4), 1.9) + np.array([[0.0], [9.0]])
+    waits = seconds - own
+    seconds[unheard, 3] = waits[unheard, 3] = np.nan
+    ends = np.array([[2 * SECOND], [13 * SECOND]]) + np.zeros((1, 4), np.int64)
+    (window,), _ = cut(StepTable(np.arange(2), ends, seconds, waits), at(list("abcd")), None)
+    assert window.compute.tolist() == pytest.approx([5.8, 5.8, 5.8, 5.9])
+    assert window.wait.tolist() == pytest.approx([0.6, 0.6, 0.6, 0.5])
+    assert window.gain.tolist() == pytest.approx([0.0, 0.0, 0.0, 0.1])
+    assert window.step_seconds == pytest.approx(6.4)
+
+
 def test_a_step_is_used_once_and_the_rest_is_left_for_later() -> None:
     gang = gang_of(np.full((23, 2), 0.6), np.full((23, 2), 0.2))
     steps = table_of(gang)
