@@ -1,4 +1,4 @@
-"""A node whose agent falls silent accuses nobody: what is not heard of says nothing about who is."""
+"""What is not heard of accuses nobody: neither who is silent nor who is heard in part says anything about the others."""
 
 from __future__ import annotations
 
@@ -52,3 +52,23 @@ def test_no_node_that_is_not_heard_makes_its_peers_slow(silent: int) -> None:
 @pytest.mark.parametrize(("silent", "slow"), [(None, 48), (7, 48), (0, 48), (6, 60)])
 def test_who_is_slow_is_found_all_the_same(silent: int | None, slow: int) -> None:
     assert accused(silent, slow) == {slow}
+
+
+def test_nobody_is_slow_for_being_heard_only_of_the_step_in_which_the_job_saved() -> None:
+    ranks, random, detector, end_ns = 16, np.random.default_rng(4), StragglerDetector(), START_NS
+    shape = Shape("j", 1, np.arange(ranks), tuple(f"n{rank // 8}" for rank in range(ranks)))
+    for number in range(STEPS):
+        own = 1.3 * random.normal(1.0, 0.006, (1, ranks))
+        own[0, 6] *= 1.06  # it always had a little more to do
+        if number >= WARM_STEPS:
+            own[0, 5] *= 1.08
+        if number % 20 == 0:
+            own += 3.0
+        seconds = np.full((1, ranks), own.max() + 0.3)
+        end_ns += round(float(seconds[0, 0]) * 1e9)
+        ends, waits = np.full((1, ranks), end_ns), seconds - own
+        if number >= WARM_STEPS and number % 20 == 19:  # the other step of the window of two
+            seconds[0, 5] = waits[0, 5] = np.nan
+        job = JobTelemetry(shape, StepTable(np.array([number]), ends, seconds, waits))
+        told = detector.tick(Telemetry(end_ns, (job,), no_counters(ranks)))
+        assert not [one for one in told if isinstance(one, Verdict)]
