@@ -33,11 +33,21 @@ from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.medians import median
 from scheduler_feedback.detectors.panel import ALARM, Panel
+from scheduler_feedback.detectors.step_clock import (
+    BLOCK_STEP_WINDOWS,
+    BLOCK_WINDOWS,
+    LONG_STEP_WINDOWS,
+    Blocks,
+    Marks,
+    Steps,
+)
 from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.detectors.together import (
     CHANCE,
+    GUARD_SHARE,
     KEPT_WINDOWS,
     LEAST_CORRELATION,
+    LEAST_STATE,
     LEAST_WINDOWS,
     Means,
     grown,
@@ -74,14 +84,15 @@ SNAPSHOT_VERSION = 1
 @dataclass(slots=True)
 class _Course:
     """One job on the common clock: communication share of the step in each window, own time on each shared host, NaN
-    where not known yet; what each of its resources sees of it. Rings of KEPT_WINDOWS, newest last. unreported: of a
-    job that reports no steps and shares something."""
+    where not known yet; what each of its resources sees of it. Rings of KEPT_WINDOWS, newest last. steps: the same by
+    its own steps, where they are long. unreported: of a job that reports no steps and shares something."""
 
     shape: Shape
     communication: Means = field(default_factory=Means)
     excess: dict[str, Means] = field(default_factory=dict)
     sent: dict[tuple[str, str], deque[float]] = field(default_factory=dict)
     usual_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    steps: Steps = field(default_factory=Steps)
     step: int = -1
     unknown_told: bool = False
     unreported: Unreported | None = None
@@ -111,6 +122,7 @@ class InterferenceDetector:
         self._panel = Panel(self._switches) if panel is None else panel
         self._courses: dict[str, _Course] = {}
         self._ends: deque[int] = deque(maxlen=KEPT_WINDOWS)
+        self._blocks = Blocks()
         self._standing: dict[tuple[str, str], _Standing] = {}
         self._quiet: set[tuple[str, str]] = set()
         self._windows = 0
@@ -127,6 +139,7 @@ class InterferenceDetector:
         present = {job.shape.job: job for job in telemetry.jobs}
         for gone in self._courses.keys() - present.keys():
             del self._courses[gone]
+            self._blocks.forget(gone)
         for key in [key for key in self._standing if key[0] not in present]:
             del self._standing[key]
         self._quiet = {key for key in self._quiet if present.keys() >= set(key)}
@@ -135,7 +148,7 @@ class InterferenceDetector:
         ends = np.fromiter(self._ends, np.int64, len(self._ends))
         for job in telemetry.jobs:
             if job.steps is not None and len(job.steps) and len(ends):
-                self._steps(job, job.steps, ends)
+                self._steps(job, job.steps, ends, telemetry.counters.seconds)
         apart = (self._windows - self._tested) * telemetry.counters.seconds
         if (
             not self._windows > self._tested
@@ -207,12 +220,15 @@ class InterferenceDetector:
                 course = self._courses.get(job.shape.job)
                 if course is None or course.shape.attempt != job.shape.attempt:
                     course = self._courses[job.shape.job] = _Course(job.shape)
+                    self._blocks.forget(job.shape.job)
                 course.shape = job.shape
                 course.communication.window(len(self._ends) + 1)
                 for means in course.excess.values():
                     means.window(len(self._ends) + 1)
             self._unreported(telemetry, values[:, window], resources)
             sent = self._sums(values[:, window])
+            if self._blocks.take(int(ends[window]), sent, resources):
+                self._marks(telemetry, values[FEATURE["nic_congestion"], window])
             at = 0
             for (kind, place), members in resources.items():
                 for name in members:
@@ -228,6 +244,16 @@ class InterferenceDetector:
                         course.excess[place].window(len(self._ends) + 1)
             self._ends.append(int(ends[window]))
 
+    def _marks(self, telemetry: Telemetry, marked: Float32Array) -> None:
+        """Marks a second of all ranks [n], for the jobs whose steps are long."""
+        for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
+            steps = self._courses[job.shape.job].steps
+            if not steps.end_ns:
+                continue
+            if steps.marks is None or len(steps.marks.usual) != len(job.shape):
+                steps.marks = Marks(*np.full((2, len(job.shape)), np.nan, np.float32))
+            steps.marks.take(marked[columns])
+
     def _unreported(self, telemetry: Telemetry, values: Float32Array, resources: Resources) -> None:
         """One window of the jobs that report no steps and share something: [features, ranks of all jobs]."""
         if all(job.steps is not None for job in telemetry.jobs):
@@ -241,7 +267,7 @@ class InterferenceDetector:
                 course.unreported = Unreported(job.shape)
             course.unreported.take(values[:, columns], resources)
 
-    def _steps(self, job: JobTelemetry, steps: StepTable, ends: IntArray) -> None:
+    def _steps(self, job: JobTelemetry, steps: StepTable, ends: IntArray, window_seconds: float) -> None:
         """Finished steps fill the windows that they covered. ends: of all windows that are kept."""
         course = self._courses.get(job.shape.job)
         if course is None:
@@ -267,6 +293,7 @@ class InterferenceDetector:
             communication = (seconds - float(np.nanmax(own))) / usual
             for index in range(first, until):
                 course.communication.add(index, communication)
+            lost = {"": communication}
             for place, ranks in hosts.items():
                 there = own[ranks]
                 if not np.isfinite(there).any():
@@ -275,6 +302,9 @@ class InterferenceDetector:
                 over = (float(np.nanmax(there)) - (float(np.median(beside)) if len(beside) else 0.0)) / usual
                 for index in range(first, until):
                     course.excess[place].add(index, over)
+                lost[place] = over
+            if usual >= LONG_STEP_WINDOWS * window_seconds:
+                course.steps.add(last_ns - round(seconds * 1e9), last_ns, lost)
 
     # --- judging ----------------------------------------------------------------------------------------------------
 
@@ -291,7 +321,11 @@ class InterferenceDetector:
         silent = course.unreported
         lost = None if silent is None else silent.lost()
         courses = [course.communication.values(), *(ring.values() for ring in course.excess.values())]
-        if max(grown(values, *enough) for values in (courses if lost is None else [lost])) < LEAST_COST:
+        long = course.steps if lost is None and len(course.steps.end_ns) >= LEAST_WINDOWS else None
+        growth = max(grown(values, *enough) for values in (courses if lost is None else [lost]))
+        if long is not None and growth < LEAST_COST:
+            growth = max(grown(long.values(key), LEAST_WINDOWS, LEAST_STATE) for key in long.lost)
+        if growth < LEAST_COST:
             return over + self._clear(name, telemetry.now_ns)
         best: tuple[float, str, tuple[str, str], float, float, int] | None = None
         others: list[str] = []
@@ -306,20 +340,37 @@ class InterferenceDetector:
                 sent = np.array(self._courses[aggressor].sent[kind, place])
                 if silent is not None:
                     sent = silent.beside(sent)
-                found = together(victim, sent, *enough)
+                found = _sure(together(victim, sent, *enough))
+                if found is None and long is not None:
+                    seconds = telemetry.counters.seconds
+                    found = self._by_steps(long, aggressor, (kind, place), members[name], seconds)
                 if found is None:
                     continue
                 correlation, chance, cost = found
                 if silent is not None and not silent.witnessed((kind, place), sent, victim, cost):
                     continue
-                if chance < CHANCE and correlation >= LEAST_CORRELATION and cost >= LEAST_COST:
-                    others.append(aggressor)
-                    if best is None or correlation > best[0]:
-                        best = (correlation, aggressor, (kind, place), chance, cost, len(members[name]))
+                others.append(aggressor)
+                if best is None or correlation > best[0]:
+                    best = (correlation, aggressor, (kind, place), chance, cost, len(members[name]))
         over += self._clear(name, telemetry.now_ns, others)
         if best is None:
             return over + self._unknown(job, course, telemetry)
         return over + self._told(job, course, best, tuple(dict.fromkeys(others)), telemetry)
+
+    def _by_steps(
+        self, steps: Steps, aggressor: str, resource: tuple[str, str], ranks: IntArray, window_seconds: float
+    ) -> tuple[float, float, float] | None:
+        """The same by the victim's own steps. A neighbour sends less once both are slowed, so that the two courses may
+        differ by a few steps, where packets that are marked tell that the way is full. ranks: the victim's there."""
+        kind, place = resource
+        long_ns, sent, ends = window_seconds * 1e9, self._courses[aggressor].sent[resource], self._ends
+        if steps.usual_ns() >= BLOCK_STEP_WINDOWS * long_ns:
+            long_ns, sent, ends = BLOCK_WINDOWS * long_ns, self._blocks.sent(aggressor, resource), self._blocks.ends_ns
+        beside = steps.during(sent, np.fromiter(ends, np.int64, len(ends)), round(long_ns))
+        marked = kind in SENDING and steps.marks is not None and steps.marks.more(ranks)
+        late = round(GUARD_SHARE * len(beside)) if marked else 0
+        lost = steps.values(place if kind == "host" else "")
+        return _sure(together(lost, beside, LEAST_WINDOWS, LEAST_STATE, late))
 
     def _told(
         self,
@@ -470,6 +521,13 @@ def _shared(jobs: tuple[JobTelemetry, ...]) -> Resources:
                 if (kind, place) in shared:
                     found.setdefault((kind, place), {}).setdefault(job.shape.job, []).append(index)
     return {key: {name: np.array(ranks, np.int64) for name, ranks in members.items()} for key, members in found.items()}
+
+
+def _sure(found: tuple[float, float, float] | None) -> tuple[float, float, float] | None:
+    """Correlation, chance and cost, where they say that the two belong together."""
+    if found is None or found[0] < LEAST_CORRELATION or found[1] >= CHANCE or found[2] < LEAST_COST:
+        return None
+    return found
 
 
 def _ranks_of(shape: Shape, kind: str, place: str) -> IntArray:

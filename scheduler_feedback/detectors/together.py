@@ -28,6 +28,9 @@ MOST_FINER = 12
 """Steps end between two samples of a slow counter: both courses are laid on a finer grid, so that there are enough
 shifts to tell one in a hundred."""
 
+LATE = 2
+"""Samples and the ends of steps are told as being in one window or the next."""
+
 CHANCE = 0.01
 GUARD_SHARE = 0.05
 LEAST_CORRELATION = 0.35
@@ -69,9 +72,11 @@ def least(window_seconds: float) -> tuple[int, int]:
 
 
 def together(
-    victim: FloatArray, sent: FloatArray, least_windows: int, least_state: int
+    victim: FloatArray, sent: FloatArray, least_windows: int, least_state: int, late: int = LATE
 ) -> tuple[float, float, float] | None:
     """Correlation of the two, the chance of one as high, and what the victim loses while the neighbour is busy.
+
+    late: by how many windows at most the victim may follow the neighbour, or half as many go before it.
 
     None where too little is known, or one of them never changes: then nothing can be told.
     """
@@ -105,7 +110,7 @@ def together(
     length = len(y)
     shifted = np.fft.irfft(np.fft.rfft(y) * np.conj(np.fft.rfft(x)), length) / length
     guard = max(2, round(GUARD_SHARE * length))
-    lags = np.arange(-finer, 2 * finer + 1)
+    lags = np.arange(-finer * late // 2, finer * late + 1)
     here = float(shifted[lags].max())
     null = shifted[guard : length - guard]
     chance = float((1 + np.sum(null >= here)) / (1 + len(null)))

@@ -357,6 +357,24 @@ def test_a_neighbour_that_pauses_for_long_is_given_time() -> None:
     assert 619 < found[1][0] < 632
 
 
+@pytest.mark.parametrize("disturbs", [True, False])
+def test_a_neighbour_that_sends_in_bursts_within_each_long_step_is_named_by_the_steps(disturbs: bool) -> None:
+    """Steps of twelve windows beside bursts of two in five: window by window the two have nothing in common."""
+    victim, loud, other = (
+        Job("victim", sharing=UPLINK, step_seconds=12.0), Job("loud", sharing=UPLINK), Job("other", sharing=UPLINK)
+    )  # fmt: skip
+
+    def more(second: float) -> bool:
+        return 600 < second < 1100
+
+    loud.sends = lambda second: (9e9 if int(second) % 5 < 2 else 0.0) * (2.0 if more(second) else 1.0)
+    other.sends = lambda second: 9e9 if int(second) % 37 > 20 else 1e9
+    if disturbs:
+        victim.network = lambda second: 5.4 if more(second) else 3.6
+    found = verdicts(course(InterferenceDetector(), [victim, loud, other], 800))
+    assert [(one.gang, one.aggressor) for one in found] == [("victim", "loud")] * disturbs
+
+
 def test_without_a_topology_it_is_unknown() -> None:
     jobs = neighbours({})
     jobs[0].network = lambda second: 0.3 if second < 120 else 0.6
