@@ -227,7 +227,8 @@ def _pauses(course: Course, usual: Usual, count: int) -> Iterator[Claim]:
     now = median(np.array(list(course.seconds)[-count:]))
     if now < LEAST_SLOWDOWN * usual.seconds:
         return
-    ratio = np.array(list(course.normal)[-count:]) / usual.normal
+    normal = np.array(list(course.normal)[-count:])
+    ratio = normal / column_medians(normal)  # what experts are given drifts; whoever pauses now and then did not then
     above, unlike = tops(ratio)
     least = usual.top + max(PAUSE, PAUSE_SIGMAS * usual.tops_spread)
     if float((above > least).mean()) < LONG_SHARE:
@@ -239,7 +240,8 @@ def _pauses(course: Course, usual: Usual, count: int) -> Iterator[Claim]:
     excess = float(np.median(above)) - usual.top
     if len(course.where.roles) > 1 and of_role > PAUSE_NODE_SHARE:
         return  # a stage that became slow
-    alike = unlike <= AS_EVER * max(usual.unlike, 0.01) and abs(float(np.median(ratio)) - 1.0) < excess / 2
+    grown = abs(float(np.median(normal / usual.normal)) - 1.0)
+    alike = unlike <= AS_EVER * max(usual.unlike, 0.01) and grown < excess / 2
     if not alike or often > ROTATING_SHARE or len(set(slowest.tolist())) < PAUSE_RANKS or on_node > PAUSE_NODE_SHARE:
         return
     noise = max(usual.tops_spread, 0.01)

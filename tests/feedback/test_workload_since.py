@@ -58,3 +58,20 @@ def test_work_is_known_from_tokens_alone() -> None:
     work = Work(0.1, 0.006, 0.0)
     np.testing.assert_allclose(work.factor(tokens, None), [[0.7, 1.3]])
     np.testing.assert_allclose(work.factor(tokens, np.full_like(tokens, np.nan)), [[0.7, 1.3]])
+
+
+@pytest.mark.parametrize("pauses", [True, False])
+def test_ranks_that_pause_in_turn_are_told_where_what_each_is_given_drifts(pauses: bool) -> None:
+    """Experts get more and less to do over minutes: nobody is as it was, and still nobody is slow by himself."""
+    job, turns = Job(ranks=RANKS), np.random.default_rng(4)
+    drift = np.sin(np.arange(RANKS) * 2.1)
+
+    def work(second: float) -> np.ndarray:
+        own = 0.7 * (1.0 + 0.05 * drift * min(second / 100.0, 1.0))
+        if pauses and second > 150:
+            own[turns.integers(RANKS)] += 0.3
+        return own
+
+    job.work = work
+    found = verdicts(course(WorkloadDetector(), [job], 230))
+    assert [one.rank for one in found if one.cause is Cause.PAUSES] == [-1] * pauses
