@@ -1,4 +1,4 @@
-"""What is not heard of accuses nobody: neither who is silent nor who is heard in part says anything about the others."""
+"""What is not heard of accuses nobody: who is silent, or heard in part, says nothing about who is not."""
 
 from __future__ import annotations
 
