@@ -23,6 +23,7 @@ from scheduler_feedback.detectors.panel import Panel, joined
 from scheduler_feedback.detectors.switches import Switches
 from scheduler_feedback.detectors.windows import places
 from scheduler_feedback.detectors.workload_course import Busy, Course, Standing, take_in
+from scheduler_feedback.detectors.workload_node import Pressure, alone
 from scheduler_feedback.detectors.workload_rules import claims
 from scheduler_feedback.detectors.workload_unreported import UnreportedWorkloads
 
@@ -33,6 +34,9 @@ seldom enough to look at each."""
 
 HOLD_STEPS = 64
 """A finding holds until it was not seen for so many steps."""
+
+HOLD_NODE_STEPS = 8
+"""What is said of a node is acted on: it holds for twice as many steps as are looked at where they are long."""
 
 LEAST_CONFIDENCE = 0.5
 
@@ -68,6 +72,7 @@ class WorkloadDetector:
         hosts = Counter(host for job in telemetry.jobs for host in set(job.shape.sharing.get("host", ())) if host)
         crowded = {host for host, jobs in hosts.items() if jobs > 1}
         self._follow(telemetry)
+        self._wait(telemetry)
         for job in telemetry.jobs:
             if len(job.shape) < 2 or job.steps is None or not len(job.steps):
                 continue
@@ -104,6 +109,7 @@ class WorkloadDetector:
         if course is None or course.shape is not job.shape:
             skip = SKIPPED_STEPS if self._timed else 0
             course = self._courses[job.shape.job] = Course(job.shape, places(job.shape), now_ns, skip)
+            course.pressure = Pressure() if alone(course.where) else None
         course.seen_ns = now_ns
         return course
 
@@ -128,6 +134,18 @@ class WorkloadDetector:
                     if known[window, of_job].all():
                         course.busy.append(Busy(at_ns, counters.seconds, share[window]))
 
+    def _wait(self, telemetry: Telemetry) -> None:
+        """How long tasks wait on the nodes of the jobs each of whose stages stands on one."""
+        counters = telemetry.counters
+        for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
+            course = self._courses.get(job.shape.job)
+            if course is None or course.pressure is None or course.shape is not job.shape:
+                continue
+            for window, at_ns in enumerate(counters.at_ns.tolist()):
+                middle_ns = at_ns - round(counters.seconds * 0.5e9)
+                values = counters.values[:, window, columns]
+                course.pressure.take(middle_ns, values, course.where, not course.since_ns)
+
     def _conclude(self, course: Course, job: JobTelemetry, crowded: bool) -> list[Finding]:
         findings: list[Finding] = []
         name = job.shape.job
@@ -146,7 +164,8 @@ class WorkloadDetector:
                 gang=name,
                 attempt=job.shape.attempt,
                 rank=claim.rank,
-                node="",
+                node=claim.node,
+                level="node" if claim.node else "",
                 cause=claim.cause,
                 confidence=confidence,
                 slowdown=step_seconds / max(min(claim.without_seconds, step_seconds), 1e-9),
@@ -162,10 +181,20 @@ class WorkloadDetector:
                 last_step=course.numbers[-1],
                 detected_step=course.numbers[-1],
             )
+            if claim.node:
+                members = {(name, job.shape.attempt, rank) for rank in claim.ranks}
+                if not members.isdisjoint(self._panel.accused):
+                    continue  # another detector's
+                self._panel.accused |= members
             course.standing[claim.key] = Standing(verdict, course.taken)
             findings.append(verdict)
-        for key in [key for key, one in course.standing.items() if course.taken - one.seen > HOLD_STEPS]:
+        for key, one in list(course.standing.items()):
+            hold = HOLD_NODE_STEPS if one.verdict.node else HOLD_STEPS
+            if course.taken - one.seen <= hold:
+                continue
             over = course.standing.pop(key).verdict
-            reason = f"not seen for {HOLD_STEPS} steps"
+            if over.node:
+                self._panel.accused -= {(name, over.attempt, rank) for rank in over.ranks}
+            reason = f"not seen for {hold} steps"
             findings.append(Cleared(over.verdict_id, name, course.last_ns, reason, course.numbers[0]))
         return findings

@@ -15,7 +15,8 @@ LEAST_SLOWDOWN = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a rule says: about which rank (-1: the job), what the steps would be without, and why."""
+    """What a rule says: about which rank (-1: the job), what the steps would be without, and why. node: the one that is
+    at fault, where it is not the job."""
 
     key: str
     kind: Kind
@@ -25,3 +26,4 @@ class Claim:
     without_seconds: float
     evidence: tuple[Evidence, ...]
     first_step: int | None = None
+    node: str = ""

@@ -15,6 +15,7 @@ from scheduler_feedback.detectors.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.medians import column_medians, median, row_medians
 from scheduler_feedback.detectors.windows import MAD_TO_SIGMA, Places, middle_of_peers, spread
 from scheduler_feedback.detectors.work import Work, fit
+from scheduler_feedback.detectors.workload_node import Pressure
 
 RECENT_STEPS = 64
 """Steps that are looked at; at 16,000 ranks they are 16 MB a job."""
@@ -78,7 +79,7 @@ class Course:
     """One attempt of a job. Rows of the newest steps: own seconds [n] and the middle rank's, the same had all ranks
     been given their usual work, step seconds, number, when it ended, tokens, squares [n]. work: what they should take
     for what they are given. busy: newest windows of counters. since_ns: from when on newest steps have been longer than
-    usual; 0: they are not.
+    usual; 0: they are not. pressure: on its nodes, where each stage stands on one.
     """
 
     shape: Shape
@@ -105,6 +106,7 @@ class Course:
     block: list[FloatArray] = field(default_factory=list)
     block_step: int = 0
     usual: Usual | None = None
+    pressure: Pressure | None = None
     spikes: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_SPIKES))
     standing: dict[str, Standing] = field(default_factory=dict)
 

@@ -23,6 +23,7 @@ from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.windows import MAD_TO_SIGMA
 from scheduler_feedback.detectors.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
 from scheduler_feedback.detectors.workload_course import Course, Usual, busy_seconds, tops, unequal_work
+from scheduler_feedback.detectors.workload_node import slow_node
 
 LEAST_RECENT, MOST_RECENT = 4, 16
 RECENT_SECONDS = 12.0
@@ -89,11 +90,30 @@ def claims(course: Course, job: JobTelemetry, crowded: bool, panel: Panel) -> It
         normal = np.array(list(course.normal)[-count:])
         compute = np.array(list(course.compute)[-count:])
         recent = Recent(seconds, normal, compute, np.log(column_medians(normal) / usual.normal))
+        node = _slow_node(course, usual, recent)
+        if node is not None:
+            yield node
+            return
         idle = _idle(course, usual, recent)
         yield from _grown(course, usual, recent, idle)
         yield from _stage_grown(course, usual, recent, idle, _pressed(course, job, panel))
         yield from _lengths_grown(course, usual, recent)
     yield from _pauses(course, usual, max(count, PAUSE_STEPS))
+
+
+def _slow_node(course: Course, usual: Usual, recent: Recent) -> Claim | None:
+    """The node of a stage, where that is what became slow."""
+    if course.pressure is None or not course.since_ns or not course.where.layout_known:
+        return None
+    ranks, stages = tuple(course.shape.ranks.tolist()), course.shape.coordinate("stage")
+    first = np.asarray(stages == stages.min())
+    claim = slow_node(
+        course.where, ranks, first, recent.shift, usual.sway, course.pressure, course.since_ns, usual.seconds
+    )
+    if claim is None:
+        return None
+    members = np.flatnonzero(np.isin(course.shape.ranks, claim.ranks))
+    return claim if _shifted(usual, recent.normal, members) else None
 
 
 def _shifted(usual: Usual, normal: FloatArray, members: IndexArray | slice) -> bool:
@@ -173,6 +193,9 @@ def _stage_grown(
     if len(members) < LEAST_OF_STAGE or shift < APART * others or pressed[worst]:
         return
     if not _shifted(usual, recent.normal, members) or float(recent.shift[members].min()) < shift / 2:
+        return
+    nodes = np.isin(np.arange(len(where.names)), where.index[members])
+    if course.pressure is not None and course.pressure.open(course.since_ns, nodes):
         return
     stage = int(course.shape.coordinate("stage")[members[0]])
     first = stage == int(course.shape.coordinate("stage").min())
