@@ -21,6 +21,7 @@ from scheduler_feedback.detectors.gates import HIT_SIGMAS
 from scheduler_feedback.detectors.medians import column_medians, median, row_medians
 from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.windows import MAD_TO_SIGMA
+from scheduler_feedback.detectors.work import fit
 from scheduler_feedback.detectors.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
 from scheduler_feedback.detectors.workload_course import Course, Usual, busy_seconds, tops, unequal_work
 from scheduler_feedback.detectors.workload_node import slow_node
@@ -50,8 +51,11 @@ not given more; from two thirds on they were given more. Between the two nothing
 
 UNEQUAL_SIGMAS = 4.0
 SHARE_OF_LENGTHS = 1 / 3
-"""Of what the steps grew by, unequal sums of lengths explain a third at least: microbatches that are unequal within a
-rank make bubbles in a pipeline that no sum shows."""
+"""Of what the steps grew by, unequal sums of lengths explain a third at least; in a pipeline of p stages a third of a
+p-th: they work on p microbatches at a time and wait for the longest, which no sum over a rank's microbatches shows."""
+
+LENGTHS_EXPLAIN = 0.8
+"""Lengths differ that did not: four fifths of how each rank's own time varies follow what it is given."""
 
 PAUSE = 0.05
 PAUSE_STEPS = 6
@@ -223,14 +227,18 @@ def _stage_grown(
 
 def _lengths_grown(course: Course, usual: Usual, recent: Recent) -> Iterator[Claim]:
     """The work given to the ranks became more unequal: by what it should take, the slowest lose what the job loses."""
-    if course.work is None or len(course.tokens) < len(recent.compute):
+    if len(course.tokens) < len(recent.compute):
         return
-    normal = median(np.abs(recent.shift))
-    top = float(unequal_work(recent.compute / recent.normal).mean())  # what the work given should take, over usual
+    given = recent.compute / recent.normal if course.work is not None else _newly_given(course, recent)
+    if given is None:
+        return
+    normal = median(np.abs(np.log(column_medians(recent.compute / given) / usual.normal)))
+    top = float(unequal_work(given).mean())  # what the work given should take, over usual
     lost = (recent.seconds - usual.seconds) / float(np.median(usual.compute))
     grown = top - usual.unequal
     noise = usual.unequal_spread / math.sqrt(len(recent.normal))
-    if grown < max(SHARE_OF_LENGTHS * lost, UNEQUAL_SIGMAS * noise) or normal > math.log1p(lost) / 2:
+    share = SHARE_OF_LENGTHS / (len(course.where.roles) if course.where.layout_known else 1)
+    if grown < max(share * lost, UNEQUAL_SIGMAS * noise) or normal > math.log1p(lost) / 2:
         return
     yield Claim(
         "sequence-grown", Kind.SEQUENCE_IMBALANCE, Cause.SEQUENCE_LENGTH, -1, (), usual.seconds,
@@ -241,6 +249,23 @@ def _lengths_grown(course: Course, usual: Usual, recent: Recent) -> Iterator[Cla
                      "slower at what it is given", 2.0),
         ),
     )  # fmt: skip
+
+
+def _newly_given(course: Course, recent: Recent) -> FloatArray | None:
+    """[k, n]: what the work given should take, over usual, in a job of which lengths said nothing when it was new; None
+    where they still say nothing."""
+    count = len(recent.compute)
+    tokens = np.array(list(course.tokens)[-count:])
+    squares = np.array(list(course.squares)[-count:]) if len(course.squares) >= count else np.full_like(tokens, np.nan)
+    work = fit(recent.compute, tokens, squares)
+    if work is None:
+        return None
+    given = work.factor(tokens, squares)
+    own, left = np.log(recent.compute), np.log(recent.compute / given)
+    varies = float(np.var(own - own.mean(axis=0)))
+    if varies <= 0 or float(np.var(left - left.mean(axis=0))) > (1.0 - LENGTHS_EXPLAIN) * varies:
+        return None
+    return given
 
 
 def _pauses(course: Course, usual: Usual, count: int) -> Iterator[Claim]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from scheduler_feedback.core.telemetry import JobTelemetry
 from scheduler_feedback.core.verdict import Cause, Kind
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.detectors.work import Work
@@ -75,3 +78,29 @@ def test_ranks_that_pause_in_turn_are_told_where_what_each_is_given_drifts(pause
     job.work = work
     found = verdicts(course(WorkloadDetector(), [job], 230))
     assert [one.rank for one in found if one.cause is Cause.PAUSES] == [-1] * pauses
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_lengths_that_begin_to_differ_are_told_where_the_time_of_each_rank_follows_them(follows: bool) -> None:
+    """A pipeline loses more than any sum shows. A job that told no lengths, or always the same, tells them now."""
+    job, lengths = Job(ranks=RANKS), np.random.default_rng(5)
+    job.shape = replace(job.shape, stage=np.arange(RANKS) // 4, data=np.arange(RANKS) % 4)
+    given: list[np.ndarray] = []
+
+    def work(second: float) -> np.ndarray:
+        given.append(np.tile(lengths.normal(1.0, 0.04, 4), 4) if second > 100 else np.ones(RANKS))
+        return 0.7 * (given[-1] if follows else np.ones(RANKS))
+
+    def with_lengths(second: float, random: np.random.Generator) -> JobTelemetry:
+        before = len(given)
+        heard = look(second, random)
+        assert heard.steps is not None
+        rows = 4096.0 * np.array(given[before : before + len(heard.steps)]).reshape(-1, RANKS)
+        if len(given) > before + len(heard.steps):
+            del given[before + len(heard.steps) :]
+        return replace(heard, steps=replace(heard.steps, tokens=rows))
+
+    look, job.look, job.work = job.look, with_lengths, work  # type: ignore[method-assign]
+    job.network = lambda second: 0.42 if second > 100 else 0.3  # the bubbles
+    found = verdicts(course(WorkloadDetector(), [job], 160))
+    assert [one.kind for one in found] == [Kind.SEQUENCE_IMBALANCE] * follows
