@@ -33,6 +33,7 @@ from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.medians import median
 from scheduler_feedback.detectors.panel import ALARM, Panel
+from scheduler_feedback.detectors.sharing import NOBODY, SENDING, Resources, Sharing, ranks_of
 from scheduler_feedback.detectors.step_clock import (
     BLOCK_STEP_WINDOWS,
     BLOCK_WINDOWS,
@@ -77,7 +78,6 @@ HOLD_PAUSES = 2
 long as HOLD_TESTS take at least: the past, in which the two rose and fell together, is looked back over for twelve
 minutes."""
 
-SENDING = ("uplink", "nic", "pcie_switch")
 SNAPSHOT_VERSION = 1
 
 
@@ -104,13 +104,6 @@ class _Standing:
     missed: int = 0
 
 
-Resources = dict[tuple[str, str], dict[str, IntArray]]
-"""(kind, name) of what is shared -> job -> indices of its ranks there."""
-
-
-NOBODY = np.zeros(0, np.int64)
-
-
 class InterferenceDetector:
     """Finds jobs that others slow down. Owned by one thread."""
 
@@ -127,9 +120,7 @@ class InterferenceDetector:
         self._quiet: set[tuple[str, str]] = set()
         self._windows = 0
         self._tested = 0
-        self._shapes: tuple[Shape, ...] = ()
-        self._known: Resources = {}
-        self._rows = self._places = self._counts = NOBODY
+        self._sharing = Sharing()
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
         """Follow neighbours; the findings that are new."""
@@ -143,7 +134,7 @@ class InterferenceDetector:
         for key in [key for key in self._standing if key[0] not in present]:
             del self._standing[key]
         self._quiet = {key for key in self._quiet if present.keys() >= set(key)}
-        resources = self._resources(telemetry)
+        resources = self._sharing.of(telemetry)
         self._advance(telemetry, resources)
         ends = np.fromiter(self._ends, np.int64, len(self._ends))
         for job in telemetry.jobs:
@@ -182,35 +173,6 @@ class InterferenceDetector:
 
     # --- following --------------------------------------------------------------------------------------------------
 
-    def _resources(self, telemetry: Telemetry) -> Resources:
-        """What is shared by whom; it changes with the jobs only."""
-        shapes = tuple(job.shape for job in telemetry.jobs)
-        if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
-            self._shapes, self._known = shapes, _shared(telemetry.jobs)
-            first = dict(zip((shape.job for shape in shapes), (one.start for one in telemetry.columns()), strict=True))
-            parts = [
-                (FEATURE["nic_transmit_bytes" if kind in SENDING else "processor"], ranks + first[name])
-                for (kind, _), members in self._known.items()
-                for name, ranks in members.items()
-            ]
-            self._rows = np.concatenate([np.full(len(ranks), row) for row, ranks in parts]) if parts else NOBODY
-            self._places = np.concatenate([ranks for _, ranks in parts]) if parts else NOBODY
-            self._counts = np.array([len(ranks) for _, ranks in parts], np.int64)
-        return self._known
-
-    def _sums(self, values: Float32Array) -> list[float]:
-        """What each job does on each shared resource in one window, in the order of the resources; NaN for unknown."""
-        if not len(self._counts):
-            return []
-        samples = values[self._rows, self._places].astype(np.float64)
-        known = ~np.isnan(samples)
-        starts = np.cumsum(self._counts) - self._counts
-        sums = np.add.reduceat(np.where(known, samples, 0.0), starts)
-        counts = np.add.reduceat(known.astype(np.float64), starts)
-        with np.errstate(invalid="ignore"):
-            found: list[float] = (sums / counts * self._counts).tolist()
-        return found
-
     def _advance(self, telemetry: Telemetry, resources: Resources) -> None:
         """Windows of counters are the clock: one more place in every ring for each."""
         values, ends = telemetry.counters.values, telemetry.counters.at_ns
@@ -226,7 +188,7 @@ class InterferenceDetector:
                 for means in course.excess.values():
                     means.window(len(self._ends) + 1)
             self._unreported(telemetry, values[:, window], resources)
-            sent = self._sums(values[:, window])
+            sent = self._sharing.sums(values[:, window])
             if self._blocks.take(int(ends[window]), sent, resources):
                 self._marks(telemetry, values[FEATURE["nic_congestion"], window])
             at = 0
@@ -273,7 +235,7 @@ class InterferenceDetector:
         if course is None:
             return
         known = np.isfinite(steps.seconds) & np.isfinite(steps.wait_seconds)
-        hosts = {place: _ranks_of(job.shape, "host", place) for place in course.excess}
+        hosts = {place: ranks_of(job.shape, "host", place) for place in course.excess}
         elsewhere = np.ones(len(job.shape), np.bool_)
         for ranks in hosts.values():
             elsewhere[ranks] = False
@@ -386,7 +348,7 @@ class InterferenceDetector:
         if key in self._standing or key in self._quiet:
             return []
         columns = self._panel.of(shape.job)
-        members = _ranks_of(shape, kind, place)
+        members = ranks_of(shape, kind, place)
         congested = self._panel.peers[FEATURE["nic_congestion"], columns]
         congestion = float(np.nanmean(congested[members])) if np.isfinite(congested[members]).any() else 0.0
         errors = float(self._panel.score[FEATURE["nic_physical_errors"], columns][members].max(initial=0.0))
@@ -505,30 +467,8 @@ class InterferenceDetector:
         return [Abstention(shape.job, shape.attempt, None, telemetry.now_ns, words, (), self.name)]
 
 
-def _shared(jobs: tuple[JobTelemetry, ...]) -> Resources:
-    """Resources on which two jobs or more stand: (kind, name) -> job -> indices of its ranks there."""
-    once: set[tuple[str, str]] = set()
-    shared: set[tuple[str, str]] = set()
-    for job in jobs:
-        shared |= once & job.shape.resources
-        once |= job.shape.resources
-    found: dict[tuple[str, str], dict[str, list[int]]] = {}
-    for job in jobs:
-        if shared.isdisjoint(job.shape.resources):
-            continue
-        for kind, names in job.shape.sharing.items():
-            for index, place in enumerate(names):
-                if (kind, place) in shared:
-                    found.setdefault((kind, place), {}).setdefault(job.shape.job, []).append(index)
-    return {key: {name: np.array(ranks, np.int64) for name, ranks in members.items()} for key, members in found.items()}
-
-
 def _sure(found: tuple[float, float, float] | None) -> tuple[float, float, float] | None:
     """Correlation, chance and cost, where they say that the two belong together."""
     if found is None or found[0] < LEAST_CORRELATION or found[1] >= CHANCE or found[2] < LEAST_COST:
         return None
     return found
-
-
-def _ranks_of(shape: Shape, kind: str, place: str) -> IntArray:
-    return np.array([index for index, name in enumerate(shape.sharing.get(kind, ())) if name == place], np.int64)

@@ -16,10 +16,8 @@ import numpy as np
 
 from scheduler_feedback.core.gangs import FloatArray, IntArray
 from scheduler_feedback.core.telemetry import Float32Array
+from scheduler_feedback.detectors.sharing import Resource
 from scheduler_feedback.detectors.together import KEPT_WINDOWS, pad
-
-Resource = tuple[str, str]
-"""(kind, name) of something shared."""
 
 LONG_STEP_WINDOWS = 3.0
 """Steps of so many windows are followed by themselves, too."""

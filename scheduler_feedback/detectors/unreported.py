@@ -15,11 +15,9 @@ import numpy as np
 
 from scheduler_feedback.core.gangs import FloatArray, IntArray
 from scheduler_feedback.core.telemetry import FEATURE, Float32Array, Shape
+from scheduler_feedback.detectors.sharing import Resource
 from scheduler_feedback.detectors.together import KEPT_WINDOWS, pad
 from scheduler_feedback.detectors.work_rate import WorkRate, averaged
-
-Resource = tuple[str, str]
-"""(kind, name) of something shared."""
 
 LEAST_WAIT = 0.03
 """Share of its time for which a rank waits for a processor more while the neighbour is busy: a window of the panel's
