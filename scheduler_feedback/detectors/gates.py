@@ -169,7 +169,7 @@ def judge(case: Case) -> Judgement:
     own_gain = float(case.mean("node_gain")[case.where.index[rank]] if mates else gain[rank])
     few = len(case.alarmed) <= max(1, len(case.ranks) // FEW)
     if strangers and few:
-        own_gain = max(own_gain, _joint_gain(compute, case))
+        own_gain = max(own_gain, _gain_beyond(compute, case, [rank, *(set(mates) - case.accused)]))
     split = _attribute(case, windows, from_start)
     if split.cause is Cause.SUSPENDED and case.shared_machine and split.contested_share >= CONTESTED_HINT:
         own_gain = min(own_gain, max(split.rest, 0.0))  # what chance load may have added is not held against it
@@ -210,7 +210,7 @@ def judge(case: Case) -> Judgement:
             step_seconds,
             without,
             "seconds",
-            "the same steps without " + _without(mates, strangers, few, bool(case.accused - set(mates))),
+            "the same steps without " + _without(mates, strangers, few),
             weighing.of_slowdown(slowdown),
         ),
         Evidence(
@@ -299,22 +299,19 @@ def judge(case: Case) -> Judgement:
     )
 
 
-def _without(mates: list[int], strangers: list[int], few: bool, accused: bool) -> str:
-    if accused and few:
-        return "this rank, those that are accused already left aside"
-    if strangers and few:
-        return "this rank and the others that are slow for a reason of their own"
-    return "the node's ranks" if mates else "this rank"
+def _without(mates: list[int], strangers: list[int], few: bool) -> str:
+    ranks = "the node's ranks" if mates else "this rank"
+    return f"{ranks}, the others that stand out left aside" if strangers and few else ranks
 
 
-def _joint_gain(compute: FloatArray, case: Case) -> float:
-    """By how much the steps would be shorter without any of the few that stand out, each for its own reason; once those
-    that are accused are gone: what they cost is not held against the next."""
-    alarmed, accused = np.zeros((2, len(compute)), np.bool_)
-    alarmed[list(case.alarmed)], accused[list(case.accused)] = True, True
+def _gain_beyond(compute: FloatArray, case: Case, own: list[int]) -> float:
+    """By how much the steps would be shorter without these ranks once the others that stand out are gone, each for its
+    own reason: what those cost is held against nobody else."""
+    alarmed = np.zeros(len(compute), np.bool_)
+    alarmed[list(case.alarmed)] = True
     members = case.where.roles[case.where.role[case.rank]]
-    takes, rest = compute[members], compute[members][~alarmed[members]]
-    return float(takes[~accused[members]].max() - rest.max()) if len(rest) else 0.0
+    rest = compute[members][~alarmed[members]]
+    return float(compute[np.intersect1d(own, members)].max() - rest.max()) if len(rest) else 0.0
 
 
 def _drift_of_others(compute: FloatArray, baseline: Baseline, where: Places, rank: int) -> float:

@@ -123,3 +123,12 @@ def test_what_an_accused_rank_costs_is_not_held_against_the_next() -> None:
     # Without both the steps would be 1.6 times as short; without the second, once the first is gone, by four per cent.
     assert {verdict.rank for verdict in told(findings(3, beside_a_culprit(1.05)))} == {13}
     assert {verdict.rank for verdict in told(findings(3, beside_a_culprit(1.3)))} == {13, 22}
+
+
+def test_what_a_rank_costs_that_is_only_suspected_is_not_held_against_another_either() -> None:
+    def slow(number: int, job: Shape) -> np.ndarray:
+        # Both alarm in one window; the one that is judged first, by its number, costs four per cent by itself.
+        lesser = np.where((job.ranks == 5) & (number >= ONSET - 10), 1.05, 1.0)
+        return one_rank(number, job) * lesser
+
+    assert {verdict.rank for verdict in told(findings(3, slow))} == {13}
