@@ -216,7 +216,10 @@ class Doings:
         """Nobody works more: whether what was lost was lost to polling, that is to others, or to having nothing."""
         works, _ = _against_the_usual(means[:, TENSOR], newest)
         busy, _ = _against_the_usual(means[:, BUSY], newest)
-        _, sigma = _against_the_usual(means[:, BUSY] / means[:, TENSOR], newest)
+        polls = np.divide(
+            means[:, BUSY], means[:, TENSOR], out=np.full_like(means[:, BUSY], np.nan), where=means[:, TENSOR] > 0
+        )
+        _, sigma = _against_the_usual(polls, newest)
         lost = 1.0 - works
         if not np.isfinite(busy).all() or (lost < SIGMAS * sigma).any():
             return []
