@@ -57,7 +57,7 @@ from scheduler_feedback.detectors.together import (
     pauses,
     together,
 )
-from scheduler_feedback.detectors.unreported import Unreported
+from scheduler_feedback.detectors.unreported import LEAST_WAIT, Unreported
 
 TEST_SECONDS = 6.0
 """So often is it looked at."""
@@ -79,6 +79,7 @@ long as HOLD_TESTS take at least: the past, in which the two rose and fell toget
 minutes."""
 
 SNAPSHOT_VERSION = 1
+WAITING = np.array([FEATURE["cpu_waiting"], FEATURE["runqueue_wait"]])
 
 
 @dataclass(slots=True)
@@ -309,6 +310,12 @@ class InterferenceDetector:
                 if found is None:
                     continue
                 correlation, chance, cost = found
+                if (
+                    kind == "host"
+                    and (name, aggressor) not in self._standing
+                    and self._at_ease(job.shape, members[name])
+                ):
+                    continue
                 if silent is not None and not silent.witnessed((kind, place), sent, victim, cost):
                     continue
                 others.append(aggressor)
@@ -318,6 +325,14 @@ class InterferenceDetector:
         if best is None:
             return over + self._unknown(job, course, telemetry)
         return over + self._told(job, course, best, tuple(dict.fromkeys(others)), telemetry)
+
+    def _at_ease(self, shape: Shape, ranks: IntArray) -> bool:
+        """Whether by their counters none of these ranks waits for a processor now. Where the two are only alike by
+        chance it stays so; where they are not, it is told when next the host is crowded."""
+        columns = self._panel.of(shape.job)
+        waits = self._panel.newest[WAITING, columns][:, ranks]
+        known = waits[np.isfinite(waits)]
+        return bool(len(known)) and float(known.max()) < LEAST_WAIT
 
     def _by_steps(
         self, steps: Steps, aggressor: str, resource: tuple[str, str], ranks: IntArray, window_seconds: float

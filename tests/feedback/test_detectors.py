@@ -295,6 +295,7 @@ def test_errors_accuse_a_port_where_the_job_is_slower_and_nobody_where_it_is_not
 # --- interference -----------------------------------------------------------------------------------------------------
 
 UPLINK: dict[str, tuple[str, ...]] = {"uplink": ("leaf-0",) * 8}
+HOST: dict[str, tuple[str, ...]] = {"host": ("host-0", "host-0", *(f"host-{n}" for n in range(1, 7)))}
 
 
 def neighbours(sharing: dict[str, tuple[str, ...]], disturbs: bool = True) -> list[Job]:
@@ -323,6 +324,23 @@ def test_the_neighbour_that_disturbs_is_named_and_nobody_is_accused() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_neighbours_that_do_not_disturb_are_left_alone(seed: int) -> None:
     assert not verdicts(course(list(make_all()), neighbours(UPLINK, disturbs=False), 250, seed=seed))
+
+
+@pytest.mark.parametrize(("waits", "told"), [(0.3, True), (0.0, False), (np.nan, True)])
+def test_on_a_host_on_which_nobody_waits_for_a_processor_nobody_is_disturbed(waits: float, told: bool) -> None:
+    """What a rank takes and what a neighbour burns go together by chance now and then; counters tell of it."""
+    victim, loud = jobs = [Job("victim", sharing=HOST), Job("loud", sharing=HOST)]
+
+    def busy(second: float) -> bool:
+        return int(second) % 50 > 30 and second > 100
+
+    victim.work = lambda second: np.where(np.arange(8) < 2, 0.95 if busy(second) else 0.7, 0.7)
+    loud.feature["processor"] = lambda second: np.full(8, 12.0 if busy(second) else 1.0)
+    for job in jobs:
+        job.feature["cpu_waiting"] = lambda second: np.where(np.arange(8) < 2, waits * busy(second), 0.0)
+        job.feature["runqueue_wait"] = lambda second: np.full(8, waits * 0.0)
+    found = verdicts(course(InterferenceDetector(), jobs, 320))
+    assert [(one.gang, one.aggressor) for one in found if one.kind is Kind.INTERFERENCE] == [("victim", "loud")] * told
 
 
 def test_interference_ends_when_the_neighbour_is_quiet_and_is_told_again_when_it_is_not() -> None:
