@@ -257,7 +257,7 @@ def _filled_by_peers(values: FloatArray) -> FloatArray:
         [np.median(row[fine]) if fine.any() else middle for row, fine in zip(values, known, strict=True)]
     )[:, None]
     apart = np.where(known, values - by_step, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-    return np.where(known, values, by_step + apart)
+    return np.where(known, values, np.maximum(by_step + apart, 0.0))
 
 
 def _alike(steps: StepTable, rows: slice, where: Places) -> float:

@@ -115,6 +115,14 @@ def test_what_is_not_heard_of_a_rank_is_what_its_peers_took_then_and_what_it_dif
     assert window.step_seconds == pytest.approx(6.4)
 
 
+def test_nobody_is_taken_to_have_computed_for_less_than_nothing() -> None:
+    own = np.array([[1.3, 1.3, 1.3, np.nan], [10.3, 10.3, 10.3, 1.3]])  # all but the last save in the second step
+    seconds = np.array([[1.9, 1.9, 1.9, np.nan], [10.9, 10.9, 10.9, 10.9]])
+    ends = np.array([[2 * SECOND], [13 * SECOND]]) + np.zeros((1, 4), np.int64)
+    (window,), _ = cut(StepTable(np.arange(2), ends, seconds, seconds - own), at(list("abcd")), None)
+    assert window.compute.tolist() == pytest.approx([5.8, 5.8, 5.8, 0.65])
+
+
 def test_a_step_is_used_once_and_the_rest_is_left_for_later() -> None:
     gang = gang_of(np.full((23, 2), 0.6), np.full((23, 2), 0.2))
     steps = table_of(gang)
