@@ -313,7 +313,7 @@ class InterferenceDetector:
                 if (
                     kind == "host"
                     and (name, aggressor) not in self._standing
-                    and self._at_ease(job.shape, members[name])
+                    and self._at_ease(job.shape, members[name], cost)
                 ):
                     continue
                 if silent is not None and not silent.witnessed((kind, place), sent, victim, cost):
@@ -326,13 +326,14 @@ class InterferenceDetector:
             return over + self._unknown(job, course, telemetry)
         return over + self._told(job, course, best, tuple(dict.fromkeys(others)), telemetry)
 
-    def _at_ease(self, shape: Shape, ranks: IntArray) -> bool:
-        """Whether by their counters none of these ranks waits for a processor now. Where the two are only alike by
-        chance it stays so; where they are not, it is told when next the host is crowded."""
+    def _at_ease(self, shape: Shape, ranks: IntArray, cost: float) -> bool:
+        """Whether by their counters none of these ranks waits for a processor for as long as it loses: a share `cost`
+        of its usual step. Where the two are only alike by chance it stays so; where they are not, it is told when next
+        the host is crowded."""
         columns = self._panel.of(shape.job)
         waits = self._panel.newest[WAITING, columns][:, ranks]
         known = waits[np.isfinite(waits)]
-        return bool(len(known)) and float(known.max()) < LEAST_WAIT
+        return bool(len(known)) and float(known.max()) < max(LEAST_WAIT, cost / (1.0 + cost))
 
     def _by_steps(
         self, steps: Steps, aggressor: str, resource: tuple[str, str], ranks: IntArray, window_seconds: float
