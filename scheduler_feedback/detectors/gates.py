@@ -309,9 +309,11 @@ def _gain_beyond(compute: FloatArray, case: Case, own: list[int]) -> float:
     own reason: what those cost is held against nobody else."""
     alarmed = np.zeros(len(compute), np.bool_)
     alarmed[list(case.alarmed)] = True
-    members = case.where.roles[case.where.role[case.rank]]
+    role = case.where.role[case.rank]
+    members = case.where.roles[role]
     rest = compute[members][~alarmed[members]]
-    return float(compute[np.intersect1d(own, members)].max() - rest.max()) if len(rest) else 0.0
+    slowest = max(float(compute[one]) for one in own if case.where.role[one] == role)
+    return slowest - float(rest.max()) if len(rest) else 0.0
 
 
 def _drift_of_others(compute: FloatArray, baseline: Baseline, where: Places, rank: int) -> float:

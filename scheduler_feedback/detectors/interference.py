@@ -208,10 +208,10 @@ class InterferenceDetector:
             self._ends.append(int(ends[window]))
 
     def _marks(self, telemetry: Telemetry, marked: Float32Array) -> None:
-        """Marks a second of all ranks [n], for the jobs whose steps are long."""
+        """Marks a second of all ranks [n], for the jobs whose steps are long and that share a way to send."""
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
             steps = self._courses[job.shape.job].steps
-            if not steps.end_ns:
+            if not steps.end_ns or job.shape.job not in self._sharing.senders:
                 continue
             if steps.marks is None or len(steps.marks.usual) != len(job.shape):
                 steps.marks = Marks(*np.full((2, len(job.shape)), np.nan, np.float32))

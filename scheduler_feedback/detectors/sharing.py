@@ -20,11 +20,12 @@ NOBODY = np.zeros(0, np.int64)
 
 
 class Sharing:
-    """What the jobs of a stream share. Owned by one thread."""
+    """What the jobs of a stream share. Owned by one thread. senders: jobs that share a way to send."""
 
     def __init__(self) -> None:
         self._shapes: tuple[Shape, ...] = ()
         self._known: Resources = {}
+        self.senders: set[str] = set()
         self._rows = self._places = self._counts = NOBODY
 
     def of(self, telemetry: Telemetry) -> Resources:
@@ -32,6 +33,7 @@ class Sharing:
         shapes = tuple(job.shape for job in telemetry.jobs)
         if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
             self._shapes, self._known = shapes, _shared(telemetry.jobs)
+            self.senders = {name for (kind, _), jobs in self._known.items() if kind in SENDING for name in jobs}
             first = dict(zip((shape.job for shape in shapes), (one.start for one in telemetry.columns()), strict=True))
             parts = [
                 (FEATURE["nic_transmit_bytes" if kind in SENDING else "processor"], ranks + first[name])
