@@ -57,7 +57,7 @@ class Alarms:
     """What was said of healthy jobs. by_method: claims that accuse. wrong_actions: ours for which our scheduler may
     touch a running job; sure: ours that are as sure as that takes, of unknown cause or not.
 
-    untrue: ours about the workload of jobs that did nothing of the kind is not an accusation and is counted apart.
+    of_workload: ours about the workload of jobs that did nothing of the kind is not an accusation and is counted apart.
     """
 
     workload: str
