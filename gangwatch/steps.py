@@ -35,8 +35,9 @@ torchrun and DeepSpeed set nothing of the kind: ``Reporter.place`` tells it once
 
 **The memory file** (memfd_create(2), sealed against every change of size) is little-endian: a header of 64 bytes, that
 is magic ``GWRING01``, u32 slot size, u32 slots, u64 records ever written; then slots of 64 bytes, each u64 sequence
-(counted from 1), u8 kind, u8 flags, 6 unused, i64 number, i64 time (CLOCK_MONOTONIC, ns), i64 duration (ns), i64 wait
-(ns), i64 tokens, u64 sequence again. A record stands in slot (sequence - 1) mod slots; the header's count follows it.
+(counted from 1), u8 kind, u8 flags, u48 squares (low 16 bits first; 0 where unknown), i64 number, i64 time
+(CLOCK_MONOTONIC, ns), i64 duration (ns), i64 wait (ns), i64 tokens, u64 sequence again. A record stands in slot
+(sequence - 1) mod slots; the header's count follows it.
 
 **Threads.** There is no lock: a signal handler or a second thread may report at any moment, and a lock would let one
 block the other. Every record takes its own slot (``itertools.count`` gives each number once). Two threads that wait at
@@ -80,6 +81,9 @@ DEFAULT_SLOTS = 4096
 MAX_NUMBER = 2**53
 """Greatest step number and token count: integers up to here pass through JSON and doubles unharmed."""
 
+MAX_SQUARES = 2**48 - 1
+"""Greatest sum of squared lengths: one sequence of sixteen million tokens."""
+
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, LAST_REFUSED_SECONDS = 0.2, 5.0, 60.0
 """Pauses between attempts to register: doubled from the first to the last; longer where the agent said no."""
 
@@ -89,7 +93,7 @@ ANSWER_SECONDS = 30.0
 MAX_ANSWER_BYTES = 4096
 
 _HEADER = struct.Struct("<8sII")
-_SLOT = struct.Struct("@QBB6xqqqqqQ")
+_SLOT = struct.Struct("@QBBHIqqqqqQ")
 _pack_into = _SLOT.pack_into
 
 # Values of fcntl(2), for builds of Python that were compiled against older headers.
@@ -196,16 +200,18 @@ def _place_of_megatron() -> Place:
 class Step:
     """One training step, as a context: begun on entry, finished on exit, abandoned where an exception leaves it.
 
-    number: the step's number. tokens: set it inside the block where it is known only there (a plain integer; a tensor
-    on a GPU would have to be waited for).
+    number: the step's number. tokens, squares (the sum of the squared lengths of its sequences): what this rank was
+    given to do; set them inside the block where they are known only there (plain integers; a tensor on a GPU would have
+    to be waited for).
     """
 
-    __slots__ = ("_begun_ns", "_reporter", "number", "tokens")
+    __slots__ = ("_begun_ns", "_reporter", "number", "squares", "tokens")
 
-    def __init__(self, reporter: Reporter, number: int, tokens: int | None) -> None:
+    def __init__(self, reporter: Reporter, number: int, tokens: int | None, squares: int | None) -> None:
         self._reporter = reporter
         self.number = number
         self.tokens = tokens
+        self.squares = squares
 
     def __enter__(self) -> Step:
         reporter = self._reporter
@@ -220,7 +226,8 @@ class Step:
         now_ns = monotonic_ns()
         reporter = self._reporter
         if kind is None:
-            reporter._finish(self.number, now_ns, now_ns - self._begun_ns, reporter._wait_ns, self.tokens)
+            took_ns = now_ns - self._begun_ns
+            reporter._finish(self.number, now_ns, took_ns, reporter._wait_ns, self.tokens, self.squares)
         else:
             reporter._write(STEP_ENDED, ABANDONED, self.number, now_ns, now_ns - self._begun_ns, 0, 0)
 
@@ -328,9 +335,13 @@ class Reporter:
 
     # --- what a training loop calls ---
 
-    def step(self, tokens: int | None = None, number: int | None = None) -> Step:
-        """The next training step, as a context. `number` where a resumed training does not begin at 0."""
-        return Step(self, self._number(number), tokens)
+    def step(self, tokens: int | None = None, number: int | None = None, squares: int | None = None) -> Step:
+        """The next training step, as a context. `number` where a resumed training does not begin at 0.
+
+        tokens: how many this rank computes. squares: the sum of the squared lengths of its sequences, which is what
+        attention costs: without it a rank that was given one long document looks like a slow one.
+        """
+        return Step(self, self._number(number), tokens, squares)
 
     def wait(self) -> Wait:
         """A context around what blocks until the other ranks have come (an all-reduce, a barrier)."""
@@ -343,10 +354,12 @@ class Reporter:
         wait_seconds: float | None = None,
         tokens: int | None = None,
         ended_ns: int | None = None,
+        squares: int | None = None,
     ) -> None:
         """Report a step that has ended: now, or at `ended_ns` of ``time.monotonic_ns()``.
 
-        wait_seconds: None where it is unknown; 0 says that it was measured and there was none.
+        wait_seconds: None where it is unknown; 0 says that it was measured and there was none. tokens, squares: as of
+        ``step``.
         """
         try:
             duration_ns = round(seconds * 1e9)
@@ -354,7 +367,7 @@ class Reporter:
             if duration_ns < 0 or (wait_ns is not None and wait_ns < 0):
                 raise ValueError("time is not negative")
             self._next_step = max(self._next_step, step + 1)
-            self._finish(step, monotonic_ns() if ended_ns is None else ended_ns, duration_ns, wait_ns, tokens)
+            self._finish(step, monotonic_ns() if ended_ns is None else ended_ns, duration_ns, wait_ns, tokens, squares)
         except Exception:
             self.dropped += 1
 
@@ -418,7 +431,9 @@ class Reporter:
         self._next_step = number + 1
         return number
 
-    def _finish(self, number: int, ended_ns: int, duration_ns: int, wait_ns: int | None, tokens: int | None) -> None:
+    def _finish(
+        self, number: int, ended_ns: int, duration_ns: int, wait_ns: int | None, tokens: int | None, squares: int | None
+    ) -> None:
         flags = 0
         if wait_ns is None:
             wait_ns = 0
@@ -440,11 +455,22 @@ class Reporter:
                 # A step without its tokens is worth more than no step.
                 tokens = 0
                 self.dropped += 1
-        self._write(STEP_ENDED, flags, number, ended_ns, duration_ns, wait_ns, tokens)
+        if squares is None:
+            squares = 0
+        else:
+            try:
+                squares = int(squares)
+                if not 0 <= squares <= MAX_SQUARES:
+                    raise ValueError
+            except Exception:
+                squares = 0
+                self.dropped += 1
+        self._write(STEP_ENDED, flags, number, ended_ns, duration_ns, wait_ns, tokens, squares)
 
     def _write(
-        self, kind: int, flags: int, number: int, time_ns: int, duration_ns: int, wait_ns: int, tokens: int
-    ) -> None:
+        self, kind: int, flags: int, number: int, time_ns: int, duration_ns: int, wait_ns: int, tokens: int,
+        squares: int = 0,
+    ) -> None:  # fmt: skip
         ring = self._ring
         if ring is None:
             return
@@ -452,7 +478,10 @@ class Reporter:
             index = next(self._indices)
             sequence = index + 1
             offset = HEADER_BYTES + (index & self._mask) * SLOT_BYTES
-            _pack_into(ring, offset, sequence, kind, flags, number, time_ns, duration_ns, wait_ns, tokens, sequence)
+            _pack_into(
+                ring, offset, sequence, kind, flags, squares & 0xFFFF, squares >> 16, number, time_ns, duration_ns,
+                wait_ns, tokens, sequence,
+            )  # fmt: skip
             written = self._written
             # Another thread may have written a later record meanwhile; the count must not fall back behind it.
             if written[0] < sequence:

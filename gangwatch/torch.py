@@ -27,6 +27,10 @@ GPU the host only enqueues, so that its clock says nothing: CUDA events are reco
 asked (``query``, which does not wait) when later buckets and steps come by. Steps are timed the same way, and reported
 one or two steps late. Nothing here ever synchronises.
 
+**What a rank was given** is known to the program alone. Where sequences differ in length, tell it, or the rank with the
+longest looks like a slow one: ``attach().given(tokens=count, squares=sum_of_squared_lengths)`` after each batch is
+loaded; several batches of one step add up.
+
 **Where it cannot be measured, wait is unknown and never 0**: with FullyShardedDataParallel and whatever else does not
 average through DDP's hook, with a hook registered before ``attach``, inside CUDA graphs (whose replays run no Python:
 neither steps nor waits are seen), and on a torch that lacks what is used here.
@@ -166,6 +170,8 @@ class _StepTiming:
         self.ended_ns = 0
         self.passes: List[_Pass] = []  # noqa: UP006
         self.disturbed = False
+        self.tokens: int | None = None
+        self.squares: int | None = None
 
     def passed(self) -> bool:
         return self.ended is not None and self.ended.passed() and all(each.passed() for each in self.passes)
@@ -210,6 +216,22 @@ class Attachment:
             f"waits are unknown: {self._why_unknown}" if self._why_unknown else "waits of DDP's buckets are measured"
         )
         return f"{self.reporter.status}; {waits}"
+
+    def given(self, tokens: int | None = None, squares: int | None = None) -> None:
+        """Tell what this rank was given in the step under way, in plain integers; several calls add up.
+
+        squares: the sum of the squared lengths of its sequences, which is what attention costs.
+        """
+        step = self._step
+        if step is None:
+            return  # the first step is not measured
+        try:
+            if tokens is not None:
+                step.tokens = int(tokens) + (step.tokens or 0)
+            if squares is not None:
+                step.squares = int(squares) + (step.squares or 0)
+        except Exception as error:
+            self._fail(error)
 
     # --- gradients ---
 
@@ -332,8 +354,7 @@ class Attachment:
                 if step.passed():
                     self._report(step)
                 elif len(self._pending) > MAX_PENDING_STEPS:
-                    seconds = (step.ended_ns - step.begun_ns) / 1e9
-                    self.reporter.report(step.number, seconds, ended_ns=step.ended_ns)
+                    self._report_by_host(step)
                 else:
                     return
                 self._pending.popleft()
@@ -342,11 +363,17 @@ class Attachment:
 
     def _report(self, step: _StepTiming) -> None:
         try:
-            self.reporter.report(step.number, step.seconds(), step.wait_seconds(), ended_ns=step.ended_ns)
+            seconds, wait_seconds = step.seconds(), step.wait_seconds()
+            self.reporter.report(step.number, seconds, wait_seconds, step.tokens, step.ended_ns, step.squares)
         except Exception as error:
             # The model or its optimizer moved to another device within this step: no common clock.
             self._fail(error)
-            self.reporter.report(step.number, (step.ended_ns - step.begun_ns) / 1e9, ended_ns=step.ended_ns)
+            self._report_by_host(step)
+
+    def _report_by_host(self, step: _StepTiming) -> None:
+        """By the host's clock, without its wait."""
+        seconds = (step.ended_ns - step.begun_ns) / 1e9
+        self.reporter.report(step.number, seconds, None, step.tokens, step.ended_ns, step.squares)
 
     def finish(self) -> None:
         """Report the last steps, as far as the device has got; called when the process ends.

@@ -149,7 +149,8 @@ class Watch:
         self._thread.start()
 
     def between(self) -> float:
-        """Look, where that is due; seconds until it is due again. For the thread that offers frames.
+        """Fold in what has arrived, and look where that is due; seconds until it is due again. For the thread that
+        offers frames: what it folds while it still has them at hand takes a tenth less time, and no memory meanwhile.
 
         After a look that took longer than a tick there is a pause all the same, of half a tick at most. It must not
         grow with the look: the more frames wait, the longer it takes to look at them, and the more would wait for the
@@ -162,6 +163,9 @@ class Watch:
             now_ns = self._clock.monotonic_ns()
             tick_ns = int(self._tick_seconds * 1e9)
             self._due_ns = max(begun_ns + tick_ns, now_ns + min(now_ns - begun_ns, tick_ns // 2))
+        elif self._queue:
+            with self._lock:
+                self._fold()
         return (self._due_ns - now_ns) / 1e9
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
@@ -183,6 +187,7 @@ class Watch:
         with self._lock:
             self._looked_ns = self._clock.monotonic_ns()
             self._fold()
+            self._forget()
             events: list[Event] = [FirstStep(*first) for first in self._fleet.first_steps()]
             samples: list[Sample] = []
             telemetry = self._look.next(self._clock.wall_ns(), self._clock.monotonic_ns())
@@ -210,6 +215,8 @@ class Watch:
             except Exception as error:
                 # A bug of ours, which one frame shows: the rest is still worth having.
                 self._report("fleet", error)
+
+    def _forget(self) -> None:
         while self._forgotten:
             self._fleet.forget(self._forgotten.popleft())
         now_ns = self._clock.monotonic_ns()

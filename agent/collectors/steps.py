@@ -132,6 +132,7 @@ class Progress:
             wait_ns=record.wait_ns,
             tokens=record.tokens,
             collectives=collectives,
+            squares=record.squares,
         )
 
     def inside(self) -> list[OpenRecord]:

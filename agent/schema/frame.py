@@ -122,8 +122,8 @@ class StepRecord(msgspec.Struct, frozen=True, tag="step", gc=False):
     """A finished training step of one rank.
 
     ``start_ns`` is the host's monotonic clock; ``wait_ns`` is the time spent waiting in collectives, None where the
-    reporter could not measure it (unknown is not zero); ``tokens`` None where not reported; ``collectives`` the
-    number of collectives entered during the step.
+    reporter could not measure it (unknown is not zero); ``tokens`` and ``squares`` (the sum of the squared lengths of
+    its sequences) None where not reported; ``collectives`` the number of collectives entered during the step.
     """
 
     member: Member
@@ -133,6 +133,7 @@ class StepRecord(msgspec.Struct, frozen=True, tag="step", gc=False):
     wait_ns: int | None = None
     tokens: int | None = None
     collectives: int = 0
+    squares: int | None = None
 
 
 class OpenRecord(msgspec.Struct, frozen=True, tag="open", gc=False):

@@ -39,11 +39,12 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _HEADER = struct.Struct("<8sII")
 _COUNT = struct.Struct("<Q")
 _COUNT_OFFSET = 16
-_SLOT = struct.Struct("<QBB6xqqqqqQ")
+_SLOT = struct.Struct("<QBBHIqqqqqQ")
 
 
 class RingRecord(NamedTuple):
-    """One record that is possible. duration_ns: of an end or exit, else 0; wait_ns, tokens: None where unknown."""
+    """One record that is possible. duration_ns: of an end or exit, else 0; wait_ns, tokens, squares (the sum of the
+    squared lengths of what the rank was given): None where unknown."""
 
     kind: int
     number: int
@@ -52,10 +53,19 @@ class RingRecord(NamedTuple):
     wait_ns: int | None
     tokens: int | None
     abandoned: bool
+    squares: int | None = None
 
 
 def _possible(
-    kind: int, flags: int, number: int, time_ns: int, duration_ns: int, wait_ns: int, tokens: int, now_ns: int
+    kind: int,
+    flags: int,
+    squares: int,
+    number: int,
+    time_ns: int,
+    duration_ns: int,
+    wait_ns: int,
+    tokens: int,
+    now_ns: int,
 ) -> RingRecord | None:
     """The record, None where a value in it cannot be. `now_ns` is CLOCK_MONOTONIC, which began with this boot."""
     if not (0 <= number <= MAX_NUMBER and 0 < time_ns <= now_ns + FUTURE_NS and 0 <= duration_ns <= time_ns):
@@ -69,7 +79,8 @@ def _possible(
         known_tokens = tokens if flags & TOKENS_KNOWN else None
         if known_tokens is not None and not 0 <= known_tokens <= MAX_NUMBER:
             return None
-        return RingRecord(kind, number, time_ns, duration_ns, known_wait_ns, known_tokens, flags & ABANDONED != 0)
+        abandoned = flags & ABANDONED != 0
+        return RingRecord(kind, number, time_ns, duration_ns, known_wait_ns, known_tokens, abandoned, squares or None)
     if flags or not STEP_BEGUN <= kind <= COLLECTIVE_LEFT:
         return None
     return RingRecord(kind, number, time_ns, duration_ns, None, None, False)
@@ -158,7 +169,7 @@ class Ring:
         safe = self._count() - window
         records: list[RingRecord] = []
         for index, fields in enumerate(_SLOT.iter_unpack(slots), position):
-            sequence, kind, flags, number, time_ns, duration_ns, wait_ns, tokens, again = fields
+            sequence, kind, flags, low, high, number, time_ns, duration_ns, wait_ns, tokens, again = fields
             if not sequence == again == index + 1 or index < safe:
                 ahead = sequence - (index + 1)
                 if index < safe or (ahead > 0 and sequence == again and ahead % self._slots == 0):
@@ -171,7 +182,8 @@ class Ring:
                 else:
                     self.malformed += 1
                 continue
-            record = _possible(kind, flags, number, time_ns, duration_ns, wait_ns, tokens, now_ns)
+            squares = low | high << 16
+            record = _possible(kind, flags, squares, number, time_ns, duration_ns, wait_ns, tokens, now_ns)
             if record is None:
                 self.malformed += 1
             else:

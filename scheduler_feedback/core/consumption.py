@@ -20,7 +20,7 @@ from scheduler_feedback.core.gangs import FloatArray, Gang
 GAP_NS = 60_000_000_000
 """Silence over which a 32-bit counter of a rank's processes is not trusted (none is that narrow today)."""
 
-ROWS_AT_ONCE = 1024
+ROWS_AT_ONCE = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -174,6 +174,8 @@ class Consumption:
         """Queue what a frame says of the group, whose ranks are in `group.columns` of the gang."""
         group.places.queue.append((group, gang, group.columns, frame, continues))
         self._queued[id(group.places)] = group.places
+        if len(group.places.queue) >= ROWS_AT_ONCE:
+            group.places.settle()
 
     def settle(self) -> None:
         """Fold all that is queued."""

@@ -4,8 +4,8 @@ Which GPU is a rank's, and which NIC stands beside that GPU, is said by info ser
 is not known has the features of its host and of its processes alone.
 
 Most nodes of a cluster have the same columns at the same places. Frames are therefore queued as they come, and folded
-together once somebody looks: a handful of array operations a tick, where one frame after the other would take a dozen
-each, a second and a half of processor time for 10,000 nodes.
+together once there are many, or somebody looks: a handful of array operations, where one frame after the other would
+take a dozen each, a second and a half of processor time for 10,000 nodes.
 """
 
 from __future__ import annotations
@@ -248,6 +248,8 @@ class Counting:
             counts = self._read(layout.whole(), counts)
         if counts.kind is not None:
             counts.kind.queue.append((counts.row, frame, continues))
+            if len(counts.kind.queue) >= counts.kind.ROWS_AT_ONCE:
+                counts.kind.settle()
 
     def _read(self, layout: Layout, old: NodeCounts | None) -> NodeCounts:
         if old is not None and old.kind is not None:

@@ -125,7 +125,10 @@ class Attempts:
                 cells += (record.what != "step", column, record.number, record.since_ns)
                 count += 1
             else:
-                gang.finish(column, record.step, record.start_ns, record.duration_ns, record.wait_ns, received_ns)
+                gang.finish(
+                    column, record.step, record.start_ns, record.duration_ns, record.wait_ns, received_ns,
+                    record.tokens, record.squares,
+                )  # fmt: skip
                 if self._stepped.get(name, -1) < attempt:
                     self._first_step(record, node)
         tables = tuple((of_gang, np.array(cells, np.int64).reshape(-1, 4)) for of_gang, cells in opened if cells)
@@ -167,4 +170,6 @@ def _possible(record: StepRecord, now_ns: int) -> bool:
         and now_ns - OLDEST_RECORD_NS <= record.start_ns + duration_ns <= now_ns + CLOCK_SLACK_NS
         and 0 <= record.step < LARGEST
         and (wait_ns is None or 0 <= wait_ns <= duration_ns)
+        and (record.tokens is None or 0 <= record.tokens < LARGEST)
+        and (record.squares is None or 0 <= record.squares < LARGEST)
     )

@@ -129,7 +129,9 @@ class Look:
         table = None
         if steps is not None:
             seen.cursor, seen.stepped = int(steps.sequence[-1]), True
-            table = StepTable(steps.number, steps.end_ns + offset_ns, steps.seconds, steps.wait_seconds)
+            table = StepTable(
+                steps.number, steps.end_ns + offset_ns, steps.seconds, steps.wait_seconds, steps.tokens, steps.squares
+            )
         elif seen.stepped:
             none = np.zeros((0, len(shape)))
             table = StepTable(np.zeros(0, np.int64), np.zeros((0, len(shape)), np.int64), none, none)

@@ -42,10 +42,8 @@ OPENED_A_TURN = 128
 """Most connections begun between two looks at the open streams: 10,000 agents that come back at once delay no frame by
 more than these handshakes take (about a millisecond each)."""
 
-FRAMES_AT_ONCE = 8_192
-"""Read before they are looked at, though other streams have not been read yet: of frames that wait what fits in memory
-(fifty megabytes). Otherwise all streams that have something are read between two looks: a look that came sooner
-would cost as much, and find less."""
+FRAMES_AT_ONCE = 256
+"""Read before whoever takes them has a turn: a megabyte of frames, which a processor's second cache still holds."""
 
 STREAMS_TOGETHER, TOGETHER_SECONDS = 256, 0.02
 """From so many streams on, what comes within so short a time is read together: to be woken for each frame costs as much

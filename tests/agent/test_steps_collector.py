@@ -137,12 +137,13 @@ def test_every_column_is_in_the_catalogue_with_its_labels(bench: Bench) -> None:
 def test_steps_of_an_attested_rank(bench: Bench) -> None:
     write_rank_file(bench.ranks)
     reporter = bench.reporter(GANGWATCH_JOB="j-000001", RANK="3", GANGWATCH_ATTEMPT="2")
-    with reporter.step(tokens=5), reporter.wait():
+    with reporter.step(tokens=5, squares=13), reporter.wait():
         pass
     reporter.report(1, 0.0005, wait_seconds=0.0001, tokens=6)
     bench.collector.collect()
     first, second = finished(bench.collector.take_records())
     assert (first.member, first.step, first.tokens, first.collectives) == (SELF, 0, 5, 1)
+    assert (first.squares, second.squares) == (13, None)
     assert (second.step, second.duration_ns, second.wait_ns, second.collectives) == (1, 500_000, 100_000, 0)
     assert first.wait_ns is not None
     assert bench.value("gangwatch_rank_steps_total") == 2

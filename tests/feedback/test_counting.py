@@ -9,6 +9,7 @@ import pytest
 
 from agent.schema.catalog import BY_NAME
 from agent.schema.frame import Column, Frame, Layout, Member, StepRecord, Tier, make_layout
+from scheduler_feedback.core.counting import Kind
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.look import Look
 from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Telemetry
@@ -103,7 +104,11 @@ def test_what_is_missing_reset_or_told_twice_makes_no_rate() -> None:
     assert all(rates[index] is None or np.isnan(rates[index]) for index in (0, 2, 3, 4, 6))
 
 
-def test_frames_folded_together_give_what_they_give_one_by_one() -> None:
+@pytest.mark.parametrize("together_at_most", [256, 2, 1])
+def test_frames_folded_together_give_what_they_give_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, together_at_most: int
+) -> None:
+    monkeypatch.setattr(Kind, "ROWS_AT_ONCE", together_at_most)
     frames = [
         frame(1, [500, 500, 0, 0, 0]), frame(2, [600, 700, 0, 0, 0]), frame(3, [10, 20, 0, 0, 0]),
         frame(4, [20, 40, 0, 0, 0], agent="b"), frame(5, [50, 80, 0, 0, 0], agent="b"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,10 @@ from agent.schema.clock import SystemClock
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Tier, make_layout
 from agent.schema.wire import WIRE_VERSION, encode_frame, encode_layout, with_length
 from exporter.server import ThreadedServer, agent_app
+from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.subscription import WANTED
+from scheduler_feedback.core.telemetry import Telemetry
+from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed import feed as feed_module
 from scheduler_feedback.feed import streams as streams_module
@@ -484,6 +487,35 @@ def test_of_many_frames_that_wait_only_so_many_are_read_before_the_next_look(
         assert max(reads) < 20 + 2 * frames, "one stream more at most, of which all that has come is read"
 
     asyncio.run(scene())
+
+
+def test_frames_are_folded_between_two_looks() -> None:
+    looks: list[Telemetry] = []
+
+    class Looker:
+        name = "looker"
+
+        def tick(self, telemetry: Telemetry) -> list[Finding]:
+            looks.append(telemetry)
+            return []
+
+        def measures(self) -> Iterator[Sample]:
+            return iter(())
+
+        def snapshot(self) -> bytes:
+            return b""
+
+        def restore(self, data: bytes) -> None:
+            pass
+
+    watch = Watch((Looker(),), lambda _: None, SystemClock(), tick_seconds=60.0)
+    watch.between()
+    assert len(looks) == 1
+    layout = layout_of("n0")
+    for seq in (1, 2):
+        watch.offer(layout, frame_of(layout, seq), 0)
+        watch.between()
+        assert (watch._fleet.nodes["n0"].seq, len(looks)) == (seq, 1)
 
 
 def test_the_pause_after_a_look_does_not_grow_with_the_look() -> None:

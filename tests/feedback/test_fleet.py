@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,6 +25,7 @@ from agent.schema.frame import (
     Tier,
     make_layout,
 )
+from scheduler_feedback.core import consumption
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.gangs import BLOCK_IO, CONSUMED, CPU, MOST_CELLS, SAMPLES, Gang
 from scheduler_feedback.core.look import Look
@@ -219,6 +221,33 @@ def test_steps_are_aligned_by_number_whoever_reports_late() -> None:
     assert fleet.gang_step_seconds(GANG) == pytest.approx(0.1)
 
 
+def test_what_ranks_were_given_stands_beside_their_steps() -> None:
+    def told(rank: int, number: int, tokens: int | None, squares: int | None = None) -> StepRecord:
+        record = step(rank, number, 0.1 * number, 0.1)
+        return msgspec.structs.replace(record, tokens=tokens, squares=squares)
+
+    silent = [told(rank, n, None) for n in range(2) for rank in range(2)]
+    fleet = folded((BARE, frame_of(BARE, 1, silent)))
+    look = Look(fleet)
+    steps = look.next(WALL + SECOND).jobs[0].steps
+    assert steps is not None and steps.tokens is None and steps.squares is None, "nobody has said anything"
+
+    of_rank_1 = (told(1, 2, None), told(1, 3, 5), *(told(1, n, 6, 36) for n in range(4, 90)))
+    more = [told(0, n, n * 1000, n**2 * 10**6) for n in range(2, 90)]  # more than the ring's first rows
+    fleet.observe(BARE, frame_of(BARE, 9, [*more, *of_rank_1], record_seq=4), 9 * SECOND)
+    steps = look.next(WALL + 9 * SECOND).jobs[0].steps
+    assert steps is not None and steps.tokens is not None and steps.squares is not None
+    assert steps.number.tolist() == list(range(2, 90))
+    assert steps.tokens[:, 0].tolist() == [n * 1000 for n in range(2, 90)]
+    assert steps.squares[:, 0] == pytest.approx([n**2 * 10**6 for n in range(2, 90)], rel=1e-6)
+    assert np.isnan(steps.tokens[0, 1]) and np.isnan(steps.squares[:2, 1]).all(), "not said is not zero"
+    assert (steps.tokens[1, 1], steps.tokens[2, 1], steps.squares[2, 1]) == (5, 6, 36)
+
+    absurd = [told(0, 90, -1), told(0, 90, 5, -1), told(0, 90, 2**62)]
+    fleet.observe(BARE, frame_of(BARE, 10, absurd, record_seq=4 + len(more) + len(of_rank_1)), 10 * SECOND)
+    assert fleet.records_refused == 3
+
+
 def test_time_between_steps_is_the_ranks_own() -> None:
     fleet = folded((BARE, frame_of(BARE, 3, [step(0, 0, 0.1, 0.1), step(0, 1, 0.7, 0.1), step(0, 3, 2.0, 0.2)])))
     steps = fleet.gangs[GANG].completed()
@@ -337,7 +366,11 @@ def consumed(seconds: int, *, io: int | None = 0) -> list[int | None]:
     return [seconds * SECOND // 2, seconds * SECOND // 4, io, 0, seconds, seconds * SECOND // 10]
 
 
-def test_consumed_counters_can_be_asked_at_any_recent_moment() -> None:
+@pytest.mark.parametrize("together_at_most", [256, 3, 1])
+def test_consumed_counters_can_be_asked_at_any_recent_moment(
+    monkeypatch: pytest.MonkeyPatch, together_at_most: int
+) -> None:
+    monkeypatch.setattr(consumption, "ROWS_AT_ONCE", together_at_most)
     layout = layout_of("n0", [0])
     fleet = folded(*((layout, frame_of(layout, s, counters=consumed(s, io=None))) for s in range(10, 20)))
     gang = fleet.gangs[GANG]

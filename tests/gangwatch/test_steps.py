@@ -133,6 +133,24 @@ def test_steps_count_up_from_where_a_resumed_training_begins(agent: StepSocket, 
     assert [(record.number, record.tokens) for record in ended] == [(0, 0), (40, 80), (41, 82)]
 
 
+def test_squared_lengths_stand_beside_the_tokens(agent: StepSocket, reporter: steps.Reporter) -> None:
+    long = 16_000_000  # of one sequence
+    for squares in (None, 3 * 512**2, long**2):
+        with reporter.step(tokens=1536, squares=squares):
+            pass
+    with reporter.step() as step:
+        step.squares = 2**48 - 1
+    reporter.report(9, 0.1, tokens=1, squares=2)
+    assert reporter.dropped == 0
+    for nonsense in (2**48, -1, "many"):
+        with reporter.step(tokens=7, squares=nonsense):  # type: ignore[arg-type]
+            pass
+    assert reporter.dropped == 3
+    ended = [record for record in read(agent) if record.kind == steps.STEP_ENDED]
+    assert [record.squares for record in ended] == [None, 786_432, long**2, 2**48 - 1, 2, None, None, None]
+    assert [record.tokens for record in ended] == [1536, 1536, 1536, None, 1, 7, 7, 7], "which are told without them"
+
+
 def test_a_step_left_by_an_exception_is_abandoned(agent: StepSocket, reporter: steps.Reporter) -> None:
     with pytest.raises(ZeroDivisionError), reporter.step(), reporter.wait():
         raise ZeroDivisionError
@@ -504,7 +522,7 @@ def test_both_ends_mean_the_same_ring() -> None:
     for name in ("COLLECTIVE_LEFT", "WAIT_KNOWN", "TOKENS_KNOWN", "ABANDONED"):
         assert getattr(steps, name) == getattr(rings, name)
     assert steps._SLOT.size == rings._SLOT.size == steps.SLOT_BYTES
-    assert steps._SLOT.pack(1, 2, 3, 4, 5, 6, 7, 8, 9) == rings._SLOT.pack(1, 2, 3, 4, 5, 6, 7, 8, 9)
+    assert steps._SLOT.pack(*range(1, 12)) == rings._SLOT.pack(*range(1, 12))
 
 
 def test_the_file_is_one_that_old_training_images_can_read() -> None:

@@ -178,6 +178,30 @@ def test_the_slow_rank_waits_least(gang: Gang) -> None:
     assert median[0] > 20_000_000 > median[1]
 
 
+def test_what_a_rank_was_given_adds_up_over_the_batches_of_a_step(gang: Gang) -> None:
+    script = gang.script(
+        HEAD
+        + """
+    from gangwatch.torch import attach
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(bare)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watched = attach(model, optimizer)
+    for step in range(5):
+        for lengths in ([100, 28], [64 * (rank + 1)]):
+            watched.given(tokens=sum(lengths), squares=sum(length * length for length in lengths))
+        train(model, optimizer, 1)
+    watched.given(tokens="many")
+    assert watched.failures == 1
+    """
+    )
+    gang.run(2, script)
+    for rank, records in gang.steps().items():
+        assert [(record.tokens, record.squares) for record in records] == [
+            (128 + 64 * (rank + 1), 100**2 + 28**2 + (64 * (rank + 1)) ** 2)
+        ] * 4
+
+
 def test_a_program_that_knows_nothing_of_it(gang: Gang) -> None:
     # With its own hook, a scheduler that takes the optimizer's step apart, and a second optimizer.
     script = gang.script(

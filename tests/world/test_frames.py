@@ -14,6 +14,7 @@ from scheduler_feedback.core.telemetry import FEATURE, FEATURES
 from scheduler_feedback.sim.world.counters import COUNTS
 from scheduler_feedback.sim.world.fault import Fault
 from scheduler_feedback.sim.world.frames import FrameExit, Path, Sent
+from scheduler_feedback.sim.world.plan import Workload
 from scheduler_feedback.sim.world.telemetry import NS, PERFECT, WALL_START_NS, World
 from tests.world.test_course import LENGTH, course, with_fault
 
@@ -130,6 +131,23 @@ def test_a_slow_link_shows_in_the_frames_counters() -> None:
     rise = sent[-1][1].counters[errors].astype(np.int64) - sent[150][1].counters[errors].astype(np.int64)
     assert int(rise.argmax()) == 1
     assert rise[1] > 1000 > 10 * np.delete(rise, 1).max()
+
+
+@pytest.mark.parametrize(("workload", "squares"), [("long-context", True), ("balanced", False)])
+def test_the_products_own_path_knows_what_ranks_were_given(workload: Workload, squares: bool) -> None:
+    fleet = Fleet()
+    for at, layout, frame in FrameExit([course(workload=workload)], 1).until(60.0):
+        fleet.observe(layout, frame, round(at * NS))
+    (job,) = Look(fleet).next(WALL_START_NS + 60 * NS).jobs
+    (fast,) = World([course(workload=workload)], 1, 1.0, PERFECT).tick(60.0).jobs
+    assert job.steps is not None and fast.steps is not None
+    both, here, there = np.intersect1d(job.steps.number, fast.steps.number, return_indices=True)
+    assert len(both) > 5
+    for name in ("tokens", "squares"):
+        mine, theirs = getattr(job.steps, name), getattr(fast.steps, name)
+        assert (mine is None) is (theirs is None) is (name == "squares" and not squares), name
+        if mine is not None:
+            assert mine[here] == pytest.approx(theirs[there], rel=1e-3), name
 
 
 def test_the_products_own_path_reads_from_frames_what_the_fast_exit_tells() -> None:

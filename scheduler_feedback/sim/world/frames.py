@@ -258,12 +258,15 @@ class FrameExit:
                 stall = float(block.stall[min(row, len(block.stall) - 1), rank])
                 own = float(block.kernels[row, rank] + block.pause[row]) + stall
                 wait = min(max(length - own, 0.0), length)
-                tokens = None
+                tokens = squares = None
                 if course.plan.tells_tokens:
                     tokens = round(course.plan.tokens if block.tokens is None else float(block.tokens[row, rank]))
+                    squares = None if block.squares is None else round(float(block.squares[row, rank]))
                 begin = round((float(block.begin[row]) + agent.clock) * NS)
                 found.append(
-                    StepRecord(member, block.first + row, begin, round(length * NS), round(wait * NS), tokens, 1)
+                    StepRecord(
+                        member, block.first + row, begin, round(length * NS), round(wait * NS), tokens, 1, squares
+                    )
                 )
             if current is not None:
                 found += self._opened(course, rank, member, *current, agent.clock)
