@@ -167,8 +167,7 @@ Record = StepRecord | OpenRecord | EventRecord
 # --- frame -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Frame:
+class Frame(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Everything an agent knows at one moment.
 
     seq: rises by one a frame from 1 at the agent's start; (boot_id, agent_id, seq) is unique.

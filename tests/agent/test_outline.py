@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from agent.schema.errors import FrameError
 from agent.schema.frame import Frame, Layout, Member, OpenRecord
@@ -44,7 +43,7 @@ def told(decoder: Decoder | None, message: bytes) -> list[object]:
 def test_each_frame_of_a_stream_is_what_it_is_alone(stream: list[dict[str, object]]) -> None:
     decoder, frame = Decoder(), a_frame()
     for change in stream:
-        frame = replace(frame, **change)  # type: ignore[arg-type]
+        frame = structs.replace(frame, **change)  # type: ignore[arg-type]
         message = encode_frame(frame)
         assert told(decoder, message) == told(None, message)
 

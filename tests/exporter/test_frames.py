@@ -41,6 +41,7 @@ def test_the_document_of_a_known_frame() -> None:
                 "wait_ns": None,
                 "tokens": 3,
                 "collectives": 0,
+                "squares": None,
             },
             {"type": "open", "member": ["j-000001", 1, 0], "what": "collective", "number": 42, "since_ns": 11},
         ],

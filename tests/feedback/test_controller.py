@@ -666,7 +666,7 @@ def test_frames_that_do_not_fit_are_refused_and_counted(tmp_path: Path, world: W
     other = make_layout("n1", (), (), ())
     with controlling(tmp_path, MemoryBackend(world)) as controller:
         controller._watch.offer(layout, frame(other, 1), 0)
-        controller._watch.offer(layout, replace(frame(layout, 1), gauges=np.zeros(3)), 0)
+        controller._watch.offer(layout, structs.replace(frame(layout, 1), gauges=np.zeros(3)), 0)
         until(lambda: sample(controller, "gangwatch_watch_frames_refused_total") == 2)
         until(lambda: controller.ready()[0])
 

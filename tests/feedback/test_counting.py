@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec import structs
 
 from agent.schema.catalog import BY_NAME
 from agent.schema.frame import Column, Frame, Layout, Member, StepRecord, Tier, make_layout
@@ -199,7 +198,9 @@ def test_when_the_traffic_was_sampled_is_told_of_jobs_that_report_no_steps() -> 
     for seq in (1, 2, 3):
         one = frame(seq, [0, 0, 0, 0, 0, 0])
         sampled = np.array([seq * SECOND - 300_000_000, 0])  # on the node's own clock, which is 1,000 s behind
-        one = replace(one, layout_id=told.layout_id, tier_ns=sampled, counters_valid=np.ones(6, np.bool_), records=())
+        one = structs.replace(
+            one, layout_id=told.layout_id, tier_ns=sampled, counters_valid=np.ones(6, np.bool_), records=()
+        )
         fleet.observe(told, one, one.wall_ns)
         telemetry = look.next(one.wall_ns + 200_000_000)
         assert [job.steps for job in telemetry.jobs] == [None]

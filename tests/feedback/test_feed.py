@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import aiohttp.web
 import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 
 from agent.schema.clock import SystemClock
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Tier, make_layout
@@ -444,7 +444,7 @@ def test_the_agents_own_server_is_understood(tmp_path: Path) -> None:
         feed = Feed(tmp_path, lambda layout, frame, _: got.append((layout, frame)), WANTED, SystemClock())
         task = asyncio.create_task(feed.run())
         await until(lambda: len(got) == 1)
-        listeners[0](layout, replace(frame, seq=2))
+        listeners[0](layout, structs.replace(frame, seq=2))
         await until(lambda: len(got) == 2)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

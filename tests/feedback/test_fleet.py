@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from agent.schema.catalog import BY_NAME
 from agent.schema.errors import FrameError
@@ -101,11 +100,11 @@ def folded(*frames: tuple[Layout, Frame]) -> Fleet:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda frame: replace(frame, layout_id="another"),
-        lambda frame: replace(frame, node="n9"),
-        lambda frame: replace(frame, counters=np.zeros(3, np.uint64)),
-        lambda frame: replace(frame, monotonic_ns=1 << 63),
-        lambda frame: replace(frame, seq=-1),
+        lambda frame: structs.replace(frame, layout_id="another"),
+        lambda frame: structs.replace(frame, node="n9"),
+        lambda frame: structs.replace(frame, counters=np.zeros(3, np.uint64)),
+        lambda frame: structs.replace(frame, monotonic_ns=1 << 63),
+        lambda frame: structs.replace(frame, seq=-1),
     ],
 )
 def test_a_frame_that_does_not_fit_is_refused_and_changes_nothing(wrong: object) -> None:
@@ -178,10 +177,10 @@ def test_a_node_is_touched_when_it_comes_or_its_layout_clock_or_company_on_its_m
     assert fleet.touched() == {"n0", "n1"}, "both stand on one machine now"
     fleet.observe(second, frame_of(second, 2, boot="another"), 0)
     assert fleet.touched() == {"n0", "n1"}, "and now neither shares one"
-    fleet.observe(first, replace(frame_of(first, 3), wall_ns=2 * WALL), 0)
+    fleet.observe(first, structs.replace(frame_of(first, 3), wall_ns=2 * WALL), 0)
     assert fleet.touched() == {"n0"}
     changed = layout_of("n0", [0, 2])
-    fleet.observe(changed, replace(frame_of(changed, 4), wall_ns=2 * WALL), 0)
+    fleet.observe(changed, structs.replace(frame_of(changed, 4), wall_ns=2 * WALL), 0)
     assert fleet.touched() == {"n0"}
 
 
@@ -194,7 +193,7 @@ def test_a_shape_is_made_anew_only_where_one_of_its_nodes_was_touched() -> None:
     fleet.observe(elsewhere, frame_of(elsewhere, 1, boot="another"), 0)
     same = look.next(WALL + SECOND).jobs[0]
     assert same.shared_machine is before.shared_machine
-    moved = replace(frame_of(elsewhere, 2), boot_id="b")
+    moved = structs.replace(frame_of(elsewhere, 2), boot_id="b")
     fleet.observe(elsewhere, moved, 0)
     after = look.next(WALL + 2 * SECOND).jobs[0]
     assert after.shared_machine is not None and after.shared_machine.all(), "another node stands on its machine"
@@ -224,7 +223,7 @@ def test_steps_are_aligned_by_number_whoever_reports_late() -> None:
 def test_what_ranks_were_given_stands_beside_their_steps() -> None:
     def told(rank: int, number: int, tokens: int | None, squares: int | None = None) -> StepRecord:
         record = step(rank, number, 0.1 * number, 0.1)
-        return msgspec.structs.replace(record, tokens=tokens, squares=squares)
+        return structs.replace(record, tokens=tokens, squares=squares)
 
     silent = [told(rank, n, None) for n in range(2) for rank in range(2)]
     fleet = folded((BARE, frame_of(BARE, 1, silent)))

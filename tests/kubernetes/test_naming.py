@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec import structs
 
 from agent.schema.frame import Column, EventRecord, Frame, Layout, Member, Record, StepRecord, Tier, make_layout
 from scheduler_feedback.backends.kubernetes.naming import Naming, Place
@@ -134,5 +133,5 @@ def test_records_that_did_not_change_are_the_same_object_again() -> None:
     places = Places(a=Place("g", 1, "n1", range(1)))
     plain = layout_of("n1", member := Member("pod-a", 0, 0))
     first = frame_of(plain, step(member))
-    second = replace(first, seq=2)
+    second = structs.replace(first, seq=2)
     assert places.naming(plain, first)[1].records is places.naming(plain, second)[1].records

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -98,7 +98,7 @@ class Naming:
             node.layout = pack(_renamed(layout.whole(), node.names))
         if frame.records is not node.heard:
             node.heard, node.said = frame.records, tuple(_rename(record, node.names) for record in frame.records)
-        return node.layout, replace(frame, layout_id=node.layout.layout_id, records=node.said)
+        return node.layout, msgspec.structs.replace(frame, layout_id=node.layout.layout_id, records=node.said)
 
     def _hear(self, node: _Node, records: Iterable[Record]) -> bool:
         """Take in who reports in these records; whether there was anybody new."""
