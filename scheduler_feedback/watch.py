@@ -204,11 +204,14 @@ class Watch:
             self._found(events)
 
     def _fold(self) -> None:
-        for _ in range(len(self._queue)):
-            layout, frame, received_ns = self._queue.popleft()
+        queue = self._queue
+        for left in range(len(queue) - 1, -1, -1):
+            layout, frame, received_ns = queue.popleft()
             self._taken += 1
+            # Where we are late several frames of an agent come together. To fold the newest alone makes up for it.
+            superseded = left > 0 and _goes_on(frame, queue[0][1])
             try:
-                self._fleet.observe(layout, frame, received_ns)
+                self._fleet.observe(layout, frame, received_ns, superseded)
             except FrameError as error:
                 self._refused += 1
                 _log.warning("frame refused: %s", error)
@@ -237,3 +240,13 @@ class Watch:
         if name not in self._broken:
             _log.critical("%s raised; it is a bug, please report it", name, exc_info=error)
             self._broken[name] = f"{type(error).__name__}: {error}"
+
+
+def _goes_on(frame: Frame, following: Frame) -> bool:
+    """Whether the second is the same agent's, of the same columns."""
+    return (
+        frame.node == following.node
+        and frame.agent_id == following.agent_id
+        and frame.layout_id == following.layout_id
+        and frame.seq < following.seq
+    )

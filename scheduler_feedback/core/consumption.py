@@ -81,12 +81,12 @@ class Places:
     def settle(self) -> None:
         """Fold what is queued, in its order."""
         while self.queue:
-            first: dict[int, _Queued] = {}
-            later: list[_Queued] = []
-            for one in self.queue:
-                if first.setdefault(one[0].row, one) is not one:
-                    later.append(one)
-            batch, self.queue = list(first.values()), later
+            first = {one[0].row: one for one in reversed(self.queue)}
+            if len(first) == len(self.queue):
+                batch, self.queue = self.queue, []
+            else:
+                batch, later = list(first.values()), [one for one in self.queue if first[one[0].row] is not one]
+                self.queue = later
             for start in range(0, len(batch), ROWS_AT_ONCE):
                 self._fold(batch[start : start + ROWS_AT_ONCE])
 

@@ -136,12 +136,12 @@ class Kind:
         """Fold what is queued, in its order."""
         while self.queue:
             # Each node's first frame, then each one's second: mostly there is but one.
-            first: dict[int, _Queued] = {}
-            later: list[_Queued] = []
-            for one in self.queue:
-                if first.setdefault(one[0], one) is not one:
-                    later.append(one)
-            batch, self.queue = list(first.values()), later
+            first = {one[0]: one for one in reversed(self.queue)}
+            if len(first) == len(self.queue):
+                batch, self.queue = self.queue, []
+            else:
+                batch, later = list(first.values()), [one for one in self.queue if first[one[0]] is not one]
+                self.queue = later
             for start in range(0, len(batch), self.ROWS_AT_ONCE):
                 self._fold(batch[start : start + self.ROWS_AT_ONCE])
 

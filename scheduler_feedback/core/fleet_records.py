@@ -95,6 +95,7 @@ class Attempts:
         opened: list[tuple[Gang, list[int]]] = []
         # A node's records are mostly of one gang: it is looked up where it is another than the one before.
         name, attempt, gang = "", -1, None
+        rank, column = -1, -1
         cells: list[int] = []
         count = 0
         now_ns, here = frame.monotonic_ns, node.name
@@ -104,12 +105,11 @@ class Attempts:
                 continue
             member = record.member
             another = gang is None or member.gang != name or member.attempt != attempt
-            rank = member.rank
             if isinstance(record, OpenRecord):
-                fine = 0 <= record.number < LARGEST and 0 <= record.since_ns < LARGEST and 0 <= rank < MOST_RANKS
+                fine = 0 <= record.number < LARGEST and 0 <= record.since_ns < LARGEST
             else:
-                fine = _possible(record, now_ns) and 0 <= rank < MOST_RANKS
-            if not fine or (another and not possible(member)):
+                fine = _possible(record, now_ns)
+            if not fine or not 0 <= member.rank < MOST_RANKS or (another and not possible(member)):
                 self.refused += 1
                 continue
             if another:
@@ -120,7 +120,9 @@ class Attempts:
                     opened.append((gang, cells))
             if gang is None:
                 continue
-            column = gang.column(rank, here)
+            if another or member.rank != rank:  # what one rank says stands together
+                rank = member.rank
+                column = gang.column(rank, here)
             if isinstance(record, OpenRecord):
                 cells += (record.what != "step", column, record.number, record.since_ns)
                 count += 1

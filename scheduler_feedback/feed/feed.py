@@ -395,12 +395,15 @@ class Feed:
                 raise FrameError(f"it says more than {MOST_FRAMES_A_SECOND} messages a second")
             if isinstance(told, Layout):
                 layout = follower.layout = pack(told)
+                follower.fitting = ""
                 follower.deadline_ns = deadline_ns
                 self._arriving.leave(follower)
                 continue
             if layout is None:
                 raise FrameError(f"frame {told.seq}: it stands before any layout")
-            check_fits(layout, told)
+            if told.layout_id is not follower.fitting:
+                check_fits(layout, told)
+                follower.fitting = told.layout_id
             if not stream.connected:
                 _log.info("stream of %s (%s) is open", stream.node, follower.record.url)
                 stream.connected, stream.complaint = True, ""

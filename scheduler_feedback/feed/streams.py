@@ -49,7 +49,9 @@ class Backoff:
 class Follower:
     """What follows one agent. deadline_ns: until when something has to have come, in time
     spent on listening. frames_before: when it was opened.
-    burst: messages beyond MOST_FRAMES_A_SECOND. followed: False once it is not wanted any more."""
+    burst: messages beyond MOST_FRAMES_A_SECOND. followed: False once it is not wanted any more.
+    fitting: layout id of the newest frame that was held against its layout: the decoder gives the very same string to
+    all frames that are as long in every part."""
 
     record: AgentRecord
     stream: Stream
@@ -61,5 +63,6 @@ class Follower:
     deadline_ns: int = 0
     tries: int = 0
     frames_before: int = 0
+    fitting: str = ""
     burst: float = 0.0
     followed: bool = True
