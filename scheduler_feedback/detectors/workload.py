@@ -32,8 +32,9 @@ LONG_STEP_SECONDS = 2.0
 """How often a live job's workload is looked at: what it does to itself it does for long. Steps that take long come
 seldom enough to look at each."""
 
-HOLD_STEPS = 64
-"""A finding holds until it was not seen for so many steps."""
+HOLD_STEPS, HOLD_SECONDS = 64, 120.0
+"""A finding holds until it was not seen for so many steps and so long: what a job is given varies by chance, and of
+sixty steps of half a second some have none that is long. Told and taken back every minute it would be noise."""
 
 HOLD_NODE_STEPS = 8
 """What is said of a node is acted on: it holds for twice as many steps as are looked at where they are long."""
@@ -152,7 +153,7 @@ class WorkloadDetector:
         for claim in (*claims(course, job, crowded), *workload_since.claims(course, job, crowded, self._panel)):
             standing = course.standing.get(claim.key)
             if standing is not None:
-                standing.seen = course.taken
+                standing.seen, standing.seen_ns = course.taken, course.last_ns
                 continue
             confidence = weighing.confidence(claim.evidence)
             if confidence < LEAST_CONFIDENCE:
@@ -186,15 +187,17 @@ class WorkloadDetector:
                 if not members.isdisjoint(self._panel.accused):
                     continue  # another detector's
                 self._panel.accused |= members
-            course.standing[claim.key] = Standing(verdict, course.taken)
+            course.standing[claim.key] = Standing(verdict, course.taken, course.last_ns)
             findings.append(verdict)
         for key, one in list(course.standing.items()):
             hold = HOLD_NODE_STEPS if one.verdict.node else HOLD_STEPS
-            if course.taken - one.seen <= hold:
+            hold_ns = HOLD_SECONDS * 1e9 if self._timed and not one.verdict.node else 0
+            steps = course.taken - one.seen
+            if steps <= hold or course.last_ns - one.seen_ns < hold_ns:
                 continue
             over = course.standing.pop(key).verdict
             if over.node:
                 self._panel.accused -= {(name, over.attempt, rank) for rank in over.ranks}
-            reason = f"not seen for {hold} steps"
+            reason = f"not seen for {steps} steps"
             findings.append(Cleared(over.verdict_id, name, course.last_ns, reason, course.numbers[0]))
         return findings

@@ -32,8 +32,11 @@ LONGER = 1.04
 
 @dataclass(slots=True)
 class Standing:
+    """What is told and holds. seen, seen_ns: the step and the time at which it was last found again."""
+
     verdict: Verdict
     seen: int
+    seen_ns: int
 
 
 LEAST_SWAY = 0.005
