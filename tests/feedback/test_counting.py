@@ -7,11 +7,13 @@ import pytest
 from msgspec import structs
 
 from agent.schema.catalog import BY_NAME
-from agent.schema.frame import Column, Frame, Layout, Member, StepRecord, Tier, make_layout
-from scheduler_feedback.core.counting import Kind
+from agent.schema.clock import SystemClock
+from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, StepRecord, Tier, make_layout
+from scheduler_feedback.core.counting import Counting, Kind
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.look import Look
 from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Telemetry
+from scheduler_feedback.watch import Watch
 
 SECOND = 1_000_000_000
 UUID = "GPU-1"
@@ -119,6 +121,32 @@ def test_frames_folded_together_give_what_they_give_one_by_one(
     one_by_one = seen(*frames)[-1]
     assert np.array_equal(together.counters.values, one_by_one.counters.values, equal_nan=True)
     assert float(together.counters.values[FEATURE["nvlink_bytes"], 0, 0]) == pytest.approx(70.0)
+
+
+def test_of_frames_that_wait_together_the_newest_is_folded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    folded: list[int] = []
+    take = Counting.take
+
+    def took(self: Counting, told: AnyLayout, one: Frame, continues: bool) -> None:
+        folded.append(one.seq)
+        take(self, told, one, continues)
+
+    monkeypatch.setattr(Counting, "take", took)
+    watch = Watch((), lambda _: None, SystemClock(), tick_seconds=3600.0)
+    watch.between()
+    frames = [frame(seq, [seq * 100, 0, 0, 0, 0]) for seq in (1, 2, 3, 5)]  # the fourth was lost
+    frames += [frame(seq, [seq * 10, 0, 0, 0, 0], agent="b") for seq in (6, 7, 8)]
+    for one in frames:
+        watch.offer(layout(), one, one.wall_ns)
+    watch.between()
+    assert folded == [1, 5, 6, 8], "the first of an agent begins, the last says all that the others do"
+    fleet = watch._fleet
+    assert fleet.gangs["g"].newest_steps().tolist() == [8], "steps are taken of each"
+    assert (fleet.nodes["n0"].frames_missed, fleet.nodes["n0"].frames_refused) == (1, 0)
+    steps = fleet.gangs["g"].completed()
+    assert steps is not None and steps.number.tolist() == [1, 2, 3, 5, 6, 7, 8]
+    values = Look(fleet).next(frames[-1].wall_ns).counters.values
+    assert float(values[FEATURE["nvlink_bytes"], 0, 0]) == pytest.approx(10.0), "over both seconds"
 
 
 class _Crowd:
