@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agent.collectors.block import Block
 from agent.schema.frame import Column
-from agent.schema.topology import PciDevice, distance, rails
+from agent.schema.topology import PciDevice, distance, rails, switch_of
 from agent.sources.infiniband import DeviceFinder
 from agent.sources.pci import FunctionFinder
 
@@ -71,6 +71,7 @@ class TopologyCollector:
                         ("numa_node", "" if rail.gpu.numa_node is None else str(rail.gpu.numa_node)),
                         ("pci_address", rail.gpu.address),
                         ("rail", str(rail.number)),
+                        ("switch", switch_of(rail.gpu)),
                     ),
                 )
             )

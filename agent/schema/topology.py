@@ -62,6 +62,14 @@ def distance(one: PciDevice, other: PciDevice) -> Distance:
     return Distance.PIX if below <= BELOW_ONE_SWITCH else Distance.PXB
 
 
+def switch_of(device: PciDevice) -> str:
+    """Address of the PCIe switch (its upstream port) that the device hangs below; empty where there is none.
+
+    Between a root port and the device a switch shows as two bridges; of several switches the nearest counts.
+    """
+    return device.path[-1 - BELOW_ONE_SWITCH] if len(device.path) > 2 + BELOW_ONE_SWITCH else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Rail:
     """A GPU and the NIC beside it. number: the rail's, counted by the NICs' addresses from 0."""

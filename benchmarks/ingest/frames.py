@@ -95,6 +95,7 @@ def whole_layout(node: str, number: int, job: Job) -> Layout:
         place = {"attempt": "1", "data": str(job.first_rank // GPUS), "expert": "", "gang": job.name, "stage": "0"}
         place |= {"rank": str(job.first_rank + gpu), "tensor": str(gpu)}
         rail = {"distance": "1", "nic": nic, "nic_pci_address": "", "numa_node": "", "pci_address": pci}
+        rail |= {"switch": f"0000:{0x80 + gpu // 2:02x}:00.0"}
         gauges += [
             Column("gangwatch_gpu_owner_info", tuple(sorted(owner.items())), 4),
             Column("gangwatch_rank_place_info", tuple(sorted(place.items())), 1),

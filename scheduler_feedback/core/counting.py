@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from sys import intern
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -204,18 +204,28 @@ class Kind:
         return wired.sums(advance)
 
 
+class Device(NamedTuple):
+    """What a rank stands on. gpu: its UUID; nic, switch: as ('node-3/mlx5_0', 'node-3/0000:16:00.0'). Empty, or rail
+    -1, where not known."""
+
+    gpu: str = ""
+    nic: str = ""
+    rail: int = -1
+    switch: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeCounts:
     """One node's ranks, by its newest layout.
 
-    members: whose they are, in order. devices: (GPU UUID, NIC, rail) of each, empty or -1 where not known.
+    members: whose they are, in order. devices: what each stands on.
     coordinates: as COORDINATES, of those that say where they stand. kind, row: where their features are; None where the
     node has no ranks.
     """
 
     layout_id: str
     members: tuple[Member, ...]
-    devices: tuple[tuple[str, str, int], ...]
+    devices: tuple[Device, ...]
     coordinates: dict[Member, tuple[int, ...]]
     kind: Kind | None
     row: int
@@ -283,7 +293,7 @@ _Places = dict[tuple[str, str], list[int]]
 """(whose, its name) -> the members that it belongs to."""
 
 
-def _who(layout: Layout) -> tuple[tuple[Member, ...], tuple[tuple[str, str, int], ...], _Places]:
+def _who(layout: Layout) -> tuple[tuple[Member, ...], tuple[Device, ...], _Places]:
     """The ranks of a node, the devices of each, and what belongs to whom."""
     owners, address_of, beside = _relations(layout.gauges)
     found: dict[Member, str] = {}
@@ -294,10 +304,11 @@ def _who(layout: Layout) -> tuple[tuple[Member, ...], tuple[tuple[str, str, int]
                 found.setdefault(member, "")
     for uuid, member in owners.items():
         found[member] = found.get(member) or uuid
-    nics = {uuid: beside.get(address_of.get(uuid, ""), ("", -1)) for uuid in owners}
+    here = {uuid: beside.get(address_of.get(uuid, ""), Device()) for uuid in owners}
+    switches = {name: f"{layout.node}/{name}" for name in {one.switch for one in here.values()} if name}
     devices = tuple(
-        (uuid, f"{layout.node}/{nics[uuid][0]}" if uuid and nics[uuid][0] else "", nics[uuid][1] if uuid else -1)
-        for uuid in found.values()
+        Device(uuid, f"{layout.node}/{one.nic}" if one.nic else "", one.rail, switches.get(one.switch, ""))
+        for uuid, one in ((uuid, here.get(uuid, Device())) for uuid in found.values())
     )
     places: _Places = {("host", ""): list(range(len(found)))}
     for index, (member, uuid) in enumerate(found.items()):
@@ -305,17 +316,17 @@ def _who(layout: Layout) -> tuple[tuple[Member, ...], tuple[tuple[str, str, int]
         if uuid:
             places.setdefault(("gpu", uuid), []).append(index)
             places.setdefault(("pci", address_of.get(uuid, "?")), []).append(index)
-            places.setdefault(("nic", nics[uuid][0]), []).append(index)
+            places.setdefault(("nic", here[uuid].nic), []).append(index)
     return tuple(found), devices, places
 
 
 def _relations(
     gauges: Iterable[Column],
-) -> tuple[dict[str, Member], dict[str, str], dict[str, tuple[str, int]]]:
-    """GPU UUID -> its rank; GPU UUID -> PCI address; PCI address -> (NIC, rail)."""
+) -> tuple[dict[str, Member], dict[str, str], dict[str, Device]]:
+    """GPU UUID -> its rank; GPU UUID -> PCI address; PCI address -> what stands beside it, by its name on the node."""
     owners: dict[str, Member] = {}
     address_of: dict[str, str] = {}
-    beside: dict[str, tuple[str, int]] = {}
+    beside: dict[str, Device] = {}
     for column in gauges:
         labels = dict(column.labels)
         if column.metric == "gangwatch_gpu_owner_info":
@@ -326,7 +337,11 @@ def _relations(
             address_of[labels.get("gpu", "")] = labels.get("pci_address", "")
         elif column.metric == "gangwatch_topology_rail_info":
             rail = labels.get("rail", "")
-            beside[labels.get("pci_address", "")] = labels.get("nic", ""), int(rail) if rail.isdecimal() else -1
+            beside[labels.get("pci_address", "")] = Device(
+                nic=labels.get("nic", ""),
+                rail=int(rail) if rail.isdecimal() else -1,
+                switch=labels.get("switch", ""),
+            )
     return owners, address_of, beside
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.frame import Member
-from scheduler_feedback.core.counting import COORDINATES
+from scheduler_feedback.core.counting import COORDINATES, Device
 from scheduler_feedback.core.fabric import ALL_RAILS, Fabric
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.gangs import Consumed, Gang, IntArray
@@ -26,7 +26,7 @@ from scheduler_feedback.core.telemetry import (
 WINDOW_NS = 1_000_000_000
 """Frames come once a second."""
 
-NO_DEVICE = ("", "", -1)
+NO_DEVICE = Device()
 
 
 @dataclass(slots=True, eq=False)
@@ -152,8 +152,8 @@ class Look:
             tuple((node, nodes[node].seq) for node in seen.nodes if node in nodes),
         )
 
-    def _devices(self, gang: Gang, nodes: tuple[str, ...]) -> dict[int, tuple[str, str, int]]:
-        """GPU, NIC and rail of each rank whose GPU is known."""
+    def _devices(self, gang: Gang, nodes: tuple[str, ...]) -> dict[int, Device]:
+        """What each rank stands on whose GPU is known."""
         found = {}
         for node in nodes:
             counts = self._fleet.counting.nodes.get(node)
@@ -185,7 +185,7 @@ class Look:
         devices = self._devices(gang, nodes)
         coordinates = self._coordinates(gang, nodes)
         if len(old) == len(gang) and old.attempt == gang.attempt and old.nodes == gang.nodes:
-            gpus = tuple(devices.get(rank, NO_DEVICE)[0] for rank in gang.ranks)
+            gpus = tuple(devices.get(rank, NO_DEVICE).gpu for rank in gang.ranks)
             stands = all(np.array_equal(old.coordinate(name), values) for name, values in coordinates.items())
             if (not devices or old.gpus == gpus) and stands:
                 return old
@@ -193,16 +193,19 @@ class Look:
         # Virtual nodes share a machine with each other and with whatever else runs on it: who disturbs cannot be told.
         sharing = {"host": tuple("" if self._fleet.shares_machine(node) else node for node in gang.nodes)}
         if known:
-            sharing["nic"] = tuple(nic for _, nic, _ in known)
-        rails = np.array([rail for _, _, rail in known], np.int64) if known else None
+            sharing["nic"] = tuple(one.nic for one in known)
+            switches = tuple(one.switch if host else "" for one, host in zip(known, sharing["host"], strict=True))
+            if any(switches):
+                sharing["pcie_switch"] = switches
+        rails = np.array([one.rail for one in known], np.int64) if known else None
         if len(self._fabric):
             rail_of = [ALL_RAILS] * len(gang) if rails is None else rails.tolist()
             uplinks = tuple(map(self._fabric.uplink, gang.nodes, rail_of))
             if any(uplinks):
                 sharing["uplink"] = uplinks
         return Shape(
-            gang.name, gang.attempt, np.array(gang.ranks, np.int64), gang.nodes, tuple(gpu for gpu, _, _ in known),
-            tuple(nic for _, nic, _ in known), rail=rails, sharing=sharing, **coordinates,
+            gang.name, gang.attempt, np.array(gang.ranks, np.int64), gang.nodes, tuple(one.gpu for one in known),
+            tuple(one.nic for one in known), rail=rails, sharing=sharing, **coordinates,
         )  # fmt: skip
 
     def _of(self, gang: Gang, touched: set[str]) -> _Seen:

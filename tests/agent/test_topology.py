@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.collectors.topology import TopologyCollector
-from agent.schema.topology import Distance, PciDevice, distance, path_of, rails
+from agent.schema.topology import Distance, PciDevice, distance, path_of, rails, switch_of
 from tests.agent.catalogued import assert_catalogued, gauge
 from tests.fakes.sysfs.tree import build
 
@@ -39,6 +39,15 @@ def nic(address: str, *path: str, numa_node: int | None = 0) -> PciDevice:
 def test_distances(other: PciDevice, expected: Distance) -> None:
     assert distance(GPU, other) is expected
     assert distance(other, GPU) is expected
+
+
+def test_the_switch_that_a_device_hangs_below() -> None:
+    assert switch_of(GPU) == "0000:16:00.0"
+    assert switch_of(nic("a", "pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "a")) == "0000:16:00.0"
+    nested = nic("a", "pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:04.0", "0000:20:00.0", "0000:21:00.0", "a")
+    assert switch_of(nested) == "0000:20:00.0", "the nearest"
+    for bare in (("pci0000:15", "0000:15:01.0", "a"), ("pci0000:00", "a"), ()):
+        assert switch_of(nic("a", *bare)) == "", "at a root port, on the root bus, nobody knows"
 
 
 def test_two_functions_of_one_card_are_beside_one_another() -> None:
@@ -113,6 +122,7 @@ def test_a_synthesised_node(tmp_path: Path) -> None:
             numa_node=str(index // 4),
             pci_address=gpu,
             rail=str(index),
+            switch=f"0000:{int(gpu[5:7], 16) - 5:02x}:00.0",  # as the tree numbers its buses
         )
     assert collector.collect() is block
     tree.remove_nic("mlx5_3")

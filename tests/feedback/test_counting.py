@@ -33,7 +33,10 @@ def layout() -> Layout:
     gauges = (
         Column("gangwatch_gpu_owner_info", owner),
         Column("gangwatch_gpu_info", (("gpu", UUID), ("pci_address", "0:1"))),
-        Column("gangwatch_topology_rail_info", (("nic", "mlx5_3"), ("pci_address", "0:1"), ("rail", "3"))),
+        Column(
+            "gangwatch_topology_rail_info",
+            (("nic", "mlx5_3"), ("pci_address", "0:1"), ("rail", "3"), ("switch", "0:9")),
+        ),
         Column("gangwatch_gpu_sm_clock_hertz", (("gpu", UUID),)),
         Column("gangwatch_pcie_link_generation", (("pci_address", "0:1"),)),
         Column("gangwatch_pcie_link_generation_maximum", (("pci_address", "0:1"),)),
@@ -74,6 +77,7 @@ def test_gauges_rates_sums_and_devices() -> None:
     first, second = seen(frame(1, [0, 0, 0, 0, 0], slow=1), frame(2, [400, 600, 50, 250_000_000, 500_000_000], slow=2))
     shape = second.jobs[0].shape
     assert (shape.gpus, shape.nics, shape.coordinate("rail").tolist()) == ((UUID,), ("n0/mlx5_3",), [3])
+    assert shape.sharing == {"host": ("n0",), "nic": ("n0/mlx5_3",), "pcie_switch": ("n0/0:9",)}
     value = {name: float(second.counters.values[row, 0, 0]) for name, row in FEATURE.items()}
     assert value["sm_clock"] == pytest.approx(1.98e9)
     assert value["pcie_link"] == pytest.approx(0.5), "eight of sixteen lanes"

@@ -133,6 +133,27 @@ def test_a_slow_link_shows_in_the_frames_counters() -> None:
     assert rise[1] > 1000 > 10 * np.delete(rise, 1).max()
 
 
+def test_nothing_that_detectors_are_judged_with_is_missing_on_the_products_own_path() -> None:
+    """What the fast exit fills in, frames must: a detector judged with more than it gets would be judged in vain."""
+    fleet = Fleet()
+    for at, layout, frame in FrameExit([course(workload="long-context")], 1).until(30.0):
+        fleet.observe(layout, frame, round(at * NS))
+    live = Look(fleet).next(WALL_START_NS + 30 * NS)
+    fast = World([course(workload="long-context")], 1, 1.0, PERFECT).tick(30.0)
+
+    def filled(told: object) -> set[str]:
+        return {name for name in told.__dataclass_fields__ if getattr(told, name) is not None}  # type: ignore[attr-defined]
+
+    (mine,), (theirs,) = live.jobs, fast.jobs
+    assert set(theirs.shape.sharing) - set(mine.shape.sharing) == {"uplink"}, "which a fabric's file tells"
+    both = ((fast, live), (theirs, mine), (theirs.shape, mine.shape), (theirs.steps, mine.steps))
+    for at_once, in_turn in (*both, (fast.counters, live.counters)):
+        missing = filled(at_once) - filled(in_turn)
+        assert missing <= {"lag_seconds"}, "which is told of jobs that report no steps"
+    for name in ("data", "stage", "tensor", "rail"):
+        assert np.array_equal(mine.shape.coordinate(name), theirs.shape.coordinate(name)), name
+
+
 @pytest.mark.parametrize(("workload", "squares"), [("long-context", True), ("balanced", False)])
 def test_the_products_own_path_knows_what_ranks_were_given(workload: Workload, squares: bool) -> None:
     fleet = Fleet()

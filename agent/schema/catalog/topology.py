@@ -11,6 +11,7 @@ TOPOLOGY: tuple[Metric, ...] = (
            ("nic", "pci_address"), "/sys/devices paths, numa_node"),
     Metric("gangwatch_topology_rail_info", "info",
            "The NIC beside a GPU, and the number of their rail, counted by the NICs' addresses. pci_address is the "
-           "GPU's.", "", ("distance", "nic", "nic_pci_address", "numa_node", "pci_address", "rail"),
+           "GPU's; switch the PCIe switch that it hangs below, by its upstream port.", "",
+           ("distance", "nic", "nic_pci_address", "numa_node", "pci_address", "rail", "switch"),
            "/sys/devices paths, numa_node"),
 )  # fmt: skip

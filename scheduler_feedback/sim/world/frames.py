@@ -323,7 +323,8 @@ def _of(course: Course, rank: int, tier: str, metric: str) -> Labels:
 
 
 def _known(course: Course, rank: int) -> list[tuple[Column, float]]:
-    """What never changes: what ties the rank to its GPU and the GPU to its NIC and rail, and what its link could do."""
+    """What never changes: what ties the rank to its GPU and the GPU to its NIC and rail, where the rank stands in its
+    job, and what its link could do."""
     place = course.place
     gpu, nic, local = place.gpus[rank], place.nics[rank].rpartition("/")[2], int(place.local[rank])
     pci = _address(course, rank)
@@ -332,12 +333,17 @@ def _known(course: Course, rank: int) -> list[tuple[Column, float]]:
     info = {"driver": "", "gpu": gpu, "index": str(local), "mig_mode": "", "minor": str(local), "serial": ""}
     info |= {"model": course.plan.model.name, "pci_address": pci, "vbios": ""}
     rail = {"distance": "1", "nic": nic, "nic_pci_address": "", "numa_node": "", "pci_address": pci}
-    rail |= {"rail": str(int(place.rail[rank]))}
+    rail |= {"rail": str(int(place.rail[rank])), "switch": f"0000:{0x80 + local // 2:02x}:00.0"}
+    stage, data, tensor = (int(axis[rank]) for axis in course.plan.coordinates())
+    expert = (data * course.plan.tensor + tensor) % course.plan.expert if course.plan.expert > 1 else ""
+    stands = {"attempt": "1", "gang": course.plan.name, "rank": str(rank), "expert": str(expert)}
+    stands |= {"data": str(data), "stage": str(stage), "tensor": str(tensor)}
     link = (("pci_address", pci),)
     return [
         (Column("gangwatch_gpu_owner_info", tuple(sorted(owner.items())), TIERS.index("gpu")), 1.0),
         (Column("gangwatch_gpu_info", tuple(sorted(info.items())), TIERS.index("gpu")), 1.0),
         (Column("gangwatch_topology_rail_info", tuple(sorted(rail.items())), TIERS.index("pcie")), 1.0),
+        (Column("gangwatch_rank_place_info", tuple(sorted(stands.items())), TIERS.index("process")), 1.0),
         (Column("gangwatch_pcie_link_generation", link, TIERS.index("pcie")), GENERATION),
         (Column("gangwatch_pcie_link_generation_maximum", link, TIERS.index("pcie")), GENERATION),
         (Column("gangwatch_pcie_link_lanes_maximum", link, TIERS.index("pcie")), LANES),
