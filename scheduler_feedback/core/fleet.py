@@ -106,7 +106,7 @@ class Fleet:
         """Fold in one frame; `received_ns` is the receiver's monotonic clock. True where it was new.
 
         superseded: whether the same agent's next frame is here already. Its counters say all that this one's do, over
-        both seconds; only records and what gauges show as broken are taken then.
+        both seconds; only records are taken then.
 
         Raises FrameError where the frame does not fit its layout or names another node; nothing is changed then.
         Records that no reporter could have made are refused one by one and counted.
@@ -148,12 +148,14 @@ class Fleet:
             layout = layout.whole()
             self._read_layout(node, layout)
             self._touched.add(node.name)
-        if not (superseded and continues):
+        whole = not (superseded and continues)
+        if whole:
             self.counting.take(layout, frame, continues)
             for group in node._groups:
                 self._consume(node, group, frame, continues, received_ns)
         told = self._attempts.take(node, frame, continues, received_ns)
-        self.occurrences.observe(layout, frame, continues, told)
+        if whole or told:
+            self.occurrences.observe(layout, frame, continues, told)
         return True
 
     def forget(self, gang: str) -> None:

@@ -28,9 +28,9 @@ CONSUMED = (
 
 CPU, RUNQUEUE, BLOCK_IO, STOPPED, SAMPLES = range(len(CONSUMED))
 
-FIRST_ROWS = 32
-"""Rows of a new ring: the 16 steps of which the mean is told, and as many that are under way. It doubles while steps
-younger than RETAIN_NS would be overwritten."""
+FIRST_ROWS = 24
+"""Rows of a new ring: the 16 steps of which the mean is told, and half as many that are under way. It doubles while
+steps younger than RETAIN_NS would be overwritten."""
 
 RETAIN_NS = 16_000_000_000
 """A detector that ticks each second is served as long as it lags by less than this."""
