@@ -26,6 +26,7 @@ from scheduler_feedback.core.telemetry import (
     Shape,
     Telemetry,
 )
+from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.gate import JobGate
 from scheduler_feedback.detectors.groups import known_median, usual_value
 from scheduler_feedback.detectors.known import BoolArray, Known, Knowns
@@ -81,6 +82,7 @@ class Panel:
     residual against the peers alone. newest: the newest values as they came. score: CUSUM in the direction that is bad.
     accused: (job, attempt, rank) of standing verdicts about hardware, so that no detector tells another's again.
     disturbed: jobs of which stands that another one slows them down.
+    turns: of jobs of which stands that their ranks are slow in turn, why.
     gates: of jobs that report no steps, how slow each is; the health detector's.
     lemons: what past verdicts of any detector said of parts and nodes.
     """
@@ -94,6 +96,7 @@ class Panel:
         self.overlapping: dict[str, Grouping] = {}
         self.accused: set[tuple[str, int, int]] = set()
         self.disturbed: set[str] = set()
+        self.turns: Mapping[str, Cause] = {}
         self.gates: Mapping[str, JobGate] = {}
         self.lemons = Lemons()
         self._restored: dict[tuple[str, int], Norm] = {}

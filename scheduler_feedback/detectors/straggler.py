@@ -54,6 +54,7 @@ from scheduler_feedback.detectors.straggler_telling import (
     whole_gang,
 )
 from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.detectors.turns import judged_by_turns
 from scheduler_feedback.detectors.watched import RECENT_WINDOWS, Watched, dump, load, rest
 from scheduler_feedback.detectors.windows import (
     Window,
@@ -233,6 +234,7 @@ class StragglerDetector:
             case = self._case(watched, baseline, rank, alarmed, job, means)
             judgement = self._causes.judged_by(judge(case), job, baseline)
             judgement = judged_by_samples(judgement, case, job, watched.episode(rank), watched.longest_episode)
+            judgement = judged_by_turns(judgement, case, self._panel.turns.get(name))
             if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:
                 judgement = too_weak(judgement)
             if not judgement.refusal:

@@ -15,12 +15,13 @@ import numpy as np
 
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.telemetry import FEATURE, Grouping, JobTelemetry, Shape, Telemetry
-from scheduler_feedback.core.verdict import Cleared, Finding, Verdict
+from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Verdict
 from scheduler_feedback.detectors import weighing, workload_since
 from scheduler_feedback.detectors.baseline import SKIPPED_STEPS
 from scheduler_feedback.detectors.groups import group_mean
 from scheduler_feedback.detectors.panel import Panel, joined
 from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.detectors.turns import IN_TURN
 from scheduler_feedback.detectors.windows import places
 from scheduler_feedback.detectors.workload_course import Busy, Course, Standing, take_in
 from scheduler_feedback.detectors.workload_node import Pressure, alone
@@ -84,6 +85,7 @@ class WorkloadDetector:
             if take_in(course, job.steps) and course.taken - course.looked >= every:
                 course.looked = course.taken
                 findings += self._conclude(course, job, not crowded.isdisjoint(job.shape.sharing.get("host", ())))
+        self._panel.turns = {name: why for name, course in self._courses.items() if (why := _turns(course)) is not None}
         if self._timed:
             findings += self._unreported.look(telemetry)
         return findings
@@ -201,3 +203,9 @@ class WorkloadDetector:
             reason = f"not seen for {steps} steps"
             findings.append(Cleared(over.verdict_id, name, course.last_ns, reason, course.numbers[0]))
         return findings
+
+
+def _turns(course: Course) -> Cause | None:
+    """Why the job's ranks are slow in turn, where that stands."""
+    stands = {one.verdict.cause for one in course.standing.values()}
+    return next((why for why in IN_TURN if why in stands), None)
