@@ -1,0 +1,75 @@
+"""Where a job's ranks are slow in turn nobody is accused for having had its turn oftener; who is slow always is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+from scheduler_feedback.detectors import make_all, turns
+from scheduler_feedback.detectors.gates import Case, Judgement
+from scheduler_feedback.detectors.turns import judged_by_turns
+from scheduler_feedback.sim.world import fabric, plan
+from scheduler_feedback.sim.world.course import Course
+from scheduler_feedback.sim.world.fault import Fault
+from scheduler_feedback.sim.world.telemetry import PERFECT, World
+
+SICK = 9
+
+
+def told(seed: int, *beside: Fault) -> list[Verdict]:
+    """What is said of a job of 16 GPUs whose ranks collect garbage in turn from 300 s on."""
+    one = Course(
+        plan.make("j", 16, "dp2", 1.0, np.random.default_rng(seed)),
+        fabric.place(np.arange(2), 16),
+        np.random.default_rng(seed),
+    )
+    for fault in (Fault("garbage-collection", "j", tuple(range(16)), 300.0, 400.0, "step", 0.5), *beside):
+        one.faults.append(one.solved(fault))
+    world, detectors = World([one], seed, 10.0, PERFECT), make_all()
+    findings = []
+    for _ in range(140):
+        telemetry = world.tick(5.0)
+        findings += [found for detector in detectors for found in detector.tick(telemetry)]
+    return [found for found in findings if isinstance(found, Verdict)]
+
+
+def test_whose_turn_comes_oftener_by_chance_is_not_accused() -> None:
+    assert {(found.kind, found.cause) for found in told(6)} == {(Kind.WORKLOAD, Cause.PAUSES)}
+
+
+def test_who_is_slow_beside_those_that_pause_in_turn_is_found() -> None:
+    found = told(6, Fault("memory-errors", "j", (SICK,), 450.0, 250.0, "step", 0.3))
+    assert {one.rank for one in found if one.kind is Kind.STRAGGLER} == {SICK}
+
+
+@pytest.mark.parametrize(
+    ("slow", "windows", "why", "cause", "for_work", "stands"),
+    [
+        (11, 12, Cause.PAUSES, Cause.UNKNOWN, False, True),
+        (10, 12, Cause.PAUSES, Cause.UNKNOWN, False, False),
+        (5, 5, Cause.PAUSES, Cause.UNKNOWN, False, False),
+        (3, 5, None, Cause.UNKNOWN, False, True),
+        (3, 5, Cause.PAUSES, Cause.GPU, False, True),
+        (3, 5, Cause.SEQUENCE_LENGTH, Cause.UNKNOWN, False, False),
+        (3, 5, Cause.SEQUENCE_LENGTH, Cause.UNKNOWN, True, True),
+    ],
+)
+def test_nine_of_ten_of_a_dozen_windows_or_a_cause(
+    monkeypatch: pytest.MonkeyPatch,
+    slow: int,
+    windows: int,
+    why: Cause | None,
+    cause: Cause,
+    for_work: bool,
+    stands: bool,
+) -> None:
+    monkeypatch.setattr(turns, "slow_windows", lambda interval, rank: interval[:slow])
+    case = cast(Case, SimpleNamespace(rank=3, interval=[None] * windows, for_work=for_work))
+    judgement = Judgement(3, 1.2, 1.2, cause, 0.8, (), False)
+    after = judged_by_turns(judgement, case, why)
+    assert (after == judgement) is stands
+    assert stands or f"slow in {slow} of {windows} windows" in after.refusal
