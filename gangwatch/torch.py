@@ -373,7 +373,7 @@ class Attachment:
     def _report_by_host(self, step: _StepTiming) -> None:
         """By the host's clock, without its wait."""
         seconds = (step.ended_ns - step.begun_ns) / 1e9
-        self.reporter.report(step.number, seconds, None, step.tokens, step.ended_ns, step.squares)
+        self.reporter.report(step.number, seconds, tokens=step.tokens, ended_ns=step.ended_ns, squares=step.squares)
 
     def finish(self) -> None:
         """Report the last steps, as far as the device has got; called when the process ends.
