@@ -26,8 +26,7 @@ class Wish:
     answer: Future[Event]
 
     def refuse(self, error: Exception) -> None:
-        if not self.answer.done() and (self.answer.running() or self.answer.set_running_or_notify_cancel()):
-            self.answer.set_exception(error)
+        _refuse(self.answer, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,15 @@ class Question:
                 self.answer.set_result(self.ask(state))
             except Exception as error:
                 self.answer.set_exception(error)
+
+    def refuse(self, error: Exception) -> None:
+        _refuse(self.answer, error)
+
+
+def _refuse(answer: Future[Any], error: Exception) -> None:
+    """Answer with the error, where somebody still waits."""
+    if not answer.done() and (answer.running() or answer.set_running_or_notify_cancel()):
+        answer.set_exception(error)
 
 
 @dataclass(slots=True)
@@ -68,7 +76,7 @@ class Inbox:
             if self.open:
                 self._queue.put(message)
                 return
-        message.answer.set_exception(StoppedError(_TOO_LATE))
+        message.refuse(StoppedError(_TOO_LATE))
 
     def tell(self, events: Sequence[Event]) -> None:
         """Put events that have been seen."""
@@ -99,10 +107,8 @@ class Inbox:
         with self._lock:
             self.open = False
         arrived = self.take(0.0)
-        for question in arrived.questions:
-            question.answer.set_exception(StoppedError(_TOO_LATE))
-        for wish in arrived.wishes:
-            wish.refuse(StoppedError(_TOO_LATE))
+        for message in (*arrived.questions, *arrived.wishes):
+            message.refuse(StoppedError(_TOO_LATE))
 
 
 _TOO_LATE = "the controller is stopping or has failed"

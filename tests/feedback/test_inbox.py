@@ -1,0 +1,28 @@
+"""The inbox of the thread that decides: whoever asks is answered, also where it closes while others have given up."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from scheduler_feedback.inbox import Inbox, Question, StoppedError, Wish
+
+
+def test_who_has_given_up_keeps_nobody_from_being_answered() -> None:
+    inbox = Inbox()
+    answers: list[Future[Any]] = [Future() for _ in range(4)]
+    inbox.put(Question(lambda state: state, answers[0]))
+    inbox.put(Wish(lambda state: pytest.fail("never asked for"), answers[1]))
+    inbox.put(Question(lambda state: state, answers[2]))
+    inbox.put(Wish(lambda state: pytest.fail("never asked for"), answers[3]))
+    assert answers[0].cancel() and answers[1].cancel()
+    inbox.close()
+    late: Future[Any] = Future()
+    assert late.cancel()
+    inbox.put(Question(lambda state: state, late))
+    for answered in answers[2:]:
+        with pytest.raises(StoppedError):
+            answered.result(0)
+    assert all(one.cancelled() for one in (*answers[:2], late))
