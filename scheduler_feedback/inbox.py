@@ -107,7 +107,8 @@ class Inbox:
         with self._lock:
             self.open = False
         arrived = self.take(0.0)
-        for message in (*arrived.questions, *arrived.wishes):
+        left: list[Question | Wish] = [*arrived.questions, *arrived.wishes]
+        for message in left:
             message.refuse(StoppedError(_TOO_LATE))
 
 
