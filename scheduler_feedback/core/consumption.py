@@ -42,11 +42,11 @@ _Queued = tuple[Group, Gang, npt.NDArray[np.intp], Frame, bool]
 class Places:
     """Where the counters of m ranks stand in a frame, and what those of all such groups stood at.
 
-    index: [m, 5], -1 for none; widths: bits [m, 5]; tier: of all of them.
+    index: [m, 5], -1 for none; widths: bits [m, 5]; tier: of all of them. key: what they are found by.
     """
 
-    def __init__(self, index: npt.NDArray[np.intp], widths: npt.NDArray[np.uint8], tier: int) -> None:
-        self.index, self.widths, self.tier = index, widths, tier
+    def __init__(self, index: npt.NDArray[np.intp], widths: npt.NDArray[np.uint8], tier: int, key: bytes) -> None:
+        self.index, self.widths, self.tier, self.key = index, widths, tier, key
         self.queue: list[_Queued] = []
         self._rows = 0
         self._free: list[int] = []
@@ -77,6 +77,11 @@ class Places:
         """The row's group is no more. Nothing of it is queued."""
         self._known[row] = False
         self._free.append(row)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no group has a row here."""
+        return len(self._free) == self._rows
 
     def settle(self) -> None:
         """Fold what is queued, in its order."""
@@ -156,19 +161,23 @@ class Consumption:
 
     def group(
         self, name: str, attempt: int, ranks: tuple[int, ...], index: npt.NDArray[np.intp],
-        widths: npt.NDArray[np.uint8], tier: int, old: Group | None,
+        widths: npt.NDArray[np.uint8], tier: int, sizes: tuple[int, int], old: Group | None,
     ) -> Group:  # fmt: skip
-        """The group of these ranks on a node. old: the same ranks' by the node's layout before, which ends."""
-        key = index.tobytes() + widths.tobytes() + str((index.shape, tier)).encode()
+        """The group of these ranks on a node. sizes: how many tiers and counters its frames have; frames of unequal
+        lengths cannot be stacked, so only groups with equal sizes share `Places`. old: the same ranks' by the node's
+        layout before, which ends."""
+        key = index.tobytes() + widths.tobytes() + repr((index.shape, tier, sizes)).encode()
         places = self._places.get(key)
         if places is None:
-            places = self._places[key] = Places(index, widths, tier)
+            places = self._places[key] = Places(index, widths, tier, key)
         return Group(name, attempt, ranks, places, places.add(old))
 
     def drop(self, groups: Sequence[Group]) -> None:
-        """These are no more."""
+        """Remove these groups, and the `Places` that have none left: jobs come and go, and each brings new ones."""
         for group in groups:
             group.places.drop(group.row)
+            if group.places.empty:
+                del self._places[group.places.key]
 
     def take(self, group: Group, gang: Gang, frame: Frame, continues: bool) -> None:
         """Queue what a frame says of the group, whose ranks are in `group.columns` of the gang."""

@@ -70,7 +70,12 @@ T = TypeVar("T", bound=np.generic)
 
 
 def rows_of(arrays: list[npt.NDArray[T]]) -> npt.NDArray[T]:
-    """[k, n] of k arrays [n], in a third of the time that np.array takes to find out that they are alike."""
+    """Stack k arrays [n] into one array [k, n], in a third of the time of np.array.
+
+    Raises ValueError where their lengths differ: np.concatenate alone would shift every row after the first odd one.
+    """
+    if len(lengths := set(map(len, arrays))) != 1:
+        raise ValueError(f"rows of different lengths {sorted(lengths)}: frames of different layouts are in one batch")
     return np.concatenate(arrays).reshape(len(arrays), -1)
 
 
@@ -127,6 +132,11 @@ class Kind:
         self._known[row] = self.fresh[row] = False
         self.columns[row] = -1
         self._free.append(row)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no node has a row here."""
+        return len(self._free) == self._rows
 
     def traffic_sampled_ns(self, rows: IndexArray) -> IntArray | None:
         """When each of these rows' traffic was last sampled, by its node's monotonic clock; None where it has none."""
@@ -264,6 +274,8 @@ class Counting:
     def _read(self, layout: Layout, old: NodeCounts | None) -> NodeCounts:
         if old is not None and old.kind is not None:
             old.kind.drop(old.row)
+            if old.kind.empty:  # jobs come and go, and each brings new kinds
+                self._kinds = {key: kind for key, kind in self._kinds.items() if kind is not old.kind}
         members, devices, places = _who(layout)
         kind, row = None, 0
         if members:

@@ -196,7 +196,8 @@ class Fleet:
             widths = np.array([[layout.counters[place].width for place in row] for row in table.tolist()], np.uint8)
             tier = layout.counters[int(table.max())].tier
             old = known.get((name, attempt, ranks))
-            groups.append(self._consumption.group(name, attempt, ranks, table, widths, tier, old))
+            sizes = len(layout.tiers), len(layout.counters)
+            groups.append(self._consumption.group(name, attempt, ranks, table, widths, tier, sizes, old))
         self._consumption.drop(node._groups)
         node._groups = groups
         node._layout_id = layout.layout_id

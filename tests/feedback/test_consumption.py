@@ -1,0 +1,243 @@
+"""Frames of nodes with different layouts are folded together: every counter must reach its own rank."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from agent.schema.catalog import BY_NAME
+from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
+from scheduler_feedback.core import consumption
+from scheduler_feedback.core.counting import rows_of
+from scheduler_feedback.core.fleet import Fleet
+from scheduler_feedback.core.gangs import CONSUMED, CPU
+from scheduler_feedback.core.look import Look
+from scheduler_feedback.core.telemetry import FEATURE
+
+SECOND = 1_000_000_000
+WALL = 1_800_000_000 * SECOND
+OTHER = "gangwatch_host_cpu_seconds_total"
+
+Owner = tuple[str, int]
+"""A gang and one of its ranks."""
+
+
+@dataclass
+class Machine:
+    """One node's agent, by plain integers: what its counters have reached and which of them it shows."""
+
+    name: str
+    owners: tuple[Owner, ...]
+    others: int = 0
+    others_first: bool = False
+    tiers: int = 1
+    agent: str = "a"
+    seq: int = 0
+    without_io: bool = False
+    reached: dict[tuple[Owner, int], int] = field(default_factory=dict)
+
+    def layout(self) -> Layout:
+        own = [
+            Column(metric, (("attempt", "1"), ("gang", gang), ("rank", str(rank))), 0)
+            for gang, rank in self.owners
+            for metric in CONSUMED
+        ]
+        others = [Column(OTHER, (("mode", f"mode-{number}"),), 0) for number in range(self.others)]
+        tiers = [Tier(f"tier-{number}", 1.0) for number in range(self.tiers)]
+        return make_layout(self.name, tiers, (), others + own if self.others_first else own + others)
+
+    def frame(self, at_ns: int) -> Frame:
+        layout = self.layout()
+        self.seq += 1
+        own = [self.reached.get((owner, index), 0) for owner in self.owners for index in range(len(CONSUMED))]
+        valid = [not (self.without_io and index == 2) for _ in self.owners for index in range(len(CONSUMED))]
+        others, seen = [999_999_999_999] * self.others, [True] * self.others
+        counters, mask = (others + own, seen + valid) if self.others_first else (own + others, valid + seen)
+        tier_ns = at_ns - np.arange(self.tiers, dtype=np.int64) * (SECOND // 8)  # the ranks' tier was sampled last
+        return Frame(
+            self.name, "boot-" + self.name, self.agent, self.seq, layout.layout_id, WALL + at_ns, at_ns, tier_ns,
+            np.zeros(0), np.array(counters, np.uint64), np.array(mask, np.bool_), 0, (),
+        )  # fmt: skip
+
+    def advance(self, owner: Owner, by: Sequence[int]) -> None:
+        for index, amount in enumerate(by):
+            self.reached[owner, index] = self.reached.get((owner, index), 0) + amount
+
+
+def used(fleet: Fleet, owner: Owner) -> list[float]:
+    """What the fleet says that a rank has used since its counters began, newest sample."""
+    gang, rank = owner
+    found = fleet.gangs[gang]
+    far = np.full(len(found), 10_000 * SECOND, np.int64)
+    row: list[float] = found.consumed(far).values[found.ranks.index(rank)].tolist()
+    return row
+
+
+def two_frames_each(fleet: Fleet, *machines: Machine) -> None:
+    """Each machine's ranks use 1, 2, 3... hundreds more between two frames, all of them queued before one is folded."""
+    for round_number in (1, 2):
+        for place, machine in enumerate(machines):
+            frame = machine.frame(round_number * SECOND)
+            assert fleet.observe(machine.layout(), frame, frame.monotonic_ns)
+            for owner in machine.owners:
+                machine.advance(owner, [100 * (place + 1) + index for index in range(len(CONSUMED))])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tiers"),
+    [((3, 8), (1, 1)), ((0, 1, 2), (1, 1, 1)), ((0, 5), (1, 1)), ((1, 7), (1, 1)), ((0, 0), (1, 3)), ((0, 10), (2, 4))],
+)
+def test_nodes_whose_frames_differ_in_length_are_counted_apart(
+    lengths: tuple[int, ...], tiers: tuple[int, ...]
+) -> None:
+    """Also where the sum of the lengths is a multiple of their number (6 + 12 counters, 1 + 3 tiers): stacked, such
+    frames raise nothing and shift each other's values."""
+    machines = [
+        Machine(f"n{place}", ((f"job-{place}", 0),), others, tiers=count)
+        for place, (others, count) in enumerate(zip(lengths, tiers, strict=True))
+    ]
+    fleet = Fleet()
+    two_frames_each(fleet, *machines)
+    for place, machine in enumerate(machines):
+        expected = [100.0 * (place + 1) + index for index in range(len(CONSUMED))]
+        assert used(fleet, machine.owners[0]) == expected, machine.name
+        newest = fleet.gangs[f"job-{place}"].consumed(np.array([10_000 * SECOND], np.int64))
+        assert newest.at_ns.tolist() == [2 * SECOND], machine.name
+
+
+def test_a_layout_that_changes_while_frames_of_the_old_one_are_queued() -> None:
+    """The rank's counters are at the same places before and after, behind them come others."""
+    fleet = Fleet()
+    steady, changing = Machine("n0", (("job-0", 0),)), Machine("n1", (("job-1", 0),))
+    for second, others in ((1, 0), (2, 0), (3, 5), (4, 5), (5, 0)):
+        changing.others = others
+        for machine in (changing, steady):
+            frame = machine.frame(second * SECOND)
+            assert fleet.observe(machine.layout(), frame, frame.monotonic_ns)
+            machine.advance(machine.owners[0], [1, 20, 300, 4000, 50_000])
+    assert used(fleet, ("job-0", 0)) == [4, 80, 1200, 16_000, 200_000]
+    assert used(fleet, ("job-1", 0)) == [4, 80, 1200, 16_000, 200_000]
+
+
+def test_a_job_that_joins_and_leaves_a_node_does_not_disturb_the_others_there() -> None:
+    fleet = Fleet()
+    machine = Machine("n0", (("job-0", 0),))
+    for second, owners in ((1, 1), (2, 2), (3, 2), (4, 1), (5, 3)):
+        machine.owners = tuple((f"job-{number}", 0) for number in range(owners))
+        frame = machine.frame(second * SECOND)
+        assert fleet.observe(machine.layout(), frame, frame.monotonic_ns)
+        for place in range(3):
+            machine.advance((f"job-{place}", 0), [10 * (place + 1)] * len(CONSUMED))
+    assert used(fleet, ("job-0", 0)) == [40.0] * len(CONSUMED)
+    assert used(fleet, ("job-1", 0)) == [0.0] * len(CONSUMED), "it came back: a beginning"
+    assert used(fleet, ("job-2", 0)) == [0.0] * len(CONSUMED)
+
+
+class Reference:
+    """One frame after the other in plain Python. A rank's sum begins anew where its group is new on its node, the
+    agent another, or the set of counters that it shows is another."""
+
+    def __init__(self) -> None:
+        self.total: dict[Owner, list[float]] = {}
+        self._newest: dict[str, tuple[str, dict[Owner, tuple[list[int], list[bool]]]]] = {}
+
+    def take(self, machine: Machine) -> None:
+        shown = [not (machine.without_io and index == 2) for index in range(len(CONSUMED))]
+        now = {
+            owner: ([machine.reached.get((owner, index), 0) for index in range(len(CONSUMED))], shown)
+            for owner in machine.owners
+        }
+        agent, before = self._newest.get(machine.name, ("", {}))
+        for owner, (values, valid) in now.items():
+            group = {one for one in now if one[0] == owner[0]}
+            same_group = group == {one for one in before if one[0] == owner[0]}
+            if agent == machine.agent and same_group and before[owner][1] == valid:
+                sums = [
+                    total + value - old
+                    for total, value, old in zip(self.total[owner], values, before[owner][0], strict=True)
+                ]
+            else:
+                sums = [0.0] * len(values)
+            self.total[owner] = [one if fine else float("nan") for one, fine in zip(sums, valid, strict=True)]
+        self._newest[machine.name] = machine.agent, now
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_layouts_give_what_frame_by_frame_counting_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes get and lose ranks, other counters, tiers and agents; frames are folded one by one or many together."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(consumption, "ROWS_AT_ONCE", chance.choice((1, 3, 256)))
+    fleet, reference = Fleet(), Reference()
+    machines = [Machine(f"n{number}", ()) for number in range(chance.randint(2, 6))]
+    ranks_of = {
+        machine.name: [(f"job-{gang}", 2 * place + more) for gang in range(4) for more in range(chance.randint(0, 2))]
+        for place, machine in enumerate(machines)
+    }
+    for second in range(1, 25):
+        for machine in chance.sample(machines, chance.randint(1, len(machines))):
+            if chance.random() < 0.4:
+                gangs = {gang for gang, _ in ranks_of[machine.name] if chance.random() < 0.6}
+                machine.owners = tuple(owner for owner in ranks_of[machine.name] if owner[0] in gangs)
+                machine.others = chance.choice((0, 0, 1, 2, 5, 10))
+                machine.others_first = chance.random() < 0.3
+                machine.tiers = chance.randint(1, 3)
+                machine.without_io = chance.random() < 0.2
+            if chance.random() < 0.05:
+                machine.agent, machine.seq = machine.agent + "+", 0
+            for owner in ranks_of[machine.name]:
+                machine.advance(owner, [chance.randrange(10**9) for _ in CONSUMED])
+            frame = machine.frame(second * SECOND)
+            assert fleet.observe(machine.layout(), frame, frame.monotonic_ns)
+            reference.take(machine)
+        if chance.random() < 0.2:
+            assert fleet.gangs is not None  # reading folds what is queued
+    for owner, expected in reference.total.items():
+        assert used(fleet, owner) == pytest.approx(expected, nan_ok=True), owner
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rates_of_nodes_with_other_counters_are_each_nodes_own(seed: int) -> None:
+    """The processor share of each rank, whatever else its node counts: worked out here from the two newest frames."""
+    chance = random.Random(seed)
+    fleet = Fleet()
+    look = Look(fleet)
+    machines = [Machine(f"n{number}", ((f"job-{number}", 0),)) for number in range(5)]
+    share: dict[str, float] = {}
+    for second in range(1, 12):
+        for machine in machines:
+            machine.others = chance.choice((0, 0, 0, 1, 5))
+            layout, new = machine.layout(), chance.randrange(SECOND)
+            kept = machine.seq > 0 and fleet.counting.nodes[machine.name].layout_id == layout.layout_id
+            machine.advance(machine.owners[0], [new, 0, 0, 0, 1])
+            frame = machine.frame(second * SECOND)
+            assert fleet.observe(layout, frame, frame.monotonic_ns)
+            share[machine.owners[0][0]] = new * BY_NAME[CONSUMED[CPU]].scale if kept else float("nan")
+        telemetry = look.next(WALL + second * SECOND)
+        values = telemetry.counters.values[FEATURE["processor"], 0]
+        places = zip(telemetry.jobs, telemetry.columns(), strict=True)
+        found = {job.shape.job: float(values[columns][0]) for job, columns in places}
+        assert found == pytest.approx(share, nan_ok=True), second
+
+
+def test_layouts_that_are_gone_leave_nothing_behind() -> None:
+    """A node whose jobs come and go for weeks has thousands of layouts, one after the other."""
+    fleet = Fleet()
+    machine = Machine("n0", (("job-0", 0),))
+    for second in range(1, 60):
+        machine.others = second
+        frame = machine.frame(second * SECOND)
+        fleet.observe(machine.layout(), frame, frame.monotonic_ns)
+    assert len(fleet._consumption._places) == 1
+    assert len(list(fleet.counting.kinds)) == 1
+
+
+def test_rows_of_unequal_lengths_are_refused() -> None:
+    equal = rows_of([np.arange(3), np.arange(3, 6)])
+    assert equal.tolist() == [[0, 1, 2], [3, 4, 5]]
+    for lengths in ((8, 13), (8, 16), (7, 6, 8), (0, 5)):
+        with pytest.raises(ValueError, match="rows of different lengths"):
+            rows_of([np.zeros(length) for length in lengths])
