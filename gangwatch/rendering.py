@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from scheduler_feedback.core.verdict_text import spans_of
 
 if TYPE_CHECKING:
     from gangwatch.machine import Machine
@@ -46,23 +48,12 @@ def _state(word: str) -> Text:
     return Text(word, style=_COLOURS.get(word, ""))
 
 
-def _spans(numbers: Iterable[int]) -> str:
-    """0,1,2,5 as 0-2,5."""
-    spans: list[list[int]] = []
-    for number in sorted(numbers):
-        if spans and spans[-1][-1] == number - 1:
-            spans[-1][1:] = [number]
-        else:
-            spans.append([number])
-    return ",".join("-".join(map(str, span)) for span in spans)
-
-
 def _places(ranks: Sequence[dict[str, Any]]) -> str:
     """Ranks by node: node-0: 0-1; node-2: 2-3."""
     by_node: dict[str, list[int]] = {}
     for rank in ranks:
         by_node.setdefault(_shown(rank["node"]), []).append(rank["rank"])
-    return "; ".join(f"{node}: {_spans(numbers)}" for node, numbers in by_node.items())
+    return "; ".join(f"{node}: {spans_of(numbers)}" for node, numbers in by_node.items())
 
 
 def jobs(listed: Sequence[dict[str, Any]]) -> None:
@@ -73,19 +64,12 @@ def jobs(listed: Sequence[dict[str, Any]]) -> None:
         return
     table = _table("JOB", "NAME", "STATE", "ATTEMPT", "RANKS", "VERDICTS")
     for job in listed:
-        verdicts = "; ".join(_verdict(verdict) for verdict in job["verdicts"] if verdict["standing"])
+        verdicts = "; ".join(verdict["short"] for verdict in job["verdicts"] if verdict["standing"])
         _row(
             *(table, job["job"], job["name"], _state(job["state"]), job["attempt"] or None),
             *(_places(job["ranks"]), verdicts),
         )
     console.print(table)
-
-
-def _verdict(verdict: dict[str, Any]) -> str:
-    return (
-        f"rank {verdict['rank']} on {verdict['node']}: {verdict['kind']}, {verdict['cause']} "
-        f"({100 * verdict['confidence']:.0f} %)"
-    )
 
 
 def nodes(listed: Sequence[dict[str, Any]]) -> None:
@@ -191,7 +175,7 @@ def verdicts(listed: Sequence[dict[str, Any]]) -> None:
         console.print("no verdict yet")
     for verdict in listed:
         past = "" if verdict["standing"] else f" (until {_clock(verdict['until_ns'])}: {verdict['ended_because']})"
-        console.print(f"{verdict['verdict_id']}  {verdict['job']}: {_verdict(verdict)}{past}")
+        console.print(f"{verdict['verdict_id']}  {verdict['sentence']}{past}")
         for evidence in verdict.get("evidence", ()):
             console.print(
                 f"    {evidence['measure']}: {evidence['value']:.4g} {evidence['unit']}, "

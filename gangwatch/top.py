@@ -89,13 +89,9 @@ def _header(document: Document, trouble: str) -> Iterable[Text]:
 def _verdicts(document: Document, _width: int, rows: int) -> Section:
     lines: list[RenderableType] = []
     for verdict in document["verdicts"]:
-        who = f"rank {verdict['rank']}" if verdict["rank"] >= 0 else "the gang"
-        where = f" on {verdict['node']}" if verdict["node"] else ""
         lines.append(
             _text(
-                f"{verdict['job'] or 'node'}: {who}{where}: {verdict['kind']}, {verdict['cause']}; "
-                f"{verdict['slowdown']:.2f} times slower, {100 * verdict['confidence']:.0f} % sure, "
-                f"for {_span((document['now_ns'] - verdict['first_wall_ns']) / 1e9)}",
+                f"{verdict['sentence']}, for {_span((document['now_ns'] - verdict['first_wall_ns']) / 1e9)}",
                 "red",
             )
         )
@@ -110,10 +106,7 @@ def _running(document: Document, width: int, rows: int) -> Section:
     for job in jobs:
         began = job["attempt_started_ns"]
         more = (_span((document["now_ns"] - began) / 1e9) if began else "-", job["queue"]) if wide else ()
-        held = "; ".join(
-            f"rank {verdict['rank']} on {verdict['node']}: {verdict['kind']}, {verdict['cause']}"
-            for verdict in job["verdicts"]
-        )
+        held = "; ".join(verdict["short"] for verdict in job["verdicts"])
         step = seconds.get(job["job"])
         _row(
             *(table, job["job"], job["name"], _text(job["state"], _STYLES.get(job["state"], "")), job["size"]),

@@ -15,6 +15,7 @@ from scheduler_feedback.core.events import Event, Submitted
 from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.state import Decision, PastVerdict, State
 from scheduler_feedback.core.verdict import Verdict
+from scheduler_feedback.core.verdict_text import sentence, short
 from scheduler_feedback.policies import order
 from scheduler_feedback.policies.waiting import why_waits
 from scheduler_feedback.store import JournalRow, NumberedEntry, RecordedAction
@@ -74,6 +75,8 @@ def verdict_document(state: State, verdict: Verdict, past: PastVerdict | None = 
     return {
         "job": verdict.gang,
         **msgspec.to_builtins(verdict),
+        "sentence": sentence(verdict),
+        "short": short(verdict),
         "standing": past is None,
         "until_ns": None if past is None else past.until_ns,
         "ended_because": "" if past is None else past.why,

@@ -16,6 +16,7 @@ follow from the job and the instant, so that a controller that was started anew 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -217,7 +218,7 @@ def _verdict(entry: Entry) -> _Open:
     first, _, _ = dict(entry.detail).get("window_wall_ns", "").partition("..")
     start_ns = int(first) if first.isdecimal() else entry.wall_ns
     return _Open(
-        f"verdict: {entry.text.partition(',')[0]}", min(start_ns, entry.wall_ns), "running", _attributes(entry)
+        f"verdict: {re.split('[:,] ', entry.text)[0]}", min(start_ns, entry.wall_ns), "running", _attributes(entry)
     )
 
 

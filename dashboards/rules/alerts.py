@@ -9,7 +9,12 @@ from dashboards.rules.alerts_hardware import HARDWARE
 from dashboards.rules.rule import Alert, Group
 
 _JOB = "job {{ $labels.name }} ({{ $labels.gang }}, cluster {{ $labels.cluster }})"
-_PLACE = "rank {{ $labels.rank }}, node {{ $labels.node }}, GPU or device {{ $labels.device }}"
+_WHO = "{{ if $labels.rank }}rank {{ $labels.rank }}{{ else }}the whole job{{ end }}"
+_PLACE = (
+    "Accused: {{ if $labels.rank }}rank {{ $labels.rank }}{{ else if $labels.node }}the node{{ else }}the whole job"
+    "{{ end }}{{ if $labels.node }} on node {{ $labels.node }}{{ end }}"
+    "{{ if $labels.device }}, device {{ $labels.device }}{{ end }}"
+)
 _COST = 'It loses {{ $value | printf "%.1f" }} GPUs\' worth of work for as long as this lasts.'
 _VERDICT = "Verdict {{ $labels.verdict }}; `gangwatch story {{ $labels.gang }}` tells what was done."
 
@@ -24,7 +29,7 @@ JOBS = (
         "warning",
         _verdict("straggler"),
         "1m",
-        f"A member holds up {_JOB}: {{{{ $labels.cause }}}} at rank {{{{ $labels.rank }}}}",
+        f"A member holds up {_JOB}: {{{{ $labels.cause }}}}, {_WHO}",
         f"{_PLACE}; cause: {{{{ $labels.cause }}}}. {_COST} {_VERDICT}",
         keep="1m",
     ),
@@ -34,7 +39,7 @@ JOBS = (
         _verdict("interference", ', cause!="congestion"'),
         "1m",
         f"{{{{ $labels.aggressor }}}} disturbs {_JOB}",
-        f"Both share {{{{ $labels.resource }}}}; {_PLACE}; cause: {{{{ $labels.cause }}}}. {_COST} {_VERDICT}",
+        f"Both share {{{{ $labels.resource }}}}. {_PLACE}; cause: {{{{ $labels.cause }}}}. {_COST} {_VERDICT}",
         keep="1m",
     ),
     Alert(

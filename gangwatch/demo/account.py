@@ -13,6 +13,7 @@ from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.events import Event, FirstStep
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.verdict import Abstention, Verdict
+from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.replay import about, replay, start_times
 from scheduler_feedback.store import Loaded, NumberedEntry, Store
 
@@ -62,6 +63,7 @@ class Account:
                 "job": event.gang,
                 "rank": event.rank,
                 "node": event.node,
+                "sentence": sentence(event),
                 "kind": str(event.kind),
                 "cause": str(event.cause),
                 "confidence": event.confidence,

@@ -80,7 +80,7 @@ def failures(report: dict[str, Any]) -> list[str]:
         reasons = "; ".join(report["abstentions"]) or "no detector said anything"
         return [f"no verdict: unknown ({reasons})"]
     if not verdict["correct"]:
-        broken.append(f"the verdict names rank {verdict['rank']} on {verdict['node']}, which was not disturbed")
+        broken.append(f"a verdict is wrong, nothing of the kind was disturbed: {verdict['sentence']}")
     if report["false_verdicts"]:
         broken.append(f"{report['false_verdicts']} false verdicts")
     broken += _over("seconds from disturbance to verdict", report["seconds_to_detect"], DETECT_WITHIN_SECONDS)
@@ -138,10 +138,7 @@ def summary(report: dict[str, Any]) -> list[str]:
         )
     else:
         right = "which is right" if verdict["correct"] else "which is WRONG"
-        lines.append(
-            f"After {report['seconds_to_detect']:.1f} s the verdict named rank {verdict['rank']} on {verdict['node']}, "
-            f"cause {verdict['cause']}, confidence {verdict['confidence']:.2f}, {right}."
-        )
+        lines.append(f"After {report['seconds_to_detect']:.1f} s the verdict was: {verdict['sentence']}, {right}.")
     if report["seconds_to_running_again"] is not None:
         lines.append(f"The gang ran again, elsewhere, {report['seconds_to_running_again']:.1f} s after the verdict.")
     seconds = report["step_seconds"]

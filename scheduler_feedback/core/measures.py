@@ -31,7 +31,8 @@ def measure(state: State) -> Iterator[Sample]:
             "cause": verdict.cause.value,
             "gang": verdict.gang,
             "kind": verdict.kind.value,
-            "rank": str(verdict.rank),
+            # A verdict about the whole gang or a node has no rank: Prometheus reads an empty label as absent.
+            "rank": str(verdict.rank) if verdict.rank >= 0 else "",
             "verdict": verdict.verdict_id,
         }
         yield "gangwatch_verdict_active", tuple(labels.items()), verdict.confidence

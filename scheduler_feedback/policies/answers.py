@@ -22,6 +22,7 @@ from scheduler_feedback.core.plan import Plan
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.turn import span
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies import hosted
 from scheduler_feedback.policies.backfill import reserve
 from scheduler_feedback.policies.cost import (
@@ -37,7 +38,6 @@ from scheduler_feedback.policies.cost import (
 )
 from scheduler_feedback.policies.ledger import ledger_of
 from scheduler_feedback.policies.placement import place, where
-from scheduler_feedback.policies.quarantine import in_words
 from scheduler_feedback.policies.spares import borrowers
 
 ACTIONS = frozenset({"migrate", "separate", "shrink", "requeue"})
@@ -152,7 +152,7 @@ def _waits(ruling: Ruling) -> Ruling:
 
 def weighed(verdict: Verdict, test: CostTest) -> str:
     return (
-        f"{in_words(verdict)} on {verdict.node}: staying is expected to cost {span(test.benefit_seconds)}, "
+        f"{sentence(verdict)}: staying is expected to cost {span(test.benefit_seconds)}, "
         f"moving {span(test.cost_seconds)}"
     )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from scheduler_feedback.core.state import PAST_VERDICTS, PastVerdict
 from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cleared, Evidence, Verdict
+from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.ledger import ledger_of
-from scheduler_feedback.policies.quarantine import ACCUSING, in_words, keeps_pace_again
+from scheduler_feedback.policies.quarantine import ACCUSING, keeps_pace_again
 from scheduler_feedback.policies.scores import score_observed
 
 
@@ -29,7 +30,7 @@ def verdict_found(turn: Turn, verdict: Verdict) -> None:
         return
     if verdict.verdict_id not in state.verdicts:
         turn.count("verdicts", verdict.kind.value, verdict.cause.value)
-        turn.tell(subject_of(verdict), "verdict", f"{in_words(verdict)} on {verdict.node}", evidence_detail(verdict))
+        turn.tell(subject_of(verdict), "verdict", sentence(verdict), evidence_detail(verdict))
     state.verdicts[verdict.verdict_id] = verdict
     if verdict.aggressor:
         ledger_of(state).congestion_changed()

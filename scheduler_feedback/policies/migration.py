@@ -14,11 +14,12 @@ from scheduler_feedback.core.job import Job, JobState, StopReason
 from scheduler_feedback.core.state import Case, Decision, Mode, State
 from scheduler_feedback.core.turn import Turn, nanoseconds
 from scheduler_feedback.core.verdict import Kind, Verdict
+from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.answers import ACTIONS, Ruling, cheaper_to_move, rule
 from scheduler_feedback.policies.cost import accused_nodes, lost_seconds
 from scheduler_feedback.policies.ledger import Ledger, ledger_of
 from scheduler_feedback.policies.preemption import stop_for
-from scheduler_feedback.policies.quarantine import ACCUSING, hold_against, in_words, others_want
+from scheduler_feedback.policies.quarantine import ACCUSING, hold_against, others_want
 
 AGAIN_SHARE = 8
 AGAIN_LEAST_SECONDS = 1.0
@@ -167,4 +168,4 @@ def _migrate(turn: Turn, job: Job, verdict: Verdict, case: Case, ruling: Ruling)
         and node is not None
         and node.state in (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.PROBATION)
     ):
-        hold_against(turn, node, verdict, f"{job.job_id} moves away: {in_words(verdict)}")
+        hold_against(turn, node, verdict, f"{job.job_id} moves away: {sentence(verdict)}")

@@ -24,6 +24,7 @@ from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, StopRea
 from scheduler_feedback.core.state import Case, Mode, Policy, State
 from scheduler_feedback.core.turn import Turn, nanoseconds, span
 from scheduler_feedback.core.verdict import Kind, Verdict
+from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies import hosted
 from scheduler_feedback.policies.ledger import ledger_of
 from scheduler_feedback.policies.placement import pays_beside
@@ -47,7 +48,7 @@ def mark_accused_nodes(turn: Turn) -> None:
 
 
 def _mark(turn: Turn, node: Node, verdict: Verdict) -> None:
-    words = in_words(verdict)
+    words = sentence(verdict)
     if turn.state.policy.mode is Mode.OBSERVE:
         turn.decide(f"node:{node.name}", "suspect", f"would be suspect: {words}", outcome="observed")
         return
@@ -133,15 +134,6 @@ def _suspect(turn: Turn, node: Node, reason: str, verdict_id: str) -> None:
         return
     _become(turn, node, NodeState.SUSPECT, None, reason, verdict_id)
     turn.decide(f"node:{node.name}", "suspect", f"suspect, used last: {reason}")
-
-
-def in_words(verdict: Verdict) -> str:
-    if not verdict.gang:
-        return f"{verdict.kind.value} ({verdict.cause.value}), slowdown {verdict.slowdown:.2f}"
-    return (
-        f"rank {verdict.rank} of {verdict.gang} is a {verdict.kind.value} ({verdict.cause.value}), "
-        f"slowdown {verdict.slowdown:.2f}, confidence {verdict.confidence:.2f}"
-    )
 
 
 # --- quarantine ------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.plan import tier_of
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.verdict import Verdict
+from scheduler_feedback.core.verdict_text import short
 from scheduler_feedback.cycle import explain, why_waits
 from scheduler_feedback.policies import order
 from scheduler_feedback.web import timetable
@@ -139,6 +140,7 @@ def in_short(verdict: Verdict) -> Document:
         "cause": verdict.cause.value,
         "rank": verdict.rank,
         "node": verdict.node,
+        "short": short(verdict),
         "slowdown": verdict.slowdown,
         "confidence": verdict.confidence,
         "first_wall_ns": verdict.first_wall_ns,

@@ -27,7 +27,7 @@ def step(rank: int, number: int, ended: float, duration: float, attempt: int = 1
 
 
 def verdict(**changes: Any) -> dict[str, Any]:
-    return {"job": "j-1", "rank": 2, "node": "n1", "cause": "suspended", "confidence": 0.99, "wall_ns": 20} | changes
+    return {"job": "j-1", "rank": 2, "node": "n1", "cause": "suspended", "sentence": "S", "wall_ns": 20} | changes
 
 
 TRUTH = Truth("j-1", 2, "n1", 10, 30)

@@ -47,7 +47,7 @@ def test_jobs(state: State, capsys: pytest.CaptureFixture[str]) -> None:
     assert header.split() == ["JOB", "NAME", "STATE", "ATTEMPT", "RANKS", "VERDICTS"]
     assert "train [bold]" in running
     assert "node-0: 0-1; node-1: 2-3" in running
-    assert "rank 2 on node-1: straggler, suspended (97 %)" in running
+    assert "rank 2 on node-1: straggler (suspended), 97 % sure" in running
     assert waiting.split() == ["j-000002", "head", "pending", "-", "-", "-"]
     rendering.jobs([])
     assert capsys.readouterr().out == "no jobs\n"
@@ -116,7 +116,7 @@ def test_more_jobs_than_letters_are_drawn_all_the_same(state: State) -> None:
 def test_verdicts_with_their_evidence(state: State, capsys: pytest.CaptureFixture[str]) -> None:
     rendering.verdicts(documents.verdicts_document(state))
     assert capsys.readouterr().out == (
-        "v-7  j-000001: rank 2 on node-1: straggler, suspended (97 %)\n"
+        "v-7  rank 2 of j-000001 on node-1 is a straggler (suspended): it slows the job down by 80 %, confidence 0.97\n"
         "    time off the processor: 0.42 ratio, the other ranks 0.01\n"
     )
 

@@ -84,7 +84,7 @@ def test_it_tells_what_the_page_tells(document: dict[str, Any]) -> None:
         "slots 4/4",
         "running 2",
         "waiting 1",
-        "j-000001: rank 0 on n0: straggler, suspended; 1.63 times slower, 97 % sure",
+        "rank 0 of j-000001 on n0 is a straggler (suspended): it slows the job down by 63 %, confidence 0.97, for",
         "+ 4 slots kept for j-000002 from",
         "j-000003 went ahead",
         "first in the queue",
@@ -217,7 +217,7 @@ def terminal(site: Site) -> Iterator[Terminal]:
 
 def test_in_a_terminal_it_lives_until_q(site: Site) -> None:
     with terminal(site) as shown:
-        shown.shows("rank 0 on n0: straggler, suspended")
+        shown.shows("rank 0 of j-000001 on n0 is a straggler (suspended)")
         shown.resize(120, 40)
         later = site.submit(name="later")
         shown.shows(later)

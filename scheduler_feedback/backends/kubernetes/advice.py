@@ -26,7 +26,8 @@ from scheduler_feedback.backends.kubernetes.constraints import OURS
 from scheduler_feedback.backends.kubernetes.objects import Metadata, Part, Pod
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.state import State
-from scheduler_feedback.policies.quarantine import ACCUSING, in_words
+from scheduler_feedback.core.verdict_text import sentence
+from scheduler_feedback.policies.quarantine import ACCUSING
 
 RULES = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -61,7 +62,7 @@ def findings_of(state: State) -> tuple[Finding, ...]:
             continue
         out = node.state is NodeState.QUARANTINE and verdict.level == "gpu"
         device = verdict.device if out else ""
-        found.append(Finding(verdict.verdict_id, verdict.gang, verdict.node, in_words(verdict), device))
+        found.append(Finding(verdict.verdict_id, verdict.gang, verdict.node, sentence(verdict), device))
     return tuple(found)
 
 

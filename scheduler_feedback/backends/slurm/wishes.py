@@ -8,7 +8,8 @@ from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import JobKind, JobState
 from scheduler_feedback.core.state import Mode, State
 from scheduler_feedback.core.verdict import Verdict
-from scheduler_feedback.policies.quarantine import ACCUSING, in_words
+from scheduler_feedback.core.verdict_text import sentence
+from scheduler_feedback.policies.quarantine import ACCUSING
 
 MOST_EVIDENCE = 4
 """Facts of a verdict that an audit line repeats; all of them stand in the job's story."""
@@ -93,7 +94,7 @@ def evidence_of(verdict: Verdict | None) -> tuple[str, ...]:
         return ()
     told = sorted(verdict.evidence, key=lambda one: -abs(one.log_likelihood_ratio))[:MOST_EVIDENCE]
     return (
-        in_words(verdict),
+        sentence(verdict),
         *(f"{one.measure} {one.value:.4g} {one.unit}, against {one.reference:.4g} ({one.against})" for one in told),
     )
 
@@ -103,7 +104,7 @@ def _advice(state: State) -> dict[str, NodeWish]:
     found: dict[str, NodeWish] = {}
     for verdict in state.verdicts.values():
         if verdict.kind in ACCUSING and verdict.node in state.nodes:
-            why = in_words(verdict)
+            why = sentence(verdict)
             found[verdict.node] = NodeWish(
                 verdict.node, NodeState.QUARANTINE, why, verdict.verdict_id, verdict.slowdown, verdict.verdict_id,
                 evidence_of(verdict),

@@ -1,0 +1,175 @@
+"""Every verdict is one plain sentence, whatever it is about: a rank, a gang, a device or a node."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangwatch import rendering, top
+from scheduler_feedback import api_documents as documents
+from scheduler_feedback.backends.slurm.wishes import evidence_of
+from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
+from scheduler_feedback.core.measures import measure
+from scheduler_feedback.core.state import State
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+from scheduler_feedback.core.verdict_text import CAUSES, KINDS, sentence, short
+from scheduler_feedback.cycle import run
+from scheduler_feedback.web import views
+
+WALL = 1_800_000_000_000_000_000
+GPU = "GPU-0c6f2e4b-8b0f-4c4a-9d9b-1f1c3a7e5d11"
+
+
+def verdict(kind: Kind = Kind.WORKLOAD, cause: Cause = Cause.CHECKPOINT, **more: Any) -> Verdict:
+    plain = Verdict("v-1", kind, "j-000001", 1, -1, "", cause, 0.82, 1.08, 0.1, 0.108, WALL, WALL)
+    return replace(plain, **more)
+
+
+SCOPES: tuple[dict[str, object], ...] = (
+    {},
+    {"node": "node-1", "level": "node"},
+    {"rank": 2, "node": "node-1"},
+    {"rank": 2, "node": "node-1", "level": "node", "ranks": (2, 3)},
+    {"rank": 1, "node": "node-0", "ranks": (1, 3)},
+    {"rank": 2},
+    {"rank": 1, "ranks": (1, 2, 3)},
+    {"ranks": (0, 1, 2)},
+    {"gang": "", "node": "node-1", "level": "node"},
+    {"gang": "", "node": "node-1", "level": "gpu", "device": GPU},
+    {"node": "node-1", "level": "nic", "device": "mlx5_0"},
+    {"aggressor": "j-000007", "resource": "link:leaf-1"},
+    {"aggressor": "j-000007", "rank": 2, "node": "node-1"},
+)
+
+verdicts = st.builds(
+    lambda kind, cause, scope, slowdown, confidence: verdict(
+        kind, cause, **scope, slowdown=slowdown, confidence=confidence
+    ),
+    st.sampled_from(Kind),
+    st.sampled_from(Cause),
+    st.sampled_from(SCOPES),
+    st.sampled_from((1.0, 1.001, 1.08, 1.996, 2.0, 588.85)),
+    st.floats(0, 1),
+)
+
+
+def is_plain(text: str) -> bool:
+    """No number that stands for 'none', no empty name, no doubled or dangling word."""
+    bad = (" -", " on :", " on ,", " of :", " of  ", "()", "( ", "  ", " on on ", ": :", " nan", " inf ")
+    return not any(part in text for part in bad) and text == text.strip() and not text.endswith((" on", " of", ":"))
+
+
+def state_with(one: Verdict) -> State:
+    job = Job("j-000001", JobSpec("train", ("true",), 4), JobState.RUNNING, WALL, attempt=1, attempt_started_ns=WALL)
+    job.ranks = [RankRecord(rank, Slot(f"node-{rank // 2}", rank % 2)) for rank in range(4)]
+    nodes = {f"node-{number}": Node(f"node-{number}", 2) for number in range(4)}
+    return State(jobs={job.job_id: job}, nodes=nodes, verdicts={one.verdict_id: one}, now_ns=WALL)
+
+
+@pytest.mark.parametrize("slowdown", [0.0, 1.0, float("nan"), float("inf")])
+def test_a_slowdown_that_is_not_known_is_left_out(slowdown: float) -> None:
+    assert sentence(verdict(slowdown=slowdown)) == (
+        "j-000001 slows itself down (periodic checkpoints), confidence 0.82"
+    )
+
+
+@given(verdicts)
+def test_no_sentence_names_a_rank_or_node_that_there_is_not(one: Verdict) -> None:
+    for text in (sentence(one), short(one)):
+        assert is_plain(text), text
+    assert (f"confidence {one.confidence:.2f}" in sentence(one)) and sentence(one).count("confidence") == 1
+    assert one.gang in sentence(one)
+    if one.rank >= 0 and not one.ranks:
+        assert f"rank {one.rank}" in sentence(one) and f"rank {one.rank}" in short(one)
+    if one.kind is Kind.HANG:
+        assert "588" not in sentence(one), "how long nothing was done is no slowdown"
+
+
+@given(verdicts)
+def test_nor_does_anything_that_shows_it(one: Verdict) -> None:
+    state = state_with(one)
+    out = StringIO()
+    with redirect_stdout(out):
+        rendering.jobs(documents.jobs_document(state, active=False))
+        rendering.verdicts(documents.verdicts_document(state))
+    overview = views.overview(state) | {"step_seconds": {}}
+    shown = [line.strip() for line in out.getvalue().splitlines()]
+    shown += [part["short"] for job in overview["running"] for part in job["verdicts"]]
+    shown += [str(part) for part in top._verdicts(overview, 200, 10)[0]]
+    shown += evidence_of(one)
+    state.verdicts.clear()
+    outcome = run(state, (one,), WALL + 1)
+    texts = [entry.text for entry in outcome.entries]
+    texts += [node.reason for node in state.nodes.values() if node.reason]
+    assert any(sentence(one) in text for text in texts) or one.gang == ""
+    for text in (*shown, *texts):
+        assert "rank -1" not in text and " on :" not in text and not text.endswith(" on "), text
+
+
+@given(verdicts)
+def test_a_metric_has_no_label_for_a_rank_that_there_is_not(one: Verdict) -> None:
+    labels = [dict(labels) for name, labels, _ in measure(state_with(one)) if name == "gangwatch_verdict_active"]
+    assert [label["rank"] for label in labels] == [str(one.rank) if one.rank >= 0 else ""]
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (verdict(), "j-000001 slows itself down by 8 % (periodic checkpoints), confidence 0.82"),
+        (
+            verdict(Kind.STRAGGLER, Cause.SUSPENDED, rank=2, node="node-1", slowdown=1.8),
+            "rank 2 of j-000001 on node-1 is a straggler (suspended): it slows the job down by 80 %, confidence 0.82",
+        ),
+        (
+            verdict(Kind.STRAGGLER, Cause.COMPUTE, rank=2, node="node-1", level="node", ranks=(2, 3), slowdown=3.4),
+            "ranks 2-3 of j-000001 on node-1 are stragglers (slow compute): they slow the job down 3.4 times, "
+            "confidence 0.82",
+        ),
+        (
+            verdict(Kind.HANG, Cause.NEVER_ARRIVED, rank=3, node="node-0", slowdown=588.85),
+            "rank 3 of j-000001 on node-0 hangs (not in the collective that its peers wait in), confidence 0.82",
+        ),
+        (
+            verdict(Kind.INTERFERENCE, Cause.CONGESTION, aggressor="j-000007", resource="link:leaf-1", slowdown=1.3),
+            "j-000007 disturbs j-000001 on link leaf-1 (network congestion): it slows the job down by 30 %, "
+            "confidence 0.82",
+        ),
+        (
+            verdict(Kind.HEALTH, Cause.XID, gang="", node="node-1", level="gpu", device=GPU, slowdown=1.0),
+            f"GPU {GPU} on node-1 is in bad health (XID error), confidence 0.82",
+        ),
+        (
+            verdict(Kind.HEALTH, Cause.LOST, gang="", node="node-1", level="node", slowdown=1.0),
+            "node-1 is in bad health (not reporting), confidence 0.82",
+        ),
+    ],
+)
+def test_sentences(one: Verdict, said: str) -> None:
+    assert sentence(one) == said
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (verdict(), "the whole job: workload (periodic checkpoints), 82 % sure"),
+        (
+            verdict(Kind.STRAGGLER, Cause.SUSPENDED, rank=2, node="node-1"),
+            "rank 2 on node-1: straggler (suspended), 82 % sure",
+        ),
+        (verdict(Kind.HEALTH, Cause.LOST, gang="", node="node-1"), "node-1: bad health (not reporting), 82 % sure"),
+    ],
+)
+def test_in_a_line_of_its_job(one: Verdict, said: str) -> None:
+    assert short(one) == said
+
+
+def test_every_kind_and_cause_has_words() -> None:
+    assert set(CAUSES) == set(Cause)
+    assert set(KINDS) == set(Kind)
