@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -39,6 +38,7 @@ from agent.sources.proc import CLOCK_TICKS_PER_SECOND, parse_process_stat
 from tests.fakes.netlink import FakeRdma, message, statistics
 from tests.fakes.sysfs.names import HARDWARE
 from tests.fakes.sysfs.tree import Tree, build
+from tests.ports import held_port
 
 MOST_CORE_SHARE = 0.003
 """Of one core, all of these together at 1 Hz. The whole agent is allowed 0.005."""
@@ -126,8 +126,7 @@ def _node_exporter(tree: Tree, scrapes: int) -> dict[str, object] | None:
     program = shutil.which("prometheus-node-exporter")
     if program is None:
         return None
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = held_port()
     arguments = [
         program,
         f"--web.listen-address=127.0.0.1:{port}",

@@ -30,8 +30,9 @@ from pathlib import Path
 
 from benchmarks.agent.hardware import Hardware, HardwareProcess
 from benchmarks.agent.peers import node_exporter, nvitop_exporter
-from benchmarks.agent.programs import Program, free_port
+from benchmarks.agent.programs import Program
 from benchmarks.agent.scraping import Scraper, distinct_series
+from tests.ports import held_port
 
 SECONDS = 300.0
 WARM_UP_SECONDS = 35.0
@@ -54,7 +55,7 @@ BUDGETS: tuple[tuple[str, str, float], ...] = (
 
 def agent(folder: Path, name: str, configuration: str, hardware: Hardware | None) -> Program:
     """Our agent as its users start it, standalone."""
-    port = free_port()
+    port = held_port()
     file = folder / f"{name}.toml"
     file.write_text(configuration)
     command = [

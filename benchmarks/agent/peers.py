@@ -9,7 +9,8 @@ import venv
 from pathlib import Path
 
 from benchmarks.agent.hardware import Hardware
-from benchmarks.agent.programs import Program, free_port
+from benchmarks.agent.programs import Program
+from tests.ports import held_port
 
 NVITOP_EXPORTER = "nvitop-exporter==1.7.2"
 """The release that the figures are of; a newer one is measured by changing this line."""
@@ -33,7 +34,7 @@ def nvitop_program(cache: Path) -> Path:
 
 
 def nvitop_exporter(hardware: Hardware, cache: Path, log: Path) -> Program:
-    port = free_port()
+    port = held_port()
     command = [str(nvitop_program(cache)), "--bind-address", "127.0.0.1", "--port", str(port), "--interval", "1"]
     environment = {**hardware.environment, "LD_LIBRARY_PATH": str(hardware.library.parent)}
     return Program("nvitop-exporter", command, port, log, environment)
@@ -44,7 +45,7 @@ def node_exporter(hardware: Hardware, log: Path) -> Program:
     found = shutil.which("prometheus-node-exporter")
     if found is None:
         raise RuntimeError("prometheus-node-exporter is absent: apt-get install prometheus-node-exporter")
-    port = free_port()
+    port = held_port()
     command = [
         found,
         f"--path.sysfs={hardware.root}",

@@ -13,7 +13,8 @@ from urllib.request import Request, urlopen
 import msgspec
 
 from benchmarks.kubernetes.watching import until
-from tests.kubernetes.bed import ControlPlane, assets, free_ports
+from tests.kubernetes.bed import ControlPlane, assets
+from tests.ports import held_port
 
 OURS = "gangwatch"
 KUBE_SCHEDULER = "default-scheduler"
@@ -72,7 +73,7 @@ def kube_scheduler(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Pop
         "leaderElection: {leaderElect: false}\n"
         f"clientConnection: {{kubeconfig: '{plane.kubeconfig()}', qps: 5000, burst: 10000}}\n"
     )
-    (port,) = free_ports(1)
+    port = held_port()
     command = [str(assets() / "kube-scheduler"), f"--config={settings}", "--bind-address=127.0.0.1"]
     process = _began([*command, f"--secure-port={port}", f"--cert-dir={folder}/tls"], folder / "kube-scheduler.log")
     try:

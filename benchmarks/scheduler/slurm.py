@@ -29,7 +29,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.agent.programs import free_port
 from benchmarks.scheduler.gangs import (
     GPUS,
     RACK_NODES,
@@ -41,6 +40,7 @@ from benchmarks.scheduler.gangs import (
     small,
     waiting,
 )
+from tests.ports import held_port
 
 PACKAGES = {"slurmctld": "slurmctld", "sbatch": "slurm-client", "scontrol": "slurm-client", "sdiag": "slurm-client"}
 
@@ -94,7 +94,7 @@ def configuration(folder: Path, nodes: int, port: int, cycle_seconds: int) -> st
     return f"""ClusterName=benchmark
 SlurmctldHost={socket.gethostname().partition(".")[0]}(127.0.0.1)
 SlurmctldPort={port}
-SlurmdPort={free_port()}
+SlurmdPort={held_port()}
 AuthType=auth/none
 CredType=cred/none
 SlurmUser={user}
@@ -235,7 +235,7 @@ def running(nodes: int, cycle_seconds: int) -> Iterator[Slurm]:
     with tempfile.TemporaryDirectory(prefix="gangwatch-slurm-") as name:
         folder = Path(name)
         (folder / "state").mkdir()
-        (folder / "slurm.conf").write_text(configuration(folder, nodes, free_port(), cycle_seconds))
+        (folder / "slurm.conf").write_text(configuration(folder, nodes, held_port(), cycle_seconds))
         (folder / "topology.conf").write_text(topology(nodes))
         (folder / "gres.conf").write_text(
             f"AutoDetect=off\nNodeName=n[{0:05d}-{nodes - 1:05d}] Name=gpu Count={GPUS}\n"

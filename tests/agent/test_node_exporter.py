@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import time
 import urllib.error
@@ -20,6 +19,7 @@ from agent.schema.catalog import BY_NAME
 from exporter.exposition import Settings, expose
 from tests import needs
 from tests.fakes.sysfs.tree import build
+from tests.ports import held_port
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -34,8 +34,7 @@ KNOWN_BUG = "node_infiniband_lifespan_seconds"
 def node_exporter(root: Path) -> Iterator[str]:
     """Its exposition's address, with the infiniband collector alone."""
     program = needs.component("prometheus-node-exporter", "prometheus-node-exporter")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = held_port()
     arguments = [
         program,
         f"--web.listen-address=127.0.0.1:{port}",

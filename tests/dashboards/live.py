@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import threading
 import time
@@ -23,16 +22,10 @@ from tests import needs
 from tests.dashboards import accelerated
 from tests.dashboards.accelerated import SPEED
 from tests.dashboards.scripted import SCRAPE_SECONDS
+from tests.ports import held_ports
 
 Bodies = Callable[[float], bytes | None]
 """What a target answers at this second of the world; None: nothing."""
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 class _Quiet(BaseHTTPRequestHandler):
@@ -172,7 +165,7 @@ def staged(folder: Path, targets: dict[str, Bodies]) -> Iterator[Stage]:
 
     with ExitStack() as stack:
         exposed, webhook = stack.enter_context(_serve(Targets)), stack.enter_context(_serve(Webhook))
-        port, other = free_port(), free_port()
+        port, other = held_ports(2)
         machine = Machine(
             "", folder, (), Target(f"127.0.0.1:{exposed}"), f"http://127.0.0.1:{port}", f"127.0.0.1:{other}",
             f"http://127.0.0.1:{webhook}/",

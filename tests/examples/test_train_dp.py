@@ -20,6 +20,7 @@ import pytest
 from agent.schema.frame import Member
 from agent.sources import rings
 from agent.sources.step_socket import StepSocket
+from tests.ports import held_port
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "train_dp.py"
 SMALL = ["--hidden", "24", "--batch", "64"]
@@ -33,8 +34,7 @@ def trainings() -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def start(ranks: int, *arguments: str, **environment: str) -> list[subprocess.Popen[str]]:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        port = held_port()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("GANGWATCH_")}
         gang = [
             subprocess.Popen(

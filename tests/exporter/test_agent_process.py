@@ -22,15 +22,9 @@ from tests.exporter import dashboards
 from tests.exporter.test_exposition import series_of
 from tests.fakes.nvml.build import build as build_nvml
 from tests.fakes.sysfs.tree import build as build_tree
+from tests.ports import held_port
 
 NAMES = ("dcgm", "node_exporter", "rdma_exporter")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def get(url: str, path: str) -> tuple[int, bytes]:
@@ -62,7 +56,7 @@ class Agent:
         library = build_nvml(folder)
         self.state, self.file = folder / "state", folder / "gangwatch.toml"
         self.file.write_text(configuration)
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.url = f"http://127.0.0.1:{held_port()}"
         self.notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.notified.settimeout(60)
         self.notified.bind(str(folder / "notify"))
@@ -111,7 +105,7 @@ def test_dashboards_that_people_have_are_answered_by_a_prometheus_that_scraped_u
     options = [word for name in NAMES for word in ("--compatibility", name)]
     with agent(tmp_path, "", "--profile", "full", *options) as one:
         wait_until(lambda: "DCGM_FI_PROF_GR_ENGINE_ACTIVE" in one.names(), "profiling")
-        address = f"127.0.0.1:{free_port()}"
+        address = f"127.0.0.1:{held_port()}"
         (tmp_path / "prometheus.yml").write_text(
             "global: {scrape_interval: 1s, scrape_timeout: 1s}\nscrape_configs:\n  - job_name: gangwatch\n"
             f"    static_configs: [{{targets: ['{urlsplit(one.url).netloc}']}}]\n"

@@ -6,7 +6,6 @@ import gzip
 import http.client
 import json
 import math
-import socket
 import ssl
 import subprocess
 import threading
@@ -39,6 +38,7 @@ from tests import needs
 from tests.exporter.certificates import Authority
 from tests.exporter.sample_frames import exposed, frame_of, small_frame, small_layout
 from tests.exporter.test_exposition import series_of
+from tests.ports import held_port
 
 WALL_NS = 1_700_000_000_000_000_000
 
@@ -450,9 +450,7 @@ def test_sinks_are_named_as_their_sections() -> None:
 
 def test_a_real_prometheus_takes_what_is_written(tmp_path: Path) -> None:
     program = needs.component("prometheus", "prometheus")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{held_port()}"
     (tmp_path / "prometheus.yml").write_text("global: {scrape_interval: 1h}\n")
     process = subprocess.Popen(
         [program, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from agent.node import Node
 from agent.sources.proc import read_process_stat
 from exporter.server import ThreadedServer, agent_app
 from tests import needs
+from tests.ports import held_port
 
 MATCH = quote('{job="gangwatch"}', safe="")
 
@@ -65,11 +65,6 @@ def get(url: str, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
-
-
 def test_promtool_finds_nothing_to_say_about_a_real_node(served: ThreadedServer) -> None:
     promtool = needs.component("promtool", "prometheus")
     text = get(served.url, "/metrics")[1]
@@ -82,7 +77,7 @@ def test_a_real_scrape_renames_no_label_of_ours(served: ThreadedServer, tmp_path
     prometheus = needs.component("prometheus", "prometheus")
     configuration = tmp_path / "prometheus.yml"
     configuration.write_text(CONFIGURATION.format(target=urlsplit(served.url).netloc))
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://127.0.0.1:{held_port()}"
     process = subprocess.Popen(
         [
             prometheus,

@@ -17,6 +17,7 @@ from gangwatch.state_folder import StateFolder, agent_name, start_time_of
 from gangwatch.supervisor import daemon_commands
 from gangwatch.teardown import open_attempts, remains
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
+from tests.ports import held_neighbours
 
 pytestmark = [pytest.mark.xdist_group("front-door"), pytest.mark.slow]
 
@@ -306,21 +307,8 @@ def test_a_reused_pid_is_never_taken_for_a_daemon(tmp_path: Path) -> None:
         stranger.kill()
 
 
-def two_ports() -> int:
-    """The lower of two neighbouring ports that nobody listens at, below those that the kernel gives to connections."""
-    for port in range(12_000 + os.getpid() % 8_000 * 2, 32_000, 2):
-        with socket.socket() as first, socket.socket() as second:
-            try:
-                first.bind(("127.0.0.1", port))
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no two neighbouring ports are free")
-
-
 def test_agents_have_the_ports_that_are_configured(door: FrontDoor, tmp_path: Path) -> None:
-    port = two_ports()
+    port = held_neighbours(2)
     (tmp_path / "gangwatch.toml").write_text(f"[agent]\nport = {port}\n")
     door.up("--config", str(tmp_path / "gangwatch.toml"))
     assert [agent.url for _, agent in sorted(door.state.agents().items())] == [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import textwrap
@@ -19,6 +18,7 @@ from agent.collectors.steps import Progress
 from agent.schema.frame import Member, StepRecord
 from agent.sources.step_socket import StepSocket
 from tests import needs
+from tests.ports import held_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = str(REPOSITORY / "examples" / "train_torch.py")
@@ -43,8 +43,7 @@ class Gang:
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, ranks: int, *arguments: str, watched: bool = True) -> list[subprocess.Popen[str]]:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        port = held_port()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GANGWATCH_")}
         if watched:
             environment["GANGWATCH_SOCKET"] = self.path

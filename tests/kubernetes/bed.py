@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from urllib.request import urlopen
 
 from scheduler_feedback.backends.kubernetes.client import Access
 from tests.needs import absent, component
+from tests.ports import held_ports
 
 ADMIN = "admin-token"
 START_SECONDS = 120.0
@@ -39,17 +39,6 @@ def assets() -> Path:
     return folder
 
 
-def free_ports(count: int) -> list[int]:
-    listeners = [socket.socket() for _ in range(count)]
-    try:
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in listeners]
-    finally:
-        for listener in listeners:
-            listener.close()
-
-
 class ControlPlane:
     """One cluster's control plane, in `folder`. Enter it to have it up."""
 
@@ -61,7 +50,7 @@ class ControlPlane:
         self._openssl = component("openssl", "openssl")
         self._manager_wanted = manager
         self._audited, self._options = audited, tuple(options)
-        self._port, self._etcd_port, self._peer_port, self._manager_port = free_ports(4)
+        self._port, self._etcd_port, self._peer_port, self._manager_port = held_ports(4)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.url = f"https://127.0.0.1:{self._port}"
 

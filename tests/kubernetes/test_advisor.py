@@ -32,12 +32,13 @@ from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Cause, Cleared, Kind, Verdict
 from tests.deploy.test_chart import render
-from tests.kubernetes.bed import ControlPlane, assets, free_ports
+from tests.kubernetes.bed import ControlPlane, assets
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.harness import Api, Cluster, wait_for
 from tests.kubernetes.makers import pod_body
 from tests.kubernetes.test_chart_installed import NAMESPACE, PATHS, audit, granted
 from tests.needs import absent
+from tests.ports import held_port
 
 pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
 
@@ -72,7 +73,7 @@ def kube_scheduler(plane: ControlPlane) -> Iterator[None]:
     program = assets() / "kube-scheduler"
     if not program.exists():
         absent(f"{program} is absent: packaging/kubernetes/build.sh builds it (needs go)")
-    (port,) = free_ports(1)
+    port = held_port()
     command = [str(program), f"--kubeconfig={plane.kubeconfig()}", "--leader-elect=false", "--bind-address=127.0.0.1"]
     with (plane.folder / "kube-scheduler.log").open("wb") as log:
         process = subprocess.Popen(

@@ -14,11 +14,12 @@ from scheduler_feedback.backends.kubernetes.translate import REQUIRED_TOPOLOGY, 
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.verdict import Kind
-from tests.kubernetes.bed import ControlPlane, free_ports
+from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.harness import Api, Cluster, Running, needs_manager, running, wait_for
 from tests.kubernetes.process_kubelet import COMMAND, Agents, ProcessKubelet
 from tests.kubernetes.test_feedback import POLICY, node_state, taints
 from tests.loop.disturbance import stopped_and_continued
+from tests.ports import held_port
 
 pytestmark = [
     pytest.mark.xdist_group("kubernetes"),
@@ -42,7 +43,7 @@ def test_a_process_that_is_held_up_is_found_by_its_agent_s_frames_and_its_gang_m
     access: Access, plane: ControlPlane, folder: Path, tmp_path: Path
 ) -> None:
     needs_manager(plane)
-    environment = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    environment = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held_port())}
     command = [
         sys.executable, str(EXAMPLE), "--steps", "100000", "--batch", "64", "--pace-seconds", "0.06",
         "--checkpoint", str(tmp_path / "checkpoint"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -19,6 +18,7 @@ from exporter.profiles import left_out_by
 from tests import needs
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 from tests.loop.disturbance import stopped_and_continued
+from tests.ports import held_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_dp.py"
 STEPS = 260
@@ -98,7 +98,7 @@ def test_a_stopped_and_continued_rank_is_found_and_moved_away_from_and_the_weigh
     alone = tmp_path / "alone"
     alone.mkdir()
     environment = {n: v for n, v in os.environ.items() if n != "RANK"} | {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}
-    environment |= {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    environment |= {"MASTER_PORT": str(held_port()), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(train(alone), env=environment | {"RANK": str(rank)}, stdout=subprocess.DEVNULL)
         for rank in range(4)
@@ -107,13 +107,6 @@ def test_a_stopped_and_continued_rank_is_found_and_moved_away_from_and_the_weigh
     disturbed, undisturbed = (json.loads((f / "result.json").read_text()) for f in (tmp_path, alone))
     assert disturbed["weights_sha256"] == undisturbed["weights_sha256"]
     assert (tmp_path / "checkpoint").read_bytes() == (alone / "checkpoint").read_bytes()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def test_in_observe_mode_the_decision_is_logged_and_nothing_is_moved(door: FrontDoor, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from tests.ports import held_ports
+
 PACKAGES = {
     "munged": "munge",
     "mungekey": "munge",
@@ -57,19 +59,6 @@ def find() -> None:
             raise AbsentError(f"{program} is absent: apt-get install {package}")
     if os.geteuid() != 0:
         raise AbsentError("Slurm's daemons and mknod(2) need root")
-
-
-def free_ports(count: int) -> int:
-    """The first of so many TCP ports in a row that nobody uses now, below the range of outgoing connections."""
-    for first in range(18000, 30000, max(count, 16)):
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return first
-    raise RuntimeError(f"no {count} TCP ports in a row are free")
 
 
 class Bed:
@@ -112,7 +101,7 @@ class Bed:
         for index in range(self.gpus):
             os.mknod(self.folder / "dev" / f"gpu{index}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         # One port for slurmctld, one a slurmd.
-        self._first_port = free_ports(self.count + 1)
+        self._controller_port, *self._node_ports = held_ports(self.count + 1)
         (self.folder / "slurm.conf").write_text(self._configuration())
         (self.folder / "gres.conf").write_text(
             f"AutoDetect=off\nNodeName={self._all()} Name=gpu Type=h200 File={self.folder}/dev/gpu[0-{self.gpus - 1}]\n"
@@ -133,7 +122,7 @@ class Bed:
         folder, host = self.folder, socket.gethostname().partition(".")[0]
         return f"""ClusterName=bed
 SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={self._first_port}
+SlurmctldPort={self._controller_port}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 SlurmUser=root
@@ -169,7 +158,7 @@ SlurmdTimeout=8
 MessageTimeout=20
 TreeWidth=64
 MaxJobCount=20000
-NodeName={self._all()} NodeHostname={host} NodeAddr=127.0.0.1 Port=[{self._first_port + 1}-{self._first_port + self.count}] CPUs=64 RealMemory=1000 Gres=gpu:h200:{self.gpus} Weight=10 Feature=h200 State=UNKNOWN
+NodeName={self._all()} NodeHostname={host} NodeAddr=127.0.0.1 Port=[{",".join(map(str, sorted(self._node_ports)))}] CPUs=64 RealMemory=1000 Gres=gpu:h200:{self.gpus} Weight=10 Feature=h200 State=UNKNOWN
 PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """  # noqa: E501 - a line of slurm.conf is one line
 
