@@ -6,11 +6,6 @@ RUNS := $(VENV)/.runs
 DEVELOPS := $(VENV)/.develops
 DEMO ?= --report demo-report.json
 
-# Hundreds of tests start real daemons, two at a time on whatever else the machine does: what fails is named, and fails
-# for good if it fails once more, alone.
-AGAIN := "UNSTEADY unless they fail again now, alone: the tests named above."
-LAST := --last-failed --last-failed-no-failures none
-
 .PHONY: demo test test-dashboards test-kubernetes test-slurm check format docs components clean
 
 # What running needs comes first and alone: a demonstration should not wait for linters.
@@ -27,8 +22,7 @@ demo: $(RUNS)  ## a real straggler on this machine: found, moved away from, back
 	$(BIN)/gangwatch demo $(DEMO)
 
 test: $(DEVELOPS)  ## everything that can run here; what is absent is named
-	$(BIN)/pytest -n 2 --dist loadgroup -m 'not serial' || { echo $(AGAIN); $(BIN)/pytest $(LAST) -m 'not serial'; }
-	$(BIN)/pytest -m serial || { echo $(AGAIN); $(BIN)/pytest $(LAST) -m serial; }
+	$(BIN)/python -m tests.run
 
 test-slurm: $(DEVELOPS)  ## the Slurm backend against a real slurmctld with 64 slurmd (as root, on Debian)
 	$(BIN)/pytest tests/slurm

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,32 @@ def component(program: str, package: str) -> str:
         absent(f"{program} is absent: apt-get install {package}")
     assert found is not None
     return found
+
+
+def package(module: str) -> Any:
+    """Import a module of a Python package that this project's development dependencies bring."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        absent(f"{error}: pip install '.[dev]'")
+    raise AssertionError
+
+
+def small_file_system(folder: Path, size: str) -> None:
+    """Mount a tmpfs of this size on the folder; the caller unmounts it. It takes root and CAP_SYS_ADMIN."""
+    _mount("a small file system cannot be mounted", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
+
+
+def read_only(folder: Path) -> None:
+    """Mount the folder over itself, read-only, which holds for root too; the caller unmounts it."""
+    _mount("a read-only folder cannot be mounted", "--bind", "-o", "ro", str(folder), str(folder))
+
+
+def _mount(what: str, *arguments: str) -> None:
+    program = component("mount", "mount")
+    done = subprocess.run([program, *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        absent(f"{what} here: run the tests as root, with CAP_SYS_ADMIN")
 
 
 def data(*parts: str) -> Path:

@@ -127,7 +127,7 @@ def test_a_socket_made_inside_is_of_that_namespace() -> None:
             while process.poll() is None and Path(path).stat().st_ino == own and time.monotonic() < deadline:
                 time.sleep(0.01)
             if process.poll() is not None:
-                pytest.skip("this user may not make a network namespace")
+                needs.absent("this user may not make a network namespace: run the tests as root")
             inode = Path(path).stat().st_ino
             assert net_namespaces()[inode] == path
             assert own not in net_namespaces()

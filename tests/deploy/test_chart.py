@@ -86,7 +86,7 @@ def test_helm_finds_nothing_wrong() -> None:
 
 @pytest.mark.parametrize("wishes", WISHES.values(), ids=WISHES.keys())
 def test_every_object_is_valid_by_its_schema(wishes: list[str], tmp_path: Path) -> None:
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    kubernetes_validate = needs.package("kubernetes_validate")
     objects = render(*wishes)
     assert objects
     for body in objects:
@@ -218,7 +218,7 @@ def test_an_advisor_may_neither_bind_nor_evict() -> None:
 
 def test_the_chart_carries_the_dashboards_and_rules_as_they_are_built() -> None:
     """By ``python deploy/helm/build.py``; each dashboard is an object of its own, all far below a mebibyte."""
-    pytest.importorskip("grafana_foundation_sdk")
+    needs.package("grafana_foundation_sdk")
     import runpy
 
     build = runpy.run_path(str(CHART.parent / "build.py"))

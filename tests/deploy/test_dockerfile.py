@@ -9,7 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
+from tests import needs
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +26,7 @@ def stages() -> list[list[list[str]]]:
 
 
 def test_what_the_build_stage_copies_is_there_and_makes_the_package(tmp_path: Path) -> None:
-    pytest.importorskip("hatchling")
+    needs.package("hatchling")
     source = tmp_path / "source"
     source.mkdir()
     copies = [words[1:] for words in stages()[0] if words[0] == "COPY"]

@@ -40,7 +40,7 @@ COMPUTE = ("forward-compute", "backward-compute")
 
 def traced_compute(name: str) -> FloatArray:
     """Median over steps of the time that each traced rank of a ByteDance trace computes: [ranks], by rank."""
-    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet = needs.package("pyarrow.parquet")
     table = parquet.read_table(needs.data("steps", f"bytedance-{name}.parquet"))
     columns = {key: np.array(table[key].to_pylist()) for key in ("rank", "step", "duration")}
     computing = np.isin(np.array(table["optype"].to_pylist()), COMPUTE)

@@ -15,6 +15,7 @@ import pytest
 
 from scheduler_feedback.backends import launch, local, processes, records, shim
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning
+from tests import needs
 from tests.feedback.local_gangs import LocalGangs, exit_codes, python, until
 
 
@@ -214,13 +215,10 @@ def test_hanging_up_does_not_disturb_a_shim(gangs: LocalGangs) -> None:
     assert exit_codes(gangs.wait_for(AttemptEnded)) == [143]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_delays_exit_records_and_loses_none(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(state)], check=False)
-    if mounted.returncode != 0:
-        pytest.skip("no file system may be mounted here")
+    needs.small_file_system(state, "256k")
     gangs = LocalGangs(state)
     try:
         gangs.start(("sh", "-c", f"trap '' TERM; until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit $RANK"), 3)

@@ -23,6 +23,7 @@ from scheduler_feedback.core.events import CancelRequested, Event, PolicySet, Su
 from scheduler_feedback.core.job import JobSpec, Slot, StopReason
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.store import MIGRATIONS, SCHEMA_VERSION, CycleRow, Reader, Retention, Store
+from tests import needs
 
 SPEC = JobSpec("train", ("python", "train.py"), 2)
 DAY_NS = 86400 * 10**9
@@ -220,13 +221,7 @@ def test_a_full_database_refuses_whole_cycles(store: Store) -> None:
 
 
 def test_a_full_disk_refuses_whole_cycles(tmp_path: Path) -> None:
-    if (
-        os.geteuid() != 0
-        or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", tmp_path], capture_output=True
-        ).returncode
-    ):
-        pytest.skip("mounting a small tmpfs needs root's capabilities")
+    needs.small_file_system(tmp_path, "400k")
     try:
         store = Store(tmp_path / "store.sqlite")
         refused, error = fill(store)
@@ -252,9 +247,9 @@ def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
     folder.mkdir()
     Store(folder / "store.sqlite").close()
     mounted = os.geteuid() == 0
-    if mounted and subprocess.run(["mount", "--bind", "-o", "ro", folder, folder], capture_output=True).returncode:
-        pytest.skip("a read-only folder for root needs a mount")
-    if not mounted:
+    if mounted:
+        needs.read_only(folder)
+    else:
         folder.chmod(0o500)
         (folder / "store.sqlite").chmod(0o400)
     try:

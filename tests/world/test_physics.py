@@ -120,7 +120,7 @@ def test_clocks_slow_matrix_products_only() -> None:
 
 
 def test_one_slow_rank_slows_all_and_waits_least_as_in_the_real_trace() -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet = needs.package("pyarrow.parquet")
     table = parquet.read_table(needs.data("steps", "bytedance-AR.parquet"))
     kinds, ranks = np.array(table["optype"].to_pylist()), np.array(table["rank"].to_pylist())
     seconds, stages = np.array(table["duration"].to_pylist()), np.array(table["stage"].to_pylist())

@@ -1,0 +1,187 @@
+"""Run the whole suite: what `make test` does.
+
+    python -m tests.run [--workers N] [--unsteady FILE] [PYTEST ARGUMENT...]
+
+Hundreds of tests start real daemons beside each other, so a test that fails is run once more, alone. One that passes
+then is unsteady: it is written to a file and counts against a budget; past the budget the run fails. Tests are run
+again only after pytest's exit code 1 (tests failed, ExitCode.TESTS_FAILED): any other code, a signal or a run that
+recorded no failure says nothing about the tests, and the run fails. Which tests run again comes from this run's own
+outcomes (tests/outcomes.py), never from pytest's cache, which an earlier run may have left.
+
+The last line is "N passed, N failed, ...", as pytest's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BUDGET = 3
+"""How many tests in all may pass only when they run again."""
+
+UNSTEADY = Path(".cache") / "unsteady-tests.txt"
+
+TESTS_FAILED, NO_TESTS = 1, 5  # pytest.ExitCode
+
+
+@dataclass(slots=True)
+class Run:
+    """What one pytest process did."""
+
+    code: int
+    """Its exit code; negative: the signal that ended it."""
+    finished: bool
+    """Whether it wrote its last outcome, and that of the same exit code."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Why, by test; a test of which any phase failed."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    passed: set[str] = field(default_factory=set)
+
+
+def run_pytest(arguments: Sequence[str], outcomes: Path) -> Run:
+    """Run pytest and read the outcomes that it left."""
+    outcomes.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.outcomes", *arguments]
+    code = subprocess.call(command, env={**os.environ, "GANGWATCH_TEST_OUTCOMES": str(outcomes)})
+    made = Run(code, False)
+    for line in outcomes.read_text().splitlines() if outcomes.exists() else ():
+        try:
+            document = json.loads(line)
+        except ValueError:
+            continue  # cut off in the middle
+        if "finished" in document:
+            made.finished = document["finished"] == code
+        elif document["outcome"] == "failed":
+            made.failed[document["test"]] = document["reason"]
+        elif document["outcome"] == "skipped":
+            made.skipped[document["test"]] = document["reason"]
+        else:
+            made.passed.add(document["test"])
+    made.passed -= made.failed.keys()
+    for test in made.failed:
+        made.skipped.pop(test, None)
+    return made
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Of all runs together."""
+
+    passed: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    unsteady: dict[str, str] = field(default_factory=dict)
+    """Why each failed the first time."""
+    broken: list[str] = field(default_factory=list)
+    """Runs that did not come to an end by themselves."""
+
+    def take(self, name: str, first: Run, again: Run | None, *, may_be_empty: bool = False) -> None:
+        """Add a run, and the run of its failed tests where there was one. may_be_empty: a part was selected."""
+        self.passed += len(first.passed)
+        self.skipped |= first.skipped
+        if may_be_empty and first.code == NO_TESTS and first.finished:
+            return
+        if again is None:
+            self.failed |= first.failed
+            if first.code != 0 or not first.finished:
+                self.broken.append(_broken(name, first))
+            return
+        recovered = {test: why for test, why in first.failed.items() if test in again.passed}
+        self.passed += len(recovered)
+        self.unsteady |= recovered
+        self.failed |= {
+            test: again.failed.get(test, why) for test, why in first.failed.items() if test not in recovered
+        }
+        if again.code not in (0, TESTS_FAILED) or not again.finished:
+            self.broken.append(_broken(f"{name}, run again", again))
+
+    def complaints(self, budget: int) -> list[str]:
+        """Why the whole run fails; empty where it passes."""
+        found = list(self.broken)
+        if self.failed:
+            found.append(f"{len(self.failed)} tests failed, also when they ran again")
+        if len(self.unsteady) > budget:
+            found.append(f"{len(self.unsteady)} tests passed only when they ran again; {budget} may")
+        if not self.passed and not found:
+            found.append("no test ran")
+        return found
+
+
+def _broken(name: str, run: Run) -> str:
+    if run.code == TESTS_FAILED:
+        return f"{name}: pytest's exit code is 1, and no failed test was recorded"
+    how = f"was ended by signal {-run.code}" if run.code < 0 else f"ended with exit code {run.code}"
+    return f"{name}: pytest {how}{'' if run.finished else ' before it was done'}"
+
+
+def report(verdict: Verdict, unsteady_file: Path, budget: int, seconds: float) -> list[str]:
+    """The lines that close the run. Writes the unsteady tests to the file: a test and its first failure a line."""
+    unsteady_file.parent.mkdir(parents=True, exist_ok=True)
+    unsteady_file.write_text("".join(f"{test}\t{why}\n" for test, why in sorted(verdict.unsteady.items())))
+    lines = [""]
+    reasons = Counter(verdict.skipped.values())
+    if reasons:
+        lines.append("Skipped, and what brings it:")
+        lines += [f"  {count:4d}  {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1])]
+    if verdict.unsteady:
+        lines.append(f"Unsteady (failed, and passed when run again), written to {unsteady_file}:")
+        lines += [f"  {test}" for test in sorted(verdict.unsteady)]
+    if verdict.failed:
+        lines.append("Failed:")
+        lines += [f"  {test}  {why}" for test, why in sorted(verdict.failed.items())]
+    lines += [f"Error: {complaint}" for complaint in verdict.complaints(budget)]
+    counts = [f"{verdict.passed} passed", f"{len(verdict.failed)} failed", f"{len(verdict.skipped)} skipped"]
+    if verdict.unsteady:
+        counts.append(f"{len(verdict.unsteady)} unsteady")
+    if verdict.broken:
+        counts.append(f"{len(verdict.broken)} errors")
+    lines.append(f"===== {', '.join(counts)} in {seconds:.2f}s =====")
+    return lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.run", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--workers", type=int, default=2, help="processes that run tests beside each other")
+    parser.add_argument("--budget", type=int, default=BUDGET, help="tests that may pass only when run again")
+    parser.add_argument("--unsteady", type=Path, default=UNSTEADY, help="file for the tests that passed only then")
+    options, selection = parser.parse_known_args(arguments)
+    passes = (
+        ("beside each other", ["-n", str(options.workers), "--dist", "loadgroup", "-m", "not serial"]),
+        ("one by one", ["-m", "serial"]),
+    )
+    verdict, began = Verdict(), time.monotonic()
+    interrupted = False
+    with tempfile.TemporaryDirectory(prefix="gangwatch-tests-") as name:
+        folder = Path(name)
+        try:
+            for title, own in passes:
+                first = run_pytest([*own, *selection], folder / "outcomes")
+                again = None
+                if first.code == TESTS_FAILED and first.finished and first.failed:
+                    sys.stdout.write(f"\n{len(first.failed)} tests failed; they run again, alone.\n")
+                    sys.stdout.flush()
+                    (folder / "failed").write_text("".join(f"{test}\n" for test in first.failed))
+                    again = run_pytest([f"@{folder / 'failed'}"], folder / "outcomes")
+                verdict.take(title, first, again, may_be_empty=bool(selection))
+        except KeyboardInterrupt:
+            verdict.broken.append("interrupted")
+            interrupted = True
+        lines = report(verdict, options.unsteady, options.budget, time.monotonic() - began)
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+    if interrupted:
+        return 130
+    return 1 if verdict.complaints(options.budget) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,200 @@
+"""`make test`: what runs again, what that costs, and how it ends. Real pytest processes on small projects."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.outcomes import id_of
+
+ROOT = Path(__file__).resolve().parents[1]
+
+UNSTEADY = """
+import pathlib
+import pytest
+
+@pytest.mark.parametrize("number", range({count}))
+def test_unsteady(number):
+    seen = pathlib.Path("seen-%d" % number)
+    first = not seen.exists()
+    seen.touch()
+    assert not first, "only the first time"
+"""
+
+SERIAL = """
+import pytest
+
+@pytest.mark.serial
+def test_alone():
+    pass
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    serial: alone\naddopts = --import-mode=importlib\n")
+    (tmp_path / "test_serial.py").write_text(SERIAL)
+    (tmp_path / "test_fine.py").write_text("def test_fine():\n    pass\n")
+    return tmp_path
+
+
+def start(project: Path, *arguments: str) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.run", *arguments],
+        cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def run(project: Path, *arguments: str, workers: int = 0) -> tuple[int, str]:
+    """Exit code and output."""
+    process = start(project, "--workers", str(workers), *arguments)
+    output = process.communicate(timeout=100)[0]
+    return process.returncode, output
+
+
+def closing(output: str) -> dict[str, int]:
+    """The counts of the last line."""
+    return {
+        word: int(count) for count, word in re.findall(r"(\d+) (\w+)", output.splitlines()[-1].partition(" in ")[0])
+    }
+
+
+def test_what_passes_passes_and_the_last_line_counts(project: Path) -> None:
+    code, output = run(project)
+    assert code == 0, output
+    assert closing(output) == {"passed": 2, "failed": 0, "skipped": 0}
+
+
+def test_a_test_that_fails_twice_fails_the_run(project: Path) -> None:
+    (project / "test_wrong.py").write_text("def test_wrong():\n    assert 1 == 2\n")
+    code, output = run(project)
+    assert code == 1
+    assert closing(output) == {"passed": 2, "failed": 1, "skipped": 0}
+    assert "test_wrong.py::test_wrong  assert 1 == 2" in output
+
+
+@pytest.mark.parametrize(("count", "code"), [(3, 0), (4, 1)])
+def test_three_may_be_unsteady_and_are_written_down(project: Path, count: int, code: int) -> None:
+    (project / "test_unsteady.py").write_text(UNSTEADY.format(count=count))
+    got, output = run(project)
+    assert got == code, output
+    assert closing(output) == {"passed": 2 + count, "failed": 0, "skipped": 0, "unsteady": count}
+    written = (project / ".cache" / "unsteady-tests.txt").read_text().splitlines()
+    assert ".cache/unsteady-tests.txt" in output
+    assert [line.partition("\t")[0] for line in written] == [
+        f"test_unsteady.py::test_unsteady[{number}]" for number in range(count)
+    ]
+    assert all("only the first time" in line for line in written)
+    # Nothing was unsteady in the next run, and its file says so.
+    assert run(project)[0] == 0
+    assert (project / ".cache" / "unsteady-tests.txt").read_text() == ""
+
+
+def test_the_budget_is_one_for_both_parts(project: Path) -> None:
+    (project / "test_unsteady.py").write_text(UNSTEADY.format(count=2))
+    alone = UNSTEADY.format(count=2).replace("seen-", "alone-")
+    (project / "test_unsteady_alone.py").write_text(f"{alone}\npytestmark = pytest.mark.serial\n")
+    code, output = run(project)
+    assert code == 1, output
+    assert closing(output)["unsteady"] == 4
+
+
+def test_tests_with_a_group_run_again_by_their_own_names(project: Path) -> None:
+    """pytest-xdist adds the group to a test's id, which the second run would not find."""
+    grouped = UNSTEADY.format(count=1).replace("@pytest", "@pytest.mark.xdist_group('bed')\n@pytest", 1)
+    (project / "test_unsteady.py").write_text(grouped)
+    code, output = run(project, workers=1)
+    assert code == 0, output
+    assert closing(output)["unsteady"] == 1
+    assert id_of("a.py::test_a@bed") == "a.py::test_a"
+    assert id_of("a.py::test_a[x@y]@bed") == id_of("a.py::test_a[x@y]") == "a.py::test_a[x@y]"
+
+
+def test_what_an_earlier_run_left_in_pytests_cache_plays_no_part(project: Path) -> None:
+    cache = project / ".pytest_cache" / "v" / "cache"
+    cache.mkdir(parents=True)
+    (cache / "lastfailed").write_text(json.dumps({"test_fine.py::test_fine": True}))
+    (project / "test_unsteady.py").write_text(UNSTEADY.format(count=1))
+    code, output = run(project)
+    assert code == 0, output
+    assert closing(output) == {"passed": 3, "failed": 0, "skipped": 0, "unsteady": 1}
+
+
+def test_an_exit_code_other_than_one_is_never_forgiven(project: Path) -> None:
+    """A file that cannot be collected (2) or an option that does not exist (4): nothing runs again."""
+    code, output = run(project, "--no-such-option")
+    assert code == 1 and "exit code 4" in output
+    (project / "test_broken.py").write_text("import nothing_of_that_name\n")
+    code, output = run(project)
+    assert code == 1 and "exit code 2" in output
+    assert "run again, alone" not in output
+
+
+def test_a_process_that_ends_with_zero_before_it_is_done_fails(project: Path) -> None:
+    """`os._exit(0)` in a test, or a library that does so."""
+    (project / "test_serial.py").write_text(
+        "import os\nimport pytest\n\n@pytest.mark.serial\ndef test_alone():\n    os._exit(0)\n"
+    )
+    code, output = run(project)
+    assert code == 1
+    assert "ended with exit code 0 before it was done" in output
+
+
+def test_a_part_without_tests_fails_unless_a_selection_was_asked_for(project: Path) -> None:
+    (project / "test_serial.py").unlink()
+    code, output = run(project)
+    assert code == 1 and "exit code 5" in output
+    code, output = run(project, "test_fine.py")
+    assert code == 0 and closing(output)["passed"] == 1
+    code, output = run(project, "-k", "nothing_of_that_name")
+    assert code == 1 and "no test ran" in output
+
+
+@pytest.mark.parametrize("when", ["first", "again"])
+def test_killed_in_either_run_it_fails(project: Path, when: str) -> None:
+    """Also with a cache that says that a single test failed last time."""
+    cache = project / ".pytest_cache" / "v" / "cache"
+    cache.mkdir(parents=True)
+    (cache / "lastfailed").write_text(json.dumps({"test_fine.py::test_fine": True}))
+    (project / "test_hangs.py").write_text(
+        "import os, pathlib, time\n\ndef test_hangs():\n"
+        f"    if {when!r} == 'again' and not pathlib.Path('seen').exists():\n"
+        "        pathlib.Path('seen').touch()\n        assert False\n"
+        "    pathlib.Path('pid').write_text(str(os.getpid()))\n    time.sleep(300)\n"
+    )
+    process = start(project, "--workers", "0")
+    deadline = time.monotonic() + 60
+    while not (project / "pid").exists() or not (project / "pid").read_text():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    os.kill(int((project / "pid").read_text()), signal.SIGKILL)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 1, output
+    assert "ended by signal 9" in output
+    assert closing(output)["errors"] == 1
+
+
+def test_skips_are_named_with_their_reason(project: Path) -> None:
+    (project / "test_skips.py").write_text(
+        "import pytest\n\n@pytest.mark.parametrize('number', range(3))\n"
+        "def test_skips(number):\n    pytest.skip('thing is absent: apt-get install thing')\n"
+    )
+    code, output = run(project)
+    assert code == 0, output
+    assert "     3  thing is absent: apt-get install thing" in output
+    assert closing(output)["skipped"] == 3
+
+
+def test_make_test_is_this_program() -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\ntest: ")[2].partition("\n\n")[0]
+    assert recipe.splitlines()[1:] == ["\t$(BIN)/python -m tests.run"]
