@@ -1,0 +1,237 @@
+"""The cluster of one day, reached as its users reach it: command line, API and page."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ordinary.clock import FairClock
+from benchmarks.ordinary.oracle.facts import Reading, Statement
+from benchmarks.ordinary.page import Page
+
+COMMAND_SECONDS = 180.0
+"""Longest that a command of the command line may take. None waits for a job here."""
+
+
+class AbsentError(Exception):
+    """The controller gave no answer."""
+
+
+class RefusedError(Exception):
+    """The controller refused. status: of HTTP."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a command printed."""
+
+    arguments: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(slots=True)
+class Cluster:
+    """One `gangwatch up`: its folder, port and configuration. checkout: whose gangwatch runs. mark: of its processes.
+
+    config_lock: held while the configuration file is a wrong one, and while `up` reads it.
+    """
+
+    folder: Path
+    checkout: Path
+    mark: str
+    nodes: int
+    slots: int
+    clock: FairClock
+    port: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
+    config_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        (self.folder / "truth").mkdir()
+        (self.folder / "home").mkdir()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / "gangwatch.toml"
+
+    def environment(self, daemon: bool = False) -> dict[str, str]:
+        """What a user's shell has; daemons carry the day's mark instead of a job's."""
+        kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "TZ") if name in os.environ}
+        kept |= {"HOME": str(self.folder / "home"), "GANGWATCH_STATE": str(self.state), "USER": "ordinary"}
+        kept |= {"PYTHONPATH": str(self.checkout)}
+        return kept | ({"ORDINARY_DAEMON": self.mark} if daemon else {})
+
+    def job_environment(self) -> dict[str, str]:
+        """What the day's jobs find in their environment."""
+        return {
+            "ORDINARY_JOB": self.mark,
+            "ORDINARY_TRUTH": str(self.folder / "truth"),
+            "PYTHONPATH": str(self.checkout),
+            "PATH": os.environ.get("PATH", os.defpath),
+        }
+
+    # --- command line ------------------------------------------------------------------------------------------------
+
+    def command(self, *arguments: str, daemon: bool = False) -> Said:
+        """Run `gangwatch ARGUMENTS`."""
+        command = [sys.executable, "-m", "gangwatch", *arguments]
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment(daemon),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+        )
+        return Said(arguments, done.returncode, done.stdout, done.stderr)
+
+    def write_config(self, policy: dict[str, Any]) -> None:
+        """Write the configuration file."""
+        self.config = policy
+        lines = ["[cluster]", "gpus = false", "[controller]", f"port = {self.port}", "[policy]"]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in policy.items() if key != "queues"]
+        for queue in policy.get("queues", ()):
+            lines.append("[[policy.queues]]")
+            lines += [f"{key} = {json.dumps(value)}" for key, value in queue.items() if value is not None]
+        self.config_file.write_text("\n".join(lines) + "\n")
+
+    def up(self) -> Said:
+        """Start what does not run."""
+        sizes = ("--nodes", str(self.nodes), "--slots", str(self.slots))
+        with self.config_lock:
+            return self.command("up", "--config", str(self.config_file), *sizes, daemon=True)
+
+    def down(self) -> Said:
+        return self.command("down")
+
+    # --- API ---------------------------------------------------------------------------------------------------------
+
+    def ask(self, method: str, path: str, body: Any = None, seconds: float = 15.0) -> Any:
+        """One request. Raises AbsentError, RefusedError."""
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        if method == "POST":
+            headers["Authorization"] = f"Bearer {(self.state / 'token').read_text().strip()}"
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            content = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise AbsentError(f"{method} {path}: {error or type(error).__name__}") from None
+        finally:
+            connection.close()
+        if response.status == 503:
+            raise AbsentError(f"{method} {path}: {content[:200]!r}")
+        if response.status >= 400:
+            raise RefusedError(response.status, f"{method} {path}: {response.status} {content[:500]!r}")
+        return json.loads(content) if "json" in (response.headers["content-type"] or "") else content.decode()
+
+    def read(self) -> Reading:
+        """Everything that the API says of jobs, nodes, queue and verdicts. Nodes are read before the jobs and after
+        them until both say the same, so that one picture can be judged."""
+        for _ in range(5):
+            nodes = {node["node"]: node for node in self.ask("GET", "/api/nodes")}
+            begun = self.clock.now()
+            jobs = {job["job"]: job for job in self.ask("GET", "/api/jobs")}
+            ended = self.clock.now()
+            queue = self.ask("GET", "/api/queue")
+            again = {node["node"]: node for node in self.ask("GET", "/api/nodes")}
+            if _states(nodes) == _states(again):
+                break
+        verdicts = tuple(self.ask("GET", "/api/verdicts"))
+        return Reading(begun, ended, jobs, again, queue, verdicts)
+
+    # --- statements --------------------------------------------------------------------------------------------------
+
+    def statement_by_command(self, which: str) -> tuple[Said, Statement | None]:
+        """What `gangwatch jobs|nodes|queue|top --json` says."""
+        begun = self.clock.now()
+        said = self.command(which, "--json")
+        ended = self.clock.now()
+        if said.code != 0:
+            return said, None
+        document = json.loads(said.out)
+        fields: dict[str, dict[str, Any]] = {}
+        if which == "jobs":
+            for job in document:
+                fields[job["job"]] = {
+                    "state": job["state"],
+                    "attempt": job["attempt"],
+                    "ranks_total": len(job["ranks"]),
+                    "exit_codes": [rank["exit_code"] for rank in job["ranks"]],
+                }
+        elif which == "nodes":
+            for node in document:
+                state = node["state"] if node["present"] else "absent"
+                fields[f"node:{node['node']}"] = {"state": state, "slots": node["slots"]}
+        elif which == "queue":
+            queue = document.get("queue", document)
+            fields["cluster"] = {"frozen": queue["frozen"]}
+            fields |= {job["job"]: {"state": "pending"} for job in queue["waiting"]}
+        elif which == "top":
+            for part in ("running", "ended"):
+                for job in document.get(part, ()):
+                    fields[job["job"]] = {"state": job["state"], "attempt": job["attempt"], "queue": job["queue"]}
+            fields["cluster"] = {"frozen": document["frozen"]}
+        return said, Statement(f"gangwatch {which}", begun, ended, fields)
+
+    def statement_by_page(self, path: str) -> Statement:
+        """What the page at `path` says: '/jobs', '/nodes', '/' or '/jobs/JOB'. Raises AbsentError, RefusedError."""
+        begun = self.clock.now()
+        page = Page(self.ask("GET", path))
+        ended = self.clock.now()
+        fields: dict[str, dict[str, Any]] = {}
+        if path.startswith("/jobs/") and page.states:
+            fields[path.removeprefix("/jobs/")] = {"state": page.states[0]}
+        for table in page.tables:
+            if "State" not in table.titles:
+                continue
+            for row in table.rows:
+                if "Job" in row and row["Job"].startswith("j-"):
+                    name = row["Job"].split()[0]
+                    fields[name] = {"state": row["State"].split()[0]}
+                    if "Queue" in row:
+                        fields[name]["queue"] = row["Queue"]
+                elif "Node" in row:
+                    fields[f"node:{row['Node'].split()[0]}"] = {"state": row["State"].split()[0]}
+        return Statement(f"page {path}", begun, ended, fields)
+
+    def wait_ready(self, seconds: float) -> bool:
+        """Whether the controller answers within so many seconds of wall time."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                self.ask("GET", "/readyz", seconds=5.0)
+                return True
+            except (AbsentError, RefusedError):
+                time.sleep(0.1)
+        return False
+
+
+def _states(nodes: dict[str, dict[str, Any]]) -> dict[str, tuple[str, bool, int]]:
+    return {name: (node["state"], node["present"], node["slots"]) for name, node in nodes.items()}

@@ -1,0 +1,330 @@
+"""One day: bring a cluster up, let users and troubles loose on it, read everything, judge, and bring it down."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ordinary.clock import FairClock
+from benchmarks.ordinary.cluster import AbsentError, Cluster, RefusedError
+from benchmarks.ordinary.inbox import Inbox
+from benchmarks.ordinary.oracle.facts import Daemon, Facts, Failure
+from benchmarks.ordinary.oracle.oracle import Oracle
+from benchmarks.ordinary.processes import ProcessTable
+from benchmarks.ordinary.troubles import Troubles
+from benchmarks.ordinary.users import Users, first_policy
+from benchmarks.ordinary.witnesses import Witnesses
+
+LOOK_SECONDS = 0.5
+ANSWER_SECONDS = 20.0
+"""Fair seconds without any answer of the controller, which nobody disturbed, that are a failure."""
+
+DRAIN_SECONDS = 150.0
+"""Fair seconds within which everything has ended once nobody submits any more."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What a day was like."""
+
+    seed: int
+    minutes: float
+    jobs: int = 0
+    checks: int = 0
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    activities: dict[str, int] = field(default_factory=dict)
+    checked: dict[str, int] = field(default_factory=dict)
+    starts_a_minute: float = 0.0
+    fair_share: float = 0.0
+    cluster: dict[str, Any] = field(default_factory=dict)
+    latest: list[str] = field(default_factory=list)
+    kept: str = ""
+
+
+class Day:
+    """A day on a cluster of its own in `folder`. checkout: whose gangwatch runs."""
+
+    def __init__(self, folder: Path, checkout: Path, minutes: float, seed: int, torch: str | None) -> None:
+        source = random.Random(seed)
+        self.folder, self.minutes, self.seed = folder, minutes, seed
+        self.clock = FairClock(folder)
+        mark = uuid.UUID(int=source.getrandbits(128)).hex + f"-{os.getpid()}"
+        nodes, slots = source.choice([(2, 2), (2, 3), (3, 2), (3, 3), (4, 2), (2, 4)])
+        self.cluster = Cluster(folder, checkout, mark, nodes, slots, self.clock)
+        self.cluster.write_config(first_policy(source, nodes * slots))
+        self.facts, self.inbox = Facts(), Inbox()
+        self.oracle = Oracle(self.facts)
+        self.users = Users(self.cluster, self.facts, self.inbox, seed, torch)
+        self.troubles = Troubles(self.cluster, self.facts, self.inbox, self.users, seed)
+        self.table = ProcessTable(mark, self.cluster.state, self.clock)
+        self.witnesses = Witnesses(folder / "truth")
+        self.random = random.Random(seed + 2)
+        self.report = Report(seed, minutes)
+        self.failures: list[Failure] = []
+        self._answered = 0.0
+        self._seen_attempts: dict[str, int] = {}
+
+    # --- the day -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> Report:
+        """The whole day. Whatever happens, nothing is left running."""
+        self.report.cluster = {"nodes": self.cluster.nodes, "slots": self.cluster.slots, **self.cluster.config}
+        began = time.monotonic()
+        try:
+            said = self.cluster.up()
+            if said.code != 0:
+                self._fail("up", "cluster", f"`gangwatch up` exited with {said.code}: {said.err.strip()[-800:]}")
+            else:
+                self.inbox.policy_changed(self.cluster.config)
+                self._answered = self.clock.now().fair
+                self._live(began)
+        except KeyboardInterrupt:
+            self._fail("interrupted", "harness", "interrupted")
+        finally:
+            self._close()
+        self._sum_up((time.monotonic() - began) / 60)
+        return self.report
+
+    def _live(self, began: float) -> None:
+        until = began + 60 * self.minutes
+        pause = min(60.0, max(15.0, 60 * self.minutes / 8))
+        threads = [
+            threading.Thread(target=self.users.live, args=(until,), name="users", daemon=True),
+            threading.Thread(target=self.troubles.trouble_daemons, args=(until, pause), name="daemons", daemon=True),
+            threading.Thread(target=self.troubles.trouble_ranks, args=(until,), name="ranks", daemon=True),
+            threading.Thread(target=self._read_on, args=(until,), name="readers", daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        while time.monotonic() < until and not self.failures:
+            self._look()
+            time.sleep(LOOK_SECONDS)
+        self.users.stopped = self.troubles.stopped = True
+        for thread in threads:
+            while thread.is_alive() and not self.failures:
+                self._look()
+                thread.join(LOOK_SECONDS)
+        self.clock.resume()
+        if not self.failures:
+            self._drain()
+
+    def _look(self) -> None:
+        """One look at everything, and a judgement."""
+        now = self.clock.now()
+        self.failures += self.inbox.take(self.facts, now.wall)
+        self.failures += [Failure("harness", "harness", text, now.wall) for text in self.users.errors]
+        try:
+            reading = self.cluster.read()
+        except AbsentError as error:
+            reading = None
+            if not self.clock.paused and self.clock.now().fair - self._answered > ANSWER_SECONDS:
+                self._fail("no_answer", "controller", f"no answer for {ANSWER_SECONDS:g} fair seconds: {error}")
+        self.table.scan()
+        self._look_at_daemons()
+        self.witnesses.read(self.facts.lives)
+        leaders = {key: life.pid for key, life in self.facts.lives.items() if life.ended is None or life.code is None}
+        leaders |= {key: life.pid for key, life in self.facts.lives.items()}
+        self.facts.table = self.table.table(leaders)
+        self.failures += self.inbox.take(self.facts, now.wall)
+        if reading is not None:
+            self._answered = self.clock.now().fair
+            self.facts.reading = reading
+            self.facts.readings.append(reading)
+            self._count(reading.jobs)
+            self.failures += self.oracle.judge(self.clock.now())
+        else:
+            from benchmarks.ordinary.oracle.daemons import nothing_ended
+
+            self.failures += [
+                Failure(doubt.check, doubt.subject, doubt.text, now.wall) for doubt in nothing_ended(self.facts, now)
+            ]
+
+    def _look_at_daemons(self) -> None:
+        live = self.table.daemons()
+        for pid, (name, created) in live.items():
+            self.facts.daemons.setdefault(pid, Daemon(name, pid, created))
+        for pid, daemon in list(self.facts.daemons.items()):
+            if pid not in live and daemon.pid > 0:
+                if daemon.touched is not None:
+                    del self.facts.daemons[pid]
+                else:
+                    daemon.pid = -pid
+
+    def _count(self, jobs: dict[str, dict[str, Any]]) -> None:
+        """What was seen to happen that no user asks for: preemptions, and elastic gangs of another size."""
+        for job in jobs.values():
+            owner = self.facts.owner_of.get(job["job"])
+            if owner is None or job["attempt"] < 2:
+                continue
+            if owner.request.get("preemptible") and job["attempt"] > self._seen_attempts.get(job["job"], 1):
+                self.users.done["preempted"] += 1
+            if owner.request.get("max_ranks") and job["attempt"] > self._seen_attempts.get(job["job"], 1):
+                self.users.done["resized"] += 1
+            self._seen_attempts[job["job"]] = job["attempt"]
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def _read_on(self, until: float) -> None:
+        """Command line and page are read all the while; what they say is compared with the API."""
+        try:
+            while time.monotonic() < until and not self.failures and not self.users.stopped:
+                try:
+                    self._read_once()
+                except AbsentError:
+                    time.sleep(0.5)
+                time.sleep(self.random.uniform(0.2, 1.5))
+        except Exception as error:
+            self.users.errors.append(f"the harness itself: readers: {error!r}")
+            raise
+
+    def _read_once(self) -> None:
+        jobs = list(self.facts.reading.jobs) if self.facts.reading is not None else []
+        kind = self.random.choice(["command", "command", "page", "page", "page", "words"])
+        if kind == "command":
+            said, statement = self.cluster.statement_by_command(self.random.choice(["jobs", "nodes", "queue", "top"]))
+            self._took(said.arguments, said.code, said.err)
+            self.users.done["read_command_line"] += 1
+        elif kind == "page":
+            path = self.random.choice(["/", "/jobs", "/nodes", *[f"/jobs/{job}" for job in jobs[-6:]]])
+            try:
+                statement = self.cluster.statement_by_page(path)
+            except RefusedError as error:
+                self.inbox.complaint("page", path, str(error))
+                return
+            self.users.done["read_page"] += 1
+        else:
+            job = self.random.choice(jobs[-8:]) if jobs else ""
+            arguments = self.random.choice([("explain", job), ("story", job), ("jobs",), ("queue",), ("nodes",)])
+            if arguments[-1]:
+                said = self.cluster.command(*arguments)
+                self._took(said.arguments, said.code, said.err)
+                self.users.done["read_words"] += 1
+            return
+        if statement is not None:
+            self.inbox.stated(statement)
+
+    def _took(self, arguments: tuple[str, ...], code: int, err: str) -> None:
+        """A command that reads may fail only where nothing answers because of the harness."""
+        if code == 0 or (code == 3 and "Traceback" not in err):
+            return  # that nothing answers is judged by the readings themselves
+        self.inbox.complaint(
+            "command", arguments[0], f"`gangwatch {' '.join(arguments)}` exited with {code}: {err[-800:]}"
+        )
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """Everything is allowed again and everything that waits is cancelled: then all must end."""
+        self.users.stopped = False
+        users = self.users
+        users.errors.clear()
+        users.thaw()
+        for queue in self.cluster.config["queues"]:
+            if queue.get("limit") == 0:
+                users.open_queue(queue["name"])
+        for name, node in (self.facts.reading.nodes if self.facts.reading is not None else {}).items():
+            if node["state"] != "healthy":
+                users.operate("release", name)
+        began = self.clock.now().fair
+        asked: set[str] = set()
+        while not self.failures:
+            self._look()
+            active = users.mine("pending", "starting", "running", "stopping")
+            if not active:
+                return
+            for job in active:
+                # Half of what waits is cancelled, half must still run; whatever has no end of its own is cancelled.
+                if job not in asked and (hash_of(job) % 2 == 0 or self._endless(job)):
+                    asked.add(job)
+                    users.cancel(job)
+            if self.clock.now().fair - began > DRAIN_SECONDS:
+                self._fail("drain", ", ".join(active[:8]), f"{len(active)} jobs have not ended: {self._states(active)}")
+            time.sleep(LOOK_SECONDS)
+
+    def _endless(self, job: str) -> bool:
+        owner = self.facts.owner_of[job]
+        return "null" in self._command(job) or '"steps": 100000' in self._command(job) or owner.request.get("after")  # type: ignore[return-value]
+
+    def _command(self, job: str) -> str:
+        reading = self.facts.reading
+        return " ".join(reading.jobs[job]["command"]) if reading is not None and job in reading.jobs else ""
+
+    def _states(self, names: list[str]) -> list[str]:
+        jobs = self.facts.reading.jobs if self.facts.reading is not None else {}
+        return [f"{name} {jobs[name]['state']} ({jobs[name]['waiting_because']})" for name in names[:8] if name in jobs]
+
+    def _fail(self, check: str, subject: str, text: str) -> None:
+        self.failures.append(Failure(check, subject, text, time.time()))
+
+    def _close(self) -> None:
+        self.users.stopped = self.troubles.stopped = True
+        try:
+            self.table.scan()
+            said = self.cluster.down()
+            if said.code != 0 and not self.failures:
+                self._fail("down", "cluster", f"`gangwatch down` exited with {said.code}: {said.err.strip()[-800:]}")
+            self.table.scan()
+            left = self.table.left()
+            if left and not self.failures:
+                self._fail("left_behind", "cluster", f"after `gangwatch down` there are still {left}")
+            self.table.kill_left()
+        finally:
+            self.clock.close()
+
+    def _sum_up(self, minutes: float) -> None:
+        report = self.report
+        report.minutes = round(minutes, 2)
+        report.jobs = len(self.facts.owner_of)
+        report.checks = self.oracle.checks
+        report.checked = dict(self.oracle.checked)
+        report.activities = dict(sorted(self.users.done.items())) | {
+            f"evidence_{name}": count for name, count in sorted(self.witnesses.counts.items())
+        }
+        attempts = len({(life.job, life.attempt) for life in self.facts.lives.values()})
+        report.starts_a_minute = round(attempts / max(minutes, 1e-9), 1)
+        report.fair_share = round(self.clock.share(), 3)
+        for failure in self.failures:
+            report.failures.append(
+                {
+                    "check": failure.check,
+                    "subject": failure.subject,
+                    "text": failure.text,
+                    "minute": round((failure.wall - time.time()) / 60 + minutes, 2),
+                }
+            )
+        if self.failures:
+            report.latest = list(self.users.latest)
+            report.kept = str(self.folder)
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def hash_of(text: str) -> int:
+    """The same for the same text in every run."""
+    return sum(text.encode())
+
+
+def revision(checkout: Path) -> tuple[str, bool]:
+    """The commit of a checkout, and whether its tree is as committed."""
+    commit = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True)
+    status = subprocess.run(["git", "-C", str(checkout), "status", "--porcelain"], capture_output=True, text=True)
+    return commit.stdout.strip() or "unknown", commit.returncode == 0 and not status.stdout.strip()
+
+
+def python_with_torch() -> str | None:
+    """An interpreter that can import PyTorch: this one, or the system's."""
+    for interpreter in (sys.executable, "/usr/bin/python3"):
+        if Path(interpreter).exists():
+            tried = subprocess.run([interpreter, "-c", "import torch"], capture_output=True)
+            if tried.returncode == 0:
+                return interpreter
+    return None

@@ -1,0 +1,67 @@
+"""Agreement: what command line and page say is what the API said, before or after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.ordinary.oracle.facts import ENDED, Doubt, Facts, Instant, Reading, Statement
+
+FIELDS = ("state", "attempt", "ranks_total", "waiting_because", "reason", "queue", "exit_codes", "frozen", "slots")
+
+
+def statements_agree(facts: Facts, _now: Instant) -> Iterator[Doubt]:
+    """Judge each statement once the API was read both before it began and after it ended."""
+    waiting: list[Statement] = []
+    for statement in facts.statements:
+        before = next((one for one in reversed(facts.readings) if one.ended.wall <= statement.begun.wall), None)
+        after = next((one for one in facts.readings if one.begun.wall >= statement.ended.wall), None)
+        if after is None:
+            waiting.append(statement)
+        elif before is not None:
+            yield from _judge(statement, before, after)
+    facts.statements[:] = waiting
+
+
+def _judge(statement: Statement, before: Reading, after: Reading) -> Iterator[Doubt]:
+    for subject, said in statement.fields.items():
+        first, second = _known(before, subject), _known(after, subject)
+        if first is None or second is None:
+            if first is None and second is None and subject.startswith("j-"):
+                yield Doubt("agreement", subject, f"{statement.source} has it, the API has not")
+            continue
+        for field in FIELDS:
+            # What changed in between may be told either way: only what stood still must be the same.
+            if field not in said or field not in first or first[field] != second[field]:
+                continue
+            if first.get("state") != second.get("state") or first.get("attempt") != second.get("attempt"):
+                continue
+            if field == "waiting_because":
+                continue  # holds the time that is left: reasons are checked for truth on each source instead
+            if said[field] != first[field]:
+                text = f"{statement.source} says {field} {said[field]!r}, the API says {first[field]!r}"
+                yield Doubt("agreement", subject, text)
+
+
+def _known(reading: Reading, subject: str) -> dict[str, object] | None:
+    """What the API says of a job or node, in the words that statements use."""
+    if subject == "cluster":
+        return {"frozen": reading.queue.get("frozen")}
+    if subject.startswith("node:"):
+        node = reading.nodes.get(subject.removeprefix("node:"))
+        if node is None:
+            return None
+        return {"state": node["state"] if node["present"] else "absent", "slots": node["slots"]}
+    job = reading.jobs.get(subject)
+    if job is None:
+        return None
+    known = {
+        "state": job["state"],
+        "attempt": job["attempt"],
+        "ranks_total": len(job["ranks"]),
+        "waiting_because": job["waiting_because"],
+        "queue": job["queue"],
+        "exit_codes": [rank["exit_code"] for rank in job["ranks"]],
+    }
+    if job["state"] in ENDED:
+        known["reason"] = job["reason"]
+    return known

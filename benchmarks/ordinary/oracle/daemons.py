@@ -1,0 +1,14 @@
+"""Daemons: none ends by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.ordinary.oracle.facts import Doubt, Facts, Instant
+
+
+def nothing_ended(facts: Facts, _now: Instant) -> Iterator[Doubt]:
+    """Every daemon that was seen is still there, unless the harness ended it. The harness removes those it ended."""
+    for daemon in facts.daemons.values():
+        if daemon.pid < 0 and daemon.touched is None:
+            yield Doubt("daemon_ended", daemon.name, f"{daemon.name} (pid {-daemon.pid}) ended by itself")

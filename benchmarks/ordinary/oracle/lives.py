@@ -1,0 +1,251 @@
+"""Lives of jobs: none lost, none run twice, nothing left behind; states, ends and times as the processes have them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from benchmarks.ordinary.oracle.facts import ENDED, HOLDING, Doubt, Facts, Instant, Process, RankLife
+
+STATE_SECONDS = 6.0
+"""Longest that a state may differ from the processes, in fair seconds. The controller asks four times a second, and
+writes each answer to its journal before it shows it."""
+
+START_SECONDS = 20.0
+"""Longest that a gang may be starting without a process: every node forks and records its ranks first."""
+
+LEFT_SECONDS = 3.0
+"""Of a child that a job left behind gangwatch waits one second between SIGTERM and SIGKILL."""
+
+FREEZE_SECONDS = 1.0
+"""`gangwatch freeze` promises to hold within a second."""
+
+CLOCK_SECONDS = 0.02
+"""What two processes' readings of one clock may differ by, with the 10 ms of a process's start time."""
+
+_EXIT = re.compile(r"rank (\d+)(?: on node \S+)? (?:exited with|was killed by|ended by|got) \D*(\d+)")
+
+
+def nothing_lost(facts: Facts, _now: Instant) -> Iterator[Doubt]:
+    """Every accepted job is in every answer that was asked for later."""
+    if facts.reading is None:
+        return
+    for submission in facts.submissions.values():
+        if submission.accepted < facts.reading.begun.wall:
+            for member in submission.members:
+                if member not in facts.reading.jobs:
+                    yield Doubt("job_lost", member, f"{member} was accepted and is not in the list of jobs")
+
+
+def nothing_twice(facts: Facts, _now: Instant) -> Iterator[Doubt]:
+    """No rank starts twice in an attempt, no two attempts overlap, and only what may be restarted is."""
+    live: dict[str, set[int]] = defaultdict(set)
+    for process in facts.table.processes if facts.table is not None else ():
+        if process.leader:
+            live[process.job].add(process.attempt)
+    for job, attempts in live.items():
+        if len(attempts) > 1:
+            yield Doubt("run_twice", job, f"attempts {sorted(attempts)} of {job} run at the same time")
+    by_job: dict[str, dict[int, list[RankLife]]] = defaultdict(lambda: defaultdict(list))
+    for life in facts.lives.values():
+        by_job[life.job][life.attempt].append(life)
+        if life.starts > 1:
+            yield Doubt(
+                "run_twice", life.job, f"rank {life.rank} of attempt {life.attempt} started {life.starts} times"
+            )
+    for job, attempts_of in by_job.items():
+        submission = facts.owner_of.get(job)
+        if submission is None or len(attempts_of) < 2:
+            continue
+        request = submission.request
+        for number in sorted(attempts_of)[:-1]:
+            ranks = attempts_of[number]
+            whole = len(ranks) == ranks[0].size
+            if not whole or request.get("restartable"):
+                continue
+            if all(life.code == 0 and life.terminated is None for life in ranks):
+                yield Doubt("run_twice", job, f"attempt {number} of {job} completed, and another one started")
+            if not request.get("max_retries") and any(life.code not in (0, None) for life in ranks):
+                yield Doubt("run_twice", job, f"attempt {number} of {job} failed, and it has no retries")
+
+
+def nothing_left(facts: Facts, _now: Instant) -> Iterator[Doubt]:
+    """No process of a job outlives it, nor one of an attempt the next. The table is newer than the reading."""
+    table, reading = facts.table, facts.reading
+    if table is None or reading is None or table.at.wall < reading.ended.wall:
+        return
+    for process in table.processes:
+        job = reading.jobs.get(process.job)
+        if job is None:
+            continue
+        over = job["state"] in ENDED or (job["state"] == "pending" and process.attempt <= job["attempt"])
+        if over or process.attempt < job["attempt"]:
+            what = f"pid {process.pid} of attempt {process.attempt}, rank {process.rank}"
+            yield Doubt("left_behind", process.job, f"{what} still runs: the job is {job['state']}")
+
+
+def states_true(facts: Facts, _now: Instant) -> Iterator[Doubt]:
+    """A job that runs has processes where gangwatch says, and one that has none does not run."""
+    table, reading = facts.table, facts.reading
+    if table is None or reading is None:
+        return
+    live: dict[tuple[str, int], dict[int, Process]] = defaultdict(dict)
+    for process in table.processes:
+        if process.leader:
+            live[process.job, process.attempt][process.rank] = process
+    for job in reading.jobs.values():
+        if job["job"] not in facts.owner_of:
+            continue
+        name, state, attempt = job["job"], job["state"], job["attempt"]
+        ranks = live.get((name, attempt), {})
+        newest = max((number for one, number in live if one == name), default=0)
+        if newest > attempt:
+            yield Doubt("state_true", name, f"attempt {newest} runs, attempt {attempt} is {state}", STATE_SECONDS)
+        if state in ("running", "stopping") and not any(p.job == name for p in table.processes):
+            yield Doubt("state_true", name, f"attempt {attempt} is {state}, and has no process", STATE_SECONDS)
+        if state == "starting":
+            size = len(job["ranks"])
+            if not ranks:
+                yield Doubt("state_true", name, f"attempt {attempt} is starting, without a process", START_SECONDS)
+            elif len(ranks) == size:
+                yield Doubt("state_true", name, f"attempt {attempt} is starting, and all its ranks run", STATE_SECONDS)
+        if state in HOLDING:
+            yield from _ranks_true(facts, job, ranks)
+
+
+def _ranks_true(facts: Facts, job: dict[str, object], ranks: dict[int, Process]) -> Iterator[Doubt]:
+    name, attempt = str(job["job"]), int(str(job["attempt"]))
+    for rank in job["ranks"]:  # type: ignore[attr-defined]
+        process = ranks.get(rank["rank"])
+        life = facts.lives.get((name, attempt, rank["rank"]))
+        if process is not None:
+            if rank["node"] != process.node:
+                yield Doubt("state_true", name, f"rank {rank['rank']} is on {process.node}, not on {rank['node']}")
+            if rank["pid"] is not None and rank["pid"] != process.pid:
+                yield Doubt("state_true", name, f"rank {rank['rank']} is pid {process.pid}, not {rank['pid']}")
+            if rank["exit_code"] is not None:
+                yield Doubt("state_true", name, f"rank {rank['rank']} runs, and is said to have exited")
+        if life is not None and life.code is not None and rank["exit_code"] not in (None, life.code):
+            text = f"rank {rank['rank']} exited with {life.code}, not with {rank['exit_code']}"
+            yield Doubt("exit_code", name, text)
+
+
+def ends_true(facts: Facts, _now: Instant) -> Iterator[Doubt]:
+    """Completed, failed and cancelled are true of the processes, and the reason of a failure is the real one."""
+    if facts.reading is None:
+        return
+    for job in facts.reading.jobs.values():
+        name, state = job["job"], job["state"]
+        submission = facts.owner_of.get(name)
+        if submission is None or state not in ENDED:
+            continue
+        lives = facts.attempt_lives(name, job["attempt"])
+        size = lives[0].size if lives else len(job["ranks"])
+        if state == "completed":
+            missing = size - sum(life.code == 0 for life in lives)
+            if missing or not lives:
+                yield Doubt("end_true", name, f"completed, but {missing} of {size} ranks never ended with 0")
+        for rank in job["ranks"]:
+            life = facts.lives.get((name, job["attempt"], rank["rank"]))
+            if life is not None and life.code is not None and rank["exit_code"] != life.code:
+                yield Doubt("exit_code", name, f"rank {rank['rank']} exited with {life.code}, not {rank['exit_code']}")
+        if state == "cancelled" and facts.cancelled(name) is None and not submission.request.get("after"):
+            yield Doubt("end_true", name, f"cancelled, and nobody asked for it: {job['reason']}")
+        if state == "failed":
+            yield from _failure_true(facts, job, lives)
+
+
+def _failure_true(facts: Facts, job: dict[str, object], lives: list[RankLife]) -> Iterator[Doubt]:
+    name, reason = str(job["job"]), str(job["reason"])
+    submission = facts.owner_of[name]
+    killed = any(one.job == name and one.kind == "killed" for one in facts.disturbances)
+    excused = submission.fails or not submission.starts or killed or submission.request.get("after")
+    if not excused and not any(life.code not in (None, 0) and life.terminated is None for life in lives):
+        yield Doubt("end_true", name, f"failed, though its program does not fail: {reason}")
+    found = _EXIT.search(reason)
+    if found is not None:
+        life = next((one for one in lives if one.rank == int(found[1])), None)
+        if life is not None and life.code is not None and life.code != int(found[2]):
+            yield Doubt("end_true", name, f"rank {life.rank} exited with {life.code}; the reason is {reason!r}")
+
+
+def times_true(facts: Facts, _now: Instant) -> Iterator[Doubt]:
+    """Submission, start and end are no earlier than their cause and no later than their effect."""
+    if facts.reading is None:
+        return
+    for job in facts.reading.jobs.values():
+        name = job["job"]
+        submission = facts.owner_of.get(name)
+        if submission is None:
+            continue
+        submitted, started, ended = (_seconds(job[key]) for key in ("submitted_ns", "attempt_started_ns", "ended_ns"))
+        if (
+            submitted is None
+            or not submission.asked - CLOCK_SECONDS <= submitted <= submission.accepted + CLOCK_SECONDS
+        ):
+            text = f"submitted at {submitted}, asked for at {submission.asked}, accepted at {submission.accepted}"
+            yield Doubt("time_true", name, text)
+        lives = facts.attempt_lives(name, job["attempt"])
+        if job["attempt"] and started is not None and lives:
+            first = min(life.started for life in lives)
+            if job["state"] != "pending" and started > first + CLOCK_SECONDS:
+                yield Doubt(
+                    "time_true", name, f"attempt {job['attempt']} is said to start {started - first:.2f} s late"
+                )
+        ends = [life.ended for life in lives if life.ended is not None]
+        if ended is not None and ends and ended < max(ends) - CLOCK_SECONDS:
+            yield Doubt("time_true", name, f"is said to end {max(ends) - ended:.2f} s before its last rank did")
+
+
+def _seconds(wall_ns: int | None) -> float | None:
+    return None if wall_ns is None else wall_ns / 1e9
+
+
+def commands_done(facts: Facts, _now: Instant) -> Iterator[Doubt]:
+    """A cancelled job ends within its grace; nothing starts while all is frozen, nor on a node out of use."""
+    reading = facts.reading
+    if reading is None:
+        return
+    for command in facts.commands:
+        if command.word != "cancel" or command.accepted > reading.begun.wall:
+            continue
+        submission = facts.owner_of.get(command.target) or facts.submissions.get(command.target)
+        for member in submission.members if submission is not None else ():
+            if command.target not in (member, submission.job if submission else ""):
+                continue
+            job = reading.jobs.get(member)
+            if job is not None and job["state"] not in ENDED and submission is not None:
+                grace = float(submission.request.get("grace_seconds", 30.0))
+                saving = 0.0 if job["state"] == "pending" else grace
+                yield Doubt("cancelled", member, f"was cancelled and is {job['state']}", saving + STATE_SECONDS)
+    frozen = _spans(facts, ("freeze",), ("thaw",), "")
+    shut = {
+        node: _spans(facts, ("maintenance",), ("release", "quarantine"), node)
+        for node in {one.target for one in facts.commands if one.word == "maintenance"}
+    }
+    for life in facts.lives.values():
+        # A gang that was already being started goes on: what counts is when the attempt was decided.
+        job = reading.jobs.get(life.job)
+        started = _seconds(job["attempt_started_ns"]) if job is not None and job["attempt"] == life.attempt else None
+        if started is None:
+            continue
+        if any(begin + FREEZE_SECONDS < started < end for begin, end in frozen):
+            yield Doubt("frozen", life.job, f"attempt {life.attempt} started while all actions were frozen")
+        if any(begin + CLOCK_SECONDS < started < end for begin, end in shut.get(life.node, ())):
+            yield Doubt("maintenance", life.job, f"attempt {life.attempt} started on {life.node}, in maintenance")
+
+
+def _spans(facts: Facts, opening: tuple[str, ...], closing: tuple[str, ...], target: str) -> list[tuple[float, float]]:
+    """From each accepted opening command to when a closing one was asked for."""
+    spans: list[tuple[float, float]] = []
+    begin: float | None = None
+    for command in facts.took(opening + closing, target):
+        if command.word in opening:
+            begin = command.accepted if begin is None else begin
+        elif begin is not None:
+            spans.append((begin, command.asked))
+            begin = None
+    if begin is not None:
+        spans.append((begin, float("inf")))
+    return spans

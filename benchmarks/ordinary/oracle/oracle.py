@@ -1,0 +1,69 @@
+"""Doubts become failures: at once where patience is 0, else once they have lasted for that many fair seconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from benchmarks.ordinary.oracle import agreement, daemons, lives, places, quotas, reasons, verdicts
+from benchmarks.ordinary.oracle.facts import Doubt, Facts, Failure, Instant
+
+Check = Callable[[Facts, Instant], Iterator[Doubt]]
+
+CHECKS: tuple[Check, ...] = (
+    places.slots_once,
+    places.processes_fit,
+    lives.nothing_lost,
+    lives.nothing_twice,
+    lives.nothing_left,
+    lives.states_true,
+    lives.ends_true,
+    lives.times_true,
+    lives.commands_done,
+    agreement.statements_agree,
+    reasons.reasons_true,
+    reasons.room_is_used,
+    quotas.quotas_kept,
+    verdicts.nobody_accused_wrongly,
+    verdicts.everybody_found,
+    daemons.nothing_ended,
+)
+
+SIGHTINGS = 3
+"""A doubt that may last counts only once it was seen so often: one late look explains two."""
+
+
+class Oracle:
+    """Judges the facts each time they have changed, and remembers how long each doubt has lasted.
+
+    checked: how often each check has run with something to judge.
+    """
+
+    def __init__(self, facts: Facts, checks: tuple[Check, ...] = CHECKS) -> None:
+        self.facts = facts
+        self.checked: Counter[str] = Counter()
+        self._checks = checks
+        self._since: dict[tuple[str, str, str], tuple[float, int]] = {}
+
+    def judge(self, now: Instant) -> list[Failure]:
+        """Failures that are certain now."""
+        found: list[Failure] = []
+        seen: dict[tuple[str, str, str], tuple[float, int]] = {}
+        for check in self._checks:
+            self.checked[check.__name__] += 1
+            for doubt in check(self.facts, now):
+                # Without digits: how much a wrong figure is off may change from look to look.
+                key = (doubt.check, doubt.subject, "".join(c for c in doubt.text if not c.isdigit()))
+                since, times = self._since.get(key, (now.fair, 0))
+                seen[key] = since, times + 1
+                lasted = now.fair - since
+                if doubt.patience <= 0 or (lasted > doubt.patience and times + 1 >= SIGHTINGS):
+                    text = doubt.text if doubt.patience <= 0 else f"{doubt.text} (for {lasted:.1f} fair seconds)"
+                    found.append(Failure(doubt.check, doubt.subject, text, now.wall))
+        self._since = seen
+        return found
+
+    @property
+    def checks(self) -> int:
+        """How many checks were made."""
+        return sum(self.checked.values())

@@ -1,0 +1,98 @@
+"""Quotas: a queue below its quota gets back what others borrowed, within five seconds of the earliest legal moment.
+
+The rule is stated here again, from what is promised and not from how it is done. A gang of a queue with a quota must be
+made room for once all of this holds:
+
+- with it the queue stays within its quota, and no limit above it binds;
+- it is the first of its queue that waits for slots alone;
+- nothing is frozen, and no node is out of use or in doubt;
+- free slots, and the slots of gangs that may be stopped, are enough for it. A gang may be stopped if it is preemptible,
+  has run its least time, and belongs to a queue that holds more than its quota.
+
+That the promise is kept shows in gangs that stop, in a place that is kept for it, or in its start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from benchmarks.ordinary.oracle.facts import HOLDING, Document, Doubt, Facts, Instant, Reading
+
+QUOTA_SECONDS = 5.0
+"""What is promised."""
+
+_SLOTS_ALONE = re.compile(r"first in the queue|needs \d+ slots?, which|there is room, but")
+
+
+def quotas_kept(facts: Facts, _now: Instant) -> Iterator[Doubt]:
+    """Of each queue with a quota, its first gang that waits for slots alone."""
+    reading = facts.reading
+    if reading is None or reading.queue.get("frozen") or not _quiet(facts, reading):
+        return
+    queues = facts.queues
+    held = dict.fromkeys(queues, 0)
+    for job in reading.jobs.values():
+        if job["state"] in HOLDING and job["queue"] in held:
+            held[job["queue"]] += len(job["ranks"])
+    asked: set[str] = set()
+    for row in reading.queue.get("waiting", ()):
+        waiting = reading.jobs.get(row["job"])
+        if waiting is None or waiting["state"] != "pending" or waiting["job"] not in facts.owner_of:
+            continue
+        queue = waiting["queue"]
+        if queue in asked or queue not in queues or queues[queue].get("quota") is None:
+            continue
+        if not _SLOTS_ALONE.match(waiting["waiting_because"] or ""):
+            continue
+        asked.add(queue)
+        request = facts.owner_of[waiting["job"]].request
+        ranks = int(request["ranks"])
+        within = held[queue] + ranks <= queues[queue]["quota"]
+        limit = queues[queue].get("limit")
+        if not within or (limit is not None and held[queue] + ranks > limit) or _shaped(request):
+            continue
+        room = _free(reading) + sum(len(job["ranks"]) for job in _lent(facts, reading, held, queue))
+        if room >= ranks:
+            text = f"queue {queue} holds {held[queue]} of its quota {queues[queue]['quota']}; {waiting['job']} needs"
+            yield Doubt("quota", waiting["job"], f"{text} {ranks}, {room} could be had back", QUOTA_SECONDS)
+
+
+def _quiet(facts: Facts, reading: Reading) -> bool:
+    """Whether every node is in use, nothing stops or moves, and the policy makes room at all."""
+    if not facts.policy.get("preempt") or not facts.policy_settled:
+        return False
+    if any(not node["present"] or node["state"] != "healthy" for node in reading.nodes.values()):
+        return False
+    if any(job["state"] == "stopping" for job in reading.jobs.values()):
+        return False
+    return not any("its place on" in (job["waiting_because"] or "") for job in reading.jobs.values())
+
+
+def _shaped(request: Document) -> bool:
+    """Whether slots alone do not say that it fits."""
+    return bool(request.get("required_level") or request.get("groups") or request.get("min_ranks"))
+
+
+def _free(reading: Reading) -> int:
+    held = sum(len(job["ranks"]) for job in reading.jobs.values() if job["state"] in HOLDING)
+    return sum(int(node["slots"]) for node in reading.nodes.values()) - held
+
+
+def _lent(facts: Facts, reading: Reading, held: dict[str, int], owner: str) -> list[Document]:
+    """Gangs that may be stopped for the owner now, the smallest first, none from a queue at or below its quota."""
+    left, chosen = dict(held), []
+    running = [job for job in reading.jobs.values() if job["state"] == "running"]
+    for job in sorted(running, key=lambda one: len(one["ranks"])):
+        submission = facts.owner_of.get(job["job"])
+        lender = facts.queues.get(job["queue"])
+        if submission is None or lender is None or job["queue"] == owner or lender.get("quota") is None:
+            continue
+        request = submission.request
+        least = request.get("min_run_seconds")
+        least = facts.policy.get("min_run_seconds", 0.0) if least is None else least
+        aged = job["attempt_started_ns"] is not None and reading.begun.wall - job["attempt_started_ns"] / 1e9 >= least
+        if request.get("preemptible") and aged and left[job["queue"]] > lender["quota"]:
+            left[job["queue"]] -= len(job["ranks"])
+            chosen.append(job)
+    return chosen

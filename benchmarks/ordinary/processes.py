@@ -1,0 +1,153 @@
+"""The process table, by psutil: the day's jobs and daemons, found by the marks in their environment."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.ordinary.clock import FairClock
+from benchmarks.ordinary.oracle.facts import Process, Table
+
+SETTLED_SECONDS = 10.0
+"""A process younger than this may still become another program: that it has no mark is not remembered."""
+
+
+@dataclass(slots=True)
+class _Known:
+    process: psutil.Process
+    created: float
+    mark: str  # the day's mark; '' for processes of others
+    kind: str  # 'job', 'daemon', 'shim' or ''
+    fields: tuple[str, int, int, str]  # job, attempt, rank, node
+    name: str
+
+
+class ProcessTable:
+    """Looks at every process of the machine, and keeps what does not change of each."""
+
+    def __init__(self, mark: str, state: Path, clock: FairClock) -> None:
+        self._mark, self._state, self._clock = mark, str(state), clock
+        self._known: dict[int, _Known] = {}
+        self.ranks: dict[int, tuple[str, int, int]] = {}
+
+    def scan(self) -> None:
+        """Look at all processes now."""
+        present = set(psutil.pids())
+        for pid in [pid for pid in self._known if pid not in present]:
+            del self._known[pid]
+        for pid in present:
+            known = self._known.get(pid)
+            if known is not None and _alive(known.process):
+                continue
+            self._known.pop(pid, None)
+            found = self._look(pid)
+            if found is not None and (found.kind or time.time() - found.created > SETTLED_SECONDS):
+                self._known[pid] = found
+
+    def _look(self, pid: int) -> _Known | None:
+        try:
+            process = psutil.Process(pid)
+            created = process.create_time()
+            environment = process.environ()
+            command = process.cmdline()
+        except psutil.Error:
+            return None
+        nothing = ("", 0, -1, "")
+        if environment.get("ORDINARY_JOB") == self._mark and environment.get("GANGWATCH_JOB"):
+            rank = environment.get("RANK", "-1")
+            fields = (
+                environment["GANGWATCH_JOB"],
+                int(environment.get("GANGWATCH_ATTEMPT", "0")),
+                int(rank),
+                environment.get("GANGWATCH_NODE", ""),
+            )
+            return _Known(process, created, self._mark, "job", fields, "")
+        if environment.get("ORDINARY_DAEMON") == self._mark and "gangwatch" in " ".join(command):
+            return _Known(process, created, self._mark, "daemon", nothing, daemon_name(command))
+        if any(self._state in part for part in command) and any(part.endswith("shim.py") for part in command):
+            return _Known(process, created, self._mark, "shim", nothing, "shim")
+        return _Known(process, created, "", "", nothing, "")
+
+    def table(self, leaders: dict[tuple[str, int, int], int]) -> Table:
+        """The jobs' processes that are alive at one moment. leaders: pid by (job, attempt, rank), as they wrote it."""
+        found: list[tuple[_Known, str]] = []
+        for known in self._known.values():
+            if known.kind == "job" and (status := _status(known.process)):
+                found.append((known, status))
+        at = self._clock.now()
+        # Those that were seen alive before this moment and are alive after it were alive at it.
+        alive = [(known, status) for known, status in found if _status(known.process)]
+        return Table(at, tuple(self._process(known, status, leaders) for known, status in alive))
+
+    def _process(self, known: _Known, status: str, leaders: dict[tuple[str, int, int], int]) -> Process:
+        job, attempt, rank, node = known.fields
+        leader = leaders.get((job, attempt, rank)) == known.process.pid
+        ran, waited = _schedule(known.process.pid) if leader else (0.0, 0.0)
+        return Process(
+            known.process.pid, job, attempt, rank, node, leader, known.created, status, ran, waited
+        )  # fmt: skip
+
+    def daemons(self) -> dict[int, tuple[str, float]]:
+        """Name and start of each live daemon, by pid."""
+        return {
+            pid: (known.name, known.created)
+            for pid, known in self._known.items()
+            if known.kind == "daemon" and known.name and _status(known.process)
+        }
+
+    def left(self) -> list[str]:
+        """Everything of the day that is alive: for the end, when nothing may be."""
+        return [
+            f"pid {pid} ({known.kind} {known.name or known.fields})"
+            for pid, known in self._known.items()
+            if known.kind and _status(known.process)
+        ]
+
+    def kill_left(self) -> None:
+        """End what is left of the day: a day that failed must not disturb the next."""
+        for known in list(self._known.values()):
+            if known.kind and _status(known.process):
+                try:
+                    known.process.kill()
+                except psutil.Error:
+                    pass
+
+
+def daemon_name(command: list[str]) -> str:
+    """Name of a daemon by its command line: 'controller', 'agent node-0', 'supervisor'; '' for anything else."""
+    words = [word for word in command if not word.startswith("-")]
+    if "agent" in command:
+        node = command[command.index("--node") + 1] if "--node" in command else "?"
+        return f"agent {node}"
+    if "controller" in command:
+        return "controller"
+    if "up" in words or "supervisor" in words or any("supervis" in word for word in command):
+        return "supervisor"
+    return ""
+
+
+def _status(process: psutil.Process) -> str:
+    """The state of a live process; '' for one that is gone or waits to be collected."""
+    try:
+        if not process.is_running():
+            return ""
+        status = str(process.status())
+    except psutil.Error:
+        return ""
+    return "" if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) else status
+
+
+def _alive(process: psutil.Process) -> bool:
+    return process.is_running()
+
+
+def _schedule(pid: int) -> tuple[float, float]:
+    """Seconds that the process ran, and that it was runnable and waited (proc_pid_schedstat)."""
+    try:
+        ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return int(ran) / 1e9, int(waited) / 1e9

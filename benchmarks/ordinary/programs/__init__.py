@@ -1,0 +1,1 @@
+"""The programs that the harness's jobs run. Each writes its own evidence, apart from gangwatch."""

@@ -1,0 +1,48 @@
+"""Measures how fast this machine lets a process run: a short computation ten times a second.
+
+    python -I -S metronome.py FILE
+
+FILE holds two little-endian doubles: the monotonic time of the newest beat, and the fair seconds counted so far. A
+second counts whole where the computation had a processor for itself. Where it got the share s of one, work of which a
+tenth is computing and the rest is waiting for timers takes 0.9 + 0.1 / s times as long: the second counts so much less.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import sys
+import time
+
+BEAT_SECONDS = 0.1
+BURST_SECONDS = 0.004
+COMPUTING = 0.1
+"""Share of computing in what is waited for: an answer of a daemon is mostly timers, sockets and disk."""
+
+
+def main() -> None:
+    with open(sys.argv[1], "r+b") as file:
+        memory = mmap.mmap(file.fileno(), 16)
+    fair, parent = 0.0, os.getppid()
+    last = time.monotonic()
+    while os.getppid() == parent:
+        asleep = time.monotonic()
+        time.sleep(BEAT_SECONDS)
+        awake = time.monotonic()
+        used = time.thread_time()
+        while time.thread_time() - used < BURST_SECONDS:
+            pass
+        burst_wall = time.monotonic() - awake
+        share = min(1.0, BURST_SECONDS / burst_wall)
+        punctual = min(1.0, BEAT_SECONDS / max(awake - asleep, 1e-9))
+        now = time.monotonic()
+        # A stretch in which nothing ran here at all counts as two beats at most, however long it was.
+        rate = punctual / (1.0 - COMPUTING + COMPUTING / share)
+        fair += min(now - last, 2 * BEAT_SECONDS) * rate
+        last = now
+        memory[:16] = struct.pack("<dd", now, fair)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,479 @@
+"""Users: what people do in an ordinary day, drawn from the seed."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ordinary.cluster import AbsentError, Cluster, RefusedError, Said
+from benchmarks.ordinary.inbox import Inbox
+from benchmarks.ordinary.oracle.facts import ENDED, FOREVER, HOLDING, Command, Facts, Submission
+
+PROGRAMS = Path(__file__).with_name("programs")
+WORK = (sys.executable, "-I", "-S", str(PROGRAMS / "work.py"))
+TRAIN = (sys.executable, str(PROGRAMS / "train.py"))
+TRAIN_TORCH = str(PROGRAMS / "train_torch.py")
+
+MOST_WAITING = 14
+"""Jobs that wait before users stop submitting: a day is not a backlog."""
+
+MOST_LOG_BYTES = 1200 * 2**20
+LOG_SHARE = 0.02
+"""Of the free disk, at most so much is written by one job."""
+
+Activity = Callable[[], object]
+
+
+class Users:
+    """Everybody who uses the cluster. Runs in one thread; what they did goes to the inbox.
+
+    done: how often each kind of activity was done. latest: the newest of them, in words.
+    """
+
+    def __init__(self, cluster: Cluster, facts: Facts, inbox: Inbox, seed: int, torch: str | None) -> None:
+        self.random = random.Random(seed)
+        self.cluster, self.facts, self.inbox, self.torch = cluster, facts, inbox, torch
+        self.done: Counter[str] = Counter()
+        self.latest: deque[str] = deque(maxlen=25)
+        self._later: list[tuple[float, int, Activity]] = []
+        self._count = 0
+        self.stopped = False
+        self.errors: list[str] = []
+
+    # --- the day -----------------------------------------------------------------------------------------------------
+
+    def live(self, until: float) -> None:
+        """Do one thing after another until that monotonic time."""
+        try:
+            while time.monotonic() < until and not self.stopped:
+                while self._later and self._later[0][0] <= time.monotonic():
+                    self._attempt("later", heapq.heappop(self._later)[2])
+                name, activity = self._choose()
+                self._attempt(name, activity)
+                time.sleep(self.random.expovariate(1 / 1.2))
+        except Exception as error:
+            self.errors.append(f"the harness itself: users: {error!r}")
+            raise
+
+    def _attempt(self, name: str, activity: Activity) -> None:
+        for _ in range(3):
+            try:
+                activity()
+                return
+            except AbsentError:
+                # Down because of the harness, or about to be found to be down without it.
+                time.sleep(1.0)
+            except RefusedError as error:
+                if error.status not in (404, 409, 422):
+                    self.inbox.complaint("refused", name, str(error))
+                return
+
+    def later(self, seconds: float, activity: Activity) -> None:
+        """Do it after so many seconds."""
+        self._count += 1
+        heapq.heappush(self._later, (time.monotonic() + seconds, self._count, activity))
+
+    def say(self, kind: str, text: str) -> None:
+        self.done[kind] += 1
+        self.latest.append(f"{time.strftime('%H:%M:%S')} {kind}: {text}")
+
+    def _choose(self) -> tuple[str, Activity]:
+        waiting = sum(job["state"] == "pending" for job in self._jobs().values())
+        choices = [*self._operations()]
+        if waiting < MOST_WAITING:
+            choices += self._submissions()
+        # What was done least goes first, so that a short day has everything as well.
+        weights = [weight * (4.0 if not self.done[name] else 1.0) for name, weight, _ in choices]
+        name, _, activity = self.random.choices(choices, weights)[0]
+        return name, activity
+
+    def _jobs(self) -> dict[str, dict[str, Any]]:
+        return self.facts.reading.jobs if self.facts.reading is not None else {}
+
+    def mine(self, *states: str) -> list[str]:
+        owned = self.facts.owner_of
+        return [name for name, job in list(self._jobs().items()) if job["state"] in states and name in owned]
+
+    # --- submissions -------------------------------------------------------------------------------------------------
+
+    def _submissions(self) -> list[tuple[str, float, Activity]]:
+        return [
+            ("one_rank", 6.0, lambda: self._work("one_rank", {"seconds": self._seconds()})),
+            ("gang", 4.0, lambda: self._work("gang", {"seconds": self._seconds()}, ranks=self._ranks())),
+            ("burst", 1.5, self._burst),
+            ("array", 1.2, self._array),
+            ("dependency", 1.2, self._dependency),
+            ("fails_with_code", 1.0, self._fails),
+            ("fails_with_signal", 0.8, self._dies),
+            ("cannot_start", 0.4, self._cannot_start),
+            ("retries", 0.5, self._retries),
+            ("hangs", 0.5, self._hangs),
+            ("ignores_sigterm", 0.7, self._ignores),
+            ("forks", 0.8, lambda: self._leaves("forks", "children")),
+            ("setsid", 0.8, lambda: self._leaves("setsid", "detached")),
+            ("long_log", 0.3, self._long_log),
+            ("computes", 0.4, lambda: self._work("computes", {"seconds": 4.0, "burn": True})),
+            ("training_reported", 0.4, lambda: self._train("training_reported", True)),
+            ("training_silent", 0.4, lambda: self._train("training_silent", False)),
+            *([("training_torch", 0.25, self._train_torch)] if self.torch else []),
+            ("elastic", 0.8, self._elastic),
+            ("guests", 1.2, self._guests),
+            ("owner", 1.2, self._owner),
+            ("one_node", 0.6, self._one_node),
+            ("priority", 0.5, lambda: self._work("priority", {"seconds": self._seconds()}, self._ranks(), priority=10)),
+        ]  # fmt: skip
+
+    def _seconds(self) -> float:
+        return round(min(0.2 + self.random.lognormvariate(1.2, 0.9), 40.0), 2)
+
+    def _total(self) -> int:
+        return self.cluster.nodes * self.cluster.slots
+
+    def _ranks(self) -> int:
+        return self.random.choice([2, 2, 3, 3, 4, self.cluster.slots + 1, self._total() // 2, self._total()])
+
+    def _queue(self) -> str:
+        names = list(self.facts.queues)
+        return self.random.choice(["default", *names]) if names else "default"
+
+    def _work(self, kind: str, plan: dict[str, Any], ranks: int = 1, fails: bool = False, **more: Any) -> str:
+        request: dict[str, Any] = {"ranks": min(ranks, self._total()), "queue": self._queue()}
+        if self.random.random() < 0.7 and plan.get("seconds") is not None:
+            request["time_limit_seconds"] = max(0.5, round(plan["seconds"] * self.random.uniform(0.5, 3.0), 1))
+        return self.submit(kind, [*WORK, json.dumps(plan)], request | more, fails)
+
+    def submit(
+        self, kind: str, command: list[str], request: dict[str, Any], fails: bool = False, starts: bool = True
+    ) -> str:
+        """Submit by the API or by the command line; the id. Raises AbsentError, RefusedError."""
+        by_command = self.random.random() < 0.3
+        asked = time.time()
+        if by_command:
+            job = self._submit_by_command(kind, command, request)
+        else:
+            body = request | {"name": kind, "command": command, "environment": self.cluster.job_environment()}
+            body |= {"working_directory": str(self.cluster.folder), "user": "ordinary"}
+            body["after"] = [{"job_id": job, "condition": condition} for job, condition in request.get("after", ())]
+            job = str(self.cluster.ask("POST", "/api/jobs", body)["job"])
+        size = int(request.get("array_size", 0))
+        members = tuple(f"{job}.{index}" for index in range(size)) or (job,)
+        self.inbox.submitted(Submission(job, members, request, asked, time.time(), fails, starts))
+        self.say(kind, f"{job} {json.dumps(request)} {command[-1]}")
+        self.done["by_command" if by_command else "by_api"] += 1
+        return job
+
+    def _submit_by_command(self, kind: str, command: list[str], request: dict[str, Any]) -> str:
+        options = {
+            "ranks": "--ranks", "queue": "--queue", "time_limit_seconds": "--time-limit",
+            "max_retries": "--max-retries", "grace_seconds": "--grace",
+            "min_ranks": "--min-ranks", "max_ranks": "--max-ranks",
+            "priority": "--priority", "min_run_seconds": "--min-run", "required_level": "--level",
+            "restart_cost_seconds": "--restart-cost",
+        }  # fmt: skip
+        arguments = ["submit", "--name", kind, "--json"]
+        for key, option in options.items():
+            if request.get(key) is not None:
+                value = request[key]
+                arguments += [option, f"{value:.3f}" if isinstance(value, float) else str(value)]
+        arguments += [f"--{key}" for key in ("restartable", "preemptible") if request.get(key)]
+        if request.get("array_size"):
+            arguments += [
+                "--array",
+                f"{request['array_size']}%{request.get('array_parallel') or request['array_size']}",
+            ]
+        for job, condition in request.get("after", ()):
+            arguments += ["--after", f"{job}:{condition}"]
+        for name, value in self.cluster.job_environment().items():
+            arguments += ["--env", f"{name}={value}"]
+        said = self.cluster.command(*arguments, "--", *command)
+        check_said(said)
+        return str(json.loads(said.out)["job"])
+
+    def _leaves(self, kind: str, how: str) -> None:
+        """Its ranks end, and what they started does not."""
+        self._work(kind, {"seconds": self._seconds(), how: 2, "child_seconds": None}, self.random.choice([1, 2]))
+
+    def _burst(self) -> None:
+        """Several submissions as fast as can be: most of them meet in one cycle."""
+        for _ in range(self.random.randrange(3, 7)):
+            ranks = self.random.choice([1, 1, 1, 2, 3, self.cluster.slots])
+            self._work("burst", {"seconds": self._seconds()}, ranks)
+
+    def _array(self) -> None:
+        size = self.random.randrange(2, 7)
+        more: dict[str, Any] = {"array_size": size, "array_parallel": self.random.choice([0, 1, 2])}
+        job = self._work("array", {"seconds": self._seconds() / 2}, **more)
+        if self.random.random() < 0.25:
+            self.later(self.random.uniform(0.5, 6), lambda: self.cancel(job, "cancel_array"))
+
+    def _dependency(self) -> None:
+        others = self.mine("pending", "running", "starting", *ENDED)
+        if not others:
+            return
+        other = self.random.choice(others[-8:])
+        condition = self.random.choice(["ok", "failed", "ended", "started"])
+        self._work("dependency", {"seconds": self._seconds() / 2}, after=[(other, condition)])
+
+    def _fails(self) -> None:
+        ranks = self.random.choice([1, 2, 3])
+        plan = {"seconds": self._seconds() / 2, "code": self.random.choice([1, 2, 3, 77, 126, 255])}
+        if ranks > 1 and self.random.random() < 0.5:
+            plan["only_rank"] = self.random.randrange(ranks)
+        self._work("fails_with_code", plan, ranks, fails=True, grace_seconds=2.0)
+
+    def _dies(self) -> None:
+        number = self.random.choice([signal.SIGSEGV, signal.SIGKILL, signal.SIGABRT, signal.SIGTERM])
+        self._work("fails_with_signal", {"seconds": self._seconds() / 2, "number": int(number)}, fails=True)
+
+    def _cannot_start(self) -> None:
+        self.submit("cannot_start", ["/nonexistent/program"], {"ranks": self.random.choice([1, 2])}, True, starts=False)
+
+    def _retries(self) -> None:
+        self._work("retries", {"seconds": 1.0, "code": 9}, fails=True, max_retries=2)
+
+    def _hangs(self) -> None:
+        """It never ends by itself, and somebody cancels it."""
+        more: dict[str, Any] = {"grace_seconds": self.random.choice([0.0, 1.0, 3.0])}
+        plan = {"seconds": None, "ignore": self.random.random() < 0.5}
+        job = self._work("hangs", plan, self.random.choice([1, 2]), **more)
+        self.later(self.random.uniform(2, 15), lambda: self.cancel(job))
+
+    def _ignores(self) -> None:
+        more: dict[str, Any] = {"grace_seconds": self.random.choice([0.5, 2.0])}
+        job = self._work(
+            "ignores_sigterm", {"seconds": 30.0, "ignore": True, "children": 1, "child_seconds": None}, **more
+        )
+        self.later(self.random.uniform(1, 10), lambda: self.cancel(job))
+
+    def _long_log(self) -> None:
+        free = os.statvfs(self.cluster.folder)
+        most = min(MOST_LOG_BYTES, int(LOG_SHARE * free.f_bavail * free.f_frsize))
+        total = most if self.random.random() < 0.25 else self.random.randrange(2**20, max(2**21, most // 8))
+        job = self._work("long_log", {"seconds": 1.0, "log_bytes": total})
+        self.later(20.0, lambda: self._read_log(job, total))
+
+    def _read_log(self, job: str, total: int) -> None:
+        """Read its end, and then free the disk, as a user would."""
+        if self._jobs().get(job, {}).get("state") != "completed":
+            return
+        said = self.cluster.command("logs", job, "--rank", "0", "--tail", "3")
+        check_said(said)
+        if total >= 300 and said.out.count("x" * 99) != 3:
+            self.inbox.complaint("log", job, f"the end of its log is {said.out[-200:]!r}")
+        for file in (self.cluster.state / "jobs" / job / "logs").rglob("*.log"):
+            os.truncate(file, 0)
+        self.say("read_log", f"{job}: {total} bytes")
+
+    def _train(self, kind: str, report: bool) -> None:
+        plan = {"steps": self.random.randrange(30, 120), "compute_seconds": 0.01, "rest_seconds": 0.1}
+        plan |= {"report": report, "saves_every": self.random.choice([0, 10, 50])}
+        self.train(kind, plan, self.random.choice([1, 2, 3, 4]), restartable=self.random.random() < 0.5)
+
+    def train(self, kind: str, plan: dict[str, Any], ranks: int, **more: Any) -> str:
+        """Submit a training in numpy."""
+        request = {"ranks": min(ranks, self._total()), "queue": "default", "grace_seconds": 8.0} | more
+        return self.submit(kind, [*TRAIN, json.dumps(plan)], request)
+
+    def _train_torch(self) -> None:
+        assert self.torch is not None
+        plan = {"steps": self.random.randrange(10, 40), "rest_seconds": 0.1, "report": self.random.random() < 0.5}
+        request = {"ranks": self.random.choice([1, 2]), "queue": "default"}
+        self.submit("training_torch", [self.torch, TRAIN_TORCH, json.dumps(plan)], request)
+
+    def _elastic(self) -> None:
+        total = self._total()
+        more: dict[str, Any] = {"min_ranks": 1, "max_ranks": total, "restartable": True, "grace_seconds": 3.0}
+        more |= {"restart_cost_seconds": 1.0, "preemptible": self.random.random() < 0.5}
+        plan = {"seconds": self.random.uniform(10, 30), "saves": True}
+        self._work("elastic", plan, max(1, total // 2), time_limit_seconds=60.0, **more)
+
+    def _guests(self) -> None:
+        """Jobs that may be stopped take more than their queue's quota."""
+        if "guest" not in self.facts.queues:
+            return
+        more: dict[str, Any] = {"queue": "guest", "preemptible": True, "restartable": True, "grace_seconds": 2.0}
+        if self.random.random() < 0.5:
+            more["min_run_seconds"] = self.random.choice([0.0, 3.0, 8.0])
+        plan = {"seconds": self.random.uniform(15, 40), "saves": True}
+        for _ in range(self.random.choice([1, 2, 3])):
+            self._work("guests", plan, self.random.choice([1, 2, self.cluster.slots, self._total() // 2 + 1]), **more)
+
+    def _owner(self) -> None:
+        """A job that its queue's quota holds, which others may have borrowed."""
+        if "owner" not in self.facts.queues:
+            return
+        quota = int(self.facts.queues["owner"].get("quota") or 1)
+        self._work("owner", {"seconds": self._seconds()}, self.random.randrange(1, quota + 1), queue="owner")
+
+    def _one_node(self) -> None:
+        ranks = self.random.randrange(1, self.cluster.slots + 1)
+        self._work("one_node", {"seconds": self._seconds()}, ranks, required_level="node")
+
+    # --- operations --------------------------------------------------------------------------------------------------
+
+    def _operations(self) -> list[tuple[str, float, Activity]]:
+        return [
+            ("cancel", 1.0, self._cancel_any),
+            ("cancel_waiting", 0.5, self._cancel_waiting),
+            ("maintenance", 0.3, lambda: self._node("maintenance")),
+            ("quarantine", 0.3, lambda: self._node("quarantine")),
+            ("freeze", 0.25, self._freeze),
+            ("reload", 0.4, self._reload),
+            ("reload_refused", 0.2, self._reload_refused),
+            ("hold", 0.3, self._hold),
+        ]
+
+    def command(self, word: str, target: str, ask: Activity) -> bool:
+        """Ask for something, and let the oracle know of it before it can have happened; whether it was accepted."""
+        command = Command(word, target, time.time(), FOREVER)
+        self.inbox.asked(command)
+        try:
+            ask()
+        except RefusedError:
+            self.inbox.withdrawn(command)
+            return False
+        self.inbox.accepted(command, time.time())
+        self.say(word, target)
+        return True
+
+    def cancel(self, job: str, kind: str = "") -> None:
+        if kind:
+            self.done[kind] += 1
+        if self.random.random() < 0.3:
+
+            def ask() -> None:
+                check_said(self.cluster.command("cancel", job))
+        else:
+
+            def ask() -> None:
+                self.cluster.ask("POST", f"/api/jobs/{job}/cancel", {"by": "ordinary"})
+
+        self.command("cancel", job, ask)
+
+    def _cancel_any(self) -> None:
+        if jobs := self.mine(*HOLDING):
+            self.cancel(self.random.choice(jobs))
+
+    def _cancel_waiting(self) -> None:
+        if jobs := self.mine("pending"):
+            self.cancel(self.random.choice(jobs), "cancel_waiting")
+
+    def _node(self, word: str) -> None:
+        nodes = self.facts.reading.nodes if self.facts.reading is not None else {}
+        healthy = [name for name, node in nodes.items() if node["state"] == "healthy"]
+        if len(healthy) < 2:
+            return
+        node = self.random.choice(healthy)
+        self.operate(word, node)
+        self.later(self.random.uniform(4, 20), lambda: self.operate("release", node))
+
+    def operate(self, word: str, node: str) -> None:
+        """A command about a node, by either way."""
+        if self.random.random() < 0.5:
+            self.command(word, node, lambda: check_said(self.cluster.command("node", word, node, "--reason", "a day")))
+        else:
+            body = {"by": "ordinary", "reason": "a day"}
+            self.command(word, node, lambda: self._post(f"/api/nodes/{node}/{word}", body))
+
+    def _post(self, path: str, body: dict[str, Any]) -> None:
+        self.cluster.ask("POST", path, body)
+
+    def _freeze(self) -> None:
+        last = self.facts.took(("freeze", "thaw"))
+        if last and last[-1].word == "freeze":
+            return
+        self.command("freeze", "", lambda: check_said(self.cluster.command("freeze")))
+        self.later(self.random.uniform(2, 9), self.thaw)
+
+    def thaw(self) -> None:
+        self.command("thaw", "", lambda: self._post("/api/thaw", {"by": "ordinary"}))
+
+    def configure(self, policy: dict[str, Any], kind: str) -> None:
+        """Write another policy and let the controller take it over."""
+        self.inbox.policy_changes()
+        self.cluster.write_config(policy)
+        if self.random.random() < 0.5:
+            self.command("reload", "", lambda: check_said(self.cluster.command("reload")))
+        else:
+            self.command("reload", "", lambda: self._post("/api/reload", {"by": "ordinary"}))
+        self.done[kind] += 1
+        self.inbox.policy_changed(policy)
+
+    def _reload(self) -> None:
+        policy = dict(self.cluster.config)
+        policy["min_run_seconds"] = float(self.random.choice([0, 2, 5, 10]))
+        policy["backfill"] = self.random.choice(["easy", "easy", "conservative", "greedy", "none"])
+        self.configure(policy, "reload_policy")
+
+    def _reload_refused(self) -> None:
+        """A wrong file is refused, and nothing changes."""
+        with self.cluster.config_lock:
+            right = self.cluster.config_file.read_text()
+            self.cluster.config_file.write_text(right + "\n[polcy]\norder = 'fifo'\n")
+            try:
+                said = self.cluster.command("reload")
+            finally:
+                self.cluster.config_file.write_text(right)
+        if said.code not in (1, 2, 3) or "polcy" not in said.err + said.out:
+            self.inbox.complaint("reload", "polcy", f"a wrong file was not refused: {said}")
+        self.say("reload_refused", said.err.strip()[-120:])
+
+    def _hold(self) -> None:
+        """A queue is closed for a while: its jobs wait, and go on once it is open again."""
+        open_ = [queue for queue in self.cluster.config.get("queues", ()) if queue.get("limit") != 0]
+        if len(open_) < len(self.cluster.config.get("queues", ())) or not open_:
+            return
+        name = self.random.choice([queue["name"] for queue in open_])
+        self.configure(self._with_limit(name, 0), "hold")
+        self.later(self.random.uniform(4, 12), lambda: self.open_queue(name))
+
+    def open_queue(self, name: str) -> None:
+        self.configure(self._with_limit(name, None), "unhold")
+
+    def _with_limit(self, name: str, limit: int | None) -> dict[str, Any]:
+        queues = [
+            queue | {"limit": limit if limit is not None else queue.get("usual")} if queue["name"] == name else queue
+            for queue in self.cluster.config["queues"]
+        ]
+        return self.cluster.config | {"queues": queues}
+
+
+def check_said(said: Said) -> None:
+    """Raises AbsentError where nothing answered, RefusedError where the command said no."""
+    if said.code == 3:
+        raise AbsentError(said.err.strip()[-300:])
+    if said.code != 0:
+        status = 500 if said.code not in (1, 2) or "Traceback" in said.err else 422
+        raise RefusedError(status, f"gangwatch {said.arguments[0]} exited with {said.code}: {said.err.strip()[-600:]}")
+
+
+def first_policy(source: random.Random, total: int) -> dict[str, Any]:
+    """The policy that a day begins with."""
+    owner = max(1, math.ceil(total / 2))
+    policy: dict[str, Any] = {
+        "order": source.choice(["fifo", "fifo", "fair", "sjf", "las"]),
+        "backfill": source.choice(["easy", "easy", "conservative", "greedy"]),
+        "estimates": source.choice(["limit", "history"]),
+        "preempt": True,
+        "min_run_seconds": float(source.choice([0, 3, 6, 12])),
+        "quarantine_seconds": 15.0,
+        "suspect_seconds": 15.0,
+        "probation_seconds": 5.0,
+        "default_time_limit_seconds": 60.0,
+        "queues": [
+            {"name": "owner", "quota": owner},
+            {"name": "guest", "quota": total - owner},
+            {"name": "small", "limit": 2},
+        ],
+    }
+    return policy
