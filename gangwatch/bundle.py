@@ -17,7 +17,7 @@ import re
 import sys
 import tarfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,9 @@ _LOG_BYTES = 1024 * 1024
 
 def pack(state: StateFolder, target: Path, cycles: int = 1000) -> list[str]:
     """Write the archive; the names of its parts. Raises GangwatchError where the target exists or can't be written."""
-    rows = _journal_end(state, cycles)
+    rows, complaints = _journal_end(state, cycles)
     secrets = known_secrets(state, rows)
-    parts = {name: blotted(text, secrets) for name, text in _parts(state, rows)}
+    parts = {name: blotted(text, secrets) for name, text in _parts(state, rows, complaints)}
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
@@ -94,10 +94,10 @@ def _values_in(text: str) -> Iterator[str]:
 
 
 def blotted(text: str, secrets: Iterable[str]) -> str:
-    """The text without any of them, as they stand and as JSON would write them."""
+    """The text without any of them: neither as they are nor as JSON writes them, with or without escapes of letters."""
     for secret in secrets:
-        text = text.replace(secret, BLOT)
-        text = text.replace(json.dumps(secret)[1:-1], BLOT)
+        for form in (secret, json.dumps(secret, ensure_ascii=False)[1:-1], json.dumps(secret)[1:-1]):
+            text = text.replace(form, BLOT)
     return text
 
 
@@ -123,11 +123,13 @@ def _without_secrets(value: Any) -> Any:
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _parts(state: StateFolder, rows: list[JournalRow]) -> Iterator[tuple[str, str]]:
+def _parts(state: StateFolder, rows: Sequence[JournalRow], complaints: Sequence[str]) -> Iterator[tuple[str, str]]:
     yield "versions.json", json.dumps(_versions(state), indent=2)
     yield "configuration.json", json.dumps(_without_secrets(_in_force(state)), indent=2, default=str)
     lines = (json.dumps(_without_secrets(_row(row)), ensure_ascii=False) for row in rows)
     yield "journal.jsonl", "".join(f"{line}\n" for line in lines)
+    if complaints:
+        yield "journal-unreadable.txt", "".join(f"{complaint}\n" for complaint in complaints)
     for path in sorted((state.path / "log").glob("*")):
         yield f"log/{path.name}", _tail(path)
     yield "metrics.txt", _metrics(state)
@@ -161,14 +163,21 @@ def _in_force(state: StateFolder) -> Mapping[str, Any]:
     return flatten(in_force.config) if in_force is not None else {}
 
 
-def _journal_end(state: StateFolder, cycles: int) -> list[JournalRow]:
+def _journal_end(state: StateFolder, cycles: int) -> tuple[Sequence[JournalRow], Sequence[str]]:
+    """The newest cycles that can be read, and what can't be: a damaged journal is what the report may be about."""
     path = state.path / "store.sqlite"
     if not path.exists() or not cycles:
-        return []
+        return (), ()
+    reader = Reader(path)
     try:
-        return list(Reader(path).journal_end(cycles))
-    except GangwatchError:
-        return []  # a damaged journal is what the report may be about: the logs say so
+        rows, complaints = reader.journal_end(cycles)
+    except GangwatchError as error:
+        return (), (str(error),)
+    try:
+        reader.meta("job_number")
+    except GangwatchError as error:  # rows of a newer release: what of them is known here
+        complaints = (str(error), *complaints)
+    return rows, complaints
 
 
 def _row(row: JournalRow) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from scheduler_feedback.loop import SNAPSHOT_SECONDS, CycleThread, Hooks
 from scheduler_feedback.policies.outlook import outlook
 from scheduler_feedback.recovery import recover
 from scheduler_feedback.store import NumberedEntry, Retention, Store
+from scheduler_feedback.store_needs import UNCHANGED
 from scheduler_feedback.subscribers import Subscribers
 from scheduler_feedback.watch import Watch
 
@@ -114,6 +115,7 @@ class Controller:
         self._lock = _hold(self.folder / "lock")
         try:
             self.token = _token(self.folder / "token")
+            _refuse_emptied(self.folder / "store.sqlite", self.folder / "jobs")
             self.store = Store(self.folder / "store.sqlite", self._retention)
             try:
                 recovered = recover(self.store)
@@ -303,6 +305,16 @@ def _hold(path: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _refuse_emptied(journal: Path, jobs: Path) -> None:
+    """Raise StoreError where the journal has no byte left though attempts of jobs are recorded beside it."""
+    if journal.exists() and not journal.stat().st_size and jobs.is_dir() and any(jobs.iterdir()):
+        raise StoreError(
+            f"{journal}: it is empty, but {jobs} has records of jobs: it was truncated. {UNCHANGED}. Put back a copy "
+            "made by `gangwatch backup`. Only where there is none, remove it to begin with an empty journal: that one "
+            "knows no job, and ends what runs"
+        )
 
 
 def _token(path: Path) -> str:

@@ -54,7 +54,8 @@ class Replayed:
 def recover(store: Reader) -> Recovered:
     """The state that the store holds. Raises StoreError where it can't be read."""
     loaded = store.load()
-    replayed = replay_journal(loaded)
+    with store.explaining("replay the journal"):
+        replayed = replay_journal(loaded)
     if replayed.different:
         _log.error(
             "%d of %d replayed cycles decided otherwise than recorded; the state follows the record",

@@ -25,8 +25,10 @@ from scheduler_feedback import store_keeping
 from scheduler_feedback.core.actions import Action, Entry
 from scheduler_feedback.core.codec import encode_action, encode_event, encode_state
 from scheduler_feedback.core.events import Event, Submitted
+from scheduler_feedback.core.formats import FORMATS
 from scheduler_feedback.core.state import State
 from scheduler_feedback.store_keeping import Retention
+from scheduler_feedback.store_needs import raise_minimum, write_needs
 from scheduler_feedback.store_reading import (
     WHEN_DAMAGED,
     JournalRow,
@@ -36,7 +38,13 @@ from scheduler_feedback.store_reading import (
     RecordedAction,
     Running,
 )
-from scheduler_feedback.store_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION, schema_of
+from scheduler_feedback.store_schema import (
+    APPLICATION_ID,
+    MIGRATIONS,
+    SCHEMA_RELEASES,
+    SCHEMA_VERSION,
+    schema_of,
+)
 
 __all__ = [
     "Store",
@@ -52,6 +60,9 @@ __all__ = [
     "MIGRATIONS",
     "SCHEMA_VERSION",
 ]
+
+SMALLEST_BYTES = 512
+"""Least size of a page of SQLite. It takes a file of one byte for an empty database, and would begin a new journal."""
 
 PROBE_BYTES = 64 * 1024
 """A store that can write so much has room for some cycles: it does not fail again at the next one."""
@@ -86,6 +97,7 @@ class CycleRecord:
 
     def decided(self, actions: Sequence[Action], entries: Sequence[Entry]) -> None:
         """Add what the cycle decided."""
+        _write_needs(self._connection, actions)
         self._connection.executemany(
             "INSERT INTO actions (action_id, cycle, job_id, body) VALUES (?, ?, ?, ?)",
             [(action.action_id, self._cycle, action.job_id, encode_action(action)) for action in actions],
@@ -122,7 +134,11 @@ class Store(Reader):
         with self._named("open it"):
             try:
                 # SQLite gives its side files the mode of the main file, so this one is made first, for its owner only.
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                size_bytes = os.fstat(descriptor).st_size
+                os.close(descriptor)
+                if 0 < size_bytes < SMALLEST_BYTES:
+                    raise StoreError(f"{path}: damaged: cut off after {size_bytes} bytes. {WHEN_DAMAGED}")
             except OSError as error:
                 raise StoreError(f"{path}: {error.strerror}") from error
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
@@ -158,6 +174,7 @@ class Store(Reader):
                     database.execute(statement)
             database.execute(f"PRAGMA application_id={APPLICATION_ID}")
             database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            raise_minimum(database, SCHEMA_RELEASES[-1])
 
     def close(self) -> None:
         """Close the file. Everything that was committed is in it."""
@@ -176,6 +193,7 @@ class Store(Reader):
                 "INSERT INTO journal (cycle, now_ns, events) VALUES (?, ?, ?)",
                 (cycle, now_ns, _encode([encode_event(event) for event in events])),
             )
+            _write_needs(database, events)
             numbers = [_job_number(event.job_id) for event in events if isinstance(event, Submitted)]
             highest = max(numbers, default=0)
             if highest > self.job_number:
@@ -198,6 +216,7 @@ class Store(Reader):
     def append_all(self, rows: Sequence[CycleRow]) -> None:
         """Write many cycles, without sentences, in one transaction. Raises StoreError; nothing is written then."""
         with self._named("write cycles"), self._transaction() as database:
+            _write_needs(database, [value for row in rows for value in (*row.events, *row.actions)])
             database.executemany(
                 "INSERT INTO journal (cycle, now_ns, events) VALUES (?, ?, ?)",
                 [(row.cycle, row.now_ns, _encode([encode_event(event) for event in row.events])) for row in rows],
@@ -239,11 +258,14 @@ class Store(Reader):
         living: subjects whose entries and actions are kept whatever their age (jobs that have not ended).
         """
         with self._named(f"write the snapshot of cycle {cycle}"), self._transaction() as database:
+            _write_needs(database, [state])
+            encoded = encode_state(state)
             database.execute(
                 "INSERT OR REPLACE INTO snapshots (cycle, now_ns, state, detectors) VALUES (?, ?, ?, ?)",
-                (cycle, now_ns, encode_state(state), _encode(dict(detectors))),
+                (cycle, now_ns, encoded, _encode(dict(detectors))),
             )
             store_keeping.keep_house(self._connection, self.retention, now_ns, living)
+            store_keeping.write_sum(database, cycle, encoded)
 
     def _set_meta(self, key: str, value: str) -> None:
         self._connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
@@ -260,6 +282,12 @@ class Store(Reader):
             # SQLite has already gone back where the disk was full (https://sqlite.org/lang_transaction.html, 3.1).
             if database.in_transaction:
                 database.execute("ROLLBACK")
+
+
+def _write_needs(database: sqlite3.Connection, values: Iterable[object]) -> None:
+    """Record which release reads these values, where an earlier one can't. Inside of the transaction that adds them."""
+    if used := FORMATS.used_by(values):
+        write_needs(database, used)
 
 
 def _job_number(job_id: str) -> int:

@@ -25,9 +25,13 @@ BLOCK_CYCLES = 512
 BLOCKS_AT_ONCE = 32
 """Blocks made at one snapshot at most, so that the cycle never waits long: a minute's cycles are one."""
 
+SNAPSHOT_SUMS = "snapshot_sums"
+"""Key of the table `meta`: a JSON object, from a snapshot's cycle to the CRC-32 of its state before compression."""
+
 DAY_NS = 86400 * 10**9
 
 _encode = msgspec.msgpack.Encoder().encode
+_sums = msgspec.json.Decoder(dict[int, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,24 @@ def keep_house(database: sqlite3.Connection, retention: Retention, now_ns: int, 
     _thin_snapshots(database, retention, now_ns)
     _compact(database)
     _forget(database, retention, now_ns, living)
+
+
+def write_sum(database: sqlite3.Connection, cycle: int, state: bytes) -> None:
+    """Record the checksum of a snapshot's state, and drop those of snapshots that are gone. Inside of a transaction."""
+    kept = {number for (number,) in database.execute("SELECT cycle FROM snapshots")}
+    sums = {number: sum_ for number, sum_ in read_sums(database).items() if number in kept} | {cycle: zlib.crc32(state)}
+    database.execute(
+        "INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (SNAPSHOT_SUMS, msgspec.json.encode(sums).decode())
+    )
+
+
+def read_sums(database: sqlite3.Connection) -> dict[int, int]:
+    """Checksums of snapshots' states by cycle; none where they can't be read: a snapshot without one is not checked."""
+    row = database.execute("SELECT value FROM meta WHERE key = ?", (SNAPSHOT_SUMS,)).fetchone()
+    try:
+        return {} if row is None else _sums.decode(row[0])
+    except (msgspec.DecodeError, TypeError):
+        return {}
 
 
 def _used_bytes(database: sqlite3.Connection) -> int:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 import sqlite3
 import zlib
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +22,8 @@ from scheduler_feedback.core.actions import Action, Entry
 from scheduler_feedback.core.codec import decode_action, decode_event, decode_state
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.state import State
+from scheduler_feedback.store_keeping import read_sums
+from scheduler_feedback.store_needs import UNCHANGED
 from scheduler_feedback.store_schema import schema_of
 
 _log = logging.getLogger(__name__)
@@ -29,8 +32,15 @@ _detector_map = msgspec.msgpack.Decoder(dict[str, bytes])
 _detail = msgspec.json.Decoder(tuple[tuple[str, str], ...])
 
 WHEN_DAMAGED = (
-    "Put back a copy of it, or move it aside to begin with an empty journal: that one knows no job, and ends what runs"
+    f"{UNCHANGED}. Put back a copy made by `gangwatch backup`: jobs that began after it are ended. Only where there is "
+    "none, move it aside to begin with an empty journal: that one knows no job, and ends what runs"
 )
+WHEN_ENTRY_DAMAGED = (
+    f"The journal is damaged there, or a build between two releases wrote it. {UNCHANGED}. Start the build that wrote "
+    "it, or put back a copy made by `gangwatch backup`: jobs that began after it are ended"
+)
+"""No advice to begin anew: all but one entry of the journal can be read, and what runs is worth more than that."""
+
 _ADVICE = (
     ("SQLITE_FULL", "Make room on its disk; nothing of this was written"),
     ("SQLITE_READONLY", "Make the file and its folder writable for this user"),
@@ -56,8 +66,8 @@ class JournalRow:
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        """What it decided. Raises StoreError where the bytes are no actions."""
-        return tuple(map(decode_action, self.decided))
+        """What it decided. Raises StoreError, naming cycle and entry, where the bytes are no actions."""
+        return _decoded(self.decided, decode_action, f"cycle {self.cycle}, decided")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,13 @@ class RecordedAction:
     outcome: str | None
 
 
+class _EntryError(StoreError):
+    """One entry of the journal can't be read; names its cycle and place in it."""
+
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, zlib.error, TypeError)
+"""What damaged columns raise; TypeError where a column has something else than bytes."""
+
 _LARGEST = 2**63 - 1  # of an SQLite integer
 _block = msgspec.msgpack.Decoder(list[tuple[int, int, bytes]])
 
@@ -108,15 +125,61 @@ def _has_blocks(database: sqlite3.Connection) -> bool:
 def _cycles(database: sqlite3.Connection, after: int, last: int) -> Iterator[tuple[int, int, bytes]]:
     """(cycle, time, events) of the cycles after `after` up to `last`, wherever they are."""
     if _has_blocks(database):
-        for (body,) in database.execute(
-            "SELECT body FROM blocks WHERE last_cycle > ? AND first_cycle <= ? ORDER BY last_cycle", (after, last)
+        for first_cycle, last_cycle, body in database.execute(
+            "SELECT first_cycle, last_cycle, body FROM blocks WHERE last_cycle > ? AND first_cycle <= ? "
+            "ORDER BY last_cycle",
+            (after, last),
         ):
-            for cycle, now_ns, events in _block.decode(zlib.decompress(body)):
+            for cycle, now_ns, events in _block_of(first_cycle, last_cycle, body):
                 if after < cycle <= last:
                     yield cycle, now_ns, events
     yield from database.execute(
         "SELECT cycle, now_ns, events FROM journal WHERE cycle > ? AND cycle <= ? ORDER BY cycle", (after, last)
     )
+
+
+_Decoded = TypeVar("_Decoded")
+
+
+def _decoded(entries: Sequence[bytes], decode: Callable[[bytes], _Decoded], where: str) -> tuple[_Decoded, ...]:
+    """The entries, decoded. Raises _EntryError that begins with `where` and the number of the first that can't be."""
+    found: list[_Decoded] = []
+    try:
+        for one in entries:
+            found.append(decode(one))
+    except StoreError as error:
+        raise _EntryError(f"{where} entry {len(found) + 1} of {len(entries)}: {error}") from error
+    return tuple(found)
+
+
+def _block_of(first_cycle: int, last_cycle: int, body: bytes) -> list[tuple[int, int, bytes]]:
+    try:
+        return _block.decode(zlib.decompress(body))
+    except _UNREADABLE as error:
+        raise _EntryError(f"the block of cycles {first_cycle} to {last_cycle}: {error}") from error
+
+
+def _events_of(cycle: int, packed: bytes) -> tuple[Event, ...]:
+    try:
+        events = _event_list.decode(packed)
+    except _UNREADABLE as error:
+        raise _EntryError(f"cycle {cycle}: the list of its events can't be read: {error}") from error
+    return _decoded(events, decode_event, f"cycle {cycle},")
+
+
+def _action_of(action_id: str, body: bytes) -> Action:
+    try:
+        return decode_action(body)
+    except StoreError as error:
+        raise _EntryError(f"action {action_id}: {error}") from error
+
+
+def _detail_of(text: str) -> tuple[tuple[str, str], ...]:
+    """The numbers behind a sentence; of damaged ones what is wrong, so that the sentence can be read all the same."""
+    try:
+        return _detail.decode(text)
+    except _UNREADABLE as error:
+        return (("unreadable", str(error)),)
 
 
 class Reader:
@@ -133,15 +196,21 @@ class Reader:
 
     def load(self) -> Loaded:
         """What a restart begins with: the newest snapshot that can be read, and the cycles after it."""
-        with self._reading("read the newest snapshot") as database:
+        with self._reading("read its snapshots and the journal after them") as database:
             cycles = database.execute("SELECT cycle FROM snapshots ORDER BY cycle DESC").fetchall()
             for (cycle,) in cycles:
                 try:
-                    found = self._snapshot_of(database, cycle)
-                except (StoreError, msgspec.DecodeError, zlib.error) as error:
-                    _log.error("%s: snapshot of cycle %d passed over: %s", self.path, cycle, error)
+                    state = self._state_of(database, cycle)
+                except (StoreError, zlib.error) as error:
+                    _log.error(
+                        "%s: snapshot of cycle %d passed over: %s. The one before it and the journal give the same "
+                        "state",
+                        self.path,
+                        cycle,
+                        error,
+                    )
                     continue
-                return Loaded(*found, tuple(self._rows(database, cycle)))
+                return Loaded(state, self._newest_detectors(database), tuple(self._rows(database, cycle)))
             if forgotten_to := self._forgotten_to(database):
                 raise StoreError(
                     f"{self.path}: no snapshot can be read, and the journal begins after cycle {forgotten_to}. "
@@ -180,7 +249,7 @@ class Reader:
                 start, last = self._start(database, "WHERE cycle < ?", (story[0],), newest=True), story[1]
             else:
                 start, last = self._start(database, "", ()), None
-            state = None if start is None else self._snapshot_of(database, start)[0]
+            state = None if start is None else self._state_of(database, start)
             with closing(self._rows(database, start or 0, last)) as rows:
                 yield Running(state, rows if now_ns is None else takewhile(lambda row: row.now_ns <= now_ns, rows))
 
@@ -206,7 +275,7 @@ class Reader:
     def replaying_part(self, start: int | None, last: int | None) -> Iterator[Running]:
         """``replaying``, of one of ``parts``."""
         with self._reading("read the journal") as database:
-            state = None if start is None else self._snapshot_of(database, start)[0]
+            state = None if start is None else self._state_of(database, start)
             with closing(self._rows(database, start or 0, last)) as rows:
                 yield Running(state, rows)
 
@@ -218,11 +287,25 @@ class Reader:
             return self._start(database, "WHERE cycle < ?", (cycle,), newest=True), cycle
         return self._start(database, "WHERE now_ns <= ?", (now_ns,), newest=True), None
 
-    def journal_end(self, cycles: int) -> tuple[JournalRow, ...]:
-        """The newest cycles, at most so many of them."""
-        with self._reading("read the journal") as database:
+    def journal_end(self, cycles: int) -> tuple[tuple[JournalRow, ...], tuple[str, ...]]:
+        """The newest cycles, at most so many of them, that can be read; and what can't be, a sentence each.
+
+        For a report about the journal: also where it needs a newer release.
+        """
+        found: list[JournalRow] = []
+        complaints: list[str] = []
+        with self._reading("read the journal", any_release=True) as database:
             newest = database.execute("SELECT max(cycle) FROM journal").fetchone()[0] or 0
-            return tuple(self._rows(database, max(newest - cycles, 0)))
+            for (cycle,) in database.execute(
+                "SELECT cycle FROM journal WHERE cycle > ? ORDER BY cycle", (newest - cycles,)
+            ).fetchall():
+                try:
+                    (row,) = self._rows(database, cycle - 1, cycle)
+                    _ = row.actions
+                    found.append(row)
+                except _EntryError as error:
+                    complaints.append(str(error))
+        return tuple(found), tuple(complaints)
 
     def _start(
         self, database: sqlite3.Connection, where: str, values: tuple[object, ...], newest: bool = False
@@ -247,15 +330,34 @@ class Reader:
     def _from(self, database: sqlite3.Connection, cycle: int | None, last: int | None = None) -> Loaded:
         if cycle is None:
             return Loaded(None, {}, tuple(self._rows(database, 0, last)))
-        return Loaded(*self._snapshot_of(database, cycle), tuple(self._rows(database, cycle, last)))
+        return Loaded(self._state_of(database, cycle), {}, tuple(self._rows(database, cycle, last)))
 
     @staticmethod
-    def _snapshot_of(database: sqlite3.Connection, cycle: int) -> tuple[State, dict[str, bytes]]:
+    def _state_of(database: sqlite3.Connection, cycle: int) -> State:
+        """The state of the snapshot of this cycle. Raises StoreError or zlib.error where it can't be read."""
         packed = "packed" if _has_blocks(database) else "0"
-        state, detectors, is_packed = database.execute(
-            f"SELECT state, detectors, {packed} FROM snapshots WHERE cycle = ?", (cycle,)
+        state, is_packed = database.execute(
+            f"SELECT state, {packed} FROM snapshots WHERE cycle = ?", (cycle,)
         ).fetchone()
-        return decode_state(zlib.decompress(state) if is_packed else state), _detector_map.decode(detectors)
+        try:
+            encoded = zlib.decompress(state) if is_packed else state
+            if (sum_ := read_sums(database).get(cycle)) is not None and zlib.crc32(encoded) != sum_:
+                raise StoreError("its bytes are not those that were written (CRC-32)")
+            return decode_state(encoded)
+        except (StoreError, *_UNREADABLE) as error:
+            raise StoreError(f"snapshot of cycle {cycle}: {error}") from error
+
+    def _newest_detectors(self, database: sqlite3.Connection) -> dict[str, bytes]:
+        """The detectors' snapshots, of the newest of which they can be read: they may be older than the state."""
+        packed = "packed = 0" if _has_blocks(database) else "1"
+        for cycle, detectors in database.execute(
+            f"SELECT cycle, detectors FROM snapshots WHERE {packed} ORDER BY cycle DESC"
+        ):
+            try:
+                return _detector_map.decode(detectors)
+            except _UNREADABLE as error:
+                _log.error("%s: detectors' snapshots of cycle %d passed over: %s", self.path, cycle, error)
+        return {}
 
     @staticmethod
     def _forgotten_to(database: sqlite3.Connection) -> int:
@@ -271,7 +373,9 @@ class Reader:
         )
         action = actions.fetchone()
         for cycle, now_ns, events in _cycles(database, after, last):
-            told = tuple([decode_event(event) for event in _event_list.decode(events)])
+            if not isinstance(now_ns, int):
+                raise _EntryError(f"cycle {cycle}: its time is {now_ns!r}")
+            told = _events_of(cycle, events)
             decided: list[bytes] = []
             while action is not None and action[0] <= cycle:
                 if action[0] == cycle:
@@ -282,18 +386,23 @@ class Reader:
     def open_actions(self) -> list[Action]:
         """Actions of which it is not known what came of them, in the order in which they were decided."""
         with self._reading("read open actions") as database:
-            rows = database.execute("SELECT body FROM actions WHERE outcome IS NULL ORDER BY cycle, rowid").fetchall()
-        return [decode_action(body) for (body,) in rows]
+            rows = database.execute(
+                "SELECT action_id, body FROM actions WHERE outcome IS NULL ORDER BY cycle, rowid"
+            ).fetchall()
+            return [_action_of(action_id, body) for action_id, body in rows]
 
     def actions_of(self, job_id: str) -> list[RecordedAction]:
         """Every action kept for the job, in order. now_ns is 0 where the cycle's row has been forgotten."""
         with self._reading(f"read the actions of {job_id}") as database:
             rows = database.execute(
-                "SELECT actions.cycle, coalesce(now_ns, 0), body, outcome FROM actions "
+                "SELECT actions.cycle, coalesce(now_ns, 0), action_id, body, outcome FROM actions "
                 "LEFT JOIN journal ON journal.cycle = actions.cycle WHERE job_id = ? ORDER BY actions.rowid",
                 (job_id,),
             ).fetchall()
-        return [RecordedAction(cycle, now_ns, decode_action(body), outcome) for cycle, now_ns, body, outcome in rows]
+            return [
+                RecordedAction(cycle, now_ns, _action_of(action_id, body), outcome)
+                for cycle, now_ns, action_id, body, outcome in rows
+            ]
 
     def entries_of(self, subject: str) -> list[NumberedEntry]:
         """Every entry kept of the subject (a job id, or 'node:NAME'), in the order in which they were written."""
@@ -314,18 +423,23 @@ class Reader:
                 f"SELECT id, cycle, wall_ns, subject, kind, text, applied, detail FROM entries {where}", values
             ).fetchall()
         return [
-            NumberedEntry(entry_id, cycle, Entry(wall_ns, subject, kind, text, bool(applied), _detail.decode(detail)))
+            NumberedEntry(entry_id, cycle, Entry(wall_ns, subject, kind, text, bool(applied), _detail_of(detail)))
             for entry_id, cycle, wall_ns, subject, kind, text, applied, detail in rows
         ]
 
     @contextmanager
-    def _reading(self, what: str) -> Iterator[sqlite3.Connection]:
+    def _reading(self, what: str, any_release: bool = False) -> Iterator[sqlite3.Connection]:
+        """A connection that sees one moment of the file. any_release: also where a newer release wrote it."""
         with self._named(what):
             database = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
             with closing(database):
-                schema_of(database, self.path)
+                schema_of(database, self.path, any_release)
                 database.execute("BEGIN")  # one moment for all the queries of a call
                 yield database
+
+    def explaining(self, what: str) -> AbstractContextManager[None]:
+        """Have errors about rows that were read earlier name the file and what to do."""
+        return self._named(what)
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
@@ -337,7 +451,8 @@ class Reader:
         except StoreError as error:  # of the codec, which knows no file
             if str(error).startswith(f"{self.path}: "):
                 raise
-            raise StoreError(f"{self.path}: could not {what}: {error}. {WHEN_DAMAGED}") from error
+            advice = WHEN_ENTRY_DAMAGED if isinstance(error, _EntryError) else WHEN_DAMAGED
+            raise StoreError(f"{self.path}: could not {what}: {error}. {advice}") from error
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorname", type(error).__name__)
             advice = next((text for prefix, text in _ADVICE if code.startswith(prefix)), "")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from agent.schema.errors import StoreError
+from agent.schema.errors import NewerStoreError, StoreError
+from scheduler_feedback.store_needs import check_reader, minimum_reader, newer_text
 
 APPLICATION_ID = 0x47574A4E  # "GWJN"; https://sqlite.org/pragma.html#pragma_application_id
 
@@ -37,19 +38,26 @@ CREATE INDEX journal_by_time ON journal (now_ns);
 MIGRATIONS = (_SCHEMA_1, _SCHEMA_2)
 """From an empty file to the newest schema, a step each. A step that was released is never changed again."""
 
+SCHEMA_RELEASES = ("0.1.0", "0.1.0")
+"""The first release that reads each schema: an older one is told which to install."""
+
 SCHEMA_VERSION = len(MIGRATIONS)
 
 
-def schema_of(database: sqlite3.Connection, path: Path) -> int:
-    """The file's schema, from 1 to SCHEMA_VERSION. Raises StoreError where it is none of ours, or a newer build's."""
+def schema_of(database: sqlite3.Connection, path: Path, any_release: bool = False) -> int:
+    """The file's schema, from 1 to SCHEMA_VERSION.
+
+    any_release: also of a file that contains what this release cannot read. Raises StoreError where it is no journal of
+    gangwatch, NewerStoreError where only a newer release can read it.
+    """
     application, version = (
         int(database.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version")
     )
     if application != APPLICATION_ID:
         raise StoreError(f"{path}: an SQLite file, but no journal of gangwatch; move it out of the way")
     if version > SCHEMA_VERSION:
-        raise StoreError(
-            f"{path}: written by a newer gangwatch (schema {version}, this build knows {SCHEMA_VERSION}); "
-            "start that build again, or move the file aside to begin with an empty journal"
-        )
+        schema = f" (it has schema {version}, this release reads {SCHEMA_VERSION})"
+        raise NewerStoreError(newer_text(path, minimum_reader(database), [], schema))
+    if not any_release:
+        check_reader(database, path, SCHEMA_RELEASES[-1])
     return version

@@ -11,6 +11,7 @@
     ├── ReporterError              what a training process sent over the step socket or wrote in its ring
     ├── SubmissionError            a job that cannot be accepted as it stands
     ├── StoreError                 the journal could not be written or read
+    │   └── NewerStoreError        a newer release wrote it, and only that one can read it
     ├── TraceError                 a job trace or topology file that is not what it was said to be
     ├── DashboardError             a dashboard or rule that names what nobody publishes, or can't be built
     ├── StateFolderBusyError       another controller or supervisor holds the state folder
@@ -56,6 +57,10 @@ class SubmissionError(GangwatchError):
 
 class StoreError(GangwatchError):
     """The journal could not be written or read; what was to be recorded has not happened."""
+
+
+class NewerStoreError(StoreError):
+    """The journal contains what only a newer release can read; names that release. Nothing was changed."""
 
 
 class TraceError(GangwatchError):

@@ -15,9 +15,13 @@ import msgspec
 from agent.schema.errors import StoreError
 from scheduler_feedback.core.actions import Action, Entry
 from scheduler_feedback.core.events import Event
+from scheduler_feedback.core.formats import FORMATS
 from scheduler_feedback.core.state import State
 
 STATE_VERSION = 1
+
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError, OverflowError)
+"""What damaged bytes raise; TypeError where the database has something else than bytes."""
 
 _encoder = msgspec.msgpack.Encoder()
 _T = TypeVar("_T")
@@ -45,9 +49,11 @@ class _Union(Generic[_T]):
         try:
             name, body = self._envelope.decode(data)
             if name not in self._decoders:
-                raise StoreError(f"{self._what} of a kind that this build does not know: {name!r}")
+                raise StoreError(
+                    f"{self._what} of the unknown kind {name[:60]!r}: no gangwatch up to {FORMATS.newest} writes it"
+                )
             value: _T = self._decoders[name].decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except _UNREADABLE as error:
             raise StoreError(f"bytes that are no {self._what}: {error}") from error
         return value
 
@@ -87,7 +93,7 @@ def decode_entry(data: bytes) -> Entry:
     """The entry of these bytes. Raises StoreError where they are none."""
     try:
         return _entries.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise StoreError(f"bytes that are no entry: {error}") from error
 
 
@@ -102,7 +108,7 @@ def decode_state(data: bytes) -> State:
         if version != STATE_VERSION:
             raise StoreError(f"snapshot of version {version}; this build reads version {STATE_VERSION}")
         return _state_body.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise StoreError(f"bytes that are no state: {error}") from error
 
 

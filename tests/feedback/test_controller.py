@@ -93,6 +93,27 @@ def snapshot_of(controller: Controller) -> bytes:
     return controller.cycle.ask(encode_state).result(20)
 
 
+def test_a_journal_that_was_emptied_beside_records_of_jobs_is_not_begun_anew(tmp_path: Path, world: World) -> None:
+    """An empty journal knows no job and would end those that run; where there are none it is a first start."""
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "store.sqlite").touch()
+    with controlling(tmp_path, MemoryBackend(world)) as controller:
+        until(lambda: controller.ready() == (True, ""))
+    (tmp_path / "jobs" / "j-000001").mkdir()
+    with controlling(tmp_path, MemoryBackend(world)):
+        pass
+    (tmp_path / "store.sqlite").write_bytes(b"")
+    with (
+        pytest.raises(StoreError, match=r"store\.sqlite: it is empty, but .*jobs has records of jobs"),
+        controlling(tmp_path, MemoryBackend(world)),
+    ):
+        pass
+    assert (tmp_path / "store.sqlite").stat().st_size == 0, "nothing was changed"
+    (tmp_path / "store.sqlite").unlink()
+    with controlling(tmp_path, MemoryBackend(world)) as controller:
+        until(lambda: controller.ready() == (True, ""))
+
+
 # --- the plain way ---------------------------------------------------------------------------------------------------
 
 

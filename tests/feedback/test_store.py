@@ -298,9 +298,10 @@ def test_a_newer_schema_is_refused(path: Path) -> None:
     store = Store(path)
     store._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
     store.close()
-    refused = rf"newer gangwatch \(schema {SCHEMA_VERSION + 1}.*start that build again"
-    with pytest.raises(StoreError, match=refused):
+    refused = rf"needs a newer gangwatch \(it has schema {SCHEMA_VERSION + 1}.*Install a newer gangwatch"
+    with pytest.raises(StoreError, match=refused) as raised:
         Store(path)
+    assert "aside" not in str(raised.value)
     with pytest.raises(StoreError, match=refused):  # nor is it read as if it were of this build
         Reader(path).journal_all()
     with pytest.raises(StoreError, match=refused):
@@ -316,8 +317,36 @@ def test_a_file_that_is_no_journal_is_not_read_as_one(path: Path) -> None:
 def test_damaged_rows_are_named(store: Store) -> None:
     write(store, 1)
     store._connection.execute("UPDATE journal SET events = x'c1'")
-    with pytest.raises(StoreError, match=r"store\.sqlite: could not read the newest snapshot"):
+    with pytest.raises(
+        StoreError,
+        match=r"store\.sqlite: could not read its snapshots and the journal .*: cycle 1: the list of its events",
+    ):
         store.load()
+
+
+def test_an_event_of_an_unknown_kind_is_named_with_its_place_and_nobody_is_advised_to_begin_anew(store: Store) -> None:
+    write(store, 1)
+    alien = msgspec.msgpack.encode(("NodeRepainted", {"node": "n0"}))
+    store.append(2, 0, [CancelRequested("j-000001")], [], [])
+    (body,) = store._connection.execute("SELECT events FROM journal WHERE cycle = 2").fetchone()
+    body = msgspec.msgpack.encode([*msgspec.msgpack.decode(body), alien])
+    store._connection.execute("UPDATE journal SET events = ? WHERE cycle = 2", (body,))
+    with pytest.raises(StoreError, match=r"cycle 2, entry 2 of 2: .*'NodeRepainted'") as refused:
+        store.load()
+    assert "aside" not in str(refused.value) and "empty journal" not in str(refused.value)
+    assert "newest snapshot" not in str(refused.value)
+    assert "running jobs go on" in str(refused.value)
+
+
+@pytest.mark.parametrize("left", [1, 100, 511, 512, 4096])
+def test_a_file_that_was_cut_off_is_not_taken_for_a_new_journal(path: Path, left: int) -> None:
+    store = Store(path)
+    for cycle in range(1, 50):
+        write(store, cycle, text="x" * 500)
+    store.close()
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(StoreError, match=r"store\.sqlite: .*(damaged|malformed)"):
+        Store(path)
 
 
 # --- kill -9 ---------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from scheduler_feedback.store import Store
 PASSWORD = "hunter2hunter2"
 HEADER = "Bearer 9f8e7d6c5b4a"
 VARIABLE = 'sk-"quoted"-123456'
+LETTERS = 'pässwörd\\"-654321'
 ARGUMENT = "--wandb-login=me-and-only-me"
 
 
@@ -40,13 +41,21 @@ def state(tmp_path: Path) -> StateFolder:
         f'[agent]\nweb_config = "{web}"\n[otlp]\nendpoint = "http://127.0.0.1:9/v1"\nheaders_file = "{headers}"\n'
     )
     write_in_force(folder, InForce(str(file), {}, load(file)))
-    environment = {"WANDB_API_KEY": VARIABLE, "HOME": "/home/ann"}
+    environment = {"WANDB_API_KEY": VARIABLE, "DB_PASSWORD": LETTERS, "HOME": "/home/ann"}
     spec = JobSpec("train", ("python", "train.py", ARGUMENT), 1, user="ann", environment=environment)
     store = Store(folder.path / "store.sqlite")
-    store.append(1, 1, [Submitted("j-000001", spec)], [], [Entry(1, "j-000001", "submitted", f"said {folder.token()}")])
+    named = JobSpec(f"after {LETTERS}", ("python",), 1, user=VARIABLE)
+    store.append(
+        1,
+        1,
+        [Submitted("j-000001", spec), Submitted("j-000002", named)],
+        [],
+        [Entry(1, "j-000001", "submitted", f"said {folder.token()}")],
+    )
     store.close()
     folder.log_file("controller").write_text(
         f'time=1 message="token={folder.token()}"\ntime=2 message="{HEADER}"\ntime=3 message={json.dumps(VARIABLE)}\n'
+        f"time=4 {VARIABLE}\ntime=5 {LETTERS}\ntime=6 {json.dumps(LETTERS)}\n"
     )
     return folder
 
@@ -72,6 +81,9 @@ def test_no_secret_is_in_it(state: StateFolder, tmp_path: Path) -> None:
         HEADER.removeprefix("Bearer "),
         VARIABLE,
         json.dumps(VARIABLE)[1:-1],
+        LETTERS,
+        json.dumps(LETTERS)[1:-1],
+        json.dumps(LETTERS, ensure_ascii=False)[1:-1],
         ARGUMENT,
         "/home/ann",
     ):
@@ -89,9 +101,9 @@ def test_what_a_report_needs_is_in_it(state: StateFolder, tmp_path: Path) -> Non
     assert versions["gangwatch"] and versions["python"] and "numpy" in versions["packages"]
     assert json.loads(parts["configuration.json"])["otlp.endpoint"] == "http://127.0.0.1:9/v1"
     [row] = [json.loads(line) for line in parts["journal.jsonl"].splitlines()]
-    [submitted] = row["events"]
+    submitted, _ = row["events"]
     assert submitted["spec"]["command"] == ["python", "2 arguments"]
-    assert set(submitted["spec"]["environment"]) == {"WANDB_API_KEY", "HOME"}
+    assert set(submitted["spec"]["environment"]) == {"WANDB_API_KEY", "DB_PASSWORD", "HOME"}
     assert "time=1" in parts["log/controller.log"]
     assert parts["metrics.txt"] == "# no controller is running\n"
 
@@ -123,6 +135,13 @@ def test_a_bundle_never_overwrites(state: StateFolder, tmp_path: Path) -> None:
     with pytest.raises(GangwatchError, match="exists already"):
         pack(state, target)
     assert target.read_text() == "mine"
+
+
+def test_a_secret_is_blotted_out_in_every_form_that_a_part_may_have_it_in() -> None:
+    """As it is (a log's line, a traceback), and as JSON writes it with and without escapes of letters."""
+    for form in (LETTERS, json.dumps(LETTERS)[1:-1], json.dumps(LETTERS, ensure_ascii=False)[1:-1]):
+        assert blotted(f"<{form}>", [LETTERS]) == "<[removed]>"
+    assert blotted("<abcdef>", ["abcdef"]) == "<[removed]>"
 
 
 def test_secrets_are_blotted_out_longest_first(state: StateFolder) -> None:

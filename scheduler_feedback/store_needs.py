@@ -1,0 +1,100 @@
+"""Needs of a store: the release that its readers must have at least, and the features for which they must.
+
+Both are in the table `meta`: ``minimum_reader`` (a release) and ``features`` (a JSON object, name to release). They are
+written in the transaction that first writes something which the first release cannot read, and are never taken back.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from agent.schema.errors import NewerStoreError, StoreError
+from scheduler_feedback.core.formats import FIRST_RELEASE, FORMATS, Formats, version_key
+
+MINIMUM_READER = "minimum_reader"
+FEATURES = "features"
+
+MOST_NAMES = 5
+"""Names of features in one message."""
+
+UNCHANGED = "Nothing was changed, and running jobs go on under their shims"
+"""What holds whenever a store is refused: the controller does not start, and shims outlive controllers."""
+
+_features = msgspec.json.Decoder(dict[str, str])
+
+
+def this_release() -> str:
+    """The version of the installed distribution."""
+    try:
+        return importlib.metadata.version("gangwatch")
+    except importlib.metadata.PackageNotFoundError:
+        return FORMATS.newest
+
+
+def write_needs(database: sqlite3.Connection, used: Mapping[str, str]) -> None:
+    """Record that the store contains these features (name to release). Inside of the transaction that adds them."""
+    minimum, features = _read(database)
+    if used.keys() <= features.keys():
+        return
+    features |= used
+    minimum = max([minimum, *features.values()], key=version_key)
+    database.executemany(
+        "INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)",
+        [(MINIMUM_READER, minimum), (FEATURES, msgspec.json.encode(features, order="sorted").decode())],
+    )
+
+
+def raise_minimum(database: sqlite3.Connection, release: str) -> None:
+    """Record that the store needs at least this release. Inside of a transaction."""
+    minimum, _ = _read(database)
+    if version_key(release) > version_key(minimum):
+        database.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (MINIMUM_READER, release))
+
+
+def check_reader(database: sqlite3.Connection, path: Path, schema_release: str, formats: Formats = FORMATS) -> None:
+    """Raise NewerStoreError where the store contains what this release cannot read; StoreError where it is damaged.
+
+    schema_release: the release of the newest schema that this one reads.
+    """
+    try:
+        minimum, features = _read(database)
+        reads = max(map(version_key, (formats.newest, schema_release, this_release())))
+        is_newer = version_key(minimum) > reads
+    except (ValueError, msgspec.DecodeError) as error:
+        raise StoreError(
+            f"{path}: the release that it needs can't be read from its table meta: {error}. {UNCHANGED}. "
+            "Put back a copy made by `gangwatch backup`"
+        ) from None
+    unknown = sorted(features.keys() - formats.names.keys())
+    if is_newer or unknown:
+        raise NewerStoreError(newer_text(path, minimum, unknown))
+
+
+def newer_text(path: Path, minimum: str, unknown: list[str], schema: str = "") -> str:
+    """Why the store is refused, and what is safe to do. minimum: the release that it needs, '' where it names none."""
+    named = ", ".join(unknown[:MOST_NAMES]) + (f" and {len(unknown) - MOST_NAMES} more" if unknown[MOST_NAMES:] else "")
+    contains = f" (it contains {named})" if named else schema
+    needed = f"gangwatch {minimum} or newer" if minimum else "a newer gangwatch"
+    this = f"{'an earlier build of ' if minimum == this_release() else ''}gangwatch {this_release()}"
+    return (
+        f"{path}: reading it needs {needed}{contains}; this is {this}. {UNCHANGED}. Install {needed} and start it again"
+    )
+
+
+def minimum_reader(database: sqlite3.Connection) -> str:
+    """The release that the store names; '' where it names none or can't be asked."""
+    try:
+        row = database.execute("SELECT value FROM meta WHERE key = ?", (MINIMUM_READER,)).fetchone()
+    except sqlite3.Error:
+        return ""
+    return "" if row is None else str(row[0])
+
+
+def _read(database: sqlite3.Connection) -> tuple[str, dict[str, str]]:
+    rows = dict(database.execute("SELECT key, value FROM meta WHERE key IN (?, ?)", (MINIMUM_READER, FEATURES)))
+    return str(rows.get(MINIMUM_READER, FIRST_RELEASE)), _features.decode(str(rows.get(FEATURES, "{}")))
