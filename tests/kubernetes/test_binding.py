@@ -1,0 +1,149 @@
+"""Binding a pod where answers are lost: what an earlier try has done is looked at, and nothing else is taken for it.
+
+The API server is a list of answers: no real one loses them when a test wants it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from scheduler_feedback.backends.kubernetes import binding
+from scheduler_feedback.backends.kubernetes.attempt import Attempt, Member
+from scheduler_feedback.backends.kubernetes.binding import bind_all, bind_one, create_once
+from scheduler_feedback.backends.kubernetes.client import RefusedError, UnreachableError
+from scheduler_feedback.backends.kubernetes.objects import Pod
+from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, RANK, SLOTS
+from scheduler_feedback.core.job import Slot
+
+LOST = UnreachableError("POST: no answer")
+TAKEN = RefusedError("POST", 409, "Conflict", "pod train-0 is already assigned to a node")
+GONE = RefusedError("GET", 404, "NotFound", "pods train-0 not found")
+
+
+class Server:
+    """Answers requests from lists, an exception by raising it; the last answer is given again."""
+
+    def __init__(self, creates: list[Any], gets: list[Any] | None = None) -> None:
+        self._creates, self._gets = creates, gets or []
+        self.bodies: list[dict[str, Any]] = []
+        self.asked: list[str] = []
+
+    async def create(self, path: str, body: dict[str, Any]) -> bytes:
+        self.asked.append(path)
+        self.bodies.append(body)
+        return _answer(self._creates)
+
+    async def get(self, path: str, decoder: Any) -> Any:
+        self.asked.append(path)
+        return _answer(self._gets)
+
+
+def _answer(answers: list[Any]) -> Any:
+    answer = answers.pop(0) if len(answers) > 1 else answers[0]
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(binding, "_LONGEST_PAUSE_SECONDS", 0.0)
+
+
+def member(name: str = "train-0", uid: str = "uid-1", node: str = "n1") -> Member:
+    return Member(f"default/{name}", uid, node, range(2), (0, 1))
+
+
+def attempt(number: int = 3, *members: Member) -> Attempt:
+    return Attempt("j-1", number, "gang", (Slot("n1", 0), Slot("n1", 1)), members=list(members))
+
+
+def pod(uid: str = "uid-1", node: str = "n1", number: str = "3", name: str = "train-0") -> Pod:
+    metadata = {"name": name, "namespace": "default", "uid": uid, "annotations": {ATTEMPT: number}}
+    return msgspec.convert({"metadata": metadata, "spec": {"nodeName": node}}, Pod)
+
+
+def bound(server: Server, may_act: Callable[[], bool] = lambda: True) -> tuple[str, bool]:
+    """What came of binding the member: (failure, whether it counts as bound)."""
+    one = member()
+    return asyncio.run(bind_one(server, attempt(3, one), one, may_act)), one.bound  # type: ignore[arg-type]
+
+
+def test_a_binding_names_pod_node_attempt_and_slots() -> None:
+    server = Server([b""])
+    assert bound(server) == ("", True)
+    (body,) = server.bodies
+    assert server.asked == ["/api/v1/namespaces/default/pods/train-0/binding"]
+    assert body["metadata"]["uid"] == "uid-1"
+    assert body["metadata"]["annotations"] == {ATTEMPT: "3", SLOTS: "0,1", RANK: "0"}
+    assert body["target"]["name"] == "n1"
+
+
+def test_a_lost_answer_of_a_binding_that_was_done_is_a_binding() -> None:
+    assert bound(Server([LOST, TAKEN], [pod()])) == ("", True)
+    assert bound(Server([LOST, TAKEN], [LOST, LOST, pod()])) == ("", True)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pod(node="n2"),  # somebody else has bound it, to another node
+        pod(node=""),  # refused for another reason
+        pod(number="2"),  # an earlier attempt of ours has
+        pod(number=""),  # another scheduler has
+        pod(uid="uid-9"),  # another pod has the name by now
+        GONE,
+    ],
+)
+def test_a_pod_that_is_not_as_this_attempt_binds_it_is_not_taken_for_bound(found: Pod | Exception) -> None:
+    failure, is_bound = bound(Server([LOST, TAKEN], [found]))
+    assert not is_bound
+    assert "pod train-0" in failure and "already assigned" in failure
+    # The same where the server refuses at once: a controller before this one may have asked.
+    assert not bound(Server([TAKEN], [found]))[1]
+
+
+def test_the_same_is_asked_again_until_there_is_an_answer() -> None:
+    server = Server([LOST, LOST, LOST, b""])
+    assert bound(server) == ("", True)
+    assert len({str(body) for body in server.bodies}) == 1 and len(server.bodies) == 4
+
+
+@pytest.mark.parametrize(("found", "counts"), [(pod(), True), (pod(node="n2"), False), (pod(number="2"), False)])
+def test_who_leads_no_more_after_a_lost_answer_looks_at_what_was_done(found: Pod, counts: bool) -> None:
+    leads = iter([True, False])
+    failure, is_bound = bound(Server([LOST], [found]), lambda: next(leads))
+    assert is_bound is counts
+    assert failure == ("" if counts else "pod train-0: it is not to be bound any more")
+
+
+def test_who_leads_no_more_before_anything_was_asked_asks_nothing() -> None:
+    server = Server([b""], [pod()])
+    failure, is_bound = bound(server, lambda: False)
+    assert (is_bound, server.asked) == (False, []), "nor is a pod looked at that was never asked for"
+    assert "not to be bound" in failure
+
+
+def test_a_gang_is_bound_but_for_those_that_are_and_every_failure_is_told() -> None:
+    first, second, third = member("train-0"), member("train-1", "uid-2"), member("train-2", "uid-3")
+    first.bound = True
+    server = Server([TAKEN], [pod(node="n9")])
+    failures = asyncio.run(bind_all(server, attempt(3, first, second, third), lambda: True))  # type: ignore[arg-type]
+    assert [failure.partition(":")[0] for failure in failures] == ["pod train-1", "pod train-2"]
+    assert (first.bound, second.bound, third.bound) == (True, False, False)
+    assert not any("train-0" in path for path in server.asked)
+
+
+def test_a_pod_whose_creation_was_not_answered_is_found_by_its_name() -> None:
+    body = {"metadata": {"name": "probe-1"}}
+    exists = RefusedError("POST", 409, "AlreadyExists", "pods probe-1 already exists")
+    made = asyncio.run(create_once(Server([LOST, exists], [pod(uid="uid-7")]), "/pods", body, lambda: True))  # type: ignore[arg-type]
+    assert made == "uid-7"
+    with pytest.raises(RefusedError):
+        asyncio.run(create_once(Server([LOST, GONE]), "/pods", body, lambda: True))  # type: ignore[arg-type]

@@ -1,0 +1,213 @@
+"""Only a job that declares it can be restarted is signalled, requeued or kept off a node. No Slurm needed.
+
+The backend is the real one; its commands answer with what Slurm 22.05.8 printed, of which the job's own words change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm import Commands, Settings, SlurmBackend
+from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode
+from scheduler_feedback.backends.slurm.opt_in import OptIn, of_comment, of_script
+from scheduler_feedback.backends.slurm.translate import hosted, why_not
+from scheduler_feedback.core.actions import StopGang
+from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.events import Hosted
+from scheduler_feedback.core.job import StopReason
+from scheduler_feedback.core.state import State
+
+RECORDED = Path(__file__).with_name("recorded") / "22.05.8"
+OPTED_IN = "gangwatch:restartable,signal=USR1,grace=60"
+CHANGES = ("update", "requeue", "create", "delete")
+NUMBER = 1  # of the recorded job that runs
+
+
+class RecordedCommands(Commands):
+    """Slurm's commands, answered from the recording. comment, script, facts: the running job's."""
+
+    def __init__(self, comment: str, script: str = "", facts: dict[str, str] | None = None) -> None:
+        super().__init__(text=True)
+        first, *rest = (RECORDED / "jobs.txt").read_text().splitlines()
+        for before, after in {OPTED_IN: comment, **(facts or {})}.items():
+            assert before in first
+            first = first.replace(before, after)
+        self.jobs_text = "\n".join([first, *rest])
+        self.first = first
+        self.batch_script = script
+        self.changes: list[tuple[str, ...]] = []
+
+    async def _run(self, command: tuple[str, ...], given: str | None = None) -> bytes:
+        match command:
+            case ("sinfo", "--version"):
+                return b"slurm 22.05.8\n"
+            case ("scontrol", "--oneliner", "show", "nodes"):
+                return (RECORDED / "nodes.txt").read_bytes()
+            case ("scontrol", "--oneliner", "--details", "show", "jobs"):
+                return self.jobs_text.encode()
+            case ("scontrol", "--oneliner", "--details", "show", "job", _):
+                return self.first.encode()
+            case ("scontrol", "write", "batch_script", _, "-"):
+                return self.batch_script.encode()
+            case ("squeue", *_):
+                return b"1|RUNNING|gpu[001-002]|\n"
+        assert command[0] == "scancel" or command[1] in CHANGES, f"a command that was not recorded: {command}"
+        self.changes.append(command)
+        return b""
+
+
+def asked(state: State) -> Callable[[Callable[[State], Any]], Future[Any]]:
+    def ask(question: Callable[[State], Any]) -> Future[Any]:
+        answer: Future[Any] = Future()
+        answer.set_result(question(state))
+        return answer
+
+    return ask
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Callable[[RecordedCommands], SlurmBackend]]:
+    """Starts a backend against such commands, with a cycle that can be asked."""
+    started: list[SlurmBackend] = []
+
+    def start(commands: RecordedCommands) -> SlurmBackend:
+        backend = SlurmBackend(tmp_path, commands, Settings(idle_seconds=0.2, attentive_seconds=0.2))
+        started.append(backend)
+        backend.start(20.0)
+        backend.attend(asked(State(nodes={name: Node(name, 8) for name in ("gpu001", "gpu002")})))
+        return backend
+
+    yield start
+    for backend in started:
+        backend.stop()
+
+
+def move() -> StopGang:
+    return StopGang("a-1", f"slurm-{NUMBER}", 0, "SIGTERM", 0.0, StopReason.MIGRATE, "gpu002 is slow")
+
+
+def seen(backend: SlurmBackend) -> Hosted:
+    """What the cycle learns of the running job."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        for event in backend.observe(()):
+            if isinstance(event, Hosted) and event.job_id == f"slurm-{NUMBER}":
+                return event
+        time.sleep(0.01)
+    raise AssertionError("the running job is not reported")
+
+
+DECLARED = [
+    (OPTED_IN, "", {}),
+    ("gangwatch:restartable", "", {}),
+    ("my run", "#!/bin/sh\n#SBATCH --signal=B:USR1@90\n", {}),
+]
+UNDECLARED = [
+    ("my run", "", {}, "it has not opted in"),
+    ("gangwatch:signal=USR1", "#!/bin/sh\ntrain\n", {}, "it has not opted in"),
+    ("restartable", "", {}, "it has not opted in"),
+    ("gangwatch:restartable,retries=3", "#SBATCH --signal=USR1", {}, "'retries=3' is no word"),
+    (OPTED_IN, "", {"Requeue=1": "Requeue=0"}, "--no-requeue"),
+    (OPTED_IN, "", {"BatchFlag=1": "BatchFlag=0"}, "no batch job"),
+    ("my run", "#SBATCH --signal=USR1", {"Requeue=1": "Requeue=0"}, "it has not opted in"),
+]
+
+
+@pytest.mark.parametrize(("comment", "script", "facts"), DECLARED)
+def test_a_job_that_has_opted_in_is_moved(
+    running: Callable[[RecordedCommands], SlurmBackend], comment: str, script: str, facts: dict[str, str]
+) -> None:
+    commands = RecordedCommands(comment, script, facts)
+    backend = running(commands)
+    assert seen(backend).spec.restartable
+    backend.apply(move())
+    deadline = time.monotonic() + 20
+    while not commands.changes and time.monotonic() < deadline:
+        time.sleep(0.01)
+    first = commands.changes[0]
+    assert first[0] == "scancel" or first == ("scontrol", "requeue", str(NUMBER))
+    assert str(NUMBER) in first
+
+
+@pytest.mark.parametrize(("comment", "script", "facts", "why"), UNDECLARED)
+def test_a_job_that_has_not_opted_in_is_never_touched(
+    running: Callable[[RecordedCommands], SlurmBackend], comment: str, script: str, facts: dict[str, str], why: str
+) -> None:
+    commands = RecordedCommands(comment, script, facts)
+    backend = running(commands)
+    assert not seen(backend).spec.restartable, "so the cycle never asks for a move"
+    with pytest.raises(BackendError, match=f"slurm-1 is not moved: .*{why}"):
+        backend.apply(move())
+    requests = commands.requests
+    deadline = time.monotonic() + 20
+    while commands.requests < requests + 3 and time.monotonic() < deadline:
+        time.sleep(0.01)  # some looks more
+    assert commands.changes == []
+
+
+def test_a_cancellation_needs_no_opt_in(running: Callable[[RecordedCommands], SlurmBackend]) -> None:
+    commands = RecordedCommands("my run")
+    backend = running(commands)
+    seen(backend)
+    backend.apply(StopGang("a-1", "slurm-1", 0, "SIGTERM", 0.0, StopReason.CANCEL, "ann has asked"))
+    deadline = time.monotonic() + 20
+    while not commands.changes and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert commands.changes[0] == ("scancel", "1")
+
+
+# --- the pure parts --------------------------------------------------------------------------------------------------
+
+JOB = SlurmJob(7, "RUNNING", nodes=("n1",), gpus=((0, 1),), partition="batch")
+NODES = {"n1": SlurmNode("n1", 8)}
+
+
+@pytest.mark.parametrize(
+    ("opted", "batch", "requeue", "may"),
+    [
+        (OptIn(True), True, True, True),
+        (OptIn(), True, True, False),
+        (OptIn(True), False, True, False),
+        (OptIn(True), True, False, False),
+        (OptIn(complaint="'x' is no word"), True, True, False),
+    ],
+)
+def test_what_the_cycle_is_told_and_what_the_backend_refuses_agree(
+    opted: OptIn, batch: bool, requeue: bool, may: bool
+) -> None:
+    job = SlurmJob(7, "RUNNING", nodes=("n1",), gpus=((0, 1),), partition="batch", batch=batch, requeue=requeue)
+    event = hosted(job, opted, NODES)
+    assert event is not None
+    assert event.spec.restartable is may
+    assert (why_not(job, opted) == "") is may
+
+
+def test_what_is_declared_decides_how_it_is_stopped() -> None:
+    event = hosted(JOB, of_comment("gangwatch:restartable,signal=USR2,grace=7,restart=90,every=600"), NODES)
+    assert event is not None
+    spec = event.spec
+    assert (spec.checkpoint_signal, spec.grace_seconds) == ("SIGUSR2", 7.0)
+    assert (spec.restart_cost_seconds, spec.checkpoint_interval_seconds) == (90.0, 600.0)
+    without = hosted(JOB, of_comment("gangwatch:restartable,grace=7"), NODES)
+    assert without is not None
+    assert without.spec.grace_seconds == 0.0, "nobody waits for a job that is not signalled"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "#!/bin/sh\n# SBATCH --signal=USR1\n",
+        "#!/bin/sh\necho '#SBATCH' --signal=USR1\n",
+        "#SBATCH --signal=NONSENSE\n",
+        "#SBATCH --signals=USR1\n",
+    ],
+)
+def test_a_script_that_declares_no_signal_has_not_opted_in(script: str) -> None:
+    assert not of_script(script).restartable
