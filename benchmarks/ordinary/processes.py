@@ -141,7 +141,7 @@ def _status(process: psutil.Process) -> str:
 
 
 def _alive(process: psutil.Process) -> bool:
-    return process.is_running()
+    return bool(process.is_running())
 
 
 def _schedule(pid: int) -> tuple[float, float]:
