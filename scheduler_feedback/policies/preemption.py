@@ -13,7 +13,7 @@ from __future__ import annotations
 from heapq import merge
 
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
-from scheduler_feedback.core.plan import Tier
+from scheduler_feedback.core.plan import NOWHERE, TIERS, Tier
 from scheduler_feedback.core.state import Estimates, Mode, Order, State
 from scheduler_feedback.core.turn import Turn, nanoseconds
 from scheduler_feedback.policies import history, order
@@ -72,8 +72,8 @@ def choose(turn: Turn, ledger: Ledger) -> list[Job]:
     left = ledger.capacity.slots + ledger.capacity.spare_slots
     for job in running:
         if job.stop_reason is None:
-            left -= len(job.ranks)
-    left += sum(len(job.ranks) for job in movable)
+            left -= _counted(ledger, job)
+    left += sum(_counted(ledger, job) for job in movable)
     left -= sum(len(slots) for job_id, slots in ledger.claims.items() if job_id not in ledger.held)
     unlent = ledger.capacity.spare_slots  # of what is left, what only those may have that give it back
     ranked = sorted(order.key_of(state, job) for job in movable)
@@ -84,7 +84,7 @@ def choose(turn: Turn, ledger: Ledger) -> list[Job]:
             break
         job = state.jobs[key[-1]]
         waits = job.state is JobState.PENDING
-        ranks = (job.spec.min_ranks or job.spec.ranks) if waits else len(job.ranks)
+        ranks = (job.spec.min_ranks or job.spec.ranks) if waits else _counted(ledger, job)
         kept_free = 0 if not unlent or may_borrow(job.spec) else unlent
         if waits and (job.not_before_ns > now_ns or ledger.shares.room(job.spec.queue, ranks) is not None):
             continue
@@ -103,6 +103,16 @@ def choose(turn: Turn, ledger: Ledger) -> list[Job]:
         for job in sorted(stopped, key=lambda job: (lost_gpu_seconds(job, now_ns), job.job_id)):
             stop_for(turn, ledger, job, starting[0])
     return starting
+
+
+def _counted(ledger: Ledger, job: Job) -> int:
+    """Slots of the running gang that are part of the capacity: those on nodes out of use or on probation are not."""
+    plan = ledger.plan
+    if not ledger.capacity.unusable and not any(plan.slots_in[Tier.PROBATION :: TIERS]):
+        return len(job.ranks)
+    numbers, pools = plan.topology.number, plan.pool
+    found = (pools[numbers[rank.slot.node]] for rank in job.ranks if rank.slot.node in numbers)
+    return sum(pool != NOWHERE and pool % TIERS != Tier.PROBATION for pool in found)
 
 
 # --- the fair order: only where it pays ------------------------------------------------------------------------------
