@@ -259,6 +259,7 @@ class Users:
         free = os.statvfs(self.cluster.folder)
         most = min(MOST_LOG_BYTES, int(LOG_SHARE * free.f_bavail * free.f_frsize))
         total = most if self.random.random() < 0.25 else self.random.randrange(2**20, max(2**21, most // 8))
+        total -= total % 100  # whole lines
         job = self._work("long_log", {"seconds": 1.0, "log_bytes": total})
         self.later(20.0, lambda: self._read_log(job, total))
 

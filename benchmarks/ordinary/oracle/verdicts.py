@@ -57,7 +57,7 @@ def _starved(facts: Facts, verdict: Document) -> bool:
     mine = shares.get(verdict["rank"])
     if mine is None:
         return not shares  # it has ended: nobody can tell any more
-    middle = sorted(shares.values())[len(shares) // 2]
+    middle = sorted(shares.values())[(len(shares) - 1) // 2]
     return mine > STARVED_SHARE and mine > STARVED_TIMES * middle
 
 

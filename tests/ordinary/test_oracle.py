@@ -1,0 +1,362 @@
+"""The oracle catches each defect in a history that is right but for that one defect."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.ordinary import oracle as oracle_package
+from benchmarks.ordinary.oracle.facts import Failure, Process
+from tests.ordinary.history import BEGIN, History
+
+
+@pytest.fixture
+def history() -> History:
+    """A gang of two, a finished job, a failed one, and one that waits for its turn: nothing is wrong."""
+    made = History()
+    for job, ranks in (("j-000001", 2), ("j-000002", 1)):
+        made.submit(job, ranks)
+    made.submit("j-000003", 1, fails=True)
+    made.submit("j-000004", 4)
+    made.start("j-000001", ("node-0", 0), ("node-0", 1))
+    made.start("j-000002", ("node-1", 0))
+    made.end("j-000002")
+    made.start("j-000003", ("node-1", 0))
+    made.end("j-000003", code=3)
+    made.wait("j-000004", "first in the queue; needs 4 slots, 2 can be had now; expected to start in 60 min")
+    made.queue["reserved_for"] = "j-000004"
+    return made
+
+
+def checks(found: list[Failure]) -> set[str]:
+    return {failure.check for failure in found}
+
+
+def test_a_history_without_a_defect_has_no_failure(history: History) -> None:
+    assert history.judge(last=120.0) == []
+
+
+def test_a_slot_held_twice_is_caught_at_once_by_what_is_said(history: History) -> None:
+    history.submit("j-000005")
+    history.start("j-000005", ("node-0", 1))
+    assert {"slots_once", "processes_fit"} <= checks(history.judge())
+
+
+def test_more_ranks_than_slots_are_caught_by_the_processes_alone(history: History) -> None:
+    history.submit("j-000005")
+    history.start("j-000005", ("node-1", 0))
+    # gangwatch says nothing wrong; but two more ranks of it run on the node than it has slots for.
+    history.processes.append(Process(900, "j-000009", 1, 0, "node-0", True, BEGIN + 2))
+    assert checks(history.judge()) == {"processes_fit"}
+
+
+def test_a_slot_that_does_not_exist_is_caught(history: History) -> None:
+    history.submit("j-000005")
+    history.start("j-000005", ("node-1", 2))
+    assert "slots_once" in checks(history.judge())
+
+
+def test_a_job_lost_is_caught(history: History) -> None:
+    del history.jobs["j-000004"]
+    assert checks(history.judge()) == {"job_lost"}
+
+
+def test_a_rank_started_twice_in_an_attempt_is_caught(history: History) -> None:
+    history.facts.lives["j-000002", 1, 0].starts = 2
+    assert checks(history.judge()) == {"run_twice"}
+
+
+def test_a_job_that_completed_and_ran_again_is_caught(history: History) -> None:
+    history.start("j-000002", ("node-1", 0), seconds=12.0)
+    assert "run_twice" in checks(history.judge())
+
+
+def test_a_failed_job_without_retries_that_ran_again_is_caught(history: History) -> None:
+    history.start("j-000003", ("node-1", 1), seconds=12.0)
+    assert "run_twice" in checks(history.judge())
+
+
+def test_a_failed_job_with_retries_may_run_again(history: History) -> None:
+    history.submit("j-000005", fails=True, max_retries=1)
+    history.start("j-000005", ("node-1", 0))
+    history.end("j-000005", code=1)
+    history.start("j-000005", ("node-1", 0), seconds=12.0)
+    assert history.judge() == []
+
+
+def test_two_attempts_at_the_same_time_are_caught(history: History) -> None:
+    old = next(one for one in history.processes if one.job == "j-000001")
+    history.start("j-000001", ("node-1", 0), ("node-1", 1), seconds=12.0)
+    assert old in history.processes
+    assert "run_twice" in checks(history.judge())
+
+
+@pytest.mark.parametrize("leader", [True, False])
+def test_a_stray_process_of_an_ended_job_is_caught(history: History, leader: bool) -> None:
+    history.processes.append(Process(900, "j-000002", 1, 0, "node-1", leader, BEGIN + 3))
+    assert "left_behind" in checks(history.judge())
+
+
+def test_a_stray_process_of_an_earlier_attempt_is_caught(history: History) -> None:
+    history.submit("j-000005", restartable=True)
+    history.start("j-000005", ("node-1", 0))
+    history.processes.append(replace(history.processes[-1], leader=False, pid=900))
+    history.facts.lives["j-000005", 1, 0].terminated = BEGIN + 8
+    history.processes = [one for one in history.processes if not (one.job == "j-000005" and one.leader)]
+    history.start("j-000005", ("node-1", 0), seconds=12.0)
+    assert checks(history.judge()) == {"left_behind"}
+
+
+def test_running_without_a_process_is_caught_once_it_lasts(history: History) -> None:
+    history.processes = []
+    assert history.judge() == []
+    assert checks(history.judge(20.0, 40.0)) == {"state_true"}
+
+
+def test_running_on_another_node_than_said_is_caught(history: History) -> None:
+    history.processes[0] = replace(history.processes[0], node="node-1")
+    assert checks(history.judge()) == {"state_true"}
+
+
+def test_another_pid_than_said_is_caught(history: History) -> None:
+    history.jobs["j-000001"]["ranks"][0]["pid"] = 77
+    assert checks(history.judge()) == {"state_true"}
+
+
+def test_completed_without_every_rank_ending_with_zero_is_caught(history: History) -> None:
+    history.facts.lives["j-000002", 1, 0].code = None
+    assert checks(history.judge()) == {"end_true"}
+
+
+def test_a_wrong_exit_code_is_caught(history: History) -> None:
+    history.jobs["j-000003"]["ranks"][0]["exit_code"] = 1
+    assert "exit_code" in checks(history.judge())
+
+
+def test_a_failure_for_a_reason_that_is_not_so_is_caught(history: History) -> None:
+    history.jobs["j-000003"]["reason"] = "rank 0 on node node-1 exited with 9"
+    assert checks(history.judge()) == {"end_true"}
+
+
+def test_a_failure_of_a_job_that_does_not_fail_is_caught(history: History) -> None:
+    history.jobs["j-000002"] |= {"state": "failed", "reason": "the backend gave no reason"}
+    assert "end_true" in checks(history.judge())
+
+
+def test_a_job_cancelled_that_nobody_cancelled_is_caught(history: History) -> None:
+    history.jobs["j-000002"] |= {"state": "cancelled", "reason": "cancelled"}
+    assert checks(history.judge()) == {"end_true"}
+
+
+def test_a_cancel_that_is_not_done_is_caught(history: History) -> None:
+    history.command("cancel", "j-000001")
+    assert history.judge(19.0, 25.0) == []
+    assert checks(history.judge(26.0, 90.0)) == {"cancelled"}
+
+
+@pytest.mark.parametrize(
+    ("key", "seconds"), [("submitted_ns", 9.0), ("submitted_ns", 0.1), ("ended_ns", 5.0), ("attempt_started_ns", 3.0)]
+)
+def test_a_time_that_cannot_be_is_caught(history: History, key: str, seconds: float) -> None:
+    history.jobs["j-000002"][key] = int((BEGIN + seconds) * 1e9)
+    assert checks(history.judge()) == {"time_true"}
+
+
+def test_a_start_while_all_is_frozen_is_caught(history: History) -> None:
+    history.command("freeze", seconds=0.5)
+    history.command("thaw", seconds=8.0)
+    assert "frozen" in checks(history.judge())
+
+
+def test_a_start_on_a_node_in_maintenance_is_caught(history: History) -> None:
+    history.command("maintenance", "node-0", seconds=1.2)
+    assert checks(history.judge()) == {"maintenance"}
+
+
+@pytest.mark.parametrize(
+    "said", [{"state": "pending"}, {"attempt": 2}, {"ranks_total": 3}, {"queue": "guest"}, {"exit_codes": [0, 0]}]
+)
+@pytest.mark.parametrize("source", ["gangwatch jobs", "page /jobs"])
+def test_command_line_and_page_that_disagree_with_the_api_are_caught(
+    history: History, source: str, said: dict[str, object]
+) -> None:
+    history.judge()
+    history.state(source, "j-000001", **said)
+    assert checks(history.judge(20.0)) == {"agreement"}
+
+
+def test_a_job_on_the_page_that_the_api_does_not_have_is_caught(history: History) -> None:
+    history.judge()
+    history.state("page /", "j-000999", state="running")
+    assert checks(history.judge(20.0)) == {"agreement"}
+
+
+def test_what_changed_in_between_may_be_told_either_way(history: History) -> None:
+    history.judge()
+    history.state("page /", "j-000001", state="stopping")
+    history.jobs = {name: dict(job) for name, job in history.jobs.items()}
+    history.jobs["j-000001"]["state"] = "stopping"
+    assert history.judge(20.0) == []
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "all actions are frozen by ordinary",
+        "waits until j-000001 ends",
+        "needs 2 slots, which are not free together; behind j-000004 in the queue",
+        "needs 2 slots, which are not free together",
+        "there is room, but it is expected to run too long: j-000001, first in the queue, would be delayed",
+        "first in the queue; needs 2 slots, 3 can be had now; expected to start in 5 s",
+        "queue small may hold 2 slots, and holds 2",
+        "asks for 2 ranks; the nodes that a gang can share now have 4 slots together",
+        "its place on node-1:0,1 is not free yet",
+        "it is written in the stars",
+        "",
+    ],
+)
+def test_a_wrong_reason_is_caught(history: History, reason: str) -> None:
+    history.submit("j-000005", 2)
+    history.wait("j-000005", reason)
+    found = history.judge(last=60.0)
+    assert checks(found) == {"reason"}
+    assert found[0].subject == "j-000005"
+
+
+@pytest.mark.parametrize("word", ["completes", "ends", "starts"])
+def test_a_dependency_that_is_met_is_no_reason(history: History, word: str) -> None:
+    history.submit("j-000005", 1, after=[("j-000002", "ok")])
+    history.wait("j-000005", f"waits until j-000002 {word}")
+    assert checks(history.judge(last=60.0)) == {"reason"}
+
+
+def test_a_dependency_that_is_not_met_is_a_reason(history: History) -> None:
+    history.submit("j-000005", 1, after=[("j-000001", "ok")])
+    history.wait("j-000005", "waits until j-000001 completes")
+    assert history.judge(last=60.0) == []
+
+
+def test_a_limit_that_does_not_bind_is_caught(history: History) -> None:
+    history.facts.queues = {"small": {"name": "small", "limit": 4}}
+    history.submit("j-000005", 1, queue="small")
+    history.wait("j-000005", "queue small may hold 4 slots, and holds 0")
+    assert checks(history.judge(last=60.0)) == {"reason"}
+
+
+def test_the_first_in_the_queue_that_waits_with_room_is_caught(history: History) -> None:
+    history.jobs["j-000004"] |= {"size": 2}
+    history.facts.owner_of["j-000004"].request["ranks"] = 2
+    history.wait("j-000004", "first in the queue; needs 2 slots, 2 can be had now; expected to start in 1 s")
+    assert "room" in checks(history.judge(last=60.0))
+
+
+def quota_history(straddles: bool = False) -> History:
+    """Guests hold all four slots, their quota is two; the owner's job waits for two of its own."""
+    made = History()
+    made.facts.policy = {"preempt": True, "min_run_seconds": 30.0}
+    made.facts.queues = {"owner": {"name": "owner", "quota": 2}, "guest": {"name": "guest", "quota": 2}}
+    places = [("node-0", 0), ("node-0", 1), ("node-1", 0), ("node-1", 1)]
+    guests = [places] if straddles else [places[:2], places[2:]]
+    for number, where in enumerate(guests):
+        job = f"j-00000{number + 1}"
+        made.submit(job, len(where), queue="guest", preemptible=True, restartable=True)
+        made.start(job, *where)
+    made.submit("j-000009", 2, queue="owner")
+    made.wait("j-000009", "first in the queue; needs 2 slots, 0 can be had now; expected to start in 60 min")
+    made.queue["reserved_for"] = "j-000009"
+    return made
+
+
+@pytest.mark.parametrize("straddles", [False, True])
+def test_a_quota_that_is_honoured_late_is_caught(straddles: bool) -> None:
+    history = quota_history(straddles)
+    assert history.judge(19.0, 36.0) == []  # legal from 31.9 s on: guests have run their least time
+    found = history.judge(37.0, 45.0)
+    assert checks(found) == {"quota"}
+    assert found[0].wall - BEGIN < 32 + 5 + 2
+
+
+def test_a_quota_that_is_honoured_in_time_is_no_failure() -> None:
+    history = quota_history()
+    history.judge(19.0, 34.0)
+    history.jobs["j-000002"]["state"] = "stopping"
+    history.wait("j-000009", "its place on node-1:0,1 is not free yet")
+    assert history.judge(35.0, 60.0) == []
+
+
+def test_guests_that_may_not_be_stopped_owe_nothing() -> None:
+    history = quota_history()
+    for job in ("j-000001", "j-000002"):
+        history.facts.owner_of[job].request["preemptible"] = False
+    assert history.judge(last=120.0) == []
+
+
+def test_a_verdict_against_an_innocent_is_caught(history: History) -> None:
+    history.accuse("j-000001", 1, "straggler", "compute", 15.0)
+    assert checks(history.judge()) == {"false_verdict"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "verdict", "cause"),
+    [
+        ("held", 0, "straggler", "suspended"),  # the other rank was held
+        ("held", 1, "workload", "checkpoint"),
+        ("stopped", 1, "straggler", "cpu-contention"),
+        ("killed", 1, "hang", "never-arrived"),
+    ],
+)
+def test_a_wrong_verdict_about_a_disturbed_job_is_caught(
+    history: History, kind: str, rank: int, verdict: str, cause: str
+) -> None:
+    history.disturb(kind, "j-000001", 1, 10.0)
+    history.accuse("j-000001", rank, verdict, cause, 15.0)
+    assert checks(history.judge()) == {"false_verdict"}
+
+
+def test_a_verdict_before_the_disturbance_is_caught(history: History) -> None:
+    history.disturb("held", "j-000001", 1, 10.0)
+    history.accuse("j-000001", 1, "straggler", "suspended", 5.0)
+    assert checks(history.judge()) == {"false_verdict"}
+
+
+def test_a_starved_rank_may_be_reported_as_such(history: History) -> None:
+    history.processes = [replace(one, waited=8.0 if one.rank == 1 else 0.1) for one in history.processes]
+    history.accuse("j-000001", 1, "straggler", "cpu-contention", 15.0)
+    assert history.judge() == []
+
+
+def test_a_disturbance_that_is_not_found_in_time_is_caught(history: History) -> None:
+    history.disturb("stopped", "j-000001", 1, 20.0, expected=70.0)
+    assert history.judge(21.0, 89.0) == []
+    assert checks(history.judge(90.0, 100.0)) == {"missed_verdict"}
+
+
+def test_a_disturbance_that_is_found_is_no_failure(history: History) -> None:
+    history.disturb("stopped", "j-000001", 1, 20.0, expected=70.0)
+    history.accuse("j-000001", 1, "hang", "never-arrived", 61.0)
+    assert history.judge(62.0, 200.0) == []
+
+
+def test_a_daemon_that_ends_by_itself_is_caught(history: History) -> None:
+    history.daemon_ends("controller")
+    assert checks(history.judge()) == {"daemon_ended"}
+
+
+def test_a_daemon_that_the_harness_killed_is_no_failure(history: History) -> None:
+    history.daemon_ends("controller", touched=BEGIN + 5)
+    assert history.judge() == []
+
+
+def test_the_oracle_imports_nothing_of_what_it_judges() -> None:
+    folder = Path(oracle_package.__file__).parent
+    for file in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                ours = name.split(".")[0] in ("agent", "exporter", "scheduler_feedback", "dashboards", "gangwatch")
+                assert not ours, f"{file.name} imports {name}"
+                assert not name.startswith("benchmarks") or name.startswith("benchmarks.ordinary.oracle"), name
