@@ -118,15 +118,13 @@ class ProcessTable:
 
 def daemon_name(command: list[str]) -> str:
     """Name of a daemon by its command line: 'controller', 'agent node-0', 'supervisor'; '' for anything else."""
-    words = [word for word in command if not word.startswith("-")]
     if "agent" in command:
         node = command[command.index("--node") + 1] if "--node" in command else "?"
         return f"agent {node}"
     if "controller" in command:
         return "controller"
-    if "up" in words or "supervisor" in words or any("supervis" in word for word in command):
-        return "supervisor"
-    return ""
+    # `gangwatch up` itself ends once all are ready; what stays is its child.
+    return "supervisor" if "up" in command and "--foreground" in command else ""
 
 
 def _status(process: psutil.Process) -> str:
