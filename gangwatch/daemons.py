@@ -301,9 +301,10 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int 
     from starlette.routing import Mount, Route
 
     from exporter.asgi import create_server
-    from exporter.prometheus import TEXT_TYPE, expose_samples
+    from exporter.prometheus import TEXT_TYPE
     from exporter.security import Security
     from exporter.server import certificate_of, url_of
+    from gangwatch.controller_metrics import exposition
     from gangwatch.launcher import plan
     from scheduler_feedback.backends.local import LocalBackend, LocalNode
     from scheduler_feedback.controller import Controller
@@ -351,9 +352,10 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int 
         def failed() -> None:
             server.should_exit = True
 
+        sources = [controller.measures, push.measures, *([slurm.measures] if slurm is not None else [])]
+
         def metrics(_request: Request) -> Response:
-            samples = [*controller.measures(), *(slurm.measures() if slurm is not None else ()), *push.measures()]
-            return Response(expose_samples(samples), media_type=TEXT_TYPE)
+            return Response(exposition(controller.failures, sources), media_type=TEXT_TYPE)
 
         with slurm or nullcontext(), controller:
             if slurm is not None:

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -56,7 +56,7 @@ class Told(Protocol):
     @property
     def store(self) -> Reader: ...
 
-    def measures(self) -> Iterator[Sample]: ...
+    def measures(self) -> Iterable[Sample]: ...
 
 
 class OtlpPush:

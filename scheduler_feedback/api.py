@@ -7,6 +7,7 @@
          /api/jobs/JOB/pace[?since=SEQUENCE]   own step times by rank, of the newest minutes
          /api/jobs/JOB/logs?rank=R[&attempt=A][&tail=LINES]                              (token)
          /api/overview                    what the first page and `gangwatch top` show
+         /api/parts                       parts of the controller that a bug has hit
          /api/nodes  /api/nodes/NODE/story  /api/verdicts  /api/queue  /api/decisions
          /api/journal                     one line a cycle, for a replay                 (token)
          /api/events[?since=ENTRY]        entries as they are written, as server-sent events
@@ -17,7 +18,8 @@ and the live page, which reads only: /  /jobs  /jobs/JOB  /nodes  /nodes/NODE (w
 
 Submitting a job runs a program: whatever changes something needs the token of the state folder, and so does what jobs
 wrote. Every error is {"error": text}: 400 malformed, 401 token, 403 Host or Origin, 404, 405, 409 not now, 413 too
-long, 415 no JSON, 422 not on this cluster, 503 not ready, 507 the journal can't be written.
+long, 415 no JSON, 422 not on this cluster, 500 a bug (one request's; it is logged, and nothing else ends), 503 not
+ready, 507 the journal can't be written.
 """
 
 from __future__ import annotations
@@ -31,12 +33,14 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from agent.schema.errors import BackendError, ConfigError, GangwatchError, StoreError, SubmissionError
 from scheduler_feedback import api_documents as documents
+from scheduler_feedback.api_barrier import Barrier, ended_by_bug
 from scheduler_feedback.api_logs import tail_of
 from scheduler_feedback.api_requests import (
     Reason,
@@ -55,6 +59,7 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.cycle import admit_check, explain
 from scheduler_feedback.inbox import StoppedError
 from scheduler_feedback.loop import CycleThread
+from scheduler_feedback.part_failures import PartFailures, in_words
 from scheduler_feedback.policies.wishes import array_members
 from scheduler_feedback.store import Reader
 from scheduler_feedback.stories import story_of
@@ -88,6 +93,7 @@ class Control(Protocol):
     folder: Path
     cycle: CycleThread
     subscribers: Subscribers
+    failures: PartFailures
     elsewhere: str
 
     @property
@@ -95,6 +101,7 @@ class Control(Protocol):
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
     def step_seconds(self) -> dict[str, float]: ...
+    def scheduling(self) -> tuple[bool, str]: ...
     def ready(self) -> tuple[bool, str]: ...
     async def freeze(self, by: str) -> str: ...
     async def thaw(self, by: str) -> None: ...
@@ -109,8 +116,8 @@ def create_api(controller: Control) -> Starlette:
             RefusedError: _refused,
             GangwatchError: _refused,
             HTTPException: _refused,
-            Exception: _bug,
         },
+        middleware=[Middleware(Barrier, failures=controller.failures)],
     )
 
 
@@ -134,11 +141,6 @@ async def _refused(_request: Request, error: Exception) -> Response:
     return _json({"error": str(error)}, next((status for kind, status in _STATUS if isinstance(error, kind)), 500))
 
 
-async def _bug(_request: Request, error: Exception) -> Response:
-    # Starlette raises it again after this answer, so that it is logged with its traceback.
-    return _json({"error": f"a bug of the controller: {type(error).__name__}; its log tells more"}, 500)
-
-
 class _Api:
     def __init__(self, controller: Control) -> None:
         self._controller = controller
@@ -159,6 +161,7 @@ class _Api:
         for path, document in reading.items():
             yield self._route(path, self._of_state(document))
         yield self._route("/api/overview", self._overview)
+        yield self._route("/api/parts", self._parts)
         yield self._route("/api/jobs/{job}/pace", self._pace)
         yield self._route("/api/jobs/{job}/story", self._job_story)
         yield self._route("/api/nodes/{node}/story", self._node_story)
@@ -205,7 +208,13 @@ class _Api:
 
     async def _readyz(self, _request: Request) -> Response:
         ready, reason = self._controller.ready()
-        return _json({"ready": True}) if ready else _json({"ready": False, "error": reason}, 503)
+        if ready:
+            return _json({"ready": True, "scheduling": True})
+        scheduling, _ = self._controller.scheduling()
+        return _json({"ready": False, "scheduling": scheduling, "error": reason}, 503)
+
+    async def _parts(self, _request: Request) -> Response:
+        return _json([{**trouble, "words": in_words(trouble)} for trouble in self._controller.failures.troubles()])
 
     def _of_state(self, document: Callable[[State, Request], Any]) -> _Endpoint:
         async def endpoint(request: Request) -> Response:
@@ -219,7 +228,9 @@ class _Api:
 
     async def _overview(self, _request: Request) -> Response:
         document = await self._ask(views.overview)
-        return _json(document | {"step_seconds": await run_in_threadpool(self._seconds_of, document["running"])})
+        seconds = await run_in_threadpool(self._seconds_of, document["running"])
+        troubles = [in_words(trouble) for trouble in self._controller.failures.troubles()]
+        return _json(document | {"step_seconds": seconds, "troubles": troubles})
 
     def _seconds_of(self, running: list[documents.Document]) -> dict[str, float]:
         seconds = self._controller.step_seconds()
@@ -279,9 +290,8 @@ class _Api:
             raise RefusedError(503, f"stopping, or {MAX_STREAMS} streams are open already")
         if since is None:
             since = await run_in_threadpool(self._controller.store.newest_entry_id)
-        return StreamingResponse(
-            self._stream(since), headers={"cache-control": "no-store"}, media_type="text/event-stream"
-        )
+        stream = ended_by_bug(self._stream(since), self._controller.failures, "api")
+        return StreamingResponse(stream, headers={"cache-control": "no-store"}, media_type="text/event-stream")
 
     async def _stream(self, since: int) -> AsyncIterator[bytes]:
         subscribers = self._controller.subscribers

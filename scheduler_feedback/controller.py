@@ -3,6 +3,9 @@
 Three kinds of thread: the cycle's (loop.py) owns state, store and backend; the feed's (feed/) reads the agents' streams
 and, between two turns, has fleet and detectors look (watch.py); the event loop of whoever serves the API answers. They
 share nothing but queues. Killed at any moment the controller loses nothing that it had acted on, and no job notices.
+
+A bug outside of the cycle ends nothing: it costs the part that has it (part_failures.py), and scheduling goes on. A bug
+in the cycle or the journal ends the controller, which must not go on deciding.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import secrets
 import signal
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +43,7 @@ from scheduler_feedback.detectors import Detector, make_all
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.gate import Gate
 from scheduler_feedback.loop import SNAPSHOT_SECONDS, CycleThread, Hooks
+from scheduler_feedback.part_failures import PartFailures
 from scheduler_feedback.policies.outlook import outlook
 from scheduler_feedback.recovery import recover
 from scheduler_feedback.store import NumberedEntry, Retention, Store
@@ -48,6 +52,12 @@ from scheduler_feedback.subscribers import Subscribers
 from scheduler_feedback.watch import Watch
 
 STOP_SECONDS = 2.0
+
+FEED_PAUSE_SECONDS, FEED_PAUSE_MOST_SECONDS = 1.0, 60.0
+"""After a bug has ended the feed's thread it is begun anew after 1, 2, 4, ... 60 s."""
+
+FEED_PROVEN_SECONDS = 30.0
+"""A feed that has run for so long is in service again: every agent's stream was opened and read by then."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,11 +108,12 @@ class Controller:
         self._clock = clock or SystemClock()
         self._snapshot_seconds = snapshot_seconds
         self._retention = retention or Retention()
-        looking = make_all() if detectors is None else detectors
-        self._watch = Watch(looking, self._found, self._clock, fabric=fabric)
+        looking = tuple(make_all() if detectors is None else detectors)
+        self.failures = PartFailures(detector.name for detector in looking)
+        self._watch = Watch(looking, self._found, self._clock, fabric=fabric, failures=self.failures)
         self._named = named
-        take = self._watch.offer if named is None else self._take
-        self._feed = Feed(folder / "agents", take, WANTED, self._clock, credentials, self._watch.between)
+        self._credentials = credentials
+        self._feed = self._make_feed()
         self._gate = Gate(folder / "frozen")
         self._told = told
         self._on_failure: Callable[[], None] | None = None
@@ -128,7 +139,11 @@ class Controller:
         _log.info("state of cycle %d, %d cycles replayed", recovered.state.cycle, recovered.cycles)
         self._watch.restore(recovered.detectors)
         hooks = Hooks(
-            self._written, self._watch.snapshots, lambda state: (*measure(state), *outlook(state)), self._died
+            self._written,
+            self._watch.snapshots,
+            lambda state: (*measure(state), *outlook(state)),
+            self._died,
+            self.failures.report,
         )
         self.cycle = CycleThread(
             self.store, recovered, self._backend, self._gate, self._policy, self._clock, hooks, self._snapshot_seconds
@@ -159,7 +174,8 @@ class Controller:
     async def serving(self, on_failure: Callable[[], None]) -> AsyncIterator[None]:
         """While it lasts, in the loop that serves the API: agents are read, SIGHUP reloads.
 
-        on_failure: called in the loop when a bug has ended a thread or the feed; `failure` then holds what was raised.
+        on_failure: called in the loop when a bug has ended the cycle's thread; `failure` then holds what was raised. A
+        bug that ends the feed's thread ends nothing else: the feed is begun anew.
         """
         loop = asyncio.get_running_loop()
         reloads: set[asyncio.Task[None]] = set()
@@ -184,7 +200,7 @@ class Controller:
         takes_signals = threading.current_thread() is threading.main_thread()
         if takes_signals:
             loop.add_signal_handler(signal.SIGHUP, hang_up)
-        feed = loop.create_task(self._feed.run(), name="feed")
+        feed = loop.create_task(self._follow_agents(), name="feed")
         feed.add_done_callback(feed_ended)
         try:
             yield
@@ -196,6 +212,36 @@ class Controller:
             feed.cancel()
             await asyncio.gather(feed, *reloads, return_exceptions=True)
 
+    async def _follow_agents(self) -> None:
+        """Read the agents' streams until cancelled. After a bug, begin anew, ever more rarely while it goes on."""
+        pause_seconds = FEED_PAUSE_SECONDS
+        while True:
+            reading = asyncio.create_task(self._feed.run(), name="feed")
+            try:
+                done, _ = await asyncio.wait({reading}, timeout=FEED_PROVEN_SECONDS)
+                if not done:
+                    pause_seconds = FEED_PAUSE_SECONDS
+                    self.failures.back("feed")
+                await reading
+            except Exception as error:
+                self.failures.report("feed", error, f"read again in {pause_seconds:.0f} s", out=True)
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, FEED_PAUSE_MOST_SECONDS)
+            try:
+                self._feed = self._make_feed()
+            except GangwatchError as error:
+                _log.error("the feed's credentials: %s", error)  # the old feed's are tried again
+
+    def _make_feed(self) -> Feed:
+        take = self._watch.offer if self._named is None else self._take
+        return Feed(
+            self.folder / "agents", take, WANTED, self._clock, self._credentials, self._watch.between,
+            self.failures.report,
+        )  # fmt: skip
+
     def end_streams(self) -> None:
         """End the API's endless answers, so that its server can stop. In the loop that serves them."""
         self.subscribers.close()
@@ -206,11 +252,16 @@ class Controller:
 
     # --- what others see ----------------------------------------------------------------------------------------------
 
-    def measures(self) -> Iterator[Sample]:
-        """Samples of the catalogue: of state, cycle, store, watch and feed; from any thread."""
-        yield from self.cycle.measures()
-        yield from self._watch.measures()
-        yield from self._feed.measures()
+    def measures(self) -> list[Sample]:
+        """Samples of the catalogue: of state, cycle, store, watch and feed; from any thread. A part whose samples can't
+        be taken because of a bug has none."""
+        found: list[Sample] = []
+        for part in (self.cycle, self._watch, self._feed):
+            try:
+                found += list(part.measures())
+            except Exception as error:
+                self.failures.report("metrics", error, type(part).__name__)
+        return found
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None:
         """How fast the gang has gone lately, after the row of this sequence; from any thread, may wait a moment."""
@@ -220,12 +271,16 @@ class Controller:
         """Mean time of a step lately, by gang; from any thread, may wait a moment."""
         return self._watch.step_seconds()
 
-    def ready(self) -> tuple[bool, str]:
-        """Whether jobs are scheduled and watched, and if not, why."""
+    def scheduling(self) -> tuple[bool, str]:
+        """Whether jobs are scheduled, and if not, why."""
         if self.failure is not None:
             return False, f"a bug ended a part of the controller: {type(self.failure).__name__}: {self.failure}"
-        ready, reason = self.cycle.ready()
-        broken = self._watch.broken()
+        return self.cycle.ready()
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether jobs are scheduled and watched, and if not, why."""
+        ready, reason = self.scheduling()
+        broken = self.failures.out_of_service()
         return (ready and not broken), reason or broken
 
     # --- operators' wishes that concern the whole ---------------------------------------------------------------------
@@ -273,7 +328,12 @@ class Controller:
         self._watch.offer(*self._named(layout, frame), received_ns)
 
     def _found(self, events: Sequence[Event]) -> None:
-        self.cycle.tell(events if self._heard is None else self._heard(events))
+        try:
+            heard = events if self._heard is None else self._heard(events)
+        except Exception as error:
+            self.failures.report("verdicts", error, f"{len(events)} lost")
+            return
+        self.cycle.tell(heard)
 
     def _written(self, events: Sequence[Event], entries: Sequence[NumberedEntry]) -> None:
         for event in events:

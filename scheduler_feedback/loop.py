@@ -53,7 +53,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the thread tells others. All are called on the thread and must not block.
+    """What the thread tells others. All are called on the thread and must not block. What one of the first three raises
+    ends nothing: it is given to `failed`, with the part that it is a bug of.
 
     written: after a commit, the events and the entries. baselines: the detectors' snapshots by name.
     measures: samples that follow from the state, taken once a tick. died: the thread ends because of a bug.
@@ -63,6 +64,7 @@ class Hooks:
     baselines: Callable[[], Mapping[str, bytes]]
     measures: Callable[[State], Sequence[Sample]]
     died: Callable[[BaseException], None]
+    failed: Callable[[str, Exception], None]
 
 
 class CycleThread:
@@ -108,6 +110,7 @@ class CycleThread:
         self._flag_stood = False
         self._cycle_seconds = 0.0
         self._measures: tuple[Sample, ...] = ()
+        self._baselines: Mapping[str, bytes] = recovered.detectors
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
@@ -207,7 +210,11 @@ class CycleThread:
         began_ns = self._clock.monotonic_ns()
         if began_ns < self._measure_ns:
             return
-        self._measures = tuple(self._hooks.measures(self._state))
+        try:
+            self._measures = tuple(self._hooks.measures(self._state))
+        except Exception as error:
+            self._measures = ()  # absent, and not as they were once
+            self._hooks.failed("metrics", error)
         ended_ns = self._clock.monotonic_ns()
         self._measure_ns = ended_ns + (ended_ns - began_ns) * _MEASURE_PAUSE
 
@@ -283,7 +290,10 @@ class CycleThread:
                 wish.answer.set_exception(gate_trouble)
             else:
                 wish.answer.set_result(event)
-        self._hooks.written(events, record.entries)
+        try:
+            self._hooks.written(events, record.entries)
+        except Exception as error:
+            self._hooks.failed("entries", error)
         for action in outcome.actions:
             self._carry_out(action)
 
@@ -400,7 +410,11 @@ class CycleThread:
         self._snapshot_ns = self._clock.monotonic_ns()
         living = [job.job_id for job in self._state.jobs.values() if not job.state.ended]
         try:
-            self._store.snapshot(self._state.cycle, self._state.now_ns, self._state, self._hooks.baselines(), living)
+            self._baselines = self._hooks.baselines()
+        except Exception as error:
+            self._hooks.failed("baselines", error)
+        try:
+            self._store.snapshot(self._state.cycle, self._state.now_ns, self._state, self._baselines, living)
         except StoreError as error:
             self._store_failed(error, ran=False)
 

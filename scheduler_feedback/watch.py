@@ -10,6 +10,10 @@ hole in the sequence, which it counts as telemetry that is missing.
 A detector that raises has a bug. Its inner state can't be trusted after that, so it is not asked again in this
 process; the others go on, jobs go on, the traceback is in the log, and readiness says which detector is out until the
 controller is started again (from the detector's last good snapshot).
+
+A frame that makes folding raise is a bug, too, and costs its node: the node's telemetry is set aside, and tried again
+after a minute, then after two, and so on up to ten. A bug in what is put together of all nodes costs what is known so
+far: folding begins anew, and where that happens too often it is switched off until the controller is started again.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from scheduler_feedback.core.look import Look
 from scheduler_feedback.core.pace import MOST_ROWS, Pace, Paces
 from scheduler_feedback.core.telemetry import Telemetry
 from scheduler_feedback.detectors import Detector
+from scheduler_feedback.part_failures import PartFailures
 
 TICK_SECONDS = 0.5
 """Half of a frame's usual second: a finding is at most so much older than the frame that shows it."""
@@ -40,6 +45,14 @@ PATIENCE_SECONDS = 10.0
 QUEUE_FRAMES = 65_536
 """Five seconds of 12,500 nodes at a frame a second."""
 
+ASIDE_SECONDS, ASIDE_MOST_SECONDS = 60.0, 600.0
+"""How long a node's telemetry is set aside after a bug that one of its frames showed; each time twice as long. The most
+is below the quarter of an hour over which the alert counts failures: it stays active while the bug does."""
+
+MOST_RESTARTS, RESTARTS_SECONDS = 3, 3600.0
+"""So often in so long folding begins anew after a bug; after that it is switched off. What begins anew learns each
+job's usual speed again, which takes minutes: four times an hour would be no detection, only its load."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -47,6 +60,7 @@ class Watch:
     """Owns the fleet and the detectors. ``offer`` and ``forget`` may be called from any thread, and never block.
 
     found: told the findings and first steps, on the watch's thread. fabric: which switch each node stands below.
+    failures: where bugs are reported; None: kept by the watch itself.
     """
 
     def __init__(
@@ -57,10 +71,10 @@ class Watch:
         tick_seconds: float = TICK_SECONDS,
         queue_frames: int = QUEUE_FRAMES,
         fabric: Fabric | None = None,
+        failures: PartFailures | None = None,
     ) -> None:
-        self._fleet = Fleet()
-        self._look = Look(self._fleet, fabric)
-        self._paces = Paces()
+        self._fabric = fabric
+        self._begin()
         self._detectors = {detector.name: detector for detector in detectors}
         self._found = found
         self._clock = clock
@@ -72,14 +86,20 @@ class Watch:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._good: dict[str, bytes] = {}
-        self._broken: dict[str, str] = {}
-        self._failures = dict.fromkeys(self._detectors, 0)
-        self._failures |= {"fleet": 0, "pace": 0}
-        self._offered = self._taken = self._refused = 0
+        self._failures = PartFailures(self._detectors) if failures is None else failures
+        self._restarts: deque[int] = deque(maxlen=MOST_RESTARTS)
+        self._offered = self._taken = self._refused = self._passed_over = 0
         self._measures: tuple[Sample, ...] = ()
         self._patience_seconds = 0.0
         self._due_ns = 0
         self._forgot_ns = self._looked_ns = clock.monotonic_ns()
+
+    def _begin(self) -> None:
+        """Know nothing of any frame. _aside: node -> until when its telemetry is set aside, and for how long."""
+        self._fleet = Fleet()
+        self._look = Look(self._fleet, self._fabric)
+        self._paces = Paces()
+        self._aside: dict[str, tuple[int, float]] = {}
 
     # --- any thread --------------------------------------------------------------------------------------------------
 
@@ -94,7 +114,7 @@ class Watch:
 
     def broken(self) -> str:
         """Why something is out of service, in words; empty where all is well."""
-        return "; ".join(f"{name} failed: {reason}" for name, reason in self._broken.items())
+        return self._failures.out_of_service()
 
     def measures(self) -> list[Sample]:
         """Samples of the fleet and of the watch itself, as of the newest tick."""
@@ -103,10 +123,8 @@ class Watch:
             *self._measures,
             ("gangwatch_watch_frames_dropped_total", (), float(dropped)),
             ("gangwatch_watch_frames_refused_total", (), float(self._refused)),
-            *(
-                ("gangwatch_detector_failures_total", (("detector", name),), float(failures))
-                for name, failures in self._failures.items()
-            ),
+            ("gangwatch_watch_frames_set_aside_total", (), float(self._passed_over)),
+            *self._failures.measures(),
         ]
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None:
@@ -126,11 +144,11 @@ class Watch:
         """Every detector's baselines by name; of one that is out of service the last good ones."""
         with self._lock:
             for name, detector in self._detectors.items():
-                if name not in self._broken:
+                if not self._failures.is_out(name):
                     try:
                         self._good[name] = detector.snapshot()
                     except Exception as error:
-                        self._report(name, error)
+                        self._failures.report(name, error, out=True)
             return dict(self._good)
 
     # --- before the start --------------------------------------------------------------------------------------------
@@ -163,9 +181,12 @@ class Watch:
             now_ns = self._clock.monotonic_ns()
             tick_ns = int(self._tick_seconds * 1e9)
             self._due_ns = max(begun_ns + tick_ns, now_ns + min(now_ns - begun_ns, tick_ns // 2))
-        elif self._queue:
+        elif self._queue and not self._failures.is_out("fleet"):
             with self._lock:
-                self._fold()
+                try:
+                    self._fold()
+                except Exception as error:
+                    self._begin_again(error)
         return (self._due_ns - now_ns) / 1e9
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
@@ -186,28 +207,46 @@ class Watch:
         """Fold in what has arrived, then one tick of every detector."""
         with self._lock:
             self._looked_ns = self._clock.monotonic_ns()
+            events = self._tick()
+        if events:
+            self._found(events)
+
+    def _tick(self) -> list[Event]:
+        if self._failures.is_out("fleet"):
+            self._pass_over_all()
+            return []
+        try:
             self._fold()
             self._forget()
             events: list[Event] = [FirstStep(*first) for first in self._fleet.first_steps()]
-            samples: list[Sample] = []
             telemetry = self._look.next(self._clock.wall_ns(), self._clock.monotonic_ns())
-            self._take_pace(telemetry)
-            for name, detector in self._detectors.items():
-                if name not in self._broken:
-                    try:
-                        events.extend(detector.tick(telemetry))
-                        samples.extend(detector.measures())
-                    except Exception as error:
-                        self._report(name, error)
-            self._measures = (*self._fleet.measures(), *samples)
-        if events:
-            self._found(events)
+            self._set_failed_aside()
+        except Exception as error:
+            self._begin_again(error)
+            return []
+        samples: list[Sample] = []
+        self._take_pace(telemetry)
+        for name, detector in self._detectors.items():
+            if not self._failures.is_out(name):
+                try:
+                    events.extend(detector.tick(telemetry))
+                    samples.extend(detector.measures())
+                except Exception as error:
+                    self._failures.report(name, error, out=True)
+        try:
+            samples.extend(self._fleet.measures())
+        except Exception as error:
+            self._failures.report("metrics", error)
+        self._measures = tuple(samples)
+        return events
 
     def _fold(self) -> None:
         queue = self._queue
         for left in range(len(queue) - 1, -1, -1):
             layout, frame, received_ns = queue.popleft()
             self._taken += 1
+            if frame.node in self._aside and self._passes_over(frame.node, received_ns):
+                continue
             # Where we are late several frames of an agent come together. To fold the newest alone makes up for it.
             superseded = left > 0 and _goes_on(frame, queue[0][1])
             try:
@@ -216,8 +255,7 @@ class Watch:
                 self._refused += 1
                 _log.warning("frame refused: %s", error)
             except Exception as error:
-                # A bug of ours, which one frame shows: the rest is still worth having.
-                self._report("fleet", error)
+                self._set_aside(frame.node, error)
 
     def _forget(self) -> None:
         while self._forgotten:
@@ -227,19 +265,71 @@ class Watch:
             self._forgot_ns = now_ns
             self._fleet.forget_silent(now_ns)
 
+    def _pass_over_all(self) -> None:
+        """Nothing is folded any more: keep what waits from growing."""
+        for _ in range(len(self._queue)):
+            self._queue.popleft()
+            self._taken += 1
+            self._passed_over += 1
+        self._forgotten.clear()
+
+    # --- bugs of ours ------------------------------------------------------------------------------------------------
+
+    def _passes_over(self, node: str, received_ns: int) -> bool:
+        """Whether the node's frames are passed over still; else it is readmitted."""
+        until_ns, seconds = self._aside[node]
+        if node not in self._fleet.aside:
+            # It was readmitted: one that goes on for as long again as it was set aside has done with the bug.
+            if received_ns > until_ns + seconds * 1e9:
+                del self._aside[node]
+            return False
+        if received_ns < until_ns:
+            self._passed_over += 1
+            self._fleet.hear(node, received_ns)
+            return True
+        self._fleet.readmit(node)
+        self._failures.set_aside(len(self._fleet.aside), len(self._look.aside))
+        _log.warning("node=%s: its telemetry was set aside for %.0f s and is used again", node, seconds)
+        return False
+
+    def _set_aside(self, node: str, error: Exception) -> None:
+        """One of the node's frames could not be folded: use none of it for a while."""
+        if node in self._fleet.aside:
+            return
+        _, before = self._aside.get(node, (0, 0.0))
+        seconds = min(max(2 * before, ASIDE_SECONDS), ASIDE_MOST_SECONDS)
+        self._failures.report("fleet", error, f"node {node}: not used for {seconds:.0f} s")
+        self._aside[node] = self._clock.monotonic_ns() + int(seconds * 1e9), seconds
+        self._fleet.set_aside(node)
+        self._failures.set_aside(len(self._fleet.aside), len(self._look.aside))
+
+    def _set_failed_aside(self) -> None:
+        """What was queued and folded later, or put together by gang."""
+        for node, error in self._fleet.failed():
+            self._set_aside(node, error)
+        if self._look.failed:
+            for gang, error in self._look.failed:
+                self._failures.report("fleet", error, f"gang {gang}: not watched in this attempt")
+            self._look.failed.clear()
+        self._failures.set_aside(len(self._fleet.aside), len(self._look.aside))
+
+    def _begin_again(self, error: Exception) -> None:
+        """What is known of all nodes can't be trusted: forget it, or where that helps too seldom, use no telemetry."""
+        now_ns = self._clock.monotonic_ns()
+        often = len(self._restarts) == MOST_RESTARTS and now_ns - self._restarts[0] < RESTARTS_SECONDS * 1e9
+        self._failures.report("fleet", error, "" if often else "begins anew", out=often)
+        self._restarts.append(now_ns)
+        self._measures = ()
+        self._begin()
+        self._failures.set_aside(0, 0)
+
     def _take_pace(self, telemetry: Telemetry) -> None:
         """For the page: what goes wrong with it keeps no detector from looking."""
-        if "pace" not in self._broken:
+        if not self._failures.is_out("pace"):
             try:
                 self._paces.take(telemetry)
             except Exception as error:
-                self._report("pace", error)
-
-    def _report(self, name: str, error: Exception) -> None:
-        self._failures[name] += 1
-        if name not in self._broken:
-            _log.critical("%s raised; it is a bug, please report it", name, exc_info=error)
-            self._broken[name] = f"{type(error).__name__}: {error}"
+                self._failures.report("pace", error, out=True)
 
 
 def _goes_on(frame: Frame, following: Frame) -> bool:

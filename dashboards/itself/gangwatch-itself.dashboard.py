@@ -55,10 +55,13 @@ dashboard.row(
         thresholds=ZERO_IS_GOOD,
     ),
     number(
-        "Detectors out of service",
-        "After a bug; until the controller is started again.",
+        "Parts out of service",
+        "Detectors and other parts of the controller, after a bug. Jobs are still started and stopped.",
         COUNT,
-        Query(f"count(gangwatch_detector_failures_total{{{CLUSTER}}} > 0) or vector(0)"),
+        Query(
+            f"count(gangwatch_detector_failures_total{{{CLUSTER}}} > 0 "
+            f"or gangwatch_part_out_of_service{{{CLUSTER}}} > 0) or vector(0)"
+        ),
         thresholds=ZERO_IS_GOOD,
     ),
     number(

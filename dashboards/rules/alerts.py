@@ -176,6 +176,15 @@ CONTROLLER = (
         "Detector {{ $labels.detector }} of cluster {{ $labels.cluster }} is out of service",
         "A bug: what it looks for is not found until the controller is started again. Its log has the traceback.",
     ),
+    Alert(
+        "GangwatchPartBroken",
+        "warning",
+        """sum by (cluster, part) (increase(gangwatch_part_failures_total[15m])) > 0
+        or max by (cluster, part) (gangwatch_part_out_of_service) > 0""",
+        "0s",
+        "A bug hit part {{ $labels.part }} of the controller of cluster {{ $labels.cluster }}",
+        "Jobs are still started and stopped; the part may do less or nothing. Its log has the traceback.",
+    ),
 )
 
 TELEMETRY = (

@@ -34,6 +34,7 @@ from scheduler_feedback.backends.kubernetes.translate import TopologyLabels, wit
 if TYPE_CHECKING:
     from exporter.asgi import App, Receive, Scope, Send
     from scheduler_feedback.controller import Controller
+    from scheduler_feedback.core.fleet import Sample
     from scheduler_feedback.core.state import Policy
 
 _WAIT_SECONDS = 0.5
@@ -195,9 +196,10 @@ def _serve(
     from starlette.routing import Mount, Route
 
     from exporter.asgi import create_server
-    from exporter.prometheus import TEXT_TYPE, expose_samples
+    from exporter.prometheus import TEXT_TYPE
     from exporter.security import Security
     from exporter.server import certificate_of, url_of
+    from gangwatch.controller_metrics import exposition
     from gangwatch.daemons import credentials_of
     from scheduler_feedback.controller import Controller
 
@@ -216,9 +218,11 @@ def _serve(
         def failed() -> None:
             server.should_exit = True
 
+        def leads() -> list[Sample]:
+            return [(LEADS, (), float(leadership.may_act()))]
+
         def metrics(_request: Request) -> Response:
-            leads = (LEADS, (), float(leadership.may_act()))
-            return Response(expose_samples([*controller.measures(), leads]), media_type=TEXT_TYPE)
+            return Response(exposition(controller.failures, (controller.measures, leads)), media_type=TEXT_TYPE)
 
         routes = [Route("/metrics", metrics), Mount("/", controller.api())]
         mounted.append(Starlette(routes=routes, lifespan=lambda _: controller.serving(failed)))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from agent.schema.frame import Frame
 from agent.schema.rates import Change, difference, exact
-from scheduler_feedback.core.counting import rows_of
+from scheduler_feedback.core.counting import Failed, fold_apart, rows_of
 from scheduler_feedback.core.gangs import FloatArray, Gang
 
 GAP_NS = 60_000_000_000
@@ -42,11 +42,15 @@ _Queued = tuple[Group, Gang, npt.NDArray[np.intp], Frame, bool]
 class Places:
     """Where the counters of m ranks stand in a frame, and what those of all such groups stood at.
 
-    index: [m, 5], -1 for none; widths: bits [m, 5]; tier: of all of them. key: what they are found by.
+    index: [m, 5], -1 for none; widths: bits [m, 5]; tier: of all of them. key: what they are found by. failed: (node,
+    error) of frames that could not be folded are added to it.
     """
 
-    def __init__(self, index: npt.NDArray[np.intp], widths: npt.NDArray[np.uint8], tier: int, key: bytes) -> None:
+    def __init__(
+        self, index: npt.NDArray[np.intp], widths: npt.NDArray[np.uint8], tier: int, key: bytes, failed: list[Failed]
+    ) -> None:
         self.index, self.widths, self.tier, self.key = index, widths, tier, key
+        self._failed = failed
         self.queue: list[_Queued] = []
         self._rows = 0
         self._free: list[int] = []
@@ -74,7 +78,8 @@ class Places:
         return row
 
     def drop(self, row: int) -> None:
-        """The row's group is no more. Nothing of it is queued."""
+        """The row's group is no more: what of it is still queued is not folded."""
+        self.queue = [one for one in self.queue if one[0].row != row]
         self._known[row] = False
         self._free.append(row)
 
@@ -93,7 +98,7 @@ class Places:
                 batch, later = list(first.values()), [one for one in self.queue if first[one[0].row] is not one]
                 self.queue = later
             for start in range(0, len(batch), ROWS_AT_ONCE):
-                self._fold(batch[start : start + ROWS_AT_ONCE])
+                fold_apart(self._fold, batch[start : start + ROWS_AT_ONCE], _node_of, self._failed)
 
     def _fold(self, batch: Sequence[_Queued]) -> None:
         rows = np.array([one[0].row for one in batch], np.intp)
@@ -135,6 +140,10 @@ class Places:
         _hand_over(batch, begins, advance, at_ns)
 
 
+def _node_of(queued: _Queued) -> str:
+    return queued[3].node
+
+
 def _hand_over(
     batch: Sequence[_Queued], begins: npt.NDArray[np.bool_], advance: FloatArray, at_ns: npt.NDArray[np.int64]
 ) -> None:
@@ -158,6 +167,7 @@ class Consumption:
     def __init__(self) -> None:
         self._places: dict[bytes, Places] = {}
         self._queued: dict[int, Places] = {}
+        self.failed: list[Failed] = []
 
     def group(
         self, name: str, attempt: int, ranks: tuple[int, ...], index: npt.NDArray[np.intp],
@@ -169,7 +179,7 @@ class Consumption:
         key = index.tobytes() + widths.tobytes() + repr((index.shape, tier, sizes)).encode()
         places = self._places.get(key)
         if places is None:
-            places = self._places[key] = Places(index, widths, tier, key)
+            places = self._places[key] = Places(index, widths, tier, key, self.failed)
         return Group(name, attempt, ranks, places, places.add(old))
 
     def drop(self, groups: Sequence[Group]) -> None:

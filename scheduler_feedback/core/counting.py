@@ -11,7 +11,7 @@ take a dozen each, a second and a half of processor time for 10,000 nodes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from sys import intern
 from typing import NamedTuple, TypeVar
@@ -79,19 +79,47 @@ def rows_of(arrays: list[npt.NDArray[T]]) -> npt.NDArray[T]:
     return np.concatenate(arrays).reshape(len(arrays), -1)
 
 
+Failed = tuple[str, Exception]
+"""A node whose frame could not be folded, and what was raised."""
+
+Queued = TypeVar("Queued")
+
+
+def fold_apart(
+    fold: Callable[[list[Queued]], None], batch: list[Queued], node_of: Callable[[Queued], str], failed: list[Failed]
+) -> None:
+    """Fold a batch; where that raises, one frame after the other, so that a bug costs only the nodes that show it.
+
+    failed: (node, error) of each frame that could not be folded is added to it. A frame that was folded before the
+    batch raised has no newer time than its row then, and adds nothing the second time.
+    """
+    try:
+        fold(batch)
+    except Exception as error:
+        if len(batch) == 1:
+            failed.append((node_of(batch[0]), error))
+            return
+        for one in batch:
+            fold_apart(fold, [one], node_of, failed)
+
+
 class Kind:
     """Nodes whose columns make up features in one and the same way: their frames are folded together, as arrays.
 
     members: ranks on each. links: [l, 5], a member and the gauges of its PCIe link. Of each of the r rows (a node
     each): values: float32 [r, features, members] of its newest frame; fresh: bool [r], whether they were not yet read;
-    columns: [r, members], for whoever reads, where a member's values go; -1 for nowhere.
+    columns: [r, members], for whoever reads, where a member's values go; -1 for nowhere. failed: (node, error) of
+    frames that could not be folded are added to it.
     """
 
     ROWS_AT_ONCE = 256
     """So many rows of 250 columns stay in a processor's second cache while a dozen operations pass over them."""
 
-    def __init__(self, members: int, gauges: _Wired, counters: _Wired, links: IndexArray, tiers: int) -> None:
+    def __init__(
+        self, members: int, gauges: _Wired, counters: _Wired, links: IndexArray, tiers: int, failed: list[Failed]
+    ) -> None:
         self.members = members
+        self._failed = failed
         self.queue: list[_Queued] = []
         self._gauges, self._counters, self._links = gauges, counters, links
         self._traffic_tier = next(
@@ -153,7 +181,7 @@ class Kind:
                 batch, later = list(first.values()), [one for one in self.queue if first[one[0]] is not one]
                 self.queue = later
             for start in range(0, len(batch), self.ROWS_AT_ONCE):
-                self._fold(batch[start : start + self.ROWS_AT_ONCE])
+                fold_apart(self._fold, batch[start : start + self.ROWS_AT_ONCE], _node_of, self._failed)
 
     def _fold(self, batch: list[_Queued]) -> None:
         rows = np.array([row for row, _, _ in batch], np.intp)
@@ -214,6 +242,10 @@ class Kind:
         return wired.sums(advance)
 
 
+def _node_of(queued: _Queued) -> str:
+    return queued[1].node
+
+
 class Device(NamedTuple):
     """What a rank stands on. gpu: its UUID; nic, switch: as ('node-3/mlx5_0', 'node-3/0000:16:00.0'). Empty, or rail
     -1, where not known."""
@@ -248,6 +280,7 @@ class Counting:
         self.nodes: dict[str, NodeCounts] = {}
         self._anew: set[str] = set()
         self._kinds: dict[bytes, Kind] = {}
+        self.failed: list[Failed] = []
 
     @property
     def kinds(self) -> Iterable[Kind]:
@@ -271,11 +304,20 @@ class Counting:
             if len(counts.kind.queue) >= counts.kind.ROWS_AT_ONCE:
                 counts.kind.settle()
 
-    def _read(self, layout: Layout, old: NodeCounts | None) -> NodeCounts:
-        if old is not None and old.kind is not None:
+    def drop(self, node: str) -> None:
+        """Forget a node: its next frame is its first."""
+        if (old := self.nodes.pop(node, None)) is not None:
+            self._drop(old)
+
+    def _drop(self, old: NodeCounts) -> None:
+        if old.kind is not None:
             old.kind.drop(old.row)
             if old.kind.empty:  # jobs come and go, and each brings new kinds
                 self._kinds = {key: kind for key, kind in self._kinds.items() if kind is not old.kind}
+
+    def _read(self, layout: Layout, old: NodeCounts | None) -> NodeCounts:
+        if old is not None:
+            self._drop(old)
         members, devices, places = _who(layout)
         kind, row = None, 0
         if members:
@@ -297,7 +339,7 @@ class Counting:
         key = hashlib.blake2b(key, digest_size=16).digest()
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._kinds[key] = Kind(members, gauges, counters, links, len(layout.tiers))
+            kind = self._kinds[key] = Kind(members, gauges, counters, links, len(layout.tiers), self.failed)
         return kind
 
 

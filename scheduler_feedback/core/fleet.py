@@ -15,7 +15,7 @@ import numpy as np
 from agent.schema.errors import FrameError
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, check_fits
 from scheduler_feedback.core.consumption import Consumption, Group
-from scheduler_feedback.core.counting import Counting
+from scheduler_feedback.core.counting import Counting, Failed
 from scheduler_feedback.core.fleet_nodes import NodeView
 from scheduler_feedback.core.fleet_records import LARGEST, Attempts, possible
 from scheduler_feedback.core.gangs import CONSUMED, Gang
@@ -29,7 +29,11 @@ Sample = tuple[str, tuple[tuple[str, str], ...], float]
 
 
 class Fleet:
-    """Nodes and gangs as the frames received so far show them. Owned by one thread; not locked."""
+    """Nodes and gangs as the frames received so far show them. Owned by one thread; not locked.
+
+    aside: nodes whose frames are not folded because one of them showed a bug, and the (gang, attempt) that had ranks
+    there: what is known of these is not whole, and nobody is to judge them.
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[str, NodeView] = {}
@@ -40,6 +44,7 @@ class Fleet:
         self._consumption = Consumption()
         self.counting = Counting()
         self.occurrences = Occurrences()
+        self.aside: dict[str, set[tuple[str, int]]] = {}
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -157,6 +162,39 @@ class Fleet:
         if whole or told:
             self.occurrences.observe(layout, frame, continues, told)
         return True
+
+    def failed(self) -> list[Failed]:
+        """(node, error) of the frames that could not be folded since the last call: each is a bug."""
+        found = [*self._consumption.failed, *self.counting.failed]
+        self._consumption.failed.clear()
+        self.counting.failed.clear()
+        return found
+
+    def set_aside(self, name: str) -> None:
+        """Fold no frame of the node until it is readmitted, and forget what its frames have left."""
+        gangs = self._attempts.gangs.values()
+        self.aside[name] = {(gang.name, gang.attempt) for gang in gangs if name in gang.nodes}
+        self.counting.drop(name)
+        self.occurrences.forget(name)
+        node = self._nodes.get(name)
+        if node is not None:
+            self._consumption.drop(node._groups)
+            fresh = NodeView(name, node.machine)
+            fresh.received_ns = node.received_ns
+            self._nodes[name] = fresh
+            self._touched.add(name)
+
+    def hear(self, name: str, received_ns: int) -> None:
+        """A frame of a node that is set aside has come: its agent is alive."""
+        if (node := self._nodes.get(name)) is not None:
+            node.received_ns = received_ns
+        self._newest_received_ns = max(self._newest_received_ns, received_ns)
+
+    def readmit(self, name: str) -> None:
+        """Fold the node's frames again. Its gangs begin anew: of their steps a part is missing by now."""
+        for gang, attempt in self.aside.pop(name, ()):
+            if (known := self._attempts.gangs.get(gang)) is not None and known.attempt == attempt:
+                self.forget(gang)
 
     def forget(self, gang: str) -> None:
         """The gang's attempt has ended: drop what is kept of it. Were another under way already, it begins anew."""

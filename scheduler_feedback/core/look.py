@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,7 +51,11 @@ class _Seen:
 
 
 class Look:
-    """Turns a fleet into a stream of telemetry. One reader: what was handed out once is not handed out again."""
+    """Turns a fleet into a stream of telemetry. One reader: what was handed out once is not handed out again.
+
+    aside: gang -> attempt of which no telemetry is handed out any more because a bug was met while it was put
+    together. failed: (gang, error) of these, until somebody takes them.
+    """
 
     def __init__(self, fleet: Fleet, fabric: Fabric | None = None) -> None:
         self._fleet = fleet
@@ -58,6 +63,8 @@ class Look:
         self._seen: dict[str, _Seen] = {}
         self._window_ns = 0
         self._placed: tuple[Shape, ...] = ()
+        self.aside: dict[str, int] = {}
+        self.failed: list[tuple[str, Exception]] = []
 
     def next(self, now_ns: int, received_now_ns: int | None = None) -> Telemetry:
         """What came since the last call. now_ns: wall time; received_now_ns: the same instant on the clock by which
@@ -67,11 +74,32 @@ class Look:
         for name in self._seen.keys() - gangs.keys():
             del self._seen[name]
         touched = fleet.touched()
-        jobs = tuple(self._job(gang, touched) for gang in gangs.values() if len(gang))
+        jobs = tuple(self._jobs(gangs, touched))
         events = fleet.occurrences.take()
         here_ns = fleet.newest_received_ns if received_now_ns is None else received_now_ns
         heard = {name: now_ns - (here_ns - node.received_ns) for name, node in fleet.nodes.items()}
         return Telemetry(now_ns, jobs, self._counters(jobs, now_ns), events, heard)
+
+    def _jobs(self, gangs: Mapping[str, Gang], touched: set[str]) -> Iterator[JobTelemetry]:
+        """Telemetry of every gang that may be judged. A gang that shows a bug costs itself alone."""
+        for name in self.aside.keys() - gangs.keys():
+            del self.aside[name]
+        # Ranks of which no frame is folded would look as if they hung.
+        incomplete = set().union(*self._fleet.aside.values())
+        for name, gang in gangs.items():
+            if not len(gang) or self.aside.get(name) == gang.attempt:
+                continue
+            if (name, gang.attempt) in incomplete:
+                self._seen.pop(name, None)
+                continue
+            try:
+                job = self._job(gang, touched)
+            except Exception as error:
+                self.aside[name] = gang.attempt
+                self._seen.pop(name, None)
+                self.failed.append((name, error))
+            else:
+                yield job
 
     def _counters(self, jobs: tuple[JobTelemetry, ...], now_ns: int) -> Counters:
         """One window a second: what each node's newest frame since the last one says of its ranks."""

@@ -104,6 +104,10 @@ class Occurrences:
         found, self._found = self._found, []
         return tuple(found[-self.MOST :])
 
+    def forget(self, node: str) -> None:
+        """Forget how a node stood: its next frame is its first."""
+        self._nodes.pop(node, None)
+
     def observe(self, layout: AnyLayout, frame: Frame, continues: bool, told: Iterable[EventRecord]) -> None:
         """Look through one frame. continues: whether it goes on where the node's newest one ended; told: its events."""
         node = self._nodes.get(frame.node)

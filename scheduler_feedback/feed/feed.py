@@ -75,7 +75,8 @@ class Feed:
 
     wanted: metric names (or prefixes ending in ``*``) that are asked of the agents; none asks for all. credentials: for
     agents that are reached over TLS. between: called on the feed's thread between two turns; says within how many
-    seconds it wants to be called again.
+    seconds it wants to be called again. failed: told of a bug that one agent's stream has shown, and of which agent;
+    that stream is closed, and opened again after the longest pause.
     """
 
     def __init__(
@@ -86,12 +87,14 @@ class Feed:
         clock: Clock,
         credentials: Credentials | None = None,
         between: Callable[[], float] | None = None,
+        failed: Callable[[str, Exception, str], None] | None = None,
     ) -> None:
         """Raises ConfigError for credentials that can't be used."""
         self._credentials = credentials or Credentials()
         self._context = self._credentials.context() if credentials is not None else None
         self._deliver = deliver
         self._between = between
+        self._failed = failed
         self._query = f"?metrics={quote(','.join(wanted), safe=',*')}" if wanted else ""
         self._clock = clock
         self._agents = Agents(folder)
@@ -269,7 +272,10 @@ class Feed:
                     continue
                 self._follow(record, now_ns)
                 continue
-            self._begin(follower)
+            try:
+                self._begin(follower)
+            except Exception as error:
+                self._bug(follower, error)
 
     def _begin(self, follower: Follower) -> None:
         """Open the stream; where its host has to be looked up by name, as soon as it is known where that is."""
@@ -287,8 +293,11 @@ class Feed:
                 continue
             if isinstance(found, str):
                 self._lost(follower, found)
-            else:
+                continue
+            try:
                 self._connect(follower, found)
+            except Exception as error:
+                self._bug(follower, error)
 
     def _connect(self, follower: Follower, addresses: list[Address]) -> None:
         follower.tries += 1
@@ -379,7 +388,17 @@ class Feed:
             complaint = str(error)
         except OSError as error:
             complaint = _words(error)
+        except Exception as error:
+            self._bug(follower, error)
+            return
         self._lost(follower, complaint, longest)
+
+    def _bug(self, follower: Follower, error: Exception) -> None:
+        """A bug of ours that one agent's record or stream has shown: the others are read on."""
+        if self._failed is None:
+            raise error
+        self._failed("feed", error, f"node {follower.record.node}")
+        self._lost(follower, f"a bug of gangwatch: {type(error).__name__}: {error}", longest=True)
 
     def _hear(self, follower: Follower, messages: list[bytes]) -> None:
         """Take messages of one agent. Raises FrameError for what is no frame of ours, or not of this node."""

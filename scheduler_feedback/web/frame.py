@@ -26,6 +26,15 @@ def live(part: str, parts: Mapping[str, Markup], class_: str = "") -> Markup:
     return tag("div", parts[part], id=part, data_part=True, class_=class_ or None)
 
 
+TROUBLES = "troubles"
+"""The part of every page that says which parts of the controller a bug has hit."""
+
+
+def troubles(words: list[str]) -> Markup:
+    """The banner of that part; empty where all is well."""
+    return tag("div", [tag("p", one) for one in words], class_="notice", role="alert") if words else Markup("")
+
+
 def page(
     title: str, here: str, stream: str, main: Child, scripts: tuple[str, ...] = (), modules: tuple[str, ...] = ()
 ) -> Markup:

@@ -24,15 +24,17 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from scheduler_feedback import api_documents as documents
+from scheduler_feedback.api_barrier import ended_by_bug
 from scheduler_feedback.api_requests import RefusedError, check_origin, number_of
 from scheduler_feedback.core.pace import MOST_ROWS, Pace
 from scheduler_feedback.core.state import State
 from scheduler_feedback.loop import CycleThread
+from scheduler_feedback.part_failures import PartFailures, in_words
 from scheduler_feedback.store import NumberedEntry, Reader
 from scheduler_feedback.stories import story_of
 from scheduler_feedback.subscribers import Subscribers
 from scheduler_feedback.web import frame, job, lists, node, overview, paces, views
-from scheduler_feedback.web.markup import Markup, tag
+from scheduler_feedback.web.markup import Markup, join, tag
 
 LOOK_SECONDS = 1.0
 """Between two looks where nothing was written; frames come as often."""
@@ -75,6 +77,7 @@ class Source(Protocol):
 
     cycle: CycleThread
     subscribers: Subscribers
+    failures: PartFailures
 
     @property
     def store(self) -> Reader: ...
@@ -163,9 +166,8 @@ class Pages:
             if subscribers.closed or len(subscribers) >= self._most_streams:
                 raise RefusedError(503, f"stopping, or {self._most_streams} streams are open already")
             await self._look(view, time.monotonic() - LOOK_SECONDS)  # refuses what there is not
-            return StreamingResponse(
-                self._stream(view), headers={"cache-control": "no-store"}, media_type="text/event-stream"
-            )
+            stream = ended_by_bug(self._stream(view), self._source.failures, "page")
+            return StreamingResponse(stream, headers={"cache-control": "no-store"}, media_type="text/event-stream")
 
         return endpoint
 
@@ -230,6 +232,11 @@ class Pages:
         return await asyncio.shield(kept[1])
 
     async def _see(self, view: View) -> Seen:
+        seen = await self._see_parts(view)
+        seen.parts[frame.TROUBLES] = frame.troubles([in_words(one) for one in self._source.failures.troubles()])
+        return seen
+
+    async def _see_parts(self, view: View) -> Seen:
         match view.kind:
             case "overview":
                 document = await self._ask(views.overview)
@@ -310,17 +317,20 @@ def _view(kind: str, request: Request) -> View:
 
 def _whole(view: View, seen: Seen) -> Markup:
     stream = view.stream
+
+    def page(title: str, here: str, main: Markup, *loads: tuple[str, ...]) -> Markup:
+        return frame.page(title, here, stream, join((frame.live(frame.TROUBLES, seen.parts), main)), *loads)
+
     match view.kind:
         case "overview":
-            return frame.page("Overview", "/", stream, overview.main(seen.parts))
+            return page("Overview", "/", overview.main(seen.parts))
         case "jobs":
-            return frame.page("Jobs", "/jobs", stream, lists.job_main(seen.parts, view.query))
+            return page("Jobs", "/jobs", lists.job_main(seen.parts, view.query))
         case "nodes":
-            return frame.page("Nodes", "/nodes", stream, lists.node_main(seen.parts, view.query))
+            return page("Nodes", "/nodes", lists.node_main(seen.parts, view.query))
         case "node":
-            return frame.page(view.name, "/nodes", stream, node.main(seen.parts))
-    main = job.main(seen.parts, seen.has_pace)
-    return frame.page(view.name, "/jobs", stream, main, ("uPlot.iife.min.js",), ("pace.js",))
+            return page(view.name, "/nodes", node.main(seen.parts))
+    return page(view.name, "/jobs", job.main(seen.parts, seen.has_pace), ("uPlot.iife.min.js",), ("pace.js",))
 
 
 def _html(markup: Markup, status: int = 200) -> Response:

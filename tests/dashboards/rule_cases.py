@@ -147,6 +147,16 @@ _ALERTS = (
         "5m",
         "6m",
     ),
+    Case(
+        {
+            'gangwatch_part_failures_total{cluster="c", part="feed"}': "0x20 1x200",
+            'gangwatch_part_out_of_service{cluster="c", part="feed"}': "0x20 1x200",
+        },
+        "GangwatchPartBroken",
+        {"part": "feed"},
+        "5m",
+        "6m",
+    ),
     Case(_ups(1, 20), "GangwatchAgentDown", {"node": "n0"}, "6m", "8m"),
     Case(_ups(3, 20), "GangwatchAgentsLost", {"cluster": "c"}, "5m", "7m"),
     Case(

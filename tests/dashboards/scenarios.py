@@ -141,13 +141,13 @@ def stalled() -> ScriptedRun:
 
 
 def operator() -> ScriptedRun:
-    """Actions frozen, a node in quarantine, a job that is too large, a backend that refuses, a detector that is out."""
+    """Actions frozen, a node in quarantine, a job that is too large, a backend that refuses, bugs in two parts."""
     large = JobSpec(name="large", command=("train",), ranks=4096, queue="research")
 
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
         during = ONSET <= now < ONSET + LENGTH
         run.counters["gangwatch_backend_failures_total"] += during and now % 5 == 0
-        run.broken_detectors = {"hang"} if during else set()
+        run.broken = {"hang", "feed"} if during else set()
         if now == ONSET:
             return [
                 Submitted("j-000009", large),
@@ -243,7 +243,9 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "hang": Scenario(hang, _alerts("Hang", "GangStalled"), _alerts("GangStalled"), labels=_RANK_NINE),
     "stalled": Scenario(stalled, _alerts("GangStalled"), labels=_ACCUSED),
-    "operator": Scenario(operator, _alerts("Frozen", "NodeQuarantined", "BackendFailing", "DetectorBroken")),
+    "operator": Scenario(
+        operator, _alerts("Frozen", "NodeQuarantined", "BackendFailing", "DetectorBroken", "PartBroken")
+    ),
     "too-large": Scenario(too_large, _alerts("GangCannotStart")),
     "disk-full": Scenario(disk_full, _alerts("JournalFailing", "CyclesStopped"), _alerts("CyclesStopped")),
     "stuck-cycle": Scenario(stuck_cycle, _alerts("CyclesStopped")),

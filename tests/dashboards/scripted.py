@@ -149,8 +149,9 @@ class ScriptedRun:
     world second; the events that it gives go into the cycle. detect: whether detectors look at all.
 
     What a script may set: unread, nodes whose streams the controller can't read; failing, nodes with a collector that
-    fails; halted, jobs that report no more steps; broken_detectors; stuck, no cycle runs; leads, as a controller on
-    Kubernetes says it, which answers with nothing else where it does not; counters of the cycle's thread. A job that is
+    fails; halted, jobs that report no more steps; broken: detectors and parts that a bug has hit; stuck, no cycle runs;
+    leads, as a controller on Kubernetes says it, which answers with nothing else where it does not; counters of the
+    cycle's thread. A job that is
     stopped reports no more; its GPUs' counters go on as they were, which no test here looks at.
     """
 
@@ -173,7 +174,7 @@ class ScriptedRun:
         self.unread: set[str] = set()
         self.failing: set[str] = set()
         self.halted: set[str] = set()
-        self.broken_detectors: set[str] = set()
+        self.broken: set[str] = set()
         self.stuck = False
         self.leads: bool | None = None
         self.scrapes: list[dict[str, bytes | None]] = []
@@ -276,7 +277,11 @@ class ScriptedRun:
                 (
                     name,
                     labels,
-                    value + (name.endswith("detector_failures_total") and labels[0][1] in self.broken_detectors),
+                    value
+                    + (
+                        name in ("gangwatch_detector_failures_total", "gangwatch_part_out_of_service")
+                        and labels[0][1] in self.broken
+                    ),
                 )
                 for name, labels, value in self._watch.measures()
             ),

@@ -138,7 +138,7 @@ COUNTERS_AS_THEY_STAND = {
     "Job: Collectives entered, the rank behind and the rank ahead": "a difference of two counters of one job",
     "Node and GPU: Rows of memory": "rows since the board was made",
     "Scheduler: Replays that decided otherwise": "at the newest start",
-    "gangwatch itself: Detectors out of service": "one failure is for good",
+    "gangwatch itself: Parts out of service": "one failure of a detector is for good",
     "Fabric: NICs": "how many there are",
     "Scheduler: Starts since the controller's": "a kind begins with its first decision, which increase does not see",
     "Scheduler: Preemptions, moves and what else was decided": "as above",

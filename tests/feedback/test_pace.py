@@ -202,5 +202,5 @@ def test_a_bug_in_what_people_look_at_keeps_no_detector_from_looking(caplog: pyt
     watch.look()
     assert len(ticks) == 2
     assert watch.broken() == "pace failed: ZeroDivisionError: a bug"
-    assert ("gangwatch_detector_failures_total", (("detector", "pace"),), 1.0) in watch.measures()
+    assert ("gangwatch_part_failures_total", (("part", "pace"),), 1.0) in watch.measures()
     assert (watch.pace_of("j-1"), watch.step_seconds()) == (None, {})

@@ -1,0 +1,34 @@
+"""The controller's /metrics: one source's bug costs that source's samples, one bad sample its family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from exporter.prometheus import expose_samples
+from scheduler_feedback.core.fleet import Sample
+from scheduler_feedback.part_failures import PartFailures
+
+
+def exposition(failures: PartFailures, sources: Sequence[Callable[[], Iterable[Sample]]]) -> str:
+    """The text of every source's samples. What can't be taken or written because of a bug is left out and reported."""
+    samples: list[Sample] = []
+    for source in sources:
+        try:
+            samples += list(source())
+        except Exception as error:
+            failures.report("metrics", error)
+    try:
+        return expose_samples(samples)
+    except Exception as error:
+        failures.report("metrics", error)
+    families: dict[str, list[Sample]] = {}
+    for sample in samples:
+        families.setdefault(str(sample[0]), []).append(sample)
+    return "".join(map(_family, families.values()))
+
+
+def _family(samples: list[Sample]) -> str:
+    try:
+        return expose_samples(samples)
+    except Exception:  # reported with the whole
+        return ""

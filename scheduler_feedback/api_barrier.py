@@ -1,0 +1,78 @@
+"""The barrier around the API and the pages: a bug in one handler costs one request, and is logged once."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from scheduler_feedback.part_failures import PartFailures
+
+_JSON_PATHS = ("/api/", "/healthz", "/readyz", "/metrics")
+
+
+def part_of(path: str) -> str:
+    """Which part a path belongs to: metrics, api or page."""
+    if path == "/metrics":
+        return "metrics"
+    return "api" if path.startswith(_JSON_PATHS) else "page"
+
+
+class Barrier:
+    """ASGI middleware: what a handler raises unexpectedly is answered with 500 and a plain message, counted and logged.
+
+    Where the answer has begun already, the connection ends there: half of it must not pass for all of it.
+    """
+
+    def __init__(self, app: ASGIApp, failures: PartFailures) -> None:
+        self._app = app
+        self._failures = failures
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = begun or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            request = Request(scope)
+            part = part_of(request.url.path)
+            self._failures.report(part, error, f"{request.method} {request.url.path}"[:200])
+            if begun:
+                raise
+            await _answer(part, error)(scope, receive, send)
+
+
+def _answer(part: str, error: Exception) -> Response:
+    kind = type(error).__name__
+    if part == "api":
+        body = msgspec.json.encode({"error": f"a bug of the controller: {kind}; its log tells more"})
+        return Response(body, 500, {"cache-control": "no-store"}, media_type="application/json")
+    words = f"This page can't be shown because of a bug of gangwatch ({kind}). Jobs are still scheduled. "
+    words += "The controller's log has the traceback; `gangwatch jobs` and `gangwatch top` show the cluster meanwhile."
+    if part == "metrics":
+        return Response(f"a bug of the controller: {kind}; its log tells more\n", 500, media_type="text/plain")
+    # Without the pages' own parts: one of these may be what is broken.
+    head = '<!doctype html><html lang="en"><title>gangwatch</title>'
+    page = f"{head}<h1>Error 500</h1><p>{html.escape(words)}</p></html>"
+    return Response(page, 500, {"cache-control": "no-store"}, media_type="text/html")
+
+
+async def ended_by_bug(stream: AsyncIterator[bytes], failures: PartFailures, part: str) -> AsyncIterator[bytes]:
+    """The stream of events, which a bug ends without a word more: who reads it connects again."""
+    try:
+        async for chunk in stream:
+            yield chunk
+    except Exception as error:
+        failures.report(part, error, "event stream")

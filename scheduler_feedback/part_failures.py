@@ -1,0 +1,174 @@
+"""Failures of the controller's parts: a bug in one costs that part alone, and is reported everywhere a person looks.
+
+Every boundary between scheduling and the rest (frames, detectors, page, API, metrics) catches unexpected exceptions
+and reports them here. Each bug is logged with its traceback once and counted from then on. What is out of service is
+in ``/readyz``, ``/api/parts``, the page's banner, ``gangwatch check`` and the metrics below.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypedDict
+
+from scheduler_feedback.core.fleet import Sample
+
+PARTS = ("feed", "fleet", "pace", "verdicts", "entries", "baselines", "metrics", "page", "api")
+"""feed: reading agents' streams. fleet: folding frames. pace: step times for the page. verdicts: handing detector
+results to the cycle. entries: handing journal entries to readers. baselines: the detectors' snapshots. metrics:
+/metrics. page, api: answering requests."""
+
+MOST_KNOWN = 256
+"""Different bugs that are remembered, so that each is logged once; a controller that has more has its log full."""
+
+RECENT_SECONDS = 900.0
+"""How long a failure that left nothing out of service is shown."""
+
+_log = logging.getLogger(__name__)
+
+
+class Trouble(TypedDict):
+    """One part with a bug. out: whether it is out of service; else it failed lately and goes on. failures: since the
+    controller's start. wall_ns: of the newest."""
+
+    part: str
+    out: bool
+    text: str
+    failures: int
+    wall_ns: int
+
+
+@dataclass(slots=True)
+class _Newest:
+    """A part's newest failure. at_s: monotonic."""
+
+    text: str
+    at_s: float
+    wall_ns: int
+
+
+class PartFailures:
+    """Counts, logs and remembers failures of parts and detectors. Every method may be called from any thread.
+
+    detectors: names of the detectors, which are counted by a metric of their own.
+    """
+
+    def __init__(self, detectors: Iterable[str] = ()) -> None:
+        self._lock = threading.Lock()
+        self._detectors = tuple(detectors)
+        self._failures = dict.fromkeys((*PARTS, *self._detectors), 0)
+        self._newest: dict[str, _Newest] = {}
+        self._out: dict[str, str] = {}
+        self._aside: dict[str, int] = {"node": 0, "gang": 0}
+        self._known: set[tuple[str, str, str, int]] = set()
+
+    # --- reporting ----------------------------------------------------------------------------------------------------
+
+    def report(self, part: str, error: BaseException, subject: str = "", out: bool = False) -> None:
+        """Count one failure of a part; log it where this bug is new. subject: what it happened to ("node n1").
+        out: the part is out of service from now on."""
+        text = f"{type(error).__name__}: {error}"[:300]
+        where = _where(error)
+        with self._lock:
+            self._failures[part] = self._failures.get(part, 0) + 1
+            of = f" ({subject})" if subject else ""
+            self._newest[part] = _Newest(text + of, time.monotonic(), time.time_ns())
+            if out:
+                self._out.setdefault(part, text)
+            bug = part, type(error).__name__, *where
+            new = bug not in self._known and len(self._known) < MOST_KNOWN
+            if new:
+                self._known.add(bug)
+        if new:
+            _log.critical(
+                "part=%s subject=%s out_of_service=%s: it raised; this is a bug, please report it; scheduling goes on",
+                part, subject or "-", "yes" if out else "no", exc_info=error,
+            )  # fmt: skip
+
+    def back(self, part: str) -> None:
+        """The part is in service again."""
+        with self._lock:
+            if self._out.pop(part, None) is not None:
+                _log.warning("part=%s: in service again", part)
+
+    def set_aside(self, nodes: int, gangs: int) -> None:
+        """How many nodes' and gangs' telemetry is not used because of a bug that it showed."""
+        self._aside = {"node": nodes, "gang": gangs}
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def is_out(self, part: str) -> bool:
+        """Whether the part is out of service."""
+        return part in self._out
+
+    def out_of_service(self) -> str:
+        """What is out of service and why, in words; empty where nothing is."""
+        with self._lock:
+            return "; ".join(f"{part} failed: {text}" for part, text in self._out.items())
+
+    def troubles(self) -> list[Trouble]:
+        """Parts out of service, then parts that failed within RECENT_SECONDS."""
+        now_s = time.monotonic()
+        with self._lock:
+            found = [
+                Trouble(
+                    part=part,
+                    out=part in self._out,
+                    text=self._out.get(part, newest.text),
+                    failures=self._failures[part],
+                    wall_ns=newest.wall_ns,
+                )
+                for part, newest in self._newest.items()
+                if part in self._out or now_s - newest.at_s < RECENT_SECONDS
+            ]
+        return sorted(found, key=lambda one: not one["out"])
+
+    def measures(self) -> Iterator[Sample]:
+        """Samples of the catalogue."""
+        with self._lock:
+            failures, out, aside = dict(self._failures), set(self._out), dict(self._aside)
+        for name, count in failures.items():
+            if name in self._detectors:
+                yield "gangwatch_detector_failures_total", (("detector", name),), float(count)
+            else:
+                yield "gangwatch_part_failures_total", (("part", name),), float(count)
+                yield "gangwatch_part_out_of_service", (("part", name),), float(name in out)
+        for kind, count in aside.items():
+            yield "gangwatch_telemetry_set_aside", (("kind", kind),), float(count)
+
+
+def in_words(trouble: Trouble) -> str:
+    """One trouble as a sentence for a person."""
+    name = {"fleet": "telemetry", "pace": "step times", "api": "the API", "page": "this page"}.get(
+        trouble["part"], trouble["part"]
+    )
+    if trouble["out"]:
+        return (
+            f"{name} is out of service because of a bug: {trouble['text']}. Jobs are still started and stopped. "
+            "The controller's log has the traceback; a restart of the controller brings it back."
+        )
+    return f"{name} had a bug ({trouble['failures']} times): {trouble['text']}. The controller's log has the traceback."
+
+
+def _where(error: BaseException) -> tuple[str, int]:
+    """File and line that raised: what tells one bug from another.
+
+    Kept with the error: where several wait for one task, each of them but the first gets it without its inner trace.
+    """
+    known: tuple[str, int] | None = getattr(error, "_raised_at", None)
+    if known is not None:
+        return known
+    trace = error.__traceback__
+    if trace is None:
+        return "", 0
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    found = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+    try:
+        error._raised_at = found  # type: ignore[attr-defined]
+    except AttributeError:
+        pass  # an exception with slots
+    return found
