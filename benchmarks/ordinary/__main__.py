@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--log", type=Path, metavar="FILE", help="append the report, with its commit")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="only say what such a log adds up to")
     parser.add_argument("--checkout", type=Path, default=HERE, help="whose gangwatch runs; default: this one's")
+    parser.add_argument("--only", default="", metavar="NAMES", help="only these activities, with commas between them")
     parser.add_argument("--prerequisites", action="store_true", help="only say what this machine lacks")
     arguments = parser.parse_args()
     if arguments.summary is not None:
@@ -59,11 +60,13 @@ def main() -> int:
         return 1 if required and missing else 0
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(10**6)
     print(f"seed {seed}", file=sys.stderr, flush=True)
+    only = frozenset(filter(None, arguments.only.split(",")))
     commit, clean = revision(arguments.checkout)
     folder = Path(tempfile.mkdtemp(prefix=f"ordinary-{seed}-"))
-    report = asdict(Day(folder, arguments.checkout.resolve(), arguments.minutes, seed, torch).run())
+    report = asdict(Day(folder, arguments.checkout.resolve(), arguments.minutes, seed, torch, only).run())
     if report["failures"]:
         checkout = "" if arguments.checkout == HERE else f" --checkout {arguments.checkout}"
+        checkout += f" --only {arguments.only}" if arguments.only else ""
         report["reproduce"] = (
             f"python -m benchmarks.ordinary --minutes {arguments.minutes:g} --seed {seed}{checkout}: "
             f"failed in minute {report['failures'][0]['minute']:g}"

@@ -51,19 +51,27 @@ class Report:
 
 
 class Day:
-    """A day on a cluster of its own in `folder`. checkout: whose gangwatch runs."""
+    """A day on a cluster of its own. checkout: whose gangwatch runs. only: the only activities; empty: all."""
 
-    def __init__(self, folder: Path, checkout: Path, minutes: float, seed: int, torch: str | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        checkout: Path,
+        minutes: float,
+        seed: int,
+        torch: str | None,
+        only: frozenset[str] = frozenset(),
+    ) -> None:
         source = random.Random(seed)
-        self.folder, self.minutes, self.seed = folder, minutes, seed
+        self.folder, self.minutes, self.seed, self.only = folder, minutes, seed, only
         self.clock = FairClock(folder)
         mark = uuid.UUID(int=source.getrandbits(128)).hex + f"-{os.getpid()}"
-        nodes, slots = source.choice([(2, 2), (2, 3), (3, 2), (3, 3), (4, 2), (2, 4)])
+        nodes, slots = source.choice([(1, 4), (2, 2), (2, 3), (3, 2), (3, 3), (4, 2), (2, 4)])
         self.cluster = Cluster(folder, checkout, mark, nodes, slots, self.clock)
         self.cluster.write_config(first_policy(source, nodes * slots))
         self.facts, self.inbox = Facts(), Inbox()
         self.oracle = Oracle(self.facts)
-        self.users = Users(self.cluster, self.facts, self.inbox, seed, torch)
+        self.users = Users(self.cluster, self.facts, self.inbox, seed, torch, only)
         self.troubles = Troubles(self.cluster, self.facts, self.inbox, self.users, seed)
         self.table = ProcessTable(mark, self.cluster.state, self.clock)
         self.witnesses = Witnesses(folder / "truth")
@@ -103,6 +111,9 @@ class Day:
             threading.Thread(target=self.troubles.trouble_ranks, args=(until,), name="ranks", daemon=True),
             threading.Thread(target=self._read_on, args=(until,), name="readers", daemon=True),
         ]
+        if self.only:  # troubles have names as activities have
+            wanted = {"users", "readers"} | (self.only & {"daemons", "ranks"})
+            threads = [thread for thread in threads if thread.name in wanted]
         for thread in threads:
             thread.start()
         while time.monotonic() < until and not self.failures:

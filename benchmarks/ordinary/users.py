@@ -37,12 +37,21 @@ Activity = Callable[[], object]
 class Users:
     """Everybody who uses the cluster. Runs in one thread; what they did goes to the inbox.
 
+    only: names of the activities that are drawn; empty: all.
     done: how often each kind of activity was done. latest: the newest of them, in words.
     """
 
-    def __init__(self, cluster: Cluster, facts: Facts, inbox: Inbox, seed: int, torch: str | None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        facts: Facts,
+        inbox: Inbox,
+        seed: int,
+        torch: str | None,
+        only: frozenset[str] = frozenset(),
+    ) -> None:
         self.random = random.Random(seed)
-        self.cluster, self.facts, self.inbox, self.torch = cluster, facts, inbox, torch
+        self.cluster, self.facts, self.inbox, self.torch, self.only = cluster, facts, inbox, torch, only
         self.done: Counter[str] = Counter()
         self.latest: deque[str] = deque(maxlen=25)
         self._later: list[tuple[float, int, Activity]] = []
@@ -92,6 +101,9 @@ class Users:
         choices = [*self._operations()]
         if waiting < MOST_WAITING:
             choices += self._submissions()
+        choices = [choice for choice in choices if not self.only or choice[0] in self.only]
+        if not choices:
+            return "rest", lambda: time.sleep(0.5)
         # What was done least goes first, so that a short day has everything as well.
         weights = [weight * (4.0 if not self.done[name] else 1.0) for name, weight, _ in choices]
         name, _, activity = self.random.choices(choices, weights)[0]
@@ -129,6 +141,7 @@ class Users:
             ("elastic", 0.8, self._elastic),
             ("guests", 1.2, self._guests),
             ("owner", 1.2, self._owner),
+            ("borrowed", 0.5, self._borrowed),
             ("one_node", 0.6, self._one_node),
             ("priority", 0.5, lambda: self._work("priority", {"seconds": self._seconds()}, self._ranks(), priority=10)),
         ]  # fmt: skip
@@ -316,6 +329,32 @@ class Users:
         quota = int(self.facts.queues["owner"].get("quota") or 1)
         self._work("owner", {"seconds": self._seconds()}, self.random.randrange(1, quota + 1), queue="owner")
 
+    def _borrowed(self) -> None:
+        """Guests borrow everything; then the owner comes, and nobody does anything else for a while.
+
+        While users are busy each of their requests lets the scheduler look again: only when all rest does it show
+        whether it comes back by itself at the moment at which guests may be stopped.
+        """
+        if not {"guest", "owner"} <= set(self.facts.queues):
+            return
+        quota = int(self.facts.queues["owner"].get("quota") or 1)
+        more: dict[str, Any] = {"queue": "guest", "preemptible": True, "restartable": True, "grace_seconds": 2.0}
+        more["min_run_seconds"] = self.random.choice([8.0, 15.0])
+        plan = {"seconds": 90.0, "saves": True}
+        total = self._total()
+        for ranks in self.random.choice([(total,), (total // 2, total - total // 2), (1,) * total]):
+            self._work("borrowed", plan, ranks, time_limit_seconds=100.0, **more)
+        time.sleep(4.0)
+        self._work("owner", {"seconds": self._seconds()}, self.random.randrange(1, quota + 1), queue="owner")
+        self._rest(40.0)
+
+    def _rest(self, seconds: float) -> None:
+        """Nobody does anything for so long."""
+        self.say("rest", f"for {seconds:.0f} s")
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.stopped:
+            time.sleep(0.2)
+
     def _one_node(self) -> None:
         ranks = self.random.randrange(1, self.cluster.slots + 1)
         self._work("one_node", {"seconds": self._seconds()}, ranks, required_level="node")
@@ -332,6 +371,7 @@ class Users:
             ("reload", 0.4, self._reload),
             ("reload_refused", 0.2, self._reload_refused),
             ("hold", 0.3, self._hold),
+            ("rest", 0.3, lambda: self._rest(self.random.uniform(5, 15))),
         ]
 
     def command(self, word: str, target: str, ask: Activity) -> bool:

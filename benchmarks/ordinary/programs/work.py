@@ -51,8 +51,10 @@ def write_log(total: int) -> None:
     line = b"x" * 99 + b"\n"
     block = line * 10_000
     while total > 0:
-        part = block[: min(total, len(block))]
-        total -= os.write(1, part)
+        part = memoryview(block)[: min(total, len(block))]
+        total -= len(part)
+        while part:
+            part = part[os.write(1, part) :]
 
 
 def main() -> None:
