@@ -81,7 +81,8 @@ def _cancel_jobs(state: StateFolder, say: Say) -> int:
 
 def _unended(client: Client) -> list[str]:
     listed: list[dict[str, Any]] = client.get("/api/jobs?active=1")
-    return [job["job"] for job in listed]
+    # Pending jobs first: otherwise each running job that is cancelled leaves slots in which a pending one starts.
+    return [job["job"] for job in sorted(listed, key=lambda job: job["state"] != "pending")]
 
 
 class _Progress:
