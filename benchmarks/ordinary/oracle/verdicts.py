@@ -17,6 +17,9 @@ RIGHT: dict[str, dict[str, tuple[str, ...]]] = {
 LAG_SECONDS = 20.0
 """A disturbance is seen in windows of seconds: so long after its end a verdict may still begin."""
 
+EARLY_SECONDS = 3.0
+"""Steps are judged in windows of about a second or of one step: the first that shows a fault began before it."""
+
 STARVED_SHARE = 0.1
 STARVED_TIMES = 2.0
 """A rank that waited for a processor for a tenth of the time, and for twice as long as the middle rank of its gang, was
@@ -40,7 +43,7 @@ def nobody_accused_wrongly(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 def _matches(disturbance: Disturbance, verdict: Document) -> bool:
     causes = RIGHT[disturbance.kind].get(verdict["kind"])
     began = verdict["first_wall_ns"] / 1e9
-    in_time = disturbance.began - 1.0 <= began <= disturbance.until + LAG_SECONDS
+    in_time = disturbance.began - EARLY_SECONDS <= began <= disturbance.until + LAG_SECONDS
     ranks = (verdict["rank"], *verdict.get("ranks", ()))
     right = causes is not None and verdict["cause"] in causes and disturbance.rank in ranks
     return right and in_time and verdict.get("attempt", disturbance.attempt) == disturbance.attempt
