@@ -163,7 +163,7 @@ def _timetable(document: Document, width: int, rows: int) -> Section:
     ends = _clock(drawn["from_ns"]), _clock(drawn["until_ns"])
     axis = f"{'':{label}}  {ends[0]}{ends[1]:>{columns - len(ends[0])}}"
     lines.append(Text(axis, style="dim", no_wrap=True, overflow="crop"))
-    return [*lines, _legend(drawn, drawn["nodes"] - len(shown))], len(lines) + 1
+    return [*lines, _legend(drawn, drawn["nodes"] - sum(row["nodes"] for row in shown))], len(lines) + 1
 
 
 def _column(at_ns: int, drawn: Document, columns: int) -> int:

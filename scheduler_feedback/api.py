@@ -25,6 +25,7 @@ ready, 507 the journal can't be written.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -54,7 +55,7 @@ from scheduler_feedback.api_requests import (
 from scheduler_feedback.core.events import CancelRequested, Event, NodeCommand, NodeCommanded, Submitted, VerdictJudged
 from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import Job
-from scheduler_feedback.core.pace import MOST_ROWS, Pace
+from scheduler_feedback.core.pace import MOST_ROWS, Pace, Speed
 from scheduler_feedback.core.state import State
 from scheduler_feedback.cycle import admit_check, explain
 from scheduler_feedback.inbox import StoppedError
@@ -100,7 +101,7 @@ class Control(Protocol):
     def store(self) -> Reader: ...
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
-    def step_seconds(self) -> dict[str, float]: ...
+    def speeds(self) -> dict[str, Speed]: ...
     def scheduling(self) -> tuple[bool, str]: ...
     def ready(self) -> tuple[bool, str]: ...
     async def freeze(self, by: str) -> str: ...
@@ -227,14 +228,17 @@ class _Api:
         return _json(await self._ask(lambda state: documents.jobs_document(state, active)))
 
     async def _overview(self, _request: Request) -> Response:
-        document = await self._ask(views.overview)
-        seconds = await run_in_threadpool(self._seconds_of, document["running"])
-        troubles = [in_words(trouble) for trouble in self._controller.failures.troubles()]
-        return _json(document | {"step_seconds": seconds, "troubles": troubles})
-
-    def _seconds_of(self, running: list[documents.Document]) -> dict[str, float]:
-        seconds = self._controller.step_seconds()
-        return {job["job"]: seconds[job["job"]] for job in running if job["job"] in seconds}
+        speeds = await run_in_threadpool(self._controller.speeds)
+        document = await self._ask(lambda state: views.overview(state, speeds, time.time_ns()))
+        known = {job["job"]: speeds[job["job"]] for job in document["running"] if job["job"] in speeds}
+        return _json(
+            document
+            | {
+                "step_seconds": {job: speed.seconds for job, speed in known.items()},
+                "last_step_ns": {job: speed.end_ns for job, speed in known.items()},
+                "troubles": [in_words(trouble) for trouble in self._controller.failures.troubles()],
+            }
+        )
 
     async def _pace(self, request: Request) -> Response:
         since = number_of(request, "since", None, 0, 1 << 62)

@@ -35,7 +35,7 @@ from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, Polic
 from scheduler_feedback.core.fabric import Fabric
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.measures import measure
-from scheduler_feedback.core.pace import MOST_ROWS, Pace
+from scheduler_feedback.core.pace import MOST_ROWS, Pace, Speed
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.subscription import WANTED
 from scheduler_feedback.credentials import Credentials
@@ -267,9 +267,9 @@ class Controller:
         """How fast the gang has gone lately, after the row of this sequence; from any thread, may wait a moment."""
         return self._watch.pace_of(gang, sequence, most)
 
-    def step_seconds(self) -> dict[str, float]:
-        """Mean time of a step lately, by gang; from any thread, may wait a moment."""
-        return self._watch.step_seconds()
+    def speeds(self) -> dict[str, Speed]:
+        """How fast each gang runs now, by gang; from any thread, may wait a moment."""
+        return self._watch.speeds()
 
     def scheduling(self) -> tuple[bool, str]:
         """Whether jobs are scheduled, and if not, why."""

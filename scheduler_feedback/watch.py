@@ -30,7 +30,7 @@ from scheduler_feedback.core.events import Event, FirstStep
 from scheduler_feedback.core.fabric import Fabric
 from scheduler_feedback.core.fleet import Fleet, Sample
 from scheduler_feedback.core.look import Look
-from scheduler_feedback.core.pace import MOST_ROWS, Pace, Paces
+from scheduler_feedback.core.pace import MOST_ROWS, Pace, Paces, Speed
 from scheduler_feedback.core.telemetry import Telemetry
 from scheduler_feedback.detectors import Detector
 from scheduler_feedback.part_failures import PartFailures
@@ -135,10 +135,11 @@ class Watch:
         with self._lock:
             return self._paces.since(gang, sequence, most)
 
-    def step_seconds(self) -> dict[str, float]:
-        """Mean time of a step lately, by gang. Waits for a look that is under way."""
+    def speeds(self) -> dict[str, Speed]:
+        """How fast each gang runs now, by gang; none of one whose steps are not known. Waits for a look that is under
+        way."""
         with self._lock:
-            return self._paces.newest_seconds()
+            return self._paces.speeds()
 
     def snapshots(self) -> dict[str, bytes]:
         """Every detector's baselines by name; of one that is out of service the last good ones."""

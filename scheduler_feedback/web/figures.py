@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from scheduler_feedback.web import words
-from scheduler_feedback.web.markup import Markup, join, tag
+from scheduler_feedback.web.markup import Child, Markup, join, tag
 
 Document = dict[str, Any]
 
@@ -15,6 +15,9 @@ COLOURS = 8
 
 LANE, MOST_HEIGHT, LEAST_HEIGHT = 13, 72, 22
 """Pixels: of a slot's lane, and of a node's row."""
+
+FOLDED_HEIGHT, FOLDED_MOST, FOLDED_LEAST = 900, 200, 30
+"""Pixels: that all rows of folded nodes share, and the most and least of one."""
 
 
 def colour_of(job: str) -> int:
@@ -42,9 +45,11 @@ def timetable(drawn: Document) -> Markup:
     rows = []
     for node in drawn["rows"]:
         height = min(max(node["slots"] * LANE, LEAST_HEIGHT), MOST_HEIGHT)
+        if drawn["folded"]:
+            height = min(max(FOLDED_HEIGHT // len(drawn["rows"]), FOLDED_LEAST), FOLDED_MOST)
         bars = [_bar(drawn, bar, across, height / max(node["slots"], 1)) for bar in node["bars"]]
         picture = tag("svg", lines, bars, now, width="100%", height=height, aria_hidden="true")
-        rows.append(tag("li", tag("span", words.node_link(node["node"]), class_="who"), picture))
+        rows.append(tag("li", tag("span", _row_name(drawn, node), class_="who"), picture))
     labels = [
         tag("text", _tick_name(at, until_ns - from_ns), x=_share(across(at)), y="12", text_anchor="middle")
         for at in ticks
@@ -53,15 +58,31 @@ def timetable(drawn: Document) -> Markup:
     axis = tag(
         "li", tag("span", class_="who"), tag("svg", labels, width="100%", height=18), class_="axis", aria_hidden="true"
     )
-    more = drawn["nodes"] - len(drawn["rows"])
-    left_out = f" {words.count(more, 'node')} more: those of the reservation come first." if more else ""
+    how = ""
+    if drawn["folded"]:
+        how = (
+            f" {words.count(drawn['nodes'], 'node')}, folded by {drawn['folded']}: a bar is as high as the job has"
+            " slots there, and jobs lie in the order of their expected end."
+        )
     return join(
         (
-            tag("ul", rows, axis, class_="timetable"),
-            tag("p", _in_words(drawn), left_out, class_="hint"),
+            tag("ul", rows, axis, class_="timetable folded" if drawn["folded"] else "timetable"),
+            tag("p", _in_words(drawn), how, class_="hint"),
             _legend(drawn),
         )
     )
+
+
+def _row_name(drawn: Document, row: Document) -> Child:
+    if not drawn["folded"]:
+        return words.node_link(row["node"])
+    others = "".join(f", {number} {state}" for state, number in row["states"].items() if drawn["folded"] != "state")
+    named = words.count(row["nodes"], "node") + others
+    if drawn["folded"] == "state":
+        name: Child = tag("a", row["node"], href=f"/nodes?state={row['node']}")
+    else:
+        name = f"{drawn['folded']} {row['node']}"
+    return join((name, tag("small", named, title=named)))
 
 
 def _share(percent: float) -> str:
@@ -69,25 +90,44 @@ def _share(percent: float) -> str:
 
 
 def _bar(drawn: Document, bar: Document, across: Any, lane: float) -> Markup:
-    left, right = across(bar["from_ns"]), across(bar["until_ns"])
+    left, right = across(bar["from_ns"]), across(bar["last_ns"])
     top, height = bar["first"] * lane, bar["slots"] * lane
     kind = bar["kind"]
-    name = drawn["names"].get(bar["job"], "")
     until = time.strftime("%H:%M:%S", time.localtime(bar["until_ns"] / 1e9))
-    told = f"{bar['job']} {name}, {words.count(bar['slots'], 'slot')}, expected until {until}"
-    label = f"{bar['job']} {name}" if kind != "kept" else f"kept for {bar['job']}"
-    colour = "" if kind == "kept" else f" job{colour_of(bar['job'])}"
+    held = words.count(bar["slots"], "slot")
+    if bar["job"]:
+        label = f"{bar['job']} {drawn['names'].get(bar['job'], '')}"
+        said = f"{label}, {held}, expected until {until}"
+        label = f"kept for {bar['job']}" if kind == "kept" else label
+        colour = "" if kind == "kept" else f" job{colour_of(bar['job'])}"
+    else:
+        last = time.strftime("%H:%M:%S", time.localtime(bar["last_ns"] / 1e9))
+        label, colour = f"{bar['jobs']:,} smaller jobs", " many"
+        said = f"{label}, {held}, expected to end from {until} to {last}"
+    full = 100 * (across(bar["until_ns"]) - left) / (right - left) if right > left else 100.0
+    shape = f"{max(height - 2, min(height, 2)):.1f}"
+
+    def block(x: float, width: float, more: str = "") -> Markup:
+        return tag(
+            *("rect",),
+            x=_share(x),
+            y="1",
+            width=_share(width),
+            height=shape,
+            rx="3" if height > 8 else None,
+            class_=f"bar {kind}{colour}{more}",
+        )
+
     inner = [
-        tag(
-            "rect", x="0", y="1", width="100%", height=f"{max(height - 2, 2):.1f}", rx="3", class_=f"bar {kind}{colour}"
-        ),
+        block(0, full),
+        block(full, 100 - full, " ending") if full < 100 else None,
         tag("text", label, x="6", y=f"{height / 2 + 4:.1f}", class_=f"label {kind}")
         if height >= 12 and right - left > 7
         else None,
     ]
     return tag(
         "svg",
-        tag("title", told),
+        tag("title", said),
         inner,
         x=_share(left),
         y=f"{top:.1f}",
@@ -111,10 +151,10 @@ def _tick_name(at_ns: int, span_ns: int) -> str:
 
 
 def _in_words(drawn: Document) -> str:
-    """What the drawing shows, for who doesn't see it."""
+    """What the drawing shows, for a reader who does not see it."""
     head = drawn["reserved_for"]
     if head is None:
-        return "Nobody waits for a place." if drawn["names"] else "All slots are free."
+        return "No job waits for slots." if drawn["names"] else "All slots are free."
     at = drawn["reserved_from_ns"]
     when = "" if at is None else time.strftime(" from %H:%M:%S", time.localtime(at / 1e9))
     ahead = drawn["ahead"]

@@ -125,29 +125,26 @@ def _dialog() -> Markup:
     )
 
 
-def table(caption: str, columns: tuple[str, ...], rows: list[Markup], empty: str, wide: tuple[int, ...] = ()) -> Markup:
-    """A table that scrolls sideways in itself. wide: columns that a narrow screen leaves out."""
+def table(caption: str, columns: tuple[str, ...], rows: list[Markup], empty: str) -> Markup:
+    """A table that scrolls sideways in itself. On a narrow screen each row is a block, and each cell has its column's
+    name before it: no column is left out."""
     if not rows:
         return tag("p", empty, class_="empty")
-    head = tag("tr", [tag("th", name, scope="col", class_=_wide(at, wide)) for at, name in enumerate(columns)])
+    head = tag("tr", [tag("th", name, scope="col") for name in columns])
     drawn = tag("table", tag("caption", caption, class_="unseen"), tag("thead", head), tag("tbody", rows))
     return tag("div", drawn, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 
-def row(key: str, cells: tuple[Child, ...], wide: tuple[int, ...] = (), class_: str = "") -> Markup:
+def row(key: str, cells: tuple[Child, ...], columns: tuple[str, ...], class_: str = "") -> Markup:
     """A row of such a table; its first cell names it. key: unique on the page, so that a row is known again."""
     first, *others = cells
     return tag(
         "tr",
         tag("th", first, scope="row"),
-        [tag("td", cell, class_=_wide(at, wide)) for at, cell in enumerate(others, 1)],
+        [tag("td", cell, data_label=name) for cell, name in zip(others, columns[1:], strict=True)],
         id=f"row-{key}",
         class_=class_ or None,
     )
-
-
-def _wide(column: int, wide: tuple[int, ...]) -> str | None:
-    return "wide" if column in wide else None
 
 
 def pager(path: str, query: Mapping[str, str], page_number: int, pages: int) -> Markup | None:

@@ -3,58 +3,128 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby, islice
 from typing import Any
 from urllib.parse import quote
 
 from scheduler_feedback.core.explanation import Explanation
+from scheduler_feedback.core.job import RankRecord
+from scheduler_feedback.core.pace import Speed
 from scheduler_feedback.web import frame, overview, words
-from scheduler_feedback.web.markup import Markup, join, tag
+from scheduler_feedback.web.markup import Child, Markup, join, tag
+from scheduler_feedback.web.progress import Progress, is_stalled, progress_of, unknown_since
 from scheduler_feedback.web.verdicts import card
+from scheduler_feedback.web.views import MOST_RANKS
 
 Document = dict[str, Any]
 
 MOST_PAST = 20
 """Past verdicts that are shown, the newest."""
 
+MOST_PLACED = 512
+"""Nodes of the folded list of all ranks; `gangwatch jobs --json` has all of them."""
 
-def parts(job: Document, story: Sequence[Document], pace: Document | None) -> dict[str, Markup]:
-    """What the stream keeps up to date, by name. story: the newest entries, the newest first. pace: pace.summary."""
+
+def parts(job: Document, story: Sequence[Document], pace: Document | None, now_ns: int) -> dict[str, Markup]:
+    """What the stream keeps up to date, by name. story: the newest entries, the newest first. pace: paces.summary.
+
+    now_ns: wall time against which the end of the last step is held.
+    """
     standing = [verdict for verdict in job["verdicts"] if verdict["standing"]]
     past = [verdict for verdict in job["verdicts"] if not verdict["standing"]]
+    if pace is not None and pace["speed"].attempt != job["attempt"]:
+        pace = None  # of an earlier attempt, which ran elsewhere
+    speed = None if pace is None else pace["speed"]
+    unknown = unknown_since(story, job["attempt_started_ns"])
+    unknown_ns = None if unknown is None else unknown["wall_ns"]
+    progress = progress_of(job["state"], job["attempt"], bool(standing), speed, now_ns, unknown_ns)
     return {
         "head": _head(job),
-        "summary": _summary(job, standing, pace),
+        "summary": _summary(job, progress, standing, pace, now_ns),
         "waits": _waits(job),
-        "verdicts": _verdicts(standing, past, job["state"]),
+        "verdicts": _verdicts(standing, past, _no_verdict(job, progress, speed, unknown)),
         "ranks": _ranks(job, pace),
+        "placements": _placements(job["placed"]),
         "facts": _facts(job),
         "story": overview.story(story, "story"),
     }
 
 
 def main(made: Mapping[str, Markup], has_pace: bool) -> Markup:
-    charts = tag(
+    return join(
+        (
+            frame.live("head", made, "head"),
+            frame.live("summary", made),
+            frame.live("waits", made),
+            frame.panel("Verdicts", "verdicts", made),
+            _charts(has_pace),
+            tag(
+                "div",
+                tag(
+                    "section",
+                    tag("header", tag("h2", "Ranks", id="ranks-title")),
+                    frame.live("ranks", made),
+                    frame.live("placements", made),
+                    class_="panel",
+                    aria_labelledby="ranks-title",
+                ),
+                frame.panel("As submitted", "facts", made),
+                class_="pair",
+            ),
+            frame.panel("Story", "story", made),
+        )
+    )
+
+
+_HEAT = ("as its peers", "1.1 times", "1.3 times", "2 times and more")
+"""Words for the colours of the map, --heat-0 to --heat-3 in page.css."""
+
+
+def _charts(has_pace: bool) -> Markup:
+    """What pace.js draws into."""
+    heat = [tag("li", tag("span", class_=f"swatch heat{at}"), words_) for at, words_ in enumerate(_HEAT)]
+    return tag(
         "section",
         tag("header", tag("h2", "Step time by rank", id="pace-title")),
-        tag("p", "No step is known of it yet.", id="pace-empty", class_="empty", hidden=has_pace),
+        tag("p", "No step of this attempt is known.", id="pace-empty", class_="empty", hidden=has_pace),
         tag(
             "div",
             tag(
                 "p",
-                "Each rank's own time a step, waiting for the others left out: the one that is slow stands out, and the"
-                " others do not look slow for waiting.",
+                "The longest step of each second. A rank's own time leaves out its waits for other ranks, so that the"
+                " slow rank stands out. Hatched: no step ended.",
+                tag("span", " The scale is logarithmic.", id="pace-scale", hidden=True),
                 class_="hint",
             ),
-            tag("div", id="pace-chart", role="img", aria_labelledby="pace-title pace-told"),
+            tag("div", id="pace-chart", role="img", aria_labelledby="pace-title pace-said"),
             tag("ul", id="pace-legend", class_="legend"),
+            tag("p", "", id="pace-said", class_="hint"),
             tag("h3", "Every rank, second by second"),
             tag(
-                "canvas",
-                id="pace-map",
-                tabindex="0",
-                role="img",
-                aria_label="Own time of each rank over its peers', second by second. Arrow keys read a cell.",
-                aria_describedby="pace-told",
+                "div",
+                tag("div", id="pace-names", aria_hidden="true"),
+                tag(
+                    "div",
+                    tag(
+                        "canvas",
+                        id="pace-map",
+                        tabindex="0",
+                        role="img",
+                        aria_label="Own time of each rank over its peers', second by second. Arrow keys read a cell.",
+                        aria_describedby="pace-told",
+                    ),
+                    class_="hatched",
+                ),
+                tag("div", id="pace-times", aria_hidden="true"),
+                class_="map",
+            ),
+            tag(
+                "ul",
+                tag("li", tag("small", "Own time against its peers' median:")),
+                heat,
+                tag("li", tag("span", class_="swatch none"), "no step"),
+                id="pace-heat",
+                class_="legend",
             ),
             tag("p", "", id="pace-told", class_="told", aria_live="polite"),
             id="pace",
@@ -62,22 +132,6 @@ def main(made: Mapping[str, Markup], has_pace: bool) -> Markup:
         ),
         class_="panel",
         aria_labelledby="pace-title",
-    )
-    return join(
-        (
-            frame.live("head", made, "head"),
-            frame.live("summary", made),
-            frame.live("waits", made),
-            frame.panel("Verdicts", "verdicts", made),
-            charts,
-            tag(
-                "div",
-                frame.panel("Ranks", "ranks", made),
-                frame.panel("As submitted", "facts", made),
-                class_="pair",
-            ),
-            frame.panel("Story", "story", made),
-        )
     )
 
 
@@ -94,47 +148,70 @@ def _head(job: Document) -> Markup:
     )
 
 
-def _summary(job: Document, standing: Sequence[Document], pace: Document | None) -> Markup:
+def _summary(
+    job: Document, progress: Progress, standing: Sequence[Document], pace: Document | None, now_ns: int
+) -> Markup:
     figures = [
         overview.figure("Ranks", f"{job['size']:,}", f"attempt {job['attempt']}" if job["attempt"] else "not started")
     ]
     if pace is not None:
-        usual, now = pace["usual_seconds"], pace["seconds"]
-        slower = now / usual if usual else 1.0
-        note = "as usual" if abs(slower - 1) < 0.1 else f"{slower:.2f} times the usual {words.seconds(usual)}"
-        tone = words.BAD if slower > 1.25 else words.DOUBTFUL if slower > 1.1 else ""
-        figures.append(overview.figure("Step now", words.seconds(now), note, tone))
-        figures.append(
-            overview.figure(
-                "Steps",
-                f"{pace['newest']:,}",
-                f"slowest rank {pace['worst_rank']}, {pace['worst_ratio']:.2f} times its peers",
-            )
-        )
+        figures.append(_step(progress, pace["speed"], now_ns))
+        slowest = f"slowest rank {pace['worst_rank']}, {pace['worst_ratio']:.2f} times its peers"
+        figures.append(overview.figure("Steps", f"{pace['speed'].newest + 1:,}", slowest if job["size"] > 1 else ""))
     if standing:
         worst = max(standing, key=lambda verdict: float(verdict["slowdown"]))
-        who = f"rank {worst['rank']}" if worst["rank"] >= 0 else "the gang"
+        who = f"rank {worst['rank']}" if worst["rank"] >= 0 else "the job itself"
+        kind = worst["kind"].replace("_", " ")
         figures.append(
-            overview.figure(
-                "Held up by", who, f"{worst['kind']} on {worst['node']}" if worst["node"] else worst["kind"], words.BAD
-            )
+            overview.figure("Held up by", who, f"{kind} on {worst['node']}" if worst["node"] else kind, words.BAD)
         )
-    elif job["state"] == "pending":
+    elif progress is Progress.NOT_RUNNING and job["state"] == "pending":
         at = words.instant(job["expected_start_ns"], "in")
-        figures.append(overview.figure("Expected to start", at, "as things stand"))
+        figures.append(overview.figure("Expected to start", at, "by the present estimates"))
         figures.append(overview.figure("Waits for", words.instant(job["submitted_ns"], "for"), job["queue"]))
-    else:
-        figures.append(overview.figure("Held up by", "nobody", "no verdict stands"))
+    elif progress in _IN_WORDS:
+        figures.append(overview.figure("Speed", *_IN_WORDS[progress]))
     moved = [words.count(job[name], one) for name, one in (("migrations", "move"), ("retries", "retry")) if job[name]]
-    if job["attempt_started_ns"] is not None and job["ended_ns"] is None:
+    if job["ended_ns"] is not None:
+        figures.append(overview.figure("Ran for", words.seconds(job["run_seconds"]), ", ".join(moved)))
+        figures.append(overview.figure("Ended", words.instant(job["ended_ns"], "ago"), job["reason"] or job["state"]))
+    elif job["attempt_started_ns"] is not None and job["state"] != "pending":
         figures.append(
             overview.figure(
                 "Runs for", words.instant(job["attempt_started_ns"], "for"), ", ".join(moved) or "never moved"
             )
         )
-    elif job["ended_ns"] is not None:
-        figures.append(overview.figure("Ended", words.instant(job["ended_ns"], "ago"), job["reason"] or job["state"]))
     return tag("ul", figures, class_="figures")
+
+
+_IN_WORDS = {
+    Progress.NORMAL: ("normal", "no verdict is active", words.GOOD),
+    Progress.SLOW: ("slow", "cause unknown", words.BAD),
+    Progress.LEARNING: ("not known yet", "too few steps so far", ""),
+    Progress.UNREPORTED: ("not known", "no step reported so far", ""),
+}
+"""Value, note and tone of the figure that says how fast the job runs."""
+
+
+def _step(progress: Progress, speed: Speed, now_ns: int) -> Markup:
+    """The time of a step, against the usual one, and how old that is."""
+    known = speed.usual_seconds == speed.usual_seconds
+    usual = f"usually {words.seconds(speed.usual_seconds)}" if known else ""
+    took = words.seconds(speed.seconds)
+    if progress is Progress.ENDED:
+        return overview.figure(
+            "Last step", took, join((usual, ", at " if usual else "at ", words.instant(speed.end_ns)))
+        )
+    if is_stalled(speed, now_ns):
+        before = f"steps took {took} before" + (f", {usual}" if known else "")
+        return overview.figure("No step for", words.instant(speed.end_ns, "for"), before, words.BAD)
+    note = ""
+    if known:
+        slower = speed.seconds / speed.usual_seconds
+        note = f"{slower:.2f} times the usual {words.seconds(speed.usual_seconds)}, " if speed.slow else f"{usual}, "
+    return overview.figure(
+        *("Step now", took), join((note, words.instant(speed.end_ns, "ago"))), words.BAD if speed.slow else ""
+    )
 
 
 def _waits(job: Document) -> Markup:
@@ -174,18 +251,51 @@ def _waits(job: Document) -> Markup:
     )
 
 
-def _verdicts(standing: Sequence[Document], past: Sequence[Document], state: str) -> Markup:
-    if not standing and not past:
-        runs = state == "running"
-        return tag("p", "None: every rank keeps pace." if runs else "None.", class_="empty good" if runs else "empty")
+def _no_verdict(job: Document, progress: Progress, speed: Speed | None, unknown: Document | None) -> Markup:
+    """What holds while no verdict is active."""
+    said: Child = "No verdict is active."
+    if job["state"] == "pending":
+        said = "None: the job has not started." if job["attempt"] == 0 else "None: the job waits to start again."
+    match progress:
+        case Progress.ENDED:
+            said = "No verdict was active when the job ended." if job["attempt"] else "None: the job never started."
+        case Progress.NORMAL:
+            return tag("p", "No verdict is active: the job runs at normal speed.", class_="empty good")
+        case Progress.SLOW:
+            assert speed is not None
+            slower = (
+                f"steps take {speed.seconds / speed.usual_seconds:.2f} times as long as usual" if speed.slow else ""
+            )
+            said = f"No verdict is active, but {slower or 'a detector found slowness'}. The cause is unknown."
+        case Progress.STALLED:
+            assert speed is not None
+            since = words.instant(speed.end_ns, "for")
+            said = join(("No verdict is active, but the job has made no step for ", since, "."))
+        case Progress.LEARNING:
+            said = "No verdict is active. The job has made too few steps for its usual speed to be known."
+        case Progress.UNREPORTED if job["first_step_ns"] is not None:
+            said = "No verdict is active. No step was received since the controller started."
+        case Progress.UNREPORTED:
+            said = (
+                "No verdict is active. No step of this attempt was reported so far: only the counters of its ranks are"
+                " judged."
+            )
+    doubt = progress in (Progress.SLOW, Progress.STALLED)
+    why = None
+    if doubt and unknown is not None:
+        why = tag("p", words.instant(unknown["wall_ns"]), f": {unknown['text']}", class_="hint")
+    return join((tag("p", said, class_=f"empty {'doubt' if doubt else ''}".strip()), why))
+
+
+def _verdicts(standing: Sequence[Document], past: Sequence[Document], none: Markup) -> Markup:
     shown = [tag("li", card(verdict)) for verdict in standing]
     folded = [tag("li", card(verdict)) for verdict in past[:MOST_PAST]]
     return join(
         (
-            tag("ul", shown, class_="cards") if shown else tag("p", "None stands.", class_="empty good"),
+            tag("ul", shown, class_="cards") if shown else none,
             tag(
                 "details",
-                tag("summary", f"{words.count(len(past), 'verdict')} that stood"),
+                tag("summary", f"{words.count(len(past), 'earlier verdict')}"),
                 tag("ul", folded, class_="cards"),
                 id="past-verdicts",
             )
@@ -196,7 +306,7 @@ def _verdicts(standing: Sequence[Document], past: Sequence[Document], state: str
 
 
 def _ranks(job: Document, pace: Document | None) -> Markup:
-    own = {} if pace is None else pace["own_seconds"]
+    """The ranks that a person should see, the worst first."""
     accused = set(job["accused"])
     rows = [
         frame.row(
@@ -205,26 +315,50 @@ def _ranks(job: Document, pace: Document | None) -> Markup:
                 rank["rank"],
                 words.node_link(rank["node"]),
                 rank["slot"],
-                words.seconds(own.get(rank["rank"])),
+                "–" if pace is None else words.seconds(pace["own_seconds"].get(rank["rank"])),
+                "–" if pace is None else _times(pace["ratios"].get(rank["rank"])),
                 "–" if rank["exit_code"] is None else rank["exit_code"],
             ),
-            (2, 4),
+            _RANK_COLUMNS,
             "accused" if rank["rank"] in accused else "",
         )
         for rank in job["ranks"]
     ]
-    more = job["ranks_total"] - len(rows)
+    caption = "Ranks of the newest attempt"
+    some = job["ranks_total"] > len(rows)
+    first = "with a verdict, then failed, then slow" if pace is not None else "with a verdict, then failed"
+    note = f"{len(rows)} of {job['ranks_total']:,} ranks: first those {first}." if some else None
     return join(
         (
-            frame.table(
-                "Ranks of the newest attempt",
-                ("Rank", "Node", "Slot", "Own time", "Exit"),
-                rows,
-                "Not placed yet.",
-                (2, 4),
-            ),
-            tag("p", f"{more:,} more; the map above has all of them.", class_="hint") if more > 0 else None,
+            tag("p", note, class_="hint above") if note else None,
+            frame.table(caption, _RANK_COLUMNS, rows, "Not placed yet."),
         )
+    )
+
+
+_RANK_COLUMNS = ("Rank", "Node", "Slot", "Own time", "Of peers'", "Exit")
+
+
+def _times(ratio: float | None) -> str:
+    return "–" if not ratio else f"{ratio:.2f} times"
+
+
+def _placements(placed: Sequence[RankRecord]) -> Markup:
+    """Where all ranks are, folded away; nothing where the list above has all of them."""
+    if len(placed) <= MOST_RANKS:
+        return Markup("")
+    items, listed = [], 0
+    for node, members in islice(groupby(placed, lambda one: one.slot.node), MOST_PLACED):
+        ranks = [one.rank for one in members]
+        listed += len(ranks)
+        items.append(tag("li", words.node_link(node), f": {words.spans(ranks)}"))
+    more = len(placed) - listed
+    return tag(
+        "details",
+        tag("summary", f"Where all {len(placed):,} ranks are"),
+        tag("ul", items, class_="placements"),
+        tag("p", f"{more:,} more ranks: gangwatch jobs --json has all of them.", class_="hint") if more else None,
+        id="all-placements",
     )
 
 

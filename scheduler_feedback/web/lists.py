@@ -7,6 +7,7 @@ from typing import Any
 
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import JobState
+from scheduler_feedback.core.pace import Speed
 from scheduler_feedback.web import figures, frame, overview, words
 from scheduler_feedback.web.markup import Markup, join, tag
 
@@ -16,9 +17,11 @@ JOB_FILTERS = ("", "active", *(state.value for state in JobState))
 NODE_FILTERS = ("", *(state.value for state in NodeState), "absent")
 
 
-def job_parts(listed: Document, query: Mapping[str, str], paces: Mapping[str, float]) -> dict[str, Markup]:
-    """The list of jobs, as the stream keeps it up to date."""
-    table = overview.running("Jobs, the newest first", listed["jobs"], paces, "No such job.")
+def job_parts(
+    listed: Document, query: Mapping[str, str], speeds: Mapping[str, Speed], now_ns: int
+) -> dict[str, Markup]:
+    """The list of jobs, as the stream keeps it up to date. speeds: by job, as of now_ns."""
+    table = overview.running("Jobs, the newest first", listed["jobs"], speeds, now_ns, "No such job.")
     return {"jobs": join((table, frame.pager("/jobs", query, listed["page"], listed["pages"])))}
 
 
@@ -34,6 +37,7 @@ def job_main(made: Mapping[str, Markup], query: Mapping[str, str]) -> Markup:
 
 def node_parts(listed: Document, query: Mapping[str, str]) -> dict[str, Markup]:
     """The tiles and the list of nodes, as the stream keeps them up to date."""
+    columns = ("Node", "State", "Slots", "Since", "Until", "Why")
     rows = [
         frame.row(
             node["node"],
@@ -45,17 +49,16 @@ def node_parts(listed: Document, query: Mapping[str, str]) -> dict[str, Markup]:
                 words.instant(node["until_ns"], "in"),
                 tag("span", node["reason"], class_="why"),
             ),
-            (2, 3),
+            columns,
         )
         for node in listed["nodes"]
     ]
-    columns = ("Node", "State", "Slots", "Since", "Until", "Why")
     counted = [tag("li", words.state(name), f" {number:,}") for name, number in listed["by_state"].items() if number]
     return {
         "tiles": join((figures.tiles(listed["tiles"]), tag("ul", counted, class_="legend"))),
         "nodes": join(
             (
-                frame.table("Nodes, the worst first", columns, rows, "No such node.", (2, 3)),
+                frame.table("Nodes, the worst first", columns, rows, "No such node."),
                 frame.pager("/nodes", query, listed["page"], listed["pages"]),
             )
         ),

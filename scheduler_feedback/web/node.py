@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from scheduler_feedback.core.pace import Speed
 from scheduler_feedback.web import frame, overview, words
 from scheduler_feedback.web.markup import Markup, join, tag
 from scheduler_feedback.web.verdicts import card
@@ -13,13 +14,14 @@ from scheduler_feedback.web.verdicts import card
 Document = dict[str, Any]
 
 
-def parts(node: Document, story: Sequence[Document], paces: Mapping[str, float]) -> dict[str, Markup]:
-    """What the stream keeps up to date, by name. story: the newest entries, the newest first."""
+def parts(node: Document, story: Sequence[Document], speeds: Mapping[str, Speed], now_ns: int) -> dict[str, Markup]:
+    """What the stream keeps up to date, by name. story: the newest entries, the newest first. speeds: by job, as of
+    now_ns."""
     verdicts = [tag("li", card(verdict, brief=True)) for verdict in node["verdicts"]]
     return {
         "head": _head(node),
         "facts": _facts(node),
-        "jobs": overview.running("Jobs on the node", node["jobs"], paces, "Nothing runs on it."),
+        "jobs": overview.running("Jobs on the node", node["jobs"], speeds, now_ns, "No job runs on it."),
         "verdicts": tag("ul", verdicts, class_="cards") if verdicts else tag("p", "None.", class_="empty good"),
         "story": overview.story(story, "story"),
     }

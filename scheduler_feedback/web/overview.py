@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scheduler_feedback.core.job import JobState
+from scheduler_feedback.core.pace import Speed
 from scheduler_feedback.web import figures, frame, words
 from scheduler_feedback.web.markup import Child, Markup, join, tag
+from scheduler_feedback.web.progress import Progress, progress_of
 from scheduler_feedback.web.verdicts import card, short
 
 Document = dict[str, Any]
 
 
-def parts(overview: Document, latest: Sequence[Document], paces: Mapping[str, float]) -> dict[str, Markup]:
-    """What the stream keeps up to date, by name. latest: entries, the newest first. paces: seconds a step, by job."""
+def parts(
+    overview: Document, latest: Sequence[Document], speeds: Mapping[str, Speed], now_ns: int
+) -> dict[str, Markup]:
+    """What the stream keeps up to date, by name. latest: entries, the newest first. speeds: by job, as of now_ns."""
     return {
         "summary": _summary(overview),
         "notice": _notice(overview),
         "verdicts": _verdicts(overview),
-        "running": running("Jobs that run", overview["running"], paces, "Nothing runs."),
+        "running": running("Jobs that run", overview["running"], speeds, now_ns, "No job runs."),
         "timetable": figures.timetable(overview["timetable"]),
         "waiting": _waiting(overview),
         "nodes": _nodes(overview),
@@ -66,16 +71,25 @@ def _summary(overview: Document) -> Markup:
             ", ".join(f"{number:,} {name}" for name, number in ill.items()) or "all of them",
             words.DOUBTFUL if ill else "",
         ),
-        figure(
-            *("Verdicts", f"{overview['verdicts_total']:,}"),
-            "stand now" if overview["verdicts_total"] else "nobody is slow",
-            words.BAD if overview["verdicts_total"] else "",
-        ),
+        _verdict_figure(overview),
         class_="figures",
     )
 
 
-def figure(name: str, value: Child, note: str, tone: str = "", meter: tuple[int, int] | None = None) -> Markup:
+def _verdict_figure(overview: Document) -> Markup:
+    """How many verdicts are active, and whether jobs are slow without one."""
+    total, unexplained = overview["verdicts_total"], _unexplained(overview)
+    slow = f"{words.count(unexplained, 'job')} slow or without steps" if unexplained else ""
+    note = ", ".join(filter(None, ("active now" if total else "none active", slow)))
+    return figure("Verdicts", f"{total:,}", note, words.BAD if total else words.DOUBTFUL if unexplained else "")
+
+
+def _unexplained(overview: Document) -> int:
+    """Jobs that are slow or make no steps, and have no verdict."""
+    return sum(int(overview["progress"].get(word, 0)) for word in (Progress.SLOW, Progress.STALLED))
+
+
+def figure(name: str, value: Child, note: Child, tone: str = "", meter: tuple[int, int] | None = None) -> Markup:
     bar = None
     if meter is not None and meter[1]:
         share = 100 * min(meter[0] / meter[1], 1)
@@ -116,45 +130,90 @@ def _notice(overview: Document) -> Markup:
 def _verdicts(overview: Document) -> Markup:
     shown = overview["verdicts"]
     if not shown:
-        return tag("p", "No verdict stands: every rank keeps pace.", class_="empty good")
+        return _no_verdict(overview)
     more = overview["verdicts_total"] - len(shown)
     return join(
         (
             tag("ul", [tag("li", card(verdict, brief=True)) for verdict in shown], class_="cards"),
-            tag("p", f"{more:,} more stand.", class_="hint") if more else None,
+            tag("p", f"{more:,} more are active.", class_="hint") if more else None,
         )
     )
 
 
-_JOB_COLUMNS = ("Job", "Name", "State", "Ranks", "Step", "Runs for", "Queue", "Held up by")
+_SAID = {
+    Progress.NORMAL: ("runs at normal speed", "run at normal speed"),
+    Progress.SLOW: ("is slow, cause unknown", "are slow, cause unknown"),
+    Progress.STALLED: ("makes no steps", "make no steps"),
+    Progress.LEARNING: ("has made too few steps to compare", "have made too few steps to compare"),
+    Progress.UNREPORTED: ("reports no steps", "report no steps"),
+}
 
 
-def running(caption: str, jobs: Sequence[Document], paces: Mapping[str, float], empty: str) -> Markup:
-    """Jobs that hold slots."""
-    wide = (3, 5, 6)
-    rows = [
-        frame.row(
-            job["job"],
-            (
-                words.job_link(job["job"], job["name"]),
-                job["name"],
-                words.state(job["state"]),
-                job["size"],
-                words.seconds(paces.get(job["job"])),
-                words.instant(job["attempt_started_ns"], "for"),
-                job["queue"],
-                [short(verdict) for verdict in job["verdicts"]] or tag("span", "–", class_="dim"),
-            ),
-            wide,
-            "accused" if job["verdicts"] else "",
-        )
-        for job in jobs
+def _no_verdict(overview: Document) -> Markup:
+    """What holds of the jobs that run while no verdict is active."""
+    progress = overview["progress"]
+    counted = [
+        f"{words.count(number, 'job')} {one if number == 1 else many}"
+        for word, (one, many) in _SAID.items()
+        if (number := int(progress.get(word, 0)))
     ]
-    return frame.table(caption, _JOB_COLUMNS, rows, empty, wide)
+    slow, normal = _unexplained(overview), int(progress.get(Progress.NORMAL, 0))
+    tone = "doubt" if slow else "good" if normal and len(counted) == 1 else ""
+    what = "; ".join(counted) if counted else "no job runs"
+    return tag("p", f"No verdict is active: {what}.", class_=f"empty {tone}".strip())
+
+
+_JOB_COLUMNS = ("Job", "Name", "State", "Ranks", "Step", "Run time", "Queue", "Speed")
+
+
+def running(caption: str, jobs: Sequence[Document], speeds: Mapping[str, Speed], now_ns: int, empty: str) -> Markup:
+    """Jobs in lines. speeds: how fast each runs, by job, as of now_ns (wall time)."""
+    rows = []
+    for job in jobs:
+        speed = speeds.get(job["job"])
+        progress = progress_of(job["state"], job["attempt"], bool(job["verdicts"]), speed, now_ns)
+        here = speed is not None and speed.attempt == job["attempt"] and job["state"] == "running"
+        rows.append(
+            frame.row(
+                job["job"],
+                (
+                    words.job_link(job["job"], job["name"]),
+                    job["name"],
+                    words.state(job["state"]),
+                    job["size"],
+                    words.seconds(speed.seconds) if speed is not None and here else "–",
+                    _run_time(job),
+                    job["queue"],
+                    [short(verdict) for verdict in job["verdicts"]] or _speed(progress, speed),
+                ),
+                _JOB_COLUMNS,
+                "accused" if job["verdicts"] else "noted" if progress.noteworthy else "",
+            )
+        )
+    return frame.table(caption, _JOB_COLUMNS, rows, empty)
+
+
+def _run_time(job: Document) -> Child:
+    """Of the attempt that runs, else of all attempts."""
+    if JobState(job["state"]).holds_slots:
+        return words.instant(job["attempt_started_ns"], "for")
+    return words.seconds(job["run_seconds"])
+
+
+def _speed(progress: Progress, speed: Speed | None) -> Markup:
+    """The progress of a job without a verdict, in a line of a list."""
+    match progress:
+        case Progress.STALLED if speed is not None:
+            return tag("span", "no step for ", words.instant(speed.end_ns, "for"), class_="accusation")
+        case Progress.SLOW:
+            return tag("span", "slow, cause unknown", class_="accusation")
+        case Progress.NORMAL | Progress.UNREPORTED | Progress.LEARNING:
+            return tag("span", progress.value, class_="dim")
+    return tag("span", "–", class_="dim")
 
 
 def _waiting(overview: Document) -> Markup:
-    wide = (1, 3, 4)
+    columns = ("Job", "Name", "Expected", "Ranks", "Waits for", "Because")
     rows = [
         frame.row(
             job["job"],
@@ -166,21 +225,21 @@ def _waiting(overview: Document) -> Markup:
                 words.instant(job["submitted_ns"], "for"),
                 tag("span", job["waiting_because"], class_="why"),
             ),
-            wide,
+            columns,
         )
         for job in overview["waiting"]
     ]
     more = overview["waiting_total"] - len(rows)
-    columns = ("Job", "Name", "Expected", "Ranks", "Waits for", "Because")
     return join(
         (
-            frame.table("Jobs that wait, first the first", columns, rows, "Nobody waits.", wide),
+            frame.table("Pending jobs in scheduling order", columns, rows, "No job waits."),
             tag("p", f"{more:,} more wait.", class_="hint") if more > 0 else None,
         )
     )
 
 
 def _nodes(overview: Document) -> Markup:
+    columns = ("Node", "State", "Since", "Why")
     rows = [
         frame.row(
             node["node"],
@@ -190,17 +249,16 @@ def _nodes(overview: Document) -> Markup:
                 words.instant(node["since_ns"], "ago"),
                 tag("span", node["reason"], class_="why"),
             ),
-            (2,),
+            columns,
         )
         for node in overview["troubled"]
     ]
     healthy = words.count(overview["nodes"]["healthy"], "node is", "nodes are")
-    return frame.table(
-        "Nodes that are not healthy", ("Node", "State", "Since", "Why"), rows, f"{healthy} healthy, and no other.", (2,)
-    )
+    return frame.table("Nodes that are not healthy", columns, rows, f"{healthy} healthy, and no other.")
 
 
 def _ended(overview: Document) -> Markup:
+    columns = ("Job", "Name", "State", "Ended", "Ran for")
     rows = [
         frame.row(
             job["job"],
@@ -209,11 +267,13 @@ def _ended(overview: Document) -> Markup:
                 job["name"],
                 words.state(job["state"]),
                 words.instant(job["ended_ns"], "ago"),
+                words.seconds(job["run_seconds"]),
             ),
+            columns,
         )
         for job in overview["ended"]
     ]
-    return frame.table("Jobs that have ended lately", ("Job", "Name", "How", "When"), rows, "None yet.")
+    return frame.table("Jobs that have ended lately", columns, rows, "None yet.")
 
 
 def story(entries: Sequence[Document], name: str, with_subject: bool = False) -> Markup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,42 +23,72 @@ MOST_ACCUSED = 8
 MOST_BANDS = 512
 """Rows of the map of all ranks: a larger gang's ranks share rows, each as dark as its worst."""
 
-LAST = 4
-"""Rows that `summary` looks at: seconds in which there were steps."""
+MOST_SLOWEST = 16
+"""Ranks that `summary` names, the slowest first."""
 
 UNSETTLED_NS = 2_000_000_000
 """The newest row may still grow for as long: steps of its second come with the frames of the next."""
 
 
-def summary(pace: Pace, ranks: Iterable[int]) -> Document | None:
-    """How it goes now, of the newest LAST rows. ranks: whose own times are wanted."""
+def summary(pace: Pace) -> Document | None:
+    """How it runs now, by its newest rows; None where it has none.
+
+    slowest: the ranks with the longest own time against their peers', the slowest first. own_seconds, ratios: own time
+    and own time over the peers' median, by rank.
+    """
     if not len(pace.sequence):
         return None
-    own, ratios = pace.own_seconds.mean(axis=0), pace.ratios().mean(axis=0)
-    worst = int(ratios.argmax())
-    places = {int(rank): place for place, rank in enumerate(pace.ranks)}
+    own = _mean(pace.own_seconds)
+    ratios = np.nan_to_num(_mean(pace.ratios()))
+    slowest = np.argsort(-ratios, kind="stable")[:MOST_SLOWEST].tolist()
     return {
-        "seconds": float((pace.seconds * pace.steps).sum() / pace.steps.sum()),
-        "usual_seconds": pace.usual_seconds,
-        "newest": int(pace.newest[-1]),
-        "worst_rank": int(pace.ranks[worst]),
-        "worst_node": pace.nodes[worst],
-        "worst_ratio": float(ratios[worst]),
-        "own_seconds": {rank: float(own[places[rank]]) for rank in ranks if rank in places},
+        "speed": pace.speed,
+        "slowest": [int(pace.ranks[place]) for place in slowest],
+        "worst_rank": int(pace.ranks[slowest[0]]),
+        "worst_node": pace.nodes[slowest[0]],
+        "worst_ratio": float(ratios[slowest[0]]),
+        "own_seconds": _ByRank(pace.ranks, own),
+        "ratios": _ByRank(pace.ranks, ratios),
     }
 
 
-def document(pace: Pace, accused: Sequence[int], now_ns: int | None = None) -> Document:
+def _mean(values: Float32Array) -> Float32Array:
+    """[k, n] -> [n], the mean of what is known; NaN where nothing is."""
+    known = np.isfinite(values)
+    count = known.sum(axis=0)
+    total = np.where(known, values, 0).sum(axis=0, dtype=np.float64)
+    result: Float32Array = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+    return result
+
+
+class _ByRank:
+    """Values by rank, which are looked up one at a time: of 100,000 ranks a page shows few."""
+
+    def __init__(self, ranks: IntArray, values: Float32Array) -> None:
+        self._ranks = ranks
+        self._values = values
+
+    def get(self, rank: int) -> float | None:
+        place = int(np.searchsorted(self._ranks, rank))
+        if place == len(self._ranks) or int(self._ranks[place]) != rank or np.isnan(self._values[place]):
+            return None
+        return float(self._values[place])
+
+
+def document(pace: Pace, accused: Sequence[int], now_ns: int | None = None, until_ns: int | None = None) -> Document:
     """Rows as the page draws them. accused: ranks that get a line although there are many.
 
-    sequence: of the last row, to go on from. at: seconds since 1970, step: newest step number, seconds: mean time of a
-    step, a row each. lines: [{name, values}] of own seconds. bands: names of the map's rows; cells: base64 of uint8
-    [rows, bands], the worst own time over its peers' in hundredths. now_ns: leaves out a row that may still grow.
+    sequence: of the last row, to go on from. at: seconds since 1970, step: newest step number, seconds and
+    slowest_seconds: mean and longest time of a step, a row each. lines: [{name, values}], the longest own seconds in
+    the row. bands: names of the map's rows; cells: base64 of uint8 [rows, bands], the worst own time over its peers' in
+    hundredths. gap: seconds without a step from which the page shows a gap. now, until: seconds since 1970 of this
+    answer, and where the time axis ends: None for now.
+    now_ns: leaves out a row that may still grow. until_ns: when the job ended.
     """
     settled = len(pace.sequence)
     if now_ns is not None and settled and now_ns - int(pace.at_ns[-1]) < UNSETTLED_NS:
         settled -= 1
-    own, ratios = pace.own_seconds[:settled], pace.ratios()[:settled]
+    own, ratios = pace.slowest_own_seconds[:settled], np.nan_to_num(pace.ratios()[:settled])
     share = max(1, -(-len(pace.ranks) // MOST_BANDS))
     starts = np.arange(0, len(pace.ranks), share)
     worst = np.maximum.reduceat(ratios, starts, axis=1) if settled else np.zeros((0, len(starts)), np.float32)
@@ -75,9 +105,13 @@ def document(pace: Pace, accused: Sequence[int], now_ns: int | None = None) -> D
         "at": [round(at / 1e9, 3) for at in pace.at_ns[:settled].tolist()],
         "step": pace.newest[:settled].tolist(),
         "seconds": _short(pace.seconds[:settled]),
+        "slowest_seconds": _short(pace.slowest_seconds[:settled]),
         "lines": [{"name": name, "values": _short(values)} for name, values in _lines(pace, own, accused)],
         "bands": [_band(pace.ranks, pace.nodes, first, share) for first in starts.tolist()],
         "cells": base64.b64encode(cells.tobytes()).decode(),
+        "gap": round(pace.speed.gap_seconds, 3),
+        "now": None if now_ns is None else round(now_ns / 1e9, 3),
+        "until": None if until_ns is None else round(until_ns / 1e9, 3),
     }
 
 

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from scheduler_feedback import api_documents as documents
 from scheduler_feedback.api_barrier import ended_by_bug
 from scheduler_feedback.api_requests import RefusedError, check_origin, number_of
-from scheduler_feedback.core.pace import MOST_ROWS, Pace
+from scheduler_feedback.core.pace import MOST_ROWS, NEWEST_ROWS, Pace, Speed
 from scheduler_feedback.core.state import State
 from scheduler_feedback.loop import CycleThread
 from scheduler_feedback.part_failures import PartFailures, in_words
@@ -83,7 +83,7 @@ class Source(Protocol):
     def store(self) -> Reader: ...
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
-    def step_seconds(self) -> dict[str, float]: ...
+    def speeds(self) -> dict[str, Speed]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,12 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A page at one moment: its parts, and for a job the ranks with a verdict."""
+    """A page at one moment: its parts, and for a job the ranks with a verdict and when it ended."""
 
     parts: dict[str, Markup]
     accused: tuple[int, ...] = ()
     has_pace: bool = False
+    ended_ns: int | None = None
 
 
 class Pages:
@@ -208,11 +209,12 @@ class Pages:
         pace = await run_in_threadpool(self._source.pace_of, name, drawn.sequence)
         if pace is None:
             return None
-        whole = (pace.attempt, len(pace.ranks), seen.accused) != drawn.of
+        of = pace.attempt, len(pace.ranks), seen.accused, seen.ended_ns
+        whole = of != drawn.of
         if whole:
-            drawn.of = pace.attempt, len(pace.ranks), seen.accused
+            drawn.of = of
             pace = await run_in_threadpool(self._source.pace_of, name) or pace
-        made = await run_in_threadpool(paces.document, pace, seen.accused, time.time_ns())
+        made = await run_in_threadpool(paces.document, pace, seen.accused, time.time_ns(), seen.ended_ns)
         drawn.sequence = made["sequence"] if made["at"] else drawn.sequence
         return {**made, "whole": whole} if whole or made["at"] else None
 
@@ -239,13 +241,15 @@ class Pages:
     async def _see_parts(self, view: View) -> Seen:
         match view.kind:
             case "overview":
-                document = await self._ask(views.overview)
+                speeds, now_ns = await self._speeds(), time.time_ns()
+                document = await self._ask(lambda state: views.overview(state, speeds, now_ns))
                 latest = await run_in_threadpool(self._latest)
-                made = await run_in_threadpool(overview.parts, document, latest, await self._paces())
+                made = await run_in_threadpool(overview.parts, document, latest, speeds, now_ns)
                 return Seen(made)
             case "jobs":
                 document = await self._ask(lambda state: views.jobs_page(state, view.state, view.words, view.page))
-                return Seen(await run_in_threadpool(lists.job_parts, document, view.query, await self._paces()))
+                speeds, now_ns = await self._speeds(), time.time_ns()
+                return Seen(await run_in_threadpool(lists.job_parts, document, view.query, speeds, now_ns))
             case "nodes":
                 document = await self._ask(lambda state: views.nodes_page(state, view.state, view.words, view.page))
                 return Seen(await run_in_threadpool(lists.node_parts, document, view.query))
@@ -254,21 +258,24 @@ class Pages:
                 if found is None:
                     raise RefusedError(404, f"no node {view.name}")
                 story = await run_in_threadpool(self._story, f"node:{view.name}")
-                return Seen(await run_in_threadpool(node.parts, found, story, await self._paces()))
-        found = await self._ask(lambda state: views.job_page(state, view.name))
+                speeds, now_ns = await self._speeds(), time.time_ns()
+                return Seen(await run_in_threadpool(node.parts, found, story, speeds, now_ns))
+        pace = await run_in_threadpool(self._source.pace_of, view.name, -1, NEWEST_ROWS)
+        summary = None if pace is None else await run_in_threadpool(paces.summary, pace)
+        slowest = () if summary is None else summary["slowest"]
+        found = await self._ask(lambda state: views.job_page(state, view.name, slowest))
         if found is None:
             raise RefusedError(404, f"no job {view.name}")
         story = await run_in_threadpool(self._story, view.name)
-        pace = await run_in_threadpool(self._source.pace_of, view.name, -1, paces.LAST)
-        summary = None if pace is None else paces.summary(pace, [one["rank"] for one in found["ranks"]])
         accused = tuple(found["accused"][: paces.MOST_ACCUSED])
-        return Seen(await run_in_threadpool(job.parts, found, story, summary), accused, pace is not None)
+        made = await run_in_threadpool(job.parts, found, story, summary, time.time_ns())
+        return Seen(made, accused, pace is not None, found["ended_ns"])
 
     async def _ask(self, question: Callable[[State], _T]) -> _T:
         return await asyncio.wrap_future(self._source.cycle.ask(question))
 
-    async def _paces(self) -> dict[str, float]:
-        return await run_in_threadpool(self._source.step_seconds)
+    async def _speeds(self) -> dict[str, Speed]:
+        return await run_in_threadpool(self._source.speeds)
 
     def _latest(self) -> list[documents.Document]:
         store = self._source.store
@@ -294,9 +301,9 @@ class Pages:
 
 @dataclass(slots=True)
 class _Drawn:
-    """What a stream's page has drawn: (attempt, ranks, accused) that it is of, and up to which row."""
+    """What a stream's page has drawn: (attempt, ranks, accused, end) that it is of, and up to which row."""
 
-    of: tuple[int, int, tuple[int, ...]] | None = None
+    of: tuple[int, int, tuple[int, ...], int | None] | None = None
     sequence: int = -1
 
 

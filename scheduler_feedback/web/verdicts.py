@@ -29,31 +29,68 @@ CAUSES = {
     "link": "a link fails or flaps",
     "congestion": "the network is congested",
     "host-contention": "another job on the same host",
-    "lost": "nothing is heard of it",
-    "never-arrived": "it never arrived where its peers wait",
-    "unknown": "it cannot be told why",
+    "lost": "it stopped reporting",
+    "never-arrived": "it never reached the collective in which its peers wait",
+    "unknown": "unknown",
 }
 """Causes in words; those that are missing say enough themselves."""
 
 
 def short(verdict: Document) -> Markup:
     """In a line of a list."""
-    who = f"rank {verdict['rank']}" if verdict["rank"] >= 0 else "the gang"
     where = f" on {verdict['node']}" if verdict["node"] else ""
-    return tag("span", f"{who}{where}: {verdict['kind']}, {verdict['cause']}", class_="accusation")
+    who = f"rank {verdict['rank']}{where}" if verdict["rank"] >= 0 else "the whole job"
+    return tag("span", f"{who}: {verdict['kind'].replace('_', ' ')}, {verdict['cause']}", class_="accusation")
+
+
+OF_A_RANK = {
+    "straggler": "is a straggler",
+    "interference": "is slowed down by another job",
+    "hang": "holds up all others",
+    "health": "has a device in bad health",
+    "stage_imbalance": "is in a pipeline stage with more work than the others",
+    "sequence_imbalance": "is given more work than the others",
+    "workload": "slows the job down by its own work",
+    "unknown": "is slow for an unknown reason",
+}
+"""What a verdict of each kind says of a rank."""
+
+OF_A_JOB = {
+    "straggler": "The whole job is slow",
+    "interference": "Another job slows this one down",
+    "hang": "The job makes no steps",
+    "health": "A device of the job is in bad health",
+    "stage_imbalance": "One pipeline stage has more work than the others",
+    "sequence_imbalance": "Ranks are given unequal work, others in each step",
+    "workload": "The job slows itself down",
+    "unknown": "The job is slow for an unknown reason",
+}
+"""And of a job as a whole."""
+
+
+def headline(verdict: Document) -> Child:
+    """The verdict in a sentence without its full stop."""
+    on = (" on ", words.node_link(verdict["node"])) if verdict["node"] else None
+    if not verdict["job"]:
+        return join(("Node", (" ", words.node_link(verdict["node"])), " is in bad health"))
+    if verdict["rank"] < 0:
+        return OF_A_JOB.get(verdict["kind"], f"The job: {verdict['kind']}")
+    return join(
+        (f"Rank {verdict['rank']}", on, " ", OF_A_RANK.get(verdict["kind"], f"has a verdict: {verdict['kind']}"))
+    )
 
 
 def card(verdict: Document, brief: bool = False) -> Markup:
     """The verdict with what it rests on. brief: with its evidence folded away, and a link to its job."""
-    gang, rank, node = verdict["job"], verdict["rank"], verdict["node"]
-    who: Child = f"Rank {rank}" if rank >= 0 else "The whole gang"
-    if not gang:
-        who = "The node itself"
-    title = tag("h3", who, (" on ", words.node_link(node)) if node else None, f" is a {_kind(verdict['kind'])}")
+    gang = verdict["job"]
+    title = tag("h3", headline(verdict))
     facts = [
         ("Job", words.job_link(gang)) if gang and brief else None,
         ("Cause", CAUSES.get(verdict["cause"], verdict["cause"].replace("-", " "))),
-        ("Slowdown", f"{verdict['slowdown']:.2f} times") if verdict["slowdown"] > 1 else None,
+        # Of a hang the ratio is how long it has lasted, over a step: no slowdown.
+        ("Slowdown", f"{verdict['slowdown']:.2f} times")
+        if verdict["slowdown"] > 1 and verdict["kind"] != "hang"
+        else None,
         ("Confidence", words.percent(verdict["confidence"])),
         (
             "Step",
@@ -84,12 +121,6 @@ def card(verdict: Document, brief: bool = False) -> Markup:
         None if brief or verdict["judged"] is not None else _judging(verdict["verdict_id"]),
         class_=f"verdict {'standing' if verdict['standing'] else 'past'}",
         id=f"verdict-{verdict['verdict_id']}",
-    )
-
-
-def _kind(kind: str) -> str:
-    return {"hang": "hanging member", "health": "device in bad health", "unknown": "slow member"}.get(
-        kind, kind.replace("_", " ").replace("interference", "victim of interference")
     )
 
 
@@ -126,9 +157,14 @@ def _table(verdict: Document, items: Sequence[Document], caption: str) -> Markup
         tag(
             "tr",
             tag("th", item["measure"].replace("_", " "), scope="row"),
-            tag("td", _value(item["value"], item["unit"])),
-            tag("td", _value(item["reference"], item["unit"]), tag("small", f" {item['against']}")),
-            tag("td", f"{item['log_likelihood_ratio']:+.1f}"),
+            tag("td", _value(item["value"], item["unit"]), data_label="Here"),
+            tag(
+                "td",
+                _value(item["reference"], item["unit"]),
+                tag("small", f" {item['against']}"),
+                data_label="Against",
+            ),
+            tag("td", f"{item['log_likelihood_ratio']:+.1f}", data_label="Argues"),
         )
         for item in items
     ]

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from scheduler_feedback import api_documents as documents
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobState
+from scheduler_feedback.core.pace import Speed
 from scheduler_feedback.core.plan import tier_of
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.verdict import Verdict
@@ -24,6 +25,8 @@ from scheduler_feedback.core.verdict_text import short
 from scheduler_feedback.cycle import explain, why_waits
 from scheduler_feedback.policies import order
 from scheduler_feedback.web import timetable
+from scheduler_feedback.web.progress import progress_of
+from scheduler_feedback.web.words import node_state
 
 Document = dict[str, Any]
 
@@ -33,8 +36,9 @@ MOST_RUNNING, MOST_WAITING, MOST_ENDED, MOST_VERDICTS, MOST_TROUBLED = 30, 20, 8
 PAGE = 50
 """Jobs or nodes on a page of a list."""
 
-MOST_RANKS = 256
-"""Ranks that a job's page lists, those with a verdict and then the first."""
+MOST_RANKS = 24
+"""Ranks that a job's page lists: those with a verdict, those that failed, the slowest, and then the first. Where they
+all are is folded away below the list."""
 
 _WORST_FIRST = {
     name: position
@@ -42,19 +46,27 @@ _WORST_FIRST = {
 }
 
 
-def state_of(node: Node) -> str:
-    """The node's state in a word; 'absent' where the backend doesn't report it."""
-    return node.state.value if node.present else "absent"
+def overview(state: State, speeds: Mapping[str, Speed], now_ns: int) -> Document:
+    """What the first page and `gangwatch top` show.
 
-
-def overview(state: State) -> Document:
-    """What the first page and `gangwatch top` show."""
+    speeds: how fast each gang runs. now_ns: wall time against which the end of a last step is held.
+    """
     jobs = state.jobs.values()
     running = [job for job in jobs if job.state.holds_slots]
     by_gang = _standing(state)
+    progress = {
+        job.job_id: progress_of(job.state, job.attempt, job.job_id in by_gang, speeds.get(job.job_id), now_ns)
+        for job in running
+    }
     # Those that somebody should look at come first, then the newest.
     shown = heapq.nsmallest(
-        MOST_RUNNING, running, key=lambda job: (job.job_id not in by_gang, -(job.started_ns or job.submitted_ns))
+        MOST_RUNNING,
+        running,
+        key=lambda job: (
+            job.job_id not in by_gang,
+            not progress[job.job_id].noteworthy,
+            -(job.started_ns or job.submitted_ns),
+        ),
     )
     waiting = list(order.queue(state))
     ended = heapq.nlargest(MOST_ENDED, (job for job in jobs if job.state.ended), key=lambda job: job.ended_ns or 0)
@@ -68,6 +80,7 @@ def overview(state: State) -> Document:
         "nodes": nodes_by_state(state),
         "slots": slots_by_use(state),
         "running": [brief(job, by_gang.get(job.job_id, ())) for job in shown],
+        "progress": dict(Counter(word.value for word in progress.values())),
         "waiting": [brief(job, ()) | _wait(state, job) for job in waiting[:MOST_WAITING]],
         "waiting_total": len(waiting),
         "ended": [brief(job, ()) for job in ended],
@@ -81,7 +94,7 @@ def overview(state: State) -> Document:
 def nodes_by_state(state: State) -> dict[str, int]:
     """How many nodes are in each state, 'absent' for those that the backend doesn't report."""
     known = {"healthy": 0} | {one.value: 0 for one in NodeState} | {"absent": 0}
-    return known | Counter(map(state_of, state.nodes.values()))
+    return known | Counter(map(node_state, state.nodes.values()))
 
 
 def slots_by_use(state: State) -> dict[str, int]:
@@ -104,8 +117,8 @@ def _standing(state: State) -> Mapping[str, Sequence[Verdict]]:
 
 def _troubled(state: State) -> list[Node]:
     """Nodes that are not healthy, the worst first."""
-    doubtful = (node for node in state.nodes.values() if state_of(node) != NodeState.HEALTHY.value)
-    return heapq.nsmallest(MOST_TROUBLED, doubtful, key=lambda node: (_WORST_FIRST[state_of(node)], -node.since_ns))
+    doubtful = (node for node in state.nodes.values() if node_state(node) != NodeState.HEALTHY.value)
+    return heapq.nsmallest(MOST_TROUBLED, doubtful, key=lambda node: (_WORST_FIRST[node_state(node)], -node.since_ns))
 
 
 def _wait(state: State, job: Job) -> Document:
@@ -127,9 +140,15 @@ def brief(job: Job, verdicts: Iterable[Verdict]) -> Document:
         "started_ns": job.started_ns,
         "attempt_started_ns": job.attempt_started_ns,
         "ended_ns": job.ended_ns,
+        "run_seconds": run_seconds(job),
         "reason": job.end_reason or job.failure,
         "verdicts": [in_short(verdict) for verdict in islice(verdicts, 3)],
     }
+
+
+def run_seconds(job: Job) -> float | None:
+    """How long its attempts that are over ran, in all; None where none ran."""
+    return job.run_ns / 1e9 if job.run_ns else None
 
 
 def in_short(verdict: Verdict) -> Document:
@@ -176,9 +195,9 @@ def nodes_page(state: State, wanted: str, words: str, page: int) -> Document:
     found = [
         node
         for node in named
-        if (not wanted or state_of(node) == wanted) and (not words or words in node.name.casefold())
+        if (not wanted or node_state(node) == wanted) and (not words or words in node.name.casefold())
     ]
-    found.sort(key=lambda node: _WORST_FIRST[state_of(node)])
+    found.sort(key=lambda node: _WORST_FIRST[node_state(node)])
     return {
         "by_state": nodes_by_state(state),
         "tiles": _tiles(named),
@@ -198,8 +217,8 @@ def _tiles(named: Sequence[Node]) -> list[Document]:
     tiles = []
     for first in range(0, len(named), share):
         members = named[first : first + share]
-        worst = min((state_of(node) for node in members), key=_WORST_FIRST.__getitem__)
-        bad = sum(state_of(node) != NodeState.HEALTHY.value for node in members)
+        worst = min((node_state(node) for node in members), key=_WORST_FIRST.__getitem__)
+        bad = sum(node_state(node) != NodeState.HEALTHY.value for node in members)
         names = members[0].name if len(members) == 1 else f"{members[0].name} to {members[-1].name}"
         tiles.append({"names": names, "state": worst, "nodes": len(members), "bad": bad})
     return tiles
@@ -209,7 +228,7 @@ def node_row(node: Node) -> Document:
     """A node in a line of a list."""
     return {
         "node": node.name,
-        "state": state_of(node),
+        "state": node_state(node),
         "slots": node.slots,
         "since_ns": node.since_ns,
         "until_ns": node.until_ns,
@@ -222,20 +241,36 @@ def node_row(node: Node) -> Document:
 # --- one job, one node ------------------------------------------------------------------------------------------------
 
 
-def job_page(state: State, job_id: str) -> Document | None:
-    """A job with its verdicts and, where it waits, why; None where there is none of that name."""
+def job_page(state: State, job_id: str, slowest: Sequence[int] = ()) -> Document | None:
+    """A job with its verdicts and, where it waits, why; None where there is none of that name.
+
+    slowest: ranks that are listed next to those with a verdict. placed: every rank of the newest attempt.
+    """
     job = state.jobs.get(job_id)
     if job is None:
         return None
     verdicts = [verdict for verdict in documents.verdicts_document(state) if verdict["job"] == job_id]
     accused = {rank for verdict in verdicts if verdict["standing"] for rank in (verdict["rank"], *verdict["ranks"])}
-    ranks = heapq.nsmallest(MOST_RANKS, job.ranks, key=lambda one: (one.rank not in accused, one.rank))
+    order_of = {rank: place for place, rank in enumerate(slowest)}
+    last = len(order_of)
+    ranks = heapq.nsmallest(
+        MOST_RANKS,
+        job.ranks,
+        key=lambda one: (
+            one.rank not in accused,
+            one.exit_code in (None, 0),
+            order_of.get(one.rank, last),
+            one.rank,
+        ),
+    )
     return documents.job_document(state, replace(job, ranks=[])) | {
         "now_ns": state.now_ns,
         "frozen": state.frozen,
         "verdicts": verdicts,
         "accused": sorted(accused),
         "ranks_total": len(job.ranks),
+        "placed": job.ranks[:],
+        "run_seconds": run_seconds(job),
         "ranks": [
             {"rank": one.rank, "node": one.slot.node, "slot": one.slot.slot, "exit_code": one.exit_code}
             for one in ranks

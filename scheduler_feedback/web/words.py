@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from urllib.parse import quote
 
+from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.web.markup import Markup, tag
 
 GOOD, DOUBTFUL, BAD, QUIET = "good", "doubtful", "bad", "quiet"
@@ -20,6 +22,11 @@ TONES = {
 def state(word: str) -> Markup:
     """A state as a pill: a dot and the word."""
     return tag("span", word, class_=f"state {TONES.get(word, QUIET)}")
+
+
+def node_state(node: Node) -> str:
+    """The node's state in a word; 'absent' where the backend does not report it."""
+    return node.state.value if node.present else "absent"
 
 
 def seconds(value: float | None) -> str:
@@ -69,3 +76,14 @@ def count(number: int, one: str, many: str = "") -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Rising whole numbers, in short: '0–2, 5'."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from scheduler_feedback.core.telemetry import JobTelemetry, Shape, StepTable, Te
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.watch import Watch
 from scheduler_feedback.web import paces as documents
+from scheduler_feedback.web.progress import is_stalled
 
 SECOND = 1_000_000_000
 WALL = 1_800_000_000 * SECOND
@@ -61,7 +63,8 @@ def test_a_row_is_a_second_with_steps_in_it() -> None:
     assert found.newest.tolist() == [1, 3, 5, 6]
     assert found.seconds == pytest.approx([0.2, 0.2, 0.2, 0.4])
     assert found.own_seconds[0] == pytest.approx([0.1, 0.2, 0.1, 0.1])
-    assert found.usual_seconds == pytest.approx(0.2)
+    assert found.slowest_seconds == pytest.approx([0.2, 0.2, 0.2, 0.4])
+    assert math.isnan(found.speed.usual_seconds), "four rows are too few"
     assert found.ratios()[3] == pytest.approx([1, 4, 1, 1])
 
 
@@ -86,7 +89,7 @@ def test_only_what_is_new_is_handed_out_and_memory_is_bounded(monkeypatch: pytes
         steady(paces, shape(job=f"j-{number}"), 1)
     kept = [number for number in range(1, 9) if paces.since(f"j-{number}") is not None]
     assert kept == [6, 7, 8]
-    assert paces.newest_seconds().keys() == {"j-8"}
+    assert paces.speeds().keys() == {"j-8"}
 
 
 def test_a_large_cluster_keeps_shorter_histories(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,14 +129,92 @@ def test_the_page_is_told_who_is_slow_now() -> None:
     paces = Paces()
     steady(paces, shape(), 60)
     steady(paces, shape(), 10, slow=1.5, first=60)
-    found = paces.since("j-1", -1, documents.LAST)
+    found = paces.since("j-1", -1, pace_module.NEWEST_ROWS)
     assert found is not None
-    summary = documents.summary(found, [0, 1, 99])
+    summary = documents.summary(found)
     assert summary is not None
-    assert (summary["worst_rank"], summary["worst_node"], summary["newest"]) == (1, "node-0", 139)
+    speed = summary["speed"]
+    assert (summary["worst_rank"], summary["worst_node"], speed.newest) == (1, "node-0", 139)
+    assert summary["slowest"] == [1, 0, 2, 3]
     assert summary["worst_ratio"] == pytest.approx(1.5)
-    assert (summary["seconds"], summary["usual_seconds"]) == (pytest.approx(0.15), pytest.approx(0.1))
-    assert summary["own_seconds"] == {0: pytest.approx(0.1), 1: pytest.approx(0.15)}
+    assert (speed.seconds, speed.usual_seconds) == (pytest.approx(0.15), pytest.approx(0.1))
+    assert speed.slow
+    assert speed == paces.speeds()["j-1"]
+    assert [summary["own_seconds"].get(rank) for rank in (0, 1, 99)] == [pytest.approx(0.1), pytest.approx(0.15), None]
+
+
+def _with_stop(before: int, stop_seconds: float, after: int) -> Paces:
+    """Ten steps a second, then one in which rank 1 is stopped, then as before."""
+    paces = Paces()
+    of = shape()
+    number = 0
+    for at in [*range(before), *range(before + int(stop_seconds), before + int(stop_seconds) + after)]:
+        own = [[0.1] * 4 for _ in range(10)]
+        if at == before + int(stop_seconds):
+            own[0][1] = stop_seconds + 0.1
+        paces.take(telemetry(of, number, own, [at + place / 10 for place in range(10)]))
+        number += 10
+    return paces
+
+
+@pytest.mark.parametrize("stop_seconds", [40.0, 140.0])
+def test_a_stop_is_drawn_as_long_as_it_was_and_leaves_a_gap(stop_seconds: float) -> None:
+    pace = read(_with_stop(60, stop_seconds, 30))
+    now_ns = WALL + int((100 + stop_seconds) * SECOND)
+    document = documents.document(pace, (), now_ns)
+    longest = document["lines"][1]["values"]
+    assert max(longest) == pytest.approx(stop_seconds + 0.1, abs=0.1), "not the mean of its second"
+    assert max(document["slowest_seconds"]) == pytest.approx(stop_seconds + 0.1, abs=0.1)
+    assert max(document["lines"][2]["values"]) == pytest.approx(0.1), "the others only waited"
+    apart = np.diff(document["at"])
+    assert apart.max() == stop_seconds + 1
+    assert (apart > document["gap"]).sum() == 1, "the stop is a gap, and nothing else is"
+    assert longest.index(max(longest)) == int(apart.argmax()) + 1, "the long step ends the gap"
+    assert document["now"] == now_ns / 1e9
+    assert document["until"] is None
+
+
+def test_one_long_step_does_not_make_a_job_slow_and_a_long_silence_is_no_step() -> None:
+    speed = _with_stop(60, 40.0, 1).speeds()["j-1"]
+    assert speed.seconds == pytest.approx(0.1), "the median of the newest rows"
+    assert not speed.slow
+    assert speed.end_ns == WALL + int(100.9 * SECOND)
+    assert not is_stalled(speed, speed.end_ns + 4 * SECOND)
+    assert is_stalled(speed, speed.end_ns + 6 * SECOND)
+
+
+def test_a_longer_usual_step_allows_a_longer_silence() -> None:
+    paces = Paces()
+    for at in range(0, 400, 20):
+        paces.take(telemetry(shape(), at // 20, [[20.0] * 4], [float(at)]))
+    speed = paces.speeds()["j-1"]
+    assert speed.gap_seconds == pytest.approx(60)
+    assert not is_stalled(speed, speed.end_ns + 60 * SECOND)
+    assert is_stalled(speed, speed.end_ns + 63 * SECOND)
+
+
+@pytest.mark.parametrize(("slower", "slow"), [(1.0, False), (1.08, False), (1.3, True), (1.52, True)])
+@pytest.mark.parametrize("lasts", [10, 200, 400])
+def test_a_job_is_slow_by_more_than_its_steps_vary(slower: float, slow: bool, lasts: int) -> None:
+    paces = Paces()
+    noise = np.random.default_rng(7)
+    for at in range(600):
+        own = 0.1 * (1 + 0.04 * noise.standard_normal()) * (slower if at >= 600 - lasts else 1.0)
+        paces.take(telemetry(shape(), at, [[own] * 4], [float(at)]))
+    assert paces.speeds()["j-1"].slow == slow
+
+
+def test_the_steps_of_a_healthy_job_vary_without_making_it_slow() -> None:
+    """A fifth from step to step, on a busy machine: not one second in a hundred is called slow."""
+    paces = Paces()
+    noise = np.random.default_rng(11)
+    found = []
+    for at in range(2000):
+        own = 0.1 * np.exp(0.2 * noise.standard_normal())
+        paces.take(telemetry(shape(), at, [[own] * 4], [float(at)]))
+        if at > 60:
+            found.append(paces.speeds()["j-1"].slow)
+    assert np.mean(found) < 0.01
 
 
 def _cells(document: documents.Document) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
@@ -203,4 +284,4 @@ def test_a_bug_in_what_people_look_at_keeps_no_detector_from_looking(caplog: pyt
     assert len(ticks) == 2
     assert watch.broken() == "pace failed: ZeroDivisionError: a bug"
     assert ("gangwatch_part_failures_total", (("part", "pace"),), 1.0) in watch.measures()
-    assert (watch.pace_of("j-1"), watch.step_seconds()) == (None, {})
+    assert (watch.pace_of("j-1"), watch.speeds()) == (None, {})

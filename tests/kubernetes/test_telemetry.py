@@ -73,8 +73,8 @@ def test_a_process_that_is_held_up_is_found_by_its_agent_s_frames_and_its_gang_m
             job = it.jobs()["train"]
             places = cluster.nodes_of("train")
             slow = next(record.slot.node for record in job.ranks if record.rank == 1)
-            wait_for("its steps are those of the gang", lambda: it.controller.step_seconds().get(job.job_id), 60)
-            assert not [name for name in it.controller.step_seconds() if name.startswith("pod-")]
+            wait_for("its steps are those of the gang", lambda: it.controller.speeds().get(job.job_id), 60)
+            assert not [name for name in it.controller.speeds() if name.startswith("pod-")]
             wait_for("it has warmed up", lambda: newest_step(it, job.job_id) > 160, 90)
             with stopped_and_continued(kubelet.pid_on(slow)):
                 wait_for("it is moved", lambda: it.jobs()["train"].attempt == 2, 90)
@@ -91,7 +91,7 @@ def test_a_process_that_is_held_up_is_found_by_its_agent_s_frames_and_its_gang_m
             assert batch["status"].get("failed", 0) == 0
             wait_for("the node comes back", lambda: node_state(it, slow) is NodeState.HEALTHY)
             wait_for("and carries no taint", lambda: not taints(cluster, slow))
-            wait_for("the training goes on", lambda: it.controller.step_seconds().get(job.job_id))
+            wait_for("the training goes on", lambda: it.controller.speeds().get(job.job_id))
         finally:
             cluster.clear()
             api.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -28,16 +29,30 @@ def straggler(job_id: str, words: str = "its peers", rank: int = 0, node: str = 
     )  # fmt: skip
 
 
-def step_frames(job: dict[str, Any], steps: int, slow_rank: int, slow_from: int) -> list[tuple[Layout, Frame]]:
+def step_frames(
+    job: dict[str, Any],
+    steps: int,
+    slow_rank: int,
+    slow_from: int,
+    stops: Mapping[int, float] | None = None,
+    ended_seconds: float = 0.0,
+    own_seconds: float = 0.3,
+) -> list[tuple[Layout, Frame]]:
     """A frame of each of the job's nodes with the newest so many steps of its ranks, one after the other until now.
 
-    slow_rank takes 1.7 times what the others do from step slow_from on; all wait for the slowest.
+    slow_rank takes 1.7 times what the others do from step slow_from on; all wait for the slowest. stops: seconds for
+    which slow_rank is stopped in a step, by the step. ended_seconds: how long ago the last step ended.
     """
     noise = random.Random(7)
-    own_ns = [[round(3e8 * (1 + 0.03 * noise.gauss(0, 1))) for _ in job["ranks"]] for _ in range(steps)]
+    own_ns = [
+        [round(own_seconds * 1e9 * (1 + 0.03 * noise.gauss(0, 1))) for _ in job["ranks"]] for _ in range(steps)
+    ]
     for row in own_ns[slow_from:]:
         row[slow_rank] = round(row[slow_rank] * 1.7)
+    for step, seconds in (stops or {}).items():
+        own_ns[step][slow_rank] += round(seconds * 1e9)
     now_ns = time.monotonic_ns()
+    last_ns = now_ns - round(ended_seconds * 1e9)
     ends_ns = list(accumulate(max(row) for row in own_ns))
     found = []
     for node in sorted({rank["node"] for rank in job["ranks"]}):
@@ -45,7 +60,7 @@ def step_frames(job: dict[str, Any], steps: int, slow_rank: int, slow_from: int)
             StepRecord(
                 Member(job["job"], job["attempt"], rank["rank"]),
                 step,
-                now_ns - ends_ns[-1] + ends_ns[step] - max(row),
+                last_ns - ends_ns[-1] + ends_ns[step] - max(row),
                 max(row),
                 max(row) - row[rank["rank"]],
             )
