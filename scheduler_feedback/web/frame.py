@@ -140,7 +140,7 @@ def row(key: str, cells: tuple[Child, ...], columns: tuple[str, ...], class_: st
     first, *others = cells
     return tag(
         "tr",
-        tag("th", first, scope="row"),
+        tag("th", first, scope="row", data_label=columns[0]),
         [tag("td", cell, data_label=name) for cell, name in zip(others, columns[1:], strict=True)],
         id=f"row-{key}",
         class_=class_ or None,

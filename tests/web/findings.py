@@ -44,9 +44,7 @@ def step_frames(
     which slow_rank is stopped in a step, by the step. ended_seconds: how long ago the last step ended.
     """
     noise = random.Random(7)
-    own_ns = [
-        [round(own_seconds * 1e9 * (1 + 0.03 * noise.gauss(0, 1))) for _ in job["ranks"]] for _ in range(steps)
-    ]
+    own_ns = [[round(own_seconds * 1e9 * (1 + 0.03 * noise.gauss(0, 1))) for _ in job["ranks"]] for _ in range(steps)]
     for row in own_ns[slow_from:]:
         row[slow_rank] = round(row[slow_rank] * 1.7)
     for step, seconds in (stops or {}).items():

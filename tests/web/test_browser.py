@@ -15,6 +15,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, FloatRect, Page, expect
 
+from agent.schema.frame import Frame, Layout
 from scheduler_feedback import loop as loop_module
 from scheduler_feedback.core.events import NodeSeen
 from tests.feedback.memory_backend import World
@@ -75,46 +76,116 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(url: str, browser: 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
     """The address of a site, and a job with a straggler whose steps of two minutes came in the agents' frames."""
-    monkeypatch.setattr(loop_module, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.1)
-    with serving(tmp_path, World([NodeSeen(f"node-{n}", 4, (), f"m{n}") for n in range(4)])) as site:
+    _quick(monkeypatch)
+    with serving(tmp_path, _small_world()) as site:
         training = site.submit(name="llama-8b", ranks=8, time_limit_seconds=900, user="ada")
         job = site.wait(training, "running")
         site.submit(name="mixtral-8x7b", ranks=16, time_limit_seconds=900, user="grace")
         ahead = site.submit(name="evaluate", ranks=4, time_limit_seconds=300, user="ada")
         site.wait(ahead, "running")
-        for layout, frame in step_frames(job, steps=240, slow_rank=3, slow_from=150):
-            site.controller._watch.offer(layout, frame, time.monotonic_ns())
+        _feed(site, step_frames(job, steps=240, slow_rank=3, slow_from=150))
         site.controller.cycle.tell([straggler(training, rank=3, node="node-0")])
         yield f"http://127.0.0.1:{site.port}", training
+
+
+REDNESS = """bands => {
+    // Of the map's cells, by column and band: red over green, null where nothing is drawn.
+    const map = document.getElementById("pace-map");
+    const { data } = map.getContext("2d").getImageData(0, 0, map.width, map.height);
+    const of = at => (data[at + 3] ? data[at] - data[at + 1] : null);
+    return bands.map(band => Array.from({ length: map.width }, (_, column) => of(4 * (band * map.width + column))));
+}"""
 
 
 def test_a_jobs_page_draws_what_its_ranks_did(scene: tuple[str, str], browser: Browser) -> None:
     url, training = scene
     with page_of(browser) as page:
         _live(page, f"{url}/jobs/{training}")
-        expect(page.locator("#pace-legend li")).to_have_count(8)
+        expect(page.locator("#pace-legend li")).to_have_count(9)
         expect(page.locator("#pace-legend li").nth(3)).to_contain_text("rank 3 · node-0 5")  # 510 ms or so
+        expect(page.locator("#pace-legend li").nth(8)).to_contain_text("whole step 5")
         expect(page.locator("#summary")).to_contain_text("slowest rank 3, 1.")
-        size = page.evaluate("() => [...document.querySelectorAll('#pace-map')].map(map => [map.width, map.height])")
-        assert size[0][1] == 8
-        assert size[0][0] >= 60
-        redness = """cells => {
-            const map = document.getElementById("pace-map");
-            const { data } = map.getContext("2d").getImageData(0, 0, map.width, map.height);
-            return cells.map(([row, rank]) => 4 * (rank * map.width + row)).map(at => data[at] - data[at + 1]);
-        }"""
-        newest = size[0][0] - 1
-        now, before, other = page.evaluate(redness, [[newest, 3], [2, 3], [newest, 5]])
-        assert now > 80
-        assert max(before, other) < 60
+        width, height = page.evaluate(
+            "() => { const map = document.getElementById('pace-map'); return [map.width, map.height] }"
+        )
+        assert height == 8
+        assert width >= 60
+        slow, other = page.evaluate(REDNESS, [3, 5])
+        drawn = [at for at, red in enumerate(slow) if red is not None and at < width - 10]
+        assert max(slow[at] for at in drawn[-20:]) > 80
+        assert max(slow[at] for at in drawn[:20]) < 60
+        assert max(other[at] for at in drawn) < 60
+        expect(page.locator("#pace-names span")).to_have_text([f"rank {rank}" for rank in range(8)])
+        expect(page.locator("#pace-times .last")).to_have_text("now")
+        assert page.locator("#pace-times span").count() > 3
+        expect(page.locator("#pace-heat li")).to_have_count(6)
         page.locator("#pace-map").focus()
         for _ in range(3):
             page.keyboard.press("ArrowDown")
         told = page.locator("#pace-told")
         expect(told).to_have_text(re.compile(r"^rank 3 · node-0, step \d+ \(.*\): 1\.[5-9]\d times its peers$"))
-        drawn = page.evaluate("() => document.querySelector('#pace-chart canvas').toDataURL().length")
-        assert drawn > 5000
+        drawn_bytes = page.evaluate("() => document.querySelector('#pace-chart canvas').toDataURL().length")
+        assert drawn_bytes > 5000
+
+
+def _small_world() -> World:
+    return World([NodeSeen(f"node-{n}", 4, (), f"m{n}") for n in range(4)])
+
+
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.1)
+
+
+def _feed(site: Site, frames: list[tuple[Layout, Frame]]) -> None:
+    for layout, frame in frames:
+        site.controller._watch.offer(layout, frame, time.monotonic_ns())
+
+
+def test_stops_of_a_rank_are_gaps_and_as_long_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
+) -> None:
+    _quick(monkeypatch)
+    with serving(tmp_path, _small_world()) as site:
+        job = site.wait(site.submit(name="train", ranks=8), "running")
+        _feed(site, step_frames(job, 400, slow_rank=3, slow_from=400, stops={150: 40.0, 260: 140.0}))
+        with page_of(browser) as page:
+            _live(page, f"http://127.0.0.1:{site.port}/jobs/{job['job']}")
+            said = page.locator("#pace-said")
+            expect(said).to_contain_text(re.compile(r"^Longest step: 140 s, ended"))
+            found = re.search(r"No step ended for (4[01]) s from .*, (2 min 2[01] s) from", said.inner_text())
+            assert found is not None, said.inner_text()
+            expect(page.locator("#pace-scale")).to_be_visible()
+            slow, other = page.evaluate(REDNESS, [3, 5])
+            assert sum(red is None for red in slow) >= 178, "columns of a second in which nothing is drawn"
+            # Dark where the rank ends the two steps, and only there.
+            assert len([red for red in slow if red is not None and red > 80]) == 2
+            assert not [red for red in other if red is not None and red > 80]
+
+
+def test_a_job_that_makes_no_steps_is_not_said_to_run_at_normal_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
+) -> None:
+    _quick(monkeypatch)
+    with serving(tmp_path, _small_world()) as site:
+        job = site.wait(site.submit(name="train", ranks=8), "running")
+        _feed(site, step_frames(job, 200, slow_rank=3, slow_from=200, ended_seconds=59))
+        with page_of(browser) as page:
+            _live(page, f"http://127.0.0.1:{site.port}/jobs/{job['job']}")
+            summary = page.locator("#summary")
+            expect(summary).to_contain_text(re.compile(r"No step for\s*(59|6\d|7\d) s"))
+            expect(page.locator("#verdicts")).to_contain_text("the job has made no step for")
+            expect(page.locator("#pace-said")).to_contain_text(re.compile(r"No step ended for (5\d|6\d|7\d) s from"))
+            slow, _ = page.evaluate(REDNESS, [3, 5])
+            assert all(red is None for red in slow[-50:]), "the axis goes on to now"
+            before = re.search(r"No step for\s*(\d+) s", summary.inner_text())
+            assert before is not None
+            expect(summary).not_to_contain_text(before[0].split()[-2] + " s", timeout=10_000)  # it counts
+            site.world.end(job["job"], exit_code=1)
+            site.wait(job["job"], "failed")
+            expect(summary).to_contain_text("Last step")
+            expect(summary).not_to_contain_text("Runs for")
+            expect(page.locator("#pace-times .last")).to_have_text("end")
 
 
 def test_pictures_of_the_pages(scene: tuple[str, str], browser: Browser) -> None:

@@ -82,7 +82,7 @@ def test_the_overview_draws_the_reservation_and_who_went_ahead(scene: Scene, bro
 def test_a_jobs_page_shows_who_holds_it_up_live(scene: Scene, browser: Browser) -> None:
     with page_of(browser) as page:
         page.goto(f"{scene.stage.url}/jobs/{scene.training}")
-        expect(page.locator("#pace-legend li")).to_have_count(4)
+        expect(page.locator("#pace-legend li")).to_have_count(5)  # and the whole step
         expect(page.locator("#pace-legend")).to_contain_text("rank 3 · node-1")
         verdict = page.locator("#verdicts .verdict.standing")
         expect(verdict.locator("h3")).to_have_text("Rank 1 on node-0 is a straggler")

@@ -167,7 +167,7 @@ def test_a_large_cluster_makes_no_large_page(site: Site) -> None:
         assert len(answer.content) < 200_000, path
         assert time.monotonic() - began < 20
     text = site.ask("GET", "/").content.decode()
-    assert "2,978 nodes more: those of the reservation come first." in text
+    assert "3,002 nodes, folded by state" in text
     assert "of 24,004 usable" in text
     assert text.count('id="row-j-') == 30 + 1
 

@@ -158,8 +158,9 @@ function drawLines() {
   }
   const axis = { stroke: colour("--dim"), grid: { stroke: colour("--hair"), width: 1 }, ticks: { show: false } };
   const linear = (_, low, high) => [0, Math.max(high * 1.1, low * 1.2, 1e-3)];
-  const powers = (_, low, high) => [10 ** Math.floor(Math.log10(low * 0.9)), 10 ** Math.ceil(Math.log10(high * 1.1))];
+  const powers = (_, low, high) => [10 ** Math.floor(Math.log10(low * 0.9)), high * 1.5];
   const isPower = (value) => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6;
+  const filter = (_, ticks) => ticks.map((tick) => (logarithmic && !isPower(tick) ? null : tick));
   chart = new uPlot(
     {
       width: Math.max(place.clientWidth, 240),
@@ -174,7 +175,8 @@ function drawLines() {
         {
           ...axis,
           size: GUTTER,
-          filter: (_, ticks) => ticks.map((tick) => (logarithmic && !isPower(tick) ? null : tick)),
+          filter,
+          grid: { ...axis.grid, filter },
           values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : shown(tick))),
         },
       ],
