@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from scheduler_feedback.web import frame, words
-from scheduler_feedback.web.markup import Child, Markup, join, tag
+from scheduler_feedback.web.markup import Markup, join, tag
 
 Document = dict[str, Any]
 
@@ -38,46 +38,13 @@ CAUSES = {
 
 def short(verdict: Document) -> Markup:
     """In a line of a list."""
-    where = f" on {verdict['node']}" if verdict["node"] else ""
-    who = f"rank {verdict['rank']}{where}" if verdict["rank"] >= 0 else "the whole job"
-    return tag("span", f"{who}: {verdict['kind'].replace('_', ' ')}, {verdict['cause']}", class_="accusation")
+    return tag("span", verdict["short"], class_="accusation")
 
 
-OF_A_RANK = {
-    "straggler": "is a straggler",
-    "interference": "is slowed down by another job",
-    "hang": "holds up all others",
-    "health": "has a device in bad health",
-    "stage_imbalance": "is in a pipeline stage with more work than the others",
-    "sequence_imbalance": "is given more work than the others",
-    "workload": "slows the job down by its own work",
-    "unknown": "is slow for an unknown reason",
-}
-"""What a verdict of each kind says of a rank."""
-
-OF_A_JOB = {
-    "straggler": "The whole job is slow",
-    "interference": "Another job slows this one down",
-    "hang": "The job makes no steps",
-    "health": "A device of the job is in bad health",
-    "stage_imbalance": "One pipeline stage has more work than the others",
-    "sequence_imbalance": "Ranks are given unequal work, others in each step",
-    "workload": "The job slows itself down",
-    "unknown": "The job is slow for an unknown reason",
-}
-"""And of a job as a whole."""
-
-
-def headline(verdict: Document) -> Child:
-    """The verdict in a sentence without its full stop."""
-    on = (" on ", words.node_link(verdict["node"])) if verdict["node"] else None
-    if not verdict["job"]:
-        return join(("Node", (" ", words.node_link(verdict["node"])), " is in bad health"))
-    if verdict["rank"] < 0:
-        return OF_A_JOB.get(verdict["kind"], f"The job: {verdict['kind']}")
-    return join(
-        (f"Rank {verdict['rank']}", on, " ", OF_A_RANK.get(verdict["kind"], f"has a verdict: {verdict['kind']}"))
-    )
+def headline(verdict: Document) -> str:
+    """The verdict's sentence up to its confidence, which has a place of its own."""
+    claim = str(verdict["sentence"]).rpartition(", confidence ")[0]
+    return f"R{claim[1:]}" if claim.startswith("rank") else claim
 
 
 def card(verdict: Document, brief: bool = False) -> Markup:
@@ -86,6 +53,7 @@ def card(verdict: Document, brief: bool = False) -> Markup:
     title = tag("h3", headline(verdict))
     facts = [
         ("Job", words.job_link(gang)) if gang and brief else None,
+        ("Node", words.node_link(verdict["node"])) if verdict["node"] else None,
         ("Cause", CAUSES.get(verdict["cause"], verdict["cause"].replace("-", " "))),
         # Of a hang the ratio is how long it has lasted, over a step: no slowdown.
         ("Slowdown", f"{verdict['slowdown']:.2f} times")

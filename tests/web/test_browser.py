@@ -199,7 +199,9 @@ def test_pictures_of_the_pages(scene: tuple[str, str], browser: Browser) -> None
         ):
             with page_of(browser, *size, scheme=scheme) as page:
                 _live(page, url + path)
-                expect(page.locator("#verdicts")).to_contain_text("Rank 3 on node-0 is a straggler")
+                expect(page.locator("#verdicts")).to_contain_text(
+                    re.compile(r"Rank 3 of j-\d+ on node-0 is a straggler")
+                )
                 box = page.locator(until).bounding_box()
                 assert box is not None
                 clip: FloatRect = {"x": 0, "y": 0, "width": size[0], "height": box["y"]}
@@ -325,7 +327,7 @@ def test_a_page_without_a_script_reads_all_the_same(url: str, browser: Browser) 
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(f"{url}/")
-    expect(page.locator("#verdicts")).to_contain_text("Rank 0 on n0 is a straggler")
+    expect(page.locator("#verdicts")).to_contain_text("Rank 0 of j-000002 on n0 is a straggler")
     expect(page.locator("#timetable")).to_contain_text("6 slots kept for j-000003")
     context.close()
 

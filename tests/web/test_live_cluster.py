@@ -75,7 +75,7 @@ def test_the_overview_draws_the_reservation_and_who_went_ahead(scene: Scene, bro
         expect(drawn).to_contain_text(f"{scene.ahead} went ahead of it without delaying it.")
         assert drawn.locator("rect.bar.kept").count() >= 3
         assert drawn.locator("rect.bar.ahead").count() == 1
-        expect(page.locator(f"#row-{scene.training}")).to_contain_text("rank 1 on node-0: straggler, suspended")
+        expect(page.locator(f"#row-{scene.training}")).to_contain_text("rank 1 on node-0: straggler (suspended)")
         expect(page.locator("#waiting")).to_contain_text("needs 6 slots")
 
 
@@ -85,7 +85,7 @@ def test_a_jobs_page_shows_who_holds_it_up_live(scene: Scene, browser: Browser) 
         expect(page.locator("#pace-legend li")).to_have_count(5)  # and the whole step
         expect(page.locator("#pace-legend")).to_contain_text("rank 3 · node-1")
         verdict = page.locator("#verdicts .verdict.standing")
-        expect(verdict.locator("h3")).to_have_text("Rank 1 on node-0 is a straggler")
+        expect(verdict.locator("h3")).to_contain_text(f"Rank 1 of {scene.training} on node-0 is a straggler")
         expect(verdict).to_contain_text("compute seconds a step")
         expect(page.locator("#summary")).to_contain_text("slowest rank 1")
         expect(page.locator("#story")).to_contain_text("made its first step")

@@ -217,7 +217,7 @@ def test_a_stream_brings_every_part_first_and_then_what_changes(site: Site) -> N
     assert "train" in html
     site.wait(job_id, "running")
     site.controller.cycle.tell([straggler(job_id)])
-    assert "Rank 0 on" in stream.part("verdicts")
+    assert f"Rank 0 of {job_id} on" in stream.part("verdicts")
     assert "straggler" in stream.next("news")["text"]
     stream.close()
 
