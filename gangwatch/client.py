@@ -10,6 +10,7 @@ from typing import Any
 
 from agent.schema.errors import GangwatchError
 from gangwatch.connection import Trust, connect
+from gangwatch.daemon_ends import why_no_controller
 from gangwatch.state_folder import NotRunningError, StateFolder
 
 TIMEOUT_SECONDS = 15.0
@@ -87,7 +88,7 @@ class Client:
             return self.remote, f"the controller at {self.remote.url}"
         record = self.state.controller()
         if record is None:
-            raise NotRunningError(f"no controller is running for {self.state}: start one with `gangwatch up`")
+            raise NotRunningError(why_no_controller(self.state))
         trust = replace(self.trust, certificate=Path(record.certificate)) if record.certificate else self.trust
         remote = Remote(record.url, self.state.token_file, trust)
         return remote, f"the controller at {record.url} (pid {record.pid})"

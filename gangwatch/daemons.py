@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 from agent.schema.errors import ConfigError, GangwatchError, StateFolderBusyError
 from gangwatch.config import NODE_NAME, Config, changes
 from gangwatch.config_sections import parse_listen
+from gangwatch.daemon_ends import read_ends
 from gangwatch.in_force import InForce, write_in_force
 from gangwatch.logs import configure_logging
 from gangwatch.service import notify, reloading, watchdog_seconds
@@ -42,6 +44,9 @@ SUBMIT_TO_SLURM = (
 _CYCLES_AFTER = 20_000
 """Objects made and not freed between two looks for cycles (gc.set_threshold). Next to nothing of an agent's makes any,
 and to look after every 700, as Python does by default, is a twentieth of its processor time."""
+
+_RECENT_NS = 60_000_000_000
+"""A supervisor starts a controller again within ten seconds: an end of longer ago is none that brought this start."""
 
 _M_ARENA_MAX = -8
 """malloc.h."""
@@ -357,6 +362,9 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int 
         def metrics(_request: Request) -> Response:
             return Response(exposition(controller.failures, sources), media_type=TEXT_TYPE)
 
+        ended = read_ends(state).get("controller")
+        if ended is not None and ended.exit_code != 0 and time.time_ns() - ended.ended_ns < _RECENT_NS:
+            controller.failures.started_again(ended.reason, ended.ended_ns)
         with slurm or nullcontext(), controller:
             if slurm is not None:
                 slurm.attend(controller.cycle.ask)

@@ -15,7 +15,7 @@ from gangwatch.config import Config, plan_nodes
 from gangwatch.logs import configure_logging
 from gangwatch.machine import find_gpus, host_name, usable_processors
 from gangwatch.state_folder import NodePlan, StateFolder, SupervisorRecord
-from gangwatch.supervisor import READY_SECONDS, StartError, Supervisor, not_ready
+from gangwatch.supervisor import READY_SECONDS, StartError, Supervisor, in_words, not_ready
 
 Say = Callable[[str], None]
 
@@ -121,7 +121,7 @@ def _join(state: StateFolder, lives: SupervisorRecord, say: Say) -> None:
     say(f"already running: supervisor {lives.pid}")
     waiting = not_ready(state, lives.nodes)
     if waiting:
-        raise StartError(f"supervisor {lives.pid} runs, but not ready: {', '.join(waiting)}; see {state}/log")
+        raise StartError(f"supervisor {lives.pid} runs, but not ready: {in_words(waiting)}; see {state}/log")
 
 
 class Reporter:

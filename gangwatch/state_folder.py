@@ -8,6 +8,7 @@
     agents/NODE.json    each agent that listens       run/NODE.sock     each node's step socket
     log/NAME.log        log of each daemon            log/NAME.err      what its newest start wrote on stderr
     jobs/, ranks/       the local backend's           store.sqlite      the journal
+    daemon-ends.json    how each daemon ended last, where nobody had asked for it
 
 A process is identified by pid and start time (field 22 of /proc/PID/stat, clock ticks since boot); a pid alone is
 reused and never proof of anything.

@@ -23,6 +23,15 @@ import msgspec
 
 from agent.schema.errors import ConfigError, GangwatchError
 from gangwatch.connection import Trust, connect
+from gangwatch.daemon_ends import (
+    CONTROLLER,
+    MOST_WORDS,
+    DaemonEnd,
+    forget_ends,
+    read_ends,
+    why_no_controller,
+    write_end,
+)
 from gangwatch.state_folder import (
     AgentRecord,
     ControllerRecord,
@@ -35,8 +44,6 @@ from gangwatch.state_folder import (
     this_process,
     write_atomically,
 )
-
-CONTROLLER = "controller"
 
 READY_SECONDS = 60.0
 """Longest wait for all daemons at a start: interpreters start in a second, a loaded machine takes many."""
@@ -84,7 +91,15 @@ def daemon_commands(
 
 
 def answers(record: AgentRecord | ControllerRecord, path: str = "/readyz", timeout_seconds: float = 2.0) -> bool:
-    """Whether the daemon answers `path` with 200, or would if we had a certificate to show.
+    """Whether the daemon is ready, as ``readiness`` says."""
+    return readiness(record, path, timeout_seconds)[0]
+
+
+def readiness(
+    record: AgentRecord | ControllerRecord, path: str = "/readyz", timeout_seconds: float = 2.0
+) -> tuple[bool, str]:
+    """Whether the daemon answers `path` with 200, or would if we had a certificate to show; and what is wrong with it,
+    '' for nothing. A controller that schedules is ready, also where a bug has put one of its parts out of service.
 
     One that asks for a certificate (client_auth_type) ends the connection, by an alert or without a word, once it has
     shown its own and seen none: none is a supervisor's to have, and that it serves is known by then.
@@ -93,28 +108,56 @@ def answers(record: AgentRecord | ControllerRecord, path: str = "/readyz", timeo
         connection = connect(
             record.url, timeout_seconds, Trust(Path(record.certificate)) if record.certificate else None
         )
-    except ConfigError:
-        return False
+    except ConfigError as error:
+        return False, str(error)
     shown = False
     try:
         connection.connect()
         shown = bool(record.certificate)
         connection.request("GET", path)
-        return connection.getresponse().status == 200
+        response = connection.getresponse()
+        if response.status == 200:
+            return True, ""
+        return _half_ready(response.read(64 * 1024))
     except (OSError, http.client.HTTPException) as error:
-        return (shown and not isinstance(error, TimeoutError)) or "_ALERT_" in str(getattr(error, "reason", ""))
+        ready = (shown and not isinstance(error, TimeoutError)) or "_ALERT_" in str(getattr(error, "reason", ""))
+        return ready, "" if ready else f"{record.url} does not answer: {error or type(error).__name__}"
     finally:
         connection.close()
 
 
-def not_ready(state: StateFolder, nodes: Sequence[NodePlan]) -> list[str]:
-    """Names of the daemons that don't answer yet; empty where all do."""
+def _half_ready(body: bytes) -> tuple[bool, str]:
+    """What an answer says that is not 200."""
+    try:
+        document = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        document = None
+    if not isinstance(document, dict):
+        return False, ""
+    return document.get("scheduling") is True, str(document.get("error", ""))
+
+
+def not_ready(state: StateFolder, nodes: Sequence[NodePlan]) -> dict[str, str]:
+    """Why each daemon that is not ready is not, by its name; empty where all are."""
     agents = {node.name: state.agent(node.name) for node in nodes}
     records: dict[str, AgentRecord | ControllerRecord | None] = {
         **{agent_name(name): record for name, record in agents.items()},
         CONTROLLER: state.controller(),
     }
-    return [name for name, record in records.items() if record is None or not answers(record)]
+    waiting: dict[str, str] = {}
+    for name, record in records.items():
+        if record is None:
+            waiting[name] = why_no_controller(state) if name == CONTROLLER else "it does not listen yet"
+            continue
+        ready, why = readiness(record)
+        if not ready:
+            waiting[name] = why
+    return waiting
+
+
+def in_words(waiting: dict[str, str]) -> str:
+    """Who is not ready, and why."""
+    return "; ".join(f"{name} ({why})" if why else name for name, why in waiting.items())
 
 
 class StartError(GangwatchError):
@@ -185,6 +228,7 @@ class Supervisor:
         # The controller first: it would take agents that stop before it for lost ones.
         self._stop([self._daemons[CONTROLLER]])
         self._stop(list(self._daemons.values()))
+        forget_ends(self.state)
         self.state.supervisor_file.unlink(missing_ok=True)
 
     def _told_to_stop(self) -> bool:
@@ -256,7 +300,7 @@ class Supervisor:
 
     def _wait_until_ready(self, wake: int) -> None:
         deadline_s = time.monotonic() + READY_SECONDS
-        waiting = list(self._daemons)
+        waiting = dict.fromkeys(self._daemons, "")
         while waiting and not self._told_to_stop():
             self._wait(wake, 0.05)
             for daemon in self._daemons.values():
@@ -269,9 +313,15 @@ class Supervisor:
                 record = self._daemons[name].record
                 if name not in still and record is not None:
                     self.report(f"{name} is ready (pid {record.pid})")
+                    if name == CONTROLLER and (broken := self._broken_parts()):
+                        self.report(f"warning: of the controller's parts {broken}; jobs are scheduled all the same")
             waiting = still
             if waiting and time.monotonic() > deadline_s:
-                raise StartError(f"not ready after {READY_SECONDS:.0f} s: {', '.join(waiting)}; see {self.state}/log")
+                raise StartError(f"not ready after {READY_SECONDS:.0f} s: {in_words(waiting)}; see {self.state}/log")
+
+    def _broken_parts(self) -> str:
+        controller = self.state.controller()
+        return readiness(controller)[1] if controller is not None else ""
 
     def _last_words(self, name: str) -> str:
         """The last line that the daemon wrote on stderr before it ended; '' where there is none."""
@@ -319,7 +369,8 @@ class Supervisor:
     def _ended(self, daemon: Daemon) -> None:
         assert daemon.record is not None and daemon.pidfd is not None
         status = self._statuses.pop(daemon.record.pid, None)
-        how = "ended" if status is None else f"ended with {os.waitstatus_to_exitcode(status)}"
+        code = None if status is None else os.waitstatus_to_exitcode(status)
+        how = "ended" if code is None else f"ended with {code}"
         os.close(daemon.pidfd)
         lived_seconds = time.monotonic() - daemon.started_s
         if lived_seconds > BACKOFF_MOST_SECONDS:
@@ -327,9 +378,23 @@ class Supervisor:
         words = self._last_words(daemon.name)
         level = logging.INFO if self._told_to_stop() else logging.WARNING
         _log.log(level, "%s (pid %d) %s%s", daemon.name, daemon.record.pid, how, f": {words}" if words else "")
+        pid = daemon.record.pid
         daemon.record = daemon.pidfd = None
         daemon.again_at_s = time.monotonic() + daemon.backoff_seconds
+        if not self._told_to_stop():
+            self._keep_end(daemon, pid, code, words, lived_seconds)
         daemon.backoff_seconds = min(BACKOFF_MOST_SECONDS, 2 * daemon.backoff_seconds)
+
+    def _keep_end(self, daemon: Daemon, pid: int, code: int | None, words: str, lived_seconds: float) -> None:
+        """For whoever asks why the daemon is not there."""
+        before = read_ends(self.state).get(daemon.name)
+        in_a_row = before.in_a_row + 1 if before is not None and lived_seconds <= BACKOFF_MOST_SECONDS else 1
+        now_ns = time.time_ns()
+        next_ns = now_ns + int(daemon.backoff_seconds * 1e9)
+        try:
+            write_end(self.state, daemon.name, DaemonEnd(pid, now_ns, next_ns, code, words[:MOST_WORDS], in_a_row))
+        except OSError as error:
+            _log.warning("%s: how it ended can't be written: %s", daemon.name, error)
 
     def _seconds_to_next_start(self) -> float | None:
         due = [daemon.again_at_s for daemon in self._daemons.values() if daemon.record is None]

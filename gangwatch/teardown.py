@@ -18,6 +18,7 @@ import msgspec
 
 from agent.schema.errors import BackendError, GangwatchError
 from gangwatch.client import Client, RefusedError
+from gangwatch.daemon_ends import forget_ends
 from gangwatch.state_folder import NotRunningError, ProcessRecord, StateFolder
 from gangwatch.supervisor import STOP_SECONDS
 
@@ -125,6 +126,7 @@ def _stop_daemons(state: StateFolder, say: Say) -> int:
     if remaining:
         raise GangwatchError(f"still running after SIGKILL: pid {', '.join(str(one.pid) for one in remaining)}")
     state.supervisor_file.unlink(missing_ok=True)
+    forget_ends(state)
     for path in (state.controller_file, *(state.path / "agents").glob("*.json")):
         path.unlink(missing_ok=True)
     return len(before) + (supervisor is not None)

@@ -82,6 +82,8 @@ def _header(document: Document, trouble: str) -> Iterable[Text]:
         yield _text(f"frozen{by}: nothing is started, moved or stopped", "yellow")
     if document["mode"] == "observe":
         yield _text("observing: what feedback decides is told and not done", "yellow")
+    for words in document.get("troubles", ()):
+        yield _text(words, "red")
     if trouble:
         yield _text(trouble, "red")
 

@@ -64,6 +64,7 @@ class PartFailures:
         self._out: dict[str, str] = {}
         self._aside: dict[str, int] = {"node": 0, "gang": 0}
         self._known: set[tuple[str, str, str, int]] = set()
+        self._started_again: tuple[float, Trouble] | None = None
 
     # --- reporting ----------------------------------------------------------------------------------------------------
 
@@ -98,6 +99,11 @@ class PartFailures:
         """How many nodes' and gangs' telemetry is not used because of a bug that it showed."""
         self._aside = {"node": nodes, "gang": gangs}
 
+    def started_again(self, reason: str, ended_ns: int) -> None:
+        """This controller was started because the one before it had ended unasked. ended_ns: wall time."""
+        trouble = Trouble(part="controller", out=False, text=reason, failures=1, wall_ns=ended_ns)
+        self._started_again = time.monotonic(), trouble
+
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def is_out(self, part: str) -> bool:
@@ -110,7 +116,7 @@ class PartFailures:
             return "; ".join(f"{part} failed: {text}" for part, text in self._out.items())
 
     def troubles(self) -> list[Trouble]:
-        """Parts out of service, then parts that failed within RECENT_SECONDS."""
+        """Parts out of service, then parts that failed within RECENT_SECONDS, the controller before this one too."""
         now_s = time.monotonic()
         with self._lock:
             found = [
@@ -124,6 +130,8 @@ class PartFailures:
                 for part, newest in self._newest.items()
                 if part in self._out or now_s - newest.at_s < RECENT_SECONDS
             ]
+        if self._started_again is not None and now_s - self._started_again[0] < RECENT_SECONDS:
+            found.append(self._started_again[1])
         return sorted(found, key=lambda one: not one["out"])
 
     def measures(self) -> Iterator[Sample]:
@@ -145,6 +153,9 @@ def in_words(trouble: Trouble) -> str:
     name = {"fleet": "telemetry", "pace": "step times", "api": "the API", "page": "this page"}.get(
         trouble["part"], trouble["part"]
     )
+    if trouble["part"] == "controller":
+        at = time.strftime("%H:%M:%S", time.localtime(trouble["wall_ns"] / 1e9))
+        return f"The controller ended at {at} ({trouble['text']}) and was started again. Running jobs went on."
     if trouble["out"]:
         return (
             f"{name} is out of service because of a bug: {trouble['text']}. Jobs are still started and stopped. "

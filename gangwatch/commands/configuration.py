@@ -86,11 +86,12 @@ def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_
       gangwatch reload --check-config
     """
     from gangwatch.config import changes
+    from gangwatch.daemon_ends import why_no_controller
     from gangwatch.in_force import read_in_force
 
     in_force = read_in_force(state)
     if state.controller() is None or in_force is None:
-        raise NotRunningError(f"no controller is running for {state}: start one with `gangwatch up`")
+        raise NotRunningError(why_no_controller(state))
     file = Path(in_force.file) if in_force.file else None
     if config_file is not None and config_file != file:
         raise GangwatchError(f"the controller was started with {file or 'no file'}: it can't change to {config_file}")

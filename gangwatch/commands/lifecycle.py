@@ -81,7 +81,9 @@ def up(
     running = state.supervisor()
     controller = state.controller()
     if running is None or controller is None:
-        raise GangwatchError(f"it was ready and has ended since: see {state}/log")
+        from gangwatch.daemon_ends import why_no_controller
+
+        raise GangwatchError(f"it was ready and has ended since: {why_no_controller(state)}; see {state}/log")
     if as_json:
         print_json(
             {

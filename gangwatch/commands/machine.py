@@ -64,7 +64,7 @@ def check(
         _check_cluster(kubeconfig, namespace, release, required, as_json)
         return
 
-    from gangwatch import config, machine, survey
+    from gangwatch import config, controller_health, machine, survey
 
     loaded = config.load(
         config_file,
@@ -79,7 +79,9 @@ def check(
     found = machine.examine(
         state, loaded.controller.address()[1], Path(section.proc_root), Path(section.sysfs_root), section.nvml_library
     )
-    found = msgspec.structs.replace(found, findings=(*found.findings, *survey.survey(section)))
+    found = msgspec.structs.replace(
+        found, findings=(*found.findings, *survey.survey(section), *controller_health.findings(state))
+    )
     _known(required, found.findings)
     if as_json:
         print_json(msgspec.to_builtins(found))

@@ -1,0 +1,107 @@
+"""How each daemon ended last, as its supervisor saw it, and what that says of a controller that is not there."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+
+from gangwatch.state_folder import StateFolder, SupervisorRecord, write_atomically
+
+CONTROLLER = "controller"
+
+MOST_WORDS = 300
+
+
+class DaemonEnd(msgspec.Struct, frozen=True):
+    """The newest end of a daemon that nobody had asked for.
+
+    pid: of the process that ended. ended_ns, next_start_ns: wall time. exit_code: negative for a signal, as
+    os.waitstatus_to_exitcode gives it; None where another supervisor had started the process. words: the last line
+    that it wrote on stderr, '' for none. in_a_row: ends since it last ran for longer than the longest pause.
+    """
+
+    pid: int
+    ended_ns: int
+    next_start_ns: int
+    exit_code: int | None = None
+    words: str = ""
+    in_a_row: int = 1
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, as far as is known."""
+        if self.exit_code is None:
+            how = "ended"
+        elif self.exit_code < 0:
+            how = f"killed by {signal_name(-self.exit_code)}"
+        else:
+            how = f"exit code {self.exit_code}"
+        return f"{how}: {self.words}" if self.words else how
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; a number that has no name as it is."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _file(state: StateFolder) -> Path:
+    return state.path / "daemon-ends.json"
+
+
+def read_ends(state: StateFolder) -> dict[str, DaemonEnd]:
+    """By the daemon's name; empty where none has ended unasked. A file that can't be read says nothing."""
+    try:
+        return msgspec.json.decode(_file(state).read_bytes(), type=dict[str, DaemonEnd])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def write_end(state: StateFolder, name: str, end: DaemonEnd) -> None:
+    """Keep it as the daemon's newest. Raises OSError where the folder can't be written."""
+    write_atomically(_file(state), msgspec.json.encode({**read_ends(state), name: end}))
+
+
+def forget_ends(state: StateFolder) -> None:
+    """Everything was stopped because somebody asked for it."""
+    _file(state).unlink(missing_ok=True)
+
+
+def why_no_controller(state: StateFolder) -> str:
+    """Why no controller of this state folder listens, and what becomes of it or what to do."""
+    left = state.supervisor_left()
+    end = read_ends(state).get(CONTROLLER)
+    if left is None:
+        return f"no controller is running for {state}: start one with `gangwatch up`"
+    if not left.alive():
+        ended = f"; the controller ended {_ago(end.ended_ns)}: {end.reason}" if end is not None else ""
+        return (
+            f"no controller is running for {state}, and its supervisor is gone{ended}: start both with `gangwatch up`"
+        )
+    if end is None or _pid_of(left) not in (None, end.pid):
+        again = f" again (it ended {_ago(end.ended_ns)}: {end.reason})" if end is not None else ""
+        return f"the controller of {state} is starting{again}: try again in a moment"
+    wait_s = max(0.0, (end.next_start_ns - time.time_ns()) / 1e9)
+    often = f", {end.in_a_row} times in a row" if end.in_a_row > 1 else ""
+    return (
+        f"the controller of {state} is being restarted (ended {_ago(end.ended_ns)}{often}: {end.reason}; "
+        f"next try in {wait_s:.0f} s). Running jobs go on. See {state.log_file(CONTROLLER)}"
+    )
+
+
+def _pid_of(left: SupervisorRecord) -> int | None:
+    """The controller's process, while it does not listen yet; None where there is none."""
+    record = left.daemons.get(CONTROLLER)
+    return record.pid if record is not None and record.alive() else None
+
+
+def _ago(wall_ns: int) -> str:
+    seconds = max(0.0, (time.time_ns() - wall_ns) / 1e9)
+    if seconds < 120:
+        return f"{seconds:.0f} s ago"
+    return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
