@@ -55,7 +55,7 @@ from gangwatch.config_sections import (
     parse_listen,
 )
 from gangwatch.state_folder import NodePlan
-from scheduler_feedback.core.state import Mode, Policy
+from scheduler_feedback.core.state import Mode, Policy, Queue
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 """A node's name becomes a label, a part of file names and of job ids: a single label of RFC 1123, or with '_'."""
@@ -69,6 +69,7 @@ _TYPE_WORDS = {
     "bool": "true or false",
     "str": "a string",
     "array": "a list",
+    "object": "a table",
 }
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
@@ -217,6 +218,8 @@ def _policy_value(key: str, value: object, name: str) -> Any:
     """The value as the policy holds it: a number or a count by what its name says, all else by the field's type."""
     value = _prepared(key, value, tuple(_POLICY_DEFAULTS), name)
     default = _POLICY_DEFAULTS[key]
+    if key == "queues" and isinstance(value, list):
+        _check_queue_keys(value, name)
     if isinstance(default, bool) or not isinstance(default, int | float):
         try:
             return msgspec.convert(value, _POLICY_TYPES[key], strict=True)
@@ -242,6 +245,15 @@ def _policy_value(key: str, value: object, name: str) -> Any:
     return float(value)
 
 
+def _check_queue_keys(queues: list[object], name: str) -> None:
+    """Raise ConfigError for a key that no queue has: msgspec passes over unknown fields of a dataclass."""
+    known = tuple(field.name for field in dataclass_fields(Queue))
+    for index, queue in enumerate(queues):
+        for key in queue if isinstance(queue, dict) else ():
+            if key not in known:
+                raise ConfigError(f"{name}[{index}].{key}: unknown key{_nearest(key, known)}")
+
+
 def _policy_range(key: str) -> tuple[float, float]:
     """Least and greatest value of a policy's field, by what its name says it is."""
     if key.endswith(("_fraction", "_confidence")):
@@ -253,7 +265,7 @@ def _policy_range(key: str) -> tuple[float, float]:
 def _prepared(key: str, value: object, known: tuple[str, ...], name: str) -> object:
     """The value with a duration's text made a number. Raises ConfigError for an unknown key or an endless number."""
     if key not in known:
-        raise ConfigError(f"{name}: unknown key{_nearest(key, known)}")
+        raise ConfigError(f"{name}: unknown key{_elsewhere(key) or _nearest(key, known)}")
     if isinstance(value, str) and key.endswith("_seconds"):
         try:
             return parse_duration(value)
@@ -264,9 +276,20 @@ def _prepared(key: str, value: object, known: tuple[str, ...], name: str) -> obj
     return value
 
 
+def _elsewhere(key: str) -> str:
+    """Where a key belongs that is known in other sections; '' where it is known nowhere."""
+    sections = [name for name, kind in SECTIONS.items() if key in kind.__struct_fields__]
+    sections += ["policy"] if key in _POLICY_DEFAULTS else []
+    return f" (did you mean {' or '.join(f'{name}.{key}' for name in sections)}?)" if sections else ""
+
+
 def _nearest(word: str, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {near[0]}?)" if near else f" (known are {', '.join(known)})"
+    if near:
+        return f" (did you mean {near[0]}?)"
+    from importlib.metadata import version
+
+    return f" (known are {', '.join(known)}; a newer gangwatch than this, {version('gangwatch')}, may know more)"
 
 
 def _check_names(cluster: ClusterSection, where: str) -> None:

@@ -34,7 +34,7 @@ def read_in_force(state: StateFolder) -> InForce | None:
         return msgspec.json.decode(state.config_file.read_bytes(), type=InForce)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise GangwatchError(f"{state.config_file}: {error}") from None
 
 

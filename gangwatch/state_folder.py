@@ -296,7 +296,7 @@ def _read(path: Path, kind: type[Record]) -> Record | None:
         return None
     except OSError as error:
         raise GangwatchError(f"{path}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise GangwatchError(f"{path}: not a record of ours: {error}") from None
 
 

@@ -188,7 +188,7 @@ def open_attempts(state: StateFolder) -> list[OpenAttempt]:
             continue
         try:
             about = msgspec.json.decode((folder / records.ATTEMPT).read_bytes(), type=_AttemptFile)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             continue  # never carried out: nothing of it can run
         decided = records.decision(str(folder))
         if decided is not None and decided[0] == records.ABORT:

@@ -74,7 +74,7 @@ def _job_file(_context: click.Context, _parameter: click.Parameter, value: Path 
         return {}
     try:
         return msgspec.json.decode(value.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{value}: {error}") from None
 
 

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.schema.errors import ConfigError
+from agent.schema.errors import ConfigError, GangwatchError
 from gangwatch import config
 from gangwatch.config import as_toml, changes, flatten, load, parse_duration, plan_nodes
 from gangwatch.config_sections import ClusterSection, parse_listen
+from gangwatch.in_force import read_in_force
+from gangwatch.state_folder import StateFolder
 from scheduler_feedback.core.state import Mode
 
 
@@ -203,3 +205,72 @@ def test_more_slots_than_gpus_are_refused_with_the_way_out() -> None:
 def test_any_host_name_gives_a_node_name(host: str) -> None:
     (node,) = plan_nodes(ClusterSection(), host, 1, ())
     assert config.NODE_NAME.fullmatch(node.name)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '[[policy.queues]]\nname = "a"\nlimt = 4\n',
+            r"policy\.queues\[0\]\.limt: unknown key \(did you mean limit\?\)",
+        ),
+        (
+            '[policy]\nqueues = [{name = "a"}, {name = "b", weigth = 2}]\n',
+            r"queues\[1\]\.weigth: .*did you mean weight\?",
+        ),
+        ('[policy]\nqueues = [{name = "a", kwota = 2}]\n', r"queues\[0\]\.kwota: unknown key \(did you mean quota\?\)"),
+        ("[policy]\nqueues = [3]\n", r"policy\.queues: expected a table at \[0\], not \[3\]"),
+        ('[agent]\nmode = "act"\n', r"agent\.mode: unknown key \(did you mean controller\.mode or slurm\.mode\?\)"),
+        ("[controller]\nminimum_confidence = 0.5\n", r"\(did you mean policy\.minimum_confidence\?\)"),
+        (
+            "[agent]\nzzz = 1\n",
+            r"agent\.zzz: unknown key \(known are interval_seconds, .*; a newer gangwatch than this, ",
+        ),
+        ("[polcy]\n", r"polcy: unknown section \(did you mean policy\?\)"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path: Path, text: str, said: str) -> None:
+    """Wherever it is: a queue's limit that is misspelt must not be passed over."""
+    file = tmp_path / "gangwatch.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said) as refused:
+        config.load(file)
+    assert str(file) in str(refused.value)
+
+
+def test_a_configuration_that_is_cut_or_has_keys_of_another_release_is_refused_in_words(tmp_path: Path) -> None:
+    """No traceback and no half of a configuration, wherever the file ends and whatever is in it."""
+    recorded = Path(__file__).parents[1] / "fixtures" / "releases" / "0.1.0" / "gangwatch.toml"
+    text = recorded.read_text()
+    file = tmp_path / "gangwatch.toml"
+    for at in range(0, len(text), 17):
+        file.write_text(text[:at])
+        try:
+            config.load(file)
+        except ConfigError as error:
+            assert str(file) in str(error)
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        key, equals, value = line.partition(" = ")
+        if not equals:
+            continue
+        file.write_text("\n".join([*lines[:number], f"{key}_of_later = {value}", *lines[number + 1 :]]))
+        with pytest.raises(ConfigError, match=rf"{key}_of_later: unknown key|cluster\.n"):
+            config.load(file)
+        for other in ('"x"', "[[1]]", "nan"):
+            file.write_text("\n".join([*lines[:number], f"{key} = {other}", *lines[number + 1 :]]))
+            try:
+                config.load(file)
+            except ConfigError as error:
+                assert str(file) in str(error) and "Traceback" not in str(error)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"pid": "\xff"}', b"[]", b'{"pid": "x"}', b"\x00" * 64])
+def test_damaged_files_of_the_state_folder_are_named(tmp_path: Path, content: bytes) -> None:
+    state = StateFolder(tmp_path / "state")
+    state.prepare()
+    for file in (state.controller_file, state.agent_file("n0"), state.supervisor_file, state.config_file):
+        file.write_bytes(content)
+    for read in (state.controller, lambda: state.agent("n0"), state.supervisor_left, lambda: read_in_force(state)):
+        with pytest.raises(GangwatchError, match=r"(controller|n0|supervisor|config)\.json: "):
+            read()

@@ -69,5 +69,5 @@ def lines(path: Path) -> Iterator[Line]:
     for part in text.splitlines():
         try:
             yield msgspec.json.decode(part, type=Line)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             continue

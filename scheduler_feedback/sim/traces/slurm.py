@@ -145,7 +145,7 @@ def _of_json(path: Path) -> Iterator[TraceJob | Refused]:
         document = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: {error}") from error
     jobs = document.get("jobs") if isinstance(document, dict) else None
     if not isinstance(jobs, list):
