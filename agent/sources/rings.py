@@ -126,6 +126,12 @@ class Ring:
             raise ReporterError(f"the memory file cannot be mapped: {error}") from None
         # The owner can still change the header; what is checked here is kept, and never read again.
         magic, slot_bytes, slots = _HEADER.unpack_from(memory, 0)
+        if magic[:6] == MAGIC[:6] and magic != MAGIC and magic[6:].isdigit():
+            memory.close()
+            raise ReporterError(
+                f"a step ring of layout {int(magic[6:])}; this agent reads layout {int(MAGIC[6:])}: upgrade gangwatch "
+                "on the node, or gangwatch-steps in the job, whichever is older"
+            )
         if (
             magic != MAGIC
             or slot_bytes != SLOT_BYTES

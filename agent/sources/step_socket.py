@@ -84,6 +84,8 @@ class _Later(msgspec.Struct, frozen=True):
     place: Place
 
 
+_UPGRADE = "upgrade gangwatch on the node, or gangwatch-steps in the job, whichever is older"
+
 _claims = msgspec.json.Decoder(Claim)
 _later = msgspec.json.Decoder(_Later)
 
@@ -95,7 +97,7 @@ def parse_claim(message: bytes) -> Claim:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ReporterError(f"registration: {error}") from None
     if claim.v != 1:
-        raise ReporterError(f"registration of version {claim.v}; this agent speaks 1")
+        raise ReporterError(f"registration of version {claim.v}; this agent speaks 1: {_UPGRADE}")
     return claim
 
 
@@ -106,7 +108,7 @@ def parse_place(message: bytes) -> Place:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ReporterError(f"place: {error}") from None
     if told.v != 1:
-        raise ReporterError(f"place of version {told.v}; this agent speaks 1")
+        raise ReporterError(f"place of version {told.v}; this agent speaks 1: {_UPGRADE}")
     return told.place
 
 

@@ -71,7 +71,7 @@ def learn(state: State, job: Job, seconds: float) -> None:
 
 def take_in(state: State) -> None:
     """Count those that have ended lately. Between two calls every answer about the same job is the same."""
-    if not state.trust:
+    if len(state.trust) != len(KINDS):  # none yet, or as another release had them
         state.trust = [0.0] * len(KINDS)
     for ended in state.lately:
         number = bin_of(ended.seconds)
@@ -119,7 +119,7 @@ class Answers:
         self._expenses: dict[tuple[_Who, int, float], float] = {}
         self._quantiles: dict[tuple[_Who, int, float], float] = {}
         self._base = [_WEIGHT * likely for likely in _base(state)]
-        scores = state.trust or [0.0] * len(KINDS)
+        scores = state.trust if len(state.trust) == len(KINDS) else [0.0] * len(KINDS)
         weights = [math.exp(score - max(scores)) for score in scores]
         total = _total(weights)
         self._trust = [weight / total for weight in weights]

@@ -289,3 +289,28 @@ def test_a_file_that_is_no_memory_file_is_refused() -> None:
             Ring.of_descriptor(descriptor)
     finally:
         os.close(descriptor)
+
+
+@pytest.mark.parametrize(("magic", "said"), [(b"GWRING02", "layout 2"), (b"GWRING00", "layout 0"), (b"GWRING99", "99")])
+def test_a_ring_of_another_layout_says_which_and_what_to_upgrade(magic: bytes, said: str) -> None:
+    descriptor = os.memfd_create("ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        size = rings.HEADER_BYTES + SLOTS * rings.SLOT_BYTES
+        os.pwrite(descriptor, struct.pack("<8sII", magic, 64, SLOTS), 0)
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        with pytest.raises(ReporterError, match=rf"{said}.*reads layout 1: upgrade"):
+            Ring.of_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def test_records_of_kinds_and_flags_that_a_later_writer_has_are_counted_and_the_rest_is_read(
+    writer: Writer, ring: Ring
+) -> None:
+    writer.put()
+    writer.put(kind=9)
+    writer.put(flags=64)
+    writer.put()
+    assert numbers(ring) == [0, 3]
+    assert (ring.malformed, ring.lost) == (2, 0)

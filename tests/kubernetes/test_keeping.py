@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import random
+from concurrent.futures import Future
+from typing import Any
+
 import pytest
 
-from scheduler_feedback.backends.kubernetes.keeping import MOST_HISTORY_BYTES, give_back, kept_of
+from scheduler_feedback.backends.kubernetes.client import RefusedError
+from scheduler_feedback.backends.kubernetes.keeping import MOST_HISTORY_BYTES, Keeper, give_back, kept_of
+from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Ended, State
-from scheduler_feedback.policies.history import BINS, take_in
+from scheduler_feedback.policies.history import BINS, Answers, take_in
 
 
 def state_of(jobs: int, users: int = 1) -> State:
@@ -43,3 +51,98 @@ def test_what_cannot_be_read_is_begun_anew(text: bytes) -> None:
     give_back(text, state)
     assert state.queue_use == {}
     assert all(not any(counts) for counts in state.history.values())
+
+
+# --- what another release has kept -----------------------------------------------------------------------------------
+
+
+class ConfigMaps:
+    """The one ConfigMap of a server; `text` is what it holds, None where there is none."""
+
+    def __init__(self, text: str | None) -> None:
+        self.text = text
+        self.writes = 0
+
+    async def get(self, path: str, decoder: Any) -> Any:
+        if self.text is None:
+            raise RefusedError("GET", 404, "NotFound", "")
+        return decoder.decode(json.dumps({"data": {"memory.json": self.text}}))
+
+    async def patch(self, path: str, body: dict[str, Any]) -> None:
+        if self.text is None:
+            raise RefusedError("PATCH", 404, "NotFound", "")
+        self._write(body)
+
+    async def create(self, path: str, body: dict[str, Any]) -> None:
+        self._write(body)
+
+    def _write(self, body: dict[str, Any]) -> None:
+        self.text = body["data"]["memory.json"]
+        self.writes += 1
+
+
+def kept_by(server: ConfigMaps, times: int = 1) -> None:
+    def ask(question: Any) -> Future[bytes]:
+        answer: Future[bytes] = Future()
+        answer.set_result(question(state_of(3)))
+        return answer
+
+    keeper = Keeper(server, "gangwatch", "memory", ask, lambda: True)  # type: ignore[arg-type]
+
+    async def run() -> None:
+        for _ in range(times):
+            await keeper.once()
+
+    asyncio.run(run())
+
+
+def test_what_a_newer_release_keeps_is_neither_read_nor_overwritten(caplog: pytest.LogCaptureFixture) -> None:
+    text = json.dumps({"minimum_reader": "9.0.0", "queue_use": {"q": [1, 2]}, "more": 3})
+    state = State(now_ns=5)
+    give_back(text.encode(), state)
+    assert state.queue_use == {}
+    assert "needs gangwatch 9.0.0 or newer" in caplog.text
+    server = ConfigMaps(text)
+    kept_by(server, 3)
+    assert (server.text, server.writes) == (text, 0)
+
+
+@pytest.mark.parametrize("text", [None, "", "{", '{"minimum_reader": "0.1.0"}', '{"minimum_reader": "soon"}', "{}"])
+def test_anything_else_is_replaced_once_it_changes(text: str | None) -> None:
+    server = ConfigMaps(text)
+    kept_by(server, 3)
+    assert server.writes == 1
+    assert json.loads(server.text or "")["queue_use"] == {"q": 1234.5}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"trust": [0.1]},
+        {"trust": [0.0] * 9},
+        {"lately": [{"queue": "q", "user": "u", "workload": "", "ranks": 1, "seconds": 1e300}]},
+        {"lately": [{"queue": "q", "user": "u", "workload": "", "ranks": 1, "seconds": -5.0}]},
+        {"history": {"": [[0, -7.0]]}},
+        {"queue_use": {"q": -1.0}, "queue_use_ns": -9},
+    ],
+)
+def test_values_that_no_release_of_ours_would_keep_harm_no_cycle(changes: dict[str, Any]) -> None:
+    """Also those of a release that tells jobs alike in more ways, or fewer."""
+    state = State(now_ns=5)
+    give_back(json.dumps({**json.loads(kept_of(state_of(20))), **changes}).encode(), state)
+    take_in(state)
+    spread = Answers(state).spread(JobSpec("a", ("x",), 8, user="u", queue="q"))
+    assert len(spread) == BINS and sum(spread) == pytest.approx(1.0)
+    assert state.queue_use_ns >= 0 and all(seconds >= 0 for seconds in state.queue_use.values())
+
+
+def test_damaged_memory_harms_no_cycle() -> None:
+    chance = random.Random(1)
+    text = kept_of(state_of(20))
+    for _ in range(300):
+        at = chance.randrange(len(text))
+        broken = text[:at] if chance.random() < 0.3 else text[:at] + bytes([chance.randrange(256)]) + text[at + 1 :]
+        state = State(now_ns=5)
+        give_back(broken, state)
+        take_in(state)
+        Answers(state).spread(JobSpec("a", ("x",), 8))

@@ -15,8 +15,9 @@ import msgspec
 
 from scheduler_feedback.backends.kubernetes.client import Client, RefusedError
 from scheduler_feedback.backends.kubernetes.lease import while_leading
+from scheduler_feedback.core.formats import FORMATS, version_key
 from scheduler_feedback.core.state import Ended, State
-from scheduler_feedback.policies.history import BINS
+from scheduler_feedback.policies.history import BINS, KINDS
 
 PERIOD_SECONDS = 60.0
 
@@ -37,20 +38,34 @@ def memory_name(lease: str) -> str:
 
 
 class Kept(msgspec.Struct):
-    """As the state has it; of each kind's counts those that are not 0, as [bin, count]. lately: the newest of those."""
+    """As the state has it; of each kind's counts those that are not 0, as [bin, count]. lately: the newest of those.
+
+    minimum_reader: the first release that reads it; '' for any. What a newer one keeps is neither read nor overwritten.
+    """
 
     queue_use: dict[str, float] = {}
     queue_use_ns: int = 0
     history: dict[str, list[tuple[int, float]]] = {}
     trust: list[float] = []
     lately: list[Ended] = []
+    minimum_reader: str = ""
 
 
 class _ConfigMap(msgspec.Struct):
     data: dict[str, str] = {}
 
 
+class _Needs(msgspec.Struct):
+    """Of what is kept only the release that reads it: the rest may have other types by then."""
+
+    minimum_reader: str = ""
+
+
+MOST_SECONDS = 1e9
+"""Longest run time that is believed: thirty years."""
+
 _kept = msgspec.json.Decoder(Kept)
+_needs = msgspec.json.Decoder(_Needs)
 _maps = msgspec.json.Decoder(_ConfigMap)
 
 
@@ -70,20 +85,37 @@ def kept_of(state: State) -> bytes:
     return msgspec.json.encode(Kept(use, state.queue_use_ns, history, trust, state.lately[-MOST_LATELY:]))
 
 
+def needed_release(text: bytes) -> str:
+    """The release that is needed to read what was kept, where that is newer than this one; else ''."""
+    try:
+        needed = _needs.decode(text).minimum_reader
+        return needed if needed and version_key(needed) > version_key(FORMATS.newest) else ""
+    except ValueError:
+        return ""  # it is damaged, and may be written anew
+
+
 def give_back(text: bytes, state: State) -> None:
     """Let a state that has just begun go on from what was kept. Nothing is taken of what can't be read."""
+    if needed := needed_release(text):
+        _log.error(
+            "what was kept of queues' use and run times needs gangwatch %s or newer: it is left as it is, and they "
+            "begin anew until that release runs",
+            needed,
+        )
+        return
     try:
         kept = _kept.decode(text)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         _log.error("what was kept of queues' use and run times can't be read, they begin anew: %s", error)
         return
-    state.queue_use = dict(kept.queue_use)
-    state.queue_use_ns = min(kept.queue_use_ns, state.now_ns)
-    state.trust, state.lately = kept.trust, kept.lately
+    state.queue_use = {queue: seconds for queue, seconds in kept.queue_use.items() if seconds >= 0}
+    state.queue_use_ns = max(0, min(kept.queue_use_ns, state.now_ns))
+    state.trust = kept.trust if len(kept.trust) == len(KINDS) else []
+    state.lately = [ended for ended in kept.lately if 0 <= ended.seconds <= MOST_SECONDS]
     for kind, told in kept.history.items():
         counts = state.history[kind] = [0.0] * BINS
         for number, count in told:
-            if 0 <= number < BINS:
+            if 0 <= number < BINS and count >= 0:
                 counts[number] = count
 
 
@@ -112,13 +144,18 @@ class Keeper:
         self._client, self._namespace, self._name = client, namespace, name
         self._ask, self._may_act = ask, may_act
         self._written = b""
+        self._may_write: bool | None = None  # None: what is there has not been looked at
 
     async def run(self) -> None:
         """Until cancelled."""
         await while_leading(self.once, self._may_act, PERIOD_SECONDS, "keeping")
 
     async def once(self) -> None:
-        """Ask, and write it where it is another."""
+        """Ask, and write it where it is another; never over what a newer release keeps."""
+        if self._may_write is None:
+            self._may_write = not needed_release(await read(self._client, self._namespace, self._name))
+        if not self._may_write:
+            return
         text = await asyncio.wrap_future(self._ask(kept_of))
         if text == self._written:
             return

@@ -168,7 +168,7 @@ class Watch(Generic[_T]):
                 self._version = _bookmarks.decode(envelope.object).metadata.resource_version
                 return
             item = self._object.decode(envelope.object)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BackendError(f"watch {self.path}: what is not understood: {error}") from error
         self.events += 1
         self._change(item.metadata.key, None if envelope.type == "DELETED" else item)

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from agent.schema.errors import BackendError
+from scheduler_feedback.core.formats import FORMATS, version_key
 
 
 class Weighed(msgspec.Struct):
@@ -35,6 +36,7 @@ class Moving(msgspec.Struct):
 class Touched(msgspec.Struct):
     """drained: node -> episode for which it was drained. weighed: by node. excluded: job -> nodes that we added to its
     --exclude. moving: by job. reserved: node -> name of the reservation for its probe.
+    minimum_reader: the first release that knows of everything that is to be put back; '' for any.
     """
 
     drained: dict[str, str] = {}
@@ -42,16 +44,27 @@ class Touched(msgspec.Struct):
     excluded: dict[str, list[str]] = {}
     moving: dict[str, Moving] = {}
     reserved: dict[str, str] = {}
+    minimum_reader: str = ""
 
 
 def read(path: Path) -> Touched:
-    """What the file holds; nothing where there is none. Raises BackendError where it can't be read."""
+    """What the file holds; nothing where there is none.
+
+    Raises BackendError where it can't be read, or where only a newer release knows what is to be put back.
+    """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Touched)
+        found = msgspec.json.decode(path.read_bytes(), type=Touched)
+        is_newer = bool(found.minimum_reader) and version_key(found.minimum_reader) > version_key(FORMATS.newest)
     except FileNotFoundError:
         return Touched()
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError) as error:
         raise BackendError(f"{path}: {error}; remove it once no drain or weight of ours is left in Slurm") from None
+    if is_newer:
+        raise BackendError(
+            f"{path}: reading it needs gangwatch {found.minimum_reader} or newer: it has changes to Slurm that this "
+            "release can't put back. Nothing is changed in Slurm. Install that release and start it again"
+        )
+    return found
 
 
 def write(path: Path, touched: Touched) -> None:

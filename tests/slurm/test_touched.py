@@ -1,0 +1,54 @@
+"""The memory of what has to be put back in Slurm: read whole, or nothing is changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm import Commands, SlurmBackend
+from scheduler_feedback.backends.slurm import touched as memory
+from scheduler_feedback.backends.slurm.touched import Moving, Touched, Weighed
+
+FULL = Touched(
+    {"n1": "1/quarantine"}, {"n2": Weighed(10, 310)}, {"7": ["n1"]}, {"8": Moving(1, ["n1"], True, "kept-8")},
+    {"n3": "probe-1"},
+)  # fmt: skip
+
+
+def test_what_is_remembered_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "slurm-touched.json"
+    assert memory.read(path) == Touched(), "nothing has been changed yet"
+    memory.write(path, FULL)
+    assert memory.read(path) == FULL
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_memory_that_a_newer_release_wrote_is_not_acted_on(tmp_path: Path) -> None:
+    """It may name changes that this release would never put back."""
+    path = tmp_path / "slurm-touched.json"
+    path.write_text('{"drained": {"n1": "1"}, "licences": {"n1": 3}, "minimum_reader": "9.0.0"}')
+    before = path.read_bytes()
+    with pytest.raises(BackendError, match=r"needs gangwatch 9\.0\.0 or newer.*Nothing is changed in Slurm"):
+        SlurmBackend(tmp_path, Commands())
+    assert path.read_bytes() == before
+
+
+def test_a_memory_of_this_release_is_read_whatever_else_is_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "slurm-touched.json"
+    path.write_text('{"drained": {"n1": "1"}, "of_another_release": 3, "minimum_reader": "0.1.0"}')
+    assert memory.read(path).drained == {"n1": "1"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"drained": [1]}', '{"minimum_reader": "soon"}', "\xff"])
+def test_a_damaged_memory_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "slurm-touched.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(BackendError, match=r"slurm-touched\.json: .*remove it once no drain or weight"):
+        memory.read(path)
+
+
+def test_a_memory_that_can_not_be_written_forbids_the_change(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="nothing is changed in Slurm"):
+        memory.write(tmp_path / "absent" / "slurm-touched.json", FULL)
