@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.ordinary.clock import FairClock
 from benchmarks.ordinary.cluster import AbsentError, Cluster, RefusedError
 from benchmarks.ordinary.inbox import Inbox
+from benchmarks.ordinary.kinds import KINDS
 from benchmarks.ordinary.oracle.facts import Daemon, Facts, Failure
 from benchmarks.ordinary.oracle.oracle import Oracle
 from benchmarks.ordinary.processes import ProcessTable
@@ -30,6 +31,12 @@ ANSWER_SECONDS = 20.0
 
 DRAIN_SECONDS = 150.0
 """Fair seconds within which everything has ended once nobody submits any more."""
+
+
+LEAST_STARTS = 10
+"""Starts a minute that a day must have to be one, where it is longer than RATE_MINUTES."""
+
+RATE_MINUTES = 3.0
 
 
 @dataclass(slots=True)
@@ -78,6 +85,7 @@ class Day:
         self.random = random.Random(seed + 2)
         self.report = Report(seed, minutes)
         self.failures: list[Failure] = []
+        self.lived_minutes = 0.0
         self._answered = 0.0
         self._seen_attempts: dict[str, int] = {}
 
@@ -125,6 +133,7 @@ class Day:
                 self._look()
                 thread.join(LOOK_SECONDS)
         self.clock.resume()
+        self.lived_minutes = (time.monotonic() - began) / 60
         if not self.failures:
             self._drain()
 
@@ -294,14 +303,18 @@ class Day:
     def _sum_up(self, minutes: float) -> None:
         report = self.report
         report.minutes = round(minutes, 2)
+        self.lived_minutes = self.lived_minutes or minutes
         report.jobs = len(self.facts.owner_of)
         report.checks = self.oracle.checks
         report.checked = dict(self.oracle.checked)
-        report.activities = dict(sorted(self.users.done.items())) | {
+        self.users.done["verdicts_right"] = sum(one.found for one in self.facts.disturbances)
+        report.activities = {kind: self.users.done[kind] for kind in KINDS} | {
             f"evidence_{name}": count for name, count in sorted(self.witnesses.counts.items())
         }
         attempts = len({(life.job, life.attempt) for life in self.facts.lives.values()})
-        report.starts_a_minute = round(attempts / max(minutes, 1e-9), 1)
+        report.starts_a_minute = round(attempts / max(self.lived_minutes, 1e-9), 1)
+        if not self.failures and not self.only and minutes > RATE_MINUTES and report.starts_a_minute < LEAST_STARTS:
+            self._fail("rate", "harness", f"{report.starts_a_minute} jobs started a minute, fewer than {LEAST_STARTS}")
         report.fair_share = round(self.clock.share(), 3)
         for failure in self.failures:
             report.failures.append(

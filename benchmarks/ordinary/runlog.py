@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ordinary.kinds import KINDS
+
 NO_CODE = (":(exclude)docs", ":(exclude)*.md", ":(exclude)*.jsonl")
 """What a commit may change without restarting the count: documents and logs."""
 
@@ -38,13 +40,13 @@ def summary(runs: list[dict[str, Any]], checkout: Path) -> dict[str, Any]:
         if run["commit"] not in same:
             same[run["commit"]] = same_code(checkout, run["commit"], newest)
     since = [run for run in runs if run["clean"] and same[run["commit"]]]
-    # One failure starts the count again: a failure on this very code is not made good by later luck.
-    kinds = sorted({kind for run in runs for kind in run["activities"]})
+    kinds = sorted({kind for run in runs for kind in run["activities"]} | set(KINDS))
     return {
         **_of("all", runs),
         **_of("since_last_change_of_code", since),
         "newest_commit": newest,
         "activities": {kind: sum(run["activities"].get(kind, 0) for run in runs) for kind in kinds},
+        "never_done": [kind for kind in KINDS if not any(run["activities"].get(kind) for run in since)],
         "failures": [
             {"seed": run["seed"], "commit": run["commit"][:12], **failure}
             for run in runs

@@ -27,6 +27,9 @@ TRAIN_TORCH = str(PROGRAMS / "train_torch.py")
 MOST_WAITING = 14
 """Jobs that wait before users stop submitting: a day is not a backlog."""
 
+STARTS_A_MINUTE = 12
+"""Where fewer jobs start, nobody rests."""
+
 MOST_LOG_BYTES = 1200 * 2**20
 LOG_SHARE = 0.02
 """Of the free disk, at most so much is written by one job."""
@@ -57,6 +60,7 @@ class Users:
         self._later: list[tuple[float, int, Activity]] = []
         self._count = 0
         self.stopped = False
+        self._began = time.monotonic()
         self.errors: list[str] = []
 
     # --- the day -----------------------------------------------------------------------------------------------------
@@ -69,7 +73,8 @@ class Users:
                     self._attempt("later", heapq.heappop(self._later)[2])
                 name, activity = self._choose()
                 self._attempt(name, activity)
-                time.sleep(self.random.expovariate(1 / 1.2))
+                if not self._behind():
+                    time.sleep(self.random.expovariate(1 / 1.2))
         except Exception as error:
             self.errors.append(f"the harness itself: users: {error!r}")
             raise
@@ -104,10 +109,18 @@ class Users:
         choices = [choice for choice in choices if not self.only or choice[0] in self.only]
         if not choices:
             return "rest", lambda: time.sleep(0.5)
+        if self._behind():
+            choices = [choice for choice in choices if choice[0] not in ("rest", "borrowed")] or choices
         # What was done least goes first, so that a short day has everything as well.
         weights = [weight * (4.0 if not self.done[name] else 1.0) for name, weight, _ in choices]
         name, _, activity = self.random.choices(choices, weights)[0]
         return name, activity
+
+    def _behind(self) -> bool:
+        """Whether fewer jobs started lately than a day should have."""
+        minutes = (time.monotonic() - self._began) / 60
+        attempts = len({(job, attempt) for job, attempt, _ in list(self.facts.lives)})
+        return minutes > 0.5 and attempts / minutes < STARTS_A_MINUTE
 
     def _jobs(self) -> dict[str, dict[str, Any]]:
         return self.facts.reading.jobs if self.facts.reading is not None else {}

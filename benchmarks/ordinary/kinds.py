@@ -1,0 +1,22 @@
+"""Every kind of activity of an ordinary day, counted in each run: over fifteen seeds none may be zero."""
+
+from __future__ import annotations
+
+SUBMISSIONS = (
+    "one_rank", "gang", "burst", "array", "dependency", "fails_with_code", "fails_with_signal", "cannot_start",
+    "retries", "hangs", "ignores_sigterm", "forks", "setsid", "long_log", "computes", "training_reported",
+    "training_silent", "training_torch", "elastic", "guests", "owner", "borrowed", "one_node", "priority",
+)  # fmt: skip
+OPERATIONS = (
+    "cancel", "cancel_waiting", "cancel_array", "maintenance", "quarantine", "release", "freeze", "thaw",
+    "reload", "reload_policy", "reload_refused", "hold", "unhold", "rest", "read_log",
+)  # fmt: skip
+TROUBLES = (
+    "kill_controller", "kill_agent", "kill_supervisor", "stop_daemon", "machine_busy",
+    "rank_stopped", "rank_held", "rank_killed", "rank_outspun",
+)  # fmt: skip
+READERS = ("by_api", "by_command", "read_command_line", "read_page", "read_words")
+SEEN = ("preempted", "resized", "verdicts_right")
+"""Not asked for, but seen to happen: gangs stopped for others, elastic gangs of another size, ranks found."""
+
+KINDS = (*SUBMISSIONS, *OPERATIONS, *TROUBLES, *READERS, *SEEN)
