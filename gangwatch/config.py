@@ -55,6 +55,7 @@ from gangwatch.config_sections import (
     parse_listen,
 )
 from gangwatch.state_folder import NodePlan
+from scheduler_feedback.core.plain_text import misleading
 from scheduler_feedback.core.state import Mode, Policy, Queue
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -73,6 +74,9 @@ _TYPE_WORDS = {
 }
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_CLOCK = re.compile(
+    r"(?:(\d{1,6})-(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?|(?:(\d{1,6}):)?(\d{1,6}):(\d{1,6}))", re.ASCII
+)
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 
 
@@ -105,11 +109,30 @@ class Config(msgspec.Struct, frozen=True):
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in "90", "90s", "1.5h", "10m", "250ms" or "2d". Raises ValueError saying what is expected."""
+    """Seconds in "90", "90s", "1.5h", "10m", "250ms", "2d", or as Slurm writes them: "30:00", "1:00:00", "2-00:00:00".
+
+    Raises ValueError saying what is expected.
+    """
+    if (clock := _CLOCK.fullmatch(text.strip())) is not None:
+        days, *rest = clock.groups()
+        return _clock_seconds(days, *rest)
     found = _DURATION.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no duration: expected seconds, or a number with ms, s, m, h or d (90, 90s, 10m)")
+        raise ValueError(
+            f"{text!r} is no duration: expected seconds, a number with ms, s, m, h or d (90, 90s, 10m), or "
+            "minutes:seconds, hours:minutes:seconds or days-hours:minutes:seconds (30:00, 1:00:00, 2-00:00:00)"
+        )
     return float(found[1]) * _DURATION_UNITS[found[2] or ""]
+
+
+def _clock_seconds(days: str | None, *parts: str | None) -> float:
+    """Seconds of Slurm's forms (sbatch(1), --time): after days come hours, else the last part is seconds."""
+    numbers = [int(part) for part in parts if part is not None]
+    if days is not None:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+        return int(days) * 86400.0 + hours * 3600 + minutes * 60 + seconds
+    hours, minutes, seconds = numbers if len(numbers) == 3 else (0, *numbers)
+    return hours * 3600.0 + minutes * 60 + seconds
 
 
 def default_file() -> Path | None:
@@ -197,6 +220,9 @@ def _policy(values: dict[str, Any], where: str) -> Policy:
     prepared = {key: _policy_value(key, value, f"{where}: policy.{key}") for key, value in values.items()}
     prepared.setdefault("probe_command", probe_command())
     policy = Policy(**prepared)
+    for queue in policy.queues:
+        if (wrong := misleading("a queue's name", queue.name)) is not None:
+            raise ConfigError(f"{where}: policy.queues: {wrong}")
     if policy.quarantine_max_seconds < policy.quarantine_seconds:
         raise ConfigError(
             f"{where}: policy.quarantine_max_seconds: {policy.quarantine_max_seconds:g} s is less than "

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,9 +27,19 @@ _COLOURS = {
 }
 
 
+_PIPED_COLUMNS = 10_000
+"""Where nobody's terminal sets the width: a table is as wide as what it holds, and programs get whole words."""
+
+_NARROW_COLUMNS = 100
+"""Below it the findings of `check` are a list, and `jobs` leaves out user and queue: sentences need the room."""
+
+
 def _console() -> Console:
     # No markup: names and reasons hold square brackets of their own.
-    return Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+    console = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width = _PIPED_COLUMNS
+    return console
 
 
 def _table(*columns: str) -> Table:
@@ -33,6 +47,20 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
+
+
+def _print(console: Console, table: Table) -> None:
+    """Print the table. Where it is too wide, only its last column's sentences are wrapped, between words.
+
+    Columns before it keep their words whole; on a terminal too narrow for that, lines run on into the next.
+    """
+    *first, last = table.columns
+    for column in first:
+        column.no_wrap = True
+    taken = sum(max(cell_len(str(cell)) for cell in (column.header, *column.cells)) + 1 for column in first)
+    last.min_width = max((cell_len(word) for cell in last.cells for word in str(cell).split()), default=1)
+    console.width = max(console.width, taken + last.min_width)
+    console.print(table)
 
 
 def _row(table: Table, *cells: object) -> None:
@@ -62,14 +90,84 @@ def jobs(listed: Sequence[dict[str, Any]]) -> None:
     if not listed:
         console.print("no jobs")
         return
-    table = _table("JOB", "NAME", "STATE", "ATTEMPT", "RANKS", "VERDICTS")
+    whose = ("USER", "QUEUE") if console.width >= _NARROW_COLUMNS else ()
+    table = _table("JOB", "NAME", *whose, "STATE", "RANKS", "TIME", "REASON")
     for job in listed:
-        verdicts = "; ".join(verdict["short"] for verdict in job["verdicts"] if verdict["standing"])
         _row(
-            *(table, job["job"], job["name"], _state(job["state"]), job["attempt"] or None),
-            *(_places(job["ranks"]), verdicts),
+            *(
+                table,
+                job["job"],
+                job["name"],
+                *(job[name.lower()] for name in whose),
+                _state(job["state"]),
+                job["size"],
+            ),
+            *(span(job["run_seconds"]) if job["attempt"] else None, _reason(job)),
         )
-    console.print(table)
+    _print(console, table)
+
+
+def _reason(job: dict[str, Any]) -> str:
+    """Why the job waits, what slows it, or why it ended."""
+    if job["state"] == "pending":
+        expected = job["expected_start_ns"]
+        told = expected is None or "expected to start" in job["waiting_because"]
+        when = "" if told else f"; expected to start at {_clock(expected)}"
+        return f"{job['waiting_because']}{when}"
+    active = "; ".join(verdict["short"] for verdict in job["verdicts"] if verdict["standing"])
+    return active if job["state"] == "running" else job["reason"] or active
+
+
+def job_details(listed: Sequence[dict[str, Any]]) -> None:
+    """What `gangwatch jobs JOB` shows: everything about each job, a line a fact."""
+    console = _console()
+    for position, job in enumerate(listed):
+        if position:
+            console.print()
+        facts = {
+            "job": f"{job['job']} ({job['name']})",
+            "state": job["state"],
+            "reason": _reason(job),
+            "user, queue": f"{job['user'] or '-'}, {job['queue']}",
+            "ranks": f"{job['size']}" + (f": {_places(job['ranks'])}" if job["ranks"] else ""),
+            "attempt": f"{job['attempt']}" + (f", after {job['retries']} failures" if job["retries"] else ""),
+            "submitted": _clock(job["submitted_ns"]),
+            "started": _clock(job["started_ns"]) if job["started_ns"] is not None else "",
+            "ended": _clock(job["ended_ns"]) if job["ended_ns"] is not None else "",
+            "run time": span(job["run_seconds"]) if job["attempt"] else "",
+            "time limit": span(job["time_limit_seconds"]) if job["time_limit_seconds"] else "none given",
+            "restartable": "yes: it may be moved" if job["restartable"] else "no: it is never stopped or moved",
+            "exit codes": _exit_codes(job["ranks"]),
+            "folder": job["working_directory"],
+            "command": shlex.join(job["command"]),
+        }
+        for name, text in facts.items():
+            if text:
+                console.print(f"{name + ':':<13}{text}")
+        for verdict in job["verdicts"]:
+            when = "" if verdict["standing"] else f" (until {_clock(verdict['until_ns'])}: {verdict['ended_because']})"
+            console.print(f"{'verdict:':<13}{verdict['sentence']}{when}")
+
+
+def _exit_codes(ranks: Sequence[dict[str, Any]]) -> str:
+    """Ranks by exit code: "0: 0-2; 143: 3"."""
+    by_code: dict[int, list[int]] = {}
+    for rank in ranks:
+        if rank["exit_code"] is not None:
+            by_code.setdefault(rank["exit_code"], []).append(rank["rank"])
+    if len(by_code) == 1 and sum(map(len, by_code.values())) == len(ranks):
+        return f"{next(iter(by_code))} of every rank"
+    return "; ".join(f"{code} of rank {spans_of(numbers)}" for code, numbers in sorted(by_code.items()))
+
+
+def span(seconds: float) -> str:
+    """A length of time as Slurm and kubectl users read it: 0:42, 3:20, 2:05:00, 3-04:00:00."""
+    whole = int(seconds)
+    days, rest = divmod(whole, 86400)
+    hours, minutes = divmod(rest // 60, 60)
+    if days:
+        return f"{days}-{hours:02}:{minutes:02}:{rest % 60:02}"
+    return f"{hours}:{minutes:02}:{rest % 60:02}" if hours else f"{minutes}:{rest % 60:02}"
 
 
 def nodes(listed: Sequence[dict[str, Any]]) -> None:
@@ -79,7 +177,7 @@ def nodes(listed: Sequence[dict[str, Any]]) -> None:
         state = _state(node["state"] if node["present"] else "absent")
         on_it = ", ".join(f"{one['job']} ({one['ranks']})" for one in node["jobs"])
         _row(table, node["node"], state, node["slots"], node["free"], on_it, node["reason"])
-    _console().print(table)
+    _print(_console(), table)
 
 
 def queue(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequence[dict[str, Any]]) -> None:
@@ -92,7 +190,7 @@ def queue(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequ
         for job in waiting["waiting"]:
             expected = None if job["expected_start_ns"] is None else _clock(job["expected_start_ns"])
             _row(table, job["job"], job["name"], job["size"], expected, job["waiting_because"])
-        console.print(table)
+        _print(console, table)
         console.print()
     else:
         console.print("nobody waits")
@@ -244,7 +342,7 @@ def simulated(report: dict[str, Any]) -> None:
         if isinstance(value, int | float) or value is None:
             _row(table, key, f"{value:.4g}" if isinstance(value, float) and abs(value) < 1e4 else _whole(value))
     _row(table, "decision_ms", ", ".join(f"{name} {_whole(ms, 3)}" for name, ms in report["decision_ms"].items()))
-    console.print(table)
+    _print(console, table)
     table = _table("QUEUE", "JOBS", "AVERAGE JCT s", "P99 JCT s", "AVERAGE WAIT s")
     for name, queue in report["per_queue"].items():
         _row(table, name, *(_whole(value) for value in queue.values()))
@@ -256,12 +354,36 @@ def _whole(value: float | None, digits: int = 0) -> str:
 
 
 def machine(found: Machine) -> None:
-    """The table of `gangwatch check`."""
+    """The table of `gangwatch check`; where the terminal is narrow, a list."""
     console = _console()
     console.print(f"{found.host}: {found.processors} processors, {len(found.gpus)} GPUs")
     for gpu in found.gpus:
         console.print(f"    {gpu.uuid}  {gpu.model}")
+    if console.width < _NARROW_COLUMNS:
+        for finding in found.findings:
+            console.print(Text.assemble(f"{finding.name}: ", _state(finding.state)))
+            for text in filter(None, (finding.detail, f"to have it: {finding.remedy}" if finding.remedy else "")):
+                for line in textwrap.wrap(text, console.width - 4, break_long_words=False, break_on_hyphens=False):
+                    console.print(f"    {line}")
+        return
     table = _table("WHAT", "", "DETAIL", "WHAT BRINGS IT")
     for finding in found.findings:
         _row(table, finding.name, _state(finding.state), finding.detail, finding.remedy)
-    console.print(table)
+    _print(console, table)
+
+
+def still_there(node: str, left: dict[str, Any]) -> list[str]:
+    """Sentences on the jobs that run on a node that takes nothing new."""
+    if not left["jobs"]:
+        return [f"nothing runs on {node}"]
+    return [f"still on {node}:", *(f"    {_on_node(job)}" for job in left["jobs"])]
+
+
+def _on_node(job: dict[str, Any]) -> str:
+    ranks = f"{job['ranks']} rank{'' if job['ranks'] == 1 else 's'}"
+    who = f" of {job['user']}" if job["user"] else ""
+    if job["moving"]:
+        what = "is being stopped"
+    else:
+        what = "can be moved" if job["movable"] else "is not restartable: it stays until it ends"
+    return f"{job['job']} ({job['name']}{who}, {ranks}, {job['state']}) {what}"

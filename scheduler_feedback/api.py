@@ -3,15 +3,15 @@
 ::
 
     GET  /healthz  /readyz
-    GET  /api/jobs[?active=1]  /api/jobs/JOB  /api/jobs/JOB/explain  /api/jobs/JOB/story
+    GET  /api/jobs[?active=1][&state=S,S][&user=U][&queue=Q]  /api/jobs/JOB  /api/jobs/JOB/explain  /api/jobs/JOB/story
          /api/jobs/JOB/pace[?since=SEQUENCE]   own step times by rank, of the newest minutes
          /api/jobs/JOB/logs?rank=R[&attempt=A][&tail=LINES]                              (token)
          /api/overview                    what the first page and `gangwatch top` show
          /api/parts                       parts of the controller that a bug has hit
-         /api/nodes  /api/nodes/NODE/story  /api/verdicts  /api/queue  /api/decisions
+         /api/nodes  /api/nodes/NODE/jobs  /api/nodes/NODE/story  /api/verdicts  /api/queue  /api/decisions
          /api/journal                     one line a cycle, for a replay                 (token)
          /api/events[?since=ENTRY]        entries as they are written, as server-sent events
-    POST /api/jobs  /api/jobs/JOB/cancel  /api/nodes/NODE/{release|quarantine|maintenance}
+    POST /api/jobs  /api/jobs/JOB/cancel  /api/nodes/NODE/{release|quarantine|maintenance|remove}
          /api/verdicts/VERDICT/{confirm|reject}  /api/freeze  /api/thaw  /api/reload     (token)
 
 and the live page, which reads only: /  /jobs  /jobs/JOB  /nodes  /nodes/NODE (web/pages.py).
@@ -44,6 +44,7 @@ from scheduler_feedback import api_documents as documents
 from scheduler_feedback.api_barrier import Barrier, ended_by_bug
 from scheduler_feedback.api_logs import tail_of
 from scheduler_feedback.api_requests import (
+    NodeReason,
     Reason,
     RefusedError,
     Submission,
@@ -54,13 +55,14 @@ from scheduler_feedback.api_requests import (
 )
 from scheduler_feedback.core.events import CancelRequested, Event, NodeCommand, NodeCommanded, Submitted, VerdictJudged
 from scheduler_feedback.core.explanation import Explanation
-from scheduler_feedback.core.job import Job
+from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.pace import MOST_ROWS, Pace, Speed
 from scheduler_feedback.core.state import State
 from scheduler_feedback.cycle import admit_check, explain
 from scheduler_feedback.inbox import StoppedError
 from scheduler_feedback.loop import CycleThread
 from scheduler_feedback.part_failures import PartFailures, in_words
+from scheduler_feedback.policies.draining import why_not_removed
 from scheduler_feedback.policies.wishes import array_members
 from scheduler_feedback.store import Reader
 from scheduler_feedback.stories import story_of
@@ -165,6 +167,7 @@ class _Api:
         yield self._route("/api/parts", self._parts)
         yield self._route("/api/jobs/{job}/pace", self._pace)
         yield self._route("/api/jobs/{job}/story", self._job_story)
+        yield self._route("/api/nodes/{node}/jobs", self._of_state(_left_on))
         yield self._route("/api/nodes/{node}/story", self._node_story)
         yield self._route("/api/events", self._events)
         yield self._route("/api/jobs/{job}/logs", self._logs, token=True)
@@ -225,7 +228,15 @@ class _Api:
 
     async def _list_jobs(self, request: Request) -> Response:
         active = bool(number_of(request, "active", 0, 0, 1))
-        return _json(await self._ask(lambda state: documents.jobs_document(state, active)))
+        states, given = None, request.query_params
+        if "state" in given:
+            states = frozenset(given["state"].split(","))
+            if unknown := sorted(states - {known.value for known in JobState}):
+                raise RefusedError(
+                    400, f"state: {unknown[0]!r} is none of {', '.join(known.value for known in JobState)}"
+                )
+        user, queue = given.get("user", ""), given.get("queue", "")
+        return _json(await self._ask(lambda state: documents.jobs_document(state, active, states, user, queue)))
 
     async def _overview(self, _request: Request) -> Response:
         speeds = await run_in_threadpool(self._controller.speeds)
@@ -350,15 +361,19 @@ class _Api:
         name, word = request.path_params["node"], request.path_params["command"]
         if word not in tuple(NodeCommand):  # a bare enum refuses to be asked for a str before Python 3.12
             raise RefusedError(404, f"nodes know {', '.join(NodeCommand)}, not {word!r}")
-        reason = await body_of(request, Reason)
 
         def make(state: State) -> Event:
             if name not in state.nodes:
                 raise RefusedError(404, f"no node {name}; there are {', '.join(sorted(state.nodes)) or 'none'}")
-            return NodeCommanded(name, NodeCommand(word), reason.by, reason.reason)
+            if word == NodeCommand.REMOVE and (why_not := why_not_removed(state, state.nodes[name])) is not None:
+                raise RefusedError(409, why_not)
+            return NodeCommanded(name, NodeCommand(word), reason.by, reason.reason, reason.drain)
 
+        reason = await body_of(request, NodeReason)
+        if reason.drain and word != NodeCommand.MAINTENANCE:
+            raise RefusedError(400, f"drain: belongs to maintenance, not to {word}")
         await self._wish(make)
-        return _json({"node": name, "command": word})
+        return _json({"node": name, "command": word} | await self._ask(lambda state: documents.left_on(state, name)))
 
     async def _judge(self, request: Request) -> Response:
         verdict_id, ruling = request.path_params["verdict"], request.path_params["ruling"]
@@ -368,7 +383,7 @@ class _Api:
 
         def make(state: State) -> Event:
             if not _is_known(state, verdict_id):
-                raise RefusedError(404, f"no verdict {verdict_id}")
+                raise RefusedError(404, f"no verdict {verdict_id}: `gangwatch verdict list` shows their ids")
             return VerdictJudged(verdict_id, ruling == "confirm", reason.by)
 
         await self._wish(make)
@@ -409,15 +424,23 @@ def _explained(state: State, request: Request) -> Explanation:
     return explanation
 
 
+def _left_on(state: State, request: Request) -> documents.Document:
+    name: str = request.path_params["node"]
+    if name not in state.nodes:
+        raise RefusedError(404, f"no node {name}")
+    return documents.left_on(state, name)
+
+
 def _place_of_logs(job: Job) -> tuple[str, int, int]:
     return job.job_id, job.spec.ranks, job.attempt
 
 
 def _is_known(state: State, verdict_id: str) -> bool:
-    """Whether the verdict stands, or did and left a trace that a ruling can still change."""
+    """Whether the verdict is active, or was: every verdict that is listed, and those behind a node's state."""
     return (
         verdict_id in state.verdicts
         or verdict_id in state.judged
+        or any(past.verdict.verdict_id == verdict_id for past in state.past_verdicts)
         or any(node.verdict_id == verdict_id for node in state.nodes.values())
         or any(decision.verdict_id == verdict_id for decision in state.decisions)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,15 +17,18 @@ from scheduler_feedback.core.state import Decision, PastVerdict, State
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.core.verdict_text import sentence, short
 from scheduler_feedback.policies import order
+from scheduler_feedback.policies.draining import jobs_on, may_leave
 from scheduler_feedback.policies.waiting import why_waits
 from scheduler_feedback.store import JournalRow, NumberedEntry, RecordedAction
 
 Document = dict[str, Any]
 
 
-def job_document(state: State, job: Job) -> Document:
-    """A job with its newest attempt and every verdict about it, those that stand and those that did."""
+def job_document(state: State, job: Job, verdicts: list[Document] | None = None) -> Document:
+    """A job with its newest attempt and every verdict about it, active or past. verdicts: those, where known."""
     spec = job.spec
+    if verdicts is None:
+        verdicts = [verdict for verdict in verdicts_document(state) if verdict["job"] == job.job_id]
     return {
         "job": job.job_id,
         "name": spec.name,
@@ -42,7 +45,7 @@ def job_document(state: State, job: Job) -> Document:
             }
             for rank in job.ranks
         ],
-        "verdicts": [v for v in verdicts_document(state) if v["job"] == job.job_id],
+        "verdicts": verdicts,
         "kind": spec.kind.value,
         "user": spec.user,
         "queue": spec.queue,
@@ -61,12 +64,35 @@ def job_document(state: State, job: Job) -> Document:
         "waiting_because": why_waits(state, job),
         "expected_start_ns": job.expected_start_ns,
         "reason": job.end_reason or job.failure,
+        "run_seconds": run_seconds(state, job),
     }
 
 
-def jobs_document(state: State, active: bool) -> list[Document]:
-    """Every job, our own probes too, in order of submission; with `active` only those that have not ended."""
-    return [job_document(state, job) for job in state.jobs.values() if not (active and job.state.ended)]
+def jobs_document(
+    state: State, active: bool, states: Container[str] | None = None, user: str = "", queue: str = ""
+) -> list[Document]:
+    """Every job, our own probes too, in order of submission.
+
+    active: only those that have not ended. states: only in one of these; None: in any. user, queue: '' for any.
+    """
+    verdicts: dict[str, list[Document]] = {}
+    for verdict in verdicts_document(state):
+        verdicts.setdefault(verdict["job"], []).append(verdict)
+    return [
+        job_document(state, job, verdicts.get(job.job_id, []))
+        for job in state.jobs.values()
+        if not (active and job.state.ended)
+        and (states is None or job.state.value in states)
+        and user in ("", job.spec.user)
+        and queue in ("", job.spec.queue)
+    ]
+
+
+def run_seconds(state: State, job: Job) -> float:
+    """How long the job has run, in all of its attempts together; it stops with the job."""
+    if job.state.holds_slots and job.attempt_started_ns is not None:
+        return (job.run_ns + max(state.now_ns - job.attempt_started_ns, 0)) / 1e9
+    return job.run_ns / 1e9
 
 
 def verdict_document(state: State, verdict: Verdict, past: PastVerdict | None = None) -> Document:
@@ -109,7 +135,7 @@ def _node(node: Node, jobs: dict[str, int]) -> Document:
         "state": node.state.value,
         "present": node.present,
         "slots": node.slots,
-        "free": max(0, node.slots - sum(jobs.values())),
+        "free": max(0, node.slots - sum(jobs.values())) if node.present else 0,
         "jobs": [{"job": job, "ranks": ranks} for job, ranks in jobs.items()],
         "devices": list(node.devices),
         "machine": node.machine,
@@ -119,6 +145,30 @@ def _node(node: Node, jobs: dict[str, int]) -> Document:
         "verdict_id": node.verdict_id,
         "probe_job": node.probe_job,
         "spare": node.spare,
+        "draining": node.draining,
+    }
+
+
+def left_on(state: State, node: str) -> Document:
+    """Jobs that hold slots of the node, whether each may be moved, and whether anything is moved at all now."""
+    found = state.nodes.get(node)
+    return {
+        "state": found.state.value if found is not None else "removed",
+        "draining": found is not None and found.draining,
+        "frozen": state.frozen,
+        "mode": state.policy.mode.value,
+        "jobs": [
+            {
+                "job": job.job_id,
+                "name": job.spec.name,
+                "user": job.spec.user,
+                "state": job.state.value,
+                "ranks": sum(rank.slot.node == node for rank in job.ranks),
+                "movable": may_leave(job),
+                "moving": job.stop_reason is not None,
+            }
+            for job in jobs_on(state, node)
+        ],
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from hmac import compare_digest
-from typing import Annotated, TypeVar
+from typing import Annotated, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +13,7 @@ from starlette.requests import Request
 from agent.schema.errors import GangwatchError
 from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.job import Dependency, Group, JobSpec, Packing
+from scheduler_feedback.core.plain_text import misleading
 
 MAX_BODY_BYTES = 1024 * 1024
 """Of a request: a submission carries an environment, which execve(2) limits to about twice as much anyway."""
@@ -68,8 +69,8 @@ def check_token(request: Request, token: str) -> None:
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
 
-_Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
-_Words = Annotated[str, Meta(max_length=1000, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+_Name = Annotated[str, Meta(min_length=1, max_length=200)]
+_Words = Annotated[str, Meta(max_length=1000)]
 _Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 
@@ -113,7 +114,19 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
         """The specification that the cycle takes."""
         if self.working_directory and not self.working_directory.startswith("/"):
             raise RefusedError(400, f"working_directory: {self.working_directory!r} is no absolute path")
+        for field, text in (
+            *(("name", self.name), ("user", self.user), ("queue", self.queue), ("workload", self.workload)),
+            *(("gpu_types", one) for one in self.gpu_types),
+            *(("groups: role", group.role) for group in self.groups),
+            *(("after: job_id", one.job_id) for one in self.after),
+        ):
+            _check_plain(field, text)
         return JobSpec(**{name: getattr(self, name) for name in self.__struct_fields__})
+
+
+def _check_plain(field: str, text: str) -> None:
+    if (wrong := misleading(field, text)) is not None:
+        raise RefusedError(400, wrong)
 
 
 class Reason(msgspec.Struct, forbid_unknown_fields=True):
@@ -121,6 +134,18 @@ class Reason(msgspec.Struct, forbid_unknown_fields=True):
 
     by: _Words = ""
     reason: _Words = ""
+
+    def checked(self) -> Self:
+        """This, with texts that can be shown as they are. Raises RefusedError."""
+        _check_plain("by", self.by)
+        _check_plain("reason", self.reason)
+        return self
+
+
+class NodeReason(Reason, forbid_unknown_fields=True):
+    """The body of a command for a node. drain: with maintenance, move restartable jobs away."""
+
+    drain: bool = False
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -137,13 +162,14 @@ async def body_of(request: Request, kind: type[Body]) -> Body:
         if len(content) > MAX_BODY_BYTES:
             raise RefusedError(413, f"the body is longer than {MAX_BODY_BYTES} bytes")
     try:
-        return msgspec.json.decode(bytes(content), type=kind)
+        body = msgspec.json.decode(bytes(content), type=kind)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$")
         field = path.rstrip("`").lstrip(".")
         raise RefusedError(400, f"{field}: {reason}" if field else reason) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RefusedError(400, f"the body is no JSON: {error}") from None
+    return body.checked() if isinstance(body, Reason) else body
 
 
 def number_of(request: Request, name: str, default: int | None, least: int, most: int) -> int | None:

@@ -37,6 +37,7 @@ from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 from scheduler_feedback.policies import (
     defragmentation,
+    draining,
     findings,
     hosted,
     observations,
@@ -109,6 +110,7 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
             if resizing.make_room(turn, ledger) or defragmentation.make_room(turn, ledger):
                 place_or_reserve(turn, ledger)  #    where slots are left that nobody could use, room may be made
             resizing.grow(turn, ledger)  #    what nobody waits for makes elastic gangs larger
+    draining.drain(turn, ledger)  #    whoever may leave a node in maintenance, and was asked to, leaves it
     judge_running_gangs(turn, ledger)  # 8  is a gang with a slow member better moved?
     ask_for_stops(turn, ledger)
     return commit(turn, ledger, events)  # 9  what is to be done, and why

@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import click
 from click.core import ParameterSource
@@ -18,14 +19,16 @@ from gangwatch.commands.options import (
     duration,
     environment,
     json_option,
+    plain,
     print_json,
     say,
     state_option,
     user_name,
 )
 from gangwatch.commands.shape import shape_options
+from gangwatch.job_name import name_of
 from gangwatch.state_folder import NotRunningError, StateFolder
-from scheduler_feedback.core.job import JobState
+from scheduler_feedback.core.job import JobKind, JobState
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -65,11 +68,16 @@ def _signal_name(_context: click.Context, _parameter: click.Parameter, value: st
 # Options end at the command: `submit python -c ...` needs no `--`, though it reads better with it.
 @click.command(context_settings={"allow_interspersed_args": False})
 @state_option
-@click.option("--name", help="What the job is called. Default: the command's file name.")
+@click.option("--name", callback=plain, help="What the job is called. Default: its script (train for python train.py).")
 @click.option(
     "--ranks", type=click.IntRange(1), default=1, show_default=True, help="Processes, one a slot: all or none."
 )
-@click.option("--time-limit", callback=duration, metavar="DURATION", help="Your estimate of the whole run (10m, 2h).")
+@click.option(
+    "--time-limit",
+    callback=duration,
+    metavar="DURATION",
+    help="Your estimate of the whole run: 10m, 2h, 1:00:00, 2-00:00:00.",
+)
 @click.option("--restartable", is_flag=True, help="The job resumes from its own checkpoint: it may be moved.")
 @click.option(
     "--checkpoint-signal", default="SIGTERM", show_default=True, callback=_signal_name, help="Makes it save and exit."
@@ -107,7 +115,7 @@ def _signal_name(_context: click.Context, _parameter: click.Parameter, value: st
     metavar="DIR",
     help="Where the job runs. Default: here.",
 )
-@click.option("--queue", default="default", show_default=True, help="The queue that it waits in.")
+@click.option("--queue", default="default", show_default=True, callback=plain, help="The queue that it waits in.")
 @shape_options
 @click.option("--wait", is_flag=True, help="Follow the job to its end; exit with 0 only if it completed.")
 @json_option
@@ -142,7 +150,7 @@ def submit(
       gangwatch submit --array 100%8 --after j-000001 -- python evaluate.py
     """
     specification: dict[str, Any] = {
-        "name": name or Path(command[0]).name,
+        "name": name or name_of(command),
         "command": list(command),
         "ranks": ranks,
         "user": user_name(),
@@ -233,29 +241,98 @@ def _ask_patiently(client: Client, job_id: str) -> dict[str, Any]:
 
 @click.command()
 @state_option
-@click.option("--active", is_flag=True, help="Only jobs that have not ended.")
+@click.option("--active", is_flag=True, help="Only jobs that have not ended; the table's default.")
+@click.option("--ended", is_flag=True, help="Only jobs that have ended.")
+@click.option("--all", "every", is_flag=True, help="Jobs that have ended too; the default with --json.")
+@click.option(
+    "--in-state",
+    "states",
+    multiple=True,
+    type=click.Choice([known.value for known in JobState]),
+    help="Only jobs in this state; may be repeated.",
+)
+@click.option("--user", default="", metavar="NAME", help="Only jobs of this user.")
+@click.option("--queue", default="", metavar="NAME", help="Only jobs in this queue.")
 @json_option
-def jobs(state: StateFolder, active: bool, as_json: bool) -> None:
-    """List jobs, with their ranks and the verdicts about them.
+@click.argument("jobs", nargs=-1, metavar="[JOB]...")
+def jobs(
+    state: StateFolder,
+    active: bool,
+    ended: bool,
+    every: bool,
+    states: tuple[str, ...],
+    user: str,
+    queue: str,
+    as_json: bool,
+    jobs: tuple[str, ...],
+) -> None:
+    """List jobs: user, queue, state, run time, and why a job waits, is slow or has ended. With JOB, all about that job.
 
-    With --json: a list of {job, name, state, attempt, ranks, verdicts}; a rank is {rank, node, slot, pid, start_time,
-    exit_code}, start_time in clock ticks since boot, null where not known; a verdict that no longer holds is standing:
-    false.
+    The table leaves out jobs that have ended, unless --ended, --all or --in-state asks for them. JOB may be an array.
+
+    With --json: a list of {job, name, user, queue, state, attempt, size, ranks, verdicts, reason, ...}; a rank is
+    {rank, node, slot, pid, start_time, exit_code}, start_time in clock ticks since boot, null where not known; a
+    verdict that no longer holds is standing: false.
 
     \b
     Example:
-      gangwatch jobs --json
+      gangwatch jobs --user ana --in-state pending
+      gangwatch jobs j-000001
+      gangwatch jobs --ended --json
     """
-    listed: list[dict[str, Any]] = client_of(state).get("/api/jobs" + ("?active=1" if active else ""))
-    listed = [job for job in listed if job["kind"] != "probe"]  # our own: `nodes` and the node's story tell of them
-    if as_json:
-        print_json(
-            [{key: job[key] for key in ("job", "name", "state", "attempt", "ranks", "verdicts")} for job in listed]
+    if sum((active, ended, every)) > 1:
+        raise click.UsageError("of --active, --ended and --all, at most one")
+    client = client_of(state)
+    if jobs:
+        if active or ended or every or states or user or queue:
+            raise click.UsageError("with JOB there is nothing to filter")
+        found = [document for job in jobs for document in _of(client, job)]
+    else:
+        wanted = (
+            {one for one in JobState if (one.ended if ended else not one.ended)} if ended or active else set(JobState)
         )
+        if not (ended or active or every or states or as_json):
+            wanted = {one for one in JobState if not one.ended}
+        if states:
+            wanted &= {JobState(name) for name in states}
+        found = _listed(client, wanted, user, queue)
+    if as_json:
+        print_json(found)
         return
     from gangwatch import rendering
 
-    rendering.jobs(listed)
+    if jobs:
+        rendering.job_details(found)
+        return
+    rendering.jobs(found)
+    if (
+        not found
+        and not (ended or every or states)
+        and (over := _listed(client, {one for one in JobState if one.ended}, user, queue))
+    ):
+        say(f"{len(over)} ended: `gangwatch jobs --ended` lists them")
+
+
+def _listed(client: Client, states: set[JobState], user: str, queue: str) -> list[dict[str, Any]]:
+    """Users' jobs in one of the states; our own probes are left out, `nodes` and the node's story report them."""
+    if not states:
+        return []
+    query = {"state": ",".join(sorted(states)), "user": user, "queue": queue}
+    listed = client.get("/api/jobs?" + urlencode({name: value for name, value in query.items() if value}))
+    return [job for job in listed if job["kind"] != JobKind.PROBE]
+
+
+def _of(client: Client, job: str) -> list[dict[str, Any]]:
+    """The job, or the members of the array of that id."""
+    if JOB_ID.fullmatch(job) is None:
+        raise click.BadParameter(f"{job!r} is no job id", param_hint="JOB")
+    try:
+        return [client.get(f"/api/jobs/{job}")]
+    except RefusedError as error:
+        members = [one for one in _listed(client, set(JobState), "", "") if one["job"].rpartition(".")[0] == job]
+        if error.status != 404 or not members:
+            raise
+        return members
 
 
 @click.command()

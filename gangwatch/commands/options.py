@@ -28,6 +28,15 @@ def duration(_context: click.Context, _parameter: click.Parameter, value: str | 
         raise click.BadParameter(str(error)) from None
 
 
+def plain(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Callback of an option whose value is shown to people: no control or bidirectional characters."""
+    from scheduler_feedback.core.plain_text import misleading
+
+    if value is not None and (wrong := misleading(f"the {parameter.name}", value)) is not None:
+        raise click.BadParameter(wrong)
+    return value
+
+
 def environment(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Callback of an option whose values are NAME=VALUE."""
     pairs = {}

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from gangwatch.commands.options import duration
+from gangwatch.commands.options import duration, plain
 from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.job import After, Packing
 
@@ -147,7 +147,9 @@ _OPTIONS = (
     click.option("--spread", is_flag=True, help="Over as many nodes as can be. Default: packed together."),
     click.option("--level", "required_level", type=_LEVELS, help="All ranks inside one domain of this level, or wait."),
     click.option("--prefer-level", "preferred_level", type=_LEVELS, help="The same, as far as it can be had."),
-    click.option("--workload", help="What it trains, in a word: jobs alike are expected to run alike long."),
+    click.option(
+        "--workload", callback=plain, help="What it trains, in a word: jobs alike are expected to run alike long."
+    ),
     click.option(
         "--job-file",
         callback=_job_file,

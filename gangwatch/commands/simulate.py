@@ -5,10 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import click
 from msgspec import structs
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from gangwatch.commands.options import print_json, say
 from scheduler_feedback.collecting import collecting_rarely
@@ -104,7 +109,7 @@ def simulate(
         preempt=preempt,
         replan_seconds=base.replan_seconds if replan is None else replan,
     )
-    with collecting_rarely():
+    with collecting_rarely(), _showing(f"reading {jobs_file}", as_json):
         trace = read_trace(jobs_file, format_name)
     if restartable:
         jobs = (dataclasses.replace(job, spec=structs.replace(job.spec, restartable=True)) for job in trace.jobs)
@@ -126,9 +131,10 @@ def simulate(
     )
     engine = simulation.engine(JournalFile(journal) if journal is not None else None)
     with collecting_rarely():
-        report = _watched(engine)
+        report = _watched(engine, as_json)
     if html is not None:
-        write_page(html, engine, report)
+        with _showing(f"writing {html}", as_json):
+            write_page(html, engine, report)
         say(f"page: {html}")
     if as_json:
         print_json(dataclasses.asdict(report))
@@ -159,13 +165,22 @@ def _unwritable(file: Path) -> str | None:
     return None
 
 
-def _watched(engine: Engine) -> Report:
-    """Run it, with a bar on standard error where a person is watching."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def _terminal(as_json: bool) -> Console | None:
+    """Standard error, where a person looks on: a terminal, and no document on its way to another program."""
+    console = Console(stderr=True, markup=False)
+    return console if console.is_terminal and (not as_json or sys.stdout.isatty()) else None
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
+
+def _showing(text: str, as_json: bool) -> AbstractContextManager[object]:
+    """Show what takes its time, where a person looks on."""
+    console = _terminal(as_json)
+    return console.status(Text(text)) if console is not None else nullcontext()
+
+
+def _watched(engine: Engine, as_json: bool) -> Report:
+    """Run it, with a bar where a person looks on."""
+    console = _terminal(as_json)
+    if console is None:
         return engine.run()
     columns = (TextColumn("jobs ended"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:

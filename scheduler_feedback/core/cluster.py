@@ -47,6 +47,7 @@ class Node:
     spare: whether it is kept for gangs that leave a bad node, and lent meanwhile to those that may be stopped.
     refuses: constraints of jobs, by name, that the node does not meet as the backend sees it.
     queues: those of another scheduler whose jobs may use it; none where it has none.
+    draining: in maintenance, and restartable jobs are moved away from it.
     """
 
     name: str
@@ -74,3 +75,4 @@ class Node:
     spare: bool = False
     refuses: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
+    draining: bool = False

@@ -39,13 +39,17 @@ class NodeCommand(StrEnum):
     RELEASE = "release"  # back to healthy, whatever it was
     QUARANTINE = "quarantine"
     MAINTENANCE = "maintenance"
+    REMOVE = "remove"  # forgotten: it is gone for good
 
 
 class NodeCommanded(msgspec.Struct, frozen=True):
+    """An operator's command for a node. drain: with MAINTENANCE, also stop restartable jobs, to go on elsewhere."""
+
     node: str
     command: NodeCommand
     by: str = ""
     reason: str = ""
+    drain: bool = False
 
 
 class VerdictJudged(msgspec.Struct, frozen=True):

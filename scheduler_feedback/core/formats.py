@@ -26,6 +26,7 @@ from scheduler_feedback.core.events import (
     FreezeSet,
     Hosted,
     HostWaits,
+    NodeCommand,
     NodeCommanded,
     NodeSeen,
     PolicySet,
@@ -77,7 +78,10 @@ class Feature:
     used_by: Callable[[Any], bool] = lambda _: True  # whether a value of the kind contains it
 
 
-FEATURES: tuple[Feature, ...] = ()
+FEATURES: tuple[Feature, ...] = (
+    Feature("NodeCommand.REMOVE", "0.1.0", NodeCommanded, lambda event: event.command is NodeCommand.REMOVE),
+    Feature("NodeCommanded.drain", "0.1.0", NodeCommanded, lambda event: event.drain),
+)
 """What was added to existing kinds since their first release. A feature is never removed."""
 
 

@@ -125,7 +125,7 @@ def may_be_called_back(state: State, node: Node) -> bool:
 
 def call_back(turn: Turn, node: Node) -> None:
     """It is used again, last of all."""
-    _drop_probe(turn, node)
+    drop_probe(turn, node)
     _suspect(turn, node, f"others wait for its slots; {node.reason}", node.verdict_id)
 
 
@@ -304,8 +304,8 @@ def recover(turn: Turn, node: Node, kind: str, text: str) -> None:
     """The node is healthy, and everything that was held against it is forgotten."""
     _become(turn, node, NodeState.HEALTHY, None, "")
     node.backoff, node.accusers = 0, ()
-    node.slowdown, node.doubted_ns = 1.0, None
-    _drop_probe(turn, node)
+    node.slowdown, node.doubted_ns, node.draining = 1.0, None, False
+    drop_probe(turn, node)
     ledger = ledger_of(turn.state)
     for job_id in sorted(ledger.excluders):
         job = turn.state.jobs[job_id]
@@ -315,7 +315,7 @@ def recover(turn: Turn, node: Node, kind: str, text: str) -> None:
     turn.decide(f"node:{node.name}", kind, text)
 
 
-def _drop_probe(turn: Turn, node: Node) -> None:
+def drop_probe(turn: Turn, node: Node) -> None:
     """A probe that nobody waits for any more is given up."""
     probe = turn.state.jobs.get(node.probe_job) if node.probe_job is not None else None
     node.probe_job = None
@@ -342,16 +342,19 @@ def release(turn: Turn, node: Node, by: str, reason: str) -> None:
 
 def quarantine_by_operator(turn: Turn, node: Node, by: str, reason: str) -> None:
     """Out of use until an operator releases it. Running gangs stay."""
-    _drop_probe(turn, node)
+    drop_probe(turn, node)
+    node.draining = False
     _become(turn, node, NodeState.QUARANTINE, None, f"by {by or 'an operator'}{_because(reason)}")
     turn.decide(f"node:{node.name}", "quarantine", f"quarantine until it is released: {node.reason}")
 
 
-def maintain(turn: Turn, node: Node, by: str, reason: str) -> None:
-    """Takes nothing new until it is released. Running gangs stay."""
-    _drop_probe(turn, node)
+def maintain(turn: Turn, node: Node, by: str, reason: str, drain: bool = False) -> None:
+    """Give the node no new jobs until it is released. drain: gangs that may be restarted leave it (``draining``)."""
+    drop_probe(turn, node)
     _become(turn, node, NodeState.MAINTENANCE, None, f"by {by or 'an operator'}{_because(reason)}")
-    turn.decide(f"node:{node.name}", "maintenance", f"maintenance until it is released: {node.reason}")
+    node.draining = node.draining or drain
+    words = ", restartable jobs are moved away" if node.draining else ""
+    turn.decide(f"node:{node.name}", "maintenance", f"maintenance until it is released{words}: {node.reason}")
 
 
 def _because(reason: str) -> str:

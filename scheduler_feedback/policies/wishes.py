@@ -17,9 +17,9 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import Job, JobState, StopReason
 from scheduler_feedback.core.state import Order, Policy, State
 from scheduler_feedback.core.turn import Turn
-from scheduler_feedback.policies import quarantine
+from scheduler_feedback.policies import draining, quarantine
 from scheduler_feedback.policies.admission import malformed
-from scheduler_feedback.policies.findings import drop_verdict
+from scheduler_feedback.policies.findings import drop_verdict, subject_of
 from scheduler_feedback.policies.ledger import ledger_of
 from scheduler_feedback.policies.order import las
 from scheduler_feedback.policies.order.fair import appraise
@@ -93,23 +93,28 @@ def array_members(state: State, array: str) -> set[str]:
 
 def node_commanded(turn: Turn, event: NodeCommanded) -> None:
     node = turn.state.nodes.get(event.node)
-    if node is None or _is_so(node, event.command):
+    if node is None or _is_so(node, event):
         return
-    if event.command is NodeCommand.RELEASE:
+    if event.command is NodeCommand.REMOVE:
+        draining.remove(turn, node, event.by, event.reason)
+    elif event.command is NodeCommand.RELEASE:
         quarantine.release(turn, node, event.by, event.reason)
     elif event.command is NodeCommand.QUARANTINE:
         quarantine.quarantine_by_operator(turn, node, event.by, event.reason)
     else:
-        quarantine.maintain(turn, node, event.by, event.reason)
+        quarantine.maintain(turn, node, event.by, event.reason, event.drain)
 
 
-def _is_so(node: Node, command: NodeCommand) -> bool:
+def _is_so(node: Node, event: NodeCommanded) -> bool:
     """Whether the command would change nothing."""
+    command = event.command
+    if command is NodeCommand.REMOVE:
+        return False
     if command is NodeCommand.RELEASE:
         return node.state is NodeState.HEALTHY and not node.backoff
     if command is NodeCommand.QUARANTINE:
         return node.state is NodeState.QUARANTINE and node.until_ns is None and node.probe_job is None
-    return node.state is NodeState.MAINTENANCE
+    return node.state is NodeState.MAINTENANCE and (node.draining or not event.drain)
 
 
 def verdict_judged(turn: Turn, event: VerdictJudged) -> None:
@@ -118,9 +123,11 @@ def verdict_judged(turn: Turn, event: VerdictJudged) -> None:
         return
     turn.state.judged[event.verdict_id] = event.confirmed
     verdict = turn.state.verdicts.get(event.verdict_id)
+    past = (one.verdict for one in turn.state.past_verdicts if one.verdict.verdict_id == event.verdict_id)
+    judged = verdict or next(past, None)
     word = "confirmed" if event.confirmed else "rejected"
-    if verdict is not None:
-        turn.tell(verdict.gang, f"verdict-{word}", f"verdict {event.verdict_id} was {word}{_by(event.by)}")
+    if judged is not None:
+        turn.tell(subject_of(judged), f"verdict-{word}", f"verdict {event.verdict_id} was {word}{_by(event.by)}")
     if event.confirmed:
         quarantine.confirm(turn, event.verdict_id, event.by)
         return

@@ -136,6 +136,8 @@ class Engine:
         if self._disturbances is not None:
             self._disturbances.begin(self)
         ended = 0
+        if progress is not None:
+            progress(0, len(jobs))
         while True:
             arrival_ns = self._base_ns + jobs[next_job].submitted_ns if next_job < len(jobs) else None
             now_ns = self._next_instant(arrival_ns)

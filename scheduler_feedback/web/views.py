@@ -98,11 +98,14 @@ def nodes_by_state(state: State) -> dict[str, int]:
 
 
 def slots_by_use(state: State) -> dict[str, int]:
-    """All slots: how many are used, free to be used, and on nodes that take nothing."""
+    """Slots of the nodes that are there: how many are used, free to be used, and on nodes that take nothing."""
     holding = [job for job in state.jobs.values() if job.state.holds_slots]
-    total = sum(node.slots for node in state.nodes.values())
+    # An absent node offers nothing; what a job still holds there counts until the job's end is known.
+    absent = {node.name for node in state.nodes.values() if not node.present}
+    lost = sum(rank.slot.node in absent for job in holding for rank in job.ranks) if absent else 0
+    total = sum(node.slots for node in state.nodes.values() if node.present) + lost
     used = min(sum(len(job.ranks) for job in holding), total)
-    shut = {node.name: node.slots for node in state.nodes.values() if tier_of(node) is None}
+    shut = {node.name: node.slots for node in state.nodes.values() if tier_of(node) is None and node.present}
     held = sum(rank.slot.node in shut for job in holding for rank in job.ranks) if shut else 0
     unavailable = max(sum(shut.values()) - held, 0)
     return {"total": total, "used": used, "free": total - used - unavailable, "unavailable": unavailable}

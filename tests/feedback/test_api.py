@@ -104,6 +104,57 @@ def test_an_origin_that_is_not_ours_is_refused(site: Site, origin: str) -> None:
     assert site.ask("POST", "/api/freeze", {}, Origin=f"http://127.0.0.1:{site.port}").status == 200
 
 
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["name", "user", "queue", "workload"])
+@pytest.mark.parametrize(
+    ("text", "said"), [("a\u202eb", "RIGHT-TO-LEFT OVERRIDE"), ("a\nb", "U+000A"), ("\x9b", "U+009B")]
+)
+def test_a_name_that_would_show_as_another_is_refused_in_words(
+    refusing: Site, field: str, text: str, said: str
+) -> None:
+    answer = refusing.ask("POST", "/api/jobs", JOB | {field: text})
+    assert answer.status == 400
+    assert answer.error.startswith(f"{field} contains ") and said in answer.error
+    answer = refusing.ask("POST", "/api/nodes/n0/quarantine", {"reason": text})
+    assert answer.status == 400 and said in answer.error
+    assert refusing.get("/api/nodes")[0]["state"] == "healthy"
+
+
+def test_jobs_are_found_by_state_user_and_queue(site: Site) -> None:
+    first = site.submit(user="ana")
+    site.wait(first, "running")
+    site.world.end(first)
+    site.wait(first, "completed")
+    second = site.submit(user="eve", queue="night")
+
+    def found(query: str) -> list[str]:
+        return [job["job"] for job in site.get(f"/api/jobs?{query}")]
+
+    assert found("") == found("active=0") == [first, second]
+    assert found("active=1") == found("user=eve") == found("queue=night") == [second]
+    assert found("state=completed") == found("user=ana") == found("state=failed,completed") == [first]
+    assert found("user=ana&queue=night") == found("state=completed&active=1") == []
+    wrong = site.ask("GET", "/api/jobs?state=done")
+    assert wrong.status == 400 and "completed" in wrong.error
+
+
+def test_a_node_that_is_gone_is_removed(site: Site) -> None:
+    refused = site.ask("POST", "/api/nodes/n1/remove", {"by": "ada"})
+    assert refused.status == 409 and "still reports" in refused.error
+    del site.world.nodes[1]
+    for _ in range(200):
+        if not site.get("/api/nodes")[1]["present"]:
+            break
+        time.sleep(0.02)
+    assert site.get("/api/overview")["slots"]["total"] == 2
+    site.post("/api/nodes/n1/remove", {"by": "ada", "reason": "sold"})
+    assert [node["node"] for node in site.get("/api/nodes")] == ["n0"]
+    assert site.get("/api/nodes/n1/story")[-1]["text"] == "removed by ada: sold"
+    assert site.ask("POST", "/api/nodes/n1/remove", {}).status == 404
+
+
 # --- bodies ----------------------------------------------------------------------------------------------------------
 
 
@@ -256,6 +307,14 @@ def test_an_operators_command_reaches_the_node_and_the_story_of_who_was_there(si
     assert ("node:n0", "maintenance") in [(entry["subject"], entry["kind"]) for entry in told]
     assert "node:n1" not in [entry["subject"] for entry in told]
     assert any("new NIC" in entry["text"] for entry in site.get("/api/nodes/n0/story"))
+    left = site.post("/api/nodes/n0/maintenance", {"drain": True})
+    assert (
+        [job["job"] for job in left["jobs"]]
+        == [job_id]
+        == [job["job"] for job in site.get("/api/nodes/n0/jobs")["jobs"]]
+    )
+    assert site.ask("POST", "/api/nodes/n0/release", {"drain": True}).status == 400
+    assert site.ask("GET", "/api/nodes/n9/jobs").status == 404
     site.world.end(job_id)
     site.wait(job_id, "completed")
     site.post("/api/nodes/n0/release")

@@ -99,7 +99,7 @@ def test_nor_does_anything_that_shows_it(one: Verdict) -> None:
     with redirect_stdout(out):
         rendering.jobs(documents.jobs_document(state, active=False))
         rendering.verdicts(documents.verdicts_document(state))
-    overview = views.overview(state) | {"step_seconds": {}}
+    overview = views.overview(state, {}, WALL) | {"step_seconds": {}}
     shown = [line.strip() for line in out.getvalue().splitlines()]
     shown += [part["short"] for job in overview["running"] for part in job["verdicts"]]
     shown += [str(part) for part in top._verdicts(overview, 200, 10)[0]]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from gangwatch import rendering
+from gangwatch.machine import Finding, Machine
 from scheduler_feedback import api_documents as documents
 from scheduler_feedback.core.actions import Entry
 from scheduler_feedback.core.cluster import Node, NodeState
@@ -44,13 +46,77 @@ def state() -> State:
 def test_jobs(state: State, capsys: pytest.CaptureFixture[str]) -> None:
     rendering.jobs(documents.jobs_document(state, active=False))
     header, running, waiting = capsys.readouterr().out.splitlines()
-    assert header.split() == ["JOB", "NAME", "STATE", "ATTEMPT", "RANKS", "VERDICTS"]
+    assert header.split() == ["JOB", "NAME", "USER", "QUEUE", "STATE", "RANKS", "TIME", "REASON"]
     assert "train [bold]" in running
-    assert "node-0: 0-1; node-1: 2-3" in running
     assert "rank 2 on node-1: straggler (suspended), 97 % sure" in running
-    assert waiting.split() == ["j-000002", "head", "pending", "-", "-", "-"]
+    assert waiting.split()[:7] == ["j-000002", "head", "-", "default", "pending", "6", "-"]
+    assert len(waiting.split()) > 8, "why it waits"
     rendering.jobs([])
     assert capsys.readouterr().out == "no jobs\n"
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(
+    state: State, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    rendering.jobs(documents.jobs_document(state, active=False))
+    shown = capsys.readouterr().out
+    assert shown.split()[:6] == ["JOB", "NAME", "STATE", "RANKS", "TIME", "REASON"]
+    for word in ("straggler", "(suspended),", "j-000001", "running"):
+        assert word in shown.split()
+    assert all(len(line) <= 70 for line in shown.splitlines())
+
+
+def test_everything_about_one_job(state: State, capsys: pytest.CaptureFixture[str]) -> None:
+    job = state.jobs["j-000001"]
+    job.ranks = [structs.replace(rank, exit_code=143 * (rank.rank == 3)) for rank in job.ranks]
+    job.started_ns = job.attempt_started_ns = WALL
+    state.now_ns = WALL + 3700 * SECOND
+    rendering.job_details(documents.jobs_document(state, active=False))
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "job: j-000001 (train [bold])",
+        "ranks: 4: node-0: 0-1; node-1: 2-3",
+        "run time: 1:01:40",
+        "exit codes: 0 of rank 0-2; 143 of rank 3",
+        "verdict: rank 2 of j-000001 on node-1 is a straggler (suspended)",
+        "command: true",
+        "state: pending reason:",
+    ):
+        assert words in shown
+
+
+def test_run_time_ends_with_the_job() -> None:
+    job = Job("j", JobSpec("x", ("true",), 1), JobState.RUNNING, WALL, attempt=1, run_ns=5 * SECOND)
+    job.attempt_started_ns = WALL
+    state = State(jobs={"j": job}, now_ns=WALL + 10 * SECOND)
+    assert documents.run_seconds(state, job) == 15
+    job.state, job.ended_ns = JobState.COMPLETED, WALL + 10 * SECOND
+    state.now_ns += 1000 * SECOND
+    assert documents.run_seconds(state, job) == 5
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (62, "1:02"), (7500, "2:05:00"), (187200, "2-04:00:00")])
+def test_lengths_of_time(seconds: float, shown: str) -> None:
+    assert rendering.span(seconds) == shown
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "99", "100", "160", None])
+def test_check_keeps_every_word_whole(
+    columns: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS")
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    detail = "waits for block I/O are not counted; /proc/sys/kernel/task_delayacct_of_a_long_name is 0"
+    remedy = "sysctl kernel.task_delayacct=1, or boot with delayacct"
+    findings = (Finding("delay accounting", "missing", detail, remedy), Finding("pidfd", "found", "pidfd_open"))
+    rendering.machine(Machine("host", 2, (), findings))
+    shown = capsys.readouterr().out
+    for word in (*detail.split(), *remedy.split(), "missing", "found", "pidfd"):
+        assert word in shown.replace(":", " ").split() or word in shown.split(), word
+    if columns is None:
+        assert any(detail in line and remedy in line for line in shown.splitlines()), "piped: a line a finding"
 
 
 def test_nodes(state: State, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +125,7 @@ def test_nodes(state: State, capsys: pytest.CaptureFixture[str]) -> None:
     assert [row[:4] for row in rows[1:]] == [
         ["node-0", "healthy", "2", "0"],
         ["node-1", "quarantine", "2", "0"],
-        ["node-2", "absent", "2", "2"],
+        ["node-2", "absent", "2", "0"],
     ]
     assert "j-000001 (2)" in rows[2][4]
     assert "verdict v-7" in rows[2][4]

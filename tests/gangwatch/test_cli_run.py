@@ -36,7 +36,7 @@ def test_a_gang_from_submission_to_its_cancellation(door: FrontDoor) -> None:
         "--name", "both", "--ranks", "4", "--grace", "1s", "--", *PYTHON, SAYS_RANK + "time.sleep(600)"
     )
     job = door.wait_for(job_id, "running")
-    assert set(job) == {"job", "name", "state", "attempt", "ranks", "verdicts"}
+    assert set(job) >= {"job", "name", "user", "queue", "size", "state", "attempt", "ranks", "verdicts", "reason"}
     assert (job["name"], job["attempt"], job["verdicts"]) == ("both", 1, [])
     assert [rank["rank"] for rank in job["ranks"]] == [0, 1, 2, 3]
     assert {(rank["node"], rank["slot"]) for rank in job["ranks"]} == {(f"node-{n}", s) for n in (0, 1) for s in (0, 1)}

@@ -138,7 +138,10 @@ def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "s", "-1s", "1 week", "1h30m", "inf", "1e3"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "s", "-1s", "1 week", "1h30m", "inf", "1e3", ":30", "1:", "1:2:3:4", "1-", "-1:00", "1:0.5", "1-2-3"],
+)
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError, match="is no duration"):
         parse_duration(text)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +258,38 @@ def test_what_takes_centuries_is_not_simulated(tmp_path: Path) -> None:
     result = invoke("--jobs", path, "--format", "gangwatch", "--nodes", "4x8")
     assert isinstance(result.exception, TraceError)
     assert "6 of 8 jobs have ended by the year 2200" in str(result.exception)
+
+
+def on_a_terminal(*arguments: str | Path, stdout_too: bool = False) -> tuple[str, str]:
+    """Run it with standard error, or both, on a terminal: (what a pipe had of standard output, what was shown)."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "gangwatch", "simulate", *map(str, arguments)]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(
+        command, stdout=theirs if stdout_too else subprocess.PIPE, stderr=theirs, env=environment
+    ) as process:
+        os.close(theirs)
+        shown = bytearray()
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # EIO: nobody has the other end any more
+                break
+            if not part:
+                break
+            shown += part
+        printed = "" if process.stdout is None else process.stdout.read().decode()
+    os.close(ours)
+    assert process.returncode == 0, shown
+    return printed, shown.decode()
+
+
+def test_progress_is_shown_where_a_person_looks_on_and_nowhere_else(jobs: Path) -> None:
+    arguments = ("--jobs", jobs, "--format", "gangwatch", "--nodes", "4x4")
+    printed, shown = on_a_terminal(*arguments)
+    assert "jobs ended" in shown and "reading " in shown
+    assert "jobs ended" not in printed and "avg_jct_seconds" in printed
+    _, shown = on_a_terminal(*arguments, "--json")
+    assert shown == "", "a document on its way to a program"
+    piped = invoke(*arguments)
+    assert "jobs ended" not in piped.output and piped.exit_code == 0

@@ -1,0 +1,80 @@
+"""What a job is called where its user gives no name: the program that it runs, not the interpreter that runs it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+_PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*t?)?")
+_PYTHON_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+"""Options of python(1) that take the next argument."""
+
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish"})
+_LAUNCHERS = frozenset(
+    {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "srun", "uv", "poetry"}
+)
+"""Programs that run another, whose own options no list here could hold: the first script among the arguments is it."""
+
+_LAUNCHER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+_SCRIPT = re.compile(r".*\.(py|sh|bash)", re.DOTALL)
+_MOST = 200
+"""Characters that the controller takes."""
+
+
+def name_of(command: Sequence[str]) -> str:
+    """Return `train` for `python -u train.py`, `pkg.mod` for `python -m pkg.mod`, `bash` for `bash -c ...`."""
+    name = _name(list(command)) or Path(command[0]).name or command[0]
+    # A name is shown in tables and pages: one line of plain characters.
+    return "".join(character for character in name if character.isprintable())[:_MOST] or "job"
+
+
+def _name(command: list[str]) -> str:
+    program = Path(command[0]).name if command else ""
+    rest = command[1:]
+    if program == "env":
+        return _name(list(_after_assignments(rest)))
+    if _PYTHON.fullmatch(program):
+        return _of_python(rest) or program
+    if program in _SHELLS:
+        return next((_stem(word) for word in rest[:1] if not word.startswith("-")), program)
+    if program in _LAUNCHERS:
+        return _of_launcher(rest) or program
+    return _stem(program)
+
+
+def _after_assignments(words: list[str]) -> list[str]:
+    while words and (words[0].startswith("-") or _ASSIGNMENT.fullmatch(words[0])):
+        words = words[2:] if words[0] in ("-u", "--unset", "-C", "--chdir") else words[1:]
+    return words
+
+
+def _of_python(words: list[str]) -> str:
+    while words:
+        word, *words = words
+        if word == "-m" and words:
+            return (_of_launcher(words[1:]) or words[0]) if words[0] in _LAUNCHER_MODULES else words[0]
+        if word.startswith("-m") and len(word) > 2:
+            return word[2:]
+        if word == "-" or (word.startswith("-") and not word.startswith("--") and word[-1:] == "c"):
+            return ""  # the program is an argument or standard input: it has no name
+        if word in _PYTHON_WITH_VALUE:
+            words = words[1:]
+        elif not word.startswith("-"):
+            return _stem(word)
+    return ""
+
+
+def _of_launcher(words: list[str]) -> str:
+    for position, word in enumerate(words):
+        if word in ("-m", "--module") and position + 1 < len(words):
+            return words[position + 1]
+        if not word.startswith("-") and _SCRIPT.fullmatch(word):
+            return _stem(word)
+    return ""
+
+
+def _stem(word: str) -> str:
+    name = Path(word).name
+    return Path(name).stem if _SCRIPT.fullmatch(name) and Path(name).stem else name

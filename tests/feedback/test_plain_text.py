@@ -1,0 +1,30 @@
+"""Names that would show as something else are refused, and the refusal says which character it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_feedback.core.plain_text import misleading
+
+
+@pytest.mark.parametrize("text", ["", "train", "Größe 7", "模型", "مدرب", "a\u0301", "👩‍🔬", "a b", "a" * 1000])
+def test_what_people_write_is_taken(text: str) -> None:
+    assert misleading("the name", text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a\nb", "U+000A at position 2"),
+        ("\x1b[31m", "U+001B at position 1"),
+        ("a\x9b", "U+009B"),
+        ("a\u202eb", "U+202E RIGHT-TO-LEFT OVERRIDE"),
+        ("\u2066x", "U+2066 LEFT-TO-RIGHT ISOLATE"),
+        ("x\u200f", "U+200F RIGHT-TO-LEFT MARK"),
+        ("x\u2028y", "U+2028 LINE SEPARATOR"),
+        ("x\udcff", "U+DCFF"),
+    ],
+)
+def test_what_misleads_is_named(text: str, said: str) -> None:
+    wrong = misleading("the name", text)
+    assert wrong is not None and wrong.startswith("the name contains ") and said in wrong

@@ -1,0 +1,120 @@
+"""`jobs`, `node maintenance` and names as a user has them, on real daemons."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
+
+pytestmark = [pytest.mark.xdist_group("front-door"), pytest.mark.slow]
+
+SLEEPS = (sys.executable, "-c", "import time; time.sleep(600)")
+SAVES = (
+    sys.executable,
+    "-c",
+    "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\ntime.sleep(600)",
+)
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
+    """Two nodes of two slots, running."""
+    with front_door(tmp_path_factory.mktemp("jobs")) as running:
+        running.up()
+        yield running
+
+
+def cells(line: str) -> list[str]:
+    return line.split()
+
+
+def test_the_list_of_jobs(door: FrontDoor) -> None:
+    ran = door.submit("--queue", "night", "--", sys.executable, "-c", "raise SystemExit(3)")
+    door.wait_for(ran, "failed")
+    wide = door.submit("--name", "wide", "--ranks", "4", "--", *SLEEPS)
+    door.wait_for(wide, "running")
+    waiting = door.submit("--ranks", "2", "--", *SLEEPS)
+
+    header, *rows = door.run("jobs").stdout.splitlines()
+    assert cells(header) == ["JOB", "NAME", "USER", "QUEUE", "STATE", "RANKS", "TIME", "REASON"]
+    assert [cells(row)[0] for row in rows] == [wide, waiting], "jobs that have ended are listed on request"
+    assert cells(rows[0])[4:6] == ["running", "4"]
+    assert cells(rows[1])[4:7] == ["pending", "2", "-"] and "needs 2 slots" in rows[1]
+
+    def listed(*arguments: str) -> list[str]:
+        return [cells(row)[0] for row in door.run("jobs", *arguments).stdout.splitlines()[1:]]
+
+    assert listed("--all") == [ran, wide, waiting]
+    assert listed("--ended") == listed("--queue", "night", "--all") == listed("--in-state", "failed") == [ran]
+    assert "rank 0 exited with 3" in door.run("jobs", "--ended").stdout
+    assert listed("--in-state", "pending", "--in-state", "failed") == [ran, waiting]
+    assert listed("--user", "nobody-of-that-name") == []
+    assert [job["job"] for job in door.json("jobs")] == [ran, wide, waiting], "programs get all, as ever"
+    assert [job["job"] for job in door.json("jobs", "--ended")] == [ran]
+    assert "--ended" in door.run("jobs", "--queue", "night").stderr
+
+    shown = door.run("jobs", ran, wide).stdout
+    for words in (
+        f"job:         {ran}",
+        "state:       failed",
+        "exit codes:  3 of every rank",
+        "node-0: 0-1; node-1: 2-3",
+    ):
+        assert words in shown
+    assert "no job" in door.run("jobs", "j-999999", code=1).stderr
+    door.run("jobs", wide, "--ended", code=2)
+    door.run("cancel", wide, waiting)
+    door.wait_for(wide, "cancelled")
+
+
+def test_an_array_is_listed_by_its_own_id(door: FrontDoor) -> None:
+    array = door.submit("--array", "3", "--", "true")
+    wait_until(lambda: all(job["state"] == "completed" for job in door.json("jobs", array)), door.logs)
+    assert [job["job"] for job in door.json("jobs", array)] == [f"{array}.{index}" for index in range(3)]
+
+
+def test_names_and_limits(door: FrontDoor) -> None:
+    refused = door.run("submit", "--name", "a\u202eb", "--", "true", code=2)
+    assert "RIGHT-TO-LEFT OVERRIDE" in refused.stderr
+    job = door.submit("--time-limit", "1-00:00:00", "--", sys.executable, "-m", "this")
+    document = door.wait_for(job, "completed")
+    assert (document["name"], document["time_limit_seconds"]) == ("this", 86400.0)
+
+
+def test_maintenance_lists_who_is_there_and_a_drain_waits_until_the_node_is_empty(door: FrontDoor) -> None:
+    stays = door.submit("--name", "stays", "--grace", "1s", "--", *SLEEPS)
+    door.wait_for(stays, "running")
+    leaves = door.submit("--name", "leaves", "--restartable", "--time-limit", "1h", "--", *SAVES)
+    node = door.wait_for(leaves, "running")["ranks"][0]["node"]
+    assert door.job(stays)["ranks"][0]["node"] == node, "packed together"
+    said = door.run("node", "maintenance", node, "--reason", "new fans").stderr
+    assert f"{stays} (stays" in said and "stays until it ends" in said
+    assert f"{leaves} (leaves" in said and "can be moved" in said
+
+    late = door.run("node", "maintenance", node, "--drain", "--timeout", "5s", code=1).stderr
+    assert f"{leaves} has left {node}" in late and "not empty after 5 s" in late
+    moved = door.wait_for(leaves, "running")
+    assert moved["ranks"][0]["node"] != node and moved["attempt"] == 2
+
+    with door.start("node", "maintenance", node, "--drain") as waits:
+        time.sleep(2)
+        waits.send_signal(signal.SIGINT)
+        waits.communicate(timeout=30)
+        assert waits.returncode == 130
+    [there] = [one for one in door.json("nodes") if one["node"] == node]
+    assert (there["state"], there["draining"]) == ("maintenance", True)
+
+    with door.start("node", "maintenance", node, "--drain") as waits:
+        time.sleep(1)
+        door.run("cancel", stays)
+        _, said = waits.communicate(timeout=60)
+        assert waits.returncode == 0 and f"{node} is empty" in said
+    refused = door.run("node", "remove", node, code=1).stderr
+    assert "still reports" in refused
+    door.run("node", "release", node)
+    door.run("cancel", leaves)
