@@ -10,16 +10,20 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.ordinary.clock import FairClock
 from benchmarks.ordinary.oracle.facts import Reading, Statement
-from benchmarks.ordinary.page import Page
+from benchmarks.ordinary.page import COUNTING, Page
 
 COMMAND_SECONDS = 180.0
 """Longest that a command of the command line may take. None waits for a job here."""
+
+
+PAGE_SECONDS = 1.2
+"""A page is at most a second old: readers of one page share each look at the state."""
 
 
 class AbsentError(Exception):
@@ -192,7 +196,9 @@ class Cluster:
         elif which == "queue":
             queue = document.get("queue", document)
             fields["cluster"] = {"frozen": queue["frozen"]}
-            fields |= {job["job"]: {"state": "pending"} for job in queue["waiting"]}
+            fields |= {
+                job["job"]: {"state": "pending", "waiting_because": job["waiting_because"]} for job in queue["waiting"]
+            }
         elif which == "top":
             for part in ("running", "ended"):
                 for job in document.get(part, ()):
@@ -202,19 +208,30 @@ class Cluster:
 
     def statement_by_page(self, path: str) -> Statement:
         """What the page at `path` says: '/jobs', '/nodes', '/' or '/jobs/JOB'. Raises AbsentError, RefusedError."""
-        begun = self.clock.now()
+        now = self.clock.now()
+        begun = replace(now, wall=now.wall - PAGE_SECONDS)
         page = Page(self.ask("GET", path))
         ended = self.clock.now()
         fields: dict[str, dict[str, Any]] = {}
         if path.startswith("/jobs/") and page.states:
-            fields[path.removeprefix("/jobs/")] = {"state": page.states[0]}
+            fields[path.removeprefix("/jobs/")] = {
+                "state": page.states[0],
+                "times": page.times,
+                "counting": page.counting,
+            }
         for table in page.tables:
+            if "Because" in table.titles and "Job" in table.titles:
+                for row in table.rows:
+                    if row.get("Job", "").startswith("j-"):
+                        said = {"state": "pending", "waiting_because": row["Because"]}
+                        fields[row["Job"].split()[0]] = said
             if "State" not in table.titles:
                 continue
             for row in table.rows:
                 if "Job" in row and row["Job"].startswith("j-"):
                     name = row["Job"].split()[0]
                     fields[name] = {"state": row["State"].split()[0]}
+                    fields[name]["counting"] = COUNTING in row
                     if "Queue" in row:
                         fields[name]["queue"] = row["Queue"]
                 elif "Node" in row:

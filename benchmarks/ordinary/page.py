@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from html.parser import HTMLParser
+
+COUNTING = "(counting)"
+"""Of a row in which a time goes on."""
 
 
 @dataclass(slots=True)
@@ -16,7 +20,8 @@ class PageTable:
 
 
 class Page(HTMLParser):
-    """tables: in order. texts: every piece of text, in order. links: target by text."""
+    """tables: in order. texts: every piece of text, in order. states: each state that is shown, in order. times: every
+    instant that is shown, in seconds since 1970. counting: whether the page counts a time that goes on."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -28,17 +33,30 @@ class Page(HTMLParser):
         self._states: list[str] = []
         self._in_state = False
         self.states: list[str] = []
+        self.times: set[int] = set()
+        self.counting = False
+        self._row_counts = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "table":
             self.tables.append(PageTable())
         elif tag == "tr":
-            self._cells = []
+            self._cells, self._row_counts = [], False
         elif tag in ("td", "th", "caption"):
             self._cell, self._place = [], tag
+        if tag == "time":
+            self._take_time(dict(attrs))
         if tag == "span" and (dict(attrs).get("class") or "").split()[:1] == ["state"]:
             self._in_state = True
+
+    def _take_time(self, attributes: dict[str, str | None]) -> None:
+        try:
+            self.times.add(int(datetime.fromisoformat(attributes.get("datetime") or "").timestamp()))
+        except ValueError:
+            pass
+        if attributes.get("data-count") == "for":
+            self.counting = self._row_counts = True
 
     def handle_endtag(self, tag: str) -> None:
         if tag in ("td", "th", "caption") and self._cell is not None:
@@ -56,7 +74,8 @@ class Page(HTMLParser):
             if not table.titles:
                 table.titles = self._cells
             else:
-                table.rows.append(dict(zip(table.titles, self._cells, strict=False)))
+                row = dict(zip(table.titles, self._cells, strict=False))
+                table.rows.append(row | {COUNTING: "yes"} if self._row_counts else row)
             self._cells = None
         elif tag == "span":
             self._in_state = False

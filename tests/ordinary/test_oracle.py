@@ -194,6 +194,31 @@ def test_a_job_on_the_page_that_the_api_does_not_have_is_caught(history: History
     assert checks(history.judge(20.0)) == {"agreement"}
 
 
+def test_a_reason_on_the_page_that_is_not_the_apis_is_caught(history: History) -> None:
+    history.judge()
+    history.state("page /", "j-000004", state="pending", waiting_because="waits until j-000001 ends")
+    assert checks(history.judge(20.0)) == {"agreement"}
+
+
+def test_the_same_reason_a_moment_later_is_no_failure(history: History) -> None:
+    history.judge()
+    because = "first in the queue; needs 4 slots, 2 can be had now; expected to start in 59 min"
+    history.state("page /", "j-000004", state="pending", waiting_because=because)
+    assert history.judge(20.0) == []
+
+
+def test_an_end_that_is_not_on_the_jobs_page_is_caught(history: History) -> None:
+    history.judge()
+    history.state("page /jobs/j-000002", "j-000002", state="completed", times={int(BEGIN + 1), int(BEGIN + 12)})
+    assert checks(history.judge(20.0)) == {"agreement"}
+
+
+def test_the_time_of_an_ended_job_that_goes_on_is_caught(history: History) -> None:
+    history.judge()
+    history.state("page /jobs", "j-000002", state="completed", counting=True)
+    assert checks(history.judge(20.0)) == {"agreement"}
+
+
 def test_what_changed_in_between_may_be_told_either_way(history: History) -> None:
     history.judge()
     history.state("page /", "j-000001", state="stopping")

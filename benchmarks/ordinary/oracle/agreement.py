@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from benchmarks.ordinary.oracle.facts import ENDED, Doubt, Facts, Instant, Reading, Statement
+
+_NUMBER = re.compile(r"[\d.]+ (?:ms|s|min|h|d)\b|\d+")
 
 FIELDS = ("state", "attempt", "ranks_total", "waiting_because", "reason", "queue", "exit_codes", "frozen", "slots")
 
@@ -31,15 +34,35 @@ def _judge(statement: Statement, before: Reading, after: Reading) -> Iterator[Do
             continue
         for field in FIELDS:
             # What changed in between may be told either way: only what stood still must be the same.
-            if field not in said or field not in first or first[field] != second[field]:
+            if field not in said or field not in first or _plain(first[field]) != _plain(second[field]):
                 continue
             if first.get("state") != second.get("state") or first.get("attempt") != second.get("attempt"):
                 continue
-            if field == "waiting_because":
-                continue  # holds the time that is left: reasons are checked for truth on each source instead
-            if said[field] != first[field]:
+            if _plain(said[field]) != _plain(first[field]):
                 text = f"{statement.source} says {field} {said[field]!r}, the API says {first[field]!r}"
                 yield Doubt("agreement", subject, text)
+        yield from _times_agree(statement, subject, first, second)
+
+
+def _times_agree(
+    statement: Statement, subject: str, first: dict[str, object], second: dict[str, object]
+) -> Iterator[Doubt]:
+    """An instant that the API had before and after is on the page; and nothing of a job that has ended goes on."""
+    said = statement.fields[subject]
+    same = first.get("state") == second.get("state") and first.get("attempt") == second.get("attempt")
+    if not same:
+        return
+    if said.get("counting") and first.get("state") in ENDED:
+        yield Doubt("agreement", subject, f"{statement.source} goes on counting its time, and it is {first['state']}")
+    for name in ("submitted_ns", "ended_ns"):
+        wall_ns = first.get(name)
+        if "times" in said and isinstance(wall_ns, int) and wall_ns // 10**9 not in said["times"]:
+            yield Doubt("agreement", subject, f"{statement.source} does not have its {name}, {wall_ns / 1e9:.0f}")
+
+
+def _plain(value: object) -> object:
+    """A text without its numbers: how much is left of a time changes from look to look."""
+    return _NUMBER.sub("#", value).strip() if isinstance(value, str) else value
 
 
 def _known(reading: Reading, subject: str) -> dict[str, object] | None:
@@ -60,6 +83,8 @@ def _known(reading: Reading, subject: str) -> dict[str, object] | None:
         "ranks_total": len(job["ranks"]),
         "waiting_because": job["waiting_because"],
         "queue": job["queue"],
+        "submitted_ns": job["submitted_ns"],
+        "ended_ns": job["ended_ns"],
         "exit_codes": [rank["exit_code"] for rank in job["ranks"]],
     }
     if job["state"] in ENDED:
