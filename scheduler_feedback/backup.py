@@ -34,6 +34,7 @@ def back_up(source: Path, target: Path) -> Copied:
         raise StoreError(f"{source}: there is no journal to back up")
     if target.exists():
         raise StoreError(f"{target}: exists already; a backup never overwrites")
+    Reader(source).meta("job_number")  # refuses, by the source's name, what this release can't read
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -213,6 +213,7 @@ def test_every_reader_of_a_newer_store_says_the_same(from_later: Path, tmp_path:
             read()
         assert "9.0.0 or newer" in str(refused.value)
         assert "aside" not in str(refused.value)
+        assert str(refused.value).startswith(f"{from_later}: "), "the journal's own name, not a copy's"
     assert sorted(tmp_path.glob("*copy*")) == [], "and leaves no half of a backup"
 
 

@@ -268,7 +268,18 @@ def test_a_configuration_that_is_cut_or_has_keys_of_another_release_is_refused_i
                 assert str(file) in str(error) and "Traceback" not in str(error)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"pid": "\xff"}', b"[]", b'{"pid": "x"}', b"\x00" * 64])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'{"pid": 1, "start_time": 1, "url": "\xff", "node": "\xff", "config": "\xff", "file": "\xff"}',
+        b"[]",
+        b'{"pid": "x"}',
+        b"\x00" * 64,
+    ],
+)
 def test_damaged_files_of_the_state_folder_are_named(tmp_path: Path, content: bytes) -> None:
     state = StateFolder(tmp_path / "state")
     state.prepare()
