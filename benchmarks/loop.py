@@ -27,7 +27,18 @@ def perform(seed: int, options: list[str]) -> dict[str, Any]:
     """One run of `gangwatch demo`; its report. Raises RuntimeError where it left none."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "gangwatch", "demo", "--seed", str(seed), "--report", str(path), *options]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "gangwatch",
+            "demo",
+            "--seed",
+            str(seed),
+            "--report",
+            str(path),
+            *options,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900)
         if not path.exists():
             raise RuntimeError(f"seed {seed}: no report: {done.stderr[-500:]}")

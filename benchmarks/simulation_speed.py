@@ -44,7 +44,7 @@ def measure(run: Run) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="gangwatch-simulation-") as folder:
         journal = Path(folder) / "journal.sqlite"
         command = [
-            sys.executable, "-m", "gangwatch", "simulate", "--jobs", str(data_folder() / "jobs" / "philly.csv"),
+            sys.executable, "-P", "-m", "gangwatch", "simulate", "--jobs", str(data_folder() / "jobs" / "philly.csv"),
             "--format", "philly", "--nodes", "64x8", "--journal", str(journal), *run.options, "--json",
         ]  # fmt: skip
         before, load = resource.getrusage(resource.RUSAGE_CHILDREN), os.getloadavg()[0]

@@ -10,3 +10,5 @@ rules. Of gangwatch it imports the catalogue alone; what it builds with is Grafa
     rules         recording rules and alerts, and their files
     provisioning  Grafana's, Prometheus's and Alertmanager's configuration for one machine
 """
+
+PART_OF = "gangwatch"

@@ -1,6 +1,20 @@
-"""`python -m gangwatch`: the same as the `gangwatch` program."""
+"""`python -m gangwatch` and the `gangwatch` program."""
 
-from gangwatch.cli import main
+import sys
+
+from gangwatch.own_modules import ForeignModuleError, guard
+
+
+def main() -> None:
+    """Run the command line and exit with its code. Nothing else is imported before the import path is guarded."""
+    try:
+        guard()
+    except ForeignModuleError as error:
+        sys.exit(f"Error: {error}")
+    from gangwatch.cli import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

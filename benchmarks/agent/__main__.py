@@ -60,7 +60,7 @@ def agent(folder: Path, name: str, configuration: str, hardware: Hardware | None
     file.write_text(configuration)
     command = [
         sys.executable,
-        *("-m", "gangwatch", "agent"),
+        *("-P", "-m", "gangwatch", "agent"),
         *("--state", str(folder / f"{name}-state")),
         *("--config", str(file)),
         *("--node", "benchmark", "--listen", f"127.0.0.1:{port}"),

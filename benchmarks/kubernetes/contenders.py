@@ -40,7 +40,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def controller(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Our controller, a process of its own, leading; its state folder, with the journal, is `folder`."""
-    command = [sys.executable, "-m", "gangwatch", "kubernetes", "controller", "--state", str(folder)]
+    command = [sys.executable, "-P", "-m", "gangwatch", "kubernetes", "controller", "--state", str(folder)]
     folder.parent.mkdir(parents=True, exist_ok=True)
     process = _began(
         [*command, "--kubeconfig", str(plane.kubeconfig()), "--port", "0"], folder.parent / "gangwatch.log"

@@ -76,7 +76,7 @@ class Conductor:
         self._gangwatch("down", "--state", str(self.play.state_folder))
 
     def _gangwatch(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "gangwatch", *arguments]
+        command = [sys.executable, "-P", "-m", "gangwatch", *arguments]
         done = subprocess.run(command, env=plain_environment(), capture_output=True, text=True, timeout=120)
         if done.returncode != 0:
             raise DemoError(f"gangwatch {arguments[0]} exited with {done.returncode}: {done.stderr.strip()[-800:]}")
@@ -140,7 +140,7 @@ class Conductor:
         training = self.job("training")
         rank = training["ranks"][self.play.seed % len(training["ranks"])]
         self.play.target = {"job": training["job"], "rank": rank["rank"], "node": rank["node"], "slot": rank["slot"]}
-        command = [sys.executable, "-m", "gangwatch.demo.disturbance"]
+        command = [sys.executable, "-P", "-m", "gangwatch.demo.disturbance"]
         command += ["--ranks-folder", str(self.play.state_folder / "ranks" / rank["node"])]
         command += ["--slot", str(rank["slot"]), "--seed", str(self.play.seed)]
         self._disturber = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=plain_environment())
