@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -102,6 +103,8 @@ class Day:
             else:
                 self.inbox.policy_changed(self.cluster.config)
                 self._answered = self.clock.now().fair
+                said = self.cluster.command("config", "--config", str(self.cluster.config_file))
+                self.troubles.restarts_hangs = re.search(r"restart_on_hang\s*=\s*true", said.out) is not None
                 self._live(began)
         except KeyboardInterrupt:
             self._fail("interrupted", "harness", "interrupted")
@@ -307,7 +310,7 @@ class Day:
         report.jobs = len(self.facts.owner_of)
         report.checks = self.oracle.checks
         report.checked = dict(self.oracle.checked)
-        self.users.done["verdicts_right"] = sum(one.found for one in self.facts.disturbances)
+        self.users.done["verdicts_right"] = sum(one.found is not None for one in self.facts.disturbances)
         report.activities = {kind: self.users.done[kind] for kind in KINDS} | {
             f"evidence_{name}": count for name, count in sorted(self.witnesses.counts.items())
         }

@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.ordinary.oracle.facts import Command, Disturbance, Facts, Failure, Statement, Submission
+from benchmarks.ordinary.oracle.facts import Command, Disturbance, Facts, Failure, Outage, Statement, Submission
 
 
 class Inbox:
@@ -46,6 +46,9 @@ class Inbox:
 
     def disturbed(self, disturbance: Disturbance) -> None:
         self._queue.put(lambda facts: facts.disturbances.append(disturbance))
+
+    def silenced(self, outage: Outage) -> None:
+        self._queue.put(lambda facts: facts.outages.append(outage))
 
     def policy_changes(self) -> None:
         def take(facts: Facts) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.ordinary.cluster import AbsentError, Cluster, RefusedError
 from benchmarks.ordinary.inbox import Inbox
-from benchmarks.ordinary.oracle.facts import Disturbance, Facts
+from benchmarks.ordinary.oracle.facts import Disturbance, Facts, Outage
 from benchmarks.ordinary.users import Users
 
 SPIN = Path(__file__).with_name("programs") / "spin.py"
@@ -28,18 +28,24 @@ is seen by its agent once a second."""
 SLOW_SECONDS = 60.0
 """Fair seconds until a rank that is held for half of the time must be reported."""
 
+RESTART_SECONDS = 45.0
+"""Fair seconds for which a gang that hangs, may be restarted and was found is left to be restarted."""
+
 WARM_SECONDS = 25.0
 """A training is left alone for so long first: what is usual of it must be known."""
 
 
 class Troubles:
-    """Daemons killed and stopped, the machine made busy, ranks disturbed. done and latest are the users'."""
+    """Daemons killed and stopped, the machine made busy, ranks disturbed. What was done is counted with the users.
+
+    restarts_hangs: whether the policy restarts gangs that hang.
+    """
 
     def __init__(self, cluster: Cluster, facts: Facts, inbox: Inbox, users: Users, seed: int) -> None:
         self.random = random.Random(seed + 1)
         self.cluster, self.facts, self.inbox, self.users = cluster, facts, inbox, users
         self.stopped = False
-        self.fault = ""
+        self.restarts_hangs = False
 
     # --- daemons and the machine -------------------------------------------------------------------------------------
 
@@ -104,6 +110,8 @@ class Troubles:
         if agents:
             pid = self.random.choice(agents)
             self.users.say("kill_agent", f"SIGKILL to {self.facts.daemons[pid].name}, pid {pid}")
+            now = time.time()
+            self.inbox.silenced(Outage(self.facts.daemons[pid].name.removeprefix("agent "), now, now + 2.0))
             self._end(pid, signal.SIGKILL)
             self._sleep(2.0)
 
@@ -127,6 +135,9 @@ class Troubles:
         self.users.say("stop_daemon", f"SIGSTOP to {self.facts.daemons[pid].name}, pid {pid}, for {seconds:g} s")
         if name == "controller":
             self.cluster.clock.pause()
+        if name == "agent":
+            now, node = time.time(), self.facts.daemons[pid].name.removeprefix("agent ")
+            self.inbox.silenced(Outage(node, now, now + seconds))
         try:
             os.kill(pid, signal.SIGSTOP)
             self._sleep(seconds)
@@ -208,9 +219,12 @@ class Troubles:
         life = self.facts.lives.get((job, attempt, rank))
         if life is None or seen.get("state") != "running":
             return
-        expected = {"stopped": HANG_SECONDS, "held": SLOW_SECONDS}.get(kind)
+        expected = {"stopped": HANG_SECONDS, "held": SLOW_SECONDS, "outspun": SLOW_SECONDS}.get(kind)
         now = self.cluster.clock.now()
         one = Disturbance(kind, job, attempt, rank, life.node, now.wall, now.fair, expected=expected)
+        # A gang that was moved before may be kept where it is by the cooldown between two moves.
+        restartable = self.facts.owner_of[job].request.get("restartable")
+        one.restarts = bool(kind == "stopped" and restartable and attempt == 1 and self.restarts_hangs)
         self.inbox.disturbed(one)
         self.users.say(f"rank_{kind}", f"rank {rank} of {job}, pid {life.pid}")
         try:
@@ -219,12 +233,12 @@ class Troubles:
                 self._sleep(3.0)
             elif kind == "stopped":
                 os.kill(life.pid, signal.SIGSTOP)
-                self._until_found(one, HANG_SECONDS + 10)
+                self._until_found(one, HANG_SECONDS + 10 + (RESTART_SECONDS if one.restarts else 0.0))
             elif kind == "held":
                 self._hold(one, life.pid)
             else:
-                spinning = [self._spin(60.0, "0") for _ in range(2)]
-                self._until_found(one, SLOW_SECONDS)
+                spinning = [self._spin(240.0, "0") for _ in range(2)]
+                self._until_found(one, SLOW_SECONDS + 2)
                 for process in spinning:
                     process.kill()
                     process.wait()
@@ -234,13 +248,13 @@ class Troubles:
             one.until = time.time()
             if kind in ("stopped", "held"):
                 self._go_on(life.pid)
-            if not one.found and (self.stopped or not self._same(one)):
+            if one.found is None and (self.stopped or not self._same(one)):
                 one.expected = None  # it was over before anything could be demanded
 
     def _until_found(self, one: Disturbance, seconds: float) -> None:
         while self.cluster.clock.now().fair - one.fair < seconds and not self.stopped:
             self._sleep(0.5)
-            if one.found or not self._same(one):
+            if not self._same(one) or (one.found is not None and not one.restarts):
                 return
 
     def _same(self, one: Disturbance) -> bool:
@@ -250,7 +264,7 @@ class Troubles:
 
     def _hold(self, one: Disturbance, pid: int) -> None:
         while self.cluster.clock.now().fair - one.fair < SLOW_SECONDS + 10 and not self.stopped:
-            if one.found or not self._same(one):
+            if one.found is not None or not self._same(one):
                 return
             os.kill(pid, signal.SIGSTOP)
             time.sleep(self.random.uniform(0.12, 0.32))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ordinary import oracle as oracle_package
-from benchmarks.ordinary.oracle.facts import Failure, Process
+from benchmarks.ordinary.oracle.facts import Failure, Outage, Process
 from tests.ordinary.history import BEGIN, History
 
 
@@ -385,3 +385,25 @@ def test_the_oracle_imports_nothing_of_what_it_judges() -> None:
                 ours = name.split(".")[0] in ("agent", "exporter", "scheduler_feedback", "dashboards", "gangwatch")
                 assert not ours, f"{file.name} imports {name}"
                 assert not name.startswith("benchmarks") or name.startswith("benchmarks.ordinary.oracle"), name
+
+
+def test_a_hang_that_is_found_and_not_restarted_is_caught(history: History) -> None:
+    history.disturb("stopped", "j-000001", 1, 20.0, expected=70.0)
+    history.facts.disturbances[0].restarts = True
+    history.accuse("j-000001", 1, "hang", "never-arrived", 61.0)
+    assert history.judge(62.0, 100.0) == []
+    assert checks(history.judge(101.0, 120.0)) == {"hang_restarted"}
+
+
+def test_a_rank_whose_processor_is_taken_must_be_found_only_where_the_process_table_shows_it(history: History) -> None:
+    history.disturb("outspun", "j-000001", 1, 20.0, expected=60.0)
+    assert history.judge(21.0, 90.0) == []
+    history.processes = [replace(one, waited=40.0 if one.rank == 1 else 2.0) for one in history.processes]
+    assert checks(history.judge(91.0)) == {"missed_verdict"}
+
+
+@pytest.mark.parametrize(("node", "expected"), [("node-0", set()), ("node-1", {"false_verdict"})])
+def test_a_node_is_silent_only_where_its_agent_was_stopped(history: History, node: str, expected: set[str]) -> None:
+    history.facts.outages.append(Outage(node, BEGIN + 10, BEGIN + 30))
+    history.accuse("j-000001", 1, "health", "lost", 25.0)
+    assert checks(history.judge(30.0)) == expected

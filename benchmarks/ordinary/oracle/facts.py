@@ -142,6 +142,8 @@ class Disturbance:
     """What the harness did to one rank. kind: stopped, held (stopped and continued in turn), outspun, killed.
 
     expected: fair seconds within which a verdict must name it; None: none is demanded. until: when it was over.
+    found: fair time at which the right verdict was seen first. before: by rank, the wall time and the seconds waited
+    for a processor when the disturbance was seen first. restarts: whether the gang must be restarted once it is found.
     """
 
     kind: str
@@ -153,7 +155,18 @@ class Disturbance:
     fair: float
     until: float = FOREVER
     expected: float | None = None
-    found: bool = False
+    found: float | None = None
+    before: dict[int, tuple[float, float]] = field(default_factory=dict)
+    restarts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """An agent that the harness killed or stopped: between these wall times, and a little after, its node is silent."""
+
+    node: str
+    began: float
+    until: float
 
 
 @dataclass(slots=True)
@@ -183,6 +196,7 @@ class Facts:
     commands: list[Command] = field(default_factory=list)
     disturbances: list[Disturbance] = field(default_factory=list)
     daemons: dict[int, Daemon] = field(default_factory=dict)
+    outages: list[Outage] = field(default_factory=list)
     queues: dict[str, Document] = field(default_factory=dict)
     policy: Document = field(default_factory=dict)
     policy_settled: bool = True

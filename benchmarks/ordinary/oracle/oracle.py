@@ -26,6 +26,7 @@ CHECKS: tuple[Check, ...] = (
     quotas.quotas_kept,
     verdicts.nobody_accused_wrongly,
     verdicts.everybody_found,
+    verdicts.hangs_restarted,
     daemons.nothing_ended,
 )
 

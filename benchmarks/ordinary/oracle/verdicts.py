@@ -8,8 +8,8 @@ from benchmarks.ordinary.oracle.facts import Disturbance, Document, Doubt, Facts
 
 RIGHT: dict[str, dict[str, tuple[str, ...]]] = {
     "stopped": {"hang": ("never-arrived", "suspended", "unknown"), "straggler": ("suspended", "unknown")},
-    "held": {"straggler": ("suspended", "unknown", "compute"), "hang": ("never-arrived", "suspended")},
-    "outspun": {"straggler": ("cpu-contention", "host-contention", "unknown", "compute")},
+    "held": {"straggler": ("suspended", "unknown"), "hang": ("never-arrived", "suspended")},
+    "outspun": {"straggler": ("cpu-contention", "host-contention", "unknown")},
     "killed": {},
 }
 """By kind of disturbance the kinds of verdict that are right, with their causes."""
@@ -19,6 +19,18 @@ LAG_SECONDS = 20.0
 
 EARLY_SECONDS = 3.0
 """Steps are judged in windows of about a second or of one step: the first that shows a fault began before it."""
+
+SILENT_SECONDS = 60.0
+"""So long after an agent was killed or stopped its node may be reported as silent: its stream must be opened again, and
+verdicts last for a while."""
+
+RESTART_SECONDS = 40.0
+"""Fair seconds within which a gang that hangs and may be restarted must be stopped after its verdict: the next
+evaluation, and the gang's own grace of eight seconds."""
+
+CLEARLY_SHARE, CLEARLY_TIMES = 0.25, 3.0
+"""A rank whose processor is taken must be found where it waits for a quarter of the time and three times as long as the
+middle rank of its peers. Below that the machine is merely busy, and `unknown` or nothing is a right answer as well."""
 
 STARVED_SHARE = 0.1
 STARVED_TIMES = 2.0
@@ -32,6 +44,8 @@ def nobody_accused_wrongly(facts: Facts, _now: Instant) -> Iterator[Doubt]:
         if verdict["kind"] == "unknown" or verdict["job"] not in facts.owner_of:
             continue
         if any(_matches(one, verdict) for one in facts.disturbances if one.job == verdict["job"]):
+            continue
+        if verdict["cause"] == "lost" and _silent(facts, verdict):
             continue
         if verdict["cause"] in ("cpu-contention", "host-contention") and _starved(facts, verdict):
             continue
@@ -64,14 +78,63 @@ def _starved(facts: Facts, verdict: Document) -> bool:
     return mine > STARVED_SHARE and mine > STARVED_TIMES * middle
 
 
+def _silent(facts: Facts, verdict: Document) -> bool:
+    """Whether the node's agent was down by the harness's hand around the verdict's beginning."""
+    began = verdict["first_wall_ns"] / 1e9
+    return any(
+        one.node == verdict["node"] and one.began - EARLY_SECONDS <= began <= one.until + SILENT_SECONDS
+        for one in facts.outages
+    )
+
+
 def everybody_found(facts: Facts, now: Instant) -> Iterator[Doubt]:
     """Each disturbance of which a verdict is demanded has one in time."""
     found = facts.reading.verdicts if facts.reading is not None else ()
     for one in facts.disturbances:
-        if one.found or one.expected is None:
+        if one.found is not None:
             continue
-        one.found = any(_matches(one, verdict) and verdict["job"] == one.job for verdict in found)
-        if not one.found and now.fair - one.fair > one.expected:
+        if not one.before and facts.table is not None:
+            one.before = {rank: (facts.table.at.wall, waited) for rank, waited in _waited(facts, one).items()}
+        if any(_matches(one, verdict) and verdict["job"] == one.job for verdict in found):
+            one.found = now.fair
+        elif one.expected is not None and now.fair - one.fair > one.expected:
+            if one.kind == "outspun" and not _clearly_starved(facts, one):
+                continue
             seen = [f"{v['kind']} ({v['cause']}) of rank {v['rank']}" for v in found if v["job"] == one.job]
             text = f"rank {one.rank} was {one.kind} for {now.fair - one.fair:.0f} fair seconds and has no such verdict"
             yield Doubt("missed_verdict", one.job, f"{text}; verdicts about it: {seen or 'none'}")
+
+
+def hangs_restarted(facts: Facts, now: Instant) -> Iterator[Doubt]:
+    """A gang that may be restarted is stopped soon after its hang was reported."""
+    for one in facts.disturbances:
+        job = facts.reading.jobs.get(one.job) if facts.reading is not None else None
+        if not one.restarts or one.found is None or job is None:
+            continue
+        if job["state"] == "running" and job["attempt"] == one.attempt and now.fair - one.found > RESTART_SECONDS:
+            text = (
+                f"its hang was reported {now.fair - one.found:.0f} fair seconds ago, and attempt {one.attempt} runs on"
+            )
+            yield Doubt("hang_restarted", one.job, text)
+
+
+def _waited(facts: Facts, one: Disturbance) -> dict[int, float]:
+    processes = facts.table.processes if facts.table is not None else ()
+    mine = (process for process in processes if process.job == one.job and process.attempt == one.attempt)
+    return {process.rank: process.waited for process in mine if process.leader}
+
+
+def _clearly_starved(facts: Facts, one: Disturbance) -> bool:
+    """Whether the process table shows that the rank waited for a processor, and its peers much less."""
+    if facts.table is None:
+        return False
+    shares = {
+        rank: (waited - one.before[rank][1]) / max(facts.table.at.wall - one.before[rank][0], 1.0)
+        for rank, waited in _waited(facts, one).items()
+        if rank in one.before
+    }
+    mine = shares.pop(one.rank, None)
+    if mine is None or not shares:
+        return False
+    middle = sorted(shares.values())[len(shares) // 2]
+    return mine > CLEARLY_SHARE and mine > CLEARLY_TIMES * middle
