@@ -6,7 +6,7 @@ import html
 from collections.abc import AsyncIterator
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,6 +45,8 @@ class Barrier:
 
         try:
             await self._app(scope, receive, watched)
+        except ClientDisconnect:
+            return  # the client went away before it had sent all: no bug, and no answer that anyone would read
         except Exception as error:
             request = Request(scope)
             part = part_of(request.url.path)

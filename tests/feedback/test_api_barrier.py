@@ -1,0 +1,41 @@
+"""The barrier tells a client that goes away from a bug of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from scheduler_feedback.api_barrier import Barrier
+from scheduler_feedback.part_failures import PartFailures
+
+
+async def read_all(request: Request) -> Response:
+    return Response(await request.body())
+
+
+def ask(messages: list[dict[str, Any]], failures: PartFailures) -> list[Any]:
+    """Send the messages as one request to /api/jobs; what was answered."""
+    scope = {"type": "http", "method": "POST", "path": "/api/jobs", "headers": [], "query_string": b"", "root_path": ""}
+    answered: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        answered.append(message)
+
+    app = Barrier(Starlette(routes=[Route("/api/jobs", read_all, methods=["POST"])]), failures)
+    asyncio.run(app(scope, receive, send))
+    return answered
+
+
+def test_a_client_that_goes_away_while_it_sends_is_no_bug() -> None:
+    failures = PartFailures()
+    part = {"type": "http.request", "body": b"{", "more_body": True}
+    assert ask([part, {"type": "http.disconnect"}], failures) == []
+    assert failures.troubles() == []
