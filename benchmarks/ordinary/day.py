@@ -34,6 +34,9 @@ DRAIN_SECONDS = 150.0
 """Fair seconds within which everything has ended once nobody submits any more."""
 
 
+BUG = re.compile(r"level=critical|this is a bug|Traceback \(most recent")
+"""A line of a daemon's log that says that the daemon is wrong."""
+
 LEAST_STARTS = 10
 """Starts a minute that a day must have to be one, where it is longer than RATE_MINUTES."""
 
@@ -88,6 +91,7 @@ class Day:
         self.failures: list[Failure] = []
         self.lived_minutes = 0.0
         self._answered = 0.0
+        self._logged: dict[str, int] = {}
         self._seen_attempts: dict[str, int] = {}
 
     # --- the day -----------------------------------------------------------------------------------------------------
@@ -153,6 +157,7 @@ class Day:
                 self._fail("no_answer", "controller", f"no answer for {ANSWER_SECONDS:g} fair seconds: {error}")
         self.table.scan()
         self._look_at_daemons()
+        self._look_at_logs()
         self.witnesses.read(self.facts.lives)
         leaders = {key: life.pid for key, life in self.facts.lives.items() if life.ended is None or life.code is None}
         leaders |= {key: life.pid for key, life in self.facts.lives.items()}
@@ -170,6 +175,18 @@ class Day:
             self.failures += [
                 Failure(doubt.check, doubt.subject, doubt.text, now.wall) for doubt in nothing_ended(self.facts, now)
             ]
+
+    def _look_at_logs(self) -> None:
+        """A daemon that logs a bug of its own has one, whatever else it does."""
+        for file in (self.cluster.state / "log").glob("*.log"):
+            with file.open("rb") as log:
+                log.seek(self._logged.get(file.name, 0))
+                lines = log.read()
+            lines = lines[: lines.rfind(b"\n") + 1]
+            self._logged[file.name] = self._logged.get(file.name, 0) + len(lines)
+            for line in lines.decode(errors="replace").splitlines():
+                if BUG.search(line):
+                    self.inbox.complaint("bug_logged", file.stem, line[:1500])
 
     def _look_at_daemons(self) -> None:
         live = self.table.daemons()
