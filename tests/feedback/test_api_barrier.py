@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -29,7 +30,8 @@ def ask(messages: list[dict[str, Any]], failures: PartFailures) -> list[Any]:
     async def send(message: Any) -> None:
         answered.append(message)
 
-    app = Barrier(Starlette(routes=[Route("/api/jobs", read_all, methods=["POST"])]), failures)
+    route = Route("/api/jobs", read_all, methods=["POST"])
+    app = Starlette(routes=[route], middleware=[Middleware(Barrier, failures=failures)])
     asyncio.run(app(scope, receive, send))
     return answered
 
