@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import uuid
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,10 @@ class Day:
                 self._live(began)
         except KeyboardInterrupt:
             self._fail("interrupted", "harness", "interrupted")
+        except RefusedError as error:
+            self._fail("api", "controller", str(error))
+        except Exception:
+            self._fail("harness", "harness", traceback.format_exc()[-2000:])
         finally:
             self._close()
         self._sum_up((time.monotonic() - began) / 60)
@@ -159,9 +165,7 @@ class Day:
         self._look_at_daemons()
         self._look_at_logs()
         self.witnesses.read(self.facts.lives)
-        leaders = {key: life.pid for key, life in self.facts.lives.items() if life.ended is None or life.code is None}
-        leaders |= {key: life.pid for key, life in self.facts.lives.items()}
-        self.facts.table = self.table.table(leaders)
+        self.facts.table = self.table.table({key: life.pid for key, life in self.facts.lives.items()})
         self.failures += self.inbox.take(self.facts, now.wall)
         if reading is not None:
             self._answered = self.clock.now().fair
@@ -267,13 +271,12 @@ class Day:
         self.users.stopped = False
         users = self.users
         users.errors.clear()
-        users.thaw()
-        for queue in self.cluster.config["queues"]:
-            if queue.get("limit") == 0:
-                users.open_queue(queue["name"])
+        users.attempt("thaw", users.thaw)
+        for name in [queue["name"] for queue in self.cluster.config["queues"] if queue.get("limit") == 0]:
+            users.attempt("unhold", partial(users.open_queue, name))
         for name, node in (self.facts.reading.nodes if self.facts.reading is not None else {}).items():
             if node["state"] != "healthy":
-                users.operate("release", name)
+                users.attempt("release", partial(users.operate, "release", name))
         began = self.clock.now().fair
         asked: set[str] = set()
         while not self.failures:
@@ -285,7 +288,7 @@ class Day:
                 # Half of what waits is cancelled, half must still run; whatever has no end of its own is cancelled.
                 if job not in asked and (hash_of(job) % 2 == 0 or self._endless(job)):
                     asked.add(job)
-                    users.cancel(job)
+                    users.attempt("cancel", partial(users.cancel, job))
             if self.clock.now().fair - began > DRAIN_SECONDS:
                 self._fail("drain", ", ".join(active[:8]), f"{len(active)} jobs have not ended: {self._states(active)}")
             time.sleep(LOOK_SECONDS)

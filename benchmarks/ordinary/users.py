@@ -70,16 +70,17 @@ class Users:
         try:
             while time.monotonic() < until and not self.stopped:
                 while self._later and self._later[0][0] <= time.monotonic():
-                    self._attempt("later", heapq.heappop(self._later)[2])
+                    self.attempt("later", heapq.heappop(self._later)[2])
                 name, activity = self._choose()
-                self._attempt(name, activity)
+                self.attempt(name, activity)
                 if not self._behind():
                     time.sleep(self.random.expovariate(1 / 1.2))
         except Exception as error:
             self.errors.append(f"the harness itself: users: {error!r}")
             raise
 
-    def _attempt(self, name: str, activity: Activity) -> None:
+    def attempt(self, name: str, activity: Activity) -> None:
+        """Do it, and again where the controller does not answer; what is refused is left."""
         for _ in range(3):
             try:
                 activity()
