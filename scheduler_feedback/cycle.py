@@ -45,6 +45,7 @@ from scheduler_feedback.policies import (
     reclaim,
     resizing,
     spares,
+    timeouts,
     wishes,
 )
 from scheduler_feedback.policies.admission import admit_check
@@ -86,21 +87,25 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     take_in(turn, events, FINDINGS)  # 3  what the detectors say,
     suspect_accused_nodes(turn)  #        and what it makes of nodes
     let_clocks_run_out(turn)  # 4  quarantines, probations, suspicions, late starts, expired estimates
+    evaluate_what_is_due(turn)  #    and whatever else may be decided by now because time has passed
     ledger = ledger_of(state)  # 5  who waits, in order; what is free; what will be
     spares.appoint(turn, ledger)  #    what is kept for gangs that must leave a bad node
     ledger.settle()
     start_probes(turn, ledger)
     if preemption.renewal_due(state, turn.now_ns):
         preemption.renew(turn, ledger)
-    if ledger.grown or ledger.changed or ledger.fresh:
+    stirred = bool(ledger.grown or ledger.changed or ledger.fresh)
+    if stirred:
         restart_moved(turn, ledger)
         look = preemption.due(state, turn.now_ns)
-        turn.looked |= state.policy.preempt  # too early for a look or not, its occasion is used up
+        turn.looked |= state.policy.preempt
+        state.replan_owed |= state.policy.preempt  # one that comes too early is made up for (``timeouts``)
         if look and state.policy.order is not Order.FAIR:
             choose_anew(turn, ledger)  # 6, 7  of all, running or waiting, who should have the slots
         else:
-            if look:
+            if state.policy.preempt and state.policy.order is Order.FAIR and not state.frozen:
                 reclaim.reclaim(turn, ledger)  # what a queue was promised it gets back from those that borrow
+            if look:
                 preemption.swap(turn, ledger)
             reservation = place_or_reserve(turn, ledger)  # 6  the head starts, or a place is kept for it
             backfill(turn, ledger, reservation)  # 7  whoever does not delay it goes ahead
@@ -111,7 +116,8 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
                 place_or_reserve(turn, ledger)  #    where slots are left that nobody could use, room may be made
             resizing.grow(turn, ledger)  #    what nobody waits for makes elastic gangs larger
     draining.drain(turn, ledger)  #    whoever may leave a node in maintenance, and was asked to, leaves it
-    judge_running_gangs(turn, ledger)  # 8  is a gang with a slow member better moved?
+    if stirred or turn.due or turn.entries or turn.actions or any(not isinstance(event, Tick) for event in events):
+        judge_running_gangs(turn, ledger)  # 8  is a gang with a slow member better moved?
     ask_for_stops(turn, ledger)
     return commit(turn, ledger, events)  # 9  what is to be done, and why
 
@@ -146,10 +152,11 @@ FINDINGS: _Handlers = {
 
 
 def begin(state: State, now_ns: int) -> Turn:
-    ledger_of(state)  # as the state is before anything happens, so that what happens is noticed, time that passes too
+    ledger = ledger_of(state)  # as the state is before anything happens, so that what happens is noticed
+    due = timeouts.expired(state, ledger, now_ns)
     state.now_ns = max(state.now_ns, now_ns)
     state.cycle += 1
-    return Turn(state, state.now_ns)
+    return Turn(state, state.now_ns, due=due)
 
 
 def take_in(turn: Turn, events: Sequence[Event], handlers: _Handlers) -> None:
@@ -157,6 +164,13 @@ def take_in(turn: Turn, events: Sequence[Event], handlers: _Handlers) -> None:
         handler = handlers.get(type(event))
         if handler is not None:
             handler(turn, event)
+
+
+def evaluate_what_is_due(turn: Turn) -> None:
+    """Have every decision evaluated again where a policy's timeout has expired. The journal keeps such a cycle."""
+    if turn.due:
+        ledger = ledger_of(turn.state)
+        ledger.grown = ledger.changed = turn.looked = True
 
 
 def suspect_accused_nodes(turn: Turn) -> None:
@@ -177,6 +191,7 @@ def commit(turn: Turn, ledger: Ledger, events: Sequence[Event]) -> Outcome:
             turn.tell(job_id, "waits", why_waits(state, job))
     ledger.settle()
     ledger.note_who_waits()
+    ledger.expect_restarts_anew(ledger.claimants)  # the gangs on their slots may have been asked to stop just now
     state.idle = not (ledger.grown or ledger.changed or ledger.fresh)
     forget_the_oldest(state, ledger)
     if ledger.plan_or_none is not None:
@@ -198,10 +213,10 @@ def forget_the_oldest(state: State, ledger: Ledger) -> None:
     del state.decisions[: max(len(state.decisions) - kept, 0)]
 
 
-def next_wake_ns(state: State) -> int | None:
-    """The next instant at which a cycle that is told nothing may decide something; None: there is none."""
-    ledger = ledger_of(state)
-    instants = [ledger.clocks[0][0]] if ledger.clocks and not state.frozen else []
-    if ledger.ends and len(ledger.line):
-        instants.append(ledger.ends[0].at_ns)
-    return max(min(instants), state.now_ns) if instants else None
+def next_wake_ns(state: State, after_ns: int = -1) -> int | None:
+    """Return the next instant at which a cycle without events may decide something; None: there is none.
+
+    No such cycle decides anything before it (``policies.timeouts``). after_ns: leave out the instants up to this one.
+    """
+    at_ns = timeouts.next_ns(state, ledger_of(state), after_ns)
+    return None if at_ns is None else max(at_ns, state.now_ns)

@@ -184,13 +184,11 @@ class Case:
 
     marked: its node has been made suspect for it (or, in observe mode, would have been).
     ruling: '' while nothing was decided about the gang, else 'migrate', 'frozen', or the reason code of a stay.
-    again_ns: when it is looked at anew though nothing was heard, of a gang that waits and sees.
     """
 
     marked: bool = False
     ruling: str = ""
     reason: str = ""
-    again_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,3 +278,5 @@ class State(Derived):
     waits: bool = False
     emptied_ns: int = 0
     host_waits: tuple[HostedWait, ...] = ()
+    replan_owed: bool = False
+    """Whether something happened that asks for a preemption pass, less than `replan_seconds` after the last pass."""

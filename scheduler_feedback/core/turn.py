@@ -22,6 +22,8 @@ class Turn:
     entries: list[Entry] = field(default_factory=list)
     arrived: list[str] = field(default_factory=list)
     looked: bool = False
+    due: bool = False
+    """Whether a timeout of a policy has expired: every decision is evaluated again."""
 
     def tell(
         self, subject: str, kind: str, text: str, detail: tuple[tuple[str, str], ...] = (), applied: bool = True

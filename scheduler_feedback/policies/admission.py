@@ -7,7 +7,8 @@ import re
 import signal
 
 from scheduler_feedback.core.job import JobKind, JobSpec
-from scheduler_feedback.core.state import State
+from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.policies.shares import Shares
 
 # signal(7): these two can be neither caught nor blocked, so no job can save on them.
 _UNCATCHABLE = frozenset({"SIGKILL", "SIGSTOP"})
@@ -21,7 +22,7 @@ def admit_check(state: State, spec: JobSpec) -> str | None:
     """Why the job cannot be accepted on this cluster, in words for its user; None where it can."""
     if spec.kind is not JobKind.TRAINING:
         return f"a job of kind {spec.kind.value} is not for users to submit"
-    return malformed(spec) or oversized(state, spec)
+    return malformed(spec) or oversized(state, spec) or over_limit(state.policy, spec)
 
 
 def malformed(spec: JobSpec) -> str | None:
@@ -105,6 +106,21 @@ def _unspeakable(spec: JobSpec) -> str | None:
         if not name or "=" in name or "\0" in name:
             return f"{name!r} is no name for an environment variable"
     return None
+
+
+def over_limit(policy: Policy, spec: JobSpec) -> str | None:
+    """Why the job would not fit into its queue even while the queue holds nothing, and what to do; or None."""
+    least = spec.min_ranks or spec.ranks
+    found = Shares(policy).never(spec.queue, least) if policy.queues else None
+    if found is None:
+        return None
+    name, most = found
+    inside = "" if name == spec.queue else f", and queue {spec.queue} is part of it"
+    smaller = f"ask for at most {most} rank{'' if most == 1 else 's'}, or " if most else ""
+    return (
+        f"asks for {least} rank{'' if least == 1 else 's'}; queue {name} may hold at most {most} "
+        f"slot{'' if most == 1 else 's'}{inside}: {smaller}use another queue, or have the limit of {name} raised"
+    )
 
 
 def oversized(state: State, spec: JobSpec) -> str | None:

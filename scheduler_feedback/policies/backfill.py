@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heapreplace
 from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.plan import NOWHERE, Plan
 from scheduler_feedback.core.state import Policy
-from scheduler_feedback.policies.estimate import Release, remaining_ns
+from scheduler_feedback.policies.estimate import Release
 from scheduler_feedback.policies.placement import goes_anywhere, place, waits_for_healthy
 from scheduler_feedback.policies.waiting_line import Bucket, Key, Kind, WaitingLine
 
@@ -138,7 +138,7 @@ class Backfill:
 
     __slots__ = ("_beside", "_plan", "_reservation", "window_ns")
 
-    def __init__(self, plan: Plan, reservation: Reservation, now_ns: int = 0) -> None:
+    def __init__(self, plan: Plan, reservation: Reservation, now_ns: int) -> None:
         self._plan = plan
         self._reservation = reservation
         self._beside: Plan | None = None
@@ -151,12 +151,6 @@ class Backfill:
             self._beside = self._plan.copy()
             self._beside.hold(self._reservation.slots)
         return self._beside
-
-    def place(self, policy: Policy, job: Job, now_ns: int) -> tuple[tuple[Slot, ...], str] | None:
-        """Slots for the job and why it may have them; None where it would delay the head, or finds no room."""
-        if now_ns + remaining_ns(policy, job) <= self._reservation.from_ns:
-            return self.place_short(policy, job)
-        return self.place_beside(policy, job)
 
     def place_short(self, policy: Policy, job: Job, most: int | None = None) -> tuple[tuple[Slot, ...], str] | None:
         """Anywhere: the job will have ended by then."""

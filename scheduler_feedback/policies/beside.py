@@ -18,9 +18,10 @@ from scheduler_feedback.core.state import Backfilling, State
 from scheduler_feedback.core.turn import Turn, span
 from scheduler_feedback.policies.backfill import Reservation, reserve
 from scheduler_feedback.policies.ledger import Ledger
+from scheduler_feedback.policies.moves import at_limit
 from scheduler_feedback.policies.placement import NEVER, barred_for, pays_beside, place, types_for
 from scheduler_feedback.policies.quarantine import call_back, may_be_called_back
-from scheduler_feedback.policies.starting import at_limit, start
+from scheduler_feedback.policies.starting import start
 from scheduler_feedback.policies.waiting import paused
 
 DEPTH = 100

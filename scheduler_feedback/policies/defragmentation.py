@@ -13,6 +13,7 @@ migration cooldown. Only gangs that declared that they can be restarted are ever
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scheduler_feedback.core.cluster import Level
@@ -22,6 +23,7 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.core.topology import numbers
 from scheduler_feedback.core.turn import Turn, span
 from scheduler_feedback.policies.cost import moving_seconds
+from scheduler_feedback.policies.evaluations import next_evaluation_ns
 from scheduler_feedback.policies.ledger import Ledger
 from scheduler_feedback.policies.moves import (
     first_in_line,
@@ -30,6 +32,7 @@ from scheduler_feedback.policies.moves import (
     proposed,
     set_going,
     wait_seconds,
+    waits_since_ns,
 )
 from scheduler_feedback.policies.placement import place, where
 
@@ -44,6 +47,17 @@ class Moves:
     slots: tuple[Slot, ...]
     gangs: tuple[tuple[Job, tuple[Slot, ...]], ...]
     cost: float
+
+
+def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
+    """Yield when it is weighed again whether gangs should move for the first job."""
+    if state.frozen or not state.policy.defragmentation_moves or ledger.claimants or not ledger.running:
+        return
+    if not ledger.line.needs_level():
+        return
+    first = first_in_line(ledger, state.now_ns)
+    if first is not None and first.spec.required_level is not None:
+        yield next_evaluation_ns(waits_since_ns(first), state.now_ns)
 
 
 def make_room(turn: Turn, ledger: Ledger) -> bool:

@@ -179,12 +179,16 @@ def end_ns(policy: Policy, job: Job, verdict: Verdict | None, now_ns: int) -> in
     return _moved_on(policy, job, end, now_ns)
 
 
-def job_releases(state: State, job: Job, now_ns: int) -> list[Release]:
-    """What the job, if it holds or claims slots, is expected to free and when."""
+def job_releases(state: State, job: Job, now_ns: int, clear_ns: int = 0) -> list[Release]:
+    """What the job, if it holds or claims slots, is expected to free and when.
+
+    clear_ns: when the other gangs that still hold slots of its claim are expected to have gone.
+    """
     found: list[Release] = []
     holding = job.state in _HOLDING
     if job.claim:
-        restart = now_ns if job.state is JobState.PENDING else end_ns(state.policy, job, None, now_ns)
+        pending = job.state is JobState.PENDING
+        restart = max(now_ns, job.not_before_ns, clear_ns) if pending else end_ns(state.policy, job, None, now_ns)
         length = nanoseconds(job.spec.restart_cost_seconds) + _left_after_restart(state.policy, job)
         found.append(Release(restart + length, job.job_id, tuple(job.claim)))
     if holding and job.attempt_started_ns is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from scheduler_feedback.core.job import Job, Slot
+from scheduler_feedback.core.job import Job, JobState, Slot
 from scheduler_feedback.core.plan import Plan
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.policies import uplinks
@@ -140,11 +140,27 @@ class Holdings:
     # --- expected ends -----------------------------------------------------------------------------------------------
 
     def _expect(self, job: Job) -> None:
-        found = job_releases(self.state, job, self.state.now_ns)
+        found = job_releases(self.state, job, self.state.now_ns, self._clear_ns(job))
         if found:
             self.ends_of[job.job_id] = found
             for release in found:
                 insort(self.ends, release)
+
+    def _clear_ns(self, job: Job) -> int:
+        """When the gangs on the slots of a waiting job's claim are expected to have gone; 0 where there are none."""
+        if not job.claim or job.state is not JobState.PENDING:
+            return 0
+        claim = set(job.claim)
+        return max(
+            (
+                end.at_ns
+                for job_id in self.stopping
+                if job_id != job.job_id and not claim.isdisjoint(self.held.get(job_id, _NONE))
+                for end in self.ends_of.get(job_id, ())
+                if not claim.isdisjoint(end.slots)
+            ),
+            default=0,
+        )
 
     def _drop_ends(self, job_id: str) -> None:
         for release in self.ends_of.pop(job_id, ()):
@@ -157,3 +173,12 @@ class Holdings:
             self._drop_ends(job.job_id)
             self._expect(job)
             self.grown = self.changed = True
+
+    def expect_restarts_anew(self, claimants: Iterable[str]) -> None:
+        """Update when waiting jobs with a claim are expected to end, where the gangs on their slots end later."""
+        for job_id in sorted(claimants):
+            before = self.ends_of.get(job_id)
+            self._drop_ends(job_id)
+            self._expect(self.state.jobs[job_id])
+            if self.ends_of.get(job_id) != before:
+                self.grown = self.changed = True

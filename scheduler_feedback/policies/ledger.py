@@ -13,14 +13,14 @@ from heapq import heappop, heappush
 
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
-from scheduler_feedback.core.state import Backfilling, Case, Order, State
+from scheduler_feedback.core.state import Backfilling, Order, State
 from scheduler_feedback.core.turn import nanoseconds
 from scheduler_feedback.policies import order
 from scheduler_feedback.policies.dependencies import Dependencies
 from scheduler_feedback.policies.estimate import remaining_ns
 from scheduler_feedback.policies.holdings import Holdings
 from scheduler_feedback.policies.order import las
-from scheduler_feedback.policies.placement import shape_of
+from scheduler_feedback.policies.placement import Shape, shape_of
 from scheduler_feedback.policies.waiting_line import WaitingLine
 
 _HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
@@ -52,9 +52,9 @@ class Ledger(Holdings):
 
     line: who waits, in order. claimants: jobs that wait with a place kept for them. probes: those that wait.
     running: gangs that may be signalled. elastic: those that hold slots and can go on with more or fewer.
-    excluders: jobs that avoid nodes. doubtful: names of nodes that are not healthy. unheld: jobs that not even the
-    empty cluster could hold. hopeless: those whose wait can't end any more. ended: (when, job id) of the jobs that have
-    ended. clocks: a heap of instants at which something is due.
+    excluders: jobs that avoid nodes. doubtful: names of nodes that are not healthy. unheld: jobs that not even
+    the empty cluster could hold, or that exceed a limit of their queue. hopeless: those whose wait can't end any more.
+    ended: (when, job id) of the jobs that have ended. clocks: a heap of instants at which something is due.
     fresh: jobs that came into the line since the last look at it. appointed: whether the spares are those of the nodes
     as they are. overdue: jobs that go before others for their long wait, waiting or running. late: a heap of those that
     have waited as long and were not called yet.
@@ -110,8 +110,7 @@ class Ledger(Holdings):
         for job in state.jobs.values():
             self._add(job)
         self.ended.sort()
-        for case in state.cases.values():
-            self.look_again(case)
+        self.expect_restarts_anew(self.claimants)
         if state.idle:
             self.grown = self.changed = False
             self.fresh = set()
@@ -145,7 +144,7 @@ class Ledger(Holdings):
             return
         self.unsettled = False
         jobs, capacity = self.state.jobs, self.capacity
-        moved = [job_id for job_id in self.unheld if capacity.could_hold(jobs[job_id])]
+        moved = [job_id for job_id in self.unheld if self.could_ever_start(jobs[job_id])]
         for kind in self.line.kinds.values():
             members = [key[-1] for bucket in kind.buckets.values() for key in bucket.keys]
             if not capacity.could_hold(jobs[members[0]], kind.shape):
@@ -189,7 +188,8 @@ class Ledger(Holdings):
             self.file(job)
             return
         self.running.add(job.job_id)
-        if job.job_id in self.elastic:  # it may be resized from now on
+        levels = self.policy.defragmentation_moves and job.spec.restartable and self.line.needs_level()
+        if job.job_id in self.elastic or levels:  # it may be resized, or moved for others, from now on
             self.grown = True
         if not job.excluded_nodes:
             self.excluders.discard(job.job_id)
@@ -271,6 +271,10 @@ class Ledger(Holdings):
             self._hold_elastic(job)
         if self.policy.preempt and self.policy.order is Order.LAS:
             self.watch_fall(job)
+        self.watch_appraisal(job)
+        for at_ns in self._stoppable_ns(job):
+            if at_ns > self.state.now_ns:
+                heappush(self.clocks, (at_ns, job.job_id))
         if job.attempt_started_ns is not None:
             policy = self.policy
             if job.state is JobState.STARTING and policy.start_timeout_seconds:
@@ -286,6 +290,27 @@ class Ledger(Holdings):
         at_ns = self._resizable_ns(job)
         if at_ns > self.state.now_ns:
             heappush(self.clocks, (at_ns, job.job_id))
+
+    def _least_run_ns(self, job: Job) -> int:
+        """When the attempt has run its least time."""
+        policy = self.policy
+        least = policy.min_run_seconds if job.spec.min_run_seconds is None else job.spec.min_run_seconds
+        return (job.attempt_started_ns or 0) + nanoseconds(least)
+
+    def _stoppable_ns(self, job: Job) -> tuple[int, ...]:
+        """When the gang may be stopped for others, or moved: after its least run time, and after its cooldown."""
+        if not job.spec.restartable or job.attempt_started_ns is None:
+            return ()
+        if job.last_migration_ns is None:
+            return (self._least_run_ns(job),)
+        cooldown_ns = nanoseconds(self.policy.migration_cooldown_seconds)
+        return (self._least_run_ns(job), job.last_migration_ns + cooldown_ns)
+
+    def watch_appraisal(self, job: Job) -> None:
+        """Wake when the running gang is to be appraised again, where that may let it be stopped for others."""
+        fair = self.policy.preempt and self.policy.order is Order.FAIR
+        if fair and job.spec.preemptible and job.appraise_ns > self.state.now_ns:
+            heappush(self.clocks, (job.appraise_ns, job.job_id))
 
     def note_who_waits(self) -> None:
         """A cycle has decided: whether anybody is left waiting for room, and since when nobody is."""
@@ -305,8 +330,7 @@ class Ledger(Holdings):
     def _resizable_ns(self, job: Job) -> int:
         """When it has run its least time, its last move is long ago, and slots have lain idle for long enough."""
         policy = self.policy
-        least = policy.min_run_seconds if job.spec.min_run_seconds is None else job.spec.min_run_seconds
-        at_ns = (job.attempt_started_ns or 0) + nanoseconds(least)
+        at_ns = self._least_run_ns(job)
         if job.last_migration_ns is not None:
             at_ns = max(at_ns, job.last_migration_ns + nanoseconds(policy.migration_cooldown_seconds))
         return max(at_ns, self.state.emptied_ns + nanoseconds(self._patience_seconds(job, len(job.ranks))))
@@ -319,7 +343,7 @@ class Ledger(Holdings):
 
     def _line_up(self, job: Job) -> None:
         job_id, shape = job.job_id, shape_of(job)
-        if not self.capacity.could_hold(job, shape):
+        if not self.could_ever_start(job, shape):
             self.unheld.add(job.job_id)
             return
         key = order.key_of(self.state, job)
@@ -335,21 +359,22 @@ class Ledger(Holdings):
         if self.line.order[0] is key or self.state.reserved_for is None or self.shares.limited:
             self.changed = True  # it may be the one that a place is kept for
 
+    def could_ever_start(self, job: Job, shape: Shape | None = None) -> bool:
+        """Whether the job would fit into the nodes in use, and into its queue's limits, if nothing else ran."""
+        least = job.spec.min_ranks or job.spec.ranks
+        if self.shares.limited and self.shares.never(job.spec.queue, least) is not None:
+            return False
+        return self.capacity.could_hold(job, shape)
+
     def overtake(self, now_ns: int) -> None:
         """Time has passed: what has overrun its estimate, and what waits for the stop of another, is expected later."""
         ends = self.ends
         while ends and ends[0].at_ns <= now_ns:
             self.expect_anew(self.state.jobs[ends[0].job_id])
         if self.claimants:
-            for job_id in sorted(self.claimants):
-                self.expect_anew(self.state.jobs[job_id])
+            self.expect_restarts_anew(self.claimants)
 
     # --- clocks ------------------------------------------------------------------------------------------------------
-
-    def look_again(self, case: Case) -> None:
-        """A gang that waits and sees is looked at then, though nothing is heard."""
-        if case.again_ns is not None:
-            heappush(self.clocks, (case.again_ns, ""))
 
     def due(self, now_ns: int) -> list[str]:
         """Ids of the jobs ('' for nodes) of which a clock has run out since it was last asked."""
@@ -374,6 +399,9 @@ class Ledger(Holdings):
             return at_ns in (job.not_before_ns, order.starves_ns(self.state, job))
         if job.job_id not in self.held:
             return False
+        weighed = bool(self.line.order or self.state.verdicts)
+        if weighed and (at_ns == job.appraise_ns or at_ns in self._stoppable_ns(job)):
+            return True
         falls = self.policy.order is Order.LAS and at_ns == las.falls_ns(self.state, job)
         idle = job.job_id in self.elastic and not self.state.waits
         return falls or (idle and at_ns == self._resizable_ns(job))

@@ -12,18 +12,40 @@ from dataclasses import replace
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobState, StopReason
 from scheduler_feedback.core.state import Case, Decision, Mode, State
-from scheduler_feedback.core.turn import Turn, nanoseconds
+from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.answers import ACTIONS, Ruling, cheaper_to_move, rule
 from scheduler_feedback.policies.cost import accused_nodes, lost_seconds
+from scheduler_feedback.policies.evaluations import next_evaluation_ns
 from scheduler_feedback.policies.ledger import Ledger, ledger_of
 from scheduler_feedback.policies.preemption import stop_for
 from scheduler_feedback.policies.quarantine import ACCUSING, hold_against, others_want
 
-AGAIN_SHARE = 8
-AGAIN_LEAST_SECONDS = 1.0
-"""A gang that waits and sees is looked at anew whenever its fault has lasted an eighth longer."""
+
+def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
+    """Yield when the options of gangs with an active verdict, or on a slow node, are weighed again."""
+    for verdict in state.verdicts.values():
+        job, case = state.jobs.get(verdict.gang), state.cases.get(verdict.verdict_id)
+        if job is not None and case is not None and job.spec.restartable and _is_open(job, verdict, case):
+            yield next_evaluation_ns(verdict.first_wall_ns, state.now_ns)
+    if state.frozen or not ledger.running:
+        return
+    for name in ledger.doubtful:
+        node = state.nodes[name]
+        if node.slowdown > 1 and node.doubted_ns is not None and node.verdict_id:
+            yield next_evaluation_ns(node.doubted_ns, state.now_ns)
+
+
+def _is_open(job: Job, verdict: Verdict, case: Case) -> bool:
+    """Whether something may still be decided about the running gang for this verdict."""
+    return (
+        job.state is JobState.RUNNING
+        and job.stop_reason is None
+        and (verdict.kind in ACCUSING or bool(verdict.aggressor))
+        and case.ruling not in ACTIONS
+        and case.ruling != "released"
+    )
 
 
 def judge_running_gangs(turn: Turn, ledger: Ledger) -> None:
@@ -32,15 +54,7 @@ def judge_running_gangs(turn: Turn, ledger: Ledger) -> None:
     for verdict in list(turn.state.verdicts.values()):
         job = turn.state.jobs.get(verdict.gang)
         case = turn.state.cases.setdefault(verdict.verdict_id, Case())
-        if (
-            plan is None
-            or job is None
-            or job.state is not JobState.RUNNING
-            or job.stop_reason is not None
-            or (verdict.kind not in ACCUSING and not verdict.aggressor)
-            or case.ruling in ACTIONS
-            or case.ruling == "released"
-        ):
+        if plan is None or job is None or not _is_open(job, verdict, case):
             continue
         ruling = rule(turn.state, job, verdict, plan, turn.now_ns)
         if ruling.code == "separate":
@@ -50,10 +64,6 @@ def judge_running_gangs(turn: Turn, ledger: Ledger) -> None:
         elif ruling.code != case.ruling:
             turn.decide(job.job_id, "stay", f"stays where it is: {ruling.reason}", ruling.detail(verdict))
             case.ruling, case.reason = ruling.code, ruling.reason
-        if ruling.code == "wait" and (case.again_ns is None or case.again_ns <= turn.now_ns):
-            age_ns = turn.now_ns - verdict.first_wall_ns
-            case.again_ns = turn.now_ns + max(age_ns // AGAIN_SHARE, nanoseconds(AGAIN_LEAST_SECONDS))
-            ledger.look_again(case)
     if ledger.doubtful and not turn.state.frozen:
         for job, verdict in list(beside(turn.state, ledger, turn.now_ns)):
             ruling = rule(turn.state, job, verdict, ledger.plan, turn.now_ns)

@@ -55,14 +55,23 @@ def proposed(turn: Turn, job: Job, what: str, kind: str, text: str, detail: Iter
 
 
 def first_in_line(ledger: Ledger, now_ns: int) -> Job | None:
-    """The first that waits for room; None where nobody does, or it waits for something else."""
-    if not ledger.line.order:
-        return None
-    job = ledger.state.jobs[ledger.line.order[0][-1]]
-    least = job.spec.min_ranks or job.spec.ranks
-    if job.not_before_ns > now_ns or ledger.shares.room(job.spec.queue, least) is not None:
-        return None
-    return job
+    """The first job that waits for room and not for its queue's limit; None where there is none, or it is paused."""
+    for key in ledger.line.order:
+        job = ledger.state.jobs[key[-1]]
+        if not at_limit(ledger, job):
+            return job if job.not_before_ns <= now_ns else None
+    return None
+
+
+def at_limit(ledger: Ledger, job: Job) -> bool:
+    """Return whether the job waits for a limit of its queue; it keeps no other job waiting then."""
+    ranks = job.spec.min_ranks or job.spec.ranks
+    return ledger.shares.limited and ledger.shares.room(job.spec.queue, ranks) is not None
+
+
+def waits_since_ns(job: Job) -> int:
+    """Return since when the waiting job waits for its next attempt."""
+    return job.submitted_ns if job.attempt_ended_ns is None else job.attempt_ended_ns
 
 
 def wait_seconds(state: State, ledger: Ledger, job: Job, now_ns: int) -> float:
@@ -73,8 +82,7 @@ def wait_seconds(state: State, ledger: Ledger, job: Job, now_ns: int) -> float:
     """
     most = state.policy.resize_horizon_seconds
     if state.policy.estimates is Estimates.HISTORY:
-        since_ns = job.submitted_ns if job.attempt_ended_ns is None else job.attempt_ended_ns
-        most = min(most, (now_ns - since_ns) / 1e9)
+        most = min(most, (now_ns - waits_since_ns(job)) / 1e9)
     if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
         from_ns = state.reserved_from_ns
     else:

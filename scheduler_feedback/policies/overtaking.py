@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from scheduler_feedback.core.job import Slot
-from scheduler_feedback.core.state import Backfilling
+from scheduler_feedback.core.state import Backfilling, State
 from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.policies.backfill import Backfill, Reservation, candidates, only
 from scheduler_feedback.policies.conservative import DEPTH, Profile
 from scheduler_feedback.policies.ledger import Ledger
+from scheduler_feedback.policies.moves import at_limit
 from scheduler_feedback.policies.placement import place
-from scheduler_feedback.policies.starting import at_limit, start, unreserved
+from scheduler_feedback.policies.starting import start, unreserved
+from scheduler_feedback.policies.waiting_line import Key
 
 
 def backfill(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> None:
@@ -22,7 +24,7 @@ def backfill(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Non
     if policy.backfill is Backfilling.CONSERVATIVE:
         backfill_conservatively(turn, ledger, reservation)
         return
-    greedy = policy.backfill is Backfilling.GREEDY or unreserved(state, ledger.line.order[0])
+    greedy = policy.backfill is Backfilling.GREEDY or unreserved(state, _first_key(state, ledger))
     if reservation is None and not greedy:
         return
     free = sum([inside[0] for inside in ledger.plan.free_in])
@@ -55,6 +57,14 @@ def backfill(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Non
             chances.long = found is not None
         if found is not None:
             start(turn, ledger, job, found[0], "backfilled", found[1])
+
+
+def _first_key(state: State, ledger: Ledger) -> Key:
+    """The key of the first job that does not wait for its queue's limit; of the first of all where every job does."""
+    order = ledger.line.order
+    if not ledger.shares.limited:
+        return order[0]
+    return next((key for key in order if not at_limit(ledger, state.jobs[key[-1]])), order[0])
 
 
 def backfill_conservatively(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> None:

@@ -23,6 +23,9 @@ from scheduler_feedback.policies.laying import barred_free, lay
 
 Shape = tuple[Any, ...]
 
+REQUIRED_LEVEL = 5
+"""Where in a shape the required level is."""
+
 NEVER = 1e6
 """Patience (``pays_beside``) of a gang for which no place can be foreseen; an infinity would be none of a number."""
 

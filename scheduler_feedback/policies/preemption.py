@@ -10,6 +10,7 @@ A gang may be stopped if it declared that it is preemptible and can be restarted
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import merge
 
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
@@ -25,6 +26,9 @@ from scheduler_feedback.policies.placement import may_borrow, place
 RENEW_NS = 1800 * 1_000_000_000
 """Between two appraisals of all that wait: what jobs alike have run changes slowly."""
 
+DRIFT_NS = 60 * 1_000_000_000
+"""Between two passes that nothing but time asks for, of an order that changes with time (``themis``)."""
+
 CHANGE = 0.1
 """Of an appraisal, as a share of it: less is not worth another place in the line."""
 
@@ -38,13 +42,26 @@ def due(state: State, now_ns: int) -> bool:
     return policy.preempt and not state.frozen and now_ns >= state.planned_ns + nanoseconds(policy.replan_seconds)
 
 
+def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
+    """Yield when a pass is due that came too early, when an order has drifted, and when pending jobs are appraised."""
+    policy = state.policy
+    if state.frozen or not ledger.line.order or not ledger.held:
+        return
+    if _learns(state):
+        yield state.renewed_ns + RENEW_NS
+    if policy.preempt and state.replan_owed:
+        yield state.planned_ns + nanoseconds(policy.replan_seconds)
+    if policy.preempt and policy.order is Order.THEMIS:
+        yield state.planned_ns + max(nanoseconds(policy.replan_seconds), DRIFT_NS)
+
+
 def may_be_stopped(state: State, job: Job, now_ns: int) -> bool:
     """Whether the running gang may be stopped for another one now."""
     spec, since_ns = job.spec, job.attempt_started_ns
     if since_ns is None or job.stop_reason is not None or not (spec.preemptible and spec.restartable):
         return False
     least = state.policy.min_run_seconds if spec.min_run_seconds is None else spec.min_run_seconds
-    return now_ns - since_ns >= least * 1e9
+    return now_ns - since_ns >= nanoseconds(least)
 
 
 def lost_gpu_seconds(job: Job, now_ns: int) -> float:
@@ -60,7 +77,7 @@ def lost_gpu_seconds(job: Job, now_ns: int) -> float:
 def choose(turn: Turn, ledger: Ledger) -> list[Job]:
     """Take the look: stop who is to stop; those that wait and were chosen, in order."""
     state, now_ns = turn.state, turn.now_ns
-    state.planned_ns = now_ns
+    state.planned_ns, state.replan_owed = now_ns, False
     turn.looked = True
     running = [state.jobs[job_id] for job_id in ledger.held]
     movable = [job for job in running if may_be_stopped(state, job, now_ns)]
@@ -144,9 +161,13 @@ def renew_all(turn: Turn, ledger: Ledger) -> None:
 
 def renewal_due(state: State, now_ns: int) -> bool:
     """Whether it is time to learn; only what ends or waits makes it so."""
+    return _learns(state) and now_ns >= state.renewed_ns + RENEW_NS
+
+
+def _learns(state: State) -> bool:
     policy = state.policy
     learns = policy.order is Order.FAIR or policy.estimates is Estimates.HISTORY
-    return learns and bool(state.lately or policy.queues) and now_ns >= state.renewed_ns + RENEW_NS
+    return learns and bool(state.lately or policy.queues)
 
 
 def swap(turn: Turn, ledger: Ledger) -> None:
@@ -157,7 +178,7 @@ def swap(turn: Turn, ledger: Ledger) -> None:
     are stopped. One that has waited past the bound may have those of any that has not.
     """
     state, now_ns = turn.state, turn.now_ns
-    state.planned_ns = now_ns
+    state.planned_ns, state.replan_owed = now_ns, False
     turn.looked = True
     if not ledger.line.order:
         return
@@ -168,6 +189,7 @@ def swap(turn: Turn, ledger: Ledger) -> None:
         if may_be_stopped(state, job, now_ns) and (not doubtful or _frees(ledger, job)):
             if now_ns >= job.appraise_ns:
                 appraise(state, job, now_ns)
+                ledger.watch_appraisal(job)
             movable.append((-job.urgency, job_id))
     movable.sort()
     free = ledger.plan.free(Tier.HEALTHY)
@@ -230,21 +252,28 @@ def _fewest(ledger: Ledger, victims: list[Job], slots: int, now_ns: int) -> list
     return victims
 
 
-def place_without(ledger: Ledger, job: Job, victims: list[Job], state: State) -> tuple[Slot, ...] | None:
-    """A place for the job once the victims have gone; it is not taken."""
+def place_without(
+    ledger: Ledger, job: Job, victims: list[Job], state: State, most: int | None = None
+) -> tuple[Slot, ...] | None:
+    """A place for the job once the victims have gone, with at most so many ranks; it is not taken."""
     plan = ledger.plan
     mark = plan.checkpoint()
     claimed = {slot for slots in ledger.claims.values() for slot in slots}
     plan.give(rank.slot for victim in victims for rank in victim.ranks if rank.slot not in claimed)
-    slots = place(plan, job, policy=state.policy, most=ledger.most_ranks(job))
+    allowed = ledger.most_ranks(job)
+    if most is not None:
+        allowed = min(most, job.spec.ranks if allowed is None else allowed)
+    slots = place(plan, job, policy=state.policy, most=allowed)
     plan.rollback(mark)
     return slots
 
 
 def stop_for(turn: Turn, ledger: Ledger, job: Job, first: Job) -> None:
-    """Stop the running gang for others, of whom this is the first; in observe mode only say so."""
+    """Stop the running gang for others, of whom this is the first; in observe mode only say so, once."""
     if turn.state.policy.mode is Mode.OBSERVE:
-        turn.decide(job.job_id, "preempt", f"would be stopped for {first.job_id}", outcome="observed")
+        if job.proposed != f"preempt for {first.job_id}":
+            job.proposed = f"preempt for {first.job_id}"
+            turn.decide(job.job_id, "preempt", f"would be stopped for {first.job_id}", outcome="observed")
         return
     job.stop_reason = StopReason.PREEMPT
     job.failure = f"stopped for others, {first.job_id} first of them"

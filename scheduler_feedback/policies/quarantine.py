@@ -19,6 +19,8 @@ than ``quarantine_slowdown``, or accused of more than slowness, it is out of use
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, StopReason
 from scheduler_feedback.core.state import Case, Mode, Policy, State
@@ -26,7 +28,7 @@ from scheduler_feedback.core.turn import Turn, nanoseconds, span
 from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies import hosted
-from scheduler_feedback.policies.ledger import ledger_of
+from scheduler_feedback.policies.ledger import Ledger, ledger_of
 from scheduler_feedback.policies.placement import pays_beside
 
 # Kinds that speak against the node. Interference speaks against another job, workload against the job itself.
@@ -192,6 +194,15 @@ def _become(turn: Turn, node: Node, state: NodeState, until_ns: int | None, reas
 
 
 # --- the clock -------------------------------------------------------------------------------------------------------
+
+
+def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
+    """Yield when a job that has just come counts as one that waits for the slots of a slow node."""
+    if state.frozen or not any(may_be_called_back(state, state.nodes[name]) for name in ledger.doubtful):
+        return
+    for kind in ledger.line.kinds.values():
+        if any(not _has_waited(state, bucket.keys[0][-1]) for bucket in kind.buckets.values()):
+            yield state.now_ns + 1
 
 
 def let_time_pass(turn: Turn) -> None:

@@ -15,24 +15,46 @@ most once in the migration cooldown.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec.structs import replace
 
-from scheduler_feedback.core.job import Job, Slot, StopReason
+from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
 from scheduler_feedback.core.plan import Tier
-from scheduler_feedback.core.state import State
+from scheduler_feedback.core.state import Estimates, State
 from scheduler_feedback.core.turn import Turn, span
 from scheduler_feedback.policies.cost import moving_seconds
 from scheduler_feedback.policies.estimate import healthy_end_ns
+from scheduler_feedback.policies.evaluations import next_evaluation_ns
 from scheduler_feedback.policies.ledger import Ledger
 from scheduler_feedback.policies.moves import (
+    at_limit,
     first_in_line,
     keep_place,
     may_be_moved,
     proposed,
     set_going,
     wait_seconds,
+    waits_since_ns,
 )
 from scheduler_feedback.policies.placement import place, where
+
+
+def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
+    """Yield when it is weighed again whether elastic gangs should shrink for the first job, or grow."""
+    now_ns = state.now_ns
+    if state.frozen or not ledger.elastic:
+        return
+    jobs = [job for job_id in ledger.elastic if (job := state.jobs[job_id]).state is JobState.RUNNING]
+    if not ledger.line.order and not ledger.claimants:
+        if ledger.plan.free(Tier.HEALTHY) and any(len(job.ranks) < (job.spec.max_ranks or 0) for job in jobs):
+            yield next_evaluation_ns(state.emptied_ns, now_ns)
+        return
+    # A known wait only gets shorter. A wait that is guessed, and what a gang has not saved, grow.
+    guessed = state.policy.estimates is Estimates.HISTORY
+    ample = [job for job in jobs if _surplus(job) > 0 and (guessed or job.spec.checkpoint_interval_seconds)]
+    if ample and (first := first_in_line(ledger, now_ns)) is not None:
+        yield next_evaluation_ns(waits_since_ns(first), now_ns)
 
 
 def grow(turn: Turn, ledger: Ledger) -> None:
@@ -138,7 +160,9 @@ def _wanted(state: State, ledger: Ledger, most: int) -> int:
     """Slots that those who wait ask for, counted up to so many."""
     wanted = 0
     for key in ledger.line.order:
-        wanted += state.jobs[key[-1]].spec.ranks
+        job = state.jobs[key[-1]]
+        if not at_limit(ledger, job):
+            wanted += job.spec.ranks
         if wanted >= most:
             break
     return wanted

@@ -15,7 +15,7 @@ class Shares:
 
     def __init__(self, policy: Policy) -> None:
         self.queues: dict[str, Queue] = {queue.name: queue for queue in policy.queues}
-        self.limited = any(_most(queue) is not None for queue in policy.queues)
+        self.limited = any(most_slots(queue) is not None for queue in policy.queues)
         self.held: dict[str, int] = dict.fromkeys(self.queues, 0)
         self._chains: dict[str, tuple[str, ...]] = {}
 
@@ -61,19 +61,29 @@ class Shares:
 
     def left(self, queue: str) -> int | None:
         """Slots that the queue may still take; None: no limit binds it."""
-        left = [most - self.held[name] for name in self.chain(queue) if (most := _most(self.queues[name])) is not None]
+        left = [
+            most - self.held[name] for name in self.chain(queue) if (most := most_slots(self.queues[name])) is not None
+        ]
         return min(left, default=None)
+
+    def never(self, queue: str, ranks: int) -> tuple[str, int] | None:
+        """The queue whose limit so many ranks exceed even while it is empty, and that limit; None: there is none."""
+        for name in self.chain(queue):
+            most = most_slots(self.queues[name])
+            if most is not None and ranks > most:
+                return name, most
+        return None
 
     def room(self, queue: str, ranks: int) -> tuple[str, int] | None:
         """The queue at whose limit so many more ranks would not fit, and that limit; None where they do."""
         for name in self.chain(queue):
-            most = _most(self.queues[name])
+            most = most_slots(self.queues[name])
             if most is not None and self.held[name] + ranks > most:
                 return name, most
         return None
 
 
-def _most(queue: Queue) -> int | None:
+def most_slots(queue: Queue) -> int | None:
     """Slots that the queue may hold at all."""
     if queue.borrow or queue.quota is None:
         return queue.limit

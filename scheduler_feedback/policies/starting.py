@@ -13,6 +13,7 @@ from scheduler_feedback.core.turn import Turn, span
 from scheduler_feedback.policies import order, preemption
 from scheduler_feedback.policies.backfill import Reservation, reserve
 from scheduler_feedback.policies.ledger import Ledger
+from scheduler_feedback.policies.moves import at_limit
 from scheduler_feedback.policies.placement import attempt_speed, place, place_probe, still_usable, where
 from scheduler_feedback.policies.waiting import paused
 
@@ -68,6 +69,7 @@ def choose_anew(turn: Turn, ledger: Ledger) -> None:
         if slots is not None:
             start(turn, ledger, job, slots, "started", "its turn has come")
     ledger.grown = ledger.changed = False
+    ledger.fresh = set()  # jobs that stand elsewhere in the line since the pass began
 
 
 def restart_moved(turn: Turn, ledger: Ledger) -> None:
@@ -91,11 +93,6 @@ def unreserved(state: State, key: tuple[Any, ...]) -> bool:
     What is kept idle for one is taken from all the others; it is kept only once the one has waited past the bound.
     """
     return state.policy.order is Order.FAIR and state.policy.preempt and key[1:2] != (0,)
-
-
-def at_limit(ledger: Ledger, job: Job) -> bool:
-    ranks = job.spec.min_ranks or job.spec.ranks
-    return ledger.shares.limited and ledger.shares.room(job.spec.queue, ranks) is not None
 
 
 def _kept(state: State) -> Reservation | None:

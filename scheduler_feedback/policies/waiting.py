@@ -14,9 +14,11 @@ from scheduler_feedback.core.job import Job, JobKind, JobState
 from scheduler_feedback.core.plan import NOWHERE, Plan, Tier, tier_of
 from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.turn import span
+from scheduler_feedback.policies.admission import over_limit
 from scheduler_feedback.policies.backfill import reserve
 from scheduler_feedback.policies.ledger import ledger_of
 from scheduler_feedback.policies.placement import Capacity, may_borrow, place, where
+from scheduler_feedback.policies.shares import Shares
 
 MOST_NAMED = 100
 """Nodes and jobs that an explanation names: a person reads no more."""
@@ -79,6 +81,8 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
     stands_in_line = job.job_id in ledger.line and not ledger.unsettled  # who does has been asked
     if not stands_in_line and not ledger.capacity.could_hold(job):
         return "capacity", unholdable(ledger.capacity, job)
+    if (why_never := over_limit(state.policy, job.spec)) is not None:
+        return "limit", f"can never start as the queues are now: {why_never}"
     if (limit := ledger.shares.room(job.spec.queue, ranks)) is not None:
         return "limit", f"queue {limit[0]} may hold {limit[1]} slots, and holds {ledger.shares.held[limit[0]]}"
     if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
@@ -176,7 +180,7 @@ def _rulings(state: State, job: Job) -> tuple[str, ...]:
 def _explain_waiting(state: State, job: Job) -> Explanation:
     now_ns = state.now_ns
     ledger = ledger_of(state)
-    held = ledger.capacity.could_hold(job)
+    held = ledger.could_ever_start(job)
     is_head = state.reserved_for == job.job_id
     until_ns = forecast(state, job) if held else None
     binds, why = what_binds(state, job)
@@ -203,7 +207,8 @@ def _explain_waiting(state: State, job: Job) -> Explanation:
 def _range(state: State, job: Job, until_ns: int) -> tuple[int, int]:
     """From: were nobody before it. To: if all takes twice as long as expected, or its limit where that counts."""
     ledger = ledger_of(state)
-    alone = reserve(ledger.plan, ledger.ends, job, state.now_ns, state.policy)
+    limited = ledger.shares.room(job.spec.queue, job.spec.min_ranks or job.spec.ranks) is not None
+    alone = None if limited else reserve(ledger.plan, ledger.ends, job, state.now_ns, state.policy)
     first_ns = min(until_ns, alone.from_ns) if alone is not None else until_ns
     if state.policy.estimates is Estimates.LIMIT:
         return first_ns, until_ns
@@ -213,8 +218,9 @@ def _range(state: State, job: Job, until_ns: int) -> tuple[int, int]:
 def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
     """When the job would start if all before it start in their order, nothing is backfilled and estimates are met.
 
-    By counting slots, whatever their place: one sweep over the line and the expected ends, O(jobs log jobs). stretch:
-    how many times longer than expected everything takes. None: it can't be told.
+    By counting slots, whatever their place: one sweep over the line and the expected ends, O(jobs log jobs). A job at
+    its queue's limit is passed over, as it is by the cycle; this one waits for the ends in its queue. stretch: how many
+    times longer than expected everything takes. None: it can't be told.
     """
     ledger, now_ns = ledger_of(state), state.now_ns
     if job.claim:
@@ -226,26 +232,38 @@ def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
         (
             now_ns + int((release.at_ns - now_ns) * stretch),
             len(release.slots) if clean else sum([plan.usable(slot.node) for slot in release.slots]),
+            len(release.slots),
+            state.jobs[release.job_id].spec.queue,
         )
         for release in ledger.ends
     ]
     heapify(ends)
     at_ns, places = now_ns, ledger.line.places
+    queues = Shares(state.policy)
+    queues.held.update(ledger.shares.held)
     for key in ledger.line.order:
         place_ = places[key[-1]]
         ranks = place_.kind.ranks
         if key[-1] == state.reserved_for and stretch == 1.0:
             at_ns = max(at_ns, state.reserved_from_ns or 0)
-        while ends and (free < ranks or ends[0][0] <= at_ns):
-            ended_ns, slots = heappop(ends)
+        its_own, queue = key[-1] == job.job_id, state.jobs[key[-1]].spec.queue
+        while ends and (
+            free < ranks
+            or ends[0][0] <= at_ns
+            or (its_own and queues.limited and queues.room(queue, ranks) is not None)
+        ):
+            ended_ns, slots, held, of_queue = heappop(ends)
             free += slots
+            queues.use(of_queue, -held)
             if ended_ns > at_ns:
                 at_ns = ended_ns
-        if key[-1] == job.job_id:
-            return max(at_ns, job.not_before_ns) if free >= ranks else None
-        if free >= ranks:
+        fits = free >= ranks and not (queues.limited and queues.room(queue, ranks) is not None)
+        if its_own:
+            return max(at_ns, job.not_before_ns) if fits else None
+        if fits:
             free -= ranks
-            heappush(ends, (at_ns + int(place_.length_ns * stretch), ranks))
+            queues.use(queue, ranks)
+            heappush(ends, (at_ns + int(place_.length_ns * stretch), ranks, ranks, queue))
     return None
 
 
@@ -290,6 +308,11 @@ def _changes(state: State, job: Job, held: bool, until_ns: int | None) -> tuple[
     now_ns, found = state.now_ns, []
     if state.frozen:
         found.append("an operator allows actions again (gangwatch thaw)")
+    if not held and (limit := ledger_of(state).shares.never(job.spec.queue, job.spec.min_ranks or job.spec.ranks)):
+        found.append(f"the limit of queue {limit[0]}, {limit[1]} slots, is raised")
+        smaller = f"with at most {limit[1]} ranks, or " if limit[1] else ""
+        found.append(f"it is submitted again {smaller}to another queue")
+        return tuple(found)
     if not held:
         back = [node.name for node in state.nodes.values() if tier_of(node) is None]
         if back:

@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler_feedback.policies.placement import Shape
+from scheduler_feedback.policies.placement import REQUIRED_LEVEL, Shape
 
 Key = tuple[Any, ...]
 """How a job stands in the line: the least first; its last item is the job's id."""
@@ -55,6 +55,10 @@ class WaitingLine:
 
     def __contains__(self, job_id: str) -> bool:
         return job_id in self.places
+
+    def needs_level(self) -> bool:
+        """Return whether a waiting job needs its slots in one domain."""
+        return any(kind.shape[REQUIRED_LEVEL] is not None for kind in self.kinds.values())
 
     def __len__(self) -> int:
         return len(self.order)

@@ -34,7 +34,7 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import JobKind, StopReason
 from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.turn import nanoseconds
-from scheduler_feedback.policies.admission import malformed, oversized
+from scheduler_feedback.policies.admission import malformed, over_limit, oversized
 from scheduler_feedback.sim.account import Account, Report, report
 from scheduler_feedback.sim.disturbances import Disturbances
 from scheduler_feedback.sim.occurrence import Occurrence
@@ -190,7 +190,7 @@ class Engine:
             shape = (spec.ranks, spec.min_ranks, spec.pinned_node, spec.gpu_types, spec.required_level, spec.groups)
             if shape not in known:
                 known[shape] = oversized(self.state, spec)
-            why_not = malformed(spec) or known[shape]
+            why_not = malformed(spec) or known[shape] or over_limit(self.state.policy, spec)
             if why_not is None:
                 jobs.append(job)
             else:
@@ -208,8 +208,8 @@ class Engine:
             next_ns = heap[0][0]
         if self._later and (next_ns is None or self._later[0][0] < next_ns):
             next_ns = self._later[0][0]
-        wake_ns = cycle.next_wake_ns(self.state)
-        if wake_ns is not None and wake_ns > self.state.now_ns:  # what was due by now, the last cycle has done
+        wake_ns = cycle.next_wake_ns(self.state, self.state.now_ns)  # what was due by now, the last cycle has done
+        if wake_ns is not None:
             # The cycle reckons ends from seconds, so it may expect one some nanoseconds before it really comes.
             if heap and 0 <= heap[0][0] - wake_ns < ROUNDING_NS:
                 wake_ns = heap[0][0]
@@ -321,7 +321,7 @@ class Engine:
             for action in outcome.actions:
                 self._carry_out(action, now_ns, events)
             self.account.decisions += len(outcome.actions)
-            if not events:
+            if not events and (self.state.idle or not outcome.changed):
                 return
         raise RuntimeError(f"{MOST_TURNS} cycles at {now_ns} ns, and still something is decided: a bug of the cycle")
 

@@ -4,6 +4,7 @@ What is checked is reckoned from the actions and from what really runs, not from
 
 =====================  =================================================================================================
 all or nothing         a start names as many different slots as the gang may have ranks, all there, all free
+timeouts               nothing is decided by time alone but at a registered timeout; at rest nothing changes
 no slot twice          no slot is given out while an attempt still lives on it, or claimed for two gangs
 quota                  what a queue and all below it hold is at most its limit, and its quota where it may not borrow
 a promise is kept      the head's reservation never moves back but for what happened outside (a verdict, a node that
@@ -11,6 +12,7 @@ a promise is kept      the head's reservation never moves back but for what happ
 no starvation          who has waited past the bound stands before all that have not, of equal priority
 quarantine is bounded  findings alone never take more nodes out of use than the caps of the cluster and of a rack
 spares                 only gangs that may be stopped are started on a spare, and those that were moved there
+frozen                 nothing starts, no node changes its state but by an operator
 no harm                an attempt that did not declare that it can be restarted is stopped for a cancellation, a failure
                        of its own or a late start alone; nothing but that is stopped while actions are frozen
 =====================  =================================================================================================
@@ -39,14 +41,19 @@ from scheduler_feedback.core.events import (
     Submitted,
     Tick,
     VerdictJudged,
+    as_seen,
 )
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot, StopReason
-from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy, Queue, State
+from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, State
 from scheduler_feedback.policies.ledger import ledger_of
 from scheduler_feedback.replay import replay
+from tests.feedback.rules import check_books, check_claims, check_ledger, check_metrics, check_start, check_timeouts
 
 SECOND = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND
+
+DERIVED = 7
+"""Cycles between two checks of what is derived from the state: it takes longer than the cycle."""
 
 _HARMLESS = (Submitted, AttemptRunning, Tick, FirstStep)
 """Events after which a promise must stand; and ends, of those that were not asked to stop."""
@@ -89,6 +96,7 @@ class Ordeal:
     cycles: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
+    same_settings: bool = True
 
     def __post_init__(self) -> None:
         self.state = State(policy=self.policy)
@@ -101,13 +109,19 @@ class Ordeal:
         rack = f"r{number % self.racks}" if self.racks else ""
         return NodeSeen(f"n{number}", self.sizes[number], machine=f"n{number}", rack=rack, present=present)
 
-    def submit(self, spec: JobSpec, true_seconds: float, code: int = 0) -> str:
-        self.submitted += 1
-        job_id = f"j{self.submitted}"
-        for member in [job_id, *(f"{job_id}.{index}" for index in range(spec.array_size))]:
-            self.left_seconds[member], self.codes[member] = true_seconds, code
-        self.cycle(Submitted(job_id, spec))
-        return job_id
+    def submit(self, *wanted: tuple[JobSpec, float, int], also: tuple[Event, ...] = ()) -> list[str]:
+        """Submit jobs (specification, seconds of work, exit code) in one cycle, with other events; their ids."""
+        events: list[Event] = []
+        for spec, true_seconds, code in wanted:
+            self.submitted += 1
+            job_id = f"j{self.submitted}"
+            for member in [job_id, *(f"{job_id}.{index}" for index in range(spec.array_size))]:
+                self.left_seconds[member], self.codes[member] = true_seconds, code
+            events.append(Submitted(job_id, spec))
+        if len(wanted) > 1:
+            self.counts["cycles with many submissions"] = self.counts.get("cycles with many submissions", 0) + 1
+        self.cycle(*also, *events)
+        return [event.job_id for event in events if isinstance(event, Submitted)]
 
     def seen(self) -> None:
         """Every attempt that has not been told of yet is reported as running."""
@@ -188,6 +202,7 @@ class Ordeal:
     def cycle(self, *events: Event) -> cycle.Outcome:
         told = [decode_event(encode_event(event)) for event in events]
         nodes = self._nodes()
+        held = set(self.owner)
         frozen_before = self.state.frozen
         outcome = cycle.run(self.state, told, self.now_ns)
         self.cycles += 1
@@ -195,31 +210,32 @@ class Ordeal:
             self.journal.append((self.now_ns, told, outcome))
         for event in events:
             if isinstance(event, PolicySet):
-                self.policy = event.policy
+                self.policy, self.same_settings = event.policy, False
         for action in outcome.actions:
             if isinstance(action, StartGang):
-                self._start(action)
+                self._start(action, held)
             else:
                 self._stop(action, frozen_before and self.state.frozen)
-        self._check_claims()
+        check_books(self.state)
+        check_claims(self.state, self.owner)
         self._check_quota(any(isinstance(event, PolicySet) for event in events))
         self._check_order()
+        self._check_frozen(frozen_before and self.state.frozen, nodes, events)
         self._check_quarantine({name for name, node in nodes.items() if node[0] is NodeState.QUARANTINE}, events)
         self._check_promise(events, outcome, nodes == self._nodes())
+        if self.cycles % DERIVED == 0:
+            if not self.state.frozen:  # timeouts of the waiting jobs expire after the thaw
+                check_ledger(self.state)
+            check_metrics(self.state)
         for entry in outcome.entries:
             self.counts[entry.kind] = self.counts.get(entry.kind, 0) + 1
         return outcome
 
-    def _start(self, action: StartGang) -> None:
+    def _start(self, action: StartGang, held: set[Slot]) -> None:
         job, slots = self.state.jobs[action.job_id], action.placement
-        least, most = job.spec.min_ranks or job.spec.ranks, job.spec.max_ranks or job.spec.ranks
-        assert not self.state.frozen, f"{action.job_id} starts while actions are frozen"
-        assert len(slots) == len(set(slots)) == action.spec.ranks, "one slot a rank"
-        assert least <= len(slots) <= most, f"{action.job_id} starts with {len(slots)} ranks of {least} to {most}"
+        check_start(self.state, action, held, self.owner)
         for slot in slots:
             node = self.state.nodes[slot.node]
-            assert slot not in self.owner, f"{slot} is given to {action.job_id}, and {self.owner[slot]} lives on it"
-            assert node.present and slot.slot < node.slots and node.state is not NodeState.MAINTENANCE
             lent = not node.spare or (job.spec.preemptible and job.spec.restartable) or job.spec.pinned_node is not None
             assert lent or "restarts" in action.reason, f"{action.job_id} is lent a spare, and may not be stopped"
             self.owner[slot] = action.job_id
@@ -236,6 +252,8 @@ class Ordeal:
     def _stop(self, action: StopGang, frozen: bool) -> None:
         spec = self.state.jobs[action.job_id].spec
         own = (StopReason.CANCEL, StopReason.RANK_FAILED, StopReason.START_FAILED)
+        watched = self.policy.mode is Mode.OBSERVE and self.same_settings
+        assert not watched or action.why in own, f"{action.job_id} is stopped ({action.why}) in observe mode"
         assert spec.restartable or action.why in own, f"{action.job_id} is stopped, and never said that it can be"
         if action.why is StopReason.PREEMPT:
             assert spec.preemptible, f"{action.job_id} is stopped for others, and never said that it can be"
@@ -248,15 +266,6 @@ class Ordeal:
                 living.ends_ns, living.code = saved_ns, 143
 
     # --- what must hold ----------------------------------------------------------------------------------------------
-
-    def _check_claims(self) -> None:
-        claimed: dict[Slot, str] = {}
-        for job in self.state.jobs.values():
-            for slot in job.claim:
-                assert slot not in claimed, f"{slot} is claimed by {claimed[slot]} and {job.job_id}"
-                claimed[slot] = job.job_id
-                holder = self.owner.get(slot, job.job_id)
-                assert holder == job.job_id or self.state.jobs[holder].stop_reason is not None, f"{holder} stays there"
 
     def _check_quota(self, anew: bool) -> None:
         """What runs and what is kept for gangs on the move. Other settings may leave a queue above; it may not grow."""
@@ -292,6 +301,16 @@ class Ordeal:
                     first = job
             elif first is not None:
                 assert first.spec.priority != job.spec.priority, f"{job.job_id} starves behind {first.job_id}"
+
+    def _check_frozen(
+        self, frozen: bool, before: dict[str, tuple[NodeState, bool, bool, float]], events: tuple[Event, ...]
+    ) -> None:
+        """While actions are frozen only operators change what a node may be used for."""
+        if not frozen or any(
+            isinstance(event, NodeCommanded | VerdictJudged | NodeSeen | PolicySet) for event in events
+        ):
+            return
+        assert {name: node[0] for name, node in before.items()} == {n.name: n.state for n in self.state.nodes.values()}
 
     def _check_quarantine(self, standing: set[str], events: tuple[Event, ...]) -> None:
         if any(isinstance(event, NodeCommanded | VerdictJudged | NodeSeen) for event in events):
@@ -356,6 +375,7 @@ class Ordeal:
 
     def kill(self, snapshot_first: bool) -> None:
         """The controller dies at this event: what the journal gives back must be what was, and is gone on with."""
+        assert decode_state(encode_state(self.state)) == self.state
         if snapshot_first:
             self.snapshot, self.journal = encode_state(self.state), []
         state, outcomes = replay(decode_state(self.snapshot), [(now_ns, told) for now_ns, told, _ in self.journal])
@@ -365,6 +385,37 @@ class Ordeal:
         if not snapshot_first:
             self.snapshot, self.journal = encode_state(state), []
         self.state, self.promised = state, None
+
+    def nothing_by_time_alone(self, seconds: float, evaluate_all: bool) -> None:
+        """Were there no event for so long, nothing would be decided but at a registered timeout."""
+        self.counts["timeouts checked"] = self.counts.get("timeouts checked", 0) + 1
+        check_timeouts(self.state, round(seconds * SECOND), evaluate_all)
+
+    def rest(self) -> None:
+        """Cycles without events at one instant come to an end, and then change nothing but the clock."""
+        for _ in range(20):
+            if not self.cycle(Tick()).changed and self.state.idle:
+                break
+        before = decode_state(encode_state(self.state))
+        outcome = self.cycle(Tick())
+        assert not outcome.changed and not outcome.actions and not outcome.entries, (outcome, self.state.idle)
+        before.cycle += 1
+        assert self.state == before
+
+    def observe_again(self) -> None:
+        """After a restart the backend reports everything again: nothing is decided or changed."""
+        self.rest()
+        before = decode_state(encode_state(self.state))
+        seen = tuple(self._running(*key) for key, living in self.alive.items() if living.seen)
+        nodes = tuple(as_seen(node) for node in self.state.nodes.values())
+        ended = tuple(
+            AttemptEnded(job.job_id, job.attempt, tuple(RankExit(rank.rank, rank.exit_code) for rank in job.ranks))
+            for job in before.jobs.values()
+            if job.attempt and not job.state.holds_slots
+        )
+        outcome = self.cycle(*seen, *nodes, *ended)
+        assert not outcome.actions and not outcome.entries, outcome.entries
+        assert without_clock(self.state) == without_clock(before)
 
     def explain(self, job_id: str) -> None:
         """Asking changes nothing."""
@@ -380,11 +431,13 @@ class Ordeal:
         """Nothing bad happens any more: everything ends, or says why it never can."""
         self.cycle(FreezeSet(False), *(self.node(number) for number in range(len(self.sizes))))
         self.cycle(*(NodeCommanded(name, NodeCommand.RELEASE) for name in self.state.nodes))
-        for _ in range(60):
+        for _ in range(1000):
             if all(job.state.ended or job.state is JobState.PENDING for job in self.state.jobs.values()):
                 self.advance(0.1)
             if all(job.state.ended for job in self.state.jobs.values()):
                 return
+            if not self.alive and self.state.idle and cycle.next_wake_ns(self.state) is None:
+                break
             self.advance(300.0)
         for job in self.state.jobs.values():
             if not job.state.ended:

@@ -19,6 +19,7 @@ from scheduler_feedback.core.events import (
     ActionFailed,
     AttemptUnknown,
     CancelRequested,
+    Event,
     FirstStep,
     FreezeSet,
     NodeCommand,
@@ -97,6 +98,22 @@ TRAITS = st.fixed_dictionaries(
 )
 
 
+TRAININGS = st.tuples(SPECS, TRAITS, st.integers(2, 90), st.sampled_from([1.0, 1.0, 0.6]), SMALL)
+"""(specification, traits, seconds of work, share of them that it really takes, whether it exits with 0)."""
+
+ORDINARY = st.tuples(
+    st.sampled_from([1, 1, 1, 2]),
+    st.sampled_from(["a", "b", "c", "elsewhere"]),
+    st.integers(1, 200),
+    st.sampled_from([None, None, 0.5, 2.0]),
+    st.booleans(),
+    st.sampled_from([0, 0, 0, 2, 5]),
+    st.booleans(),
+)
+"""(ranks, queue, seconds of work, its limit as a share of them, whether it fails, size of its array, whether it depends
+on the job before it)."""
+
+
 def shaped(spec: JobSpec, traits: dict[str, Any], seconds: float, before: int) -> JobSpec:
     """The specification with what can't be drawn by itself, all of it allowed together."""
     changes: dict[str, Any] = {
@@ -166,31 +183,75 @@ class Invariants(RuleBasedStateMachine):
 
     # --- users -------------------------------------------------------------------------------------------------------
 
-    @rule(spec=SPECS, traits=TRAITS, seconds=st.integers(2, 90), share=st.sampled_from([1.0, 1.0, 0.6]), sound=SMALL)
-    def submit(self, spec: JobSpec, traits: dict[str, Any], seconds: int, share: float, sound: int) -> None:
+    @rule(trainings=st.lists(TRAININGS, max_size=4), others=st.lists(ORDINARY, max_size=5), leaving=SMALL)
+    def submit(
+        self,
+        trainings: list[tuple[JobSpec, dict[str, Any], int, float, int]],
+        others: list[tuple[Any, ...]],
+        leaving: int,
+    ) -> None:
+        """Jobs of every kind come in one cycle; in some a job is cancelled or fails at the same moment."""
         Invariants.steps += 1
-        wanted = shaped(spec, traits, float(seconds), self.world.submitted)
+        wanted: list[tuple[JobSpec, float, int]] = []
         exact = self.world.policy.estimates is Estimates.EXACT
-        self.world.submit(wanted, seconds * (1.0 if exact else share), 0 if sound or self.calm else 1)
+        for number, (spec, traits, seconds, share, sound) in enumerate(trainings):
+            made = shaped(spec, traits, float(seconds), self.world.submitted + number)
+            wanted.append((made, seconds * (1.0 if exact else share), 0 if sound or self.calm else 1))
+        wanted += [self._ordinary(len(wanted) + number, *one) for number, one in enumerate(others)]
+        self.world.submit(*wanted, also=self._leaves(leaving))
 
-    def submit_plain(self, ranks: int, seconds: int, stops: bool) -> None:
-        """A gang with nothing special about it."""
-        Invariants.steps += 1
+    def _ordinary(
+        self,
+        before: int,
+        ranks: int,
+        queue: str,
+        seconds: int,
+        limit: float | None,
+        fails: bool,
+        array: int,
+        after: bool,
+    ) -> tuple[JobSpec, float, int]:
+        """A job of somebody who knows nothing of us: one rank mostly, no progress, and no idea how long it takes."""
         spec = JobSpec(
-            "plain", ("train",), ranks, queue="c", time_limit_seconds=float(seconds), exact_seconds=float(seconds),
-            grace_seconds=2.0, restartable=stops, preemptible=stops,
+            "ordinary", ("python", "work.py"), ranks, queue=queue, array_size=array, grace_seconds=2.0,
+            time_limit_seconds=None if limit is None or self.calm else limit * seconds,
+            after=(Dependency(f"j{self.world.submitted + before}", After.ENDED),) if after else (),
         )  # fmt: skip
-        self.world.submit(spec, float(seconds))
+        if self.calm:  # nothing takes longer than is known
+            spec = structs.replace(spec, time_limit_seconds=float(seconds), exact_seconds=float(seconds))
+        return spec, float(seconds), int(fails and not self.calm)
+
+    def _leaves(self, number: int) -> tuple[Event, ...]:
+        """In one of four cycles with submissions a running job leaves too: it is cancelled, or has died."""
+        job_id = self._held(number)
+        if self.calm or number >= 2 or job_id is None or not self._lives(job_id):
+            return ()
+        if number:
+            return (CancelRequested(job_id),)
+        return (self.world.end(job_id, self.world.state.jobs[job_id].attempt, 137),)
 
     @rule(
-        gangs=st.lists(st.tuples(st.integers(1, 6), st.integers(2, 90)), min_size=2, max_size=6),
+        gangs=st.lists(st.tuples(st.integers(1, 6), st.integers(2, 90)), min_size=2, max_size=8),
         stops=st.booleans(),
+        together=st.booleans(),
         seconds=st.sampled_from([0.0, 1.0, 7.0, 30.0]),
     )
-    def rush(self, gangs: list[tuple[int, int]], stops: bool, seconds: float) -> None:
+    def rush(self, gangs: list[tuple[int, int]], stops: bool, together: bool, seconds: float) -> None:
         """Many come at once and what has room runs: most of what is interesting needs a full cluster and a queue."""
-        for ranks, length in gangs:
-            self.submit_plain(ranks, length, stops)
+        Invariants.steps += len(gangs)
+        plain = [
+            (
+                JobSpec(
+                    "plain", ("train",), ranks, queue="c", time_limit_seconds=float(length),
+                    exact_seconds=float(length), grace_seconds=2.0, restartable=stops, preemptible=stops,
+                ),
+                float(length),
+                0,
+            )
+            for ranks, length in gangs
+        ]  # fmt: skip
+        for batch in [plain] if together else [[one] for one in plain]:
+            self.world.submit(*batch)
         self.world.seen()
         self.world.advance(seconds)
 
@@ -287,7 +348,8 @@ class Invariants(RuleBasedStateMachine):
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL, command=st.sampled_from([NodeCommand.RELEASE, *NodeCommand]))
     def command(self, number: int, command: NodeCommand) -> None:
-        self.world.cycle(NodeCommanded(self._pick(self.world.state.nodes, number), command))
+        if (node := self._pick(self.world.state.nodes, number)) is not None:
+            self.world.cycle(NodeCommanded(node, command, drain=number % 2 == 1))
 
     @precondition(lambda self: not self.calm)
     @rule(frozen=st.sampled_from([True, False, False]))
@@ -306,6 +368,25 @@ class Invariants(RuleBasedStateMachine):
         """Other settings, reloaded while everything runs; estimates of the same kind."""
         Invariants.steps += 1
         self.world.cycle(PolicySet(replace(policy, estimates=self.world.policy.estimates)))
+
+    @rule(
+        seconds=st.one_of(st.sampled_from([1e-9, 0.25, 7.0, 10.0, 20.0, 30.0, 40.0, 60.0]), st.floats(0.0, 2000.0)),
+        evaluate_all=st.booleans(),
+    )
+    def wait(self, seconds: float, evaluate_all: bool) -> None:
+        """Were there nothing but time, nothing would be decided without a timeout."""
+        Invariants.steps += 1
+        self.world.nothing_by_time_alone(seconds, evaluate_all)
+
+    @rule()
+    def rest(self) -> None:
+        Invariants.steps += 1
+        self.world.rest()
+
+    @rule()
+    def observe_again(self) -> None:
+        Invariants.steps += 1
+        self.world.observe_again()
 
     @rule(number=SMALL)
     def ask(self, number: int) -> None:

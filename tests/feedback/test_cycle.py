@@ -196,6 +196,25 @@ def test_a_refused_start_is_tried_again_after_a_pause() -> None:
     assert isinstance(start, StartGang) and start.attempt == 2
 
 
+def test_refused_starts_wait_for_their_pause_at_the_head_of_the_queue_and_behind_it() -> None:
+    world = World({"n0": 4}, Policy(retry_backoff_seconds=5.0))
+    world.submit(2, 1000.0, time_limit_seconds=1000.0)
+    first = world.submit(1, 10.0, time_limit_seconds=10.0)
+    head = world.submit(4, 10.0, time_limit_seconds=10.0)
+    behind = world.submit(1, 10.0, time_limit_seconds=10.0)
+    refused = [first, behind]
+    for job_id in refused:
+        del world.alive[job_id, 1]
+    events = [ActionFailed(world.state.jobs[job_id].action_id, job_id, "out of memory") for job_id in refused]
+    assert not world.cycle(*events).actions
+    other = world.submit(1, 10.0, time_limit_seconds=10.0)
+    assert [world.job_state(job_id) for job_id in (first, head, behind)] == [JobState.PENDING] * 3
+    assert world.job_state(other) is JobState.STARTING, "it is short enough, and was not refused"
+    world.now_ns += 5 * SECOND
+    assert {action.job_id for action in world.cycle(Tick()).actions} == {first}
+    assert world.job_state(behind) is JobState.PENDING, "the other has its slot"
+
+
 def test_a_refused_stop_is_asked_for_again() -> None:
     world = World({"n0": 1}, Policy(retry_backoff_seconds=5.0))
     job_id = world.submit(1, 1000.0)

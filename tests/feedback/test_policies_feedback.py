@@ -500,6 +500,24 @@ def test_a_verdict_on_probation_leads_back_to_quarantine_for_twice_as_long() -> 
     assert (node.state, node.backoff, node.until_ns) == (NodeState.QUARANTINE, 2, world.now_ns + 200 * SECOND)
 
 
+def test_one_job_s_verdict_on_probation_is_enough_though_the_same_job_spoke_against_the_node_before() -> None:
+    """Elsewhere two jobs must speak against a node; on probation the one that did before does."""
+    world = World({"n0": 2}, replace(_POLICY, probe_command=(), quarantine_max_fraction=1.0))
+    job_id = world.submit(1, 10_000.0, time_limit_seconds=10_000.0)
+    world.running()
+    verdict = world.verdict(job_id, slowdown=8.0)
+    world.cycle(verdict)
+    world.cycle(VerdictJudged(verdict.verdict_id, True, "eve"))
+    world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "kept pace"))
+    world.advance(100.0)
+    node = world.state.nodes["n0"]
+    assert (node.state, node.backoff, node.accusers) == (NodeState.PROBATION, 1, (job_id,))
+    world.cycle(world.verdict(job_id, slowdown=8.0))
+    assert node.accusers == (job_id,)
+    assert (node.state, node.backoff, node.until_ns) == (NodeState.QUARANTINE, 2, world.now_ns + 200 * SECOND)
+    assert "on probation, and again" in node.reason
+
+
 def test_a_probe_waits_until_what_still_runs_on_the_node_has_gone() -> None:
     world = World({"n0": 2, "n1": 2}, _POLICY)
     job_id = world.submit(1, 300.0)
@@ -570,6 +588,26 @@ def test_a_released_node_is_not_accused_again_by_the_same_verdict() -> None:
     world.advance(10.0)
     assert world.state.nodes["n1"].state is NodeState.HEALTHY
     assert world.job_state(job_id) is JobState.RUNNING
+
+
+def test_a_gang_that_left_a_node_may_use_it_again_once_an_operator_has_released_it() -> None:
+    """It has lost the place that was kept for it, and three nodes of two are too few without the released one."""
+    world = World({"n0": 2, "n1": 2, "n2": 2}, _POLICY)
+    job_id = world.submit(4, 10_000.0, **_MOVABLE)
+    world.running()
+    world.advance(100.0)
+    world.cycle(world.verdict(job_id, rank=3))
+    left = {rank.slot.node for rank in world.state.jobs[job_id].ranks} - {
+        slot.node for slot in world.state.jobs[job_id].claim
+    }
+    assert left == {"n1"}
+    world.cycle(NodeSeen("n2", 2, present=False))
+    world.end(job_id, 75, signalled=True)
+    assert (world.job_state(job_id), world.state.jobs[job_id].excluded_nodes) == (JobState.PENDING, ("n1",))
+    world.cycle(NodeCommanded("n1", NodeCommand.RELEASE, "eve"))
+    assert world.state.jobs[job_id].excluded_nodes == ()
+    assert world.job_state(job_id) is JobState.STARTING
+    assert world.nodes_of(job_id) == {"n0", "n1"}
 
 
 def test_a_release_gives_up_the_probe() -> None:
@@ -788,6 +826,24 @@ def test_a_slow_node_is_not_kept_idle_while_others_wait_for_its_slots() -> None:
     assert "others wait for its slots" in node.reason
     assert world.nodes_of(narrow) == {name}
     assert world.job_state(wide) is JobState.PENDING
+
+
+def test_it_is_called_back_at_a_registered_instant_though_nothing_else_happens() -> None:
+    """Who has only just come may start at once; a moment later it is one that waits, and the slow node is wanted."""
+    world = World({"n0": 2, "n1": 2}, replace(_POLICY, quarantine_seconds=1000.0))
+    slow = [world.submit(1, 10_000.0, time_limit_seconds=10_000.0) for _ in range(4)]
+    world.running()
+    on_it = [job_id for job_id in slow if world.nodes_of(job_id) == {"n0"}]
+    world.cycle(*(world.verdict(job_id, rank=0, slowdown=1.5) for job_id in on_it))
+    node = world.state.nodes["n0"]
+    assert node.state is NodeState.QUARANTINE
+    world.submit(1, 100.0, time_limit_seconds=100.0)
+    if node.state is NodeState.QUARANTINE:
+        wake_ns = cycle.next_wake_ns(world.state, world.now_ns)
+        assert wake_ns is not None and wake_ns < world.now_ns + SECOND
+        world.now_ns = wake_ns
+        world.cycle()
+    assert node.state is NodeState.SUSPECT
 
 
 def test_nor_while_a_probe_waits_for_what_still_runs_there() -> None:

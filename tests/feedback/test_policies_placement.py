@@ -7,15 +7,16 @@ import math
 import pytest
 
 from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.events import Submitted
 from scheduler_feedback.core.job import Group, Job, JobKind, JobSpec, JobState, Slot
 from scheduler_feedback.core.plan import Plan
-from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.admission import admit_check
-from scheduler_feedback.policies.backfill import Backfill, reserve
+from scheduler_feedback.policies.backfill import reserve
 from scheduler_feedback.policies.estimate import Release, loss_seconds
 from scheduler_feedback.policies.order import queue
 from scheduler_feedback.policies.placement import Capacity, place, where
-from tests.feedback.world import SECOND
+from tests.feedback.world import SECOND, World
 
 
 def job(ranks: int, excluded: tuple[str, ...] = (), **spec: object) -> Job:
@@ -142,18 +143,46 @@ def test_a_reservation_is_not_before_the_job_may_be_tried_again() -> None:
 
 
 def test_short_jobs_may_use_reserved_slots_and_long_ones_only_others() -> None:
-    plan = Plan(nodes(a=(2, H), b=(2, H), c=(2, H)), busy(a=2))
-    kept = reserve(plan, [Release(100 * SECOND, "x", (Slot("a", 0), Slot("a", 1)))], job(5), 0)
-    assert kept is not None and where(kept.slots) == "a:0,1 b:0,1 c:0"
-    room = Backfill(plan, kept)
-    assert room.place(Policy(), job(2, time_limit_seconds=101.0), 0) is None
-    long = room.place(Policy(), job(1, time_limit_seconds=101.0), 0)
-    assert long is not None and where(long[0]) == "c:1"
-    short = room.place(Policy(), job(2, time_limit_seconds=100.0), 0)
-    assert short is not None and where(short[0]) == "b:0,1"
-    last = room.place(Policy(), job(1, time_limit_seconds=1.0), 0)
-    assert last is not None and where(last[0]) == "c:0"
-    assert room.place(Policy(), job(1, time_limit_seconds=1.0), 0) is None
+    """Three nodes of two slots, two held for 100 s; five are reserved for the head then, so one slot is not."""
+    world = World({"a": 2, "b": 2, "c": 2})
+    world.submit(2, time_limit_seconds=100.0)
+    head = world.submit(5, time_limit_seconds=100.0)
+    assert where(world.state.reserved_slots) == "a:0,1 b:0,1 c:0"
+    jobs = {
+        "k1-wide": (2, 101.0),
+        "k2-long": (1, 101.0),
+        "k3-short": (2, 100.0),
+        "k4-last": (1, 1.0),
+        "k5-none": (1, 1.0),
+    }
+    world.cycle(
+        *(Submitted(name, JobSpec(name, ("x",), ranks, time_limit_seconds=s)) for name, (ranks, s) in jobs.items())
+    )
+    placed = {name: where(rank.slot for rank in world.state.jobs[name].ranks) for name in jobs}
+    assert placed == {"k1-wide": "", "k2-long": "c:1", "k3-short": "b:0,1", "k4-last": "c:0", "k5-none": ""}
+    why = {entry.subject: entry.text for entry in world.entries if entry.kind == "backfilled"}
+    assert why["k2-long"].endswith(f"it uses no slot reserved for {head}")
+    assert why["k3-short"].endswith(f"it is expected to end before the start of {head}")
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        ((1, 500.0), (3, 50.0), (1, 500.0)),
+        ((1, 500.0), (2, 50.0), (1, 50.0), (1, 500.0)),
+        ((1, 50.0), (1, 500.0), (3, 50.0), (1, 500.0), (1, 50.0)),
+    ],
+)
+def test_jobs_that_come_in_one_cycle_never_share_a_slot(jobs: tuple[tuple[int, float], ...]) -> None:
+    """Long jobs beside the reservation and short ones on it take from the same free slots, in one pass."""
+    world = World({"a": 4, "b": 4})
+    world.submit(3, time_limit_seconds=100.0)
+    world.submit(6, time_limit_seconds=100.0)
+    world.cycle(  # the world checks that no slot is given out twice
+        *(Submitted(f"j{n}", JobSpec("j", ("t",), r, time_limit_seconds=s)) for n, (r, s) in enumerate(jobs))
+    )
+    started = [rank.slot for job in world.state.jobs.values() for rank in job.ranks]
+    assert len(started) == len(set(started)) >= 7
 
 
 def test_the_queue_is_first_come_first_served_behind_gangs_on_the_move() -> None:

@@ -49,6 +49,25 @@ def test_an_elastic_gang_that_is_alone_starts_with_all_that_it_can_use() -> None
     assert world.state.jobs[job_id].speed == 2.0
 
 
+def test_one_that_comes_soon_after_somebody_has_waited_starts_with_no_more_than_it_asks_for() -> None:
+    """A restart with fewer ranks costs more than what idle slots are worth that may be wanted again in a moment."""
+    world = World({"n0": 8}, _POLICY)
+    full = world.submit(8, 100.0, time_limit_seconds=100.0)
+    world.running()
+    world.advance(10.0)
+    waiting = world.submit(2, 5.0, time_limit_seconds=5.0)
+    world.end(full, 0)
+    world.running()
+    world.advance(6.0)
+    assert world.job_state(waiting) is JobState.COMPLETED
+    elastic = world.submit(4, 10_000.0, **_ELASTIC)
+    assert len(world.state.jobs[elastic].ranks) == 4
+    world.end(elastic, 0)
+    world.advance(100.0)
+    later = world.submit(4, 10_000.0, **_ELASTIC)
+    assert len(world.state.jobs[later].ranks) == 8
+
+
 def two_gangs(policy: Policy = _POLICY, **spec: Any) -> tuple[World, str, str]:
     """Eight slots: a gang of four, and an elastic one that could have only four; all is full."""
     world = World({"n0": 4, "n1": 4}, policy)
@@ -118,8 +137,13 @@ def test_a_gang_grows_only_once_nobody_has_waited_for_as_long_as_a_restart_is_wo
     world.advance(20.0)
     assert world.job_state(waiting) is JobState.COMPLETED
     assert world.state.jobs[elastic].stop_reason is None, "somebody waited 20 s ago"
-    assert cycle.next_wake_ns(world.state) == world.started[waiting] + 24 * SECOND
-    world.advance(5.0)
+    grows_ns = world.started[waiting] + 24 * SECOND
+    while world.state.jobs[elastic].stop_reason is None:
+        wake_ns = cycle.next_wake_ns(world.state, world.now_ns)
+        assert wake_ns is not None and wake_ns < grows_ns + 4 * SECOND
+        world.now_ns = wake_ns
+        world.cycle()
+    assert world.now_ns >= grows_ns
     assert world.state.jobs[elastic].stop_reason is StopReason.RESIZE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.cluster import Level, NodeState
 from scheduler_feedback.core.events import CancelRequested, NodeSeen, PolicySet, Tick
-from scheduler_feedback.core.job import After, Dependency, Job, JobSpec, JobState
+from scheduler_feedback.core.job import After, Dependency, Job, JobSpec, JobState, StopReason
 from scheduler_feedback.core.state import Backfilling, Ended, Estimates, Order, Policy, Queue, State
 from scheduler_feedback.policies import history
 from scheduler_feedback.policies.conservative import Profile
@@ -92,6 +93,80 @@ def test_a_queue_at_its_limit_waits_and_others_do_not_wait_for_it() -> None:
     assert world.job_state(held_back) is JobState.STARTING
 
 
+def test_a_queue_just_below_its_limit_keeps_no_other_waiting() -> None:
+    """Two more would be four of three: nothing is reserved for them, and six of another queue start."""
+    world = World({"n0": 8}, Policy(queues=(Queue("a", limit=3), Queue("b"))))
+    world.submit(2, 1000.0, queue="a", time_limit_seconds=1000.0)
+    held_back = world.submit(2, 1000.0, queue="a", time_limit_seconds=1000.0)
+    other = world.submit(6, 5000.0, queue="b", time_limit_seconds=5000.0)
+    assert world.job_state(held_back) is JobState.PENDING
+    assert world.job_state(other) is JobState.STARTING
+    assert world.state.reserved_for is None
+
+
+def test_one_that_has_waited_past_the_bound_for_its_queue_s_limit_keeps_no_other_waiting() -> None:
+    policy = Policy(order=Order.FAIR, preempt=True, starvation_seconds=60.0, queues=(Queue("a", limit=3), Queue("b")))
+    world = World({"n0": 8}, policy)
+    world.submit(2, 1000.0, queue="a", time_limit_seconds=1000.0)
+    world.submit(2, 1000.0, queue="a", time_limit_seconds=1000.0)
+    world.running()
+    world.advance(100.0)
+    wide = world.submit(7, 1000.0, queue="b", time_limit_seconds=1000.0)
+    narrow = world.submit(2, 5000.0, queue="b", time_limit_seconds=5000.0)
+    assert (world.job_state(wide), world.job_state(narrow)) == (JobState.PENDING, JobState.STARTING)
+
+
+def test_room_is_made_for_the_first_that_can_use_it_not_for_one_at_its_queue_s_limit() -> None:
+    world = World({"n0": 8}, Policy(queues=(Queue("a", limit=1), Queue("b"))))
+    world.submit(1, 5000.0, queue="a", time_limit_seconds=5000.0)
+    elastic = world.submit(7, 5000.0, min_ranks=2, max_ranks=7, queue="b", time_limit_seconds=5000.0, restartable=True)
+    world.running()
+    world.submit(1, 5000.0, queue="a", time_limit_seconds=5000.0)
+    world.submit(4, 3000.0, queue="b", time_limit_seconds=3000.0)
+    assert world.state.jobs[elastic].stop_reason is StopReason.RESIZE
+
+
+@pytest.mark.parametrize(
+    ("queues", "ranks", "words"),
+    [
+        ((Queue("q", limit=0),), 1, "asks for 1 rank; queue q may hold at most 0 slots: use another queue, or have"),
+        ((Queue("q", quota=3, borrow=False),), 4, "queue q may hold at most 3 slots: ask for at most 3 ranks, or use"),
+        ((Queue("top", limit=2), Queue("q", "top")), 3, "queue top may hold at most 2 slots, and queue q is part of"),
+    ],
+)
+def test_a_job_that_never_fits_its_queue_is_refused_and_given_no_start(
+    queues: tuple[Queue, ...], ranks: int, words: str
+) -> None:
+    """Refused where it is submitted; one that waits already, as after a reload, has the true reason and no start."""
+    world = World({"n0": 8}, Policy())
+    other = world.submit(8, 1000.0, time_limit_seconds=1000.0)
+    world.running()
+    waiting = world.submit(ranks, 100.0, queue="q", time_limit_seconds=100.0)
+    explained = cycle.explain(world.state, waiting)
+    assert explained is not None and explained.expected_start_ns is not None
+    world.cycle(PolicySet(Policy(queues=queues)))
+    assert words in (cycle.admit_check(world.state, world.state.jobs[waiting].spec) or "")
+    explained = cycle.explain(world.state, waiting)
+    assert explained is not None
+    assert (explained.binds, explained.expected_start_ns, explained.expected_start_range_ns) == ("limit", None, None)
+    assert words in explained.why
+    assert any("is raised" in change for change in explained.what_would_change_it)
+    assert world.state.reserved_for is None and world.state.jobs[waiting].expected_start_ns is None
+    world.end(other, 0)
+    assert world.job_state(waiting) is JobState.PENDING
+    world.cycle(PolicySet(Policy()))
+    assert world.job_state(waiting) is JobState.STARTING, "the limit was raised"
+
+
+def test_one_at_its_queue_s_limit_is_expected_to_start_when_its_queue_has_room() -> None:
+    world = World({"n0": 8}, Policy(queues=(Queue("a", limit=2),)))
+    first = world.submit(2, 500.0, queue="a", time_limit_seconds=500.0)
+    waiting = world.submit(1, 100.0, queue="a", time_limit_seconds=100.0)
+    explained = cycle.explain(world.state, waiting)
+    assert explained is not None and explained.binds == "limit"
+    assert explained.expected_start_ns == world.started[first] + 500 * SECOND
+
+
 def test_a_queue_below_its_quota_goes_before_one_that_borrows_then_whoever_used_least_for_its_weight() -> None:
     queues = (Queue("a", quota=4), Queue("b", quota=4), Queue("c", weight=4.0), Queue("d", weight=1.0))
     policy = Policy(order=Order.FAIR, estimates=Estimates.LIMIT, queues=queues)
@@ -161,6 +236,21 @@ def test_a_shorter_gang_takes_the_slots_of_a_longer_one_and_that_resumes_where_i
     world.running()
     world.advance(60.0)
     assert job.state is not JobState.PENDING and job.attempt == 2
+
+
+def test_of_gangs_of_which_not_all_are_needed_the_dearest_to_stop_goes_on() -> None:
+    """Five slots are wanted of gangs of two, one and four: with the four, either of the others will do."""
+    policy = Policy(order=Order.FAIR, estimates=Estimates.LIMIT, preempt=True)
+    world = World({"n0": 7}, policy)
+    spec: dict[str, Any] = {"restartable": True, "preemptible": True, "grace_seconds": 2.0}
+    dear = world.submit(2, 20_000.0, time_limit_seconds=20_000.0, restart_cost_seconds=500.0, **spec)
+    cheap = world.submit(1, 30_000.0, time_limit_seconds=30_000.0, restart_cost_seconds=5.0, **spec)
+    wide = world.submit(4, 6000.0, time_limit_seconds=6000.0, restart_cost_seconds=50.0, **spec)
+    world.running()
+    world.advance(10.0)
+    world.submit(5, 100.0, time_limit_seconds=100.0)
+    assert set(_preempted(world)) == {cheap, wide}
+    assert world.state.jobs[dear].stop_reason is None
 
 
 def test_nobody_is_stopped_who_did_not_declare_it_or_has_run_too_short_a_time() -> None:

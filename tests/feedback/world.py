@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import Entry, StartGang
-from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.codec import decode_state, encode_state
 from scheduler_feedback.core.events import (
     AttemptEnded,
@@ -22,10 +21,10 @@ from scheduler_feedback.core.events import (
     Submitted,
     Tick,
 )
-from scheduler_feedback.core.job import JobKind, JobSpec, JobState, Slot, StopReason
+from scheduler_feedback.core.job import JobSpec, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
-from scheduler_feedback.policies.ledger import Ledger, ledger_of
+from tests.feedback.rules import check_books, check_claims, check_ledger, check_start
 
 SECOND = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND
@@ -179,71 +178,18 @@ class World:
         return {slot for attempt in self.alive.values() for slot in attempt.placement}
 
     def _check_start(self, action: StartGang, held: set[Slot]) -> None:
-        slots = set(action.placement)
-        assert len(action.placement) == len(slots) == action.spec.ranks, "all ranks or none, one slot a rank"
-        wanted = self.state.jobs[action.job_id].spec
-        least, most = wanted.min_ranks or wanted.ranks, wanted.max_ranks or wanted.ranks
-        assert least <= len(slots) <= most, "no fewer and no more than it can run with"
-        assert not slots & held, "a slot that an attempt still holds"
-        assert not slots & self._held(), "a slot that another start of the same cycle took"
-        nodes = {slot.node for slot in slots}
-        for slot in slots:
-            node = self.state.nodes[slot.node]
-            assert node.present and slot.slot < node.slots
-        states = {self.state.nodes[name].state for name in nodes}
-        if action.spec.kind is JobKind.PROBE:
-            assert nodes == {action.spec.pinned_node}
-        else:
-            # A node that a verdict of the same cycle sent to quarantine was taken before: step 7 comes before step 8.
-            assert not states & {NodeState.MAINTENANCE}
-            fresh = {n for n in nodes if self.state.nodes[n].since_ns == self.now_ns}
-            assert not any(self.state.nodes[n].state is NodeState.QUARANTINE for n in nodes - fresh)
-            assert NodeState.PROBATION not in states or len(nodes) == 1
+        taken = {slot: job_id for (job_id, _), attempt in self.alive.items() for slot in attempt.placement}
+        check_start(self.state, action, held, taken)
 
     def _check(self) -> None:
+        check_books(self.state)
         owners: dict[Slot, str] = {}
-        claims: dict[Slot, str] = {}
-        leaving = {job.job_id for job in self.state.jobs.values() if job.stop_reason is not None}
-        for job in self.state.jobs.values():
-            for slot in {rank.slot for rank in job.ranks if job.state.holds_slots}:
-                assert slot not in owners, f"{slot} is held by {owners[slot]} and {job.job_id}"
-                owners[slot] = job.job_id
-            for slot in job.claim:
-                assert slot not in claims, f"{slot} is claimed by {claims[slot]} and {job.job_id}"
-                claims[slot] = job.job_id
-        for slot, job_id in claims.items():
-            holder = owners.get(slot, job_id)
-            assert holder == job_id or holder in leaving, f"{slot} is claimed by {job_id}, and {holder} stays on it"
-        for job in self.state.jobs.values():
-            if job.state is JobState.PENDING:
-                assert cycle.why_waits(self.state, job), f"{job.job_id} waits and no one knows why"
         for (job_id, attempt), living in self.alive.items():
+            owners |= dict.fromkeys(living.placement, job_id)
             job = self.state.jobs[job_id]
             if job.attempt == attempt and job.state.holds_slots:
                 assert tuple(rank.slot for rank in job.ranks) == living.placement
+        check_claims(self.state, owners)
         if self.round_trips:
             assert decode_state(encode_state(self.state)) == self.state
-            self._check_ledger()
-
-    def _check_ledger(self) -> None:
-        """What is kept in step with the state is what would be derived from it anew."""
-        kept, anew = ledger_of(self.state), Ledger(self.state)
-        assert [kept.plan.free_on(name) for name in self.state.nodes] == [
-            anew.plan.free_on(name) for name in self.state.nodes
-        ]
-        assert kept.plan.free_in == anew.plan.free_in
-        assert kept.plan.with_free == anew.plan.with_free
-        assert (kept.plan.crossing, kept.plan.congested) == (anew.plan.crossing, anew.plan.congested)
-        assert kept.line.order == anew.line.order
-        assert {job: place.length_ns for job, place in kept.line.places.items()} == {
-            job: place.length_ns for job, place in anew.line.places.items()
-        }
-        assert [end for end in kept.ends if end.at_ns > self.state.now_ns] == [
-            end for end in anew.ends if end.at_ns > self.state.now_ns
-        ]
-        for name in ("held", "claims", "claimants", "probes", "stopping", "doubtful", "running", "elastic"):
-            assert getattr(kept, name) == getattr(anew, name), name
-        for name in ("excluders", "unheld", "hopeless"):
-            assert getattr(kept, name) == getattr(anew, name), name
-        assert kept.shares.held == anew.shares.held
-        assert sorted(kept.ended) == anew.ended
+            check_ledger(self.state)

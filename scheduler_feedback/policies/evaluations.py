@@ -1,0 +1,32 @@
+"""Evaluation instants of a decision whose terms change steadily with time.
+
+Whether it pays to move, shrink, grow or defragment depends on how long something has lasted: a wait, a fault, an idle
+stretch. Such a decision is evaluated again every second for the first eight seconds, and then whenever what it depends
+on has lasted an eighth longer. So it comes at most an eighth too late, and a wait of a day costs about eighty
+evaluations. The instants follow from the beginning alone, so a restarted controller evaluates at the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+
+_SECOND = 1_000_000_000
+_EVENLY = 8
+_GROWTH = 1 + 1 / _EVENLY
+
+
+def next_evaluation_ns(since_ns: int, now_ns: int) -> int:
+    """Return the first evaluation instant after now of a decision about what has lasted since then."""
+    age_ns = max(now_ns - since_ns, 0)
+    if age_ns < _EVENLY * _SECOND:
+        return since_ns + (age_ns // _SECOND + 1) * _SECOND
+    step = int(math.log(age_ns / (_EVENLY * _SECOND), _GROWTH))
+    while since_ns + _age_ns(step) <= now_ns:
+        step += 1
+    while step > 0 and since_ns + _age_ns(step - 1) > now_ns:  # the logarithm is rounded
+        step -= 1
+    return since_ns + _age_ns(step)
+
+
+def _age_ns(step: int) -> int:
+    return round(_EVENLY * _SECOND * _GROWTH**step)

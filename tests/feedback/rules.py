@@ -1,0 +1,143 @@
+"""What must hold after every cycle, whatever happened: one copy, for ``World`` and for ``Ordeal``.
+
+A start is checked against what really runs, and not against the cycle's own books.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from scheduler_feedback import cycle
+from scheduler_feedback.core.actions import StartGang
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.codec import decode_state, encode_state
+from scheduler_feedback.core.events import Tick
+from scheduler_feedback.core.job import JobKind, JobState, Slot
+from scheduler_feedback.core.measures import measure
+from scheduler_feedback.core.state import State
+from scheduler_feedback.policies.ledger import Ledger, forget_ledger, ledger_of
+from scheduler_feedback.policies.outlook import outlook
+
+SECOND = 1_000_000_000
+
+
+def check_start(state: State, action: StartGang, held_before: Collection[Slot], held_now: Mapping[Slot, str]) -> None:
+    """All ranks or none, on slots that are there and that nobody else has.
+
+    held_before: slots that attempts held before the cycle. held_now: those, and what the cycle's earlier starts took.
+    """
+    slots = set(action.placement)
+    assert not state.frozen, f"{action.job_id} starts while actions are frozen"
+    assert len(action.placement) == len(slots) == action.spec.ranks, "all ranks or none, one slot a rank"
+    wanted = state.jobs[action.job_id].spec
+    least, most = wanted.min_ranks or wanted.ranks, wanted.max_ranks or wanted.ranks
+    assert least <= len(slots) <= most, f"{action.job_id} starts with {len(slots)} ranks of {least} to {most}"
+    for slot in slots:
+        assert slot not in held_before, f"{slot} is given to {action.job_id}, and an attempt still holds it"
+        assert slot not in held_now, f"{slot} is given to {action.job_id} and, in the same cycle, to {held_now[slot]}"
+        node = state.nodes[slot.node]
+        assert node.present and slot.slot < node.slots, f"{slot} is not there"
+    nodes = {slot.node for slot in slots}
+    if action.spec.kind is JobKind.PROBE:
+        assert nodes == {action.spec.pinned_node}
+        return
+    # A node that a verdict of the same cycle sent to quarantine was taken before: step 7 comes before step 8.
+    states = {state.nodes[name].state for name in nodes}
+    fresh = {name for name in nodes if state.nodes[name].since_ns == state.now_ns}
+    assert NodeState.MAINTENANCE not in states, f"{action.job_id} starts on a node in maintenance"
+    assert not any(state.nodes[name].state is NodeState.QUARANTINE for name in nodes - fresh)
+    assert NodeState.PROBATION not in states or len(nodes) == 1
+
+
+def check_claims(state: State, owners: Mapping[Slot, str]) -> None:
+    """No slot is claimed twice, nor one of a gang that stays. owners: who really lives on each slot."""
+    claims: dict[Slot, str] = {}
+    for job in state.jobs.values():
+        for slot in job.claim:
+            assert slot not in claims, f"{slot} is claimed by {claims[slot]} and {job.job_id}"
+            claims[slot] = job.job_id
+            holder = owners.get(slot, job.job_id)
+            leaves = holder == job.job_id or state.jobs[holder].stop_reason is not None
+            assert leaves, f"{slot} is claimed by {job.job_id}, and {holder} stays on it"
+
+
+def check_books(state: State) -> None:
+    """No slot is held by two jobs, and every pending job has a reason to wait."""
+    owners: dict[Slot, str] = {}
+    for job in state.jobs.values():
+        for slot in {rank.slot for rank in job.ranks if job.state.holds_slots}:
+            assert slot not in owners, f"{slot} is held by {owners[slot]} and {job.job_id}"
+            owners[slot] = job.job_id
+        if job.state is JobState.PENDING:
+            assert cycle.why_waits(state, job), f"{job.job_id} waits and no one knows why"
+
+
+def check_ledger(state: State) -> None:
+    """What is kept in step with the state is what would be derived from it anew."""
+    kept, anew = ledger_of(state), Ledger(state)
+    assert [kept.plan.free_on(name) for name in state.nodes] == [anew.plan.free_on(name) for name in state.nodes]
+    assert kept.plan.free_in == anew.plan.free_in
+    assert kept.plan.with_free == anew.plan.with_free
+    assert (kept.plan.crossing, kept.plan.congested) == (anew.plan.crossing, anew.plan.congested)
+    assert kept.line.order == anew.line.order
+    assert {job: place.length_ns for job, place in kept.line.places.items()} == {
+        job: place.length_ns for job, place in anew.line.places.items()
+    }
+    assert [end for end in kept.ends if end.at_ns > state.now_ns] == [
+        end for end in anew.ends if end.at_ns > state.now_ns
+    ]
+    for name in ("held", "claims", "claimants", "probes", "stopping", "doubtful", "running", "elastic"):
+        assert getattr(kept, name) == getattr(anew, name), name
+    for name in ("excluders", "unheld", "hopeless"):
+        assert getattr(kept, name) == getattr(anew, name), name
+    assert kept.shares.held == anew.shares.held
+    assert sorted(kept.ended) == anew.ended
+
+
+def check_metrics(state: State) -> None:
+    """The samples agree with the state."""
+    samples = list(measure(state))
+    value = {(name, labels): value for name, labels, value in samples}
+    assert len(value) == len(samples), "no series twice"
+    slots = {dict(labels)["use"]: value for name, labels, value in samples if name == "gangwatch_slots"}
+    assert sum(slots.values()) == sum(node.slots for node in state.nodes.values())
+    assert sum(value for name, _, value in samples if name == "gangwatch_gangs") == len(state.jobs)
+    queues = {dict(labels)["queue"] for name, labels in value if name == "gangwatch_queue_slots"}
+    held = sum(len(job.ranks) for job in state.jobs.values() if job.state.holds_slots)
+    assert sum(value["gangwatch_queue_slots", (("queue", queue),)] for queue in queues) == held
+    assert value["gangwatch_slots_fragmented", ()] <= slots["free"]
+    assert value["gangwatch_lost_slots", (("reason", "idle"),)] == slots["free"]
+    assert 0 <= value["gangwatch_lost_slots", (("reason", "accused"),)] <= held
+    ahead = list(outlook(state))
+    pending = sum(job.state is JobState.PENDING for job in state.jobs.values())
+    assert sum(value for name, _, value in ahead if name == "gangwatch_gangs_waiting") == pending
+    assert all(value >= 0 for name, _, value in ahead if name == "gangwatch_gang_seconds_left")
+
+
+# --- no decision by time alone without a timeout ---------------------------------------------------------------------
+
+STEADY = frozenset({"grow", "shrink", "defragment", "migrate", "separate", "requeue", "stay"})
+"""Decisions that are evaluated again at growing distances, because their terms change steadily with time."""
+
+
+def check_timeouts(state: State, after_ns: int, evaluate_all: bool) -> bool:
+    """Nothing is decided so long after now, without an event, unless a timeout was registered for that time.
+
+    evaluate_all: have the later cycle evaluate everything, as if something had happened: what is possible then, and was
+    not now, must not wait for an event. Returns whether anything was decided. The state is left as it was.
+    """
+    later = decode_state(encode_state(state))
+    wake_ns = cycle.next_wake_ns(later)
+    if wake_ns is not None and wake_ns <= state.now_ns + after_ns:
+        return False
+    if evaluate_all:
+        forget_ledger(later)
+    outcome = cycle.run(later, [Tick()], state.now_ns + after_ns)
+    told = [entry for entry in outcome.entries if not (evaluate_all and entry.kind in STEADY)]
+    if evaluate_all and len(told) < len(outcome.entries):
+        return True  # what follows from such a decision is no other one
+    assert not outcome.actions and not told, (
+        f"{after_ns / SECOND} s after {state.now_ns} it is decided {[(e.subject, e.kind, e.text) for e in told]}, and "
+        f"the next timeout is {'none' if wake_ns is None else f'{(wake_ns - state.now_ns) / SECOND} s after it'}"
+    )
+    return bool(outcome.entries)
