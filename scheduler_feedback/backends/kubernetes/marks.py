@@ -96,12 +96,23 @@ def _score(node: cluster.Node) -> str:
 
 
 def remembered(node: Node) -> Memory:
-    """What a controller before us wrote on the node; a healthy one's where nothing is, or nothing that we can read."""
+    """What a controller before us wrote on the node; a healthy node's where it wrote nothing.
+
+    Where its memory is damaged, or of another release, the node's label says the state; one that this release does not
+    have is a quarantine: what took the node out of use is not known to be over.
+    """
     text = node.metadata.annotation(MEMORY)
     try:
         return _memories.decode(text) if text else Memory()
     except msgspec.MsgspecError:
+        pass
+    word, reason = node.metadata.label(STATE), node.metadata.annotation(REASON)
+    if not word:
         return Memory()
+    try:
+        return Memory(NodeState(word), reason=reason)
+    except ValueError:
+        return Memory(NodeState.QUARANTINE, reason=f"{word[:60]}, as another release called it: {reason}")
 
 
 def changes(node: Node, marks: Marks) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:

@@ -1,0 +1,49 @@
+"""What a controller of another release wrote on a node: a node that it took out of use stays out of use."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from scheduler_feedback.backends.kubernetes.marks import MEMORY, REASON, STATE, Memory, marks_of, remembered
+from scheduler_feedback.backends.kubernetes.objects import Node
+from scheduler_feedback.core import cluster
+from scheduler_feedback.core.cluster import NodeState
+
+
+def node(memory: str, state: str = "", reason: str = "") -> Node:
+    labels = {STATE: state} if state else {}
+    annotations = {key: value for key, value in ((MEMORY, memory), (REASON, reason)) if value}
+    return msgspec.convert({"metadata": {"name": "n0", "labels": labels, "annotations": annotations}}, Node)
+
+
+def test_fields_that_another_release_adds_are_passed_over() -> None:
+    text = '{"state": "quarantine", "backoff": 2, "reason": "slow", "mood": {"a": 1}}'
+    assert remembered(node(text)) == Memory(NodeState.QUARANTINE, backoff=2, reason="slow")
+
+
+@pytest.mark.parametrize("text", ["{", '{"state": "exiled"}', '{"backoff": "many"}', "[]"])
+@pytest.mark.parametrize("state", [NodeState.SUSPECT, NodeState.QUARANTINE, NodeState.MAINTENANCE])
+def test_a_memory_that_cannot_be_read_leaves_the_node_in_the_state_that_its_label_has(
+    text: str, state: NodeState
+) -> None:
+    found = remembered(node(text, state.value, "it is slow"))
+    assert (found.state, found.reason) == (state, "it is slow")
+
+
+def test_a_state_that_no_release_up_to_this_one_has_is_a_quarantine() -> None:
+    found = remembered(node('{"state": "exiled"}', "exiled", "the fabric manager said so"))
+    assert found.state is NodeState.QUARANTINE
+    assert "exiled" in found.reason and "the fabric manager said so" in found.reason
+
+
+def test_a_node_without_a_state_is_healthy_whatever_its_memory() -> None:
+    assert remembered(node("{")) == Memory()
+    assert remembered(node("")) == Memory()
+
+
+def test_what_is_written_is_read_back() -> None:
+    full = cluster.Node("n0", 8, state=NodeState.QUARANTINE, since_ns=5, until_ns=9, backoff=3, reason="slow")
+    marks = marks_of(full)
+    found = remembered(node(marks.memory, marks.state, marks.reason))
+    assert (found.state, found.since_ns, found.until_ns, found.backoff) == (NodeState.QUARANTINE, 5, 9, 3)
