@@ -148,20 +148,34 @@ class PartFailures:
             yield "gangwatch_telemetry_set_aside", (("kind", kind),), float(count)
 
 
+_NAMES = {
+    "feed": "Reading the agents' streams",
+    "fleet": "Telemetry",
+    "pace": "Step times on the page",
+    "verdicts": "Handing verdicts to the scheduler",
+    "entries": "Handing events to readers",
+    "baselines": "Keeping the detectors' baselines",
+    "metrics": "/metrics",
+    "page": "A page",
+    "api": "The API",
+}
+
+
 def in_words(trouble: Trouble) -> str:
     """One trouble as a sentence for a person."""
-    name = {"fleet": "telemetry", "pace": "step times", "api": "the API", "page": "this page"}.get(
-        trouble["part"], trouble["part"]
-    )
-    if trouble["part"] == "controller":
+    part, text = trouble["part"], trouble["text"]
+    if part == "controller":
         at = time.strftime("%H:%M:%S", time.localtime(trouble["wall_ns"] / 1e9))
-        return f"The controller ended at {at} ({trouble['text']}) and was started again. Running jobs went on."
+        return f"The controller ended at {at} ({text}) and was started again. Running jobs went on."
+    name = _NAMES.get(part, f"Detector {part}")
     if trouble["out"]:
+        back = "it is tried again by itself" if part == "feed" else "a restart of the controller brings it back"
         return (
-            f"{name} is out of service because of a bug: {trouble['text']}. Jobs are still started and stopped. "
-            "The controller's log has the traceback; a restart of the controller brings it back."
+            f"{name} is out of service because of a bug: {text}. Jobs are still started and stopped. "
+            f"The controller's log has the traceback; {back}."
         )
-    return f"{name} had a bug ({trouble['failures']} times): {trouble['text']}. The controller's log has the traceback."
+    often = "once" if trouble["failures"] == 1 else f"{trouble['failures']} times"
+    return f"{name} failed {often} because of a bug: {text}. The controller's log has the traceback."
 
 
 def _where(error: BaseException) -> tuple[str, int]:

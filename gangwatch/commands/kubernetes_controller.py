@@ -241,12 +241,15 @@ def _serve(
 
         def attend() -> None:
             while not done.wait(_WAIT_SECONDS):
-                if settings.agents:
-                    files.write(backend.world.agents())
                 if over() or controller.failure is not None:
                     server.should_exit = True
-                else:
+                    continue
+                try:
+                    if settings.agents:
+                        files.write(backend.world.agents())
                     queues.follow()
+                except Exception as error:  # this thread also sees that we lead no more: it must not end
+                    controller.failures.report("feed", error, "the cluster's agents and queues")
 
         attending = threading.Thread(target=attend, name="attend", daemon=True)
         attending.start()
