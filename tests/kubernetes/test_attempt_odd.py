@@ -1,0 +1,129 @@
+"""Odd beginnings and ends of an attempt: what looks like a failure, a hole or a member, and is none. No API server."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_feedback.backends.kubernetes.attempt import (
+    Attempt,
+    DoesNotFitError,
+    Member,
+    Phase,
+    adopt,
+    assign,
+    look_at,
+    rejected,
+    renumbered,
+)
+from scheduler_feedback.backends.kubernetes.marks import marks_of
+from scheduler_feedback.core import cluster
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, RankExit
+from scheduler_feedback.core.job import Slot
+from tests.kubernetes.makers import pod
+from tests.kubernetes.test_attempt import bind, bound, phase, placed, running, world_of
+
+DELETED = "2026-01-01T00:00:00Z"
+
+
+def test_a_pod_that_has_succeeded_and_is_deleted_afterwards_has_succeeded() -> None:
+    """Its owner cleans up: that makes no hole, and its exit code is known."""
+    attempt, pods = running("w-0", "w-1")
+    done = {uid: phase(one, "Succeeded") for uid, one in pods.items()}
+    for one in done.values():
+        one.metadata.deletion_timestamp = DELETED
+    (event,) = look_at(attempt, done)
+    assert isinstance(event, AttemptEnded)
+    assert event.exits == (RankExit(0, 0), RankExit(1, 0))
+    assert [member.hole for member in attempt.members] == [False, False]
+
+
+def test_a_pod_that_ran_and_was_evicted_was_not_rejected() -> None:
+    """A kubelet's rejection has no container; an eviction has a reason and containers that ran."""
+    attempt, pods = bound("w-0")
+    (uid,) = pods
+    evicted = phase(pods[uid], "Failed", 137)
+    evicted.status.reason, evicted.status.message = "Evicted", "The node was low on resource: memory"
+    assert rejected(attempt, {uid: evicted}) == ""
+
+
+def test_a_pod_of_the_name_that_is_bound_elsewhere_is_no_member() -> None:
+    """Somebody else has bound it, or its owner has made it anew and another scheduler took it."""
+    declared, pods = placed()
+    bind(pods[0], "n0", 1, 0)
+    bind(pods[1], "n7", 1, 1)
+    attempt = adopt("j", 1, "default/g", pods, declared)
+    assert attempt is not None
+    assert [(member.node, member.hole) for member in attempt.members] == [("n0", False), ("n1", True)]
+
+
+def test_of_a_gang_that_has_ended_while_nobody_looked_the_pods_are_members() -> None:
+    declared, pods = placed()
+    over = [phase(one, "Succeeded") for one in pods]
+    attempt = adopt("j", 1, "default/g", over, declared)
+    assert attempt is not None
+    assert [member.hole for member in attempt.members] == [False, False]
+
+
+def attempt_on(node: str, *slots: tuple[int, ...], told: bool = True) -> Attempt:
+    members = [
+        Member(f"default/w-{index}", f"uid-{index}", node, range(index, index + len(one)), one)
+        for index, one in enumerate(slots)
+    ]
+    return Attempt("j", 1, "default/g", (), Phase.BOUND, members, told)
+
+
+@pytest.mark.parametrize(
+    ("held", "left", "wanted"),
+    [
+        (((6,), (7,)), 8, None),  # the last slot of eight is 7
+        (((6,), (7,)), 7, ((0,), (1,))),
+        (((7,), (8,)), 8, ((0,), (1,))),  # one slot past the end, by one
+        (((0,), (1,)), 2, None),
+        (((3, 4), (0, 1)), 4, ((0, 1), (2, 3))),
+    ],
+)
+def test_slots_that_a_node_has_no_more_are_numbered_anew(
+    held: tuple[tuple[int, ...], ...], left: int, wanted: tuple[tuple[int, ...], ...] | None
+) -> None:
+    attempt = attempt_on("n0", *held)
+    changed = renumbered([attempt], {"n0": left})
+    assert [member.slots for member in attempt.members] == list(wanted or held)
+    if wanted is None:
+        assert changed == []
+    else:
+        (event,) = changed
+        assert isinstance(event, AttemptRunning)
+        assert [rank.slot for rank in event.ranks] == [slot for one in wanted for slot in one]
+        assert attempt.placement == tuple(Slot("n0", slot) for one in wanted for slot in one)
+
+
+def test_slots_of_an_attempt_that_the_core_has_not_seen_run_are_not_told() -> None:
+    assert renumbered([attempt_on("n0", (9,), told=False)], {"n0": 8}) == []
+    assert renumbered([attempt_on("n0", (9,))], {"n1": 8}) == [], "another node's"
+
+
+def test_a_gang_of_which_one_pod_does_not_fit_counts_on_nothing() -> None:
+    """What the first pod was assumed to use is free again, so that the next gang finds it."""
+    world = world_of("n0", "n1")
+    pods = [pod("w-0", 8, "g"), pod("w-1", 8, "g")]
+    both_on_one = [Slot("n0", slot % 8) for slot in range(16)]
+    with pytest.raises(DoesNotFitError):
+        assign(world, pods, both_on_one)
+    free = world.free_of("n0")
+    assert free["nvidia.com/gpu"] == 8
+    assert len(assign(world, pods, [*both_on_one[:8], *(Slot("n1", slot) for slot in range(8))])) == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "slowdown", "score"),
+    [
+        (NodeState.SUSPECT, 2.0, "50"),
+        (NodeState.QUARANTINE, 2.0, "50"),  # out of use for slowness: how slow is worth saying
+        (NodeState.QUARANTINE, 1.0, "0"),  # out of use for something else
+        (NodeState.MAINTENANCE, 1.0, "0"),
+        (NodeState.PROBATION, 1.0, "100"),
+    ],
+)
+def test_the_score_says_what_a_node_is_worth(state: NodeState, slowdown: float, score: str) -> None:
+    assert marks_of(cluster.Node("n0", 8, state=state, slowdown=slowdown)).score == score

@@ -1,0 +1,322 @@
+"""Moving a job and keeping nodes, step by step, against a Slurm made of a few lines. No Slurm needed.
+
+What the real one does differently, test_troubles.py shows; here every wrong turn is taken on purpose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from agent.schema.clock import SystemClock
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm import Commands, Settings, SlurmBackend, requeue
+from scheduler_feedback.backends.slurm import touched as memory
+from scheduler_feedback.backends.slurm.asking import Cycle
+from scheduler_feedback.backends.slurm.audit import Audit, lines
+from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode, Snapshot
+from scheduler_feedback.backends.slurm.hands import Hands
+from scheduler_feedback.backends.slurm.keeper import Keeper
+from scheduler_feedback.backends.slurm.moves import Moves
+from scheduler_feedback.backends.slurm.opt_in import OptIn
+from scheduler_feedback.backends.slurm.requeue import Requeue
+from scheduler_feedback.backends.slurm.touched import Moving, Touched
+from scheduler_feedback.backends.slurm.wishes import NodeWish, Wishes
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.events import AttemptEnded
+
+NODES = {f"n{number}": SlurmNode(f"n{number}", 8, states=frozenset({"IDLE"}), partitions=("batch",)) for number in range(4)}  # fmt: skip  # noqa: E501
+JOB = SlurmJob(7, "RUNNING", nodes=("n0", "n1"), gpus=((0,), (0,)), partition="batch", least_nodes=2)
+OPTED = OptIn(True, "USR1", grace_seconds=0.3)
+
+
+class LittleSlurm(Commands):
+    """One job, and what is done to it. fails: first words of commands that fail, done or not (`done_all_the_same`)."""
+
+    def __init__(self, job: SlurmJob | None = JOB) -> None:
+        super().__init__()
+        self.job_now = job
+        self.done: list[str] = []
+        self.fails: dict[str, bool] = {}
+        self.on_signal: Callable[[SlurmJob], SlurmJob] = lambda job: job
+
+    async def run(self, *command: str, given: str | None = None) -> bytes:
+        words = " ".join(command)
+        failing = next((start for start in self.fails if words.startswith(start)), None)
+        if failing is not None and not self.fails[failing]:
+            raise BackendError(f"{words}: no")
+        self.done.append(words)
+        job = self.job_now
+        if job is not None and words.startswith("scancel --signal"):
+            self.job_now = self.on_signal(job)
+        elif job is not None and words.startswith("scontrol requeue"):
+            begins = time.time() + 120
+            self.job_now = dataclasses.replace(
+                job, state="PENDING", nodes=(), gpus=(), restarts=job.restarts + 1, begins_seconds=begins
+            )
+        elif job is not None and words.startswith("scontrol update JobId"):
+            named = tuple(command[-1].partition("=")[2].split(",")) if "ExcNodeList" in words else job.excluded
+            self.job_now = dataclasses.replace(job, begins_seconds=0.0, excluded=named)
+        if failing is not None:
+            raise BackendError(f"{words}: no answer")
+        return b""
+
+    async def job(self, number: int) -> SlurmJob | None:
+        return self.job_now
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("LOOK_SECONDS", 0.01), ("SETTLED_SECONDS", 0.0), ("RETRY_SECONDS", 0.01)):
+        monkeypatch.setattr(requeue, name, seconds)
+
+
+def hands_of(folder: Path, slurm: LittleSlurm) -> Hands:
+    return Hands(slurm, Audit(folder / "audit.jsonl", SystemClock()), folder / "touched.json", lambda *_: None)
+
+
+async def never() -> bool:
+    return False
+
+
+async def always() -> bool:
+    return True
+
+
+def moved(
+    folder: Path, slurm: LittleSlurm, opted: OptIn = OPTED, *, avoided: tuple[str, ...] = ("n1",),
+    place: tuple[str, ...] = ("n2", "n3"), frozen: Callable[[], Awaitable[bool]] = never, attempt: int = 0,
+) -> str:  # fmt: skip
+    """What came of the move, in words."""
+    hands = hands_of(folder, slurm)
+    return asyncio.run(Requeue(hands, 7, attempt, opted, lambda: NODES, frozen, "n1 is slow").run(avoided, (), place))
+
+
+def memory_of(folder: Path) -> Touched:
+    return memory.read(folder / "touched.json")
+
+
+# --- a move ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_move_keeps_the_place_saves_requeues_excludes_and_lets_go(tmp_path: Path) -> None:
+    slurm = LittleSlurm()
+    assert moved(tmp_path, slurm) == "requeued without n1"
+    assert [words.split()[:2] for words in slurm.done] == [
+        ["scontrol", "create"],
+        ["scancel", "--signal=USR1"],
+        ["scontrol", "requeue"],
+        ["scontrol", "update"],
+        ["scontrol", "delete"],
+    ]
+    assert "Nodes=n2,n3" in slurm.done[0] or "Nodes=n[2-3]" in slurm.done[0]
+    assert slurm.done[3].endswith("StartTime=now ExcNodeList=n1")
+    assert memory_of(tmp_path) == Touched(), "nothing is left to be put back"
+
+
+def test_a_job_that_is_not_signalled_is_requeued_at_once(tmp_path: Path) -> None:
+    slurm = LittleSlurm()
+    moved(tmp_path, slurm, OptIn(True), place=())
+    assert [words.split()[1] for words in slurm.done] == ["requeue", "update"]
+
+
+def test_the_signal_goes_to_the_script_where_it_asks_for_that(tmp_path: Path) -> None:
+    slurm = LittleSlurm()
+    moved(tmp_path, slurm, OptIn(True, "USR2", True, 0.01), place=())
+    assert slurm.done[0] == "scancel --signal=USR2 --batch 7"
+
+
+def test_a_job_that_has_saved_and_ended_is_not_waited_for(tmp_path: Path) -> None:
+    slurm = LittleSlurm()
+    slurm.on_signal = lambda job: dataclasses.replace(job, state="COMPLETED")
+    began = time.monotonic()
+    moved(tmp_path, slurm, dataclasses.replace(OPTED, grace_seconds=300.0))
+    assert time.monotonic() - began < 100
+    assert "scontrol requeue 7" in slurm.done
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (dataclasses.replace(JOB, restarts=1), "it was restarted meanwhile"),
+        (dataclasses.replace(JOB, state="COMPLETED"), "it is COMPLETED by now"),
+        (dataclasses.replace(JOB, completing=True), "by now"),
+        (None, "it has vanished"),
+    ],
+)
+def test_an_attempt_that_is_over_is_left_alone(tmp_path: Path, job: SlurmJob | None, said: str) -> None:
+    slurm = LittleSlurm(job)
+    assert said in moved(tmp_path, slurm)
+    assert slurm.done == []
+    assert memory_of(tmp_path) == Touched()
+    (line,) = lines(tmp_path / "audit.jsonl")
+    assert line.outcome.startswith("withheld: ")
+
+
+def test_a_job_for_which_too_few_nodes_would_be_left_stays(tmp_path: Path) -> None:
+    slurm = LittleSlurm(dataclasses.replace(JOB, least_nodes=4))
+    assert "too few nodes" in moved(tmp_path, slurm)
+    assert slurm.done == []
+    own = LittleSlurm(dataclasses.replace(JOB, least_nodes=3, excluded=("n3",)))
+    assert "too few nodes" in moved(tmp_path, own), "its own exclusions count too"
+
+
+def test_nothing_is_begun_while_all_is_frozen(tmp_path: Path) -> None:
+    slurm = LittleSlurm()
+    assert "frozen" in moved(tmp_path, slurm, frozen=always)
+    assert slurm.done == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"state": "CANCELLED"}, "somebody has cancelled it"), ({"restarts": 1}, "it was restarted meanwhile")],
+)
+def test_what_happens_during_the_save_goes_first(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    slurm = LittleSlurm()
+    slurm.on_signal = lambda job: dataclasses.replace(job, **change)  # type: ignore[arg-type]
+    assert said in moved(tmp_path, slurm)
+    assert [words.split()[1] for words in slurm.done] == ["create", "--signal=USR1", "delete"], "its place is let go"
+    assert memory_of(tmp_path) == Touched()
+
+
+def test_a_requeue_that_was_done_without_an_answer_is_not_done_again(tmp_path: Path) -> None:
+    slurm = LittleSlurm()
+    slurm.fails["scontrol requeue"] = True
+    moved(tmp_path, slurm)
+    assert slurm.done.count("scontrol requeue 7") == 1
+    assert slurm.job_now is not None and slurm.job_now.restarts == 1
+
+
+def test_a_place_that_can_not_be_kept_keeps_no_job_from_moving(tmp_path: Path) -> None:
+    slurm = LittleSlurm()
+    slurm.fails["scontrol create"] = False
+    assert moved(tmp_path, slurm) == "requeued without n1"
+    assert not any("delete" in words for words in slurm.done)
+
+
+@pytest.mark.parametrize("requeued", [True, False])
+def test_what_an_earlier_controller_has_begun_is_taken_up_where_it_was(tmp_path: Path, requeued: bool) -> None:
+    """The job is saved once, and requeued once, whichever of the two controllers did it."""
+    slurm = LittleSlurm()
+    if requeued:
+        slurm.job_now = dataclasses.replace(
+            JOB, state="PENDING", nodes=(), gpus=(), restarts=1, begins_seconds=time.time() + 99
+        )
+    memory.write(tmp_path / "touched.json", Touched(moving={"7": Moving(0, ["n1"], True, "gangwatch_job_7")}))
+    assert moved(tmp_path, slurm, avoided=(), place=()) == "requeued without n1"
+    wanted = ["update", "delete"] if requeued else ["requeue", "update", "delete"]
+    assert [words.split()[1] for words in slurm.done] == wanted
+    assert "ExcNodeList=n1" in slurm.done[-2]
+
+
+# --- how many --------------------------------------------------------------------------------------------------------
+
+
+def moves_of(folder: Path, jobs: dict[int, SlurmJob], **settings: float) -> Moves:
+    snapshot = Snapshot(0, NODES, jobs)
+    hands = hands_of(folder, LittleSlurm())
+    return Moves(
+        hands, Settings(**settings), Cycle(), lambda _: OPTED, lambda: snapshot, lambda *_: None, lambda: None  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_one_job_may_always_move_however_large_it_is(tmp_path: Path) -> None:
+    other = dataclasses.replace(JOB, number=8, nodes=("n2", "n3"))
+    moves = moves_of(tmp_path, {7: JOB, 8: other}, partition_share=0.25)
+    assert moves._no_room(7) == "", "two of four nodes are more than the share, and nobody else moves"
+    moves._under_way[8, 0] = None  # type: ignore[assignment]
+    assert "jobs on 2 nodes of partition batch are being moved already" in moves._no_room(7)
+    elsewhere = moves_of(tmp_path, {7: JOB, 8: dataclasses.replace(other, partition="debug")}, partition_share=0.25)
+    elsewhere._under_way[8, 0] = None  # type: ignore[assignment]
+    assert elsewhere._no_room(7) == "", "of another partition"
+
+
+def test_an_hour_has_so_many_moves_and_no_more(tmp_path: Path) -> None:
+    moves = moves_of(tmp_path, {7: JOB}, requeues_per_hour=2)
+    now = time.monotonic()
+    moves._began_at.extend([now - 4000, now - 10])
+    assert moves._no_room(7) == "", "one of them is longer ago"
+    moves._began_at.append(now)
+    assert "2 jobs an hour" in moves._no_room(7)
+
+
+# --- what became of an attempt ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("job", "said", "code"),
+    [
+        (None, "Slurm knows it no more", None),
+        (dataclasses.replace(JOB, state="PENDING"), "Slurm has requeued it", None),
+        (dataclasses.replace(JOB, restarts=1), "Slurm has requeued it", None),
+        (dataclasses.replace(JOB, state="FAILED", exit_code=3), "failed, as Slurm tells", 3),
+        (dataclasses.replace(JOB, state="COMPLETED"), "completed, as Slurm tells", 0),
+        (dataclasses.replace(JOB, state="CANCELLED", exit_code=0), "cancelled, as Slurm tells", None),
+        (JOB, "", None),
+        (dataclasses.replace(JOB, state="COMPLETED", completing=True), "", None),
+        (dataclasses.replace(JOB, state="PENDING", completing=True), "", None),
+    ],
+)
+def test_what_became_of_an_attempt(tmp_path: Path, job: SlurmJob | None, said: str, code: int | None) -> None:
+    backend = SlurmBackend(tmp_path, LittleSlurm())
+    events = backend._what_became(Snapshot(0, NODES, {} if job is None else {7: job}), "slurm-7", 0)
+    assert events == ([AttemptEnded("slurm-7", 0, (), reason=said, all_exited_with=code)] if said else [])
+
+
+# --- the keeper of nodes ---------------------------------------------------------------------------------------------
+
+
+def kept(folder: Path, slurm: LittleSlurm, names: list[str], nodes: dict[str, SlurmNode] | None = None, **settings: float) -> tuple[Hands, list[str]]:  # noqa: E501  # fmt: skip
+    wished = {name: NodeWish(name, NodeState.QUARANTINE, "it is slow", "1/quarantine", 1.3) for name in names}
+    wishes = Wishes(True, False, wished, frozenset(NODES), {})
+    hands = hands_of(folder, slurm)
+    keeper = Keeper(hands, Settings(partition_share=1.0, comments=False, **settings), SystemClock())  # type: ignore[arg-type]
+
+    async def twice() -> list[str]:
+        found = await keeper.keep(wishes, Snapshot(0, nodes or NODES))
+        return found + await keeper.keep(wishes, Snapshot(0, nodes or NODES))
+
+    return hands, asyncio.run(twice())
+
+
+def test_a_drain_that_failed_is_not_taken_for_an_operator_s_resume(tmp_path: Path) -> None:
+    slurm = LittleSlurm()
+    slurm.fails["scontrol update NodeName=n1"] = False
+    hands, released = kept(tmp_path, slurm, ["n1"])
+    assert released == []
+    assert hands.touched.drained == {} == memory_of(tmp_path).drained
+
+
+def test_a_drain_is_written_down_before_it_is_made(tmp_path: Path) -> None:
+    slurm = LittleSlurm()
+    found: list[dict[str, str]] = []
+    run = slurm.run
+
+    async def looking(*command: str, given: str | None = None) -> bytes:
+        found.append(memory_of(tmp_path).drained)
+        return await run(*command, given=given)
+
+    slurm.run = looking  # type: ignore[method-assign]
+    kept(tmp_path, slurm, ["n1"])
+    assert found[0] == {"n1": "1/quarantine"}
+
+
+def test_a_minute_has_so_many_changes_and_no_more(tmp_path: Path) -> None:
+    slurm = LittleSlurm()
+    kept(tmp_path, slurm, ["n0", "n1", "n2"], changes_per_minute=2)
+    assert len(slurm.done) == 2
+    withheld = [line for line in lines(tmp_path / "audit.jsonl") if line.outcome.startswith("withheld")]
+    assert [line.target for line in withheld] == ["n2"], "said once"
+
+
+def test_an_operator_who_resumed_a_node_is_obeyed(tmp_path: Path) -> None:
+    slurm = LittleSlurm()
+    memory.write(tmp_path / "touched.json", Touched({"n1": "1/quarantine"}))
+    _, released = kept(tmp_path, slurm, ["n1"])
+    assert released[:1] == ["n1"]
+    assert any(line.action == "release" for line in lines(tmp_path / "audit.jsonl"))
