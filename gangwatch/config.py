@@ -30,7 +30,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, replace
 from dataclasses import fields as dataclass_fields
 from enum import Enum
@@ -329,35 +329,82 @@ def _check_names(cluster: ClusterSection, where: str) -> None:
             )
     if len(set(cluster.names)) != len(cluster.names):
         raise ConfigError(f"{where}: cluster.names: a name stands twice in {list(cluster.names)}")
-    if len(cluster.names) != cluster.nodes:
+    if cluster.nodes is not None and len(cluster.names) != cluster.nodes:
         raise ConfigError(f"{where}: cluster.names: {len(cluster.names)} names for cluster.nodes = {cluster.nodes}")
 
 
 # --- nodes -----------------------------------------------------------------------------------------------------------
 
 
+LEAST_SLOTS = 4
+"""Of a node where nobody says otherwise and slots are of CPU: gangs of four start on a laptop too, if slowly."""
+
+_NODES_BY_SIZE = ((64, 8), (16, 4), (0, 2))
+"""(processors or GPUs from, virtual nodes). Two are the fewest between which a job can move."""
+
+
 def plan_nodes(cluster: ClusterSection, host: str, processors: int, gpus: tuple[str, ...]) -> tuple[NodePlan, ...]:
     """The nodes to run on this machine. host: its name; processors: usable ones; gpus: UUIDs of its GPUs.
 
-    With GPUs, a slot is a GPU and each belongs to one node; without, slots are shares of CPU. Raises ConfigError where
+    With GPUs, a slot is a GPU and each belongs to one node: neighbours in the driver's order share a node. Without,
+    slots are shares of CPU. What the configuration leaves open follows from the machine's size: several virtual nodes,
+    so that a job can move, and at least LEAST_SLOTS slots each, also on fewer processors. Raises ConfigError where
     there are fewer GPUs than slots were asked for.
     """
+    units = gpus if cluster.gpus else ()
+    count = _count_nodes(cluster, processors, len(units))
     if cluster.names is not None:
         names = cluster.names
-    elif cluster.nodes == 1:
+    elif count == 1:
         names = (node_name_of(host),)
     else:
-        names = tuple(f"node-{index}" for index in range(cluster.nodes))
-    if not (cluster.gpus and gpus):
-        slots = cluster.slots if cluster.slots is not None else max(1, processors // cluster.nodes)
+        names = tuple(f"node-{index}" for index in range(count))
+    if not units:
+        slots = cluster.slots
+        if slots is None:
+            slots = max(1 if cluster.nodes is not None else LEAST_SLOTS, processors // count)
         return tuple(NodePlan(name, slots) for name in names)
-    slots = cluster.slots if cluster.slots is not None else len(gpus) // cluster.nodes
-    if slots == 0 or slots * cluster.nodes > len(gpus):
+    sizes = [cluster.slots] * count if cluster.slots is not None else _shared_out(len(units), count)
+    if min(sizes) == 0 or sum(sizes) > len(units):
+        wanted = cluster.slots or 1
         raise ConfigError(
-            f"cluster.slots: {cluster.nodes} nodes of {max(slots, 1)} slots need {cluster.nodes * max(slots, 1)} GPUs, "
-            f"this machine has {len(gpus)}; for slots of CPU set cluster.gpus = false (--no-gpus)"
+            f"cluster.slots: {count} nodes of {wanted} slots need {count * wanted} GPUs, "
+            f"this machine has {len(units)}; for slots of CPU set cluster.gpus = false (--no-gpus)"
         )
-    return tuple(NodePlan(name, slots, gpus[index * slots : (index + 1) * slots]) for index, name in enumerate(names))
+    ends = [sum(sizes[: index + 1]) for index in range(count)]
+    return tuple(
+        NodePlan(name, size, units[end - size : end]) for name, size, end in zip(names, sizes, ends, strict=True)
+    )
+
+
+def _count_nodes(cluster: ClusterSection, processors: int, gpus: int) -> int:
+    """Virtual nodes: as many as the configuration says, else by the number of GPUs, or of processors."""
+    if cluster.nodes is not None:
+        return cluster.nodes
+    if cluster.names is not None:
+        return len(cluster.names)
+    size = gpus or processors
+    usual = next(nodes for least, nodes in _NODES_BY_SIZE if size >= least)
+    if gpus:
+        # A GPU is never in two nodes, so one GPU is one node.
+        return max(1, min(usual, gpus // (cluster.slots or 1)))
+    return usual if cluster.slots is None else max(2, min(usual, processors // cluster.slots))
+
+
+def _shared_out(units: int, nodes: int) -> list[int]:
+    """Units by node, as evenly as can be; the first nodes have one more."""
+    return [units // nodes + (index < units % nodes) for index in range(nodes)]
+
+
+def oversubscribed(nodes: Sequence[NodePlan], processors: int) -> str:
+    """One sentence where CPU slots are more than processors; '' where they are not, or slots are GPUs."""
+    slots = sum(node.slots for node in nodes if not node.devices)
+    if slots <= processors:
+        return ""
+    return (
+        f"{slots} slots share {processors} processor{'' if processors == 1 else 's'}: jobs that fill them slow each "
+        "other down; --nodes and --slots set other numbers"
+    )
 
 
 def node_name_of(host: str) -> str:

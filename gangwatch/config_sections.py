@@ -25,12 +25,13 @@ def parse_listen(text: str, where: str) -> tuple[str, int]:
 
 
 class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """nodes: virtual nodes on this machine. slots: per node; None: a slot a GPU, or a slot a processor, shared out.
+    """nodes: virtual nodes on this machine; None: by its size (``plan_nodes``). slots: per node; None: a slot a GPU, or
+    a slot a processor, shared out.
 
     gpus: whether slots are GPUs where this machine has some. names: of the nodes, None: made from the host's name.
     """
 
-    nodes: Annotated[int, Meta(ge=1, le=1024)] = 1
+    nodes: Annotated[int, Meta(ge=1, le=1024)] | None = None
     slots: Annotated[int, Meta(ge=1, le=4096)] | None = None
     gpus: bool = True
     names: tuple[str, ...] | None = None

@@ -21,7 +21,7 @@ from gangwatch.daemon_ends import read_ends
 from gangwatch.in_force import InForce, write_in_force
 from gangwatch.logs import configure_logging
 from gangwatch.service import notify, reloading, watchdog_seconds
-from gangwatch.state_folder import AgentRecord, StateFolder, agent_name, this_process, write_atomically
+from gangwatch.state_folder import AgentRecord, NodePlan, StateFolder, agent_name, this_process, write_atomically
 
 if TYPE_CHECKING:
     import uvicorn
@@ -293,10 +293,13 @@ def otlp_push_of(config: Config, node: str) -> OtlpPush:
 # --- controller ------------------------------------------------------------------------------------------------------
 
 
-def run_controller(state: StateFolder, config: Config, overrides: dict[str, int | str]) -> None:
+def run_controller(
+    state: StateFolder, config: Config, overrides: dict[str, int | str], planned: tuple[NodePlan, ...] | None = None
+) -> None:
     """Be the controller until SIGTERM; SIGHUP reads the configuration again.
 
-    overrides: the command line's keys, which go over the file at every reading. Raises StateFolderBusyError where the
+    planned: the nodes; None: those that the configuration means on this machine. overrides: the command line's keys,
+    which go over the file at every reading. Raises StateFolderBusyError where the
     folder has a controller, ConfigError where the port can't be had, StoreError where the journal can't be used, and
     whatever bug ended one of its threads.
     """
@@ -316,7 +319,7 @@ def run_controller(state: StateFolder, config: Config, overrides: dict[str, int 
     from scheduler_feedback.fabric_file import read_fabric
     from scheduler_feedback.store import Retention
 
-    nodes = () if config.slurm.enabled else plan(config)
+    nodes = () if config.slurm.enabled else plan(config) if planned is None else planned
     state.prepare()
     configure_logging(state, "controller")
     # Until the loop takes it, a reload asked for too early must not end us.

@@ -7,8 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from agent.schema.errors import GangwatchError
 from gangwatch.config import Config, plan_nodes
@@ -22,46 +25,107 @@ Say = Callable[[str], None]
 
 def plan(config: Config) -> tuple[NodePlan, ...]:
     """The nodes that this configuration means on this machine. Raises ConfigError."""
-    gpus = tuple(gpu.uuid for gpu in find_gpus()) if config.cluster.gpus else ()
+    gpus = tuple(gpu.uuid for gpu in find_gpus(config.agent.nvml_library)) if config.cluster.gpus else ()
     return plan_nodes(config.cluster, host_name(), usable_processors(), gpus)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What `gangwatch up` is to run. config: the file, '' for none. options: as `up` and `controller` take them."""
+    """What `gangwatch up` is to run. config: the file, '' for none. options: as `up` and `controller` take them.
+
+    cluster: the configuration's section from which the nodes were planned.
+    """
 
     state: StateFolder
     nodes: tuple[NodePlan, ...]
     port: int
     config: str = ""
     options: tuple[str, ...] = ()
+    cluster: dict[str, Any] = field(default_factory=dict)
 
 
-def make_order(state: StateFolder, config_file: Path | None, options: tuple[str, ...], config: Config) -> Order:
-    """What was asked for; where nothing was asked for and daemons live, what they were started with.
+Load = Callable[[Path | None, tuple[str, ...]], Config]
 
-    config: the effective one. Raises ConfigError where it can't be on this machine, GangwatchError where daemons live
-    in the state folder that were started with another.
+
+def make_order(state: StateFolder, config_file: Path | None, options: tuple[str, ...], load: Load, say: Say) -> Order:
+    """What is to run: the cluster of the last `up` that was not stopped by `down`, with what is given now over it.
+
+    load: the effective configuration of a file and options. say: told what is restored, and what differs. Raises
+    ConfigError where it can't be on this machine, GangwatchError where daemons live in the state folder that were
+    started with other nodes or another port.
     """
     left = state.supervisor_left()
-    lives = left is not None and left.anything_alive()
-    if left is not None and lives and config_file is None and not options:
-        return Order(state, left.nodes, left.port, left.config, left.options)
-    order = Order(state, plan(config), config.controller.address()[1], config.source, options)
-    if left is not None and lives and (left.nodes, left.port) != (order.nodes, order.port):
-        has = ", ".join(f"{node.name} ({node.slots})" for node in left.nodes)
-        raise GangwatchError(
-            f"{state} runs with other nodes, slots or port (nodes {has}; port {left.port}): "
-            "`gangwatch down` first, with --keep-jobs where jobs are to go on"
-        )
+    file: Path | None
+    if left is not None and config_file is not None and str(config_file) != left.config:
+        say(f"another configuration than the last time ({left.config or 'none'}): its options do not apply")
+        file, merged = config_file, options
+    elif left is not None:
+        file, merged = _file_again(left, config_file, say), merge_options(left.options, options)
+    else:
+        file, merged = config_file, options
+    config = load(file, merged)
+    cluster = msgspec.json.decode(msgspec.json.encode(config.cluster))  # as the record has it
+    port = config.controller.address()[1]
+    same = left is not None and (left.cluster == cluster or (not left.cluster and left.options == merged))
+    nodes = left.nodes if left is not None and same else plan(config)
+    order = Order(state, nodes, port, config.source, merged, cluster)
+    if left is None:
+        return order
+    if left.anything_alive():
+        if (left.nodes, left.port) != (nodes, port):
+            raise GangwatchError(
+                f"{state} runs with other nodes, slots or port (nodes {_named(left.nodes)}; port {left.port}): "
+                "`gangwatch down` first, with --keep-jobs where jobs are to go on"
+            )
+    elif left.nodes == nodes:
+        say(f"restoring the cluster of the last `gangwatch up`: {_named(nodes)}")
+        _warn_of_lost_gpus(nodes, config, say)
+    else:
+        say(f"nodes differ from the last `gangwatch up`: now {_named(nodes)}, then {_named(left.nodes)}")
+    if left.port != port:
+        say(f"the controller's port differs from the last `gangwatch up`: now {port}, then {left.port}")
     return order
+
+
+def _file_again(left: SupervisorRecord, given: Path | None, say: Say) -> Path | None:
+    """The configuration file of the last `up`; one that is gone is left out, unless it is named now."""
+    if given is not None or not left.config:
+        return given
+    if not Path(left.config).exists():
+        say(f"the configuration of the last `gangwatch up` is gone: {left.config}")
+        return None
+    return Path(left.config)
+
+
+def merge_options(earlier: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
+    """Options of two command lines, as `up` writes them; what is given now goes over what was given earlier."""
+    found: dict[str, tuple[str, ...]] = {}
+    for options in (earlier, given):
+        words = iter(options)
+        for word in words:
+            found[word] = () if word in FLAGS else (next(words),)
+    return tuple(part for name, value in found.items() for part in (name, *value))
+
+
+FLAGS = frozenset({"--no-gpus"})
+"""Options of `up` that have no value."""
+
+
+def _named(nodes: Iterable[NodePlan]) -> str:
+    return ", ".join(f"{node.name} ({node.slots})" for node in nodes)
+
+
+def _warn_of_lost_gpus(nodes: tuple[NodePlan, ...], config: Config, say: Say) -> None:
+    wanted = [uuid for node in nodes for uuid in node.devices]
+    if wanted and (lost := sorted(set(wanted) - {gpu.uuid for gpu in find_gpus(config.agent.nvml_library)})):
+        say(f"warning: the driver does not show {', '.join(lost)} now; `gangwatch down` forgets the cluster")
 
 
 def run_in_foreground(order: Order, say: Say, on_ready: Callable[[], None]) -> None:
     """Be the supervisor until told to stop. Raises GangwatchError where it can't start: nothing runs then."""
     order.state.prepare()
     configure_logging(order.state, "supervisor")
-    Supervisor(order.state, order.nodes, order.port, order.config, order.options, say).run(on_ready)
+    Supervisor(order.state, order.nodes, order.port, order.config, order.options, say, order.cluster).run(on_ready)
 
 
 def start_detached(order: Order, say: Say) -> None:

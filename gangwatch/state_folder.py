@@ -4,7 +4,7 @@
 
     token               the API's token, 0600         controller.json   pid, start time and URL of the controller
     lock                held by the controller        supervisor.lock   held by `gangwatch up`
-    supervisor.json     what `up` was asked to run    config.json       the configuration in force
+    supervisor.json     the last `up`: what it runs   config.json       the configuration in force
     agents/NODE.json    each agent that listens       run/NODE.sock     each node's step socket
     log/NAME.log        log of each daemon            log/NAME.err      what its newest start wrote on stderr
     jobs/, ranks/       the local backend's           store.sqlite      the journal
@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -99,7 +99,8 @@ class SupervisorRecord(ProcessRecord, frozen=True):
     """supervisor.json: the supervisor and what it runs. Left behind by a killed one, for the next `up` and `down`.
 
     port: as asked for, 0 for any. config: the file, '' for none. options: of `up`, as its command line had them.
-    daemons: the newest process of each, also while it does not listen yet.
+    daemons: the newest process of each, also while it does not listen yet. cluster: the effective configuration's
+    section of that name, from which `nodes` were planned; {}: not known.
     """
 
     nodes: tuple[NodePlan, ...]
@@ -107,6 +108,7 @@ class SupervisorRecord(ProcessRecord, frozen=True):
     config: str = ""
     options: tuple[str, ...] = ()
     daemons: dict[str, ProcessRecord] = {}
+    cluster: dict[str, Any] = {}
 
     def anything_alive(self) -> bool:
         """Whether the supervisor or any of its daemons still runs."""

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -87,7 +88,9 @@ def daemon_commands(
         )
         for position, node in enumerate(nodes)
     }
-    return {**commands, CONTROLLER: (*program, "controller", *common, *options)}
+    # The controller plans no nodes of its own: they may be those of an earlier `up`, or of a machine that has changed.
+    planned = ("--planned", msgspec.json.encode(nodes).decode())
+    return {**commands, CONTROLLER: (*program, "controller", *common, *options, *planned)}
 
 
 def answers(record: AgentRecord | ControllerRecord, path: str = "/readyz", timeout_seconds: float = 2.0) -> bool:
@@ -168,7 +171,8 @@ class StartError(GangwatchError):
 class Supervisor:
     """Keeps the daemons of one state folder running until told to stop.
 
-    config, options: what the daemons are started with. report: told in words what happens while starting.
+    config, options: what the daemons are started with; cluster: what the nodes were planned from. report: told in words
+    what happens while starting.
     """
 
     state: StateFolder
@@ -177,6 +181,7 @@ class Supervisor:
     config: str
     options: tuple[str, ...]
     report: Callable[[str], None]
+    cluster: dict[str, Any] = field(default_factory=dict)
     _daemons: dict[str, Daemon] = field(default_factory=dict)
     _signals: set[int] = field(default_factory=set)
     _statuses: dict[int, int] = field(default_factory=dict)
@@ -207,6 +212,7 @@ class Supervisor:
         self._signals.add(number)
 
     def _supervise(self, wake: int, on_ready: Callable[[], None]) -> None:
+        before = self.state.supervisor_left()
         self._adopt()
         self._write_record()
         try:
@@ -217,7 +223,7 @@ class Supervisor:
         except BaseException:
             self._stop([daemon for daemon in self._daemons.values() if daemon.ours])
             if not any(daemon.record for daemon in self._daemons.values()):
-                self.state.supervisor_file.unlink(missing_ok=True)
+                self._put_back(before)
             raise
         if not self._told_to_stop():
             on_ready()
@@ -229,7 +235,14 @@ class Supervisor:
         self._stop([self._daemons[CONTROLLER]])
         self._stop(list(self._daemons.values()))
         forget_ends(self.state)
-        self.state.supervisor_file.unlink(missing_ok=True)
+        # The record stays: the machine may be rebooting, and the next `up` restores the cluster. `down` removes it.
+
+    def _put_back(self, before: SupervisorRecord | None) -> None:
+        """A start that failed changes nothing of what the next `up` restores."""
+        if before is None:
+            self.state.supervisor_file.unlink(missing_ok=True)
+        else:
+            write_atomically(self.state.supervisor_file, msgspec.json.encode(before))
 
     def _told_to_stop(self) -> bool:
         return bool(self._signals & {signal.SIGTERM, signal.SIGINT})
@@ -295,6 +308,7 @@ class Supervisor:
             self.config,
             self.options,
             {daemon.name: daemon.record for daemon in self._daemons.values() if daemon.record is not None},
+            self.cluster,
         )
         write_atomically(self.state.supervisor_file, msgspec.json.encode(record))
 

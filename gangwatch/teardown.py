@@ -40,6 +40,8 @@ def stop_everything(state: StateFolder, keep_jobs: bool, say: Say) -> dict[str, 
         return {"jobs": 0, "daemons": 0}
     stopped_jobs = 0 if keep_jobs else _cancel_jobs(state, say)
     stopped_daemons = _stop_daemons(state, say)
+    if not keep_jobs:  # else the next `up` restores the nodes that the jobs are on
+        state.supervisor_file.unlink(missing_ok=True)
     if not keep_jobs:
         stopped_jobs += _end_attempts(state, say)
         _prove_nothing_left(state)
@@ -125,7 +127,6 @@ def _stop_daemons(state: StateFolder, say: Say) -> int:
     remaining = [record for record in (*before.values(), *_announced(state)) if record.alive()]
     if remaining:
         raise GangwatchError(f"still running after SIGKILL: pid {', '.join(str(one.pid) for one in remaining)}")
-    state.supervisor_file.unlink(missing_ok=True)
     forget_ends(state)
     for path in (state.controller_file, *(state.path / "agents").glob("*.json")):
         path.unlink(missing_ok=True)

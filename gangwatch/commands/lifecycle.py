@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from agent.schema.errors import GangwatchError
 from gangwatch.commands.options import (
@@ -16,7 +18,10 @@ from gangwatch.commands.options import (
     say,
     state_option,
 )
-from gangwatch.state_folder import StateFolder
+from gangwatch.state_folder import NodePlan, StateFolder
+
+if TYPE_CHECKING:
+    from gangwatch.config import Config
 
 
 def _options_again(
@@ -53,8 +58,15 @@ def up(
 ) -> None:
     """Start an agent for every node, the controller, and a supervisor that restarts any of them.
 
+    Without --nodes and --slots the machine is divided by its size. CPUs: 2 nodes, 4 from 16 processors on, 8 from 64
+    on, which share the processors, with at least 4 slots each. GPUs: a slot is a GPU; 2 nodes, 4 from 16 GPUs on, which
+    share them; a single GPU is one node.
+
     Returns once all are ready. What already runs for the state folder is left running and taken over, so `up` after a
-    crash starts just what is missing. Everything listens on loopback only, unless the configuration or --listen says
+    crash starts just what is missing. After all was killed, or a reboot, it restores the cluster of the last `up`:
+    nodes, slots, GPUs, port and configuration; options that are given now go over those, and `down` forgets them.
+
+    Everything listens on loopback only, unless the configuration or --listen says
     otherwise; then there is TLS, and who asks has to prove who it is.
 
     \b
@@ -62,7 +74,8 @@ def up(
       gangwatch up --nodes 4 --slots 2
       gangwatch up --listen 0.0.0.0:9420 --web-config web.yml
     """
-    from gangwatch.config import load
+    from gangwatch.config import load, oversubscribed
+    from gangwatch.machine import usable_processors
 
     effective = load(config_file, overrides(nodes, slots, port, no_gpus, listen, web_config))
     if check_config:
@@ -73,7 +86,8 @@ def up(
     from gangwatch import launcher
 
     options = _options_again(nodes, slots, port, no_gpus, listen, web_config)
-    order = launcher.make_order(state, config_file, options, effective)
+    # The supervisor of a detached start makes the same order again: it has been reported by then.
+    order = launcher.make_order(state, config_file, options, _load_with, say if report_to is None else lambda _: None)
     if foreground:
         _stay(order, report_to)
         return
@@ -95,9 +109,21 @@ def up(
             }
         )
         return
-    places = ", ".join(f"{node.name} ({node.slots} slots)" for node in running.nodes)
+    unit = "GPUs" if any(node.devices for node in running.nodes) else "slots"
+    places = ", ".join(f"{node.name} ({node.slots} {unit})" for node in running.nodes)
     click.echo(f"gangwatch runs at {controller.url}: {places}")
+    if shared := oversubscribed(running.nodes, usable_processors()):
+        click.echo(shared)
     say(f"state folder {state}")
+
+
+def _load_with(file: Path | None, options: tuple[str, ...]) -> Config:
+    """The effective configuration of a file and the options of an `up`."""
+    from gangwatch.config import load
+
+    context = up.make_context("up", list(options), resilient_parsing=True)
+    names = ("nodes", "slots", "port", "no_gpus", "listen", "web_config")
+    return load(file, overrides(*(context.params[name] for name in names)))
 
 
 def _stay(order: object, report_to: int | None) -> None:
@@ -231,6 +257,7 @@ def agent(
 @state_option
 @config_option
 @cluster_options
+@click.option("--planned", hidden=True, help="The nodes, as JSON: from the supervisor.")
 @click.option("--check-config", is_flag=True, help="Only show the effective configuration and what it would change.")
 @json_option
 def controller(
@@ -242,6 +269,7 @@ def controller(
     no_gpus: bool,
     listen: str | None,
     web_config: str | None,
+    planned: str | None,
     check_config: bool,
     as_json: bool,
 ) -> None:
@@ -266,4 +294,14 @@ def controller(
         return
     from gangwatch.daemons import run_controller
 
-    run_controller(state, effective, {key: value for key, value in given.items() if isinstance(value, int | str)})
+    changed = {key: value for key, value in given.items() if isinstance(value, int | str)}
+    run_controller(state, effective, changed, _nodes_of(planned))
+
+
+def _nodes_of(planned: str | None) -> tuple[NodePlan, ...] | None:
+    if planned is None:
+        return None
+    try:
+        return msgspec.json.decode(planned, type=tuple[NodePlan, ...])
+    except msgspec.DecodeError as error:
+        raise click.BadParameter(str(error), param_hint="--planned") from None

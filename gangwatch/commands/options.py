@@ -86,8 +86,8 @@ def cluster_options(command: Command) -> Command:
         click.option("--listen", metavar="HOST:PORT", help="Of the controller; off loopback this needs --web-config."),
         click.option("--no-gpus", is_flag=True, help="Slots of CPU, also where there are GPUs."),
         click.option("--port", type=int, help="The controller's port on loopback; 0 takes a free one."),
-        click.option("--slots", type=int, help="Slots of each node. Default: one a GPU, else one a processor."),
-        click.option("--nodes", type=int, help="Virtual nodes on this machine, each with its agent."),
+        click.option("--slots", type=int, help="Slots of each node. Default: its share of GPUs or processors."),
+        click.option("--nodes", type=int, help="Virtual nodes on this machine. Default: by its size."),
     ):
         command = option(command)
     return command

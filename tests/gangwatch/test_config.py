@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.schema.errors import ConfigError, GangwatchError
 from gangwatch import config
-from gangwatch.config import as_toml, changes, flatten, load, parse_duration, plan_nodes
+from gangwatch.config import as_toml, changes, flatten, load, oversubscribed, parse_duration, plan_nodes
 from gangwatch.config_sections import ClusterSection, parse_listen
 from gangwatch.in_force import read_in_force
 from gangwatch.state_folder import StateFolder
@@ -180,21 +180,56 @@ def test_the_exporters_sections_are_taken_and_shown_as_they_are_read(tmp_path: P
 GPUS = tuple(f"GPU-{index}" for index in range(8))
 
 
-def test_a_machine_without_gpus_is_one_node_of_its_processors() -> None:
-    (node,) = plan_nodes(ClusterSection(), "host.example.org", 6, ())
-    assert (node.name, node.slots, node.devices) == ("host", 6, ())
+@pytest.mark.parametrize(
+    ("processors", "nodes", "slots"),
+    [(1, 2, 4), (2, 2, 4), (4, 2, 4), (8, 2, 4), (15, 2, 7), (16, 4, 4), (48, 4, 12), (64, 8, 8), (128, 8, 16)],
+)
+def test_a_machine_without_gpus_is_divided_by_its_size(processors: int, nodes: int, slots: int) -> None:
+    planned = plan_nodes(ClusterSection(), "host.example.org", processors, ())
+    assert [(node.name, node.slots, node.devices) for node in planned] == [
+        (f"node-{index}", slots, ()) for index in range(nodes)
+    ]
+    assert bool(oversubscribed(planned, processors)) == (nodes * slots > processors)
 
 
-def test_processors_are_shared_out_among_virtual_nodes() -> None:
-    nodes = plan_nodes(ClusterSection(nodes=4), "host", 6, ())
-    assert [(node.name, node.slots) for node in nodes] == [(f"node-{index}", 1) for index in range(4)]
+@pytest.mark.parametrize("processors", range(1, 257))
+def test_a_gang_of_four_starts_and_has_somewhere_to_move_to(processors: int) -> None:
+    planned = plan_nodes(ClusterSection(), "host", processors, ())
+    assert len(planned) >= 2
+    assert all(node.slots >= 4 for node in planned)
 
 
-def test_a_slot_is_a_gpu_and_each_belongs_to_one_node() -> None:
-    (node,) = plan_nodes(ClusterSection(), "host", 64, GPUS)
-    assert (node.slots, node.devices) == (8, GPUS)
-    nodes = plan_nodes(ClusterSection(nodes=3), "host", 64, GPUS)
-    assert [node.devices for node in nodes] == [GPUS[0:2], GPUS[2:4], GPUS[4:6]]
+def test_what_is_given_wins() -> None:
+    assert [node.slots for node in plan_nodes(ClusterSection(nodes=4), "host", 6, ())] == [1, 1, 1, 1]
+    (node,) = plan_nodes(ClusterSection(nodes=1), "host.example.org", 6, ())
+    assert (node.name, node.slots) == ("host", 6)
+    assert [node.slots for node in plan_nodes(ClusterSection(slots=3), "host", 6, ())] == [3, 3]
+    assert [node.slots for node in plan_nodes(ClusterSection(slots=3), "host", 1, ())] == [3, 3]
+    assert [node.name for node in plan_nodes(ClusterSection(names=("a", "b", "c")), "host", 2, ())] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sizes"), [(1, [1]), (2, [1, 1]), (3, [2, 1]), (4, [2, 2]), (8, [4, 4]), (16, [4, 4, 4, 4])]
+)
+def test_a_slot_is_a_gpu_and_each_belongs_to_one_node(gpus: int, sizes: list[int]) -> None:
+    names = tuple(f"GPU-{index}" for index in range(gpus))
+    planned = plan_nodes(ClusterSection(), "host", 2, names)
+    assert [node.slots for node in planned] == sizes
+    assert [device for node in planned for device in node.devices] == list(names), "each once, neighbours together"
+    assert oversubscribed(planned, 2) == ""
+
+
+@pytest.mark.parametrize(("nodes", "slots"), [(None, None), (3, None), (2, 2), (None, 3), (8, 1), (1, None)])
+def test_no_gpu_is_given_to_two_nodes(nodes: int | None, slots: int | None) -> None:
+    planned = plan_nodes(ClusterSection(nodes=nodes, slots=slots), "host", 64, GPUS)
+    devices = [device for node in planned for device in node.devices]
+    assert len(set(devices)) == len(devices) == sum(node.slots for node in planned)
+    assert all(len(node.devices) == node.slots >= 1 for node in planned)
+    if slots is None:
+        assert devices == list(GPUS), "none is left over"
+
+
+def test_slots_of_cpu_where_there_are_gpus() -> None:
     nodes = plan_nodes(ClusterSection(nodes=2, slots=2, gpus=False), "host", 64, GPUS)
     assert [(node.slots, node.devices) for node in nodes] == [(2, ()), (2, ())]
 
@@ -206,7 +241,7 @@ def test_more_slots_than_gpus_are_refused_with_the_way_out() -> None:
 
 @pytest.mark.parametrize("host", ["", "...", "_x_", "h" * 80, "ä", "a b"])
 def test_any_host_name_gives_a_node_name(host: str) -> None:
-    (node,) = plan_nodes(ClusterSection(), host, 1, ())
+    (node,) = plan_nodes(ClusterSection(nodes=1), host, 1, ())
     assert config.NODE_NAME.fullmatch(node.name)
 
 

@@ -291,7 +291,8 @@ def test_commands_of_the_daemons_are_argument_lists_with_what_up_was_given(tmp_p
     )
     assert set(commands) == {agent_name("a"), agent_name("b"), "controller"}
     assert commands["agent-a"][-4:] == ("--device", "GPU-1", "--device", "GPU-2")
-    assert commands["controller"][-4:] == ("--config", "/etc/g.toml", "--port", "0")
+    assert commands["controller"][-6:-1] == ("--config", "/etc/g.toml", "--port", "0", "--planned")
+    assert json.loads(commands["controller"][-1])[0] == {"name": "a", "slots": 2, "devices": ["GPU-1", "GPU-2"]}
 
 
 def test_a_reused_pid_is_never_taken_for_a_daemon(tmp_path: Path) -> None:
