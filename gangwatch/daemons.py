@@ -319,7 +319,7 @@ def run_controller(
     from scheduler_feedback.fabric_file import read_fabric
     from scheduler_feedback.store import Retention
 
-    nodes = () if config.slurm.enabled else plan(config) if planned is None else planned
+    nodes = () if config.slurm.enabled else plan(_as_one_node(config)) if planned is None else planned
     state.prepare()
     configure_logging(state, "controller")
     # Until the loop takes it, a reload asked for too early must not end us.
@@ -388,6 +388,14 @@ def run_controller(
         if controller.failure is not None:
             raise controller.failure
     _log.info("the controller stopped")
+
+
+def _as_one_node(config: Config) -> Config:
+    """Of a controller that no supervisor started: its node is the one that `gangwatch agent` is by default."""
+    cluster = config.cluster
+    if cluster.nodes is not None or cluster.names is not None:
+        return config
+    return msgspec.structs.replace(config, cluster=msgspec.structs.replace(cluster, nodes=1))
 
 
 def slurm_backend(state: StateFolder, config: Config) -> SlurmBackend:

@@ -1,0 +1,101 @@
+"""The README's quick start is typed as it stands, in its order, on machines of different sizes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import needs
+from tests.fakes.nvml.build import build
+from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
+
+pytestmark = [pytest.mark.xdist_group("front-door"), pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+
+
+def quick_start() -> list[str]:
+    """The block of shell commands under "Use it", without comments."""
+    section = (ROOT / "README.md").read_text().partition("\n## Use it\n")[2]
+    block = re.search(r"```sh\n(.*?)```", section, flags=re.DOTALL)
+    assert block is not None
+    lines = [line.partition(" #")[0].strip() for line in block[1].splitlines()]
+    return [line for line in lines if line.startswith("gangwatch ")]
+
+
+def machine(folder: Path, processors: int) -> dict[str, str]:
+    """The environment of a machine of so many processors: what the kernel says of them is replaced in every process."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        f"import os\nos.sched_getaffinity = lambda pid: set(range({processors}))\nos.cpu_count = lambda: {processors}\n"
+    )
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    return {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+def type_it(door: FrontDoor, line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Type the line in a checkout. Its state folder and its files under /tmp are the test's own."""
+    words = shlex.split(line.replace("/tmp/", f"{folder}/"))
+    done = subprocess.run(
+        words, env=door.environment | {"GANGWATCH_STATE": str(door.state)}, cwd=ROOT, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{line}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}\n{door.logs()}"
+    return done
+
+
+def go_through(door: FrontDoor, folder: Path) -> str:
+    """Every line of the quick start; what `up` printed."""
+    lines = quick_start()
+    names = [shlex.split(line)[1] for line in lines]
+    assert names == ["up", "submit", "jobs", "explain", "story", "logs", "down"]
+    printed = type_it(door, f"{lines[0]} --port 0", folder).stdout  # another gangwatch may have the usual port
+    for name, line in zip(names[1:], lines[1:], strict=True):
+        if name == "logs":  # by now a person would have seen it run
+            wait_until(lambda: bool(door.run("logs", "j-000001", "--rank", "0", code=None).stdout), door.logs)
+        done = type_it(door, line, folder)
+        if name == "submit":
+            assert done.stdout == "j-000001\n"
+            job = door.wait_for("j-000001", "running", "completed")
+            assert len(job["ranks"]) == 4
+            nodes = door.json("nodes")
+            assert len(nodes) >= 2 and all(node["slots"] >= 2 for node in nodes), "something can move"
+        elif name == "jobs":
+            assert "train_dp" in done.stdout
+        elif name in ("explain", "story"):
+            assert "j-000001" in done.stdout or "train_dp" in done.stdout
+    assert door.state.controller() is None
+    return printed
+
+
+@pytest.mark.parametrize(("processors", "nodes", "slots"), [(2, 2, 4), (8, 2, 4), (128, 8, 16)])
+def test_the_quick_start_works_on(processors: int, nodes: int, slots: int, tmp_path: Path) -> None:
+    with front_door(tmp_path / "state") as door:
+        door.environment |= machine(tmp_path / "machine", processors)
+        said = go_through(door, tmp_path)
+    assert said.count(f"({slots} slots)") == nodes
+    assert (f"{nodes * slots} slots share {processors} processors" in said) == (nodes * slots > processors)
+
+
+def test_the_quick_start_works_on_a_machine_with_eight_gpus(tmp_path: Path) -> None:
+    needs.component("gcc", "gcc")
+    library = build(tmp_path)
+    with front_door(tmp_path / "state") as door:
+        config = tmp_path / "gangwatch.toml"
+        config.write_text(f"[agent]\nnvml_library = {str(library)!r}\n")
+        door.environment |= machine(tmp_path / "machine", 2)
+        door.environment["XDG_CONFIG_HOME"] = str(tmp_path / "config")
+        (tmp_path / "config" / "gangwatch").mkdir(parents=True)
+        config.rename(tmp_path / "config" / "gangwatch" / "gangwatch.toml")
+        said = go_through(door, tmp_path)
+    assert "node-0 (4 GPUs), node-1 (4 GPUs)" in said
+    assert "share" not in said

@@ -1,0 +1,210 @@
+"""`up` after everything was killed, or the machine was rebooted: the same cluster, unless told otherwise."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.schema.errors import GangwatchError
+from gangwatch import launcher
+from gangwatch.config import Config, load
+from gangwatch.config_sections import ClusterSection
+from gangwatch.launcher import make_order, merge_options
+from gangwatch.machine import Gpu
+from gangwatch.state_folder import NodePlan, StateFolder, SupervisorRecord, start_time_of, write_atomically
+from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
+
+SLEEPS = ("--", sys.executable, "-c", "import time; time.sleep(600)")
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[FrontDoor]:
+    with front_door(tmp_path) as closed:
+        yield closed
+
+
+def kill_everything(door: FrontDoor) -> None:
+    """SIGKILL of the supervisor first, so that it restarts nothing, then of every daemon."""
+    left = door.state.supervisor_left()
+    assert left is not None
+    for record in (left, *left.daemons.values()):
+        os.kill(record.pid, signal.SIGKILL)
+    wait_until(
+        lambda: all(start_time_of(one.pid) != one.start_time for one in (left, *left.daemons.values())), door.logs
+    )
+
+
+def cluster(door: FrontDoor) -> list[tuple[str, int, bool]]:
+    return [(node["node"], node["slots"], node["present"]) for node in door.json("nodes")]
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("front-door")
+def test_up_after_kill_9_of_everything_restores_the_cluster_and_its_jobs(door: FrontDoor, tmp_path: Path) -> None:
+    config = tmp_path / "g.toml"
+    config.write_text("[policy]\nsuspect_seconds = 77\n")
+    door.run("up", "--nodes", "3", "--slots", "2", "--port", "0", "--no-gpus", "--config", str(config))
+    before = cluster(door)
+    assert before == [(f"node-{index}", 2, True) for index in range(3)]
+    job = door.submit("--ranks", "6", *SLEEPS)
+    ranks = door.wait_for(job, "running")["ranks"]
+    kill_everything(door)
+    said = door.run("up")
+    assert "restoring the cluster of the last `gangwatch up`: node-0 (2), node-1 (2), node-2 (2)" in said.stderr
+    assert cluster(door) == before
+    assert door.wait_for(job, "running")["ranks"] == ranks, "the job's processes are those of before"
+    assert '"suspect_seconds":77.0' in door.state.config_file.read_text(), "and its configuration"
+
+    kill_everything(door)
+    said = door.run("up", "--slots", "3")
+    assert "differ from the last" in said.stderr
+    assert cluster(door) == [(f"node-{index}", 3, True) for index in range(3)], "what is given goes over what was"
+
+    supervisor = door.state.supervisor()
+    assert supervisor is not None
+    os.kill(supervisor.pid, signal.SIGTERM)  # as a machine that is shut down sends to all
+    wait_until(lambda: door.state.supervisor() is None and door.state.controller() is None, door.logs)
+    door.run("up")
+    assert cluster(door) == [(f"node-{index}", 3, True) for index in range(3)]
+
+    door.run("down", "--keep-jobs")
+    door.run("up")
+    assert len(cluster(door)) == 3
+    assert door.wait_for(job, "running")["ranks"] == ranks
+    door.run("down")
+    assert door.state.supervisor_left() is None
+    said = door.run("up", "--port", "0")
+    assert "last `gangwatch up`" not in said.stderr
+    assert [name for name, _, present in cluster(door) if present] != [f"node-{index}" for index in range(3)]
+
+
+# --- the order -------------------------------------------------------------------------------------------------------
+
+
+def loaded(file: Path | None, options: tuple[str, ...]) -> Config:
+    given: dict[str, Any] = {}
+    words = iter(options)
+    for word in words:
+        given[word] = None if word in launcher.FLAGS else next(words)
+    number = {name: int(given[f"--{name}"]) for name in ("nodes", "slots", "port") if f"--{name}" in given}
+    sections = {"nodes": "cluster.nodes", "slots": "cluster.slots", "port": "controller.port"}
+    return load(file, {sections[name]: value for name, value in number.items()})
+
+
+class Bed:
+    """A state folder in which an `up` was, and what the next one says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = StateFolder(folder / "state")
+        self.state.prepare()
+        self.said: list[str] = []
+
+    def left(self, order: launcher.Order) -> None:
+        """All processes of this order are gone, and its record is there."""
+        record = SupervisorRecord(1, -1, order.nodes, order.port, order.config, order.options, {}, order.cluster)
+
+        write_atomically(self.state.supervisor_file, msgspec.json.encode(record))
+
+    def order(self, options: str = "", file: Path | None = None) -> launcher.Order:
+        self.said.clear()
+        return make_order(self.state, file, tuple(shlex.split(options)), loaded, self.said.append)
+
+
+@pytest.fixture
+def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
+    monkeypatch.delenv("GANGWATCH_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(launcher, "find_gpus", lambda _library: ())
+    monkeypatch.setattr(launcher, "usable_processors", lambda: 2)
+    return Bed(tmp_path)
+
+
+def test_the_order_is_that_of_the_last_up_whatever_has_changed_of_the_machine(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = bed.order("--port 9999")
+    assert [node.slots for node in first.nodes] == [4, 4]
+    assert bed.said == []
+    bed.left(first)
+    monkeypatch.setattr(launcher, "usable_processors", lambda: 64)
+    again = bed.order()
+    assert again == first
+    assert again == bed.order("--port 9999")
+    assert bed.order("--nodes 3").nodes == tuple(NodePlan(f"node-{index}", 21) for index in range(3))
+    assert any("nodes differ" in line for line in bed.said)
+    assert bed.order("--nodes 3").port == 9999
+    assert bed.order("--port 1").nodes == first.nodes
+    assert any("port differs from the last `gangwatch up`: now 1, then 9999" in line for line in bed.said)
+
+
+def test_the_gpus_stay_where_they_were(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Gpu(f"GPU-{index}", "H100") for index in range(8)]
+    monkeypatch.setattr(launcher, "find_gpus", lambda _library: tuple(found))
+    first = bed.order()
+    assert [len(node.devices) for node in first.nodes] == [4, 4]
+    bed.left(first)
+    found.reverse()  # a driver may count them in another order after a reboot
+    assert bed.order().nodes == first.nodes
+    del found[0]
+    assert bed.order().nodes == first.nodes
+    assert any(line.startswith("warning: the driver does not show GPU-7 now") for line in bed.said)
+
+
+def test_a_configuration_that_has_changed_goes_before_what_was(bed: Bed, tmp_path: Path) -> None:
+    file = tmp_path / "g.toml"
+    file.write_text("[cluster]\nnodes = 3\n[controller]\nport = 9000\n")
+    first = bed.order("", file)
+    bed.left(first)
+    assert bed.order() == first, "it is read again without being named"
+    file.write_text("[cluster]\nnodes = 2\n[controller]\nport = 9000\n")
+    assert len(bed.order().nodes) == 2
+    assert any("differ" in line for line in bed.said)
+    other = tmp_path / "other.toml"
+    other.write_text("[cluster]\nnodes = 5\n")
+    assert len(bed.order("", other).nodes) == 5
+    assert "another configuration" in bed.said[0]
+    file.unlink()
+    assert len(bed.order().nodes) == 2, "of the machine's size"
+    assert any("is gone" in line for line in bed.said)
+
+
+def test_a_record_of_an_earlier_release_is_restored_too(bed: Bed) -> None:
+    nodes = (NodePlan("host", 2),)
+    bed.left(launcher.Order(bed.state, nodes, 9420, "", (), {}))
+    assert bed.order().nodes == nodes
+
+
+def test_what_runs_keeps_its_nodes(bed: Bed) -> None:
+    first = bed.order("--nodes 3")
+    bed.left(first)
+    record = bed.state.supervisor_left()
+    assert record is not None
+
+    this = SupervisorRecord(
+        os.getpid(), start_time_of(os.getpid()) or 0, first.nodes, first.port, "", first.options, {}, first.cluster
+    )
+    write_atomically(bed.state.supervisor_file, msgspec.json.encode(this))
+    assert bed.order().nodes == first.nodes
+    with pytest.raises(GangwatchError, match="gangwatch down"):
+        bed.order("--nodes 4")
+
+
+def test_options_given_now_go_over_those_of_before() -> None:
+    earlier = ("--nodes", "4", "--port", "1", "--no-gpus")
+    assert merge_options(earlier, ()) == earlier
+    assert merge_options(earlier, ("--port", "2", "--slots", "3")) == (
+        *("--nodes", "4", "--port", "2", "--no-gpus", "--slots", "3"),
+    )
+    assert merge_options((), ("--no-gpus",)) == ("--no-gpus",)
+
+
+def test_a_cluster_section_says_nothing_of_nodes_by_default() -> None:
+    assert (ClusterSection().nodes, ClusterSection().slots) == (None, None)
