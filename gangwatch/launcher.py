@@ -7,9 +7,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -33,7 +32,7 @@ def plan(config: Config) -> tuple[NodePlan, ...]:
 class Order:
     """What `gangwatch up` is to run. config: the file, '' for none. options: as `up` and `controller` take them.
 
-    cluster: the configuration's section from which the nodes were planned.
+    cluster: the configuration's section, as JSON, from which the nodes were planned.
     """
 
     state: StateFolder
@@ -41,7 +40,7 @@ class Order:
     port: int
     config: str = ""
     options: tuple[str, ...] = ()
-    cluster: dict[str, Any] = field(default_factory=dict)
+    cluster: str = ""
 
 
 Load = Callable[[Path | None, tuple[str, ...]], Config]
@@ -64,7 +63,7 @@ def make_order(state: StateFolder, config_file: Path | None, options: tuple[str,
     else:
         file, merged = config_file, options
     config = load(file, merged)
-    cluster = msgspec.json.decode(msgspec.json.encode(config.cluster))  # as the record has it
+    cluster = msgspec.json.encode(config.cluster).decode()
     port = config.controller.address()[1]
     same = left is not None and (left.cluster == cluster or (not left.cluster and left.options == merged))
     nodes = left.nodes if left is not None and same else plan(config)

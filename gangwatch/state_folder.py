@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -100,7 +100,7 @@ class SupervisorRecord(ProcessRecord, frozen=True):
 
     port: as asked for, 0 for any. config: the file, '' for none. options: of `up`, as its command line had them.
     daemons: the newest process of each, also while it does not listen yet. cluster: the effective configuration's
-    section of that name, from which `nodes` were planned; {}: not known.
+    section of that name, as JSON, from which `nodes` were planned; '': not known.
     """
 
     nodes: tuple[NodePlan, ...]
@@ -108,7 +108,7 @@ class SupervisorRecord(ProcessRecord, frozen=True):
     config: str = ""
     options: tuple[str, ...] = ()
     daemons: dict[str, ProcessRecord] = {}
-    cluster: dict[str, Any] = {}
+    cluster: str = ""
 
     def anything_alive(self) -> bool:
         """Whether the supervisor or any of its daemons still runs."""

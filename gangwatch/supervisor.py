@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -181,7 +180,7 @@ class Supervisor:
     config: str
     options: tuple[str, ...]
     report: Callable[[str], None]
-    cluster: dict[str, Any] = field(default_factory=dict)
+    cluster: str = ""
     _daemons: dict[str, Daemon] = field(default_factory=dict)
     _signals: set[int] = field(default_factory=set)
     _statuses: dict[int, int] = field(default_factory=dict)

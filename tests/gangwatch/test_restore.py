@@ -63,27 +63,37 @@ def test_up_after_kill_9_of_everything_restores_the_cluster_and_its_jobs(door: F
     assert door.wait_for(job, "running")["ranks"] == ranks, "the job's processes are those of before"
     assert '"suspect_seconds":77.0' in door.state.config_file.read_text(), "and its configuration"
 
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("front-door")
+def test_what_is_given_goes_over_what_was_and_a_reboot_restores_it(door: FrontDoor) -> None:
+    door.up()
     kill_everything(door)
     said = door.run("up", "--slots", "3")
     assert "differ from the last" in said.stderr
-    assert cluster(door) == [(f"node-{index}", 3, True) for index in range(3)], "what is given goes over what was"
+    assert cluster(door) == [("node-0", 3, True), ("node-1", 3, True)]
 
     supervisor = door.state.supervisor()
     assert supervisor is not None
     os.kill(supervisor.pid, signal.SIGTERM)  # as a machine that is shut down sends to all
     wait_until(lambda: door.state.supervisor() is None and door.state.controller() is None, door.logs)
     door.run("up")
-    assert cluster(door) == [(f"node-{index}", 3, True) for index in range(3)]
+    assert cluster(door) == [("node-0", 3, True), ("node-1", 3, True)]
 
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("front-door")
+def test_down_forgets_the_cluster_unless_it_keeps_jobs(door: FrontDoor) -> None:
+    door.run("up", "--nodes", "1", "--slots", "3", "--port", "0", "--no-gpus")
+    job = door.submit("--ranks", "3", *SLEEPS)
+    ranks = door.wait_for(job, "running")["ranks"]
     door.run("down", "--keep-jobs")
+    assert door.state.supervisor_left() is not None
     door.run("up")
-    assert len(cluster(door)) == 3
+    assert [slots for _, slots, _ in cluster(door)] == [3]
     assert door.wait_for(job, "running")["ranks"] == ranks
     door.run("down")
     assert door.state.supervisor_left() is None
-    said = door.run("up", "--port", "0")
-    assert "last `gangwatch up`" not in said.stderr
-    assert [name for name, _, present in cluster(door) if present] != [f"node-{index}" for index in range(3)]
 
 
 # --- the order -------------------------------------------------------------------------------------------------------
@@ -178,7 +188,7 @@ def test_a_configuration_that_has_changed_goes_before_what_was(bed: Bed, tmp_pat
 
 def test_a_record_of_an_earlier_release_is_restored_too(bed: Bed) -> None:
     nodes = (NodePlan("host", 2),)
-    bed.left(launcher.Order(bed.state, nodes, 9420, "", (), {}))
+    bed.left(launcher.Order(bed.state, nodes, 9420))
     assert bed.order().nodes == nodes
 
 
