@@ -32,10 +32,11 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import After, Dependency, Group, JobSpec, JobState, Packing
 from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue
-from scheduler_feedback.core.verdict import Cause, Cleared, Kind, Verdict
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind, Verdict
 from tests.feedback.ordeal import Ordeal
 
 QUEUES = (Queue("all"), Queue("a", "all", quota=4, borrow=False), Queue("b", "all", weight=2.0, limit=6), Queue("c"))
+QUOTAS = (Queue("a", quota=4), Queue("b", quota=3), Queue("c"), Queue("elsewhere", limit=0))
 PROBE = ("probe",)
 
 POLICIES = st.builds(
@@ -60,7 +61,7 @@ POLICIES = st.builds(
     starvation_seconds=st.sampled_from([60.0, 1e6]),
     las_thresholds=st.just((20.0, 200.0)),
     preempt_gain=st.sampled_from([1.2, 3.0]),
-    queues=st.sampled_from([(), QUEUES]),
+    queues=st.sampled_from([(), QUEUES, QUOTAS]),
     uplink_slowdown=st.sampled_from([0.0, 0.2]),
     spare_nodes=st.sampled_from([0, 0, 1]),
     spare_level=st.sampled_from([Level.RACK, Level.SPINE]),
@@ -446,6 +447,12 @@ class Invariants(RuleBasedStateMachine):
     def clear(self, number: int) -> None:
         verdict = self._pick(self.world.state.verdicts.values(), number)
         self.world.cycle(Cleared(verdict.verdict_id, verdict.gang, self.world.now_ns, "it keeps pace"))
+
+    @precondition(lambda self: self.world.state.jobs)
+    @rule(number=SMALL)
+    def abstain(self, number: int) -> None:
+        job_id = self._pick(self.world.state.jobs, number)
+        self.world.cycle(Abstention(job_id, 1, None, self.world.now_ns, "too much load"))
 
     # --- the controller ----------------------------------------------------------------------------------------------
 

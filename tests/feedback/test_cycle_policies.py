@@ -6,168 +6,27 @@ kept beside the state is what would be derived from it, and that the state survi
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_feedback import cycle
-from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.codec import decode_state, encode_state
-from scheduler_feedback.core.events import CancelRequested, NodeCommand, NodeCommanded, Submitted, Tick
-from scheduler_feedback.core.job import After, Dependency, JobSpec, JobState
-from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy, Queue
-from scheduler_feedback.policies.ledger import ledger_of
+from scheduler_feedback.core.events import CancelRequested, Tick
+from scheduler_feedback.core.job import JobState
+from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy
 from scheduler_feedback.policies.order import ORDERS, las
 from scheduler_feedback.replay import replay
 from tests.feedback.world import SECOND, World
 
-_QUEUES = (Queue("all"), Queue("a", "all", quota=4, borrow=False), Queue("b", "all", weight=2.0, limit=6), Queue("c"))
-
-_POLICIES = st.builds(
-    Policy,
-    default_time_limit_seconds=st.just(100.0),
-    order=st.sampled_from(Order),
-    backfill=st.sampled_from(Backfilling),
-    estimates=st.sampled_from(Estimates),
-    preempt=st.booleans(),
-    replan_seconds=st.sampled_from([0.0, 7.0]),
-    min_run_seconds=st.sampled_from([0.0, 10.0]),
-    starvation_seconds=st.sampled_from([60.0, 1e6]),
-    las_thresholds=st.just((20.0, 200.0)),
-    preempt_gain=st.sampled_from([1.2, 3.0]),
-    queues=st.sampled_from([(), _QUEUES]),
-    start_timeout_seconds=st.sampled_from([0.0, 60.0]),
-)
-_SPECS = st.fixed_dictionaries(
-    {
-        "ranks": st.integers(1, 8),
-        "queue": st.sampled_from(["a", "b", "c", "elsewhere"]),
-        "restartable": st.booleans(),
-        "preemptible": st.booleans(),
-        "priority": st.sampled_from([0, 0, 0, 1]),
-        "elastic": st.booleans(),
-        "seconds": st.integers(2, 90),
-        "after": st.one_of(st.none(), st.integers(0, 9)),
-        "array": st.sampled_from([0, 0, 0, 3]),
-    }
-)
-_STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("submit"), _SPECS),
-        st.tuples(st.just("submit"), _SPECS),
-        st.tuples(st.just("advance"), st.sampled_from([0.0, 3.0, 15.0, 60.0])),
-        st.tuples(st.just("cancel"), st.integers(0, 9)),
-        st.tuples(st.just("node"), st.integers(0, 9)),
-    ),
-    min_size=4,
-    max_size=24,
-)
 _NODES = st.lists(st.integers(1, 4), min_size=2, max_size=5).map(
     lambda sizes: {f"n{i}": slots for i, slots in enumerate(sizes)}
 )
 
 
-def _submit(world: World, wish: dict[str, Any]) -> None:
-    world.submitted += 1
-    job_id = f"j-{world.submitted:06d}"
-    seconds = float(wish["seconds"])
-    after = () if wish["after"] is None else (Dependency(f"j-{wish['after'] + 1:06d}", After.ENDED),)
-    spec = JobSpec(
-        job_id,
-        ("train",),
-        wish["ranks"],
-        queue=wish["queue"],
-        restartable=wish["restartable"],
-        preemptible=wish["preemptible"] and wish["restartable"],
-        priority=wish["priority"],
-        min_ranks=max(1, wish["ranks"] // 2) if wish["elastic"] else None,
-        time_limit_seconds=seconds,
-        exact_seconds=seconds,
-        grace_seconds=0.0,
-        restart_cost_seconds=1.0,
-        after=after,
-        array_size=wish["array"],
-        array_parallel=2 if wish["array"] else 0,
-    )
-    for name in (job_id, *(f"{job_id}.{index}" for index in range(wish["array"]))):
-        world.true_seconds[name] = seconds
-    world.cycle(Submitted(job_id, spec))
-
-
-def _do(world: World, step: tuple[str, Any]) -> None:
-    what, value = step
-    if what == "submit":
-        _submit(world, value)
-    elif what == "advance":
-        world.running()
-        world.advance(value)
-    elif what == "cancel" and world.state.jobs:
-        ids = list(world.state.jobs)
-        world.cycle(CancelRequested(ids[value % len(ids)]))
-    elif what == "node":
-        names = list(world.nodes)
-        command = NodeCommand.MAINTENANCE if value < 3 else NodeCommand.RELEASE
-        world.cycle(NodeCommanded(names[value % len(names)], command))
-    _check_limits(world)
-
-
-def _check_limits(world: World) -> None:
-    held = ledger_of(world.state).shares.held
-    for queue in world.state.policy.queues:
-        most = queue.quota if not queue.borrow and queue.quota is not None else queue.limit
-        assert most is None or held[queue.name] <= most, f"queue {queue.name} holds more than it may"
-
-
-def _play(nodes: dict[str, int], steps: list[tuple[str, Any]], policy: Policy, racks: int = 0) -> World:
-    world = World(nodes, replace(policy), racks=racks)
-    for step in steps:
-        _do(world, step)
-    return world
-
-
 def test_every_order_that_the_policy_can_name_has_a_rule() -> None:
     assert {rule.name for rule in ORDERS} == set(Order)
-
-
-@settings(max_examples=120, deadline=None)
-@given(_NODES, _STEPS, _POLICIES, st.integers(0, 2))
-def test_under_every_policy_every_job_comes_to_its_end(
-    nodes: dict[str, int], steps: list[tuple[str, Any]], policy: Policy, racks: int
-) -> None:
-    world = _play(nodes, steps, policy, racks)
-    world.round_trips = False
-    world.cycle(*(NodeCommanded(name, NodeCommand.RELEASE) for name in nodes))
-    for _ in range(200):
-        if all(job.state.ended for job in world.state.jobs.values()):
-            break
-        world.running()
-        world.advance(30.0)
-    total = sum(nodes.values())
-    for job in world.state.jobs.values():
-        least = job.spec.min_ranks or job.spec.ranks
-        never = least > total or (policy.queues and least > {"a": 4, "b": 6}.get(job.spec.queue, total))
-        stranded = never or job.spec.after
-        assert job.state.ended or (stranded and job.state is JobState.PENDING), (
-            job.job_id,
-            cycle.why_waits(world.state, job),
-        )
-        assert cycle.explain(world.state, job.job_id) is not None
-
-
-@settings(max_examples=60, deadline=None)
-@given(_NODES, _STEPS, _POLICIES, st.integers(0, 20))
-def test_killed_at_any_event_and_read_back_it_decides_the_same(
-    nodes: dict[str, int], steps: list[tuple[str, Any]], policy: Policy, at: int
-) -> None:
-    world = _play(nodes, steps, policy)
-    middle = min(at, len(world.journal))
-    state, before = replay(world.initial, world.journal[:middle])
-    state, after = replay(decode_state(encode_state(state)), world.journal[middle:])
-    assert before + after == world.outcomes
-    assert state == world.state
 
 
 @pytest.mark.parametrize("backfill", list(Backfilling))
@@ -233,19 +92,6 @@ def test_those_that_fall_in_one_look_stand_as_they_started_whatever_a_ledger_has
     fallen = [job.job_id for job in las.demote(world.state, list(world.state.jobs.values()), late)]
     again = [job.job_id for job in las.demote(anew, list(reversed(anew.jobs.values())), late)]
     assert fallen == again == list(world.state.jobs)
-
-
-@settings(max_examples=40, deadline=None)
-@given(_NODES, _STEPS, _POLICIES)
-def test_only_those_that_declared_it_are_stopped_for_others(
-    nodes: dict[str, int], steps: list[tuple[str, Any]], policy: Policy
-) -> None:
-    world = _play(nodes, steps, replace(policy, preempt=True))
-    for outcome in world.outcomes:
-        for action in outcome.actions:
-            if not isinstance(action, StartGang) and action.why.value == "preempt":
-                spec = world.state.jobs[action.job_id].spec
-                assert spec.preemptible and spec.restartable
 
 
 _JOBS = st.lists(st.tuples(st.integers(1, 8), st.integers(5, 120), st.integers(0, 30)), min_size=2, max_size=14)

@@ -8,5 +8,5 @@ from tests.feedback.state_machine import Invariants
 
 TestInvariants = Invariants.TestCase
 TestInvariants.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

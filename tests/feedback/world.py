@@ -78,6 +78,17 @@ class World:
         self.cycle(Submitted(job_id, JobSpec(job_id, ("train",), ranks, **spec)))  # type: ignore[arg-type]
         return job_id
 
+    def submit_all(self, *jobs: tuple[int, float, float]) -> None:
+        """Submit jobs (ranks, time limit, true seconds) in one cycle."""
+        events = []
+        for ranks, limit, seconds in jobs:
+            self.submitted += 1
+            job_id = f"j-{self.submitted:06d}"
+            self.true_seconds[job_id] = seconds
+            events.append(Submitted(job_id, JobSpec(job_id, ("train",), ranks, time_limit_seconds=limit)))
+        if events:
+            self.cycle(*events)
+
     def cycle(self, *events: Event) -> cycle.Outcome:
         """One cycle with these events; its actions are carried out."""
         held_before = self._held()
