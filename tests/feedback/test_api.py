@@ -18,7 +18,7 @@ from scheduler_feedback import api as api_module
 from scheduler_feedback import loop as loop_module
 from scheduler_feedback.api_logs import tail_of
 from scheduler_feedback.core.events import NodeSeen
-from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.state import Policy, Queue, State
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind, Verdict
 from scheduler_feedback.replay import replay
 from scheduler_feedback.store import Store
@@ -363,6 +363,19 @@ def test_reload_takes_over_or_refuses(site: Site) -> None:
     assert answer.error == "gangwatch.toml: policy.mode: unknown key"
     assert site.post("/api/reload") == {"reloaded": True}
     assert site.controller.cycle.ask(lambda state: state.policy.migration_margin).result(20) == 0.5
+
+
+def test_a_job_that_its_queue_can_never_hold_is_refused_in_words(site: Site) -> None:
+    site.reloads.append(Policy(queues=(Queue("shut", limit=0), Queue("small", limit=1))))
+    site.post("/api/reload")
+    for queue, ranks, words in (
+        ("shut", 1, "asks for 1 rank; queue shut may hold at most 0 slots: use another queue"),
+        ("small", 2, "asks for 2 ranks; queue small may hold at most 1 slot: ask for at most 1 rank, or use another"),
+    ):
+        answer = site.ask("POST", "/api/jobs", JOB | {"queue": queue, "ranks": ranks})
+        assert answer.status == 422
+        assert words in answer.error
+    assert site.get("/api/jobs") == []
 
 
 def test_a_store_that_is_full_is_507_and_not_ready(site: Site) -> None:
