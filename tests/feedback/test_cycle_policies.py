@@ -1,7 +1,6 @@
-"""What must hold under every order, every backfill, with and without preemption: random jobs on a simulated cluster.
+"""Orders, backfill and preemption on busy days: who starves, who is stopped, and what a restarted controller decides.
 
-``World`` checks after every cycle that gangs take all their slots or none, that no slot has two owners, that what is
-kept beside the state is what would be derived from it, and that the state survives its byte form.
+What must hold under every policy is checked by the state machine (``tests/feedback/state_machine.py``).
 """
 
 from __future__ import annotations
