@@ -31,6 +31,9 @@ def typed(page: str) -> list[str]:
 @pytest.mark.parametrize(("page", "line"), [(page, line) for page in PAGES for line in typed(page)])
 def test_it_parses_as_it_stands(page: str, line: str) -> None:
     _, name, *words = shlex.split(line)
+    if name.startswith("-"):
+        assert name in {option for one in cli.params for option in one.opts}, f"{page}: no such option: {name}"
+        return
     command = cli.get_command(click.Context(cli), name)
     assert command is not None, f"{page}: no such command: {name}"
     command.make_context(name, [word.replace("gangwatch.toml", "/dev/null") for word in words])
