@@ -47,3 +47,13 @@ def test_what_is_written_is_read_back() -> None:
     marks = marks_of(full)
     found = remembered(node(marks.memory, marks.state, marks.reason))
     assert (found.state, found.since_ns, found.until_ns, found.backoff) == (NodeState.QUARANTINE, 5, 9, 3)
+
+
+def test_a_node_whose_probe_was_under_way_is_measured_again_by_the_next_controller() -> None:
+    """The probe goes with its controller: the quarantine is over at once, and another probe begins."""
+    probed = cluster.Node("n0", 8, state=NodeState.QUARANTINE, since_ns=5, until_ns=9, probe_job="probe-1")
+    marks = marks_of(probed)
+    assert remembered(node(marks.memory, marks.state)).until_ns == 5
+    probed.probe_job = None
+    marks = marks_of(probed)
+    assert remembered(node(marks.memory, marks.state)).until_ns == 9

@@ -1,0 +1,68 @@
+"""What a pod asks of its node, by the rule of Kubernetes for init containers and sidecars. No API server.
+
+https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.objects import Pod
+from scheduler_feedback.backends.kubernetes.quantities import amount, parse_quantity, requests_of
+
+
+def container(cpu: str, **more: Any) -> dict[str, Any]:
+    return {"name": f"c{cpu}", "resources": {"requests": {"cpu": cpu}}, **more}
+
+
+def cpu_of(containers: list[Any], init: list[Any], overhead: dict[str, str] | None = None) -> int:
+    """Thousandths of CPU that such a pod asks for."""
+    spec = {"containers": containers, "initContainers": init, "overhead": overhead}
+    return requests_of(msgspec.convert({"metadata": {"name": "p"}, "spec": spec}, Pod))["cpu"]
+
+
+SIDECAR = {"restartPolicy": "Always"}
+
+
+@pytest.mark.parametrize(
+    ("containers", "init", "wanted"),
+    [
+        ([container("2"), container("1")], [], 3000),
+        ([container("2")], [container("8"), container("1")], 8000),  # the largest of them, whichever comes last
+        ([container("2")], [container("1"), container("8")], 8000),
+        ([container("2")], [container("1")], 2000),  # they are over before the others begin
+        ([container("2")], [container("1", **SIDECAR)], 3000),  # it goes on beside them
+        ([container("2")], [container("1", **SIDECAR), container("4")], 5000),  # with the sidecar before it
+        ([container("2")], [container("4"), container("1", **SIDECAR)], 4000),  # which was not there yet
+    ],
+)
+def test_what_a_pod_asks_for(containers: list[Any], init: list[Any], wanted: int) -> None:
+    assert cpu_of(containers, init) == wanted
+
+
+def test_the_overhead_of_a_runtime_is_on_top() -> None:
+    assert cpu_of([container("2")], [container("8")], {"cpu": "250m"}) == 8250
+
+
+def test_what_is_only_limited_is_asked_for() -> None:
+    limited = {"name": "m", "resources": {"limits": {"cpu": "3", "memory": "1Gi"}, "requests": {"cpu": "1"}}}
+    pod = msgspec.convert({"metadata": {"name": "p"}, "spec": {"containers": [limited]}}, Pod)
+    assert requests_of(pod) == {"cpu": 1000, "memory": 2**30, "pods": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "units"), [("1", 1), ("1500m", 2), ("2Gi", 2 * 2**30), ("1e3", 1000), ("0.1", 1), ("5.", 5), (".5k", 500)]
+)
+def test_quantities_are_rounded_up_to_whole_units(text: str, units: int) -> None:
+    assert amount("memory", text) == units
+    assert amount("cpu", "1500m") == 1500
+
+
+@pytest.mark.parametrize("text", ["", "1.2.3", "1KB", "Gi", "one", "1 Gi", "--1"])
+def test_what_is_no_quantity_is_named(text: str) -> None:
+    with pytest.raises(BackendError, match="is no quantity"):
+        parse_quantity(text)
