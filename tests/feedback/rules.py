@@ -65,7 +65,7 @@ def check_books(state: State) -> None:
     """No slot is held by two jobs, and every pending job has a reason to wait."""
     owners: dict[Slot, str] = {}
     for job in state.jobs.values():
-        for slot in {rank.slot for rank in job.ranks if job.state.holds_slots}:
+        for slot in {rank.slot for rank in job.ranks} if job.state.holds_slots else ():
             assert slot not in owners, f"{slot} is held by {owners[slot]} and {job.job_id}"
             owners[slot] = job.job_id
         if job.state is JobState.PENDING:
