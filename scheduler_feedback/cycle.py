@@ -94,6 +94,7 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     start_probes(turn, ledger)
     if preemption.renewal_due(state, turn.now_ns):
         preemption.renew(turn, ledger)
+    happened = any(not isinstance(event, Tick) for event in events)
     stirred = bool(ledger.grown or ledger.changed or ledger.fresh)
     if stirred:
         restart_moved(turn, ledger)
@@ -105,7 +106,7 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
         else:
             if state.policy.preempt and state.policy.order is Order.FAIR and not state.frozen:
                 reclaim.reclaim(turn, ledger)  # what a queue was promised it gets back from those that borrow
-            if look:
+            if look and (happened or not (turn.due or ledger.stoppable_due)):  # for gain: not because time has passed
                 preemption.swap(turn, ledger)
             reservation = place_or_reserve(turn, ledger)  # 6  the head starts, or a place is kept for it
             backfill(turn, ledger, reservation)  # 7  whoever does not delay it goes ahead

@@ -78,6 +78,7 @@ class Ledger(Holdings):
         "overdue",
         "probes",
         "running",
+        "stoppable_due",
         "unheld",
         "unsettled",
     )
@@ -102,6 +103,7 @@ class Ledger(Holdings):
         self.clocks: list[tuple[int, str]] = []
         self.fresh: set[str] = set()
         self.unsettled = self.appointed = False
+        self.stoppable_due = False  # whether a gang's least run time or cooldown has ended in this cycle
         self.dependencies = Dependencies(state)
         for node in state.nodes.values():
             self._watch(node)
@@ -271,7 +273,6 @@ class Ledger(Holdings):
             self._hold_elastic(job)
         if self.policy.preempt and self.policy.order is Order.LAS:
             self.watch_fall(job)
-        self.watch_appraisal(job)
         for at_ns in self._stoppable_ns(job):
             if at_ns > self.state.now_ns:
                 heappush(self.clocks, (at_ns, job.job_id))
@@ -305,12 +306,6 @@ class Ledger(Holdings):
             return (self._least_run_ns(job),)
         cooldown_ns = nanoseconds(self.policy.migration_cooldown_seconds)
         return (self._least_run_ns(job), job.last_migration_ns + cooldown_ns)
-
-    def watch_appraisal(self, job: Job) -> None:
-        """Wake when the running gang is to be appraised again, where that may let it be stopped for others."""
-        fair = self.policy.preempt and self.policy.order is Order.FAIR
-        if fair and job.spec.preemptible and job.appraise_ns > self.state.now_ns:
-            heappush(self.clocks, (job.appraise_ns, job.job_id))
 
     def note_who_waits(self) -> None:
         """A cycle has decided: whether anybody is left waiting for room, and since when nobody is."""
@@ -379,6 +374,7 @@ class Ledger(Holdings):
     def due(self, now_ns: int) -> list[str]:
         """Ids of the jobs ('' for nodes) of which a clock has run out since it was last asked."""
         found: list[str] = []
+        self.stoppable_due = False
         clocks = self.clocks
         while clocks and clocks[0][0] <= now_ns:
             at_ns, job_id = heappop(clocks)
@@ -400,7 +396,8 @@ class Ledger(Holdings):
         if job.job_id not in self.held:
             return False
         weighed = bool(self.line.order or self.state.verdicts)
-        if weighed and (at_ns == job.appraise_ns or at_ns in self._stoppable_ns(job)):
+        if weighed and at_ns in self._stoppable_ns(job):
+            self.stoppable_due = True
             return True
         falls = self.policy.order is Order.LAS and at_ns == las.falls_ns(self.state, job)
         idle = job.job_id in self.elastic and not self.state.waits

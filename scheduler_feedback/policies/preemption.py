@@ -43,13 +43,17 @@ def due(state: State, now_ns: int) -> bool:
 
 
 def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
-    """Yield when a pass is due that came too early, when an order has drifted, and when pending jobs are appraised."""
+    """Yield when a pass is due that came too early, when an order has drifted, and when pending jobs are appraised.
+
+    The fair order preempts for gain, and more passes than events ask for stop more gangs than they gain. So time alone
+    asks for none of it but where jobs are appraised; what a quota promises is evaluated at every timeout (``reclaim``).
+    """
     policy = state.policy
     if state.frozen or not ledger.line.order or not ledger.held:
         return
     if _learns(state):
         yield state.renewed_ns + RENEW_NS
-    if policy.preempt and state.replan_owed:
+    if policy.preempt and policy.order is not Order.FAIR and state.replan_owed:
         yield state.planned_ns + nanoseconds(policy.replan_seconds)
     if policy.preempt and policy.order is Order.THEMIS:
         yield state.planned_ns + max(nanoseconds(policy.replan_seconds), DRIFT_NS)
@@ -189,7 +193,6 @@ def swap(turn: Turn, ledger: Ledger) -> None:
         if may_be_stopped(state, job, now_ns) and (not doubtful or _frees(ledger, job)):
             if now_ns >= job.appraise_ns:
                 appraise(state, job, now_ns)
-                ledger.watch_appraisal(job)
             movable.append((-job.urgency, job_id))
     movable.sort()
     free = ledger.plan.free(Tier.HEALTHY)

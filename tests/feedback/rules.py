@@ -14,7 +14,7 @@ from scheduler_feedback.core.codec import decode_state, encode_state
 from scheduler_feedback.core.events import Tick
 from scheduler_feedback.core.job import JobKind, JobState, Slot
 from scheduler_feedback.core.measures import measure
-from scheduler_feedback.core.state import State
+from scheduler_feedback.core.state import Order, State
 from scheduler_feedback.policies.ledger import Ledger, forget_ledger, ledger_of
 from scheduler_feedback.policies.outlook import outlook
 
@@ -133,7 +133,10 @@ def check_timeouts(state: State, after_ns: int, evaluate_all: bool) -> bool:
     if evaluate_all:
         forget_ledger(later)
     outcome = cycle.run(later, [Tick()], state.now_ns + after_ns)
-    told = [entry for entry in outcome.entries if not (evaluate_all and entry.kind in STEADY)]
+    # What running gangs are expected to need grows too; what a quota promises does not depend on it.
+    fair = later.policy.order is Order.FAIR and not any(entry.kind == "reclaim" for entry in outcome.entries)
+    steady = STEADY | ({"preempt"} if fair else set())
+    told = [entry for entry in outcome.entries if not (evaluate_all and entry.kind in steady)]
     if evaluate_all and len(told) < len(outcome.entries):
         return True  # what follows from such a decision is no other one
     assert not outcome.actions and not told, (

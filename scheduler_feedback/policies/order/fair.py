@@ -16,8 +16,6 @@ from scheduler_feedback.policies import history
 from scheduler_feedback.policies.estimate import done_seconds, limit_seconds
 from scheduler_feedback.policies.order.themis import rho
 
-LEAST_APPRAISAL_NS = 1_000_000_000
-
 
 class Fair:
     """By queue, then by what is expected to be spent."""
@@ -46,8 +44,7 @@ def appraise(state: State, job: Job, now_ns: int) -> None:
         left = (limit_seconds(policy, job) if known is None else known) - done
         spent = max(left, 1.0) + _restart(job)
     job.urgency = -rho(state, job, now_ns) if policy.order is Order.THEMIS else spent * job.spec.ranks
-    # An eighth of an octave, in which the history is asked; no more often than the cycle ticks.
-    job.appraise_ns = now_ns + max(round(done * 1e9) // 12, LEAST_APPRAISAL_NS)
+    job.appraise_ns = now_ns + round(done * 1e9) // 12  # an eighth of an octave, in which the history is asked
 
 
 def work_done(job: Job, now_ns: int) -> float:
