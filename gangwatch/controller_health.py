@@ -22,7 +22,7 @@ def findings(state: StateFolder) -> tuple[Finding, ...]:
         return (Finding(NAME, "limited", str(error), f"see {state.log_file('controller')}"),)
     if not parts:
         return (Finding(NAME, "found", "it runs, and every part of it is in service"),)
-    remedy = f"report the traceback in {state.log_file('controller')}"
+    remedy = f"see {state.log_file('controller')}, and report the traceback"
     return tuple(
         Finding(NAME if number == 0 else f"{NAME}: {part['part']}", "limited", part["words"], remedy)
         for number, part in enumerate(parts)
