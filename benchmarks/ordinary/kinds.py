@@ -5,7 +5,7 @@ from __future__ import annotations
 SUBMISSIONS = (
     "one_rank", "gang", "burst", "array", "dependency", "fails_with_code", "fails_with_signal", "cannot_start",
     "retries", "hangs", "ignores_sigterm", "forks", "setsid", "long_log", "computes", "training_reported",
-    "training_silent", "training_torch", "elastic", "guests", "owner", "borrowed", "one_node", "priority",
+    "training_silent", "training_torch", "elastic", "guests", "owner", "borrowed", "stretched", "one_node", "priority",
 )  # fmt: skip
 OPERATIONS = (
     "cancel", "cancel_waiting", "cancel_array", "maintenance", "quarantine", "release", "freeze", "thaw",

@@ -111,7 +111,7 @@ class Users:
         if not choices:
             return "rest", lambda: time.sleep(0.5)
         if self._behind():
-            choices = [choice for choice in choices if choice[0] not in ("rest", "borrowed")] or choices
+            choices = [choice for choice in choices if choice[0] not in ("rest", "borrowed", "stretched")] or choices
         # What was done least goes first, so that a short day has everything as well.
         weights = [weight * (4.0 if not self.done[name] else 1.0) for name, weight, _ in choices]
         name, _, activity = self.random.choices(choices, weights)[0]
@@ -156,6 +156,7 @@ class Users:
             ("guests", 1.2, self._guests),
             ("owner", 1.2, self._owner),
             ("borrowed", 0.5, self._borrowed),
+            ("stretched", 0.5, self._stretched),
             ("one_node", 0.6, self._one_node),
             ("priority", 0.5, lambda: self._work("priority", {"seconds": self._seconds()}, self._ranks(), priority=10)),
         ]  # fmt: skip
@@ -361,6 +362,18 @@ class Users:
         time.sleep(4.0)
         self._work("owner", {"seconds": self._seconds()}, self.random.randrange(1, quota + 1), queue="owner")
         self._rest(40.0)
+
+    def _stretched(self) -> None:
+        """A long elastic gang has slots to grow into, and then somebody waits for them."""
+        total = self._total()
+        more: dict[str, Any] = {"min_ranks": 1, "max_ranks": total, "restartable": True, "grace_seconds": 3.0}
+        more |= {"restart_cost_seconds": 1.0, "queue": "default", "min_run_seconds": 0.0}
+        ranks = max(1, total // 2)
+        job = self._work("stretched", {"seconds": 120.0, "saves": True}, ranks, time_limit_seconds=600.0, **more)
+        self._rest(12.0)
+        self._work("gang", {"seconds": 10.0}, ranks, queue="default", time_limit_seconds=20.0)
+        self._rest(8.0)
+        self.later(20.0, lambda: self.cancel(job))
 
     def _rest(self, seconds: float) -> None:
         """Nobody does anything for so long."""
