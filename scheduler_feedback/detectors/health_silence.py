@@ -19,6 +19,10 @@ and for three of its steps: records of steps may come late for no such reason, a
 collectives are reported the others must have waited in one for so long, and for a usual step: records that are late
 leave them in the newest."""
 
+OWN_GAP_SECONDS = SILENT_SECONDS / 2
+"""The detectors run twice a second. After a gap of half of an agent's silence this controller itself was suspended, and
+what the agents sent meanwhile is still unread: their silence counts from here on."""
+
 STOOD_STEPS, STOOD_SECONDS = 2.0, 5.0
 """A node that is lost takes its agent's word with it in the step that nobody finishes. Where the agent was heard for
 longer after the job's last step than two usual ones take, and five seconds for clocks, the job stood still before."""
@@ -36,12 +40,18 @@ class Silence:
     def __init__(self) -> None:
         self._lost: dict[str, int] = {}
         self._mass_until_ns = 0
+        self._ticked_ns: int | None = None
+        self._awake_ns = 0
 
     def mass(self, telemetry: Telemetry) -> Abstention | None:
         """Whether so many were lost at once that nothing may be acted on; told once."""
         now_ns = telemetry.now_ns
+        if self._ticked_ns is not None and (now_ns - self._ticked_ns) * 1e-9 > OWN_GAP_SECONDS:
+            self._awake_ns = now_ns
+        self._ticked_ns = now_ns
         silent_ns = now_ns - round(SILENT_SECONDS * 1e9)
-        silent = {node for node, heard_ns in telemetry.heard_ns.items() if heard_ns < silent_ns}
+        received = ((node, max(heard_ns, self._awake_ns)) for node, heard_ns in telemetry.heard_ns.items())
+        silent = {node for node, at_ns in received if at_ns < silent_ns}
         for node in silent - self._lost.keys():
             self._lost[node] = now_ns
         for node in self._lost.keys() - silent:

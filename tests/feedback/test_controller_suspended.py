@@ -1,0 +1,49 @@
+"""A controller that was suspended itself does not take its agents for lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.telemetry import Counters, Telemetry
+from scheduler_feedback.core.verdict import MASS_LOSS
+from scheduler_feedback.detectors.health_silence import Silence
+
+SECOND = 1_000_000_000
+BEGIN = 1_800_000_000
+NODES = ("node-0", "node-1", "node-2", "node-3")
+
+
+def look(silence: Silence, second: float, heard: float) -> str:
+    """One pass at `second`, with the newest frame of every node from `heard`; the abstention's detector, or ''."""
+    now_ns = int((BEGIN + second) * SECOND)
+    counters = Counters(np.empty(0, np.int64), 1.0, np.empty((0, 0, 0), np.float32))
+    heard_ns = {node: int((BEGIN + heard) * SECOND) for node in NODES}
+    found = silence.mass(Telemetry(now_ns, (), counters, (), heard_ns))
+    return "" if found is None else found.detector
+
+
+@pytest.mark.parametrize("suspended", [10.0, 20.0, 60.0, 3600.0])
+def test_agents_are_not_lost_while_the_controller_itself_was_suspended(suspended: float) -> None:
+    silence = Silence()
+    for tick in range(20):
+        assert look(silence, tick / 2, tick / 2) == ""
+    begun = 10.0 + suspended
+    # The first passes may come before the frames that wait in the sockets.
+    assert look(silence, begun, 9.5) == ""
+    assert look(silence, begun + 0.5, 9.5) == ""
+    for tick in range(2, 120):
+        assert look(silence, begun + tick / 2, begun + tick / 2) == ""
+
+
+def test_agents_that_stay_silent_after_the_controller_was_suspended_are_lost() -> None:
+    silence = Silence()
+    look(silence, 0.0, 0.0)
+    found = [look(silence, 30.0 + tick / 2, 0.0) for tick in range(60)]
+    assert found.index(MASS_LOSS) / 2 == pytest.approx(15.0, abs=1.0)
+
+
+def test_agents_that_fall_silent_while_the_controller_runs_are_lost() -> None:
+    silence = Silence()
+    found = [look(silence, tick / 2, 0.0) for tick in range(60)]
+    assert found.index(MASS_LOSS) / 2 == pytest.approx(15.0, abs=1.0)
