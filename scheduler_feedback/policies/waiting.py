@@ -117,6 +117,8 @@ def head_waits(plan: Plan, job: Job, from_ns: int, now_ns: int) -> str:
 
 def behind_waits(plan: Plan, job: Job, head: str | None) -> str:
     if head is None:
+        if _shared_free(plan, job) >= (job.spec.min_ranks or job.spec.ranks):
+            return "there is room, but jobs before it in the queue go first"
         return f"needs {job.spec.ranks} slots, which are not free together"
     if _shared_free(plan, job) >= job.spec.ranks:
         return f"there is room, but it is expected to run too long: {head}, first in the queue, would be delayed"
