@@ -52,7 +52,7 @@ class Said:
 class Cluster:
     """One `gangwatch up`: its folder, port and configuration. checkout: whose gangwatch runs. mark: of its processes.
 
-    config_lock: held while the configuration file is a wrong one, and while `up` reads it.
+    config_lock: held while the configuration file is a wrong one, and while a daemon starts by it.
     """
 
     folder: Path

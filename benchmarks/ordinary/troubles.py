@@ -98,12 +98,13 @@ class Troubles:
             self.inbox.complaint("daemon_back", what, f"not back {BACK_SECONDS:g} fair seconds after {what}")
 
     def _kill_controller(self) -> None:
-        for pid in self._daemons("controller")[:1]:
-            self.cluster.clock.pause()
-            self.users.say("kill_controller", f"SIGKILL to the controller, pid {pid}")
-            self._end(pid, signal.SIGKILL)
-            self._sleep(0.5)
-            self._back("SIGKILL to the controller")
+        with self.cluster.config_lock:  # with a wrong file a controller could not start again, and rightly so
+            for pid in self._daemons("controller")[:1]:
+                self.cluster.clock.pause()
+                self.users.say("kill_controller", f"SIGKILL to the controller, pid {pid}")
+                self._end(pid, signal.SIGKILL)
+                self._sleep(0.5)
+                self._back("SIGKILL to the controller")
 
     def _kill_agent(self) -> None:
         agents = self._daemons("agent")

@@ -529,7 +529,7 @@ def first_policy(source: random.Random, total: int) -> dict[str, Any]:
     """The policy that a day begins with."""
     owner = max(1, math.ceil(total / 2))
     policy: dict[str, Any] = {
-        "order": source.choice(["fifo", "fifo", "fair", "sjf", "las"]),
+        "order": source.choice(["fair", "fair", "fair", "fifo", "sjf", "las"]),
         "backfill": source.choice(["easy", "easy", "conservative", "greedy"]),
         "estimates": source.choice(["limit", "history"]),
         "preempt": True,

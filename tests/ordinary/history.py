@@ -116,6 +116,7 @@ class History:
                 "node": "node-0",
                 "confidence": 0.97,
                 "first_wall_ns": int((BEGIN + seconds) * 1e9),
+                "last_wall_ns": int((BEGIN + seconds + 1) * 1e9),
             }
         )
 

@@ -239,6 +239,7 @@ def test_what_changed_in_between_may_be_told_either_way(history: History) -> Non
         "queue small may hold 2 slots, and holds 2",
         "asks for 2 ranks; the nodes that a gang can share now have 4 slots together",
         "its place on node-1:0,1 is not free yet",
+        "can never start as the queues are now: asks for 2 ranks; queue x may hold at most 0 slots: use another queue",
         "it is written in the stars",
         "",
     ],
@@ -271,6 +272,16 @@ def test_a_limit_that_does_not_bind_is_caught(history: History) -> None:
     assert checks(history.judge(last=60.0)) == {"reason"}
 
 
+def test_a_closed_queue_is_a_reason_and_an_open_one_is_none(history: History) -> None:
+    history.facts.queues = {"guest": {"name": "guest", "limit": 0}}
+    history.submit("j-000005", 2, queue="guest")
+    never = "can never start as the queues are now: asks for 2 ranks; queue guest may hold at most 0 slots: use another"
+    history.wait("j-000005", never)
+    assert history.judge(last=60.0) == []
+    history.facts.queues["guest"]["limit"] = 4
+    assert checks(history.judge(61.0, 90.0)) == {"reason"}
+
+
 def test_the_first_in_the_queue_that_waits_with_room_is_caught(history: History) -> None:
     history.jobs["j-000004"] |= {"size": 2}
     history.facts.owner_of["j-000004"].request["ranks"] = 2
@@ -281,7 +292,7 @@ def test_the_first_in_the_queue_that_waits_with_room_is_caught(history: History)
 def quota_history(straddles: bool = False) -> History:
     """Guests hold all four slots, their quota is two; the owner's job waits for two of its own."""
     made = History()
-    made.facts.policy = {"preempt": True, "min_run_seconds": 30.0}
+    made.facts.policy = {"order": "fair", "preempt": True, "min_run_seconds": 30.0}
     made.facts.queues = {"owner": {"name": "owner", "quota": 2}, "guest": {"name": "guest", "quota": 2}}
     places = [("node-0", 0), ("node-0", 1), ("node-1", 0), ("node-1", 1)]
     guests = [places] if straddles else [places[:2], places[2:]]

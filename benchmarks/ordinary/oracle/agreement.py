@@ -21,11 +21,12 @@ def statements_agree(facts: Facts, _now: Instant) -> Iterator[Doubt]:
         if after is None:
             waiting.append(statement)
         elif before is not None:
-            yield from _judge(statement, before, after)
+            between = [one for one in facts.readings if before.begun.wall < one.begun.wall < after.begun.wall]
+            yield from _judge(statement, before, after, between)
     facts.statements[:] = waiting
 
 
-def _judge(statement: Statement, before: Reading, after: Reading) -> Iterator[Doubt]:
+def _judge(statement: Statement, before: Reading, after: Reading, between: list[Reading]) -> Iterator[Doubt]:
     for subject, said in statement.fields.items():
         first, second = _known(before, subject), _known(after, subject)
         if first is None or second is None:
@@ -38,7 +39,9 @@ def _judge(statement: Statement, before: Reading, after: Reading) -> Iterator[Do
                 continue
             if first.get("state") != second.get("state") or first.get("attempt") != second.get("attempt"):
                 continue
-            if _plain(said[field]) != _plain(first[field]):
+            # A reason may have been another one for a moment: a node that went out of use and came back.
+            meanwhile = [known[field] for one in between if (known := _known(one, subject)) and field in known]
+            if all(_plain(said[field]) != _plain(value) for value in (first[field], *meanwhile)):
                 text = f"{statement.source} says {field} {said[field]!r}, the API says {first[field]!r}"
                 yield Doubt("agreement", subject, text)
         yield from _times_agree(statement, subject, first, second)

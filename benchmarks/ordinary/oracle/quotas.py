@@ -5,6 +5,7 @@ made room for once all of this holds:
 
 - with it the queue stays within its quota, and no limit above it binds;
 - it is the first of its queue that waits for slots alone;
+- the policy's order is `fair`, the one that has quotas, and preemption is on;
 - nothing is frozen, and no node is out of use or in doubt;
 - free slots, and the slots of gangs that may be stopped, are enough for it. A gang may be stopped if it is preemptible,
   has run its least time, and belongs to a queue that holds more than its quota.
@@ -60,7 +61,7 @@ def quotas_kept(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 
 def _quiet(facts: Facts, reading: Reading) -> bool:
     """Whether every node is in use, nothing stops or moves, and the policy makes room at all."""
-    if not facts.policy.get("preempt") or not facts.policy_settled:
+    if not facts.policy.get("preempt") or facts.policy.get("order") != "fair" or not facts.policy_settled:
         return False
     if any(not node["present"] or node["state"] != "healthy" for node in reading.nodes.values()):
         return False

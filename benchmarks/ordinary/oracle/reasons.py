@@ -151,6 +151,23 @@ def _limit(case: _Case, found: re.Match[str]) -> str:
     return "" if holds + case.least > most else f"{holds} and {case.least} more are within {most}"
 
 
+def _never(case: _Case, found: re.Match[str]) -> str:
+    queue, most = found["queue"], int(found["most"])
+    if not case.facts.policy_settled:
+        return ""
+    known = case.facts.queues.get(queue)
+    limits = [known.get("limit")] + ([known.get("quota")] if known.get("borrow") is False else []) if known else []
+    if most not in limits:
+        return f"queue {queue} is configured with {limits}"
+    return "" if case.least > most else f"it needs {case.least}"
+
+
+def _before(case: _Case, _found: re.Match[str]) -> str:
+    waiting = [row["job"] for row in case.reading.queue.get("waiting", ())]
+    name = case.job["job"]
+    return "nobody is before it" if name in waiting and waiting.index(name) == 0 else ""
+
+
 def _head(case: _Case, found: re.Match[str]) -> str:
     if case.reading.queue.get("reserved_for") not in (case.job["job"], None):
         return f"first is {case.reading.queue.get('reserved_for')}"
@@ -204,6 +221,9 @@ RULES: tuple[tuple[re.Pattern[str], Rule], ...] = (
     (re.compile(r"asks for (?P<ranks>\d+) ranks?.*; the nodes that a gang can share now have (?P<slots>\d+) slots.*"),
      _too_large),
     (re.compile(r"queue (?P<queue>\S+) may hold (?P<most>\d+) slots, and holds (?P<holds>\d+)"), _limit),
+    (re.compile(r"can never start as the queues are now: asks for \d+ ranks?; queue (?P<queue>\S+) may hold at most "
+                r"(?P<most>\d+) slots?: .*"), _never),
+    (re.compile(r"there is room, but jobs before it in the queue go first"), _before),
     (re.compile(r"first in the queue; needs (?P<ranks>\d+) slots?, (?P<free>\d+) can be had now; expected to start .*"),
      _head),
     (re.compile(r"there is room, but it is expected to run too long: (?P<head>\S+), first in the queue, .*"),
@@ -249,7 +269,7 @@ def room_is_used(facts: Facts, _now: Instant) -> Iterator[Doubt]:
             continue
         case = _Case(facts, reading, job)
         why = job["waiting_because"] or ""
-        excused = re.match(r"waits until|\d+ of array|queue |its place|.*tried again|all actions", why)
+        excused = re.match(r"waits until|\d+ of array|queue |can never|its place|.*tried again|all actions", why)
         if excused or not case.settled or _kept(case) or case.request.get("required_level"):
             continue
         if case.request.get("groups"):

@@ -17,8 +17,9 @@ RIGHT: dict[str, dict[str, tuple[str, ...]]] = {
 LAG_SECONDS = 20.0
 """A disturbance is seen in windows of seconds: so long after its end a verdict may still begin."""
 
-EARLY_SECONDS = 3.0
-"""Steps are judged in windows of about a second or of one step: the first that shows a fault began before it."""
+EARLY_SECONDS = 30.0
+"""A verdict's evidence is a window that may begin before the fault: an alarm adds up what it has seen since a rank was
+last well. What must not be is that all of its evidence lies before."""
 
 SILENT_SECONDS = 60.0
 """So long after an agent was killed or stopped its node may be reported as silent: its stream must be opened again, and
@@ -57,7 +58,9 @@ def nobody_accused_wrongly(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 def _matches(disturbance: Disturbance, verdict: Document) -> bool:
     causes = RIGHT[disturbance.kind].get(verdict["kind"])
     began = verdict["first_wall_ns"] / 1e9
+    last = verdict["last_wall_ns"] / 1e9
     in_time = disturbance.began - EARLY_SECONDS <= began <= disturbance.until + LAG_SECONDS
+    in_time = in_time and last >= disturbance.began
     ranks = (verdict["rank"], *verdict.get("ranks", ()))
     right = causes is not None and verdict["cause"] in causes and disturbance.rank in ranks
     return right and in_time and verdict.get("attempt", disturbance.attempt) == disturbance.attempt
