@@ -225,6 +225,7 @@ def test_a_stream_brings_every_part_first_and_then_what_changes(site: Site) -> N
 def test_a_jobs_stream_tells_only_of_that_job(site: Site) -> None:
     mine, other = site.submit(name="mine"), site.submit(name="other")
     stream = Stream(site, f"/live/jobs/{mine}")
+    stream.part("head")  # from here on it sends news
     site.wait(mine, "running")
     site.wait(other, "running")
     site.world.end(other)
