@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,11 +55,11 @@ def detect(files: tuple[Path, ...], format_name: str | None, html_file: Path | N
     if not reports:
         raise TraceError(f"{files[0]}: no job in it")
     if html_file is not None:
-        from gangwatch import heat_map
+        from gangwatch import heat_map_page
 
         title = "gangwatch detect: " + ", ".join(path.name for path in files)
         try:
-            html_file.write_text(heat_map.page(reports, documents, title), encoding="utf-8")
+            html_file.write_text(heat_map_page.page(reports, documents, title), encoding="utf-8")
         except OSError as error:
             raise click.FileError(str(html_file), error.strerror) from None
         click.echo(f"wrote {html_file}", err=True)
@@ -90,6 +91,8 @@ def document(report: JobReport, path: Path) -> dict[str, Any]:
 
 
 def _verdict(report: JobReport, verdict: Verdict) -> dict[str, Any]:
+    from scheduler_feedback.core.verdict_text import sentence
+
     place = {int(rank): index for index, rank in enumerate(report.shape.ranks.tolist())}
     about = [place[rank] for rank in verdict.ranks or (verdict.rank,) if rank in place]
 
@@ -98,7 +101,9 @@ def _verdict(report: JobReport, verdict: Verdict) -> dict[str, Any]:
         return values.pop() if len(values) == 1 else None
 
     rank = None if verdict.rank < 0 else verdict.rank
+    words = sentence(verdict)
     return {
+        "sentence": re.sub(r"\brank(?=s? \d)", "worker", words) if report.worker else words,
         "kind": verdict.kind.value,
         "rank": rank,
         "ranks": list(verdict.ranks),
@@ -154,7 +159,7 @@ def _show(report: JobReport, found: dict[str, Any]) -> None:
     for line in heat_map.terminal(report):
         click.echo("  " + "".join(text if colour is None else click.style(text, fg=colour) for text, colour in line))
     if not found["verdicts"]:
-        click.echo("  no verdict: every rank kept pace")
+        click.echo("  no verdict: the detectors found nobody who holds the job up")
     word = "worker" if report.worker else "rank"
     for verdict in found["verdicts"]:
         who = "the job" if verdict["rank"] is None else f"{word} {verdict['rank']}"
