@@ -25,7 +25,7 @@ from scheduler_feedback.detectors.turns import IN_TURN
 from scheduler_feedback.detectors.windows import places
 from scheduler_feedback.detectors.workload_course import Busy, Course, Standing, take_in
 from scheduler_feedback.detectors.workload_node import Pressure, alone
-from scheduler_feedback.detectors.workload_rules import claims
+from scheduler_feedback.detectors.workload_rules import RHYTHM, claims
 from scheduler_feedback.detectors.workload_unreported import UnreportedWorkloads
 
 EVERY_STEPS = 4
@@ -192,6 +192,11 @@ class WorkloadDetector:
             course.standing[claim.key] = Standing(verdict, course.taken, course.last_ns)
             findings.append(verdict)
         for key, one in list(course.standing.items()):
+            if key == RHYTHM and course.long_steps.period is None:
+                del course.standing[key]
+                reason = "two times in a row no step was long where one was expected"
+                findings.append(Cleared(one.verdict.verdict_id, name, course.last_ns, reason, course.numbers[0]))
+                continue
             hold = HOLD_NODE_STEPS if one.verdict.node else HOLD_STEPS
             hold_ns = HOLD_SECONDS * 1e9 if self._timed and not one.verdict.node else 0
             steps = course.taken - one.seen

@@ -13,6 +13,7 @@ from scheduler_feedback.core.telemetry import Shape, StepTable
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.detectors.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.medians import column_medians, median, row_medians
+from scheduler_feedback.detectors.periodicity import LongSteps
 from scheduler_feedback.detectors.windows import MAD_TO_SIGMA, Places, middle_of_peers, spread
 from scheduler_feedback.detectors.work import Work, fit
 from scheduler_feedback.detectors.workload_node import Pressure
@@ -25,7 +26,6 @@ OFFSET_STEPS = 100
 OFFSET_BLOCKS = 4
 LEAST_KNOWN = 0.8
 SPIKE = 1.5
-KEPT_SPIKES = 16
 LONGER = 1.04
 """Steps of four per cent more than usual are long: just below the five from which a slowdown is told."""
 
@@ -82,7 +82,8 @@ class Course:
     """One attempt of a job. Rows of the newest steps: own seconds [n] and the middle rank's, the same had all ranks
     been given their usual work, step seconds, number, when it ended, tokens, squares [n]. work: what they should take
     for what they are given. busy: newest windows of counters. since_ns: from when on newest steps have been longer than
-    usual; 0: they are not. pressure: on its nodes, where each stage stands on one.
+    usual; 0: they are not. pressure: on its nodes, where each stage stands on one. long_steps: those that the whole job
+    took, and their period. beat_tests: how many patterns of periods below five were tried.
     """
 
     shape: Shape
@@ -110,7 +111,8 @@ class Course:
     block_step: int = 0
     usual: Usual | None = None
     pressure: Pressure | None = None
-    spikes: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_SPIKES))
+    long_steps: LongSteps = field(default_factory=LongSteps)
+    beat_tests: int = 0
     standing: dict[str, Standing] = field(default_factory=dict)
 
 
@@ -131,8 +133,8 @@ def take_in(course: Course, steps: StepTable) -> bool:
         usual = median(np.array(course.seconds)) if len(course.seconds) >= LEAST_STEPS else seconds
         course.taken += 1
         course.last_ns = int(steps.end_ns[k].max())
-        if seconds >= SPIKE * usual and _of_all(course, compute, seconds):
-            course.spikes.append((course.taken, number, seconds - usual))
+        long = seconds >= SPIKE * usual and _of_all(course, compute, seconds)
+        course.long_steps.take(number, seconds - usual if long else None)
         course.compute.append(compute)
         course.middle.append(median(compute))
         normal = compute

@@ -13,6 +13,7 @@ from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.medians import column_medians, median, row_medians
+from scheduler_feedback.detectors.periodicity import FALSE_ALARM, LEAST_PERIOD, beats_needed
 from scheduler_feedback.detectors.windows import MAD_TO_SIGMA, Places
 from scheduler_feedback.detectors.work import fit
 from scheduler_feedback.detectors.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
@@ -46,15 +47,14 @@ EXPLAINED = 0.5
 WELL_EXPLAINED = 0.8
 LEAST_SEQUENCE_STEPS = 5
 SEQUENCE_SECONDS = 30.0
-SPIKES = 3
-RHYTHM_STEPS = 5
-BEATS = 6
-CLEAR_BEATS = 2
+RHYTHM, BEAT = "rhythm", "beat"
+"""Keys of claims about long steps at a period: of five and more, and below."""
+
 BEAT_RATIO = 1.1
-BEAT_SIGMAS = 6.0
-"""Steps that are long in a rhythm of two to four: each long one of six beats a tenth above every other step between.
-Chance does that once in 18,564 for a rhythm of three, the tenth left aside. Two beats will do where each long step is
-also longer than every other by six standard deviations of what steps vary by, for every rank."""
+HELD_BEATS = 3
+"""Steps that are long in a rhythm of two to four: each long one is a tenth above every other step between, and they are
+so many that chance does not put the longest at one place of the rhythm (``periodicity.beats_needed``). Once reported it
+holds while the newest three are."""
 
 
 def claims(course: Course, job: JobTelemetry, crowded: bool) -> Iterator[Claim]:
@@ -207,32 +207,20 @@ def _sequences(course: Course, compute: FloatArray, seconds: float) -> Iterator[
 
 def _rhythms(course: Course, seconds: float) -> Iterator[Claim]:
     """Long steps of the whole job that come every so many steps: it saves or evaluates."""
-    if len(course.spikes) < SPIKES:
+    period = course.long_steps.period
+    if period is None:
         return
-    begun, runs = [course.spikes[0][0]], [1]
-    for (before, _, _), (now, _, _) in zip(list(course.spikes), list(course.spikes)[1:], strict=False):
-        if now == before + 1:
-            runs[-1] += 1
-        else:
-            begun.append(now)
-            runs.append(1)
-    if len(begun) < SPIKES:
-        return
-    apart = np.diff(begun[-SPIKES - 1 :])
-    rhythm = int(np.gcd.reduce(apart))
-    if rhythm < RHYTHM_STEPS or apart.max() > 2 * rhythm or course.taken - course.spikes[-1][0] > 2 * rhythm:
-        return
-    evaluates = min(runs[-SPIKES:]) > 1
-    lost = sum(spike[2] for spike in course.spikes) / max(begun[-1] - begun[0] + rhythm, 1)
+    lost = period.lost_seconds_a_step
     if seconds < LEAST_SLOWDOWN * (seconds - lost):
         return
     yield Claim(
-        "rhythm", Kind.WORKLOAD, Cause.EVALUATION if evaluates else Cause.CHECKPOINT, -1, (), seconds - lost,
+        RHYTHM, Kind.WORKLOAD, Cause.EVALUATION if period.steps_each > 1 else Cause.CHECKPOINT, -1, (), seconds - lost,
         (
-            Evidence("rhythm", float(rhythm), float(len(begun)), "steps",
+            Evidence("rhythm", float(period.steps), float(period.beats), "steps",
                      "times that the whole job was slow for a moment, exactly so many steps apart", 3.0),
-            Evidence("seconds_each", float(np.mean([spike[2] for spike in course.spikes])), seconds, "seconds",
-                     "a usual step", 0.5),
+            Evidence("chance_of_such_a_rhythm", period.chance, FALSE_ALARM, "probability",
+                     "long steps placed at random, all periods tried", 0.0),
+            Evidence("seconds_each", period.lost_seconds / period.beats, seconds, "seconds", "a usual step", 0.5),
         ),
     )  # fmt: skip
 
@@ -240,48 +228,38 @@ def _rhythms(course: Course, seconds: float) -> Iterator[Claim]:
 def _beats(course: Course, seconds: float) -> Iterator[Claim]:
     """Every second, third or fourth step is long, for all ranks alike: the job saves after so many."""
     middle, in_a_row = list(course.middle), _in_a_row(list(course.numbers))
-    for apart in range(2, RHYTHM_STEPS):
-        for beats in (BEATS, CLEAR_BEATS):
-            count = beats * apart
-            if in_a_row < count:
-                continue
-            rising = sorted(middle[-count:])
-            if rising[-beats] < BEAT_RATIO * rising[-beats - 1]:
-                continue  # were there a beat, its long steps would be the longest, and a tenth above all others
-            phases = np.array(middle[-count:]).reshape(beats, apart)
-            high = int(column_medians(phases).argmax())
-            long, others = phases[:, high], np.delete(phases, high, axis=1)
-            if long.min() < BEAT_RATIO * others.max() or (beats < BEATS and not _clear(course, count, apart, high)):
-                continue
-            lost = float(long.mean() - others.mean()) / apart
-            yield Claim(
-                "beat", Kind.WORKLOAD, Cause.CHECKPOINT, -1, (), seconds - lost,
-                (
-                    Evidence("rhythm", float(apart), float(beats), "steps",
-                             "each of so many long steps is longer than all between, for every rank alike", 3.0),
-                    Evidence("long_to_other_steps", float(long.mean() / others.mean()), BEAT_RATIO, "ratio",
-                             "own time of the middle rank", 0.5),
-                ),
-            )  # fmt: skip
-            return
+    standing = course.standing.get(BEAT)
+    for apart in range(2, LEAST_PERIOD):
+        beats = beats_needed(apart, course.beat_tests + 1) if standing is None else HELD_BEATS
+        count = beats * apart
+        if in_a_row < count:
+            continue
+        rising = sorted(middle[-count:])
+        if rising[-beats] < BEAT_RATIO * rising[-beats - 1]:
+            continue  # were there a beat, its long steps would be the longest, and a tenth above all others
+        course.beat_tests += standing is None
+        phases = np.array(middle[-count:]).reshape(beats, apart)
+        high = int(column_medians(phases).argmax())
+        long, others = phases[:, high], np.delete(phases, high, axis=1)
+        if long.min() < BEAT_RATIO * others.max():
+            continue
+        lost = float(long.mean() - others.mean()) / apart
+        yield Claim(
+            BEAT, Kind.WORKLOAD, Cause.CHECKPOINT, -1, (), seconds - lost,
+            (
+                Evidence("rhythm", float(apart), float(beats), "steps",
+                         "each of so many long steps is longer than all between, for every rank alike", 3.0),
+                Evidence("long_to_other_steps", float(long.mean() / others.mean()), BEAT_RATIO, "ratio",
+                         "own time of the middle rank", 0.5),
+            ),
+        )  # fmt: skip
+        return
 
 
 def _in_a_row(numbers: list[int]) -> int:
-    """How many of the newest numbers follow one upon the other, as far as the longest rhythm asks."""
-    most = min(len(numbers), BEATS * (RHYTHM_STEPS - 1))
+    """How many of the newest numbers follow one upon the other."""
+    most = len(numbers)
     return next((count for count in range(1, most) if numbers[-count] - numbers[-count - 1] != 1), most)
-
-
-def _clear(course: Course, count: int, apart: int, high: int) -> bool:
-    """Whether in the newest `count` steps every `apart`th is longer for each rank, and the others are as ever."""
-    usual = course.usual
-    if usual is None:
-        return False
-    shift = np.log(np.array(course.normal)[-count:] / usual.normal)
-    middle = np.median(shift, axis=1).reshape(-1, apart)
-    least = np.quantile(shift, 0.1, axis=1).reshape(-1, apart)[:, high]
-    rest = np.abs(np.delete(middle, high, axis=1))
-    return bool(rest.max() < BEAT_SIGMAS / 2 * usual.sway and least.min() > max(BEAT_SIGMAS * usual.sway, rest.max()))
 
 
 def _within_roles(logs: FloatArray, where: Places) -> FloatArray:
