@@ -31,7 +31,10 @@ MOST_LINKS = 10
 """Jobs that one waited for, the next to end first."""
 
 _STARTS = frozenset({"started", "backfilled"})
-_MOVES = {**dict.fromkeys(("migrate", "separate", "shrink", "requeue"), "migration"), "preempt": "preemption"}
+_MOVES = {
+    **dict.fromkeys(("migrate", "separate", "shrink", "requeue", "restart"), "migration"),
+    "preempt": "preemption",
+}
 _SPANNED = _STARTS | {"submitted", "waits", "pending", "running", "stopping", "verdict", "cleared", "ended"}
 
 

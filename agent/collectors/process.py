@@ -13,6 +13,7 @@ from typing import Protocol
 from agent.attribution import RankFile
 from agent.collectors.block import Block
 from agent.schema.frame import Column
+from agent.schema.process_state import OF_LETTER, ProcessState
 from agent.sources.files import read_file
 from agent.sources.proc import TICK_NS, children_by_parent, children_of, threads_of
 from agent.sources.process import DescriptorBudget, KeptProcess
@@ -26,7 +27,7 @@ COUNTERS = (
     "gangwatch_rank_read_bytes_total",
     "gangwatch_rank_written_bytes_total",
 )
-GAUGES = ("gangwatch_rank_memory_resident_bytes", "gangwatch_rank_threads")
+GAUGES = ("gangwatch_rank_memory_resident_bytes", "gangwatch_rank_threads", "gangwatch_rank_process_state")
 
 DISCOVERY_SECONDS = 2.0
 """How often a rank's threads are asked for children. It costs as much as all the rest (one more file a thread); a
@@ -91,6 +92,7 @@ class _Rank:
         "run_ns",
         "samples",
         "schedstat_readable",
+        "state",
         "stopped_samples",
         "threads",
         "wait_ns",
@@ -106,6 +108,7 @@ class _Rank:
         self.samples = self.stopped_samples = 0
         self.resident_bytes = self.threads = 0
         self.schedstat_readable = self.io_readable = False
+        self.state = ProcessState.RUNNING
 
     def sample(self) -> None:
         """Read every process once; those that have ended are let go."""
@@ -113,6 +116,7 @@ class _Rank:
         self.schedstat_readable = False
         self.io_readable = True
         stopped = living = False
+        main, main_state, worst = (self.main.pid, self.main.start_time), ProcessState.GONE, ProcessState.RUNNING
         read = written = ended_read = ended_written = 0
         for key, process in list(self.processes.items()):
             stat = process.stat()
@@ -127,8 +131,13 @@ class _Rank:
                 read += moved[0]
                 written += moved[1]
             if stat.state == ZOMBIE:
+                if key == main:
+                    main_state = ProcessState.ZOMBIE
                 continue
             living = True
+            worst = max(worst, OF_LETTER.get(stat.state, worst))
+            if key == main:
+                main_state = ProcessState.RUNNING
             self.io_readable = self.io_readable and moved is not None
             stopped = stopped or stat.state in STOPPED_STATES
             self.resident_bytes += process.resident_bytes()
@@ -141,8 +150,15 @@ class _Rank:
             self.schedstat_readable = self.schedstat_readable or readable
         self.read.add(read, ended_read)
         self.written.add(written, ended_written)
+        self.state = main_state if main_state is not ProcessState.RUNNING else worst
         self.samples += living
         self.stopped_samples += stopped
+
+    def is_zombie(self) -> bool:
+        """Whether the main process has ended and its parent has not waited for it."""
+        process = self.processes.get((self.main.pid, self.main.start_time))
+        stat = process.stat() if process is not None else None
+        return stat is not None and stat.state == ZOMBIE
 
     def close(self) -> None:
         for process in self.processes.values():
@@ -213,6 +229,8 @@ class ProcessCollector:
     def _follow_ranks(self) -> bool:
         """Take up ranks that came and let go of those that ended; whether there were any."""
         alive = {(main.pid, main.start_time): main for main in self._source.ranks()}
+        # One that nobody has waited for yet is shown as what it is.
+        alive |= {key: rank.main for key, rank in self._ranks.items() if key not in alive and rank.is_zombie()}
         if alive.keys() == self._ranks.keys():
             return False
         for key in self._ranks.keys() - alive.keys():
@@ -281,6 +299,7 @@ class ProcessCollector:
             at = position * len(GAUGES)
             block.set_gauge(at, rank.resident_bytes)
             block.set_gauge(at + 1, rank.threads)
+            block.set_gauge(at + 2, rank.state)
             at = position * len(COUNTERS)
             if rank.schedstat_readable:
                 block.set_counter(at, rank.run_ns)

@@ -18,8 +18,9 @@ from scheduler_feedback.core.consumption import Consumption, Group
 from scheduler_feedback.core.counting import Counting, Failed
 from scheduler_feedback.core.fleet_nodes import NodeView
 from scheduler_feedback.core.fleet_records import LARGEST, Attempts, possible
-from scheduler_feedback.core.gangs import CONSUMED, Gang
+from scheduler_feedback.core.gangs import CONSUMED, Gang, IntArray
 from scheduler_feedback.core.occurrences import Occurrences
+from scheduler_feedback.core.process_states import NodeStates, states_of
 
 SAME_CLOCK_NS = 1_000_000_000
 """A node's wall clock that moved against its monotonic one by less than this was adjusted; by more, it was set anew."""
@@ -42,6 +43,7 @@ class Fleet:
         self._machines: dict[str, set[str]] = {}
         self._touched: set[str] = set()
         self._consumption = Consumption()
+        self._states: dict[str, NodeStates] = {}
         self.counting = Counting()
         self.occurrences = Occurrences()
         self.aside: dict[str, set[tuple[str, int]]] = {}
@@ -97,6 +99,10 @@ class Fleet:
     def frames_of(self, gang: Gang) -> tuple[tuple[str, int], ...]:
         """Newest frame of each of the gang's nodes: what a person looks up to check a verdict."""
         return tuple((node, self._nodes[node].seq) for node in sorted(set(gang.nodes)) if node in self._nodes)
+
+    def process_states(self, gang: Gang) -> IntArray:
+        """int64 [n] by rising rank: the newest ProcessState of each, or UNKNOWN_STATE."""
+        return states_of(gang, self._states)
 
     def measures(self) -> Iterator[Sample]:
         """Samples of the catalogue that follow from the fleet."""
@@ -155,6 +161,8 @@ class Fleet:
             self._touched.add(node.name)
         whole = not (superseded and continues)
         if whole:
+            if (states := self._states.get(node.name)) is not None:
+                states.take(frame)
             self.counting.take(layout, frame, continues)
             for group in node._groups:
                 self._consume(node, group, frame, continues, received_ns)
@@ -238,6 +246,9 @@ class Fleet:
             groups.append(self._consumption.group(name, attempt, ranks, table, widths, tier, sizes, old))
         self._consumption.drop(node._groups)
         node._groups = groups
+        states = NodeStates(layout.gauges, self._states.pop(node.name, None), self._attempts.gangs)
+        if states.members or states.gone:
+            self._states[node.name] = states
         node._layout_id = layout.layout_id
 
     def _consume(self, node: NodeView, group: Group, frame: Frame, continues: bool, received_ns: int) -> None:

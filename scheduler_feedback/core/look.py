@@ -178,6 +178,7 @@ class Look:
             consumed,
             seen.shared,
             tuple((node, nodes[node].seq) for node in seen.nodes if node in nodes),
+            lambda: self._fleet.process_states(gang),
         )
 
     def _devices(self, gang: Gang, nodes: tuple[str, ...]) -> dict[int, Device]:

@@ -123,6 +123,10 @@ def no_counters(ranks: int) -> Counters:
     return Counters(np.zeros(0, np.int64), 1.0, np.zeros((len(FEATURES), 0, ranks), np.float32))
 
 
+UNKNOWN_STATE = -1
+"""Of a rank's processes: no agent reports it. All other states are ``agent.schema.process_state.ProcessState``."""
+
+
 # --- jobs -------------------------------------------------------------------------------------------------------------
 
 RESOURCES = ("host", "pcie_switch", "nic", "uplink")
@@ -269,6 +273,8 @@ class JobTelemetry:
     consumed: what the ranks' processes had used up at asked times [n] (each of its host's wall clock); None where
     nothing counts it. shared_machine: bool [n], whether other nodes of the cluster stand on the rank's machine.
     frames: newest frame of each node that this rests on: what a person looks up.
+    process_states: gives int64 [n], the newest ProcessState of each rank's processes, UNKNOWN_STATE where no agent
+    reports it; None where nothing does.
     """
 
     shape: Shape
@@ -279,6 +285,7 @@ class JobTelemetry:
     consumed: Callable[[IntArray], Consumed] | None = None
     shared_machine: npt.NDArray[np.bool_] | None = None
     frames: tuple[tuple[str, int], ...] = ()
+    process_states: Callable[[], IntArray] | None = None
 
 
 # --- events -----------------------------------------------------------------------------------------------------------

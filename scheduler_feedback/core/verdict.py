@@ -92,6 +92,8 @@ class Verdict:
     when the verdict was first told; -1 where steps are not reported.
     lasts_seconds: how long the fault is expected to last from first_wall_ns on, where the detector can tell; None: the
     policy's expectation holds.
+    longest_pause_seconds: of a hang, the longest that the job ever made no step and then went on by itself, while none
+    of its processes was stopped; None where the detector does not tell.
     """
 
     verdict_id: str
@@ -120,6 +122,7 @@ class Verdict:
     last_step: int = -1
     detected_step: int = -1
     lasts_seconds: float | None = None
+    longest_pause_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

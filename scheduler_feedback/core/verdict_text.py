@@ -94,7 +94,7 @@ def _claim(verdict: Verdict) -> str:
     if kind is Kind.STRAGGLER:
         return f"{who} {'are stragglers' if several else 'is a straggler'} ({cause}){costs}"
     if kind is Kind.HANG:
-        return f"{who} {'hang' if several else 'hangs'} ({cause})"
+        return f"{who} {'hang' if several else 'hangs'} ({cause}){_hangs(verdict)}"
     if kind is Kind.HEALTH:
         return f"{_health(verdict)} ({cause}){costs}"
     if kind is Kind.INTERFERENCE:
@@ -111,6 +111,14 @@ def _claim(verdict: Verdict) -> str:
         itself = "itself" if whole else f"{verdict.gang or 'the job'} by {'their' if several else 'its'} own work"
         return f"{who} {'slow' if several else 'slows'} {itself}{' down' if whole else ''}{amount} ({cause})"
     return f"{who} {'are' if several else 'is'} slow ({cause}){costs}"
+
+
+def _hangs(verdict: Verdict) -> str:
+    """How long the job has made no step, and what the culprit's process does: ": no step for 47 s, rank 3's process is
+    stopped (SIGSTOP)"."""
+    silent = f": no step for {verdict.step_seconds_now:.0f} s" if 1 <= verdict.step_seconds_now < inf else ""
+    process = next((item.against for item in verdict.evidence if item.measure == "process_state"), "")
+    return f"{silent}{',' if silent else ':'} {process}" if process else silent
 
 
 def _health(verdict: Verdict) -> str:

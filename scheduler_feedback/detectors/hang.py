@@ -5,6 +5,10 @@ inside of it, and has not come past it, never arrived: it hangs in its own work 
 launches is the culprit). If all are inside, all have arrived and it is the transport that does not deliver: then a port
 or link that fails is named where one does, and else nobody. A job none of whose ranks waits in a collective is busy
 with something else, such as saving, and is left alone.
+
+What the processes of the ranks do (``hang_processes``) is proof or doubt: one that was stopped or has ended is the
+culprit wherever it stands, one that works may be saving. A whole job that is stopped, or that somebody debugs, is left
+alone.
 """
 
 from __future__ import annotations
@@ -16,12 +20,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from agent.schema.process_state import ProcessState
 from scheduler_feedback.core.fleet import Sample
-from scheduler_feedback.core.gangs import IntArray
+from scheduler_feedback.core.gangs import FloatArray, IntArray
 from scheduler_feedback.core.telemetry import FEATURE, IndexArray, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import weighing
 from scheduler_feedback.detectors.apart import many
+from scheduler_feedback.detectors.hang_processes import evidence as of_process
+from scheduler_feedback.detectors.hang_processes import never_go_on, states_of
 from scheduler_feedback.detectors.hang_unreported import UnreportedHangs, never_arrived
 from scheduler_feedback.detectors.panel import ALARM, Panel
 from scheduler_feedback.detectors.switches import Switches
@@ -31,7 +38,15 @@ TIMES_THE_USUAL = 4.5
 TIMES_THE_LONGEST = 1.5
 """Silence is a hang beyond forty seconds, four and a half usual steps, and one and a half times the longest step so
 far, whichever is longest: saving and evaluating take tens of seconds and come again. DLRover waits 300 s, ByteRobust
-600 s."""
+600 s. Time in which a process of the job was stopped is no part of a step, and a step that ended a hang that was proven
+does not count: else each stop would put off the next one's verdict."""
+
+CONFIDENT = 0.95
+AGAIN_SECONDS = 5.0
+"""A verdict below this confidence is judged again every five seconds: what the culprit's process does may prove it."""
+
+SURELY_SILENT = 2.0
+"""After so many usual steps without one, states of processes are followed."""
 
 FRESH_SECONDS = 15.0
 """What was last seen open longer ago than this (and the agent was heard since) is not open any more."""
@@ -41,20 +56,40 @@ FEW = 8
 
 USUAL_STEPS = 64
 PAGED_RANKS = 16
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One attempt: when it last finished a step, lengths of its newest steps, its longest."""
+    """One attempt: when it last finished a step, lengths of its newest steps.
+
+    longest: of all steps of the job, those that a proven hang lengthened left aside. longest_pause: with those.
+    stopped_ns: since the newest step, how long a process of it was seen stopped. looked_ns, judged_ns: when it was last
+    looked at, and judged.
+    """
 
     shape: Shape
     finished_ns: int
     step: int = -1
     seconds: list[float] = field(default_factory=list)
     longest: float = 0.0
+    longest_pause: float = 0.0
+    stopped_ns: int = 0
+    looked_ns: int = 0
+    judged_ns: int = 0
     told: Verdict | None = None
     abstained: bool = False
+
+    def steps(self, lengths: FloatArray) -> None:
+        """Lengths of steps that were finished, [k]."""
+        own = lengths.copy()
+        own[int(own.argmax())] -= min(self.stopped_ns * 1e-9, float(own.max()))
+        longest = float(own.max())
+        self.longest_pause = max(self.longest_pause, longest)
+        if self.told is None or self.told.confidence < CONFIDENT:
+            self.longest = max(self.longest, longest)
+        self.seconds = [*self.seconds, *lengths.tolist()][-USUAL_STEPS:]
+        self.stopped_ns = 0
 
 
 class HangDetector:
@@ -72,6 +107,7 @@ class HangDetector:
         self._switches = Switches() if switches is None else switches
         self._panel = Panel(self._switches) if panel is None else panel
         self._watched: dict[str, _Watched] = {}
+        self._restored: dict[str, tuple[float, float]] = {}
         self._unreported = UnreportedHangs()
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
@@ -95,44 +131,82 @@ class HangDetector:
         return iter(())
 
     def snapshot(self) -> bytes:
-        """Nothing but its version: a hang that lasts is found again."""
-        return msgspec.msgpack.encode(SNAPSHOT_VERSION)
+        """The longest step and pause of each job: without them a restarted controller would take the next long pause
+        for a hang. A hang that lasts is found again."""
+        longest = {name: (one.longest, one.longest_pause) for name, one in self._watched.items()}
+        return msgspec.msgpack.encode((SNAPSHOT_VERSION, self._restored | longest))
 
     def restore(self, data: bytes) -> None:
         """Take a snapshot's place. Raises ValueError where it is not one of ours."""
         try:
-            version = msgspec.msgpack.decode(data, type=int)
+            if msgspec.msgpack.decode(data) == 1:  # of a release that kept nothing
+                return
+            version, longest = msgspec.msgpack.decode(data, type=tuple[int, dict[str, tuple[float, float]]])
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            version = -1
+            version, longest = -1, {}
         if version != SNAPSHOT_VERSION:
             raise ValueError(f"hang snapshot of {len(data)} bytes: version {version}")
+        self._restored = longest
 
     def _look(self, job: JobTelemetry, telemetry: Telemetry) -> list[Finding]:
-        name = job.shape.job
-        watched = self._watched.get(name)
-        if watched is None or watched.shape.attempt != job.shape.attempt:
-            watched = self._watched[name] = _Watched(job.shape, telemetry.now_ns)
-        watched.shape = job.shape
+        name, now_ns = job.shape.job, telemetry.now_ns
+        watched = self._watch(job.shape, now_ns)
         findings: list[Finding] = []
+        since_ns, watched.looked_ns = max(watched.looked_ns, watched.finished_ns), now_ns
         if job.steps is not None and len(job.steps):
             seconds = job.steps.seconds
-            lengths = np.nanmax(np.where(np.isfinite(seconds), seconds, 0.0), axis=1)
-            watched.seconds = [*watched.seconds, *lengths.tolist()][-USUAL_STEPS:]
-            watched.longest = max(watched.longest, float(lengths.max()))
+            watched.steps(np.nanmax(np.where(np.isfinite(seconds), seconds, 0.0), axis=1))
             watched.finished_ns = max(watched.finished_ns, int(job.steps.end_ns.max()))
             watched.step = int(job.steps.number[-1])
             watched.abstained = False
             if watched.told is not None:
                 told, watched.told = watched.told, None
-                findings.append(Cleared(told.verdict_id, name, telemetry.now_ns, "the job makes steps again"))
+                findings.append(Cleared(told.verdict_id, name, now_ns, "the job makes steps again"))
             return findings
-        if watched.told is not None or not watched.seconds or job.open_collectives is None:
+        proven = watched.told is not None and watched.told.confidence >= CONFIDENT
+        if not watched.seconds or job.open_collectives is None:
             return findings
-        silent = (telemetry.now_ns - watched.finished_ns) * 1e-9
+        silent = (now_ns - watched.finished_ns) * 1e-9
         usual = float(np.median(watched.seconds))
-        if silent < max(LEAST_SECONDS, TIMES_THE_USUAL * usual, TIMES_THE_LONGEST * watched.longest):
+        if silent < SURELY_SILENT * usual:
             return findings
-        return self._judge(job, watched, telemetry, silent, usual)
+        states = states_of(job)
+        if never_go_on(states).any():
+            watched.stopped_ns += max(now_ns - since_ns, 0)
+        if proven or silent < max(LEAST_SECONDS, TIMES_THE_USUAL * usual, TIMES_THE_LONGEST * watched.longest):
+            return findings
+        if watched.told is None:
+            return self._judge(job, watched, telemetry, silent, usual, states)
+        if now_ns - watched.judged_ns < AGAIN_SECONDS * 1e9:
+            return findings
+        return self._judge_again(watched.told, job, watched, telemetry, silent, usual, states)
+
+    def _watch(self, shape: Shape, now_ns: int) -> _Watched:
+        """What is known of the attempt. How long the job has paused in earlier attempts is known of it, too."""
+        watched = self._watched.get(shape.job)
+        if watched is None or watched.shape.attempt != shape.attempt:
+            longest, pause = self._restored.pop(shape.job, (0.0, 0.0))
+            if watched is not None:
+                longest, pause = max(longest, watched.longest), max(pause, watched.longest_pause)
+            watched = self._watched[shape.job] = _Watched(shape, now_ns, longest=longest, longest_pause=pause)
+        watched.shape = shape
+        return watched
+
+    def _judge_again(
+        self, told: Verdict, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, silent: float, usual: float,
+        states: IntArray,
+    ) -> list[Finding]:  # fmt: skip
+        """A verdict that was in doubt: told anew where it is proven by now."""
+        abstained, watched.abstained = watched.abstained, True  # it has been told already that something is wrong
+        findings = self._judge(job, watched, telemetry, silent, usual, states)
+        watched.abstained = abstained
+        newer = next((one for one in findings if isinstance(one, Verdict)), None)
+        if newer is None or newer.confidence < CONFIDENT:
+            watched.told = told
+            return []
+        if newer.verdict_id == told.verdict_id:
+            return [newer]
+        return [Cleared(told.verdict_id, told.gang, telemetry.now_ns, "another rank is the culprit"), newer]
 
     def _look_unreported(self, job: JobTelemetry, columns: slice, telemetry: Telemetry) -> list[Finding]:
         """The same of a job that says nothing: by what it moves, and by what is on its ranks' SMs."""
@@ -151,6 +225,7 @@ class HangDetector:
             return []
         watched.finished_ns = traffic.moved_ns
         watched.seconds = [max(stuck.usual_pause, counters.seconds)]
+        watched.longest_pause = max(watched.longest_pause, stuck.usual_pause)
         if not len(stuck.ranks):
             if stuck.unknown:
                 return self._abstain(job, watched, telemetry, "of some ranks nothing is known: it is told by health")
@@ -163,11 +238,21 @@ class HangDetector:
         ]
 
     def _judge(
-        self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, silent: float, usual: float
-    ) -> list[Finding]:
-        opened = job.open_collectives
+        self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, silent: float, usual: float,
+        states: IntArray,
+    ) -> list[Finding]:  # fmt: skip
+        opened, now_ns = job.open_collectives, telemetry.now_ns
         assert opened is not None
-        inside = is_inside(opened, telemetry.now_ns)
+        watched.judged_ns = now_ns
+        silence = Evidence("seconds_without_a_step", silent, usual, "seconds", "a usual step", 2.0)
+        if (states == ProcessState.TRACED).any():
+            return self._abstain(job, watched, telemetry, "a debugger has stopped a process of it")
+        stopped = np.flatnonzero(never_go_on(states))
+        if len(stopped) == len(job.shape):
+            return self._abstain(job, watched, telemetry, "all of its processes are stopped or gone")
+        if len(stopped):
+            return self._of_ranks(job, watched, telemetry, stopped, int(stopped[0]), (silence,), states)
+        inside = is_inside(opened, now_ns)
         if not inside.any():
             return []
         newest = int(opened[inside, 0].max())
@@ -183,17 +268,11 @@ class HangDetector:
             "ranks_in_the_newest_collective", float(inside.sum()), float(len(inside)), "ranks",
             f"all ranks; they have been in collective {newest} for {entered:.0f} s on the mean", 2.0,
         )  # fmt: skip
-        silence = Evidence("seconds_without_a_step", silent, usual, "seconds", "a usual step", 2.0)
         if not len(absent):
             return self._transport(job, watched, telemetry, (silence, waiting))
         if lost[absent].all() and lost.any():
             return self._abstain(job, watched, telemetry, "those who are absent are not heard of: it is told by health")
         absent = at_fault(absent, lost, job.shape)
-        nodes = {job.shape.nodes[index] for index in absent.tolist()}
-        if len(nodes) > 1 and len(absent) > max(1, len(inside) // FEW):
-            return self._abstain(
-                job, watched, telemetry, f"{len(absent)} of {len(inside)} ranks never arrived, on {len(nodes)} nodes"
-            )
         behind = opened[absent, 0]
         who = absent[int(np.argmin(behind))]
         arrived = Evidence(
@@ -204,8 +283,21 @@ class HangDetector:
             "the collective that the others wait in",
             4.0,
         )
-        evidence = (silence, waiting, arrived)
-        return [self._verdict(job, watched, telemetry, int(who), absent, Cause.NEVER_ARRIVED, evidence)]
+        return self._of_ranks(job, watched, telemetry, absent, int(who), (silence, waiting, arrived), states)
+
+    def _of_ranks(
+        self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, absent: IndexArray, who: int,
+        found: tuple[Evidence, ...], states: IntArray,
+    ) -> list[Finding]:  # fmt: skip
+        """These ranks never arrived, `who` first of them."""
+        nodes = {job.shape.nodes[index] for index in absent.tolist()}
+        if len(nodes) > 1 and len(absent) > max(1, len(job.shape) // FEW):
+            return self._abstain(
+                job, watched, telemetry, f"{len(absent)} of {len(job.shape)} ranks never arrived, on {len(nodes)} nodes"
+            )
+        silent = found[0].value
+        told = (*found, *of_process(job, states, who, silent, telemetry.now_ns))
+        return [self._verdict(job, watched, telemetry, who, absent, Cause.NEVER_ARRIVED, told)]
 
     def _transport(
         self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, evidence: tuple[Evidence, ...]
@@ -276,6 +368,7 @@ class HangDetector:
             first_step=watched.step,
             last_step=watched.step,
             detected_step=watched.step,
+            longest_pause_seconds=watched.longest_pause,
         )
         return watched.told
 

@@ -6,6 +6,7 @@
     separate  for interference: away from the other job, to where the two share neither node nor rack
     shrink    an elastic gang goes on with fewer members, none of them accused; costs R (n / members - 1) more
     requeue   stop and wait for a healthy place; costs the time until one is expected to be free more
+    restart   of a gang that hangs (``hangs``): away from the culprit, else in its own place
 
 Of those that can be had and pay (``cost.CostTest``), the one with the largest gain is taken.
 """
@@ -23,7 +24,7 @@ from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.turn import span
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
-from scheduler_feedback.policies import hosted
+from scheduler_feedback.policies import hangs, hosted
 from scheduler_feedback.policies.backfill import reserve
 from scheduler_feedback.policies.cost import (
     CostTest,
@@ -37,10 +38,10 @@ from scheduler_feedback.policies.cost import (
     with_course,
 )
 from scheduler_feedback.policies.ledger import ledger_of
-from scheduler_feedback.policies.placement import place, where
+from scheduler_feedback.policies.placement import place, still_usable, where
 from scheduler_feedback.policies.spares import borrowers
 
-ACTIONS = frozenset({"migrate", "separate", "shrink", "requeue"})
+ACTIONS = frozenset({"migrate", "separate", "shrink", "requeue", "restart"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Ruling:
     """What is best for the gang. code: one of ACTIONS, or why it stays, in one word. target: the new slots, by rank.
 
     swap: all that nobody accuses stay where they are. stopped: gangs that give back spares for it. others: (code,
-    expected cost in seconds) of what was weighed too.
+    expected cost in seconds) of what was weighed too. in_place: the target is the gang's own place, which is in doubt.
     """
 
     code: str
@@ -58,6 +59,7 @@ class Ruling:
     swap: bool = False
     stopped: tuple[str, ...] = ()
     others: tuple[tuple[str, float], ...] = ()
+    in_place: bool = False
 
     def detail(self, verdict: Verdict) -> tuple[tuple[str, str], ...]:
         """The terms, and the alternatives that were weighed with what each is expected to cost."""
@@ -84,6 +86,8 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
     if stopped:
         lost = sum(moving_seconds(state, state.jobs[one], now_ns) * len(state.jobs[one].ranks) for one in stopped)
         test = replace(test, queue_seconds=test.queue_seconds + lost / len(job.ranks))
+    if verdict.kind is Kind.HANG:
+        return _of_hang(state, job, verdict, Ruling("restart", "", test, target, stopped=stopped), plan, now_ns)
     stranger = verdict.kind is Kind.INTERFERENCE and not apart
     missing = _no_reason(verdict) if stranger else lacks(verdict, policy, confirmed)
     if missing is not None:
@@ -119,6 +123,27 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
     best = max(paying, key=lambda one: one.test.net_seconds)  # of equals the first
     others = tuple((one.code, one.test.cost_seconds) for one in found if one is not best)
     return replace(best, reason=weighed(verdict, best.test), others=others)
+
+
+def _of_hang(state: State, job: Job, verdict: Verdict, restart: Ruling, plan: Plan, now_ns: int) -> Ruling:
+    """A gang that hangs is restarted elsewhere, with fewer ranks, once a healthy place is free, or where it is: the
+    first that can be had. restart: with the target that was found elsewhere, if any."""
+    test = restart.test
+    confirmed = state.judged.get(verdict.verdict_id) is True
+    if (kept := hangs.keeps(state.policy, job, verdict, confirmed, now_ns)) is not None:
+        code, why, _ = kept
+        words = hangs.in_words(verdict, code, why, test.cost_seconds, now_ns)
+        return Ruling(code, words, test, restart.target)
+    found: Ruling | None = restart if restart.target else None
+    found = found or _shrunk(state, job, test, plan) or _requeued(state, job, test, now_ns)
+    if found is None and still_usable(plan, state.nodes, (rank.slot for rank in job.ranks)):
+        found = Ruling("restart", "", test, tuple(rank.slot for rank in job.ranks), in_place=True)
+    if found is None:
+        words = f"{job.spec.ranks} slots on healthy nodes other than {verdict.node} are not free"
+        return Ruling("target", hangs.in_words(verdict, "target", words, test.cost_seconds, now_ns), test)
+    where_to = " in its own place, for no other can be had" if found.in_place else ""
+    reason = f"{sentence(verdict)}: a restart{where_to} is expected to cost {span(found.test.cost_seconds)}"
+    return replace(found, reason=reason, swap=bool(restart.target) and _kept(state, job, restart.target))
 
 
 def lacks(verdict: Verdict, policy: Policy, confirmed: bool = False) -> tuple[str, str] | None:

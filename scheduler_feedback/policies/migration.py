@@ -15,6 +15,7 @@ from scheduler_feedback.core.state import Case, Decision, Mode, State
 from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
+from scheduler_feedback.policies import hangs
 from scheduler_feedback.policies.answers import ACTIONS, Ruling, cheaper_to_move, rule
 from scheduler_feedback.policies.cost import accused_nodes, lost_seconds
 from scheduler_feedback.policies.evaluations import next_evaluation_ns
@@ -29,6 +30,12 @@ def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
         job, case = state.jobs.get(verdict.gang), state.cases.get(verdict.verdict_id)
         if job is not None and case is not None and job.spec.restartable and _is_open(job, verdict, case):
             yield next_evaluation_ns(verdict.first_wall_ns, state.now_ns)
+            confirmed = state.judged.get(verdict.verdict_id) is True
+            kept = (
+                hangs.keeps(state.policy, job, verdict, confirmed, state.now_ns) if verdict.kind is Kind.HANG else None
+            )
+            if kept is not None and kept[2] is not None:
+                yield kept[2]
     if state.frozen or not ledger.running:
         return
     for name in ledger.doubtful:
@@ -62,7 +69,8 @@ def judge_running_gangs(turn: Turn, ledger: Ledger) -> None:
         if ruling.code in ACTIONS:
             _migrate(turn, job, verdict, case, ruling)
         elif ruling.code != case.ruling:
-            turn.decide(job.job_id, "stay", f"stays where it is: {ruling.reason}", ruling.detail(verdict))
+            words = ruling.reason if verdict.kind is Kind.HANG else f"stays where it is: {ruling.reason}"
+            turn.decide(job.job_id, "stay", words, ruling.detail(verdict))
             case.ruling, case.reason = ruling.code, ruling.reason
     if ledger.doubtful and not turn.state.frozen:
         for job, verdict in list(beside(turn.state, ledger, turn.now_ns)):
@@ -126,6 +134,7 @@ _WORDS = {
     "separate": "move away from the other",
     "shrink": "go on with fewer ranks",
     "requeue": "wait for another place",
+    "restart": "restart",
 }
 
 
@@ -138,7 +147,7 @@ def _migrate(turn: Turn, job: Job, verdict: Verdict, case: Case, ruling: Ruling)
             turn.decide(
                 job.job_id,
                 ruling.code,
-                f"would move, but actions are frozen: {ruling.reason}",
+                f"would {'restart' if ruling.code == 'restart' else 'move'}, but actions are frozen: {ruling.reason}",
                 ruling.detail(verdict),
                 "frozen",
             )
@@ -169,13 +178,14 @@ def _migrate(turn: Turn, job: Job, verdict: Verdict, case: Case, ruling: Ruling)
     job.stop_reason = StopReason.MIGRATE
     job.last_migration_ns = turn.now_ns
     job.migrations += 1
-    job.excluded_nodes = accused_nodes(state, job)
+    job.excluded_nodes = () if ruling.in_place else accused_nodes(state, job)
     job.claim = list(ruling.target)
     ledger_of(state).file(job)
     node = state.nodes.get(verdict.node)
     if (
         verdict.kind in ACCUSING
         and node is not None
+        and not ruling.in_place
         and node.state in (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.PROBATION)
     ):
         hold_against(turn, node, verdict, f"{job.job_id} moves away: {sentence(verdict)}")

@@ -310,7 +310,7 @@ def story(entries: Sequence[Document], name: str, with_subject: bool = False) ->
 _TONES = {
     **dict.fromkeys(("verdict", "quarantine", "rank-failed", "start-failed", "refused", "frozen"), words.BAD),
     **dict.fromkeys(("suspect", "probation", "preempt", "stay", "unknown"), words.DOUBTFUL),
-    **dict.fromkeys(("cleared", "migrate", "released", "running", "healthy"), words.GOOD),
+    **dict.fromkeys(("cleared", "migrate", "restart", "released", "running", "healthy"), words.GOOD),
 }
 
 

@@ -96,6 +96,10 @@ def _ruling(verdict: Document) -> str:
     ruling, reason = verdict["ruling"], verdict["ruling_reason"]
     if ruling == "migrate":
         return "the gang moves away"
+    if ruling == "restart":
+        return "the gang is restarted"
+    if reason.startswith("not restarted"):
+        return str(reason)
     return f"it stays: {reason or ruling}"
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from agent.attribution import RankFile
 from agent.collectors.process import ProcessCollector, StorageBytes
 from agent.schema.errors import SourceError
+from agent.schema.process_state import ProcessState
 from agent.sources.proc import (
     PAGE_BYTES,
     TICK_NS,
@@ -153,6 +154,30 @@ def test_a_child_that_another_adopts_stays_the_ranks(rank: Rank, collector: Proc
     assert gauge(collector.collect(), "gangwatch_rank_threads", **LABELS) == 2
     rank.do("child.stdin.close()")
     wait_until(lambda: gauge(collector.collect(), "gangwatch_rank_threads", **LABELS) == 1)
+
+
+def test_the_state_of_the_processes_is_told(rank: Rank, collector: ProcessCollector) -> None:
+    """Running, stopped, a child that is stopped, a zombie that nobody has waited for, and gone."""
+
+    def state() -> float | None:
+        return gauge(collector.collect(), "gangwatch_rank_process_state", **LABELS)
+
+    assert state() == ProcessState.RUNNING
+    os.kill(rank.process.pid, signal.SIGSTOP)
+    wait_until(lambda: state() == ProcessState.STOPPED)
+    os.kill(rank.process.pid, signal.SIGCONT)
+    wait_until(lambda: state() == ProcessState.RUNNING)
+    child = int(rank.do("(child := subprocess.Popen(['sleep', '60'])).pid"))
+    assert state() == ProcessState.RUNNING
+    os.kill(child, signal.SIGSTOP)
+    wait_until(lambda: state() == ProcessState.STOPPED)
+    rank.do("[child.kill(), child.wait()]")
+    wait_until(lambda: state() == ProcessState.RUNNING)
+    rank.process.kill()
+    rank.alive = False
+    wait_until(lambda: state() == ProcessState.ZOMBIE)
+    rank.process.wait()
+    assert collector.collect().gauge_columns == ()
 
 
 def test_a_stop_is_seen_as_stopped_samples(rank: Rank, collector: ProcessCollector) -> None:

@@ -89,7 +89,7 @@ def test_the_decision_names_its_terms_and_what_else_was_weighed() -> None:
     ("verdict", "spec", "policy", "words"),
     [
         ({"kind": Kind.HEALTH}, {}, {}, "a verdict of health is no reason to move"),
-        ({"kind": Kind.HANG}, {}, {}, "a verdict of hang is no reason to move"),
+        ({"kind": Kind.HANG}, {}, {"restart_on_hang": False}, "not restarted: policy.restart_on_hang is off"),
         ({"cause": Cause.UNKNOWN}, {}, {}, "the cause is unknown"),
         ({"confidence": 0.8}, {}, {}, "confidence 0.80 is below 0.90"),
         ({}, {"restartable": False}, {}, "did not declare that it can be restarted"),

@@ -41,6 +41,15 @@ PROCESS: tuple[Metric, ...] = (
         "/proc/PID/statm",
     ),
     Metric("gangwatch_rank_threads", "gauge", "Threads of the rank's processes.", "", MEMBER, "/proc/PID/stat"),
+    Metric(
+        "gangwatch_rank_process_state",
+        "gauge",
+        "State of the rank's processes: 0 gone, 1 running or sleeping, 2 uninterruptible (D), 3 stopped (T), "
+        "4 traced (t), 5 zombie. Of several processes a stopped or waiting one counts.",
+        "",
+        MEMBER,
+        "/proc/PID/stat",
+    ),
     bytes_counter("gangwatch_rank_read_bytes_total", "Bytes read from storage.", MEMBER, "/proc/PID/io read_bytes"),
     bytes_counter("gangwatch_rank_written_bytes_total", "Bytes sent to storage.", MEMBER, "/proc/PID/io write_bytes"),
 )
