@@ -32,9 +32,9 @@ class NodeStates:
         self.members = {member: row for row, member in enumerate(found)}
         self.index: IndexArray = np.array(list(found.values()), np.intp)
         self.values = np.full(len(found), np.nan)
-        before = {*old.members, *old.gone} if old is not None else set()
+        before: set[Member] = {*old.members, *old.gone} if old is not None else set()
         newest = {(gang.name, gang.attempt) for gang in gangs.values()} if before else set()
-        self.gone = {one for one in before if one not in found and (one.gang, one.attempt) in newest}
+        self.gone: set[Member] = {one for one in before if one not in found and (one.gang, one.attempt) in newest}
 
     def take(self, frame: Frame) -> None:
         """Keep what a frame of the present layout says."""

@@ -68,7 +68,7 @@ class Policy:
     default_time_limit_seconds: for jobs that name none. migration_margin: h of benefit > (1 + h) cost.
     migration_cooldown_seconds: least time between two migrations of one job.
     minimum_confidence: of a verdict that may lead to an action on a running job.
-    restart_on_hang: whether a gang that hangs, and declared that it can be restarted, is restarted away from the culprit.
+    restart_on_hang: whether a gang that hangs is restarted away from the culprit, if it declared that it can be.
     expected_persistence_seconds: D, how long a fault is expected to last if nothing is done.
     quarantine_seconds: first quarantine; doubles with each repetition up to quarantine_max_seconds.
     quarantine_max_fraction, quarantine_max_rack_fraction: most nodes in quarantine, as a share of all, and of those of

@@ -10,6 +10,7 @@ from agent.schema.catalog import BY_NAME
 from scheduler_feedback.core.counting import PLACE
 from scheduler_feedback.core.gangs import CONSUMED
 from scheduler_feedback.core.occurrences import ANSWERS, LINK_DOWNED, PORT_STATE
+from scheduler_feedback.core.process_states import METRIC as PROCESS_STATE
 from scheduler_feedback.core.telemetry import FEATURES
 
 RELATIONS = ("gangwatch_gpu_owner_info", "gangwatch_gpu_info", "gangwatch_topology_rail_info", PLACE)
@@ -34,7 +35,7 @@ def _wanted() -> tuple[str, ...]:
         for name in feature.metrics:
             kept.setdefault(name, set()).update(_KEPT[feature.of], (label for label, _ in feature.labels))
     patterns = {name: _pattern(name, labels) for name, labels in kept.items()}
-    for name in (*CONSUMED, PRESSURE, *RELATIONS, *OCCURRENCES):
+    for name in (*CONSUMED, PROCESS_STATE, PRESSURE, *RELATIONS, *OCCURRENCES):
         patterns[name] = name
     return tuple(sorted(patterns.values()))
 

@@ -54,6 +54,9 @@ FRESH_SECONDS = 15.0
 FEW = 8
 """More than one rank in eight that never arrived: the job stopped in different places, and nobody is the culprit."""
 
+RESTORED_SECONDS = 600.0
+"""As long as the fleet remembers a gang that reports nothing (fleet_records.py, FORGET_NS)."""
+
 USUAL_STEPS = 64
 PAGED_RANKS = 16
 SNAPSHOT_VERSION = 2
@@ -108,6 +111,7 @@ class HangDetector:
         self._panel = Panel(self._switches) if panel is None else panel
         self._watched: dict[str, _Watched] = {}
         self._restored: dict[str, tuple[float, float]] = {}
+        self._restored_until_ns = 0
         self._unreported = UnreportedHangs()
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
@@ -116,6 +120,7 @@ class HangDetector:
         if not self._timed:
             return findings
         self._panel.at(telemetry)
+        self._forget(telemetry.now_ns)
         present = {job.shape.job for job in telemetry.jobs}
         for name in [name for name in self._watched if name not in present]:
             del self._watched[name]
@@ -125,6 +130,13 @@ class HangDetector:
             if job.steps is None:
                 findings += self._look_unreported(job, columns, telemetry)
         return findings
+
+    def _forget(self, now_ns: int) -> None:
+        """Drop what was restored of jobs that have not been seen for ten minutes since."""
+        if self._restored and not self._restored_until_ns:
+            self._restored_until_ns = now_ns + round(RESTORED_SECONDS * 1e9)
+        elif self._restored and now_ns > self._restored_until_ns:
+            self._restored = {}
 
     def measures(self) -> Iterator[Sample]:
         """None of its own."""
@@ -146,7 +158,7 @@ class HangDetector:
             version, longest = -1, {}
         if version != SNAPSHOT_VERSION:
             raise ValueError(f"hang snapshot of {len(data)} bytes: version {version}")
-        self._restored = longest
+        self._restored, self._restored_until_ns = longest, 0
 
     def _look(self, job: JobTelemetry, telemetry: Telemetry) -> list[Finding]:
         name, now_ns = job.shape.job, telemetry.now_ns

@@ -299,7 +299,7 @@ class InterferenceDetector:
             if own is None:
                 continue
             victim = own.values() if lost is None else lost
-            for aggressor in members.keys() - {name}:
+            for aggressor in sorted(members.keys() - {name}):  # of equals the first by name
                 sent = np.array(self._courses[aggressor].sent[kind, place])
                 if silent is not None:
                     sent = silent.beside(sent)

@@ -31,7 +31,8 @@ import numpy as np
 
 FALSE_ALARM = 0.001
 """Bound on the probability that an attempt of a job is ever reported to have a period by chance, whatever its length:
-one job in a thousand on hosts that are busy all the time, none on quiet ones. Derived above."""
+one job in a thousand on hosts that are busy all the time, none on quiet ones. Derived above. Periods below five
+(``beats_needed``) have as much again."""
 
 LEAST_PERIOD = 5
 """Shorter periods are for ``beats_needed``: there half of the steps may be long."""

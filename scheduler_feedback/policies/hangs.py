@@ -1,8 +1,8 @@
 """Hangs: when a gang that makes no step any more is restarted, and in which words it is not.
 
-A gang that hangs does no work, so nothing is weighed and nothing is waited for: it is restarted from its checkpoint,
-away from the culprit, or where nowhere else can be had, in its own place. What is asked for is certainty: a healthy gang
-that saves, evaluates or compiles for long must not be taken for one that hangs.
+A gang that hangs does no work, so its restart is not weighed against staying: it is restarted from its checkpoint, away
+from the culprit, or in its own place where no other can be had. The conditions are about certainty: a healthy gang that
+saves, evaluates or compiles for long must not be taken for one that hangs.
 """
 
 from __future__ import annotations

@@ -174,8 +174,9 @@ def test_the_state_of_the_processes_is_told(rank: Rank, collector: ProcessCollec
     rank.do("[child.kill(), child.wait()]")
     wait_until(lambda: state() == ProcessState.RUNNING)
     rank.process.kill()
-    rank.alive = False
     wait_until(lambda: state() == ProcessState.ZOMBIE)
+    rank.alive = False  # who names the ranks does not name it any more
+    assert state() == ProcessState.ZOMBIE
     rank.process.wait()
     assert collector.collect().gauge_columns == ()
 

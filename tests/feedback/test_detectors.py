@@ -321,6 +321,26 @@ def test_the_neighbour_that_disturbs_is_named_and_nobody_is_accused() -> None:
     assert found[0].node == ""
 
 
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_of_two_neighbours_that_go_with_the_victim_the_one_that_goes_better_is_named(names: tuple[str, str]) -> None:
+    """Whatever they are called and in which order they come."""
+    culprit, rival = names
+    victim, loud, like = Job("victim", sharing=UPLINK), Job(culprit, sharing=UPLINK), Job(rival, sharing=UPLINK)
+
+    def busy(second: float) -> bool:
+        return int(second) % 50 > 30 and second > 100
+
+    loud.sends = lambda second: 9e9 if busy(second) else 1e9
+    like.sends = lambda second: (9e9 if int(second) % 3 else 5e9) if busy(second) else 1e9
+    victim.network = lambda second: 0.6 if busy(second) else 0.3
+    for jobs in ([victim, loud, like], [like, loud, victim]):
+        for job in jobs:
+            job.number, job.last_ns = 0, START
+        found = verdicts(course(InterferenceDetector(), jobs, 400))
+        assert [(one.gang, one.aggressor) for one in found if one.gang == "victim"] == [("victim", culprit)]
+        assert found[0].suspects == (f"job:{rival}",), "the other is listed, so there was a choice"
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_neighbours_that_do_not_disturb_are_left_alone(seed: int) -> None:
     assert not verdicts(course(list(make_all()), neighbours(UPLINK, disturbs=False), 250, seed=seed))

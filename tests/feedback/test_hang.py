@@ -137,7 +137,7 @@ def test_a_second_stop_is_found_as_soon_as_the_first(known: bool) -> None:
 
 
 def test_a_long_save_is_waited_for_half_as_long_again_and_is_no_hang_the_next_time() -> None:
-    """A rank saves alone for a minute, while the others wait in a collective: 80 s of the same are no hang, 90 s are."""
+    """A rank saves alone for a minute, while the others wait in a collective, for longer each time."""
     job = Training()
     job.pauses = [(60.0, 95.0), (150.0, 188.0), (250.0, 305.0), (400.0, 478.0)]
     found = course(HangDetector(), [job], 600)

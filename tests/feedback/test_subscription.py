@@ -10,6 +10,7 @@ from agent.schema.wire import encode_frame
 from benchmarks.ingest.frames import Job, whole_layout
 from exporter.frames import selection, wanted_metrics
 from scheduler_feedback.core.counting import Counting
+from scheduler_feedback.core.process_states import METRIC
 from scheduler_feedback.core.subscription import WANTED
 from scheduler_feedback.core.telemetry import FEATURE, FEATURES
 
@@ -33,6 +34,11 @@ def test_every_metric_of_every_feature_is_asked_for() -> None:
         assert set(feature.metrics) <= names, feature.name
     assert names >= {"gangwatch_gpu_up", "gangwatch_rdma_port_state", "gangwatch_rdma_port_link_downed_total"}
     assert wanted_metrics(",".join(WANTED)) == (WANTED, ()), "an agent of this build knows all of it"
+
+
+def test_the_state_of_the_ranks_processes_is_asked_for() -> None:
+    """Without it a hang is found by its peers' waiting alone, and a stopped process is not told."""
+    assert METRIC in WANTED
 
 
 def test_a_frame_of_a_node_of_eight_gpus_fits() -> None:

@@ -95,8 +95,8 @@ class FrontDoor:
         assert remains(self.state) == set()
 
 
-def wait_until(condition: Callable[[], bool], complaint: Callable[[], str]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_SECONDS
+def wait_until(condition: Callable[[], bool], complaint: Callable[[], str], seconds: float = DEADLINE_SECONDS) -> None:
+    deadline_s = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline_s, complaint()
         time.sleep(0.1)

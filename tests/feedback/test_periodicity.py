@@ -1,0 +1,152 @@
+"""Long steps at a period: what chance gives on a busy host is not reported, what a job does is, and it is withdrawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
+from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.detectors.periodicity import FALSE_ALARM, LongSteps, beats_needed, share_of, tail
+from scheduler_feedback.detectors.workload import WorkloadDetector
+
+NS = 1_000_000_000
+START = 1_700_000_000 * NS
+
+Steps = np.ndarray
+
+
+def found_in(seconds: Steps, random: np.random.Generator, ranks: int = 4) -> list[tuple[int, Finding]]:
+    """(step, finding) of the detector. seconds: [k], own time of every rank."""
+    index = np.arange(ranks)
+    shape = Shape("j", 1, index, tuple(f"n{rank // 2}" for rank in index.tolist()))
+    detector, found, end_ns = WorkloadDetector(), [], START
+    for first in range(0, len(seconds), 4):
+        own = seconds[first : first + 4, None] * random.normal(1.0, 0.01, (len(seconds[first : first + 4]), ranks))
+        whole = own.max(axis=1, keepdims=True) + 0.002
+        ends = np.repeat(end_ns + np.cumsum(whole * NS).astype(np.int64)[:, None], ranks, axis=1)
+        end_ns = int(ends[-1, 0])
+        table = StepTable(np.arange(first, first + len(own)), ends, np.repeat(whole, ranks, axis=1), whole - own)
+        telemetry = Telemetry(end_ns, (JobTelemetry(shape, table),), no_counters(ranks), (), {})
+        found += [(first + len(own), one) for one in detector.tick(telemetry)]
+    return found
+
+
+def rhythms(found: list[tuple[int, Finding]]) -> list[tuple[int, Verdict]]:
+    causes = (Cause.CHECKPOINT, Cause.EVALUATION)
+    return [(at, one) for at, one in found if isinstance(one, Verdict) and one.cause in causes]
+
+
+def spikes(share: float) -> Callable[[np.random.Generator, int], Steps]:
+    def made(random: np.random.Generator, count: int) -> Steps:
+        return np.where(random.random(count) < share, random.uniform(1.6, 5.0, count), 1.0)
+
+    return made
+
+
+def bursts(random: np.random.Generator, count: int) -> Steps:
+    """A host that is busy for a hundred steps now and then, with pauses of all lengths."""
+    share = np.repeat(np.where(random.random(count // 100 + 1) < 0.2, 0.3, 0.01), 100)[:count]
+    long: Steps = np.where(random.random(count) < share, 1.3 + random.pareto(1.2, count), 1.0)
+    return long
+
+
+BUSY: dict[str, Callable[[np.random.Generator, int], Steps]] = {
+    "one step in twenty": spikes(0.05),
+    "one step in five": spikes(0.2),
+    "heavy tails": lambda random, count: 1.0 + 0.15 * random.pareto(1.5, count),
+    "log-normal": lambda random, count: random.lognormal(0.0, 0.35, count),
+    "bursts": bursts,
+}
+
+
+@pytest.mark.parametrize("kind", BUSY)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_job_on_a_busy_host_has_no_rhythm(kind: str, seed: int) -> None:
+    random = np.random.default_rng([seed, len(kind)])
+    assert not rhythms(found_in(0.05 * BUSY[kind](random, 1500), random))
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
+def test_the_false_alarm_rate_is_what_is_stated(share: float) -> None:
+    """Random long steps, 150 attempts of 4,000 steps: the bound allows 0.15 false alarms. Independent of the bound's
+    derivation: nothing but steps goes in."""
+    random = np.random.default_rng(round(1000 * share))
+    alarms = 0
+    for _ in range(150):
+        long = LongSteps()
+        told = False
+        for number, is_long in enumerate((random.random(4000) < share).tolist()):
+            long.take(number, 1.0 if is_long else None)
+            told = told or long.period is not None
+        alarms += told
+    assert alarms <= 1, "two at a thousandth each have a chance of one in a hundred"
+
+
+def test_the_terms_are_what_they_say() -> None:
+    """Against all placements counted one by one; and the shares of all tests together."""
+    steps, long, beats = 9, 4, 3
+    placed = [sum(place < beats for place in places) for places in combinations(range(steps), long)]
+    for hits in range(5):
+        assert tail(steps, long, beats, hits) == pytest.approx(np.mean([one >= hits for one in placed]))
+    assert sum(share_of(test) for test in range(1, 100_000)) == pytest.approx(FALSE_ALARM, rel=1e-4)
+    assert sum(share_of(test) for test in range(1, 100_000)) < FALSE_ALARM
+    assert [beats_needed(period, 1) for period in (2, 3, 4)] == [7, 6, 5]
+
+
+@pytest.mark.parametrize(("period", "beats"), [(50, 5), (20, 6), (7, 7), (5, 8)])
+def test_a_job_that_saves_is_found_after_a_few_saves(period: int, beats: int) -> None:
+    """As many as the module's text says, however the other steps vary by less than a half."""
+    random = np.random.default_rng(period)
+    steps = np.arange(30 + (beats + 3) * period)
+    saves = (steps % period == 0) & (steps > 30)
+    (told,) = rhythms(found_in(np.where(saves, 0.2, 0.05), random))
+    at, verdict = told
+    assert (verdict.kind, verdict.cause) == (Kind.WORKLOAD, Cause.CHECKPOINT)
+    assert {one.measure: one.value for one in verdict.evidence}["rhythm"] == period
+    assert saves[:at].sum() <= beats + 1
+    assert saves[:at].sum() >= 4, "three are no evidence"
+
+
+def test_a_job_that_saves_on_a_busy_host_is_found() -> None:
+    """One step in twenty is long by chance as well, and one save in ten is too short to show."""
+    random = np.random.default_rng(4)
+    steps = np.arange(2000)
+    saves = (steps % 50 == 0) & (random.random(2000) > 0.1)
+    seconds = np.where(saves | (random.random(2000) < 0.05), 0.25, 0.05)
+    told = rhythms(found_in(seconds, random))
+    assert told
+    assert {one.measure: one.value for one in told[0][1].evidence}["rhythm"] == 50.0
+    assert told[0][0] <= 1000
+
+
+def test_it_is_withdrawn_when_two_saves_did_not_come_and_told_again_when_they_do() -> None:
+    random = np.random.default_rng(1)
+    steps = np.arange(2400)
+    saves = (steps % 40 == 0) & (steps > 40) & ((steps < 800) | (steps >= 1600))
+    found = found_in(np.where(saves, 0.2, 0.05), random)
+    kinds = [(at, type(one), getattr(one, "reason", "")) for at, one in found]
+    assert [kind for _, kind, _ in kinds] == [Verdict, Cleared, Verdict]
+    assert 760 + 80 <= kinds[1][0] <= 760 + 80 + 8, "the third step in the row of saves did not come, at 840"
+    assert "no step was long" in kinds[1][2]
+
+
+def test_an_evaluation_of_several_steps_is_told_as_one() -> None:
+    random = np.random.default_rng(2)
+    steps = np.arange(700)
+    evaluates = (steps % 60 < 3) & (steps >= 60)
+    ((_, verdict),) = rhythms(found_in(np.where(evaluates, 0.2, 0.05), random))
+    assert verdict.cause is Cause.EVALUATION
+
+
+def test_a_job_that_falls_back_to_a_checkpoint_begins_anew() -> None:
+    long = LongSteps()
+    for number in range(40):
+        long.take(number, 1.0 if number % 10 == 0 else None)
+    for number in (35, 36):
+        long.take(number, None)
+    assert long.period is None
+    assert not long.runs

@@ -1,0 +1,94 @@
+"""A rank that is stopped for good under a real cluster: the training is restarted elsewhere and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
+from tests.loop.test_by_hand import steps_of, train, verdicts
+
+pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[FrontDoor]:
+    with front_door(tmp_path) as opened:
+        opened.run("up", "--nodes", "4", "--slots", "1", "--port", "0", "--no-gpus")
+        yield opened
+
+
+def begin(door: FrontDoor, folder: Path, name: str, ranks: int, *more: str) -> tuple[str, dict[str, Any]]:
+    """A training that has made some steps; its id and document."""
+    own = folder / name
+    own.mkdir()
+    job_id = door.submit("--ranks", str(ranks), "--time-limit", "30m", "--grace", "3s", "--restart-cost", "3s", *more,
+                         "--", *train(own, "--pace-seconds", "0.12", "--steps", "120"))  # fmt: skip
+    door.wait_for(job_id, "running")
+    wait_until(lambda: steps_of(door, job_id) > 20, lambda: f"no steps\n{door.logs()}")
+    return job_id, door.job(job_id)
+
+
+def story(door: FrontDoor, job_id: str, kind: str) -> list[str]:
+    return [entry["text"] for entry in door.json("story", job_id) if entry["kind"] == kind]
+
+
+def test_a_training_whose_rank_is_stopped_for_good_is_restarted_elsewhere_and_ends(
+    door: FrontDoor, tmp_path: Path
+) -> None:
+    """Beside it one that did not declare that it can be restarted is left alone, and the reason is told; and one of a
+    single rank that is stopped as a whole and continued goes on where it was."""
+    job_id, job = begin(door, tmp_path, "restartable", 2, "--restartable")
+    other_id, other = begin(door, tmp_path, "kept", 1)
+    victim, single = job["ranks"][1], other["ranks"][0]
+    os.kill(victim["pid"], signal.SIGSTOP)
+    os.kill(single["pid"], signal.SIGSTOP)
+    wait_until(
+        lambda: door.job(job_id)["attempt"] == 2,
+        lambda: f"{door.json('story', job_id)}\n{door.logs()}",
+        seconds=120,
+    )
+    (decision,) = story(door, job_id, "restart")
+    assert "rank 1's process is stopped (SIGSTOP)" in decision
+    assert "no step for 4" in decision
+    moved = door.wait_for(job_id, "running")
+    assert victim["node"] not in {rank["node"] for rank in moved["ranks"]}
+    os.kill(single["pid"], signal.SIGCONT)
+    for one in (job_id, other_id):
+        wait_until(lambda one=one: door.job(one)["state"] == "completed", door.logs, seconds=120)  # type: ignore[misc]
+    assert door.job(other_id)["attempt"] == 1
+    assert not story(door, other_id, "restart")
+    assert {one["job"] for one in verdicts(door)} <= {job_id}
+
+
+def test_one_that_cannot_be_restarted_says_so_and_a_second_stop_is_found_as_soon_as_the_first(
+    door: FrontDoor, tmp_path: Path
+) -> None:
+    job_id, job = begin(door, tmp_path, "kept", 2)
+    pid = job["ranks"][1]["pid"]
+    delays = []
+    for number in (1, 2):
+        at = time.monotonic()
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(
+            lambda number=number: len(story(door, job_id, "verdict")) == number,  # type: ignore[misc]
+            lambda: f"{door.json('story', job_id)}\n{door.logs()}",
+            seconds=120,
+        )
+        delays.append(time.monotonic() - at)
+        os.kill(pid, signal.SIGCONT)
+        wait_until(
+            lambda number=number: len(story(door, job_id, "cleared")) == number,  # type: ignore[misc]
+            lambda: f"{door.json('story', job_id)}\n{door.logs()}",
+        )
+        before = steps_of(door, job_id)
+        wait_until(lambda before=before: steps_of(door, job_id) > before + 5, door.logs)  # type: ignore[misc]
+    assert delays[1] < 1.4 * delays[0], "one and a half times the first stop would be sixty seconds"
+    assert "not restarted: it did not declare that it can be restarted" in story(door, job_id, "stay")[0]
+    assert door.job(job_id)["attempt"] == 1
