@@ -125,8 +125,9 @@ def _quantized(cells: Any) -> Any:
 
 
 def _name(report: JobReport, rank: int, word: str) -> str:
-    node = report.shape.nodes[rank]
-    return f"{word} {report.shape.ranks[rank]}" + (f" · {node}" if node else "")
+    node, number = report.shape.nodes[rank], report.shape.ranks[rank]
+    named = node not in ("", f"rank-{number}", f"worker-{number}")  # the readers' names for nodes that a file lacks
+    return f"{word} {number}" + (f" · {node}" if named else "")
 
 
 def _accused(verdict: Document) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +102,9 @@ def _verdict(report: JobReport, verdict: Verdict) -> dict[str, Any]:
         return values.pop() if len(values) == 1 else None
 
     rank = None if verdict.rank < 0 else verdict.rank
-    words = sentence(verdict)
+    # A recording without nodes: the readers name a node after each rank.
+    unnamed = verdict.node in (f"rank-{verdict.rank}", f"worker-{verdict.rank}")
+    words = sentence(replace(verdict, node="") if unnamed else verdict)
     return {
         "sentence": re.sub(r"\brank(?=s? \d)", "worker", words) if report.worker else words,
         "kind": verdict.kind.value,

@@ -46,7 +46,8 @@ def timetable(drawn: Document) -> Markup:
     for node in drawn["rows"]:
         height = min(max(node["slots"] * LANE, LEAST_HEIGHT), MOST_HEIGHT)
         if drawn["folded"]:
-            height = min(max(FOLDED_HEIGHT // len(drawn["rows"]), FOLDED_LEAST), FOLDED_MOST)
+            share = node["slots"] / max(sum(row["slots"] for row in drawn["rows"]), 1)
+            height = min(max(round(FOLDED_HEIGHT * share), FOLDED_LEAST), FOLDED_MOST)
         bars = [_bar(drawn, bar, across, height / max(node["slots"], 1)) for bar in node["bars"]]
         picture = tag("svg", lines, bars, now, width="100%", height=height, aria_hidden="true")
         rows.append(tag("li", tag("span", _row_name(drawn, node), class_="who"), picture))

@@ -296,7 +296,7 @@ def story(entries: Sequence[Document], name: str, with_subject: bool = False) ->
                 tag(
                     "div",
                     (_subject(entry["subject"]), " ") if with_subject else None,
-                    entry["text"],
+                    _text(entry, name),
                     None if entry["applied"] else tag("em", " (not applied)"),
                     detail if entry["detail"] else None,
                 ),
@@ -305,6 +305,19 @@ def story(entries: Sequence[Document], name: str, with_subject: bool = False) ->
             )
         )
     return tag("ol", items, class_="story")
+
+
+MOST_TEXT = 240
+"""Characters of an entry that are shown; the rest, such as the nodes of a large gang, is folded away."""
+
+
+def _text(entry: Document, name: str) -> Child:
+    text = str(entry["text"])
+    if len(text) <= MOST_TEXT:
+        return text
+    shown = text[:MOST_TEXT].rpartition(" ")[0] or text[:MOST_TEXT]
+    whole = tag("details", tag("summary", "All of it"), tag("p", text), id=f"{name}-{entry['id']}-text")
+    return join((f"{shown} …", whole))
 
 
 _TONES = {

@@ -128,7 +128,7 @@ def _table(verdict: Document, items: Sequence[Document], caption: str) -> Markup
     rows = [
         tag(
             "tr",
-            tag("th", item["measure"].replace("_", " "), scope="row"),
+            tag("th", item["measure"].replace("_", " "), scope="row", data_label="Measure"),
             tag("td", _value(item["value"], item["unit"]), data_label="Here"),
             tag(
                 "td",

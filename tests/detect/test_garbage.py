@@ -203,4 +203,11 @@ def test_a_page_and_a_terminal_map_come_of_it(tmp_path: Path) -> None:
     assert "http://" not in text
     assert "https://" not in text
     assert "<canvas" in text
-    assert "straggler" in text
+    assert "Rank 4 of t is a straggler" in text
+    assert "60 steps of 6 ranks." in text
+    drawn = json.loads(text.partition("draw(0, ")[2].partition(");</script>")[0])
+    assert drawn["names"] == [f"rank {rank}" for rank in range(6)]
+    assert (drawn["steps"][0], drawn["last"], drawn["accused"]) == (0, 59, [4])
+    first, behind, row = drawn["boxes"][0]
+    assert (row, behind) == (4, 60)
+    assert 30 <= first <= 36

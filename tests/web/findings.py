@@ -51,20 +51,23 @@ def step_frames(
         own_ns[step][slow_rank] += round(seconds * 1e9)
     now_ns = time.monotonic_ns()
     last_ns = now_ns - round(ended_seconds * 1e9)
-    ends_ns = list(accumulate(max(row) for row in own_ns))
+    longest_ns = [max(row) for row in own_ns]
+    ends_ns = list(accumulate(longest_ns))
+    on_node: dict[str, list[int]] = {}
+    for rank in job["ranks"]:
+        on_node.setdefault(rank["node"], []).append(rank["rank"])
     found = []
-    for node in sorted({rank["node"] for rank in job["ranks"]}):
+    for node, ranks in sorted(on_node.items()):
         records = tuple(
             StepRecord(
-                Member(job["job"], job["attempt"], rank["rank"]),
+                Member(job["job"], job["attempt"], rank),
                 step,
-                last_ns - ends_ns[-1] + ends_ns[step] - max(row),
-                max(row),
-                max(row) - row[rank["rank"]],
+                last_ns - ends_ns[-1] + ends_ns[step] - longest_ns[step],
+                longest_ns[step],
+                longest_ns[step] - row[rank],
             )
             for step, row in enumerate(own_ns)
-            for rank in job["ranks"]
-            if rank["node"] == node
+            for rank in ranks
         )
         layout = make_layout(node, (), (), ())
         none = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.uint64), np.zeros(0, np.bool_)

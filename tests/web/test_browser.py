@@ -212,6 +212,73 @@ def test_pictures_of_the_pages(scene: tuple[str, str], browser: Browser) -> None
                     (IMAGES / f"{name}-{kind}.png").write_bytes(picture)
 
 
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
+    """The address of a site of 500 nodes in 32 racks, and a job of 3,000 ranks of which one has a verdict."""
+    _quick(monkeypatch)
+    nodes = [NodeSeen(f"node-{n:04d}", 8, (), f"m{n}", rack=f"r{n // 16:02d}") for n in range(500)]
+    with serving(tmp_path, World(nodes)) as site:
+        job = site.wait(site.submit(name="large", ranks=3000, time_limit_seconds=900), "running")
+        for number in range(30):
+            site.submit(name=f"small {number}", ranks=1 + number % 8, time_limit_seconds=600)
+        _feed(site, step_frames(job, 60, slow_rank=1777, slow_from=30, own_seconds=0.9))
+        site.controller.cycle.tell([straggler(job["job"], rank=1777, node=job["ranks"][1777]["node"])])
+        yield f"http://127.0.0.1:{site.port}", job["job"]
+
+
+def test_a_job_of_3000_ranks_shows_the_accused_and_the_slowest_first(large: tuple[str, str], browser: Browser) -> None:
+    url, job = large
+    with page_of(browser) as page:
+        _live(page, f"{url}/jobs/{job}")
+        expect(page.locator("#summary")).to_contain_text("slowest rank 1777")
+        rows = page.locator("#ranks tbody tr")
+        expect(rows).to_have_count(24)
+        expect(rows.first).to_contain_text("1777")
+        expect(rows.first).to_have_class("accused")
+        ratios = [float(text.split()[0]) for text in page.locator("#ranks td[data-label^='Of']").all_inner_texts()]
+        assert ratios[0] > 1.5
+        assert ratios[1:16] == sorted(ratios[1:16], reverse=True)
+        expect(page.locator("#all-placements")).to_contain_text("Where all 3,000 ranks are")
+        expect(page.locator("#all-placements")).not_to_have_attribute("open", "")
+        assert page.locator("#all-placements li").count() == 375
+        assert page.locator("#pace-names span").count() <= 40
+        assert page.evaluate("() => document.scrollingElement.scrollHeight") < 3500
+    with page_of(browser, width=400, height=800) as page:
+        _live(page, f"{url}/jobs/{job}")
+        expect(page.locator("#ranks tbody tr")).to_have_count(24)
+        assert page.evaluate("() => document.scrollingElement.scrollHeight") < 6500
+
+
+def test_500_nodes_are_folded_by_rack(large: tuple[str, str], browser: Browser) -> None:
+    url, _ = large
+    with page_of(browser) as page:
+        _live(page, f"{url}/")
+        rows = page.locator("#timetable .timetable > li:not(.axis)")
+        expect(rows).to_have_count(32)
+        expect(rows.first).to_contain_text("rack r00")
+        expect(rows.first).to_contain_text("16 nodes")
+        expect(page.locator("#timetable")).to_contain_text("500 nodes, folded by rack")
+        box = page.locator("#timetable").bounding_box()
+        assert box is not None
+        assert box["height"] < 1500
+
+
+def test_a_phone_shows_every_column_of_every_list(url: str, browser: Browser) -> None:
+    hidden = """() => [...document.querySelectorAll(".scroll table")].flatMap(table => {
+        const names = [...table.querySelectorAll("thead th")].map(cell => cell.textContent);
+        return [...table.querySelectorAll("tbody tr")].flatMap(row => [...row.children].flatMap((cell, at) => {
+            const box = cell.getBoundingClientRect();
+            const label = getComputedStyle(cell, "::before").content;
+            const seen = box.width > 0 && box.height > 0 && box.left >= 0 && box.right <= innerWidth + 1;
+            return seen && label.includes(names[at]) ? [] : [`${names[at]}: ${label} ${JSON.stringify(box)}`];
+        }));
+    })"""
+    with page_of(browser, width=400, height=800) as page:
+        for path in PATHS:
+            _live(page, url + path)
+            assert page.evaluate(hidden) == [], path
+
+
 def test_by_keyboard_alone(url: str, browser: Browser) -> None:
     with page_of(browser) as page:
         _live(page, f"{url}/")

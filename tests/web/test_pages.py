@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
+from dataclasses import replace
 from http.client import HTTPConnection, HTTPResponse
 
 import pytest
 
 from scheduler_feedback import api as api_module
 from scheduler_feedback.core.events import NodeSeen
+from scheduler_feedback.core.pace import Speed
 from scheduler_feedback.web import frame, pages, timetable, words
 from scheduler_feedback.web.markup import Markup, join, tag
+from scheduler_feedback.web.progress import Progress, progress_of
 from tests.feedback.site import Site
 from tests.web.findings import straggler
 
@@ -170,6 +174,79 @@ def test_a_large_cluster_makes_no_large_page(site: Site) -> None:
     assert "3,002 nodes, folded by state" in text
     assert "of 24,004 usable" in text
     assert text.count('id="row-j-') == 30 + 1
+
+
+def test_nodes_without_racks_are_folded_by_state_and_no_job_is_lost(site: Site) -> None:
+    site.grow(*(NodeSeen(f"node-{n:03d}", 8, (), f"m{n}") for n in range(100)))
+    for number in range(60):
+        last = site.submit(name=f"small {number}", ranks=2, time_limit_seconds=60 * (number + 1))
+    site.wait(last, "running")
+    site.post("/api/nodes/node-099/maintenance", {"by": "ada", "reason": "new NIC"})
+    drawn = site.get("/api/overview")["timetable"]
+    assert drawn["folded"] == "state"
+    assert {row["node"]: row["nodes"] for row in drawn["rows"]} == {"healthy": 101, "maintenance": 1}
+    healthy = next(row for row in drawn["rows"] if row["node"] == "healthy")
+    assert healthy["slots"] == 99 * 8 + 4
+    assert len(healthy["bars"]) == timetable.MOST_BARS + 1
+    assert sum(bar["jobs"] for bar in healthy["bars"]) == 60
+    assert sum(bar["slots"] for bar in healthy["bars"]) == 120
+    tops = [bar["first"] + bar["slots"] for bar in healthy["bars"]]
+    assert [bar["first"] for bar in healthy["bars"]] == [0, *tops[:-1]], "one above the other"
+    assert "20 smaller jobs, 40 slots, expected to end from" in site.ask("GET", "/").content.decode()
+
+
+def test_a_job_that_has_ended_runs_no_longer(site: Site) -> None:
+    job_id = site.submit(name="short")
+    site.wait(job_id, "running")
+    site.world.end(job_id)
+    site.wait(job_id, "completed")
+    for path in ("/jobs", f"/jobs/{job_id}", "/"):
+        text = site.ask("GET", path).content.decode()
+        assert 'data-count="for"' not in text, path
+    site.wait(site.submit(name="blocker"), "running")
+    never = site.submit(name="never", ranks=4)
+    site.post(f"/api/jobs/{never}/cancel", {"by": "ada", "reason": ""})
+    site.wait(never, "cancelled")
+    assert 'data-count="for"' not in site.ask("GET", f"/jobs/{never}").content.decode()
+
+
+def test_a_job_without_steps_is_not_said_to_run_at_normal_speed(site: Site) -> None:
+    job_id = site.submit()
+    site.wait(job_id, "running")
+    overview, job = (site.ask("GET", path).content.decode() for path in ("/", f"/jobs/{job_id}"))
+    assert "No verdict is active: 1 job reports no steps." in overview
+    assert "No step of this attempt was reported so far" in job
+    for text in (overview, job):
+        assert "normal speed" not in text
+        assert "empty good" not in text.partition('id="verdicts"')[2].partition("</section>")[0]
+
+
+SPEED = Speed(1, 0.1, 0.1, 0.115, 400, 1_000 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("state", "held_up", "speed", "after", "unknown_after", "said"),
+    [
+        ("running", False, SPEED, 1, None, Progress.NORMAL),
+        ("running", False, replace(SPEED, seconds=0.152), 1, None, Progress.SLOW),
+        ("running", False, SPEED, 1, 30, Progress.SLOW),  # a detector found slowness without a cause
+        ("running", False, SPEED, 1, 300, Progress.NORMAL),
+        ("running", False, SPEED, 59, None, Progress.STALLED),
+        ("running", True, SPEED, 59, None, Progress.HELD_UP),
+        ("running", False, None, 59, None, Progress.UNREPORTED),
+        ("running", False, replace(SPEED, attempt=0), 1, None, Progress.UNREPORTED),
+        ("running", False, replace(SPEED, usual_seconds=math.nan, slow_seconds=math.inf), 1, None, Progress.LEARNING),
+        ("pending", False, SPEED, 59, None, Progress.NOT_RUNNING),
+        ("completed", False, SPEED, 1, None, Progress.ENDED),
+        ("failed", True, SPEED, 59, None, Progress.ENDED),
+    ],
+)
+def test_what_is_said_of_a_job(
+    state: str, held_up: bool, speed: Speed | None, after: int, unknown_after: int | None, said: Progress
+) -> None:
+    now_ns = SPEED.end_ns + after * 10**9
+    unknown_ns = None if unknown_after is None else now_ns - unknown_after * 10**9
+    assert progress_of(state, 1, held_up, speed, now_ns, unknown_ns) is said
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------

@@ -308,7 +308,7 @@ new ResizeObserver(([entry]) => {
 
 const MOST_COLUMNS = 600;
 const LABEL = 15; // pixels that a label of the map takes
-const STOPS = [1.0, 1.1, 1.3, 2.0]; // of the peers' time; page.css has a colour for each: --heat-0 to --heat-3
+const STOPS = [1.05, 1.1, 1.3, 2.0]; // of the peers' time; page.css has a colour for each: --heat-0 to --heat-3
 const map = document.getElementById("pace-map");
 
 function palette() {
@@ -389,7 +389,7 @@ function labelRows(height) {
   const labels = [];
   for (let band = 0; band < pace.bands.length; band += every) {
     const label = document.createElement("span");
-    label.textContent = pace.bands[band].split(" · ")[0];
+    label.textContent = pace.bands[band].split(" · ")[0].replace("ranks ", "");
     label.title = pace.bands[band];
     label.style.top = `${(band + 0.5) * height}px`;
     labels.push(label);
