@@ -45,6 +45,10 @@ SLOW_SPREADS = 3.0
 """And so many times the distance between the 5 % and the 25 % quantile of the rows above the latter. That distance is
 about one standard deviation, and slow rows do not widen it until they are most of all rows."""
 
+SURELY_SLOW = 1.5
+"""From this ratio a job runs slowly however much its steps vary: half as long again is a spike to the detectors too
+(detectors/workload_course.py, SPIKE), and no person calls it normal."""
+
 GAP_SECONDS, GAP_STEPS = 3.0, 3.0
 """No step for longer than both (seconds; usual step times): a gap. Frames come once a second, so that a row may be
 empty by chance, and two by a frame that came late."""
@@ -220,7 +224,7 @@ class _Ring:
     def speed(self) -> Speed:
         """As of the newest row."""
         low, usual = self._quantiles()
-        slow = math.inf if math.isnan(usual) else max(SLOW * usual, usual + SLOW_SPREADS * (usual - low))
+        slow = math.inf if math.isnan(usual) else _slow_seconds(low, usual)
         now = sorted(self._mean(row) for row in range(max(0, self.count - NEWEST_ROWS), self.count))
         middle = (now[(len(now) - 1) // 2] + now[len(now) // 2]) / 2
         newest = int(self.newest[(self.count - 1) % len(self.at_ns)])
@@ -241,6 +245,11 @@ class _Ring:
         """Mean time of a step in the row of that number."""
         row = number % len(self.at_ns)
         return float(self.seconds[row] / max(int(self.steps[row]), 1))
+
+
+def _slow_seconds(low: float, usual: float) -> float:
+    """Step time from which a job runs slowly. low: the 5 % quantile of its rows."""
+    return min(max(SLOW * usual, usual + SLOW_SPREADS * (usual - low)), SURELY_SLOW * usual)
 
 
 _SUMMED = ("steps", "seconds", "slowest_seconds", "own_seconds", "slowest_own_seconds")

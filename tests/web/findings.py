@@ -37,13 +37,14 @@ def step_frames(
     stops: Mapping[int, float] | None = None,
     ended_seconds: float = 0.0,
     own_seconds: float = 0.3,
+    first: int = 0,
 ) -> list[tuple[Layout, Frame]]:
     """A frame of each of the job's nodes with the newest so many steps of its ranks, one after the other until now.
 
     slow_rank takes 1.7 times what the others do from step slow_from on; all wait for the slowest. stops: seconds for
     which slow_rank is stopped in a step, by the step. ended_seconds: how long ago the last step ended.
     """
-    noise = random.Random(7)
+    noise = random.Random(7 + first)
     own_ns = [[round(own_seconds * 1e9 * (1 + 0.03 * noise.gauss(0, 1))) for _ in job["ranks"]] for _ in range(steps)]
     for row in own_ns[slow_from:]:
         row[slow_rank] = round(row[slow_rank] * 1.7)
@@ -61,7 +62,7 @@ def step_frames(
         records = tuple(
             StepRecord(
                 Member(job["job"], job["attempt"], rank),
-                step,
+                first + step,
                 last_ns - ends_ns[-1] + ends_ns[step] - longest_ns[step],
                 longest_ns[step],
                 longest_ns[step] - row[rank],
@@ -71,5 +72,21 @@ def step_frames(
         )
         layout = make_layout(node, (), (), ())
         none = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.uint64), np.zeros(0, np.bool_)
-        found.append((layout, Frame(node, "m", "a", 1, layout.layout_id, time.time_ns(), now_ns, *none, 0, records)))
+        found.append(
+            (
+                layout,
+                Frame(
+                    node,
+                    "m",
+                    "a",
+                    1 + first,
+                    layout.layout_id,
+                    time.time_ns(),
+                    now_ns,
+                    *none,
+                    first * len(ranks),
+                    records,
+                ),
+            )
+        )
     return found

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -75,7 +77,7 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(url: str, browser: 
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
-    """The address of a site, and a job with a straggler whose steps of two minutes came in the agents' frames."""
+    """The address of a site, and a job with a straggler: its steps of two minutes came in frames, and more come."""
     _quick(monkeypatch)
     with serving(tmp_path, _small_world()) as site:
         training = site.submit(name="llama-8b", ranks=8, time_limit_seconds=900, user="ada")
@@ -85,7 +87,23 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str
         site.wait(ahead, "running")
         _feed(site, step_frames(job, steps=240, slow_rank=3, slow_from=150))
         site.controller.cycle.tell([straggler(training, rank=3, node="node-0")])
+        over = threading.Event()
+
+        begun_s = time.monotonic()
+
+        def go_on() -> None:
+            for number in count(240):
+                end_s = begun_s + 0.55 * (number - 239)
+                if over.wait(max(end_s - time.monotonic(), 0)):
+                    return
+                late = time.monotonic() - end_s
+                _feed(site, step_frames(job, 1, slow_rank=3, slow_from=0, first=number, ended_seconds=late))
+
+        thread = threading.Thread(target=go_on)
+        thread.start()
         yield f"http://127.0.0.1:{site.port}", training
+        over.set()
+        thread.join()
 
 
 REDNESS = """bands => {
