@@ -234,7 +234,7 @@ def test_another_scheduler_s_gang_is_watched_and_its_slow_node_marked_told_avoid
         body = node(cluster, slow)
         assert body["spec"]["taints"] == [{"key": "gangwatch.io/suspect", "effect": "PreferNoSchedule"}]
         assert body["metadata"]["labels"][SCORE] == "62"  # a pace of 1/1.6
-        assert "slowdown 1.60" in body["metadata"]["annotations"][REASON]
+        assert "slows the job down by 60 %" in body["metadata"]["annotations"][REASON]
         wait_for("its condition follows", lambda: CONDITION in ours(node(cluster, slow)))
         told = wait_for("the pod is told", lambda: events(cluster, "NodeDoubted"))
         assert list(told) == [pod] and slow in told[pod]
