@@ -62,6 +62,10 @@ PAGED_RANKS = 16
 SNAPSHOT_VERSION = 2
 
 
+_Restored = tuple[float, float, int, float | None]
+"""Of a job: its longest step and pause, the number of its attempt, and seconds of a usual step of that."""
+
+
 @dataclass(slots=True)
 class _Watched:
     """One attempt: when it last finished a step, lengths of its newest steps.
@@ -75,6 +79,8 @@ class _Watched:
     finished_ns: int
     step: int = -1
     seconds: list[float] = field(default_factory=list)
+    restored_usual: float | None = None
+    """A usual step of this attempt, in seconds, as the detector before a restart knew it."""
     longest: float = 0.0
     longest_pause: float = 0.0
     stopped_ns: int = 0
@@ -82,6 +88,11 @@ class _Watched:
     judged_ns: int = 0
     told: Verdict | None = None
     abstained: bool = False
+
+    @property
+    def usual(self) -> float | None:
+        """Seconds of a usual step; None where no step of the attempt is known."""
+        return float(np.median(self.seconds)) if self.seconds else self.restored_usual
 
     def steps(self, lengths: FloatArray) -> None:
         """Lengths of steps that were finished, [k]."""
@@ -110,7 +121,7 @@ class HangDetector:
         self._switches = Switches() if switches is None else switches
         self._panel = Panel(self._switches) if panel is None else panel
         self._watched: dict[str, _Watched] = {}
-        self._restored: dict[str, tuple[float, float]] = {}
+        self._restored: dict[str, _Restored] = {}
         self._restored_until_ns = 0
         self._unreported = UnreportedHangs()
 
@@ -143,9 +154,14 @@ class HangDetector:
         return iter(())
 
     def snapshot(self) -> bytes:
-        """The longest step and pause of each job: without them a restarted controller would take the next long pause
-        for a hang. A hang that lasts is found again."""
-        longest = {name: (one.longest, one.longest_pause) for name, one in self._watched.items()}
+        """Return the longest step and pause of each job, and its usual step.
+
+        Without the first two a restarted controller would take the next long pause for a hang. Without the last it
+        would never find a hang that began before the restart: a job that hangs makes no steps to learn from.
+        """
+        longest = {
+            name: (one.longest, one.longest_pause, one.shape.attempt, one.usual) for name, one in self._watched.items()
+        }
         return msgspec.msgpack.encode((SNAPSHOT_VERSION, self._restored | longest))
 
     def restore(self, data: bytes) -> None:
@@ -153,7 +169,7 @@ class HangDetector:
         try:
             if msgspec.msgpack.decode(data) == 1:  # of a release that kept nothing
                 return
-            version, longest = msgspec.msgpack.decode(data, type=tuple[int, dict[str, tuple[float, float]]])
+            version, longest = msgspec.msgpack.decode(data, type=tuple[int, dict[str, _Restored]])
         except (msgspec.MsgspecError, UnicodeDecodeError):
             version, longest = -1, {}
         if version != SNAPSHOT_VERSION:
@@ -176,13 +192,18 @@ class HangDetector:
                 findings.append(Cleared(told.verdict_id, name, now_ns, "the job makes steps again"))
             return findings
         proven = watched.told is not None and watched.told.confidence >= CONFIDENT
-        if not watched.seconds or job.open_collectives is None:
+        if job.open_collectives is None:
             return findings
         silent = (now_ns - watched.finished_ns) * 1e-9
-        usual = float(np.median(watched.seconds))
-        if silent < SURELY_SILENT * usual:
+        usual = watched.usual
+        if usual is not None and silent < SURELY_SILENT * usual:
             return findings
         states = states_of(job)
+        if usual is None:
+            # No step of the attempt was seen: it may be compiling. Only a process that somebody stopped is no doubt.
+            if not (states == ProcessState.STOPPED).any():
+                return findings
+            usual = LEAST_SECONDS / TIMES_THE_USUAL
         if never_go_on(states).any():
             watched.stopped_ns += max(now_ns - since_ns, 0)
         if proven or silent < max(LEAST_SECONDS, TIMES_THE_USUAL * usual, TIMES_THE_LONGEST * watched.longest):
@@ -197,10 +218,13 @@ class HangDetector:
         """What is known of the attempt. How long the job has paused in earlier attempts is known of it, too."""
         watched = self._watched.get(shape.job)
         if watched is None or watched.shape.attempt != shape.attempt:
-            longest, pause = self._restored.pop(shape.job, (0.0, 0.0))
+            longest, pause, attempt, usual = self._restored.pop(shape.job, (0.0, 0.0, -1, None))
             if watched is not None:
                 longest, pause = max(longest, watched.longest), max(pause, watched.longest_pause)
-            watched = self._watched[shape.job] = _Watched(shape, now_ns, longest=longest, longest_pause=pause)
+            watched = self._watched[shape.job] = _Watched(
+                shape, now_ns, longest=longest, longest_pause=pause,
+                restored_usual=usual if attempt == shape.attempt else None,
+            )  # fmt: skip
         watched.shape = shape
         return watched
 
@@ -256,7 +280,8 @@ class HangDetector:
         opened, now_ns = job.open_collectives, telemetry.now_ns
         assert opened is not None
         watched.judged_ns = now_ns
-        silence = Evidence("seconds_without_a_step", silent, usual, "seconds", "a usual step", 2.0)
+        against = "a usual step" if watched.usual is not None else "assumed for a step: none of this attempt was seen"
+        silence = Evidence("seconds_without_a_step", silent, usual, "seconds", against, 2.0)
         if (states == ProcessState.TRACED).any():
             return self._abstain(job, watched, telemetry, "a debugger has stopped a process of it")
         stopped = np.flatnonzero(never_go_on(states))
@@ -355,7 +380,7 @@ class HangDetector:
         level, device = ("nic", nic) if cause is Cause.NIC and nic else ("gpu", gpu) if gpu else ("node", "")
         rank = int(shape.ranks[who])
         ranks = tuple(shape.ranks[all_of_them].tolist()) if 1 < len(all_of_them) <= PAGED_RANKS else ()
-        usual = float(np.median(watched.seconds))
+        usual = LEAST_SECONDS / TIMES_THE_USUAL if watched.usual is None else watched.usual
         watched.told = Verdict(
             verdict_id=f"{shape.job}.{shape.attempt}.hang.{rank}.{watched.finished_ns}",
             kind=Kind.HANG,

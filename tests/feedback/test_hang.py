@@ -203,3 +203,45 @@ def test_steps_clear_it_and_the_longest_pause_outlives_the_detector() -> None:
     job.pauses = [(290.0, 344.0)]
     found = course(fresh, [job], 120, first=261)
     assert [type(one) for _, one in found] == [Verdict, Cleared]
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["stopped", "works alone"])
+def test_a_hang_that_began_before_a_restart_is_found_after_it(inside: bool) -> None:
+    """The job makes no step that the new detector could learn from."""
+    job = Training()
+    if inside:
+        job.pauses = [(60.0, 1e9)]
+    else:
+        job.stops = [(60.0, 1e9, (3,), STOPPED)]
+    before = HangDetector()
+    assert not course(before, [job], 70)
+    after = HangDetector()
+    after.restore(before.snapshot())
+    found = course(after, [job], 60, first=75)
+    assert [one.rank for one in verdicts(found)] == [0 if inside else 3]
+    assert 115 <= found[0][0] <= 120, "forty seconds that the new detector has seen itself"
+
+
+def test_a_stopped_process_is_a_hang_even_if_no_step_was_ever_seen() -> None:
+    """As after a restart before the first snapshot with the job. A job that is merely slow to begin is left alone."""
+    job = Training()
+    job.stops = [(60.0, 1e9, (3,), STOPPED)]
+    course(HangDetector(), [job], 70)
+    found = course(HangDetector(), [job], 60, first=75)
+    assert [one.rank for one in verdicts(found)] == [3]
+    quiet = Training()
+    quiet.pauses = [(60.0, 1e9)]
+    course(HangDetector(), [quiet], 70)
+    assert not course(HangDetector(), [quiet], 200, first=75)
+
+
+def test_the_usual_step_of_an_earlier_attempt_is_not_that_of_the_next() -> None:
+    """The next attempt may compile for minutes before its first step."""
+    job = Training()
+    before = HangDetector()
+    course(before, [job], 70)
+    job.pauses = [(70.0, 1e9)]
+    job.shape = replace(job.shape, attempt=job.shape.attempt + 1)
+    after = HangDetector()
+    after.restore(before.snapshot())
+    assert not course(after, [job], 200, first=71)
