@@ -268,7 +268,7 @@ def test_a_sealed_file_of_the_right_size_is_a_ring() -> None:
         (0, SEALS, b"", "0 bytes"),
         (64 + 64 * 1024 * 1024, SEALS, None, "no ring of 256 to 65536"),
         (WHOLE + 64, SEALS, None, "no ring of ours"),
-        (WHOLE, SEALS, struct.pack("<8sII", b"GWRING99", 64, SLOTS), "no ring of ours"),
+        (WHOLE, SEALS, struct.pack("<8sII", b"GWRING99", 64, SLOTS), "layout 99"),
         (WHOLE, SEALS, struct.pack("<8sII", b"GWRING01", 32, SLOTS), "no ring of ours"),
         (64 + 300 * 64, SEALS, struct.pack("<8sII", b"GWRING01", 64, 300), "no ring of ours"),
     ],

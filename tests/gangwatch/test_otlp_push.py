@@ -104,7 +104,7 @@ def test_a_jobs_life_arrives_as_a_trace_linked_to_who_held_it_up(tmp_path: Path,
     of_first, of_second = (
         {span.name: span for span in spans if span.trace_id == trace_id(job, submitted[job])} for job in (first, second)
     )
-    accused = f"verdict: rank 0 of {first} is a straggler (suspended)"
+    accused = f"verdict: rank 0 of {first} on n0 is a straggler (suspended)"
     assert set(of_first) == {"queued", "placed", "running", accused, "job first"}
     assert of_first[accused].parent_span_id == of_first["running"].span_id
     assert {one.key for one in of_first[accused].attributes} >= {"verdict", "evidence run time", "step_seconds_now"}
