@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -20,7 +19,8 @@ from collections.abc import Sequence
 
 from benchmarks.mutants.catalogue import MUTANTS, tests_of
 from benchmarks.mutants.mutant import Mutant, NotApplicableError, find
-from benchmarks.mutants.worker import ROOT, Result, Worker, copied
+from benchmarks.mutants.runner import run
+from benchmarks.mutants.worker import ROOT
 
 
 def selected(patterns: Sequence[str], changed: bool) -> list[Mutant]:
@@ -28,7 +28,8 @@ def selected(patterns: Sequence[str], changed: bool) -> list[Mutant]:
     chosen = [
         mutant
         for mutant in MUTANTS
-        if not patterns or any(pattern in mutant.place or fnmatch.fnmatch(mutant.place, pattern) for pattern in patterns)
+        if not patterns
+        or any(pattern in mutant.place or fnmatch.fnmatch(mutant.place, pattern) for pattern in patterns)
     ]
     if changed:
         files = _changed_files()
@@ -40,7 +41,11 @@ def _changed_files() -> set[str]:
     """Paths that differ from where this branch left main, or from the last commit on main itself."""
     base = subprocess.run(["git", "merge-base", "HEAD", "main"], cwd=ROOT, capture_output=True, text=True)
     listed = subprocess.run(
-        ["git", "diff", "--name-only", base.stdout.strip() or "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "diff", "--name-only", base.stdout.strip() or "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return set(listed.stdout.split())
 
@@ -53,64 +58,10 @@ def _touches(mutant: Mutant, files: set[str]) -> bool:
     return path in files or any(test.partition("::")[0] in files for test in tests_of(mutant))
 
 
-def _work(mutants: Sequence[Mutant], results: multiprocessing.Queue[Result | str]) -> None:
-    """Judge these in this process."""
-    tests = sorted({test for mutant in mutants for test in tests_of(mutant)})
-    with copied() as folder:
-        worker = Worker(folder, tests)
-        if worker.ready != 0:
-            results.put(f"pytest ended with {worker.ready} while it collected the named tests")
-            return
-        for mutant in mutants:
-            results.put(worker.judge(mutant, tests_of(mutant)))
-    results.put("")
-
-
-def shares(mutants: Sequence[Mutant], jobs: int) -> list[list[Mutant]]:
-    """Divide the mutants among processes: those with the same tests stay together, as their baseline is run once."""
-    groups: dict[tuple[str, ...], list[Mutant]] = {}
-    for mutant in mutants:
-        groups.setdefault(tests_of(mutant), []).append(mutant)
-    divided: list[list[Mutant]] = [[] for _ in range(max(1, min(jobs, len(groups))))]
-    for group in sorted(groups.values(), key=len, reverse=True):
-        min(divided, key=len).extend(group)
-    return divided
-
-
-def run(mutants: Sequence[Mutant], jobs: int) -> list[Result]:
-    """Judge the mutants, with progress on stderr. Raises RuntimeError where a worker does not come to an end."""
-    context = multiprocessing.get_context("spawn")
-    results: multiprocessing.Queue[Result | str] = context.Queue()
-    workers = [context.Process(target=_work, args=(share, results)) for share in shares(mutants, jobs)]
-    for worker in workers:
-        worker.start()
-    done: list[Result] = []
-    ended = 0
-    while ended < len(workers):
-        try:
-            said = results.get(timeout=5.0)
-        except Exception:
-            if dead := [worker for worker in workers if worker.exitcode not in (None, 0)]:
-                raise RuntimeError(f"a worker ended with exit code {dead[0].exitcode}") from None
-            continue
-        if isinstance(said, str):
-            if said:
-                raise RuntimeError(said)
-            ended += 1
-            continue
-        done.append(said)
-        mark = "" if said.outcome == "killed" else f"\n    {said.detail}"
-        print(
-            f"{len(done):4d}/{len(mutants)} {said.outcome:8s} {said.seconds:6.1f} s  {said.mutant.title}{mark}",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
-    for worker in workers:
-        worker.join()
-    return done
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.mutants", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="mutants whose place matches")
     parser.add_argument("--changed", action="store_true", help="mutants of files that differ from main")
@@ -121,20 +72,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no mutant matches {' '.join(options.only)}")
     began = time.monotonic()
     results = run(mutants, options.jobs) if mutants else []
+    survivors = [
+        {"place": one.mutant.place, "old": one.mutant.old, "new": one.mutant.new, "tests": tests_of(one.mutant)}
+        for one in results
+        if one.outcome == "survived"
+    ]
+    errors = [one.detail for one in results if one.outcome == "error"]
     document = {
-        "mutants": len(mutants),
-        "survivors": [
-            {"place": one.mutant.place, "old": one.mutant.old, "new": one.mutant.new, "tests": tests_of(one.mutant)}
-            for one in results if one.outcome == "survived"
-        ],
-        "errors": [one.detail for one in results if one.outcome == "error"],
+        "mutants": len(results),
+        "survivors": survivors,
+        "errors": errors,
         "seconds": round(time.monotonic() - began, 1),
-    }  # fmt: skip
+    }
     if options.json:
         print(json.dumps(document, indent=2))
     else:
-        print(f"{len(mutants)} mutants, {len(document['survivors'])} survived, {len(document['errors'])} errors")
-    return 1 if document["survivors"] or document["errors"] else 0
+        print(f"{len(mutants)} mutants, {len(survivors)} survived, {len(errors)} errors")
+    return 1 if survivors or errors else 0
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def apply(mutant: Mutant, root: Path) -> Applied:
         raise NotApplicableError(f"{mutant.place}: no Python any more: {error}") from None
     if ast.dump(tree) == ast.dump(ast.parse(source)):
         raise NotApplicableError(f"{mutant.place}: the edit changes nothing that runs: {mutant.old!r}")
-    _check_names(mutant, source, tree, mutated)
+    _check_names(mutant, source, tree)
     return Applied(path, mutated, isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
@@ -148,8 +148,8 @@ def _span(source: str, node: ast.AST) -> tuple[int, int]:
     return offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
 
 
-def _check_names(mutant: Mutant, source: str, tree: ast.AST, mutated: str) -> None:
-    """Raise NotApplicableError for a name that only the mutant reads and nothing binds: a NameError is no real break."""
+def _check_names(mutant: Mutant, source: str, tree: ast.AST) -> None:
+    """Raise NotApplicableError for a name that nothing binds: a NameError is no real break."""
 
     def names(of: ast.AST, kinds: tuple[type[ast.expr_context], ...]) -> set[str]:
         return {node.id for node in ast.walk(of) if isinstance(node, ast.Name) and isinstance(node.ctx, kinds)}

@@ -66,7 +66,11 @@ def edits(source: str, function: ast.AST) -> Iterator[tuple[int, int, str]]:
             yield begin, begin + len(node.func.id), SWAPPED[node.func.id]
         elif isinstance(node, ast.If) and len(node.body) == 1:
             if isinstance(node.body[0], ast.Return | ast.Continue | ast.Break):
-                yield at(node.test.lineno, node.test.col_offset), at(node.test.end_lineno, node.test.end_col_offset), "False"
+                yield (
+                    at(node.test.lineno, node.test.col_offset),
+                    at(node.test.end_lineno, node.test.end_col_offset),
+                    "False",
+                )
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset), "pass"
 

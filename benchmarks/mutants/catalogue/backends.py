@@ -1,0 +1,193 @@
+"""Breaks of the local, Kubernetes and Slurm backends."""
+
+from benchmarks.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "backends.kubernetes.attempt:adopt",
+        '(pod.over or pod.spec.node_name in ("", node))',
+        "True",
+        ("tests/kubernetes/test_attempt_odd.py",),
+    ),
+    Mutant(
+        "backends.kubernetes.attempt:assign",
+        "for member in members:\n                world.unassume(member.uid)",
+        "",
+        ("tests/kubernetes/test_attempt_odd.py",),
+    ),
+    Mutant(
+        "backends.kubernetes.attempt:look_at",
+        "(pod.over and pod.metadata.deletion_timestamp and exit_code_of(pod))",
+        "(pod.over and pod.metadata.deletion_timestamp)",
+        ("tests/kubernetes/test_attempt_odd.py",),
+    ),
+    Mutant(
+        "backends.kubernetes.attempt:rejected",
+        " and not pod.status.container_statuses",
+        "",
+        ("tests/kubernetes/test_attempt_odd.py",),
+    ),
+    Mutant(
+        "backends.kubernetes.attempt:renumbered",
+        "slot < slots",
+        "slot <= slots",
+        ("tests/kubernetes/test_attempt_odd.py",),
+    ),
+    Mutant(
+        "backends.kubernetes.binding:_is_ours",
+        " and pod.metadata.annotation(ATTEMPT) == str(attempt.number)",
+        "",
+        ("tests/kubernetes/test_binding.py",),
+    ),
+    Mutant(
+        "backends.kubernetes.binding:_is_ours",
+        " and pod.spec.node_name == member.node",
+        "",
+        ("tests/kubernetes/test_binding.py",),
+    ),
+    Mutant(
+        "backends.kubernetes.binding:bind_one",
+        "unknown and await _is_ours",
+        "unknown or await _is_ours",
+        ("tests/kubernetes/test_binding.py",),
+    ),
+    Mutant(
+        "backends.kubernetes.marks:_score",
+        "out and node.slowdown <= 1.0",
+        "out",
+        ("tests/kubernetes/test_attempt_odd.py",),
+    ),
+    Mutant(
+        "backends.kubernetes.marks:changes",
+        'body.setdefault("metadata", {})["resourceVersion"] = node.metadata.resource_version',
+        "pass",
+        ("tests/kubernetes/test_marks.py",),
+    ),
+    Mutant(
+        "backends.kubernetes.marks:marks_of",
+        "node.until_ns if node.probe_job is None else node.since_ns",
+        "node.until_ns",
+        ("tests/kubernetes/test_marks_of_another_release.py",),
+    ),
+    Mutant(
+        "backends.kubernetes.quantities:_asked",
+        "max(most.get(resource, 0), peak)",
+        "peak",
+        ("tests/kubernetes/test_quantities.py",),
+    ),
+    Mutant(
+        "backends.local:LocalBackend._check",
+        "or len(set(action.placement)) != spec.ranks",
+        "",
+        ("tests/feedback/test_local_backend.py",),
+    ),
+    Mutant(
+        "backends.local:LocalBackend._find_strays",
+        "known = {*held, *self._strays}",
+        "known = {*self._strays}",
+        ("tests/feedback/test_local_backend.py",),
+    ),
+    Mutant(
+        "backends.local:LocalBackend._stop",
+        "self._bury_unknown(action.job_id, action.attempt)",
+        "",
+        ("tests/feedback/test_local_backend.py",),
+    ),
+    Mutant(
+        "backends.records:decision",
+        "GO if word == GO else ABORT",
+        "ABORT if word == ABORT else GO",
+        ("tests/feedback/test_attempt_records.py",),
+    ),
+    Mutant(
+        "backends.slurm.backend:SlurmBackend._read_opt_ins",
+        "opt_in.of_comment(job.comment)",
+        "OptIn(True)",
+        ("tests/slurm/test_opt_in.py",),
+    ),
+    Mutant(
+        "backends.slurm.backend:SlurmBackend._what_became",
+        "job.restarts > attempt or job.waits",
+        "job.restarts > attempt",
+        ("tests/slurm/test_requeue.py",),
+    ),
+    Mutant(
+        "backends.slurm.backend:SlurmBackend.apply",
+        "if refusal and action.why is not StopReason.CANCEL:",
+        "if False:",
+        ("tests/slurm/test_opt_in.py",),
+    ),
+    Mutant("backends.slurm.keeper:Keeper._make", "del touched.drained[name]", "pass", ("tests/slurm/test_requeue.py",)),
+    Mutant(
+        "backends.slurm.keeper:Keeper._too_many",
+        "len(self._changed_at) < most",
+        "len(self._changed_at) <= most",
+        ("tests/slurm/test_requeue.py",),
+    ),
+    Mutant(
+        "backends.slurm.moves:Moves._no_room",
+        "if moving and moving + len",
+        "if moving + len",
+        ("tests/slurm/test_requeue.py",),
+    ),
+    Mutant(
+        "backends.slurm.moves:Moves._no_room",
+        "len(self._began_at) >= most",
+        "len(self._began_at) > most",
+        ("tests/slurm/test_requeue.py",),
+    ),
+    Mutant(
+        "backends.slurm.opt_in:_seconds", "if not 0 <= seconds <=", "if not seconds <=", ("tests/slurm/test_parse.py",)
+    ),
+    Mutant(
+        "backends.slurm.opt_in:of_comment",
+        'if "restartable" not in values:\n        return OptIn()',
+        "",
+        ("tests/slurm/test_opt_in.py",),
+    ),
+    Mutant(
+        "backends.slurm.plan:_Drains.full",
+        "self._room.get(name, 0) < 1",
+        "self._room.get(name, 0) < 0",
+        ("tests/slurm/test_plan.py",),
+    ),
+    Mutant(
+        "backends.slurm.plan:_exclusions",
+        "of_comment(job.comment).restartable and job.least_nodes > 1",
+        "job.least_nodes > 1",
+        ("tests/slurm/test_plan.py",),
+    ),
+    Mutant(
+        "backends.slurm.requeue:Requeue._let_go",
+        "if moving is None or not moving.kept:",
+        "if moving is None or moving.kept:",
+        ("tests/slurm/test_requeue.py",),
+    ),
+    Mutant(
+        "backends.slurm.requeue:Requeue._requeue",
+        ".restarts == self._attempt:",
+        ".restarts <= self._attempt + 1:",
+        ("tests/slurm/test_requeue.py",),
+    ),
+    Mutant(
+        "backends.slurm.requeue:Requeue._run", "if await self._frozen():", "if False:", ("tests/slurm/test_requeue.py",)
+    ),
+    Mutant(
+        "backends.slurm.requeue:Requeue._run",
+        "{*job.excluded, *avoided}):",
+        "{*avoided}):",
+        ("tests/slurm/test_requeue.py",),
+    ),
+    Mutant(
+        "backends.slurm.translate:hosted",
+        "restartable=opted.restartable and job.batch and job.requeue",
+        "restartable=job.batch and job.requeue",
+        ("tests/slurm/test_opt_in.py",),
+    ),
+    Mutant(
+        "backends.slurm.translate:why_not",
+        'if not opted.restartable:\n        return "it has not opted in"',
+        "",
+        ("tests/slurm/test_opt_in.py",),
+    ),
+)

@@ -1,0 +1,77 @@
+"""Judges mutants in several processes. A module of its own: a spawned process cannot import what `-m` runs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import sys
+from collections.abc import Sequence
+
+from benchmarks.mutants.catalogue import tests_of
+from benchmarks.mutants.mutant import Mutant
+from benchmarks.mutants.worker import Result, Worker, copied
+
+_Message = tuple[int, str, str, float] | str
+"""Of a worker: index of the mutant, outcome, detail and seconds; or why it gives up, '' where it has judged all. Plain
+values, because a worker imports the modules of the copy and its classes are not ours."""
+
+
+def _work(mutants: Sequence[tuple[int, Mutant]], results: multiprocessing.Queue[_Message]) -> None:
+    """Judge these in this process."""
+    tests = sorted({test for _, mutant in mutants for test in tests_of(mutant)})
+    with copied() as folder:
+        worker = Worker(folder, tests)
+        if worker.ready != 0:
+            results.put(f"pytest ended with {worker.ready} while it collected the named tests")
+            return
+        for index, mutant in mutants:
+            result = worker.judge(mutant, tests_of(mutant))
+            results.put((index, result.outcome, result.detail, result.seconds))
+    results.put("")
+
+
+def shares(mutants: Sequence[Mutant], jobs: int) -> list[list[tuple[int, Mutant]]]:
+    """Divide the mutants, each with its index, among processes. Those with the same tests share a process, which runs
+    their tests without a break once."""
+    groups: dict[tuple[str, ...], list[tuple[int, Mutant]]] = {}
+    for index, mutant in enumerate(mutants):
+        groups.setdefault(tests_of(mutant), []).append((index, mutant))
+    divided: list[list[tuple[int, Mutant]]] = [[] for _ in range(max(1, min(jobs, len(groups))))]
+    for group in sorted(groups.values(), key=len, reverse=True):
+        min(divided, key=len).extend(group)
+    return divided
+
+
+def run(mutants: Sequence[Mutant], jobs: int) -> list[Result]:
+    """Judge the mutants, with progress on stderr. Raises RuntimeError where a worker does not judge its whole share."""
+    context = multiprocessing.get_context("spawn")
+    results: multiprocessing.Queue[_Message] = context.Queue()
+    workers = [context.Process(target=_work, args=(share, results)) for share in shares(mutants, jobs)]
+    for worker in workers:
+        worker.start()
+    done: list[Result] = []
+    ended = 0
+    while ended < len(workers):
+        try:
+            said = results.get(timeout=5.0)
+        except queue.Empty:
+            if dead := [worker for worker in workers if worker.exitcode not in (None, 0)]:
+                raise RuntimeError(f"a worker ended with exit code {dead[0].exitcode}") from None
+            continue
+        if isinstance(said, str):
+            if said:
+                raise RuntimeError(said)
+            ended += 1
+            continue
+        index, outcome, detail, seconds = said
+        done.append(Result(mutants[index], outcome, detail, seconds))
+        mark = "" if outcome == "killed" else f"\n    {detail}"
+        print(
+            f"{len(done):4d}/{len(mutants)} {outcome:8s} {seconds:6.1f} s  {mutants[index].title}{mark}",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+    for worker in workers:
+        worker.join()
+    if len(done) != len(mutants):
+        raise RuntimeError(f"{len(mutants) - len(done)} of {len(mutants)} mutants were not judged")
+    return done
