@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks.mutants.catalogue import MUTANTS, tests_of
+from benchmarks.mutants.catalogue import MUTANTS, named_tests
 from benchmarks.mutants.mutant import Mutant, NotApplicableError, find
 from benchmarks.mutants.runner import run
 from benchmarks.mutants.worker import ROOT
@@ -55,7 +55,7 @@ def _touches(mutant: Mutant, files: set[str]) -> bool:
         path = str(find(mutant, ROOT))
     except NotApplicableError:
         return True
-    return path in files or any(test.partition("::")[0] in files for test in tests_of(mutant))
+    return path in files or any(test.partition("::")[0] in files for test in named_tests(mutant))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     results = run(mutants, options.jobs) if mutants else []
     survivors = [
-        {"place": one.mutant.place, "old": one.mutant.old, "new": one.mutant.new, "tests": tests_of(one.mutant)}
+        {"place": one.mutant.place, "old": one.mutant.old, "new": one.mutant.new, "tests": named_tests(one.mutant)}
         for one in results
         if one.outcome == "survived"
     ]

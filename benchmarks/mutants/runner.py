@@ -7,7 +7,7 @@ import queue
 import sys
 from collections.abc import Sequence
 
-from benchmarks.mutants.catalogue import tests_of
+from benchmarks.mutants.catalogue import named_tests
 from benchmarks.mutants.mutant import Mutant
 from benchmarks.mutants.worker import Result, Worker, copied
 
@@ -18,14 +18,14 @@ values, because a worker imports the modules of the copy and its classes are not
 
 def _work(mutants: Sequence[tuple[int, Mutant]], results: multiprocessing.Queue[_Message]) -> None:
     """Judge these in this process."""
-    tests = sorted({test for _, mutant in mutants for test in tests_of(mutant)})
+    tests = sorted({test for _, mutant in mutants for test in named_tests(mutant)})
     with copied() as folder:
         worker = Worker(folder, tests)
         if worker.ready != 0:
             results.put(f"pytest ended with {worker.ready} while it collected the named tests")
             return
         for index, mutant in mutants:
-            result = worker.judge(mutant, tests_of(mutant))
+            result = worker.judge(mutant, named_tests(mutant))
             results.put((index, result.outcome, result.detail, result.seconds))
     results.put("")
 
@@ -35,7 +35,7 @@ def shares(mutants: Sequence[Mutant], jobs: int) -> list[list[tuple[int, Mutant]
     their tests without a break once."""
     groups: dict[tuple[str, ...], list[tuple[int, Mutant]]] = {}
     for index, mutant in enumerate(mutants):
-        groups.setdefault(tests_of(mutant), []).append((index, mutant))
+        groups.setdefault(named_tests(mutant), []).append((index, mutant))
     divided: list[list[tuple[int, Mutant]]] = [[] for _ in range(max(1, min(jobs, len(groups))))]
     for group in sorted(groups.values(), key=len, reverse=True):
         min(divided, key=len).extend(group)
