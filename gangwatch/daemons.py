@@ -16,6 +16,7 @@ import msgspec
 
 from agent.schema.errors import ConfigError, GangwatchError, StateFolderBusyError
 from gangwatch.config import NODE_NAME, Config, changes
+from gangwatch.config_notices import notices
 from gangwatch.config_sections import parse_listen
 from gangwatch.daemon_ends import read_ends
 from gangwatch.in_force import InForce, write_in_force
@@ -438,6 +439,8 @@ class _Configuration:
 
     def write(self) -> None:
         write_in_force(self._state, self._in_force)
+        for notice in notices(self._in_force.config.policy):
+            _log.warning("%s", notice)
 
     def reload(self) -> Policy:
         """Read the file again and take over what can be. Raises ConfigError, and all stays as it was."""

@@ -37,6 +37,7 @@ def config(state: StateFolder, config_file: Path | None, as_json: bool) -> None:
 def show(state: StateFolder, effective: Config, as_json: bool) -> None:
     """Print the configuration, and on standard error what it would change; nothing is done."""
     from gangwatch.config import as_toml, changes, flatten
+    from gangwatch.config_notices import notices
     from gangwatch.in_force import read_in_force
 
     in_force = read_in_force(state)
@@ -52,12 +53,22 @@ def show(state: StateFolder, effective: Config, as_json: bool) -> None:
                     {"key": one.key, "before": one.before, "after": one.after, "restart": one.restart}
                     for one in different
                 ],
+                "notices": list(notices(effective.policy)),
             }
         )
         return
     click.echo(as_toml(effective), nl=False)
     say(f"# from {effective.source or 'the defaults alone'}")
     say_changes(different, "would change") if running else say("# no controller is running")
+    say_notices(effective)
+
+
+def say_notices(effective: Config) -> None:
+    """What the configuration asks for and will not get, a line of standard error each."""
+    from gangwatch.config_notices import notices
+
+    for notice in notices(effective.policy):
+        say(f"Notice: {notice}")
 
 
 def say_changes(different: list[Change], word: str) -> None:
@@ -86,6 +97,7 @@ def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_
       gangwatch reload --check-config
     """
     from gangwatch.config import changes
+    from gangwatch.config_notices import notices
     from gangwatch.daemon_ends import why_no_controller
     from gangwatch.in_force import read_in_force
 
@@ -102,6 +114,12 @@ def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_
         return
     Client(state).post("/api/reload", {"by": user_name()})
     if as_json:
-        print_json({"changes": [{"key": one.key, "after": one.after, "restart": one.restart} for one in different]})
+        print_json(
+            {
+                "changes": [{"key": one.key, "after": one.after, "restart": one.restart} for one in different],
+                "notices": list(notices(wanted.policy)),
+            }
+        )
     else:
         say_changes(different, "changed")
+        say_notices(wanted)

@@ -84,6 +84,8 @@ def up(
         show(state, effective, as_json)
         return
     from gangwatch import launcher
+    from gangwatch.commands.configuration import say_notices
+    from gangwatch.in_force import read_in_force
 
     options = _options_again(nodes, slots, port, no_gpus, listen, web_config)
     # The supervisor of a detached start makes the same order again: it has been reported by then.
@@ -114,6 +116,8 @@ def up(
     click.echo(f"gangwatch runs at {controller.url}: {places}")
     if shared := oversubscribed(running.nodes, usable_processors()):
         click.echo(shared)
+    if (in_force := read_in_force(state)) is not None:
+        say_notices(in_force.config)
     say(f"state folder {state}")
 
 

@@ -64,7 +64,7 @@ def check(
         _check_cluster(kubeconfig, namespace, release, required, as_json)
         return
 
-    from gangwatch import config, controller_health, machine, survey
+    from gangwatch import config, config_notices, controller_health, machine, survey
 
     loaded = config.load(
         config_file,
@@ -80,7 +80,13 @@ def check(
         state, loaded.controller.address()[1], Path(section.proc_root), Path(section.sysfs_root), section.nvml_library
     )
     found = msgspec.structs.replace(
-        found, findings=(*found.findings, *survey.survey(section), *controller_health.findings(state))
+        found,
+        findings=(
+            *found.findings,
+            *survey.survey(section),
+            config_notices.finding(loaded.policy),
+            *controller_health.findings(state),
+        ),
     )
     _known(required, found.findings)
     if as_json:

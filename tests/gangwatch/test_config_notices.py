@@ -1,0 +1,50 @@
+"""A setting that another setting leaves without effect is named, with the change that gives it one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gangwatch.cli import cli
+from gangwatch.config_notices import finding, notices
+from scheduler_feedback.core.state import Order, Policy, Queue
+
+OWNER, GUEST = Queue("owner", quota=4), Queue("guest", quota=4)
+
+
+@pytest.mark.parametrize("order", [order for order in Order if order is not Order.FAIR])
+def test_a_quota_and_a_weight_are_named_under_an_order_that_follows_neither(order: Order) -> None:
+    policy = Policy(order=order, preempt=True, queues=(OWNER, GUEST, Queue("heavy", weight=2.0)))
+    quota, weight = notices(policy)
+    assert quota.startswith("policy.queues: owner, guest: 'quota' has no effect") and f'"{order.value}"' in quota
+    assert weight.startswith("policy.queues: heavy: 'weight' has no effect")
+    assert finding(policy).state == "limited"
+
+
+def test_a_quota_without_preemption_is_named_under_the_fair_order() -> None:
+    policy = Policy(order=Order.FAIR, preempt=False, queues=(OWNER,))
+    (only,) = notices(policy)
+    assert "owner" in only and "policy.preempt = true" in only
+    assert notices(replace(policy, preempt=True)) == ()
+    assert finding(replace(policy, preempt=True)).state == "found"
+
+
+def test_what_has_an_effect_under_every_order_is_not_named() -> None:
+    """A limit holds under every order, and so does a quota beyond which nothing may be borrowed."""
+    queues = (Queue("small", limit=2), Queue("own", quota=2, borrow=False), Queue("plain"))
+    assert notices(Policy(queues=queues)) == ()
+
+
+def test_config_and_check_say_it(tmp_path: Path) -> None:
+    file = tmp_path / "gangwatch.toml"
+    file.write_text("[[policy.queues]]\nname = 'owner'\nquota = 2\n")
+    shown = CliRunner().invoke(cli, ["config", "--state", str(tmp_path / "state"), "--config", str(file)])
+    assert shown.exit_code == 0, shown.output
+    assert "Notice: policy.queues: owner: 'quota' has no effect under order = \"fifo\"" in shown.stderr
+    refused = CliRunner().invoke(
+        cli, ["check", "--state", str(tmp_path / "state"), "--config", str(file), "--require", "policy"]
+    )
+    assert refused.exit_code == 1 and "policy (limited)" in str(refused.exception)
