@@ -73,7 +73,9 @@ def choose_anew(turn: Turn, ledger: Ledger) -> None:
 
 
 def restart_moved(turn: Turn, ledger: Ledger) -> None:
-    """Gangs on the move start where a place was kept for them, once nobody holds it any more."""
+    """Gangs that a place was kept for start there, once nobody holds it any more: those that move, and those that
+    others were stopped for.
+    """
     state, now_ns = turn.state, turn.now_ns
     for job_id in sorted(ledger.claimants, key=lambda job_id: order.key_of(state, state.jobs[job_id])):
         job = state.jobs[job_id]
@@ -84,7 +86,8 @@ def restart_moved(turn: Turn, ledger: Ledger) -> None:
             continue
         job.expected_start_ns = max(now_ns, job.not_before_ns)
         if paused(state, job, now_ns) is None and ledger.is_clear(job.claim):
-            start(turn, ledger, job, tuple(job.claim), "started", "restarts after its move")
+            how = "starts" if job.attempt == 0 else "restarts"
+            start(turn, ledger, job, tuple(job.claim), "started", f"{how} where a place was kept for it")
 
 
 def unreserved(state: State, key: tuple[Any, ...]) -> bool:
