@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 from dataclasses import asdict
@@ -62,6 +63,7 @@ def main() -> int:
     print(f"seed {seed}", file=sys.stderr, flush=True)
     only = frozenset(filter(None, arguments.only.split(",")))
     commit, clean = revision(arguments.checkout)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the day is taken down, as after an interrupt
     folder = Path(tempfile.mkdtemp(prefix=f"ordinary-{seed}-"))
     report = asdict(Day(folder, arguments.checkout.resolve(), arguments.minutes, seed, torch, only).run())
     if report["failures"]:

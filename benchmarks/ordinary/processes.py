@@ -12,7 +12,8 @@ from benchmarks.ordinary.clock import FairClock
 from benchmarks.ordinary.oracle.facts import Process, Table
 
 SETTLED_SECONDS = 10.0
-"""A process younger than this may still become another program: that it has no mark is not remembered."""
+"""A process younger than this may still become another program: a rank that was forked and has not yet called exec
+looks like its shim, and a shim like its daemon. What it was taken for is not remembered."""
 
 
 @dataclass(slots=True)
@@ -23,6 +24,7 @@ class _Known:
     kind: str  # 'job', 'daemon', 'shim' or ''
     fields: tuple[str, int, int, str]  # job, attempt, rank, node
     name: str
+    settled: bool  # no other program by now: need not be looked at again
 
 
 class ProcessTable:
@@ -40,11 +42,11 @@ class ProcessTable:
             del self._known[pid]
         for pid in present:
             known = self._known.get(pid)
-            if known is not None and _alive(known.process):
+            if known is not None and known.settled and _alive(known.process):
                 continue
             self._known.pop(pid, None)
             found = self._look(pid)
-            if found is not None and (found.kind or time.time() - found.created > SETTLED_SECONDS):
+            if found is not None and (found.kind or found.settled):
                 self._known[pid] = found
 
     def _look(self, pid: int) -> _Known | None:
@@ -56,6 +58,7 @@ class ProcessTable:
         except psutil.Error:
             return None
         nothing = ("", 0, -1, "")
+        settled = time.time() - created > SETTLED_SECONDS
         if environment.get("ORDINARY_JOB") == self._mark and environment.get("GANGWATCH_JOB"):
             rank = environment.get("RANK", "-1")
             fields = (
@@ -64,12 +67,12 @@ class ProcessTable:
                 int(rank),
                 environment.get("GANGWATCH_NODE", ""),
             )
-            return _Known(process, created, self._mark, "job", fields, "")
+            return _Known(process, created, self._mark, "job", fields, "", True)
         if environment.get("ORDINARY_DAEMON") == self._mark and "gangwatch" in " ".join(command):
-            return _Known(process, created, self._mark, "daemon", nothing, daemon_name(command))
+            return _Known(process, created, self._mark, "daemon", nothing, daemon_name(command), settled)
         if any(self._state in part for part in command) and any(part.endswith("shim.py") for part in command):
-            return _Known(process, created, self._mark, "shim", nothing, "shim")
-        return _Known(process, created, "", "", nothing, "")
+            return _Known(process, created, self._mark, "shim", nothing, "shim", settled)
+        return _Known(process, created, "", "", nothing, "", settled)
 
     def table(self, leaders: dict[tuple[str, int, int], int]) -> Table:
         """The jobs' processes that are alive at one moment. leaders: pid by (job, attempt, rank), as they wrote it."""

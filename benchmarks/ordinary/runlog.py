@@ -10,8 +10,12 @@ from typing import Any
 
 from benchmarks.ordinary.kinds import KINDS
 
-NO_CODE = (":(exclude)docs", ":(exclude)*.md", ":(exclude)*.jsonl")
-"""What a commit may change without restarting the count: documents and logs."""
+NOT_RUN = (":(exclude)docs", ":(exclude)*.md", ":(exclude)*.jsonl", ":(exclude)tests", ":(exclude)benchmarks")
+"""What a day runs nothing of, and a commit may change without restarting the count: documents, logs, tests and the
+other benchmarks.
+"""
+
+HARNESS = "benchmarks/ordinary"
 
 
 def append(file: Path, report: dict[str, Any], commit: str, clean: bool) -> None:
@@ -69,8 +73,9 @@ def _of(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def same_code(checkout: Path, one: str, other: str) -> bool:
-    """Whether two commits differ in documents alone. False where either is unknown."""
+    """Whether the product and this harness are the same in two commits. False where either is unknown."""
     if one == other:
         return True
-    command = ["git", "-C", str(checkout), "diff", "--quiet", one, other, "--", ".", *NO_CODE]
-    return subprocess.run(command, capture_output=True).returncode == 0
+    command = ["git", "-C", str(checkout), "diff", "--quiet", one, other, "--"]
+    compared = ((".", *NOT_RUN), (HARNESS,))
+    return all(subprocess.run([*command, *paths], capture_output=True).returncode == 0 for paths in compared)

@@ -61,6 +61,18 @@ def test_a_commit_of_documents_does_not_restart_the_count(checkout: Path) -> Non
     assert (since["runs"], since["hours"], since["seeds"]) == (4, 2.0, 3)
 
 
+def test_only_the_product_and_the_harness_restart_the_count(checkout: Path) -> None:
+    for folder in ("tests", "benchmarks/ordinary"):
+        (checkout / folder).mkdir(parents=True)
+    first = commit(checkout, "a.py", "1")
+    test = commit(checkout, "tests/test_a.py", "1")
+    other = commit(checkout, "benchmarks/other.py", "1")
+    assert runlog.same_code(checkout, first, test) and runlog.same_code(checkout, first, other)
+    harness = commit(checkout, "benchmarks/ordinary/day.py", "1")
+    assert not runlog.same_code(checkout, first, harness)
+    assert not runlog.same_code(checkout, first, "0" * 40)
+
+
 def test_a_run_with_uncommitted_changes_counts_for_no_code(checkout: Path) -> None:
     code = commit(checkout, "a.py", "1")
     summed = runlog.summary([run(code, 1, clean=False), run(code, 2)], checkout)
