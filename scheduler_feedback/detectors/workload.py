@@ -138,16 +138,24 @@ class WorkloadDetector:
                         course.busy.append(Busy(at_ns, counters.seconds, share[window]))
 
     def _wait(self, telemetry: Telemetry) -> None:
-        """How long tasks wait on the nodes of the jobs each of whose stages stands on one."""
+        """How long tasks wait on the nodes of the jobs each of whose stages stands on one, and of those whose tensor
+        pipes nothing counts."""
         counters = telemetry.counters
+        uncounted = np.isnan(counters.values[FEATURE["tensor_active"]])
+        all_counted = not uncounted.any()
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
             course = self._courses.get(job.shape.job)
-            if course is None or course.pressure is None or course.shape is not job.shape:
+            if course is None or course.shape is not job.shape:
                 continue
+            pressure = course.pressure
+            if pressure is None:
+                if all_counted or not uncounted[:, columns].all():
+                    continue
+                pressure = course.waits = course.waits or Pressure()
             for window, at_ns in enumerate(counters.at_ns.tolist()):
                 middle_ns = at_ns - round(counters.seconds * 0.5e9)
                 values = counters.values[:, window, columns]
-                course.pressure.take(middle_ns, values, course.where, not course.since_ns)
+                pressure.take(middle_ns, values, course.where, not course.since_ns)
 
     def _conclude(self, course: Course, job: JobTelemetry, crowded: bool) -> list[Finding]:
         findings: list[Finding] = []

@@ -82,8 +82,9 @@ class Course:
     """One attempt of a job. Rows of the newest steps: own seconds [n] and the middle rank's, the same had all ranks
     been given their usual work, step seconds, number, when it ended, tokens, squares [n]. work: what they should take
     for what they are given. busy: newest windows of counters. since_ns: from when on newest steps have been longer than
-    usual; 0: they are not. pressure: on its nodes, where each stage stands on one. long_steps: those that the whole job
-    took, and their period. beat_tests: how many patterns of periods below five were tried.
+    usual; 0: they are not. pressure: on its nodes, where each stage stands on one. waits: on its nodes, where nothing
+    counts how busy tensor pipes are. long_steps: those that the whole job took, and their period. beat_tests: how many
+    patterns of periods below five were tried.
     """
 
     shape: Shape
@@ -111,6 +112,7 @@ class Course:
     block_step: int = 0
     usual: Usual | None = None
     pressure: Pressure | None = None
+    waits: Pressure | None = None
     long_steps: LongSteps = field(default_factory=LongSteps)
     beat_tests: int = 0
     standing: dict[str, Standing] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from scheduler_feedback.detectors.windows import MAD_TO_SIGMA
 from scheduler_feedback.detectors.work import fit
 from scheduler_feedback.detectors.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
 from scheduler_feedback.detectors.workload_course import Course, Usual, busy_seconds, tops, unequal_work
-from scheduler_feedback.detectors.workload_node import slow_node
+from scheduler_feedback.detectors.workload_node import LEAST_WAITING, slow_node
 
 LEAST_RECENT, MOST_RECENT = 4, 16
 RECENT_SECONDS = 12.0
@@ -167,6 +167,8 @@ def _grown(course: Course, usual: Usual, recent: Recent, idle: FloatArray) -> It
                  "half of the shift: all ranks alike", 1.5),
     ]  # fmt: skip
     cause, kept = Cause.WHOLE_JOB, float(np.median(idle))
+    if _hosts_may_be_busier(course, usual):
+        return
     if kept > WORK_SHARE:
         cause = Cause.DATA_LOADING
         evidence.append(_kept_waiting(kept))
@@ -176,6 +178,16 @@ def _grown(course: Course, usual: Usual, recent: Recent, idle: FloatArray) -> It
             cause = Cause.SEQUENCE_LENGTH
             evidence.append(Evidence("tokens_to_usual", given, 1.0, "ratio", "when the job was new", 1.0))
     yield Claim("grown", Kind.WORKLOAD, cause, -1, (), usual.seconds, tuple(evidence))
+
+
+def _hosts_may_be_busier(course: Course, usual: Usual) -> bool:
+    """Whether tasks wait longer on half of the job's hosts than they used to, or no window tells yet; only where no
+    counter says whether tensor pipes had more to do: what crowds a host makes all ranks there slower, and alike."""
+    waits = course.waits
+    if waits is None or waits.usual is None or np.isfinite(usual.busy[0]).any():
+        return False
+    more = waits.more(course.since_ns) if course.since_ns else None
+    return more is None or float(np.median(more.max(axis=0))) >= LEAST_WAITING
 
 
 def _kept_waiting(idle: float) -> Evidence:

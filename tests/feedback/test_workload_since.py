@@ -50,6 +50,19 @@ def test_four_long_steps_of_a_slow_job_are_enough() -> None:
     assert told <= 800 + 6 * 24.3
 
 
+@pytest.mark.parametrize(("crowded", "told"), [(False, 1), (True, 0)])
+def test_a_host_that_becomes_busier_is_not_taken_for_more_work_where_nothing_counts_the_work(
+    crowded: bool, told: int
+) -> None:
+    """Found by an ordinary day: other load on the only host made every rank slower by the same factor."""
+    job = Job(ranks=4, nodes=1)
+    job.work = lambda second: np.full(4, 0.7 * (1.4 if second > 60 else 1.0))
+    job.feature["tensor_active"] = lambda _: np.full(4, np.nan)
+    job.feature["cpu_waiting"] = lambda second: np.full(4, 0.3 if crowded and second > 60 else 0.05)
+    found = verdicts(course(WorkloadDetector(), [job], 140))
+    assert [one.cause for one in found] == [Cause.WHOLE_JOB] * told
+
+
 def test_a_job_slower_by_its_network_has_not_more_to_do() -> None:
     job = Job(ranks=RANKS)
     job.network = lambda second: 0.5 if second > 60 else 0.3
