@@ -7,31 +7,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot
+from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
 from scheduler_feedback.core.state import Ended, Estimates, Order, Policy, State
 from scheduler_feedback.policies import history, order
 from scheduler_feedback.policies.order import fair, las, themis
-from tests.feedback.world import SECOND, World
-
-_NOW_NS = 10_000 * SECOND
+from tests.feedback.makers import NOW_NS, SECOND, job_of, running
+from tests.feedback.world import World
 
 
 def state_of(*jobs: Job, **policy: Any) -> State:
-    return State(policy=Policy(**policy), now_ns=_NOW_NS, jobs={job.job_id: job for job in jobs})
-
-
-def job_of(name: str, state: JobState = JobState.PENDING, **fields: Any) -> Job:
-    """A job of one rank, submitted at 0; what its specification knows goes there, the rest into the job."""
-    known = set(JobSpec.__struct_fields__) - {"name", "command"}
-    spec = {key: value for key, value in fields.items() if key in known}
-    rest = {key: value for key, value in fields.items() if key not in known}
-    spec.setdefault("ranks", 1)
-    return Job(name, JobSpec(name, ("x",), **spec), state, rest.pop("submitted_ns", 0), **rest)
-
-
-def running(name: str, since: float, **fields: Any) -> Job:
-    """A gang that has run for so many seconds."""
-    return job_of(name, JobState.RUNNING, attempt=1, attempt_started_ns=_NOW_NS - round(since * SECOND), **fields)
+    return State(policy=Policy(**policy), now_ns=NOW_NS, jobs={job.job_id: job for job in jobs})
 
 
 def in_order(state: State) -> list[str]:
@@ -62,7 +47,7 @@ def test_first_come_first_served_asks_for_nothing_but_priority_and_submission() 
     state = state_of(late, early, order=Order.FIFO, starvation_seconds=0.0)
     assert in_order(state) == ["early", "late"]
     assert order.key_of(state, late) == (0, 2, "late")
-    assert order.ORDERS[0].key(state, late, _NOW_NS) == ()
+    assert order.ORDERS[0].key(state, late, NOW_NS) == ()
 
 
 def test_whoever_has_waited_past_the_bound_goes_first_the_oldest_first() -> None:
@@ -152,9 +137,9 @@ def test_the_time_left_of_a_running_gang_ends_with_it() -> None:
     job = running("j", 150.0, time_limit_seconds=200.0, ranks=3)
     state = state_of(job)
     srtf, srsf = order.ORDERS[2], order.ORDERS[3]
-    assert (srtf.name, srtf.key(state, job, _NOW_NS)) == (Order.SRTF, (50 * SECOND,))
-    assert (srsf.name, srsf.key(state, job, _NOW_NS)) == (Order.SRSF, (150 * SECOND,))
-    assert srtf.key(state, job, _NOW_NS - 10 * SECOND) == (60 * SECOND,)
+    assert (srtf.name, srtf.key(state, job, NOW_NS)) == (Order.SRTF, (50 * SECOND,))
+    assert (srsf.name, srsf.key(state, job, NOW_NS)) == (Order.SRSF, (150 * SECOND,))
+    assert srtf.key(state, job, NOW_NS - 10 * SECOND) == (60 * SECOND,)
 
 
 # --- least attained service ------------------------------------------------------------------------------------------
@@ -174,7 +159,7 @@ def test_las_goes_by_queue_and_then_by_turn_whatever_the_length() -> None:
 def test_a_gang_falls_when_its_slot_seconds_pass_the_threshold_of_its_queue() -> None:
     job = running("j", 10.0, ranks=3)
     state = state_of(job, **_LAS)
-    started_ns = _NOW_NS - 10 * SECOND
+    started_ns = NOW_NS - 10 * SECOND
     assert las.falls_ns(state, job) == started_ns + 34 * SECOND, "in whole seconds: 102 of 100 slot-seconds"
     job.run_ns = 20 * SECOND
     assert las.falls_ns(state, job) == started_ns + 14 * SECOND, "what it ran before counts"
@@ -190,12 +175,12 @@ def test_whoever_falls_stands_last_in_its_new_queue_at_the_very_instant_and_not_
     due, later = running("due", 100.0), running("later", 99.0)
     state = state_of(due, later, **_LAS)
     state.last_turn = 4
-    assert las.demote(state, [later, due], _NOW_NS) == [due]
+    assert las.demote(state, [later, due], NOW_NS) == [due]
     assert (due.level, due.turn, later.level) == (1, 5, 0)
-    assert las.demote(state, [later, due], _NOW_NS + SECOND) == [later]
+    assert las.demote(state, [later, due], NOW_NS + SECOND) == [later]
     assert (later.level, later.turn) == (1, 6)
-    assert las.demote(state, [later, due], _NOW_NS + 899 * SECOND) == []
-    assert las.demote(state, [later, due], _NOW_NS + 900 * SECOND) == [due]
+    assert las.demote(state, [later, due], NOW_NS + 899 * SECOND) == []
+    assert las.demote(state, [later, due], NOW_NS + 900 * SECOND) == [due]
     assert due.level == 2
 
 
@@ -244,29 +229,29 @@ def test_one_that_has_just_fallen_and_is_stopped_stands_last_all_the_same() -> N
 
 
 def test_rho_is_the_time_in_all_by_the_time_alone() -> None:
-    waits = job_of("waits", submitted_ns=_NOW_NS - 300 * SECOND, time_limit_seconds=100.0)
+    waits = job_of("waits", submitted_ns=NOW_NS - 300 * SECOND, time_limit_seconds=100.0)
     state = state_of(waits, order=Order.THEMIS)
-    assert themis.rho(state, waits, _NOW_NS) == pytest.approx((300 + 100) / 100)
+    assert themis.rho(state, waits, NOW_NS) == pytest.approx((300 + 100) / 100)
     resumed = job_of(
-        "resumed", submitted_ns=_NOW_NS - 300 * SECOND, time_limit_seconds=100.0, restartable=True,
+        "resumed", submitted_ns=NOW_NS - 300 * SECOND, time_limit_seconds=100.0, restartable=True,
         run_ns=60 * SECOND, done_seconds=60.0, attempt=1,
     )  # fmt: skip
-    assert themis.rho(state, resumed, _NOW_NS) == pytest.approx((300 + 40) / 100)
-    short = job_of("short", submitted_ns=_NOW_NS - 5 * SECOND, time_limit_seconds=0.5)
-    assert themis.rho(state, short, _NOW_NS) == pytest.approx(5.5), "no job counts as shorter than a second"
+    assert themis.rho(state, resumed, NOW_NS) == pytest.approx((300 + 40) / 100)
+    short = job_of("short", submitted_ns=NOW_NS - 5 * SECOND, time_limit_seconds=0.5)
+    assert themis.rho(state, short, NOW_NS) == pytest.approx(5.5), "no job counts as shorter than a second"
 
 
 def test_themis_puts_who_is_treated_worst_first_of_the_running_as_of_now() -> None:
     state = state_of(order=Order.THEMIS)
     rule = order.ORDERS[5]
-    runs = running("runs", 50.0, submitted_ns=_NOW_NS - 150 * SECOND, time_limit_seconds=100.0)
-    assert (rule.name, rule.key(state, runs, _NOW_NS)) == (Order.THEMIS, (pytest.approx(-(150 + 50) / 50),))
-    waits = job_of("waits", submitted_ns=_NOW_NS - 900 * SECOND, time_limit_seconds=100.0, urgency=-1.5)
-    assert rule.key(state, waits, _NOW_NS) == (-1.5,), "of who waits as of the last look"
-    fair.appraise(state, waits, _NOW_NS)
-    assert rule.key(state, waits, _NOW_NS) == (pytest.approx(-10.0),)
-    little = job_of("little", submitted_ns=_NOW_NS - 900 * SECOND, time_limit_seconds=900.0)
-    fair.appraise(state, little, _NOW_NS)
+    runs = running("runs", 50.0, submitted_ns=NOW_NS - 150 * SECOND, time_limit_seconds=100.0)
+    assert (rule.name, rule.key(state, runs, NOW_NS)) == (Order.THEMIS, (pytest.approx(-(150 + 50) / 50),))
+    waits = job_of("waits", submitted_ns=NOW_NS - 900 * SECOND, time_limit_seconds=100.0, urgency=-1.5)
+    assert rule.key(state, waits, NOW_NS) == (-1.5,), "of who waits as of the last look"
+    fair.appraise(state, waits, NOW_NS)
+    assert rule.key(state, waits, NOW_NS) == (pytest.approx(-10.0),)
+    little = job_of("little", submitted_ns=NOW_NS - 900 * SECOND, time_limit_seconds=900.0)
+    fair.appraise(state, little, NOW_NS)
     state.jobs = {"little": little, "waits": waits, "runs": runs}
     assert in_order(state) == ["waits", "runs", "little"]
 
@@ -303,7 +288,7 @@ def test_the_fair_order_appraises_slots_times_what_is_left_and_the_restart(
 ) -> None:
     job = job_of("j", ranks=4, restartable=True, **spec, **fields)
     state = state_of(job, order=Order.FAIR, estimates=estimates)
-    fair.appraise(state, job, _NOW_NS)
+    fair.appraise(state, job, NOW_NS)
     assert job.urgency == pytest.approx(urgency)
     assert job.estimate_seconds is None
 
@@ -311,12 +296,12 @@ def test_the_fair_order_appraises_slots_times_what_is_left_and_the_restart(
 @pytest.mark.parametrize("rule", [Order.FIFO, Order.SJF, Order.SRTF, Order.SRSF, Order.LAS])
 def test_the_other_orders_need_no_appraisal(rule: Order) -> None:
     job = job_of("j", time_limit_seconds=100.0)
-    fair.appraise(state_of(job, order=rule), job, _NOW_NS)
+    fair.appraise(state_of(job, order=rule), job, NOW_NS)
     assert (job.urgency, job.appraise_ns) == (0.0, 0)
 
 
 def _taught(*seconds: float, **policy: Any) -> State:
-    state = State(policy=Policy(estimates=Estimates.HISTORY, **policy), now_ns=_NOW_NS)
+    state = State(policy=Policy(estimates=Estimates.HISTORY, **policy), now_ns=NOW_NS)
     for one in seconds:
         state.lately.append(Ended("q", "", "w", 1, one))
         history.take_in(state)
@@ -328,36 +313,36 @@ def test_with_a_history_a_job_is_expected_to_take_what_jobs_alike_took_at_most_i
     alike: dict[str, Any] = {"queue": "q", "workload": "w"}
     free, bound = job_of("free", **alike), job_of("bound", time_limit_seconds=50.0, **alike)
     for job in (free, bound):
-        fair.appraise(state, job, _NOW_NS)
+        fair.appraise(state, job, NOW_NS)
     assert free.estimate_seconds == pytest.approx(1000.0, rel=0.3)
     assert bound.estimate_seconds == 50.0
     outlived = job_of("outlived", time_limit_seconds=50.0, restartable=True, done_seconds=80.0, attempt=1, **alike)
-    fair.appraise(state, outlived, _NOW_NS)
+    fair.appraise(state, outlived, NOW_NS)
     assert outlived.estimate_seconds == 81.0, "more than it has done, whatever its limit"
 
 
 def test_of_a_running_gang_the_estimate_stands_and_only_the_urgency_is_renewed() -> None:
     state = _taught(*[1000.0] * 40, order=Order.FAIR)
     job = running("j", 120.0, queue="q", workload="w", estimate_seconds=77.0, ranks=1)
-    fair.appraise(state, job, _NOW_NS)
+    fair.appraise(state, job, NOW_NS)
     assert job.estimate_seconds == 77.0
     assert job.urgency > 0
-    assert job.appraise_ns == _NOW_NS + 10 * SECOND, "a twelfth of the 120 s that it has run"
+    assert job.appraise_ns == NOW_NS + 10 * SECOND, "a twelfth of the 120 s that it has run"
 
 
 def test_work_done_is_what_is_saved_and_what_the_running_attempt_has_done_at_its_speed() -> None:
-    assert fair.work_done(job_of("waits", restartable=True, done_seconds=40.0), _NOW_NS) == 40.0
-    assert fair.work_done(job_of("anew", done_seconds=40.0), _NOW_NS) == 0.0, "it begins from the start"
+    assert fair.work_done(job_of("waits", restartable=True, done_seconds=40.0), NOW_NS) == 40.0
+    assert fair.work_done(job_of("anew", done_seconds=40.0), NOW_NS) == 0.0, "it begins from the start"
     first: dict[str, Any] = {"restartable": True, "restart_cost_seconds": 15.0}
-    assert fair.work_done(running("first", 100.0, **first), _NOW_NS) == 100.0
+    assert fair.work_done(running("first", 100.0, **first), NOW_NS) == 100.0
     job = running("second", 100.0, done_seconds=40.0, speed=2.0, **first)
     job.attempt = 2
-    assert fair.work_done(job, _NOW_NS) == 40 + 2 * (100 - 15)
-    job.attempt_started_ns = _NOW_NS - 5 * SECOND
-    assert fair.work_done(job, _NOW_NS) == 40.0, "it is still starting: no less than before"
-    job.progress_ns = _NOW_NS - 10 * SECOND
-    assert fair.work_done(job, _NOW_NS) == 40 + 2 * 10, "it has told how far it is"
-    assert fair.work_done(job, _NOW_NS - 20 * SECOND) == 40.0
+    assert fair.work_done(job, NOW_NS) == 40 + 2 * (100 - 15)
+    job.attempt_started_ns = NOW_NS - 5 * SECOND
+    assert fair.work_done(job, NOW_NS) == 40.0, "it is still starting: no less than before"
+    job.progress_ns = NOW_NS - 10 * SECOND
+    assert fair.work_done(job, NOW_NS) == 40 + 2 * 10, "it has told how far it is"
+    assert fair.work_done(job, NOW_NS - 20 * SECOND) == 40.0
 
 
 def test_the_rules_decide_who_starts_when_slots_come_free() -> None:

@@ -1,0 +1,52 @@
+"""Jobs and verdicts as a state holds them, for tests that ask one function of the policies and run no cycle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+
+SECOND = 1_000_000_000
+NOW_NS = 10_000 * SECOND
+
+_SPEC = frozenset(JobSpec.__struct_fields__) - {"name", "command"}
+
+
+def job_of(name: str, state: JobState = JobState.PENDING, **fields: Any) -> Job:
+    """A job of one rank, submitted at 0; what a specification knows goes there, the rest into the job."""
+    spec = {"ranks": 1} | {key: value for key, value in fields.items() if key in _SPEC}
+    rest = {"submitted_ns": 0} | {key: value for key, value in fields.items() if key not in _SPEC}
+    return Job(name, JobSpec(name, ("x",), **spec), state, **rest)
+
+
+def running(name: str, since: float, **fields: Any) -> Job:
+    """A gang whose first attempt has run for so many seconds."""
+    usual = {"attempt": 1, "attempt_started_ns": NOW_NS - round(since * SECOND)}
+    return job_of(name, JobState.RUNNING, **(usual | fields))
+
+
+def held(job: Job, *slots: Slot) -> Job:
+    """The job, holding these slots."""
+    job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(slots)]
+    return job
+
+
+def verdict_of(**fields: Any) -> Verdict:
+    """A straggler on rank 0 of gang j, from now on, with sound numbers where the test gives none."""
+    usual: dict[str, Any] = {
+        "verdict_id": "v",
+        "kind": Kind.STRAGGLER,
+        "gang": "j",
+        "attempt": 1,
+        "rank": 0,
+        "node": "n0",
+        "cause": Cause.CPU_CONTENTION,
+        "confidence": 0.99,
+        "slowdown": 2.0,
+        "step_seconds_before": 0.1,
+        "step_seconds_now": 0.2,
+        "first_wall_ns": NOW_NS,
+        "last_wall_ns": NOW_NS,
+    }
+    return Verdict(**(usual | fields))
