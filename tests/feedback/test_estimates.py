@@ -167,6 +167,8 @@ def test_of_a_gang_s_verdicts_the_worst_counts() -> None:
     mild, bad, worse = (verdict_of(verdict_id=str(s), slowdown=s) for s in (1.5, 3.0, 2.0))
     other = verdict_of(gang="k", slowdown=9.0)
     assert estimate.slowest([mild, bad, worse, other]) == {"j": bad, "k": other}
+    as_bad = verdict_of(verdict_id="as bad", slowdown=3.0)
+    assert estimate.slowest([bad, as_bad])["j"] is bad, "of equals the first"
 
 
 # --- what becomes free -----------------------------------------------------------------------------------------------

@@ -184,6 +184,13 @@ def test_whoever_falls_stands_last_in_its_new_queue_at_the_very_instant_and_not_
     assert due.level == 2
 
 
+def test_of_those_that_fall_in_one_look_who_started_first_stands_first() -> None:
+    late, early = running("a", 200.0, turn=-8), running("b", 300.0, turn=-7)
+    state = state_of(late, early, **_LAS)
+    assert las.demote(state, [late, early], NOW_NS) == [early, late]
+    assert early.turn < late.turn
+
+
 def test_a_new_job_stands_behind_all_that_came_before_it() -> None:
     first, second = job_of("first"), job_of("second")
     state = state_of(first, second, **_LAS)
@@ -333,6 +340,8 @@ def test_of_a_running_gang_the_estimate_stands_and_only_the_urgency_is_renewed()
 def test_work_done_is_what_is_saved_and_what_the_running_attempt_has_done_at_its_speed() -> None:
     assert fair.work_done(job_of("waits", restartable=True, done_seconds=40.0), NOW_NS) == 40.0
     assert fair.work_done(job_of("anew", done_seconds=40.0), NOW_NS) == 0.0, "it begins from the start"
+    stopped = job_of("stopped", restartable=True, done_seconds=40.0, attempt=1, attempt_started_ns=NOW_NS - SECOND)
+    assert fair.work_done(stopped, NOW_NS) == 40.0, "its last attempt has ended"
     first: dict[str, Any] = {"restartable": True, "restart_cost_seconds": 15.0}
     assert fair.work_done(running("first", 100.0, **first), NOW_NS) == 100.0
     job = running("second", 100.0, done_seconds=40.0, speed=2.0, **first)
