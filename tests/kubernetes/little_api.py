@@ -1,0 +1,101 @@
+"""An API server made of a few lines, behind the real client: objects in a dictionary, every request written down."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from scheduler_feedback.backends.kubernetes.client import Access, Client, RefusedError
+
+_anything = msgspec.json.Decoder()
+
+
+class LittleApi(Client):
+    """objects: by path. fails: by method and path, errors that are raised one after the other, an Exception each, None
+    for a request that succeeds. done: (method, path) of every request but GET. asked: of GETs, with their parameters.
+    Patches are merged; a PUT or a DELETE whose resourceVersion or uid is another's conflicts, as at the real one."""
+
+    def __init__(self, objects: Mapping[str, Any] | None = None, lists: tuple[str, ...] = ()) -> None:
+        super().__init__(Access("http://little"))
+        self.objects: dict[str, Any] = copy.deepcopy(dict(objects or {}))
+        self.lists = lists
+        self.fails: dict[tuple[str, str], list[Exception | None]] = {}
+        self.done: list[tuple[str, str]] = []
+        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.bodies: list[Any] = []
+        self.kinds: list[str] = []
+        self.version = 100
+
+    def body_of(self, method: str, path: str) -> Any:
+        """The body of the newest such request."""
+        return self.bodies[len(self.done) - 1 - self.done[::-1].index((method, path))]
+
+    async def _ask(
+        self, method: str, path: str, body: Any = None, kind: str = "", parameters: Mapping[str, str] | None = None
+    ) -> bytes:
+        if method == "GET":
+            self.asked.append((path, dict(parameters or {})))
+        else:
+            self.done.append((method, path))
+            self.bodies.append(copy.deepcopy(body))
+            self.kinds.append(kind)
+        failures = self.fails.get((method, path))
+        failure = failures.pop(0) if failures and len(failures) > 1 else failures[0] if failures else None
+        if failure is not None:
+            raise failure
+        return msgspec.json.encode(self._answer(method, path, body))
+
+    def _answer(self, method: str, path: str, body: Any) -> Any:
+        if method == "POST":
+            name = body["metadata"].get("name", f"made-{len(self.done)}")
+            if path.endswith(("/eviction", "/binding")):
+                return {}
+            if f"{path}/{name}" in self.objects:
+                raise refused(409, "AlreadyExists")
+            return self._store(f"{path}/{name}", body)
+        if method == "GET" and path in self.lists:
+            below = [
+                one for at, one in self.objects.items() if at.startswith(f"{path}/") and "/" not in at[len(path) + 1 :]
+            ]
+            return {"metadata": {"resourceVersion": str(self.version)}, "items": below}
+        found = path.removesuffix("/status")
+        if found not in self.objects:
+            raise refused(404, "NotFound")
+        known = self.objects[found]
+        if method == "GET":
+            return known
+        if method == "DELETE":
+            return self.objects.pop(found)
+        if method == "PUT":
+            told = body["metadata"].get("resourceVersion")
+            if told is not None and told != known["metadata"].get("resourceVersion"):
+                raise refused(409, "Conflict")
+            return self._store(found, body)
+        return self._store(found, _merged(known, body))
+
+    def _store(self, path: str, body: Any) -> Any:
+        self.version += 1
+        body = copy.deepcopy(body)
+        body["metadata"]["resourceVersion"] = str(self.version)
+        self.objects[path] = body
+        return body
+
+
+def refused(code: int, reason: str = "", message: str = "") -> RefusedError:
+    return RefusedError("a request", code, reason, message or reason)
+
+
+def _merged(known: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, dict):
+        return patch
+    found = dict(known) if isinstance(known, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            found.pop(key, None)
+        else:
+            found[key] = _merged(found.get(key), value)
+    return found
