@@ -1,9 +1,15 @@
 """The list of mutants, a module for each package."""
 
-from benchmarks.mutants.catalogue import backends, front, policies, survivors
+from benchmarks.mutants.catalogue import backends, core, front, policies, survivors
 from benchmarks.mutants.mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*survivors.MUTANTS, *backends.MUTANTS, *front.MUTANTS, *policies.MUTANTS)
+MUTANTS: tuple[Mutant, ...] = (
+    *survivors.MUTANTS,
+    *core.MUTANTS,
+    *backends.MUTANTS,
+    *front.MUTANTS,
+    *policies.MUTANTS,
+)
 
 
 def named_tests(mutant: Mutant) -> tuple[str, ...]:

@@ -1,0 +1,517 @@
+"""Breaks of scheduler_feedback.core."""
+
+from benchmarks.mutants.mutant import Mutant
+
+_F = "tests/feedback/test_"
+
+MUTANTS = (
+    # --- codec ---
+    Mutant(
+        "core.codec:decode_state",
+        "if version != STATE_VERSION:",
+        "if version < STATE_VERSION:",
+        (_F + "codec.py::test_a_snapshot_of_another_version_is_refused",),
+    ),
+    Mutant(
+        "core.codec:_Union.decode",
+        "if name not in self._decoders:",
+        "if False:",
+        (_F + "codec.py::test_what_is_no_event_is_refused",),
+    ),
+    Mutant(
+        "core.codec:printable",
+        "in _NAMED else",
+        "not in _NAMED else",
+        (_F + "codec.py::test_printed_events_name_themselves",),
+    ),
+    # --- consumption ---
+    Mutant("core.consumption:Consumption.group", "tier, sizes)).encode()", "tier)).encode()", (_F + "consumption.py",)),
+    Mutant("core.consumption:Consumption.drop", "if group.places.empty:", "if False:", (_F + "consumption.py",)),
+    Mutant(
+        "core.consumption:_hand_over",
+        "np.repeat(at_ns[of_gang], ranks)",
+        "np.tile(at_ns[of_gang], ranks)",
+        (_F + "consumption.py",),
+    ),
+    Mutant(
+        "core.consumption:_hand_over",
+        "gang.forget_consumed(columns[begun])",
+        "pass",
+        (_F + "consumption.py", _F + "fleet.py"),
+    ),
+    Mutant(
+        "core.consumption:Places._fold", "advance[~valid] = np.nan", "pass", (_F + "consumption.py", _F + "fleet.py")
+    ),
+    Mutant(
+        "core.consumption:Places._fold",
+        "plain = known & continues &",
+        "plain = known &",
+        (_F + "consumption.py", _F + "fleet.py"),
+    ),
+    Mutant("core.consumption:Places._fold", "& ~(known & continues & (elapsed_ns == 0))", "", (_F + "consumption.py",)),
+    Mutant(
+        "core.consumption:Places.settle",
+        "for one in reversed(self.queue)}",
+        "for one in self.queue}",
+        (_F + "consumption.py",),
+    ),
+    Mutant(
+        "core.consumption:Places.add",
+        "if row_of is not None and np.array_equal(row_of.places.index >= 0, self.index >= 0):",
+        "if False:",
+        (_F + "fleet.py",),
+    ),
+    Mutant(
+        "core.consumption:Places.drop",
+        "self.queue = [one for one in self.queue if one[0].row != row]",
+        "pass",
+        (_F + "consumption.py",),
+    ),
+    # --- counting ---
+    Mutant(
+        "core.counting:Kind._rates",
+        "goes_on = continues & self._known[rows]",
+        "goes_on = self._known[rows]",
+        (_F + "counting.py",),
+    ),
+    Mutant(
+        "core.counting:Kind._rates",
+        "(elapsed_ns > 0) & valid & before_valid",
+        "(elapsed_ns > 0) & valid",
+        (_F + "counting.py",),
+    ),
+    Mutant("core.counting:Kind._rates", "np.copyto(now, before, where=keep)", "pass", (_F + "counting.py",)),
+    Mutant("core.counting:Kind._rates", "advance /= seconds", "pass", (_F + "counting.py",)),
+    Mutant(
+        "core.counting:rows_of",
+        "if len(lengths := set(map(len, arrays))) != 1:",
+        "if len(lengths := set(map(len, arrays))) < 1:",
+        (_F + "consumption.py",),
+    ),
+    Mutant("core.counting:_wire", "if labels.get(label) not in allowed:", "if False:", (_F + "counting.py",)),
+    Mutant("core.counting:_who", "found.get(member) or uuid", "uuid", (_F + "counting.py",)),
+    Mutant("core.counting:_pcie_columns", " if len(known) == len(metrics)", " if known", (_F + "counting.py",)),
+    Mutant(
+        "core.counting:_coordinates",
+        "if index.isdecimal() and len(index) < 9 else -1",
+        "if index.isdecimal() else -1",
+        (_F + "places.py",),
+    ),
+    Mutant(
+        "core.counting:Counting._drop", "if old.kind.empty:", "if False:", (_F + "counting.py", _F + "consumption.py")
+    ),
+    Mutant("core.counting:fold_apart", "failed.append((node_of(batch[0]), error))", "pass", (_F + "part_failures.py",)),
+    # --- events ---
+    Mutant(
+        "core.events:as_seen",
+        "node.rack,\n        node.rail,",
+        "node.rail,\n        node.rack,",
+        (_F + "core_values.py",),
+    ),
+    Mutant("core.events:as_seen", "node.present,", "True,", (_F + "core_values.py",)),
+    # --- fabric ---
+    Mutant(
+        "core.fabric:Fabric.uplink",
+        'self._of.get((node, rail)) or self._of.get((node, ALL_RAILS), "")',
+        'self._of.get((node, rail), "")',
+        (_F + "fabric.py",),
+    ),
+    Mutant("core.fabric:Fabric.__init__", "if other != leaf.name:", "if False:", (_F + "fabric.py",)),
+    # --- fleet ---
+    Mutant(
+        "core.fleet:Fleet.observe",
+        "(continues and seq <= node.seq)",
+        "(continues and seq < node.seq)",
+        (_F + "fleet.py",),
+    ),
+    Mutant(
+        "core.fleet:Fleet.observe", "(same_machine and monotonic_ns < node.monotonic_ns) or ", "", (_F + "fleet.py",)
+    ),
+    Mutant("core.fleet:Fleet.observe", "seq - node.seq - 1", "seq - node.seq", (_F + "fleet.py",)),
+    Mutant(
+        "core.fleet:Fleet.observe",
+        "if abs(offset_ns - node.offset_ns) > SAME_CLOCK_NS:",
+        "if offset_ns - node.offset_ns > SAME_CLOCK_NS:",
+        (_F + "fleet.py",),
+    ),
+    Mutant("core.fleet:Fleet.observe", "not (superseded and continues)", "not superseded", (_F + "fleet.py",)),
+    Mutant("core.fleet:Fleet.observe", "if frame.node != layout.node:", "if False:", (_F + "fleet.py",)),
+    Mutant("core.fleet:Fleet.shares_machine", "> 1", "> 0", (_F + "fleet.py",)),
+    Mutant("core.fleet:Fleet._move", "left.discard(node.name)", "pass", (_F + "fleet.py",)),
+    Mutant("core.fleet:Fleet._read_layout", "self._consumption.settle()", "pass", (_F + "consumption.py",)),
+    Mutant("core.fleet:Fleet.readmit", " and known.attempt == attempt", "", (_F + "part_failures.py",)),
+    Mutant("core.fleet:Fleet.set_aside", "fresh.received_ns = node.received_ns", "pass", (_F + "part_failures.py",)),
+    Mutant("core.fleet:Fleet.hear", "node.received_ns = received_ns", "pass", (_F + "part_failures.py",)),
+    # --- fleet_nodes ---
+    Mutant("core.fleet_nodes:NodeView.wall_of", "self.wall_ns - self.monotonic_ns", "self.wall_ns", (_F + "fleet.py",)),
+    Mutant(
+        "core.fleet_nodes:NodeView.wall_of", "self.wall_ns - self.monotonic_ns", "self.offset_ns", (_F + "fleet.py",)
+    ),
+    # --- fleet_records ---
+    Mutant(
+        "core.fleet_records:Attempts.take",
+        "records = records[expected - frame.record_seq :]",
+        "pass",
+        (_F + "fleet.py",),
+    ),
+    Mutant(
+        "core.fleet_records:Attempts.take",
+        "node.records_missed += frame.record_seq - expected",
+        "node.records_missed += 1",
+        (_F + "fleet.py",),
+    ),
+    Mutant("core.fleet_records:Attempts.of", "elif gang.attempt > attempt:", "elif False:", (_F + "fleet.py",)),
+    Mutant("core.fleet_records:Attempts.forget_silent", "> FORGET_NS", "> 2 * FORGET_NS", (_F + "fleet.py",)),
+    Mutant(
+        "core.fleet_records:Attempts._take",
+        "self._stepped.get(name, -1) < attempt",
+        "self._stepped.get(name, -1) <= attempt",
+        (_F + "fleet.py",),
+    ),
+    Mutant("core.fleet_records:_possible", "0 <= wait_ns <= duration_ns", "0 <= wait_ns", (_F + "fleet.py",)),
+    Mutant("core.fleet_records:_possible", "now_ns - OLDEST_RECORD_NS <= ", "", (_F + "fleet.py",)),
+    Mutant(
+        "core.fleet_records:Attempts._opened_again",
+        "if self.gangs.get(gang.name) is not gang:",
+        "if False:",
+        (_F + "fleet.py",),
+    ),
+    Mutant(
+        "core.fleet_records:Attempts.of",
+        "if gang is None and len(self.gangs) >= MOST_GANGS:",
+        "if False:",
+        (_F + "fleet.py",),
+    ),
+    # --- formats ---
+    Mutant(
+        "core.formats:version_key",
+        "while numbers and not numbers[-1]:\n        numbers.pop()",
+        "",
+        (_F + "store_needs.py",),
+    ),
+    Mutant("core.formats:Formats.used_by", "if feature.used_by(value)", "if True", (_F + "store_needs.py",)),
+    Mutant(
+        "core.formats:Formats.__init__",
+        "max(self.names.values(), key=version_key",
+        "max(self.names.values(), key=str",
+        (_F + "store_needs.py",),
+    ),
+    # --- gangs ---
+    Mutant("core.gangs:Gang.column", "self._done[:] = 0", "pass", (_F + "fleet.py",)),
+    Mutant(
+        "core.gangs:Gang.completed",
+        "(self._number[previous] == number - 1) & (self._done[previous] > 0)",
+        "self._done[previous] > 0",
+        (_F + "fleet.py",),
+    ),
+    Mutant(
+        "core.gangs:Gang.completed", "(number - 1) % len(self._number)", "(number - 1) % FIRST_ROWS", (_F + "fleet.py",)
+    ),
+    Mutant("core.gangs:Gang.finish", " and not fell_back", "", (_F + "fleet.py",)),
+    Mutant(
+        "core.gangs:Gang.finish",
+        "if int(self._end[row, column]) == end_ns:\n                return",
+        "pass",
+        (_F + "fleet.py",),
+    ),
+    Mutant(
+        "core.gangs:Gang.consume",
+        "(newest < 0) | (one_before < 0) | (spacing >= TRAIL_SPACING_NS)",
+        "(newest < 0) | (one_before < 0)",
+        (_F + "fleet.py",),
+    ),
+    Mutant("core.gangs:Gang.consumed", "np.clip(at_ns, low_ns, high_ns)", "at_ns", (_F + "fleet.py",)),
+    Mutant(
+        "core.gangs:Gang._settle_opened",
+        "chosen = table[:, 0] == kind",
+        "chosen = table[:, 0] >= kind",
+        (_F + "fleet.py",),
+    ),
+    Mutant(
+        "core.gangs:Gang._lengthen", "self._number[kept] % (2 * rows)", "self._number[kept] % rows", (_F + "fleet.py",)
+    ),
+    Mutant("core.gangs:Gang.step_seconds", "max(0, self._sequence - newest)", "0", (_F + "fleet.py",)),
+    # --- job ---
+    Mutant(
+        "core.job:JobSpec.stop_seconds",
+        "(self.checkpoint_timeout_seconds if self.checkpoint_command else 0.0)",
+        "0.0",
+        (_F + "core_values.py",),
+    ),
+    Mutant("core.job:_HOLDING", ", JobState.STOPPING)", ")", (_F + "core_values.py",)),
+    Mutant("core.job:_ENDED", ", JobState.CANCELLED)", ")", (_F + "core_values.py",)),
+    # --- look ---
+    Mutant("core.look:_walled", "found[opened[:, 0] < 0, 1:] = -1", "pass", (_F + "fleet.py", _F + "places.py")),
+    Mutant("core.look:_column", " or found[0].attempt != member.attempt", "", (_F + "counting.py",)),
+    Mutant("core.look:Look._job", "steps.end_ns + offset_ns", "steps.end_ns", (_F + "fleet.py",)),
+    Mutant("core.look:Look._job", "gang.consumed(at_ns - offset_ns)", "gang.consumed(at_ns)", (_F + "fleet.py",)),
+    Mutant("core.look:Look._counters", "kind.fresh[rows] = False", "pass", (_F + "counting.py",)),
+    Mutant("core.look:Look._counters", "np.where(sampled > 0, lag, np.nan)", "lag", (_F + "counting.py",)),
+    Mutant("core.look:Look._jobs", "if (name, gang.attempt) in incomplete:", "if False:", (_F + "part_failures.py",)),
+    Mutant(
+        "core.look:Look._coordinates",
+        "if any(rank not in found for rank in gang.ranks):\n            return {}",
+        "",
+        (_F + "places.py",),
+    ),
+    Mutant(
+        "core.look:Look.next", "now_ns - (here_ns - node.received_ns)", "now_ns", (_F + "fleet.py", _F + "counting.py")
+    ),
+    Mutant(
+        "core.look:Look._place", "if was is not None and was is shape:", "if was is not None:", (_F + "counting.py",)
+    ),
+    Mutant(
+        "core.look:Look._shape",
+        'one.switch if host else ""',
+        "one.switch",
+        (_F + "fleet.py", _F + "counting.py", _F + "places.py"),
+    ),
+    # --- measures ---
+    Mutant(
+        "core.measures:_lost_slots", "(1.0 - 1.0 / verdict.slowdown)", "(verdict.slowdown - 1.0)", (_F + "measures.py",)
+    ),
+    Mutant("core.measures:_lost_slots", " or job.state is not JobState.RUNNING", "", (_F + "measures.py",)),
+    Mutant(
+        "core.measures:_lost",
+        "max(worst.get(verdict.gang, 0.0), _lost_slots(state, verdict))",
+        "worst.get(verdict.gang, 0.0) + _lost_slots(state, verdict)",
+        (_F + "measures.py",),
+    ),
+    Mutant("core.measures:_is_restarting", "job.attempt > 1 and", "job.attempt >= 1 and", (_F + "measures.py",)),
+    Mutant(
+        "core.measures:_nodes",
+        "if used and tier_of(node) is not None:",
+        "if tier_of(node) is not None:",
+        (_F + "measures.py",),
+    ),
+    Mutant("core.measures:_nodes", "{*job.claim, *(rank.slot for", "{*(rank.slot for", (_F + "measures.py",)),
+    Mutant(
+        "core.measures:_nodes", '"unavailable" if tier_of(node) is None else "free"', '"free"', (_F + "measures.py",)
+    ),
+    Mutant("core.measures:_queues", " if job.state.holds_slots else 0", "", (_F + "measures.py",)),
+    Mutant("core.measures:_migrations", "if decision.applied is applied]", "]", (_F + "measures.py",)),
+    Mutant(
+        "core.measures:_gangs",
+        "max(job.expected_start_ns - state.now_ns, 0)",
+        "job.expected_start_ns - state.now_ns",
+        (_F + "measures.py",),
+    ),
+    # --- occurrences ---
+    Mutant("core.occurrences:Occurrences._record", ' or "before_start" in detail', "", (_F + "occurrences.py",)),
+    Mutant(
+        "core.occurrences:Occurrences._record",
+        "frame.wall_ns - record.time_ns > STALE_NS or ",
+        "",
+        (_F + "occurrences.py",),
+    ),
+    Mutant("core.occurrences:Occurrences._gauges", "elif before is not None:", "else:", (_F + "occurrences.py",)),
+    Mutant("core.occurrences:Occurrences._gauges", "if value != value:", "if False:", (_F + "occurrences.py",)),
+    Mutant(
+        "core.occurrences:Occurrences._counters",
+        "0 < value - before <= MOST_LOSSES",
+        "0 < value - before",
+        (_F + "occurrences.py",),
+    ),
+    Mutant("core.occurrences:Occurrences._counters", " and continues", "", (_F + "occurrences.py",)),
+    Mutant("core.occurrences:_DOWN", "PORT_STATE: 1.0", "PORT_STATE: 3.0", (_F + "occurrences.py",)),
+    Mutant(
+        "core.occurrences:_watched",
+        'nics.get(name, "") if nics else name',
+        "nics.get(name, name)",
+        (_F + "occurrences.py",),
+    ),
+    Mutant(
+        "core.occurrences:Occurrences._read",
+        "if gpus.get(address, uuid) != uuid:",
+        "if False:",
+        (_F + "occurrences.py",),
+    ),
+    # --- pace ---
+    Mutant("core.pace:_slow_seconds", "SLOW_SPREADS * (usual - low)", "0.0", (_F + "pace.py",)),
+    Mutant(
+        "core.pace:_slow_seconds",
+        "min(max(SLOW * usual, usual + SLOW_SPREADS * (usual - low)), SURELY_SLOW * usual)",
+        "max(SLOW * usual, usual + SLOW_SPREADS * (usual - low))",
+        (_F + "pace.py",),
+    ),
+    Mutant("core.pace:Speed.gap_seconds", "max(GAP_SECONDS, GAP_STEPS * usual)", "GAP_SECONDS", (_F + "pace.py",)),
+    Mutant(
+        "core.pace:Pace.ratios", "np.flatnonzero(self.roles == role)", "np.arange(len(self.roles))", (_F + "pace.py",)
+    ),
+    Mutant(
+        "core.pace:_Ring.add", "self.steps[row] += last - first", "self.steps[row] = last - first", (_F + "pace.py",)
+    ),
+    Mutant(
+        "core.pace:_Ring.add",
+        "table.seconds - table.wait_seconds, table.seconds)",
+        "table.seconds, table.seconds)",
+        (_F + "pace.py",),
+    ),
+    Mutant(
+        "core.pace:_Ring.shorten",
+        "newest % len(self.at_ns), newest % rows",
+        "newest % rows, newest % rows",
+        (_F + "pace.py",),
+    ),
+    Mutant("core.pace:Paces._ring_of", " or ring.shape.attempt != shape.attempt", "", (_F + "pace.py",)),
+    Mutant("core.pace:Paces.take", "if gang not in self._present]", "]", (_F + "pace.py",)),
+    # --- plain_text ---
+    Mutant("core.plain_text:misleading", '("Cc", "Zl", "Zp")', '("Cc",)', (_F + "plain_text.py",)),
+    Mutant("core.plain_text:misleading", "{position + 1}", "{position}", (_F + "plain_text.py",)),
+    Mutant("core.plain_text:_REORDERING", "\\u202e", "", (_F + "plain_text.py",)),
+    # --- plan ---
+    Mutant("core.plan:tier_of", " if node.present else None", "", (_F + "plan.py",)),
+    Mutant("core.plan:Plan.give", "(bits := bits & (1 << sizes[number]) - 1)", "bits", (_F + "plan.py",)),
+    Mutant(
+        "core.plan:Plan.rollback", "while len(journal) > mark:", "while len(journal) > mark + 1:", (_F + "plan.py",)
+    ),
+    Mutant("core.plan:Plan._put", "inside[domain] += after", "inside[domain] -= after", (_F + "plan.py",)),
+    Mutant(
+        "core.plan:Plan.island",
+        "part.bit_count() < found.bit_count()",
+        "part.bit_count() > found.bit_count()",
+        (_F + "policies_topology.py",),
+    ),
+    Mutant(
+        "core.plan:Plan.tightest",
+        "free[child] < free[fullest]",
+        "free[child] > free[fullest]",
+        (_F + "policies_topology.py",),
+    ),
+    Mutant(
+        "core.plan:Plan.free",
+        "if number is not None and self.pool[number] in pools:",
+        "if number is not None:",
+        (_F + "plan.py",),
+    ),
+    Mutant("core.plan:Plan.change", "self.slots_in[before] -= self.topology.sizes[number]", "pass", (_F + "plan.py",)),
+    Mutant(
+        "core.plan:Plan._note_slowdown",
+        "self.slowdown.pop(number, None)",
+        "pass",
+        (_F + "policies_feedback.py", _F + "plan.py"),
+    ),
+    Mutant(
+        "core.plan:Plan.tight_holes",
+        "key=lambda pool: pool % TIERS",
+        "key=lambda pool: -pool",
+        (_F + "plan.py", _F + "policies_topology.py"),
+    ),
+    Mutant("core.plan:Plan.copy", "self.count[:]", "self.count", (_F + "plan.py",)),
+    # --- process_states ---
+    Mutant(
+        "core.process_states:NodeStates.__init__",
+        " and (one.gang, one.attempt) in newest}",
+        "}",
+        (_F + "hang.py", _F + "process_states.py"),
+    ),
+    Mutant(
+        "core.process_states:NodeStates.__init__",
+        "{*old.members, *old.gone}",
+        "{*old.members}",
+        (_F + "hang.py", _F + "process_states.py"),
+    ),
+    Mutant(
+        "core.process_states:NodeStates.of",
+        "int(ProcessState.GONE) if member in self.gone else UNKNOWN_STATE",
+        "UNKNOWN_STATE",
+        (_F + "hang.py", _F + "process_states.py"),
+    ),
+    Mutant(
+        "core.process_states:NodeStates.of",
+        " and 0 <= value < len(ProcessState)",
+        "",
+        (_F + "hang.py", _F + "process_states.py"),
+    ),
+    # --- subscription ---
+    Mutant(
+        "core.subscription:_pattern",
+        'metric.kind != "counter" or set(metric.labels) <= kept',
+        'metric.kind != "counter" or True',
+        (_F + "subscription.py",),
+    ),
+    Mutant("core.subscription:_wanted", ", (label for label, _ in feature.labels)", "", (_F + "subscription.py",)),
+    Mutant("core.subscription:_wanted", "*RELATIONS, ", "", (_F + "subscription.py",)),
+    # --- telemetry ---
+    Mutant("core.telemetry:Shape.groups", "_number(stage, tensor)", "_number(tensor)", (_F + "shapes.py",)),
+    Mutant("core.telemetry:Shape.groups", "_number(data, stage)", "_number(data)", (_F + "shapes.py",)),
+    Mutant("core.telemetry:_number", "then.max(initial=0) + 1", "then.max(initial=0)", (_F + "shapes.py",)),
+    Mutant(
+        "core.telemetry:_ranked",
+        "np.cumsum(np.bincount(whole) > 0) - 1",
+        "np.arange(int(whole.max()) + 1)",
+        (_F + "shapes.py",),
+    ),
+    Mutant("core.telemetry:Shape.resources", " if name)", ")", (_F + "shapes.py",)),
+    Mutant(
+        "core.telemetry:Shape.__post_init__",
+        "if kind not in RESOURCES or len(names) != count:",
+        "if False:",
+        (_F + "shapes.py",),
+    ),
+    Mutant(
+        "core.telemetry:Telemetry.columns",
+        "slice(end - len(job.shape), end)",
+        "slice(end, end + len(job.shape))",
+        (_F + "shapes.py",),
+    ),
+    Mutant(
+        "core.telemetry:Grouping._buckets",
+        "middle - (counts - 1) // 2",
+        "middle - counts // 2",
+        (_F + "shapes.py", _F + "detectors.py::test_medians_and_means_of_groups_are_just_that"),
+    ),
+    Mutant(
+        "core.telemetry:Grouping._in_order",
+        "self.of[1:] >= self.of[:-1]",
+        "self.of[1:] <= self.of[:-1]",
+        (_F + "shapes.py",),
+    ),
+    # --- topology ---
+    Mutant(
+        "core.topology:Topology.narrow", "if not domain.nodes & covered:", "if True:", (_F + "policies_topology.py",)
+    ),
+    Mutant(
+        "core.topology:Topology._grow", "path = (*path, name)", "path = (level, name)", (_F + "policies_topology.py",)
+    ),
+    Mutant("core.topology:lowest", "bits & -bits", "bits", (_F + "policies_topology.py", _F + "plan.py")),
+    Mutant(
+        "core.topology:Topology.__init__",
+        "self.refused.get(constraint, 0) | self.bits[number]",
+        "self.bits[number]",
+        (_F + "policies_constraint.py",),
+    ),
+    # --- turn ---
+    Mutant("core.turn:Turn.decide", 'outcome == "applied"', "True", (_F + "core_values.py",)),
+    Mutant("core.turn:Turn.count", "self.state.counts.get(key, 0) + 1", "1", (_F + "core_values.py",)),
+    Mutant("core.turn:Turn.action_id", "self.state.action_count += 1", "pass", (_F + "core_values.py",)),
+    Mutant(
+        "core.turn:Turn.after", "self.now_ns + nanoseconds(seconds)", "nanoseconds(seconds)", (_F + "core_values.py",)
+    ),
+    Mutant("core.turn:span", "if seconds < 7200", "if seconds < 72000", (_F + "core_values.py",)),
+    # --- verdict ---
+    Mutant("core.verdict:OF_HARDWARE", ", Kind.HEALTH}", "}", (_F + "core_values.py",)),
+    # --- verdict_text ---
+    Mutant("core.verdict_text:_amount", "if slowdown < 2 else", "if slowdown < 20 else", (_F + "verdict_text.py",)),
+    Mutant(
+        "core.verdict_text:_amount",
+        "if not 1.005 <= slowdown < inf:",
+        "if not slowdown < inf:",
+        (_F + "verdict_text.py",),
+    ),
+    Mutant("core.verdict_text:spans_of", "== number - 1", "<= number - 1", (_F + "verdict_text.py",)),
+    Mutant("core.verdict_text:_ranks", "if number >= 0})", "})", (_F + "verdict_text.py",)),
+    Mutant("core.verdict_text:_others", " - {verdict.rank})", ")", (_F + "verdict_text.py",)),
+    Mutant(
+        "core.verdict_text:_hangs",
+        "1 <= verdict.step_seconds_now < inf",
+        "verdict.step_seconds_now < inf",
+        (_F + "verdict_text.py",),
+    ),
+    Mutant(
+        "core.verdict_text:cause_of",
+        " if verdict.aggressor else words",
+        " if not verdict.aggressor else words",
+        (_F + "verdict_text.py",),
+    ),
+)

@@ -1,0 +1,87 @@
+"""Small values that everything rests on: what a state of a job means, what a node was seen as, what a turn leaves."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.events import NodeSeen, as_seen
+from scheduler_feedback.core.job import JobSpec, JobState
+from scheduler_feedback.core.state import State
+from scheduler_feedback.core.turn import Turn, span
+from scheduler_feedback.core.verdict import OF_HARDWARE, Kind
+
+SECOND = 1_000_000_000
+
+
+def test_every_state_of_a_job_waits_or_holds_slots_or_is_an_end() -> None:
+    of_state = {state: (state.holds_slots, state.ended) for state in JobState}
+    assert of_state == {
+        JobState.PENDING: (False, False),
+        JobState.STARTING: (True, False),
+        JobState.RUNNING: (True, False),
+        JobState.STOPPING: (True, False),
+        JobState.COMPLETED: (False, True),
+        JobState.FAILED: (False, True),
+        JobState.CANCELLED: (False, True),
+    }
+
+
+def test_a_stop_takes_the_grace_and_the_checkpoint_command_where_there_is_one() -> None:
+    spec = JobSpec("a", ("x",), 1, grace_seconds=30.0, checkpoint_timeout_seconds=60.0)
+    assert spec.stop_seconds == 30.0
+    assert msgspec.structs.replace(spec, checkpoint_command=("save",)).stop_seconds == 90.0
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_a_node_is_as_the_backend_last_said_of_it(present: bool) -> None:
+    seen = NodeSeen(
+        "n1", 8, ("gpu-0",), "machine", present, "H100", "spine", "rack", "rail", "island", 4, ("large",), ("prod",)
+    )
+    told = {name: getattr(seen, name) for name in seen.__struct_fields__ if name != "node"}
+    assert as_seen(Node(seen.node, **told)) == seen
+    assert len(set(map(str, told.values()))) == len(told), "or fields that are swapped would look alike"
+
+
+def test_only_what_speaks_against_a_place_is_of_hardware() -> None:
+    assert sorted(OF_HARDWARE) == sorted([Kind.STRAGGLER, Kind.HANG, Kind.HEALTH])
+
+
+# --- a turn ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_decision_is_told_and_counted_and_applied_only_where_it_was() -> None:
+    turn = Turn(State(counts={"decisions/migrate/frozen": 2}), 7 * SECOND)
+    turn.decide("j-1", "migrate", "moves", (("a", "b"),))
+    turn.decide("j-1", "migrate", "would move", outcome="frozen")
+    turn.tell("j-2", "waits", "waits")
+    told = [(one.wall_ns, one.subject, one.kind, one.text, one.applied, one.detail) for one in turn.entries]
+    assert told == [
+        (7 * SECOND, "j-1", "migrate", "moves", True, (("a", "b"),)),
+        (7 * SECOND, "j-1", "migrate", "would move", False, ()),
+        (7 * SECOND, "j-2", "waits", "waits", True, ()),
+    ]
+    assert turn.state.counts == {"decisions/migrate/frozen": 3, "decisions/migrate/applied": 1}
+
+
+def test_no_action_has_the_id_of_another_also_in_the_next_turn() -> None:
+    state = State(action_count=41)
+    turn = Turn(state, 0)
+    assert [turn.action_id(), turn.action_id(), Turn(state, 1).action_id()] == ["a-000042", "a-000043", "a-000044"]
+
+
+def test_an_instant_is_so_many_seconds_from_now() -> None:
+    assert Turn(State(), 5 * SECOND).after(1.5) == 6_500_000_000
+    assert Turn(State(), 5 * SECOND).after(-5) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.42, "0.4 s"), (9.9, "9.9 s"), (10, "10 s"), (119, "119 s"), (120, "2 min"), (7140, "119 min"),
+        (7200, "2.0 h"), (9000, "2.5 h"),
+    ],
+)  # fmt: skip
+def test_a_length_of_time_is_told_in_a_unit_that_fits_it(seconds: float, said: str) -> None:
+    assert span(seconds) == said

@@ -1,0 +1,117 @@
+"""What the kernel says of each rank's processes, from frames; and who is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from agent.schema.frame import Column, Frame, Layout, Member, StepRecord, Tier, make_layout
+from agent.schema.process_state import ProcessState
+from scheduler_feedback.core.fleet import Fleet
+from scheduler_feedback.core.process_states import METRIC
+from scheduler_feedback.core.telemetry import UNKNOWN_STATE
+
+SECOND = 1_000_000_000
+GANG = "j-000001"
+RUNNING, STOPPED, GONE = int(ProcessState.RUNNING), int(ProcessState.STOPPED), int(ProcessState.GONE)
+
+
+def layout_of(node: str, told: Mapping[tuple[str, int, int], float]) -> Layout:
+    """One gauge for each (gang, attempt, rank), behind another gauge."""
+    gauges = [Column("gangwatch_host_load1", (), 0)]
+    gauges += [
+        Column(METRIC, (("attempt", str(attempt)), ("gang", gang), ("rank", str(rank))), 0)
+        for gang, attempt, rank in told
+    ]
+    return make_layout(node, (Tier("process", 1.0),), gauges, ())
+
+
+class Told:
+    """A fleet, and one node whose agent tells states of processes."""
+
+    def __init__(self, ranks: int = 3, attempt: int = 1) -> None:
+        self.fleet, self.seq = Fleet(), 0
+        self.begin(attempt, ranks)
+
+    def begin(self, attempt: int, ranks: int) -> None:
+        """Every rank makes a step in the attempt: the gang is known."""
+        layout = make_layout("steps", (Tier("steps", 1.0),), (), ())
+        self.seq += 1
+        at = self.seq * SECOND
+        records = tuple(StepRecord(Member(GANG, attempt, rank), 1, at - 10, 10, 0) for rank in range(ranks))
+        self._take(layout, np.zeros(0), records, agent=str(self.seq))
+        gang = self.fleet.gangs[GANG]
+        for rank in range(ranks):
+            gang.column(rank, "n0")
+
+    def says(self, told: Mapping[tuple[str, int, int], float]) -> list[int]:
+        """One frame with these states of (gang, attempt, rank); what is known of the gang's ranks then."""
+        self.seq += 1
+        self._take(layout_of("n0", told), np.array([9.0, *told.values()]), ())
+        return self.states()
+
+    def states(self) -> list[int]:
+        found: list[int] = self.fleet.process_states(self.fleet.gangs[GANG]).tolist()
+        return found
+
+    def _take(self, layout: Layout, gauges: np.ndarray, records: tuple[StepRecord, ...], agent: str = "a") -> None:
+        at = self.seq * SECOND
+        frame = Frame(
+            layout.node, "b", agent, self.seq, layout.layout_id, at, at, np.array([at], np.int64), gauges,
+            np.zeros(0, np.uint64), np.zeros(0, np.bool_), 0, records,
+        )  # fmt: skip
+        assert self.fleet.observe(layout, frame, at)
+
+
+def of(*ranks: int, attempt: int = 1, state: float = RUNNING) -> dict[tuple[str, int, int], float]:
+    return {(GANG, attempt, rank): state for rank in ranks}
+
+
+def test_each_rank_has_the_state_of_the_newest_frame() -> None:
+    told = Told()
+    assert told.states() == [UNKNOWN_STATE] * 3, "nobody has told"
+    assert told.says(of(0, 1, 2)) == [RUNNING] * 3
+    assert told.says({**of(2, 0), **of(1, state=STOPPED)}) == [RUNNING, STOPPED, RUNNING], "in whatever order"
+    assert told.says(of(0, 1, 2)) == [RUNNING] * 3, "it goes on"
+
+
+def test_one_that_was_told_of_and_is_no_longer_is_gone_and_stays_so_until_it_is_told_of_again() -> None:
+    told = Told()
+    told.says(of(0, 1, 2))
+    assert told.says(of(0, 2)) == [RUNNING, GONE, RUNNING]
+    assert told.says(of(0)) == [RUNNING, GONE, GONE]
+    assert told.says({}) == [GONE] * 3
+    assert told.says({("another", 1, 0): RUNNING}) == [GONE] * 3, "another layout makes nobody come back"
+    assert told.says(of(0, 1, 2)) == [RUNNING] * 3
+
+
+def test_one_that_was_never_told_of_is_not_gone() -> None:
+    told = Told()
+    assert told.says(of(0)) == [RUNNING, UNKNOWN_STATE, UNKNOWN_STATE]
+    assert told.says(of(0, 1)) == [RUNNING, RUNNING, UNKNOWN_STATE]
+
+
+def test_of_an_earlier_attempt_or_another_gang_nothing_is_remembered() -> None:
+    told = Told()
+    told.says({**of(0, 1, 2), ("another", 1, 1): STOPPED})
+    told.begin(2, 3)
+    assert told.states() == [UNKNOWN_STATE] * 3, "what the attempt before did says nothing of this one"
+    assert told.says(of(0, attempt=2)) == [RUNNING, UNKNOWN_STATE, UNKNOWN_STATE]
+    [states] = told.fleet._states.values()
+    assert not states.gone, "and memory holds none of them"
+
+
+@pytest.mark.parametrize("value", [np.nan, -1.0, float(len(ProcessState)), 1e9])
+def test_what_is_no_state_is_unknown(value: float) -> None:
+    assert Told().says(of(0, 1, 2, state=value)) == [UNKNOWN_STATE] * 3
+
+
+@pytest.mark.parametrize("labels", [{}, {"gang": GANG}, {"gang": GANG, "attempt": "x", "rank": "0"}])
+def test_a_gauge_that_names_no_rank_is_passed_over(labels: dict[str, str]) -> None:
+    told = Told()
+    layout = make_layout("n0", (Tier("process", 1.0),), [Column(METRIC, tuple(sorted(labels.items())), 0)], ())
+    told.seq += 1
+    told._take(layout, np.array([float(STOPPED)]), ())
+    assert told.states() == [UNKNOWN_STATE] * 3
