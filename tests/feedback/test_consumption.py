@@ -109,6 +109,53 @@ def test_nodes_whose_frames_differ_in_length_are_counted_apart(
         assert newest.at_ns.tolist() == [2 * SECOND], machine.name
 
 
+def test_frames_of_unequal_lengths_never_meet_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That would be seen, and each folded alone: right, and at a hundred times the cost."""
+    batches: list[set[tuple[int, int]]] = []
+    fold = consumption.Places._fold
+
+    def watched(self: consumption.Places, batch: Sequence[consumption._Queued]) -> None:
+        batches.append({(len(one[3].counters), len(one[3].tier_ns)) for one in batch})
+        fold(self, batch)
+
+    monkeypatch.setattr(consumption.Places, "_fold", watched)
+    machines = [
+        Machine(f"n{number}", (("j-1", number),), others=others, tiers=tiers)
+        for number, (others, tiers) in enumerate(((3, 1), (8, 1), (3, 2), (3, 1)))
+    ]
+    fleet = Fleet()
+    two_frames_each(fleet, *machines)
+    fleet.gangs  # noqa: B018  # whoever reads settles what is queued
+    assert len(batches) == 6 and all(len(kinds) == 1 for kinds in batches), "two frames of three kinds of nodes"
+
+
+def test_ranks_of_several_nodes_stand_for_the_time_of_their_own_node() -> None:
+    """Two nodes of one gang, two ranks on each, whose clocks differ by hours, folded together."""
+    fleet = Fleet()
+    machines = [Machine(f"n{number}", (("j-1", 2 * number), ("j-1", 2 * number + 1))) for number in range(2)]
+    for round_number in (1, 2, 3):
+        for hours, machine in enumerate(machines):
+            frame = machine.frame(round_number * SECOND + hours * 7200 * SECOND)
+            assert fleet.observe(machine.layout(), frame, frame.monotonic_ns)
+            for owner in machine.owners:
+                machine.advance(owner, [1000] * len(CONSUMED))
+    found = fleet.gangs["j-1"].consumed(np.full(4, 10**6 * SECOND))
+    assert (found.at_ns // SECOND).tolist() == [3, 3, 7203, 7203]
+    between = np.array([5, 5, 14405, 14405]) * (SECOND // 2)
+    assert fleet.gangs["j-1"].consumed(between).values[:, CPU].tolist() == [1500.0] * 4
+
+
+def test_a_tier_that_is_sampled_more_seldom_than_frames_come_keeps_its_whole_past() -> None:
+    machine, fleet = Machine("n0", (("j-1", 0),)), Fleet()
+    for tenth in range(10, 310):
+        frame = machine.frame(tenth * SECOND // 10)
+        frame.tier_ns[:] = tenth // 10 * SECOND
+        frame.counters[:] = tenth // 10 * 1000
+        assert fleet.observe(machine.layout(), frame, frame.monotonic_ns)
+    asked = np.array([17 * SECOND + SECOND // 2])
+    assert fleet.gangs["j-1"].consumed(asked).at_ns.tolist() == asked.tolist(), "sixteen samples are kept of it"
+
+
 def test_a_layout_that_changes_while_frames_of_the_old_one_are_queued() -> None:
     """The rank's counters are at the same places before and after, behind them come others."""
     fleet = Fleet()

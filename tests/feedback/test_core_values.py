@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.events import NodeSeen, as_seen
+from scheduler_feedback.core.events import NodeCommand, NodeCommanded, NodeSeen, Tick, as_seen
+from scheduler_feedback.core.formats import KINDS, Feature, Formats, version_key
 from scheduler_feedback.core.job import JobSpec, JobState
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.turn import Turn, span
@@ -46,6 +47,34 @@ def test_a_node_is_as_the_backend_last_said_of_it(present: bool) -> None:
 
 def test_only_what_speaks_against_a_place_is_of_hardware() -> None:
     assert sorted(OF_HARDWARE) == sorted([Kind.STRAGGLER, Kind.HANG, Kind.HEALTH])
+
+
+# --- formats ---------------------------------------------------------------------------------------------------------
+
+
+def test_releases_are_compared_by_their_numbers() -> None:
+    rising = ["0.1.0", "0.2", "0.9.1", "0.10.0", "1.0rc1", "1.0.1"]
+    assert sorted(rising, key=version_key) == rising
+    assert version_key("0.2") == version_key("0.2.0") == version_key("0.2.0rc1") == (0, 2)
+    assert version_key("0.10.3.dev1") == (0, 10, 3)
+    with pytest.raises(ValueError, match="'next' is no release"):
+        version_key("next")
+
+
+def test_the_newest_release_that_anything_needs_is_the_highest_number() -> None:
+    formats = Formats({Tick: "0.9.0", NodeSeen: "0.10.0"}, [Feature("Tick.x", "0.2.0", Tick)])
+    assert formats.newest == "0.10.0"
+    assert Formats({}).newest == "0.1.0"
+
+
+def test_only_what_a_value_contains_is_needed_to_read_it() -> None:
+    drains = Feature("NodeCommanded.drain", "0.3.0", NodeCommanded, lambda event: event.drain)
+    formats = Formats({**KINDS, NodeSeen: "0.2.0"}, [drains])
+    plain = NodeCommanded("n1", NodeCommand.MAINTENANCE)
+    assert formats.used_by([plain, Tick()]) == {}, "what the first release reads is not told"
+    assert formats.used_by([plain, msgspec.structs.replace(plain, drain=True), NodeSeen("n1", 2)]) == {
+        "NodeCommanded.drain": "0.3.0", "NodeSeen": "0.2.0",
+    }  # fmt: skip
 
 
 # --- a turn ----------------------------------------------------------------------------------------------------------

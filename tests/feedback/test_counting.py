@@ -109,6 +109,39 @@ def test_what_is_missing_reset_or_told_twice_makes_no_rate() -> None:
     assert all(rates[index] is None or np.isnan(rates[index]) for index in (0, 2, 3, 4, 6))
 
 
+def test_a_counter_that_was_absent_before_makes_no_rate_of_all_that_it_ever_counted() -> None:
+    absent = frame(2, [600, 0, 0, 0, 0])
+    absent.counters_valid[1] = False
+    found = seen(
+        frame(1, [500, 500, 0, 0, 0]), absent, frame(3, [700, 10**12, 0, 0, 0]), frame(4, [800, 10**12 + 50, 0, 0, 0])
+    )
+    rates = [float(one.counters.values[FEATURE["nvlink_bytes"], 0, 0]) for one in found]
+    assert np.isnan(rates[:3]).all()
+    assert rates[3] == pytest.approx(150.0)
+
+
+def test_a_link_of_which_a_part_is_not_told_has_no_share() -> None:
+    whole = layout()
+    told = make_layout(whole.node, whole.tiers, whole.gauges[:-1], whole.counters)
+    fleet = Fleet()
+    one = structs.replace(frame(1, [0] * 5, [1.0, 1.0, 1.0, 1.98e9, 5.0, 5.0, 8.0]), layout_id=told.layout_id)
+    fleet.observe(told, one, one.wall_ns)
+    values = Look(fleet).next(one.wall_ns).counters.values
+    assert np.isnan(values[FEATURE["pcie_link"]]).all()
+    assert values[FEATURE["sm_clock"], 0, 0] == pytest.approx(1.98e9)
+    zero = frame(1, [0] * 5, [1.0, 1.0, 1.0, 1.98e9, 5.0, 0.0, 8.0, 16.0])
+    assert np.isnan(seen(zero)[0].counters.values[FEATURE["pcie_link"]]).all(), "a most of nothing is none"
+
+
+def test_of_two_gpus_a_rank_stands_on_the_first() -> None:
+    whole = layout()
+    second = Column("gangwatch_gpu_owner_info", (("attempt", "1"), ("gang", "g"), ("gpu", "GPU-2"), ("rank", "0")))
+    told = make_layout(whole.node, whole.tiers, (*whole.gauges, second), whole.counters)
+    counting = Counting()
+    counting.take(told, structs.replace(frame(1, [0] * 5), layout_id=told.layout_id, gauges=np.ones(9)), False)
+    assert [one.gpu for one in counting.nodes["n0"].devices] == [UUID]
+
+
 @pytest.mark.parametrize("together_at_most", [256, 2, 1])
 def test_frames_folded_together_give_what_they_give_one_by_one(
     monkeypatch: pytest.MonkeyPatch, together_at_most: int
@@ -239,3 +272,10 @@ def test_when_the_traffic_was_sampled_is_told_of_jobs_that_report_no_steps() -> 
         lags.append(telemetry.counters.lag_seconds)
     assert [lag.tolist() for lag in lags if lag is not None] == [[pytest.approx(0.5)]] * 3
     assert seen(frame(1, [0] * 5), frame(2, [0] * 5))[1].counters.lag_seconds is None, "it reports its steps"
+    never = structs.replace(
+        frame(4, [0] * 6), layout_id=told.layout_id, tier_ns=np.zeros(2, np.int64), counters_valid=np.ones(6, np.bool_),
+        records=(),
+    )  # fmt: skip
+    fleet.observe(told, never, never.wall_ns)
+    lag = look.next(never.wall_ns + SECOND // 2).counters.lag_seconds
+    assert lag is not None and np.isnan(lag).all(), "what was never sampled is not old"

@@ -24,7 +24,7 @@ from agent.schema.frame import (
     Tier,
     make_layout,
 )
-from scheduler_feedback.core import consumption
+from scheduler_feedback.core import consumption, fleet_records
 from scheduler_feedback.core.fleet import Fleet
 from scheduler_feedback.core.gangs import BLOCK_IO, CONSUMED, CPU, FIRST_ROWS, MOST_CELLS, SAMPLES, Gang
 from scheduler_feedback.core.look import Look
@@ -126,6 +126,44 @@ def test_a_frame_is_folded_in_once_and_in_order() -> None:
     assert steps.number.tolist() == [0]
 
 
+def test_a_frame_from_before_the_newest_is_refused_whoever_sends_it() -> None:
+    """Two agents on one node after a restart: the older one's last frame comes late."""
+    fleet = folded((BARE, frame_of(BARE, 5, agent="new")))
+    assert not fleet.observe(BARE, frame_of(BARE, 90, [step(0, 1, 4.0, 0.1)], agent="old", at_ns=4 * SECOND), 0)
+    assert fleet.nodes["n0"].frames_refused == 1
+    assert not fleet.gangs
+    rebooted = frame_of(BARE, 1, agent="old", boot="another", at_ns=SECOND)
+    assert fleet.observe(BARE, rebooted, 0), "after a reboot its clock begins anew"
+
+
+def test_of_a_frame_whose_next_is_here_already_only_the_records_are_taken_unless_it_is_the_first() -> None:
+    layout, fleet = layout_of("n0", [0]), Fleet()
+    told = {10: True, 11: False, 12: True, 13: False}
+    for second, superseded in told.items():
+        frame = frame_of(layout, second, [step(0, second, second - 0.5, 0.1)], counters=consumed(second),
+                         record_seq=second - 10)  # fmt: skip
+        fleet.observe(layout, frame, frame.monotonic_ns, superseded)
+    gang = fleet.gangs[GANG]
+    steps = gang.completed()
+    assert steps is not None and steps.number.tolist() == [10, 11, 12, 13]
+    kept = [gang.consumed(np.array([at * SECOND])) for at in told]
+    assert [at.at_ns[0] // SECOND for at in kept] == [10, 11, 12, 13]
+    assert gang._trail_ns[0][gang._trail_ns[0] >= 0].tolist() == [10 * SECOND, 11 * SECOND, 13 * SECOND]
+    assert kept[-1].values[0, CPU] - kept[0].values[0, CPU] == pytest.approx(3 * SECOND / 2), "nothing is lost by it"
+
+
+def test_a_clock_that_is_set_anew_either_way_is_noticed_and_one_that_is_adjusted_is_not() -> None:
+    fleet = folded((BARE, frame_of(BARE, 1)))
+    moves = [(1, False), (-1, False), (3600, True), (3600, False), (-3600, True), (0, True)]
+    for seq, (seconds, noticed) in enumerate(moves, 2):
+        fleet.touched()
+        near = 1 if abs(seconds) > 1 else SECOND // 2
+        wall_ns = WALL + seq * SECOND + (seconds * SECOND if abs(seconds) > 1 else seconds * near)
+        fleet.observe(BARE, structs.replace(frame_of(BARE, seq), wall_ns=wall_ns), 0)
+        assert fleet.touched() == ({"n0"} if noticed else set()), seconds
+        assert abs(fleet.nodes["n0"].wall_of(seq * SECOND) - wall_ns) == 0, "by its newest frame"
+
+
 def test_holes_in_both_sequences_are_counted() -> None:
     fleet = folded(
         (BARE, frame_of(BARE, 1, [step(0, 0, 0.1, 0.1)])),
@@ -165,6 +203,9 @@ def test_nodes_of_one_boot_share_a_machine() -> None:
     assert fleet.shares_machine("n0")
     assert fleet.shares_machine("n1")
     assert not fleet.shares_machine("n2")
+    assert not fleet.shares_machine("nobody")
+    fleet.observe(other, frame_of(other, 2, boot="c"), 0)
+    assert [fleet.shares_machine(name) for name in ("n0", "n1", "n2")] == [False, True, True], "it has moved"
 
 
 def test_a_node_is_touched_when_it_comes_or_its_layout_clock_or_company_on_its_machine_changes() -> None:
@@ -197,6 +238,37 @@ def test_a_shape_is_made_anew_only_where_one_of_its_nodes_was_touched() -> None:
     fleet.observe(elsewhere, moved, 0)
     after = look.next(WALL + 2 * SECOND).jobs[0]
     assert after.shared_machine is not None and after.shared_machine.all(), "another node stands on its machine"
+
+
+def test_a_node_that_is_set_aside_is_heard_and_not_folded_and_its_gangs_begin_anew_after_it() -> None:
+    other = make_layout("n1", (Tier("steps", 1.0),), (), ())
+    fleet = folded(
+        (BARE, frame_of(BARE, 1, [step(0, 1, 0.5, 0.1)])), (other, frame_of(other, 1, [step(1, 1, 0.5, 0.1)])),
+        (other, frame_of(other, 2, [StepRecord(Member("else", 1, 0), 1, SECOND, SECOND // 2)], record_seq=1)),
+    )  # fmt: skip
+    fleet.touched()
+    fleet.set_aside("n0")
+    assert fleet.aside == {"n0": {(GANG, 1)}}, "not the gang that has no rank there"
+    assert fleet.nodes["n0"].received_ns == SECOND, "when it was last heard is not forgotten"
+    assert fleet.touched() == {"n0"}
+    fleet.hear("n0", 5 * SECOND)
+    fleet.hear("nobody", 4 * SECOND)
+    assert fleet.nodes["n0"].received_ns == fleet.newest_received_ns == 5 * SECOND
+    assert "nobody" not in fleet.nodes
+    fleet.readmit("n0")
+    assert fleet.aside == {}
+    assert set(fleet.gangs) == {"else"}, "a part of its steps is missing"
+    fleet.readmit("n0")
+    assert fleet.observe(BARE, frame_of(BARE, 2, [step(0, 2, 1.5, 0.1)], at_ns=6 * SECOND), 6 * SECOND)
+
+
+def test_another_attempt_that_began_meanwhile_is_left_as_it_is() -> None:
+    other = make_layout("n1", (Tier("steps", 1.0),), (), ())
+    fleet = folded((BARE, frame_of(BARE, 1, [step(0, 1, 0.5, 0.1)])))
+    fleet.set_aside("n0")
+    fleet.observe(other, frame_of(other, 1, [step(0, 1, 0.5, 0.1, attempt=2)]), SECOND)
+    fleet.readmit("n0")
+    assert fleet.gangs[GANG].attempt == 2
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
@@ -327,6 +399,14 @@ def test_impossible_records_are_refused_one_by_one() -> None:
     assert steps.number.tolist() == [2]
 
 
+def test_a_record_from_more_than_an_hour_ago_is_of_another_ring() -> None:
+    old, new = step(0, 1, 1399.0, 0.9), step(0, 2, 1401.0, 0.5)
+    fleet = folded((BARE, frame_of(BARE, 5001, [old, new])))
+    assert fleet.records_refused == 1
+    steps = fleet.gangs[GANG].completed()
+    assert steps is not None and steps.number.tolist() == [2]
+
+
 # --- attempts --------------------------------------------------------------------------------------------------------
 
 
@@ -340,6 +420,35 @@ def test_a_new_attempt_takes_the_place_of_the_old_one() -> None:
     steps = fleet.gangs[GANG].completed()
     assert steps is not None
     assert steps.number.tolist() == [3]
+
+
+def test_what_is_still_open_is_of_the_gang_that_there_is_now() -> None:
+    """Frames whose records are the same are taken in a short way; the gang may have begun anew in between."""
+    inside = (
+        OpenRecord(Member(GANG, 1, 0), "step", 7, SECOND),
+        OpenRecord(Member(GANG, 1, 1), "collective", 9, SECOND),
+    )
+    fleet = folded(*((BARE, frame_of(BARE, seq, inside, record_seq=2 * seq)) for seq in (1, 2)))
+    first = fleet.gangs[GANG]
+    assert first.open_steps().tolist() == [[7, SECOND, 2 * SECOND], [-1, -1, -1]]
+    assert first.open_collectives().tolist() == [[-1, -1, -1], [9, SECOND, 2 * SECOND]]
+    fleet.observe(BARE, frame_of(BARE, 3, inside, record_seq=6), 3 * SECOND)
+    assert fleet.gangs[GANG] is first
+    assert first.received_ns == 3 * SECOND
+    fleet.forget(GANG)
+    fleet.observe(BARE, frame_of(BARE, 4, inside, record_seq=8), 4 * SECOND)
+    assert fleet.gangs[GANG] is not first
+    assert fleet.gangs[GANG].open_steps()[0].tolist() == [7, SECOND, 4 * SECOND]
+
+
+def test_no_sender_fills_memory_with_gangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_records, "MOST_GANGS", 2)
+    records = [StepRecord(Member(name, 1, 0), 1, SECOND // 2, SECOND // 4) for name in ("a", "b", "c", "a")]
+    fleet = folded((BARE, frame_of(BARE, 1, records)))
+    assert set(fleet.gangs) == {"a", "b"}
+    assert fleet.records_refused == 1
+    fleet.observe(BARE, frame_of(BARE, 2, [step(0, 2, 1.0, 0.1)], record_seq=4), 0)
+    assert fleet.records_refused == 2, "also the next time"
 
 
 def test_the_first_step_of_each_attempt_is_told_once() -> None:

@@ -29,16 +29,17 @@ def verdict(name: str, gang: str, slowdown: float) -> Verdict:
 
 def trouble() -> State:
     """A healthy node of which one slot is left, one in quarantine that still runs something, one that is away, a
-    suspect one whose only slot is held by one job and claimed by another, and an empty one."""
+    suspect one whose only slot is held by one job and claimed by another, one with a claim on it, and an idle one."""
     nodes = [
         Node("a", 4, rack="r1", spine="s1", rail="l1"),
         Node("b", 4, state=NodeState.QUARANTINE),
         Node("c", 4, present=False),
         Node("d", 1, state=NodeState.SUSPECT),
         Node("e", 2),
+        Node("f", 3),
     ]
     waits = job("waits", JobState.PENDING, [Slot("e", 0)], attempt=1)  # where its last attempt was
-    waits.claim, waits.expected_start_ns = [Slot("d", 0)], NOW_NS + 90 * SECOND
+    waits.claim, waits.expected_start_ns = [Slot("d", 0), Slot("e", 1)], NOW_NS + 90 * SECOND
     late = job("late", JobState.PENDING, [], attempt=0)
     late.expected_start_ns = NOW_NS - 5 * SECOND
     seen = job("seen", JobState.RUNNING, [Slot("a", 3)], attempt=2)
@@ -47,7 +48,7 @@ def trouble() -> State:
         job("run", JobState.RUNNING, [Slot("a", 0), Slot("a", 1), Slot("a", 2)], "prod"),
         job("again", JobState.RUNNING, [Slot("b", 0), Slot("b", 1)], "other", attempt=2),
         job("stop", JobState.STOPPING, [Slot("d", 0)], "prod"),
-        job("done", JobState.COMPLETED, [Slot("e", 1)]),
+        job("done", JobState.COMPLETED, [Slot("e", 0)]),
         waits,
         late,
         seen,
@@ -101,12 +102,14 @@ def test_names_and_labels_are_rows_of_the_catalogue_and_no_series_is_told_twice(
 
 
 def test_slots_are_used_free_or_out_of_use(samples: list[Sample]) -> None:
-    assert by_label(samples, "gangwatch_slots", "use") == {"used": 6.0, "free": 3.0, "unavailable": 6.0}
-    assert alone(samples, "gangwatch_slots_fragmented") == 1.0, "that of a; e is empty, and b takes nothing"
+    assert by_label(samples, "gangwatch_slots", "use") == {"used": 7.0, "free": 5.0, "unavailable": 6.0}
+    assert alone(samples, "gangwatch_slots_fragmented") == 2.0, (
+        "those of a and e: b takes nothing, c is away, f is empty"
+    )
     assert by_label(samples, "gangwatch_nodes", "state") == {
-        "healthy": 2.0, "suspect": 1.0, "quarantine": 1.0, "probation": 0.0, "maintenance": 0.0, "absent": 1.0,
+        "healthy": 3.0, "suspect": 1.0, "quarantine": 1.0, "probation": 0.0, "maintenance": 0.0, "absent": 1.0,
     }  # fmt: skip
-    assert by_label(samples, "gangwatch_node_state", "node") == dict.fromkeys("abcde", 1.0)
+    assert by_label(samples, "gangwatch_node_state", "node") == dict.fromkeys("abcdef", 1.0)
     [place] = [
         dict(labels) for name, labels, _ in samples if name == "gangwatch_node_place_info" and ("node", "a") in labels
     ]
@@ -119,7 +122,7 @@ def test_what_is_lost_is_counted_once_by_its_worst_reason(samples: list[Sample])
     }  # fmt: skip
     assert by_label(samples, "gangwatch_lost_slots", "reason") == {
         "accused": 4.25,  # of run what the worse of two verdicts says, and all of again
-        "idle": 3.0,
+        "idle": 5.0,
         "restart": 3.0,  # again, which has made no step yet, and stop
         "unavailable": 6.0,
     }

@@ -162,6 +162,38 @@ def test_what_was_always_down_or_is_not_known_is_nothing_new() -> None:
     assert told(found) == []
 
 
+def test_a_port_on_its_way_up_is_not_down_and_what_is_not_known_is_as_it_was() -> None:
+    made = layout(RDMA_INFO, Column("gangwatch_rdma_port_state", (("device", "mlx5_0"), ("port", "1"))))
+    found = Occurrences()
+    for seq, state in enumerate((4.0, 3.0, 2.0, 1.0, np.nan, 1.0, 0.0, 2.0, np.nan, 4.0), 1):
+        found.observe(made, frame(made, seq, [1, state]), seq > 1, ())
+    times = [one.event.time_ns for one in found._found]
+    assert told(found) == [(LINK, "mlx5_0", "down"), (LINK, "mlx5_0", "up")]
+    assert times == [NOW + 4 * SECOND, NOW + 8 * SECOND]
+
+
+def test_losses_are_counted_from_one_sample_to_the_next_and_no_leap_is_believed() -> None:
+    made = layout(RDMA_INFO, PORT_INFO, counters=(LOST,))
+    found = Occurrences()
+    for seq, losses in enumerate((7, 9, 9, 109, 109 + 101, 211), 1):
+        found.observe(made, frame(made, seq, [1, 1], (losses,)), seq > 1, ())
+    assert [one.event.detail["times"] for one in found.take()] == ["2", "100", "1"]
+    another = layout(GPU_INFO, RDMA_INFO, PORT_INFO, counters=(LOST,))
+    found.observe(another, frame(another, 7, [1, 1, 1], (213,)), True, ())
+    assert [one.event.detail["times"] for one in found.take()] == ["2"], "a new layout forgets nothing of it"
+    found.forget("n")
+    found.observe(another, frame(another, 8, [1, 1, 1], (215,)), True, ())
+    assert found.take() == (), "its next frame is its first"
+
+
+def test_an_interface_that_is_no_rdma_devices_counts_where_the_node_has_none() -> None:
+    made = layout(*CARRIERS)
+    found = Occurrences()
+    for seq, carriers in enumerate(((1, 1), (0, 1)), 1):
+        found.observe(made, frame(made, seq, list(carriers)), seq > 1, ())
+    assert told(found) == [(LINK, "eth0", "down")]
+
+
 def test_a_recovery_action_and_a_lost_gpu_are_told_also_to_a_judge_that_has_just_begun() -> None:
     gauges = [
         Column("gangwatch_gpu_recovery_action", (("action", action), ("gpu", "GPU-1")))

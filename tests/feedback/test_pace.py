@@ -68,6 +68,20 @@ def test_a_row_is_a_second_with_steps_in_it() -> None:
     assert found.ratios()[3] == pytest.approx([1, 4, 1, 1])
 
 
+def test_a_row_grows_as_long_as_steps_come_that_ended_in_its_second() -> None:
+    paces, of = Paces(), shape()
+    for number, (slowest, at) in enumerate(((0.2, 5.1), (0.4, 5.5), (0.3, 5.9))):
+        paces.take(telemetry(of, number, [[0.1, slowest, 0.1, 0.1]], [at]))
+    found = read(paces)
+    assert (found.sequence.tolist(), found.steps.tolist(), found.newest.tolist()) == ([0], [3], [2])
+    assert found.seconds == pytest.approx([0.3])
+    assert found.slowest_seconds == pytest.approx([0.4])
+    assert found.own_seconds[0] == pytest.approx([0.1, 0.3, 0.1, 0.1])
+    assert found.slowest_own_seconds[0] == pytest.approx([0.1, 0.4, 0.1, 0.1])
+    paces.take(telemetry(of, 3, [[0.1, 0.1, 0.1, 0.1]], [4.2]))  # told late, by another clock
+    assert read(paces).steps.tolist() == [4], "no second begins before the newest"
+
+
 def test_peers_are_those_of_the_same_role() -> None:
     paces = Paces()
     of = shape(stages=2)

@@ -59,6 +59,58 @@ def test_slots_that_the_cluster_does_not_have_are_passed_over() -> None:
     assert not plan.is_free(Slot("n1", 0))
 
 
+def test_a_copy_goes_its_own_way() -> None:
+    plan = Plan([Node("n1", 4), Node("n2", 2, state=NodeState.SUSPECT, slowdown=2.0)])
+    copy = plan.copy()
+    copy.take("n1", 3)
+    copy.change(Node("n2", 2))
+    assert (plan.free_on("n1"), plan.free(Tier.HEALTHY), plan.free(Tier.SUSPECT)) == (4, 4, 2)
+    assert plan.slowdown and plan.is_free(Slot("n1", 0)) and plan.tightest(Tier.HEALTHY, 4) == 0
+    assert (copy.free_on("n1"), copy.free(Tier.HEALTHY), copy.free(Tier.SUSPECT)) == (1, 3, 0)
+    assert not copy.slowdown
+    copy.rollback(0)
+    assert copy.free_on("n1") == 4, "with a journal of its own"
+
+
+def test_a_node_that_changes_its_state_leaves_its_pool_as_a_whole() -> None:
+    nodes = [Node("n1", 4), Node("n2", 4, spare=True), Node("n3", 4, state=NodeState.SUSPECT, slowdown=3.0)]
+    plan = Plan(nodes, [Slot("n2", 1)])
+    assert plan.has_spares() and plan.slots_in[Tier.SPARE] == 4
+    plan.change(Node("n2", 4))
+    assert not plan.has_spares()
+    assert (plan.free(Tier.SPARE), plan.free(Tier.HEALTHY), plan.slots_in[Tier.HEALTHY]) == (0, 7, 8)
+    assert plan.tightest(Tier.SPARE, 1) == NOWHERE
+    assert plan.slowdown == {2: 3.0}
+    plan.change(Node("n3", 4, state=NodeState.SUSPECT, slowdown=1.5))
+    assert plan.slowdown == {2: 1.5}, "slower or faster, in the same pool"
+    plan.change(Node("n3", 4, state=NodeState.QUARANTINE, slowdown=1.5))
+    assert plan.slowdown == {} and not plan.usable("n3"), "of one that takes nothing nobody asks how slow it is"
+    plan.change(Node("n3", 4, slowdown=1.5))
+    assert plan.slowdown == {} and plan.usable("n3")
+    plan.change(Node("n2", 4, present=False))
+    assert (plan.free(Tier.HEALTHY), plan.slots_in[Tier.HEALTHY], plan.free_on("n2")) == (8, 8, 3)
+
+
+def test_holes_are_named_in_the_order_in_which_they_would_be_used() -> None:
+    nodes = [Node("a", 2, state=NodeState.SUSPECT), Node("b", 4), Node("c", 4), Node("d", 2, gpu_type="old")]
+    plan = Plan(nodes, [Slot("c", 0), Slot("c", 1), Slot("c", 2)])
+    found = plan.tight_holes(100)
+    assert found[0] == Slot("c", 3), "of the fullest node first"
+    assert [slot.node for slot in found[-2:]] == ["a", "a"], "of nodes in doubt last"
+    assert len(found) == len(set(found)) == 9
+    assert plan.tight_holes(3) == found[:3]
+    assert plan.tight_holes(0) == []
+    assert plan.free_of([*found, Slot("c", 0), Slot("gone", 1)]) == 9, "they are not taken"
+
+
+def test_what_uplinks_cost_adds_up() -> None:
+    plan = Plan([Node("a", 1, rack="r")])
+    assert plan.uplink_cost(1) == 0.0
+    plan.uplink_slowdown, plan.crossing, plan.congested = 0.1, {1: 3}, {1: 0.5}
+    assert plan.uplink_cost(1) == pytest.approx(0.8)
+    assert plan.uplink_cost(2) == 0.0
+
+
 _NODES = st.lists(
     st.tuples(st.integers(0, 5), st.sampled_from(list(NodeState)), st.booleans()), min_size=1, max_size=6
 ).map(lambda rows: [Node(f"n{i}", n, state=state, present=here) for i, (n, state, here) in enumerate(rows)])

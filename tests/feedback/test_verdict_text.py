@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
@@ -18,8 +19,8 @@ from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
 from scheduler_feedback.core.measures import measure
 from scheduler_feedback.core.state import State
-from scheduler_feedback.core.verdict import Cause, Kind, Verdict
-from scheduler_feedback.core.verdict_text import CAUSES, KINDS, sentence, short
+from scheduler_feedback.core.verdict import Cause, Evidence, Kind, Verdict
+from scheduler_feedback.core.verdict_text import CAUSES, KINDS, accused, cause_of, sentence, short, spans_of
 from scheduler_feedback.cycle import run
 from scheduler_feedback.web import views
 
@@ -168,6 +169,69 @@ def test_sentences(one: Verdict, said: str) -> None:
 )
 def test_in_a_line_of_its_job(one: Verdict, said: str) -> None:
     assert short(one) == said
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [([], ""), ([3], "3"), ([0, 1, 2, 5], "0-2,5"), ([7, 3, 4, 9, 8], "3-4,7-9"), ([1, 3, 5], "1,3,5")],
+)
+def test_ranks_in_a_row_are_told_as_a_span(numbers: list[int], said: str) -> None:
+    assert spans_of(numbers) == said
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "level", "said"),
+    [
+        (2, (2,), "gpu", "rank 2 of j-000001 on node-1"),
+        (2, (2, 5), "gpu", "rank 2 of j-000001 on node-1 and 1 other rank"),
+        (2, (2, 5, 6), "gpu", "rank 2 of j-000001 on node-1 and 2 other ranks"),
+        (2, (2, 5, 6), "node", "ranks 2,5-6 of j-000001 on node-1"),
+        (0, tuple(range(0, 18, 2)), "node", "9 ranks of j-000001 on node-1"),
+        (-1, (), "node", "j-000001 on node-1"),
+    ],
+)
+def test_the_accused_are_named_and_those_on_other_nodes_counted(
+    rank: int, ranks: tuple[int, ...], level: str, said: str
+) -> None:
+    assert accused(verdict(Kind.STRAGGLER, Cause.GPU, rank=rank, node="node-1", ranks=ranks, level=level)) == said
+
+
+@pytest.mark.parametrize(
+    ("silent", "does", "said"),
+    [
+        (0.4, "", "hangs"), (47.4, "", "hangs: no step for 47 s"), (math.inf, "is stopped", "hangs: is stopped"),
+        (50.0, "is stopped", "hangs: no step for 50 s, is stopped"),
+    ],
+)  # fmt: skip
+def test_a_hang_says_for_how_long_and_what_the_process_does(silent: float, does: str, said: str) -> None:
+    items = (Evidence("process_state", 3.0, 0.0, "state", does),) if does else ()
+    one = verdict(Kind.HANG, Cause.NEVER_ARRIVED, rank=3, node="node-0")
+    words = sentence(replace(one, step_seconds_now=silent, evidence=items)).replace(
+        " (not in the collective that its peers wait in)", ""
+    )
+    assert words == f"rank 3 of j-000001 on node-0 {said}, confidence 0.82"
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "said"),
+    [
+        (1.0049, ""),
+        (1.005, " by 0 %"),
+        (1.524, " by 52 %"),
+        (1.99, " by 99 %"),
+        (2.0, " 2 times"),
+        (3.41, " 3.4 times"),
+    ],
+)
+def test_what_it_costs_is_told_from_half_a_per_cent_on(slowdown: float, said: str) -> None:
+    words = sentence(verdict(slowdown=slowdown))
+    assert words == f"j-000001 slows itself down{said} (periodic checkpoints), confidence 0.82"
+
+
+def test_the_disturbing_job_is_named_with_the_cause() -> None:
+    assert cause_of(verdict(Kind.INTERFERENCE, Cause.CONGESTION)) == "network congestion"
+    named = verdict(Kind.INTERFERENCE, Cause.CONGESTION, aggressor="j-000007")
+    assert cause_of(named) == "network congestion, disturbed by j-000007"
 
 
 def test_every_kind_and_cause_has_words() -> None:

@@ -4,6 +4,22 @@ from benchmarks.mutants.mutant import Mutant
 
 _F = "tests/feedback/test_"
 
+_OCCURRENCES = tuple(
+    f"{_F}occurrences.py::test_{name}"
+    for name in (
+        "a_port_that_goes_and_comes_is_told_once_each_by_its_rdma_name",
+        "what_was_always_down_or_is_not_known_is_nothing_new",
+        "a_port_on_its_way_up_is_not_down_and_what_is_not_known_is_as_it_was",
+        "losses_are_counted_from_one_sample_to_the_next_and_no_leap_is_believed",
+        "an_interface_that_is_no_rdma_devices_counts_where_the_node_has_none",
+        "a_recovery_action_and_a_lost_gpu_are_told_also_to_a_judge_that_has_just_begun",
+        "records_get_the_names_of_shapes_and_history_is_left_out",
+        "another_gpu_in_the_same_slot_is_a_part_that_was_replaced",
+        "a_storm_of_events_is_bounded",
+    )
+)
+"""Without the one that starts an agent."""
+
 MUTANTS = (
     # --- codec ---
     Mutant(
@@ -61,12 +77,7 @@ MUTANTS = (
         "if False:",
         (_F + "fleet.py",),
     ),
-    Mutant(
-        "core.consumption:Places.drop",
-        "self.queue = [one for one in self.queue if one[0].row != row]",
-        "pass",
-        (_F + "consumption.py",),
-    ),
+    Mutant("core.consumption:Places.drop", "self._free.append(row)", "pass", (_F + "consumption.py",)),
     # --- counting ---
     Mutant(
         "core.counting:Kind._rates",
@@ -80,7 +91,6 @@ MUTANTS = (
         "(elapsed_ns > 0) & valid",
         (_F + "counting.py",),
     ),
-    Mutant("core.counting:Kind._rates", "np.copyto(now, before, where=keep)", "pass", (_F + "counting.py",)),
     Mutant("core.counting:Kind._rates", "advance /= seconds", "pass", (_F + "counting.py",)),
     Mutant(
         "core.counting:rows_of",
@@ -97,10 +107,13 @@ MUTANTS = (
         "if index.isdecimal() else -1",
         (_F + "places.py",),
     ),
+    Mutant("core.counting:Counting._drop", "if old.kind.empty:", "if False:", (_F + "consumption.py",)),
     Mutant(
-        "core.counting:Counting._drop", "if old.kind.empty:", "if False:", (_F + "counting.py", _F + "consumption.py")
+        "core.counting:fold_apart",
+        "failed.append((node_of(batch[0]), error))",
+        "pass",
+        (_F + "part_failures.py::test_a_node_whose_frames_break_folding_is_set_aside_and_tried_again",),
     ),
-    Mutant("core.counting:fold_apart", "failed.append((node_of(batch[0]), error))", "pass", (_F + "part_failures.py",)),
     # --- events ---
     Mutant(
         "core.events:as_seen",
@@ -139,9 +152,9 @@ MUTANTS = (
     Mutant("core.fleet:Fleet.shares_machine", "> 1", "> 0", (_F + "fleet.py",)),
     Mutant("core.fleet:Fleet._move", "left.discard(node.name)", "pass", (_F + "fleet.py",)),
     Mutant("core.fleet:Fleet._read_layout", "self._consumption.settle()", "pass", (_F + "consumption.py",)),
-    Mutant("core.fleet:Fleet.readmit", " and known.attempt == attempt", "", (_F + "part_failures.py",)),
-    Mutant("core.fleet:Fleet.set_aside", "fresh.received_ns = node.received_ns", "pass", (_F + "part_failures.py",)),
-    Mutant("core.fleet:Fleet.hear", "node.received_ns = received_ns", "pass", (_F + "part_failures.py",)),
+    Mutant("core.fleet:Fleet.readmit", " and known.attempt == attempt", "", (_F + "fleet.py",)),
+    Mutant("core.fleet:Fleet.set_aside", "fresh.received_ns = node.received_ns", "pass", (_F + "fleet.py",)),
+    Mutant("core.fleet:Fleet.hear", "node.received_ns = received_ns", "pass", (_F + "fleet.py",)),
     # --- fleet_nodes ---
     Mutant("core.fleet_nodes:NodeView.wall_of", "self.wall_ns - self.monotonic_ns", "self.wall_ns", (_F + "fleet.py",)),
     Mutant(
@@ -187,50 +200,56 @@ MUTANTS = (
         "core.formats:version_key",
         "while numbers and not numbers[-1]:\n        numbers.pop()",
         "",
-        (_F + "store_needs.py",),
+        (_F + "core_values.py",),
     ),
-    Mutant("core.formats:Formats.used_by", "if feature.used_by(value)", "if True", (_F + "store_needs.py",)),
+    Mutant("core.formats:Formats.used_by", "if feature.used_by(value)", "if True", (_F + "core_values.py",)),
     Mutant(
         "core.formats:Formats.__init__",
         "max(self.names.values(), key=version_key",
         "max(self.names.values(), key=str",
-        (_F + "store_needs.py",),
+        (_F + "core_values.py",),
     ),
     # --- gangs ---
-    Mutant("core.gangs:Gang.column", "self._done[:] = 0", "pass", (_F + "fleet.py",)),
+    Mutant("core.gangs:Gang.column", "self._done[:] = 0", "pass", (_F + "gangs.py", _F + "fleet.py")),
     Mutant(
         "core.gangs:Gang.completed",
         "(self._number[previous] == number - 1) & (self._done[previous] > 0)",
         "self._done[previous] > 0",
-        (_F + "fleet.py",),
+        (_F + "gangs.py", _F + "fleet.py"),
     ),
     Mutant(
-        "core.gangs:Gang.completed", "(number - 1) % len(self._number)", "(number - 1) % FIRST_ROWS", (_F + "fleet.py",)
+        "core.gangs:Gang.completed",
+        "(number - 1) % len(self._number)",
+        "(number - 1) % FIRST_ROWS",
+        (_F + "gangs.py", _F + "fleet.py"),
     ),
-    Mutant("core.gangs:Gang.finish", " and not fell_back", "", (_F + "fleet.py",)),
+    Mutant("core.gangs:Gang.finish", " and not fell_back", "", (_F + "gangs.py", _F + "fleet.py")),
     Mutant(
         "core.gangs:Gang.finish",
         "if int(self._end[row, column]) == end_ns:\n                return",
         "pass",
-        (_F + "fleet.py",),
+        (_F + "gangs.py", _F + "fleet.py"),
     ),
     Mutant(
         "core.gangs:Gang.consume",
         "(newest < 0) | (one_before < 0) | (spacing >= TRAIL_SPACING_NS)",
         "(newest < 0) | (one_before < 0)",
-        (_F + "fleet.py",),
+        (_F + "gangs.py", _F + "fleet.py"),
     ),
-    Mutant("core.gangs:Gang.consumed", "np.clip(at_ns, low_ns, high_ns)", "at_ns", (_F + "fleet.py",)),
+    Mutant("core.gangs:Gang.consumed", "np.clip(at_ns, low_ns, high_ns)", "at_ns", (_F + "gangs.py", _F + "fleet.py")),
     Mutant(
         "core.gangs:Gang._settle_opened",
         "chosen = table[:, 0] == kind",
         "chosen = table[:, 0] >= kind",
-        (_F + "fleet.py",),
+        (_F + "gangs.py", _F + "fleet.py"),
     ),
     Mutant(
-        "core.gangs:Gang._lengthen", "self._number[kept] % (2 * rows)", "self._number[kept] % rows", (_F + "fleet.py",)
+        "core.gangs:Gang._lengthen",
+        "self._number[kept] % (2 * rows)",
+        "self._number[kept] % rows",
+        (_F + "gangs.py", _F + "fleet.py"),
     ),
-    Mutant("core.gangs:Gang.step_seconds", "max(0, self._sequence - newest)", "0", (_F + "fleet.py",)),
+    Mutant("core.gangs:Gang.step_seconds", "max(0, self._sequence - newest)", "0", (_F + "gangs.py", _F + "fleet.py")),
     # --- job ---
     Mutant(
         "core.job:JobSpec.stop_seconds",
@@ -241,30 +260,36 @@ MUTANTS = (
     Mutant("core.job:_HOLDING", ", JobState.STOPPING)", ")", (_F + "core_values.py",)),
     Mutant("core.job:_ENDED", ", JobState.CANCELLED)", ")", (_F + "core_values.py",)),
     # --- look ---
-    Mutant("core.look:_walled", "found[opened[:, 0] < 0, 1:] = -1", "pass", (_F + "fleet.py", _F + "places.py")),
-    Mutant("core.look:_column", " or found[0].attempt != member.attempt", "", (_F + "counting.py",)),
-    Mutant("core.look:Look._job", "steps.end_ns + offset_ns", "steps.end_ns", (_F + "fleet.py",)),
-    Mutant("core.look:Look._job", "gang.consumed(at_ns - offset_ns)", "gang.consumed(at_ns)", (_F + "fleet.py",)),
-    Mutant("core.look:Look._counters", "kind.fresh[rows] = False", "pass", (_F + "counting.py",)),
+    Mutant("core.look:_walled", "found[opened[:, 0] < 0, 1:] = -1", "pass", (_F + "look.py",)),
+    Mutant("core.look:_column", " or found[0].attempt != member.attempt", "", (_F + "counting.py", _F + "look.py")),
+    Mutant("core.look:Look._job", "steps.end_ns + offset_ns", "steps.end_ns", (_F + "look.py",)),
+    Mutant("core.look:Look._job", "gang.consumed(at_ns - offset_ns)", "gang.consumed(at_ns)", (_F + "look.py",)),
+    Mutant("core.look:Look._counters", "kind.fresh[rows] = False", "pass", (_F + "look.py",)),
     Mutant("core.look:Look._counters", "np.where(sampled > 0, lag, np.nan)", "lag", (_F + "counting.py",)),
-    Mutant("core.look:Look._jobs", "if (name, gang.attempt) in incomplete:", "if False:", (_F + "part_failures.py",)),
+    Mutant(
+        "core.look:Look._jobs",
+        "if (name, gang.attempt) in incomplete:",
+        "if False:",
+        (_F + "part_failures.py::test_a_node_whose_frames_break_folding_is_set_aside_and_tried_again",),
+    ),
     Mutant(
         "core.look:Look._coordinates",
         "if any(rank not in found for rank in gang.ranks):\n            return {}",
         "",
         (_F + "places.py",),
     ),
+    Mutant("core.look:Look.next", "now_ns - (here_ns - node.received_ns)", "now_ns", (_F + "look.py",)),
     Mutant(
-        "core.look:Look.next", "now_ns - (here_ns - node.received_ns)", "now_ns", (_F + "fleet.py", _F + "counting.py")
-    ),
-    Mutant(
-        "core.look:Look._place", "if was is not None and was is shape:", "if was is not None:", (_F + "counting.py",)
+        "core.look:Look._place",
+        "if was is not None and was is shape:",
+        "if was is not None:",
+        (_F + "counting.py", _F + "look.py"),
     ),
     Mutant(
         "core.look:Look._shape",
         'one.switch if host else ""',
         "one.switch",
-        (_F + "fleet.py", _F + "counting.py", _F + "places.py"),
+        (_F + "look.py",),
     ),
     # --- measures ---
     Mutant(
@@ -297,34 +322,34 @@ MUTANTS = (
         (_F + "measures.py",),
     ),
     # --- occurrences ---
-    Mutant("core.occurrences:Occurrences._record", ' or "before_start" in detail', "", (_F + "occurrences.py",)),
+    Mutant("core.occurrences:Occurrences._record", ' or "before_start" in detail', "", _OCCURRENCES),
     Mutant(
         "core.occurrences:Occurrences._record",
         "frame.wall_ns - record.time_ns > STALE_NS or ",
         "",
-        (_F + "occurrences.py",),
+        _OCCURRENCES,
     ),
-    Mutant("core.occurrences:Occurrences._gauges", "elif before is not None:", "else:", (_F + "occurrences.py",)),
-    Mutant("core.occurrences:Occurrences._gauges", "if value != value:", "if False:", (_F + "occurrences.py",)),
+    Mutant("core.occurrences:Occurrences._gauges", "elif before is not None:", "else:", _OCCURRENCES),
+    Mutant("core.occurrences:Occurrences._gauges", "if value != value:", "if False:", _OCCURRENCES),
     Mutant(
         "core.occurrences:Occurrences._counters",
         "0 < value - before <= MOST_LOSSES",
         "0 < value - before",
-        (_F + "occurrences.py",),
+        _OCCURRENCES,
     ),
-    Mutant("core.occurrences:Occurrences._counters", " and continues", "", (_F + "occurrences.py",)),
-    Mutant("core.occurrences:_DOWN", "PORT_STATE: 1.0", "PORT_STATE: 3.0", (_F + "occurrences.py",)),
+    Mutant("core.occurrences:Occurrences._counters", " and continues", "", _OCCURRENCES),
+    Mutant("core.occurrences:_DOWN", "PORT_STATE: 1.0", "PORT_STATE: 3.0", _OCCURRENCES),
     Mutant(
         "core.occurrences:_watched",
         'nics.get(name, "") if nics else name',
         "nics.get(name, name)",
-        (_F + "occurrences.py",),
+        _OCCURRENCES,
     ),
     Mutant(
         "core.occurrences:Occurrences._read",
         "if gpus.get(address, uuid) != uuid:",
         "if False:",
-        (_F + "occurrences.py",),
+        _OCCURRENCES,
     ),
     # --- pace ---
     Mutant("core.pace:_slow_seconds", "SLOW_SPREADS * (usual - low)", "0.0", (_F + "pace.py",)),
@@ -370,13 +395,13 @@ MUTANTS = (
         "core.plan:Plan.island",
         "part.bit_count() < found.bit_count()",
         "part.bit_count() > found.bit_count()",
-        (_F + "policies_topology.py",),
+        (_F + "topology.py",),
     ),
     Mutant(
         "core.plan:Plan.tightest",
         "free[child] < free[fullest]",
         "free[child] > free[fullest]",
-        (_F + "policies_topology.py",),
+        (_F + "topology.py",),
     ),
     Mutant(
         "core.plan:Plan.free",
@@ -389,13 +414,13 @@ MUTANTS = (
         "core.plan:Plan._note_slowdown",
         "self.slowdown.pop(number, None)",
         "pass",
-        (_F + "policies_feedback.py", _F + "plan.py"),
+        (_F + "plan.py",),
     ),
     Mutant(
         "core.plan:Plan.tight_holes",
         "key=lambda pool: pool % TIERS",
         "key=lambda pool: -pool",
-        (_F + "plan.py", _F + "policies_topology.py"),
+        (_F + "plan.py",),
     ),
     Mutant("core.plan:Plan.copy", "self.count[:]", "self.count", (_F + "plan.py",)),
     # --- process_states ---
@@ -403,35 +428,35 @@ MUTANTS = (
         "core.process_states:NodeStates.__init__",
         " and (one.gang, one.attempt) in newest}",
         "}",
-        (_F + "hang.py", _F + "process_states.py"),
+        (_F + "process_states.py",),
     ),
     Mutant(
         "core.process_states:NodeStates.__init__",
         "{*old.members, *old.gone}",
         "{*old.members}",
-        (_F + "hang.py", _F + "process_states.py"),
+        (_F + "process_states.py",),
     ),
     Mutant(
         "core.process_states:NodeStates.of",
         "int(ProcessState.GONE) if member in self.gone else UNKNOWN_STATE",
         "UNKNOWN_STATE",
-        (_F + "hang.py", _F + "process_states.py"),
+        (_F + "process_states.py",),
     ),
     Mutant(
         "core.process_states:NodeStates.of",
         " and 0 <= value < len(ProcessState)",
         "",
-        (_F + "hang.py", _F + "process_states.py"),
+        (_F + "process_states.py",),
     ),
     # --- subscription ---
     Mutant(
-        "core.subscription:_pattern",
+        "core.subscription:",
         'metric.kind != "counter" or set(metric.labels) <= kept',
         'metric.kind != "counter" or True',
         (_F + "subscription.py",),
     ),
-    Mutant("core.subscription:_wanted", ", (label for label, _ in feature.labels)", "", (_F + "subscription.py",)),
-    Mutant("core.subscription:_wanted", "*RELATIONS, ", "", (_F + "subscription.py",)),
+    Mutant("core.subscription:", ", (label for label, _ in feature.labels)", "", (_F + "subscription.py",)),
+    Mutant("core.subscription:", "*RELATIONS, ", "", (_F + "subscription.py",)),
     # --- telemetry ---
     Mutant("core.telemetry:Shape.groups", "_number(stage, tensor)", "_number(tensor)", (_F + "shapes.py",)),
     Mutant("core.telemetry:Shape.groups", "_number(data, stage)", "_number(data)", (_F + "shapes.py",)),
@@ -468,18 +493,14 @@ MUTANTS = (
         (_F + "shapes.py",),
     ),
     # --- topology ---
-    Mutant(
-        "core.topology:Topology.narrow", "if not domain.nodes & covered:", "if True:", (_F + "policies_topology.py",)
-    ),
-    Mutant(
-        "core.topology:Topology._grow", "path = (*path, name)", "path = (level, name)", (_F + "policies_topology.py",)
-    ),
-    Mutant("core.topology:lowest", "bits & -bits", "bits", (_F + "policies_topology.py", _F + "plan.py")),
+    Mutant("core.topology:Topology.narrow", "if not domain.nodes & covered:", "if True:", (_F + "topology.py",)),
+    Mutant("core.topology:Topology._grow", "path = (*path, name)", "path = (level, name)", (_F + "topology.py",)),
+    Mutant("core.topology:lowest", "bits & -bits", "bits", (_F + "topology.py",)),
     Mutant(
         "core.topology:Topology.__init__",
         "self.refused.get(constraint, 0) | self.bits[number]",
         "self.bits[number]",
-        (_F + "policies_constraint.py",),
+        (_F + "topology.py",),
     ),
     # --- turn ---
     Mutant("core.turn:Turn.decide", 'outcome == "applied"', "True", (_F + "core_values.py",)),

@@ -1,0 +1,168 @@
+"""What is handed out of a fleet is on the wall clock of its node, once, and NaN where a node has said nothing new."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agent.schema.frame import Column, Frame, Layout, Member, OpenRecord, StepRecord, Tier, make_layout
+from scheduler_feedback.core.fabric import Fabric, Leaf
+from scheduler_feedback.core.fleet import Fleet
+from scheduler_feedback.core.gangs import CONSUMED, CPU
+from scheduler_feedback.core.look import Look
+from scheduler_feedback.core.telemetry import FEATURE
+
+SECOND = 1_000_000_000
+WALL = 1_800_000_000 * SECOND
+BOOTED = {"n0": 0, "n1": 5000 * SECOND}
+"""How much later than the first node each was booted: its monotonic clock is behind by as much."""
+
+
+def layout(node: str, rank: int, attempt: int = 1, switch: str = "0:9", nic: str = "mlx5_0") -> Layout:
+    """One rank with its GPU, which stands beside a NIC, and its processes' counters."""
+    member = (("attempt", str(attempt)), ("gang", "g"))
+    gpu, address = f"GPU-{node}", f"0:{rank}"
+    gauges = (
+        Column("gangwatch_gpu_owner_info", (*member, ("gpu", gpu), ("rank", str(rank)))),
+        Column("gangwatch_gpu_info", (("gpu", gpu), ("pci_address", address))),
+        Column("gangwatch_topology_rail_info",
+               (("nic", nic), ("pci_address", address), ("rail", str(rank)), ("switch", switch))),
+        Column("gangwatch_gpu_sm_clock_hertz", (("gpu", gpu),)),
+    )  # fmt: skip
+    counters = tuple(Column(metric, (*member, ("rank", str(rank)))) for metric in CONSUMED)
+    return make_layout(node, (Tier("process", 1.0),), gauges, counters)
+
+
+class Site:
+    """Two nodes with a rank each, whose agents send a frame a second."""
+
+    def __init__(self, fabric: Fabric | None = None, boots: tuple[str, str] = ("b0", "b1")) -> None:
+        self.fleet = Fleet()
+        self.look = Look(self.fleet, fabric)
+        self.boots = dict(zip(BOOTED, boots, strict=True))
+        self.layouts = {node: layout(node, rank) for rank, node in enumerate(BOOTED)}
+
+    def frame(self, node: str, second: int, clock: float = 1.0, opened: bool = True) -> Frame:
+        """The rank of the node has finished step `second` a tenth of a second ago and is inside of the next."""
+        rank, at = list(BOOTED).index(node), second * SECOND + 10_000 * SECOND - BOOTED[node]
+        member, told = Member("g", 1, rank), self.layouts[node]
+        inside = (OpenRecord(member, "collective", second, at - SECOND // 20),) if opened else ()
+        step = StepRecord(member, second, at - SECOND // 2, SECOND * 4 // 10, SECOND // 10)
+        values = np.full(len(told.counters), second * SECOND // 4, np.uint64)
+        return Frame(
+            node, self.boots[node], "a", second, told.layout_id, WALL + second * SECOND, at, np.array([at]),
+            np.array([1.0, 1.0, 1.0, clock][: len(told.gauges)]), values, np.ones(len(values), np.bool_), 2 * second,
+            (step, *inside),
+        )  # fmt: skip
+
+    def sends(self, second: int, *nodes: str, clock: float = 1.0) -> None:
+        for node in nodes or BOOTED:
+            one = self.frame(node, second, clock)
+            assert self.fleet.observe(self.layouts[node], one, one.wall_ns)
+
+
+def test_all_times_are_on_the_wall_clock_whenever_a_node_was_booted() -> None:
+    site = Site()
+    site.sends(1)
+    site.sends(2)
+    telemetry = site.look.next(WALL + 2 * SECOND)
+    [job] = telemetry.jobs
+    assert job.steps is not None and job.consumed is not None and job.open_collectives is not None
+    assert job.steps.number.tolist() == [1, 2]
+    assert job.steps.end_ns.tolist() == [[WALL + at * SECOND - SECOND // 10] * 2 for at in (1, 2)]
+    assert job.open_collectives.tolist() == [[2, WALL + 2 * SECOND - SECOND // 20, WALL + 2 * SECOND]] * 2
+    assert job.open_steps is not None and (job.open_steps == -1).all(), "what never was has no time"
+    found = job.consumed(np.array([WALL + SECOND * 3 // 2] * 2))
+    assert found.at_ns.tolist() == [WALL + SECOND * 3 // 2] * 2
+    assert found.values[:, CPU] == pytest.approx([SECOND / 8] * 2)
+    assert telemetry.heard_ns == dict.fromkeys(BOOTED, WALL + 2 * SECOND)
+    assert job.frames == (("n0", 2), ("n1", 2))
+
+
+def test_what_was_handed_out_once_is_not_handed_out_again() -> None:
+    site = Site()
+    site.sends(1)
+    assert [len(job.steps or ()) for job in site.look.next(WALL + SECOND).jobs] == [1]
+    again = site.look.next(WALL + 2 * SECOND)
+    assert [job.steps is not None and len(job.steps) for job in again.jobs] == [0]
+    assert np.isnan(again.counters.values).all(), "nobody has sent anything since"
+    site.sends(3, "n1", clock=0.7)
+    partly = site.look.next(WALL + 3 * SECOND)
+    clocks = partly.counters.values[FEATURE["sm_clock"], 0]
+    assert np.isnan(clocks[0]) and clocks[1] == pytest.approx(0.7)
+
+
+def test_a_window_is_a_second_however_often_one_looks() -> None:
+    site = Site()
+    windows = []
+    for tenth in range(10, 40, 2):
+        if tenth % 10 == 0:
+            site.sends(tenth // 10)
+        windows.append(site.look.next(WALL + tenth * SECOND // 10).counters.values.shape[1])
+    assert windows == [1, 0, 0, 0, 0] * 3
+
+
+def test_when_nodes_were_heard_is_told_by_the_clock_of_whoever_asks() -> None:
+    site = Site()
+    site.sends(1)
+    site.sends(4, "n0")
+    telemetry = site.look.next(4 * WALL, WALL + 6 * SECOND)
+    assert telemetry.heard_ns == {"n0": 4 * WALL - 2 * SECOND, "n1": 4 * WALL - 5 * SECOND}
+    assert site.look.next(4 * WALL).heard_ns == {"n0": 4 * WALL, "n1": 4 * WALL - 3 * SECOND}
+
+
+def test_a_gang_that_begins_anew_begins_anew_for_its_reader() -> None:
+    site = Site()
+    for second in range(1, 5):
+        site.sends(second)
+    assert [len(job.steps or ()) for job in site.look.next(WALL).jobs] == [4]
+    site.fleet.forget("g")
+    assert site.look.next(WALL).jobs == ()
+    site.sends(5)
+    site.sends(6)
+    [job] = site.look.next(WALL).jobs
+    assert job.steps is not None and job.steps.number.tolist() == [5, 6]
+
+
+def test_what_ranks_share_is_told_only_of_machines_that_are_one_nodes_own() -> None:
+    own = Site(boots=("b0", "b1"))
+    own.sends(1)
+    [job] = own.look.next(WALL).jobs
+    assert job.shape.sharing == {
+        "host": ("n0", "n1"), "nic": ("n0/mlx5_0", "n1/mlx5_0"), "pcie_switch": ("n0/0:9", "n1/0:9"),
+    }  # fmt: skip
+    assert job.shared_machine is not None and not job.shared_machine.any()
+    assert job.shape.coordinate("rail").tolist() == [0, 1]
+    one_machine = Site(boots=("b", "b"))
+    one_machine.sends(1)
+    [job] = one_machine.look.next(WALL).jobs
+    assert job.shape.sharing["host"] == ("", "")
+    assert "pcie_switch" not in job.shape.sharing, "what stands beside a virtual node's GPU is not its own"
+    assert job.shared_machine is not None and job.shared_machine.all()
+
+
+def test_uplinks_are_those_of_each_ranks_rail() -> None:
+    fabric = Fabric([Leaf("leaf-0", ("n0",), 0), Leaf("leaf-1", ("n0", "n1"), 1)])
+    site = Site(fabric)
+    site.sends(1)
+    [job] = site.look.next(WALL).jobs
+    assert job.shape.sharing["uplink"] == ("leaf-0", "leaf-1")
+    nowhere = Site(Fabric([Leaf("leaf-9", ("elsewhere",))]))
+    nowhere.sends(1)
+    assert "uplink" not in nowhere.look.next(WALL).jobs[0].shape.sharing
+
+
+def test_of_another_attempt_no_device_and_no_value_is_taken() -> None:
+    site = Site()
+    site.layouts["n1"] = layout("n1", 1, attempt=2)  # the agent counts for the next attempt already
+    site.sends(1)
+    site.fleet.forget("g")
+    site.layouts["n1"] = layout("n1", 1, attempt=9)
+    site.layouts["n0"] = layout("n0", 0, attempt=1)
+    frame = site.frame("n0", 2)
+    site.fleet.observe(site.layouts["n0"], frame, frame.wall_ns)
+    telemetry = site.look.next(WALL + 2 * SECOND)
+    [job] = telemetry.jobs
+    assert (job.shape.attempt, job.shape.gpus) == (1, ("GPU-n0",))
+    assert telemetry.counters.values.shape[2] == 1
+    assert telemetry.counters.values[FEATURE["sm_clock"], 0, 0] == 1.0

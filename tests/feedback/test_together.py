@@ -1,0 +1,331 @@
+"""What rises and falls together: courses by hand, who shares what, and the clock of the victim's own steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.gangs import FloatArray
+from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.detectors.interference import _sure
+from scheduler_feedback.detectors.intersection import intersected
+from scheduler_feedback.detectors.sharing import Sharing, ranks_of
+from scheduler_feedback.detectors.step_clock import BLOCK_WINDOWS, LEAST_MARKS, Blocks, Marks, Steps
+from scheduler_feedback.detectors.together import (
+    CHANCE,
+    KEPT_WINDOWS,
+    LEAST_STATE,
+    LEAST_WINDOWS,
+    SLOW_SAMPLING_SECONDS,
+    Means,
+    grown,
+    least,
+    pad,
+    pauses,
+    together,
+)
+from scheduler_feedback.detectors.unreported import Unreported
+
+ENOUGH = (LEAST_WINDOWS, LEAST_STATE)
+
+
+def bursts(seed: int, windows: int = 400) -> FloatArray:
+    """1 where a neighbour is busy, 0 where it is not: stretches of chance lengths."""
+    random = np.random.default_rng(seed)
+    found: list[float] = []
+    while len(found) < windows:
+        found += [0.0] * int(random.integers(6, 30)) + [1.0] * int(random.integers(6, 30))
+    return np.array(found[:windows])
+
+
+def noise(seed: int, windows: int = 400, size: float = 0.02) -> FloatArray:
+    return np.random.default_rng(1000 + seed).normal(0.0, size, windows)
+
+
+# --- two courses -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_who_loses_while_another_is_busy_goes_with_it(seed: int) -> None:
+    busy = bursts(seed)
+    found = together(0.3 * busy + noise(seed), 1e9 * (1 + 8 * busy), *ENOUGH)
+    assert found is not None
+    correlation, chance, cost = found
+    assert correlation > 0.9
+    assert chance < CHANCE
+    assert cost == pytest.approx(0.3, abs=0.02)
+    assert _sure(found) == found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_who_gains_while_another_is_busy_loses_nothing_by_it(seed: int) -> None:
+    busy = bursts(seed)
+    found = together(0.3 * (1 - busy) + noise(seed), busy, *ENOUGH)
+    assert found is not None and found[2] == pytest.approx(-0.3, abs=0.02)
+    assert _sure(found) is None
+
+
+def test_what_has_nothing_to_do_with_it_is_not_sure_more_often_than_chance_says() -> None:
+    tried = [together(0.3 * bursts(seed) + noise(seed), bursts(500 + seed), *ENOUGH) for seed in range(200)]
+    assert all(found is not None for found in tried)
+    assert sum(_sure(found) is not None for found in tried) <= 8
+    high = [found for found in tried if found is not None and found[1] < 0.1]
+    assert len(high) <= 40, "a chance of a tenth comes about as often"
+
+
+@pytest.mark.parametrize(("late", "goes"), [(-3, False), (-1, True), (0, True), (2, True), (5, False)])
+def test_a_victim_may_follow_by_two_windows_and_go_ahead_by_one(late: int, goes: bool) -> None:
+    """What it loses is told when its steps have ended: never long before the neighbour was busy."""
+    steep = np.random.default_rng(4).integers(0, 2, 400).astype(float)
+    found = together(0.3 * np.roll(steep, late) + noise(1), steep, *ENOUGH)
+    assert found is not None and (found[0] > 0.9) is goes
+
+
+def test_where_too_little_is_known_nothing_can_be_told() -> None:
+    busy = bursts(1)
+    assert together(busy[: LEAST_WINDOWS - 1], busy[: LEAST_WINDOWS - 1], *ENOUGH) is None
+    assert together(np.full(400, np.nan), busy, *ENOUGH) is None
+    assert together(busy, np.ones(400), *ENOUGH) is None, "it never changes"
+    assert together(np.ones(400), busy, *ENOUGH) is None
+    once = np.zeros(400)
+    once[100 : 100 + LEAST_STATE - 1] = 1.0
+    assert together(busy, once, *ENOUGH) is None, "busy too seldom"
+
+
+def test_a_hole_is_bridged_and_one_stall_does_not_make_it() -> None:
+    busy = bursts(2)
+    victim = 0.3 * busy + noise(2)
+    victim[50:60] = np.nan
+    holes = together(victim, busy, *ENOUGH)
+    assert holes is not None and holes[0] > 0.85
+    stall = noise(3)
+    stall[int(np.flatnonzero(busy)[5])] = 500.0
+    found = together(stall, busy, *ENOUGH)
+    assert found is not None and found[0] < 0.35
+
+
+def test_the_newest_of_the_longer_course_is_what_counts() -> None:
+    busy = bursts(5)
+    found = together(0.3 * busy[100:], np.concatenate([np.ones(300), busy]), *ENOUGH)
+    assert found is not None and found[0] > 0.9
+
+
+@pytest.mark.parametrize(("sent", "quiet", "longest"), [
+    ([1, 0, 0, 1, 0, 0, 0, 1, 0, 0], 2, 3), ([0, 0, 1, 1], 0, 0), ([0, 1, 0, np.nan, 0], 2, 0), ([5, 5, 5], 0, 0),
+    ([], 0, 0), ([np.nan], 0, 0),
+])  # fmt: skip
+def test_how_long_it_has_been_quiet_and_how_long_it_ever_paused(sent: list[float], quiet: int, longest: int) -> None:
+    assert pauses(np.array(sent, float)) == (quiet, longest)
+
+
+def test_what_has_grown_is_above_the_calm_windows_and_not_the_calmest() -> None:
+    values = np.r_[[-9.0], np.full(19, 1.0), [np.nan], [3.0, 3.0, 4.0]]
+    assert grown(values, 18, 3) == 2.0, "the third highest, over a fifth of all"
+    assert grown(values[:10], 18, 3) == 0.0, "too little is known"
+
+
+def test_a_ring_that_began_late_is_filled_in_front() -> None:
+    ring = deque([1.0, 2.0], maxlen=5)
+    pad(ring, 4, 0.0)
+    assert list(ring) == [0.0, 0.0, 1.0, 2.0]
+    pad(ring, 3, 9.0)
+    assert list(ring) == [0.0, 0.0, 1.0, 2.0]
+    pad(ring, 99, 9.0)
+    assert list(ring) == [9.0, 0.0, 0.0, 1.0, 2.0], "no longer than it may be, and nothing is pushed out"
+
+
+def test_long_windows_are_fewer() -> None:
+    assert least(1.0) == least(SLOW_SAMPLING_SECONDS - 0.1) == (LEAST_WINDOWS, LEAST_STATE)
+    fewer = least(SLOW_SAMPLING_SECONDS)
+    assert fewer[0] < LEAST_WINDOWS and fewer[1] < LEAST_STATE
+
+
+def test_the_mean_of_a_window_is_over_what_fell_into_it() -> None:
+    means = Means()
+    means.window(3)
+    means.add(1, 2.0)
+    means.add(1, 4.0)
+    means.window(4)
+    means.add(3, 1.0)
+    assert means.values()[[1, 3]].tolist() == [3.0, 1.0]
+    assert np.isnan(means.values()[[0, 2]]).all() and len(means.values()) == 4
+    for _ in range(2 * KEPT_WINDOWS):
+        means.window(5)
+    assert len(means.values()) == KEPT_WINDOWS
+
+
+# --- who shares what -------------------------------------------------------------------------------------------------
+
+
+def shape_of(name: str, **sharing: tuple[str, ...]) -> Shape:
+    count = len(next(iter(sharing.values())))
+    return Shape(name, 1, np.arange(count), tuple(f"{name}-{r}" for r in range(count)), sharing=sharing)
+
+
+def told(*shapes: Shape) -> Telemetry:
+    ranks = sum(map(len, shapes))
+    counters = Counters(np.array([1]), 1.0, np.zeros((len(FEATURES), 1, ranks), np.float32))
+    return Telemetry(1, tuple(map(JobTelemetry, shapes)), counters)
+
+
+def test_only_what_two_jobs_stand_on_is_shared() -> None:
+    jobs = (
+        shape_of("a", host=("h0", "h1", ""), uplink=("u", "u", "v")), shape_of("b", host=("h1", ""), uplink=("w", "v")),
+        shape_of("c", host=("h9",)),
+    )  # fmt: skip
+    sharing = Sharing()
+    found = sharing.of(told(*jobs))
+    plain = {key: {name: ranks.tolist() for name, ranks in members.items()} for key, members in found.items()}
+    assert plain == {("host", "h1"): {"a": [1], "b": [0]}, ("uplink", "v"): {"a": [2], "b": [1]}}
+    assert sharing.senders == {"a", "b"}
+    assert ranks_of(jobs[0], "uplink", "u").tolist() == [0, 1]
+    assert sharing.of(told(*jobs)) is found, "as long as the jobs are"
+    assert sharing.of(told(jobs[0])) == {}
+
+
+def test_what_a_job_does_there_is_summed_over_its_ranks_by_what_is_known_of_them() -> None:
+    jobs = (shape_of("first", host=("x",)), shape_of("a", uplink=("u", "u", "v")),
+            shape_of("b", uplink=("u", "z"), host=("h", "h")), shape_of("c", host=("h",)))  # fmt: skip
+    sharing = Sharing()
+    found = sharing.of(told(*jobs))
+    values = np.full((len(FEATURES), 7), 100.0, np.float32)
+    values[FEATURE["nic_transmit_bytes"]] = [9, 1, np.nan, 7, 4, 5, 6]
+    values[FEATURE["processor"]] = [9, 9, 9, 9, 0.5, 0.25, np.nan]
+    assert [(key, list(members)) for key, members in found.items()] == [
+        (("uplink", "u"), ["a", "b"]), (("host", "h"), ["b", "c"]),
+    ]  # fmt: skip
+    sums = sharing.sums(values)
+    assert sums[:3] == [2.0, 4.0, 0.75], "the rank that is not known counts as the other"
+    assert np.isnan(sums[3])
+    assert Sharing().sums(values) == []
+
+
+def test_a_node_that_is_slow_as_a_whole_explains_none_of_its_ranks() -> None:
+    """Ranks of a node are slow alike for the node's own reason: that is no group in which one makes the others wait."""
+    index = np.arange(16)
+    shape = Shape("j", 1, index, tuple(f"n{r // 4}" for r in index.tolist()), data=index % 4, stage=index * 0,
+                  tensor=index // 4)  # fmt: skip
+    slow = (index // 4 == 1) | (index % 4 == 2)
+    assert intersected(slow, shape, [4, 5, 6, 7]) == [6]
+    alone = Shape("j", 1, index, shape.nodes)
+    assert intersected(slow, alone, [2, 4, 5, 6, 7]) == [2, 4, 5, 6, 7]
+
+
+# --- the victim's own steps ------------------------------------------------------------------------------------------
+
+NS = 1_000_000_000
+
+
+def test_what_a_neighbour_did_is_told_of_the_time_of_each_step() -> None:
+    steps = Steps()
+    for begin, end in ((-1, 2), (1, 3), (3, 5), (5, 7), (9, 12)):
+        steps.add(begin * NS, end * NS, {"": 0.1})
+    ends = np.arange(1, 11) * NS
+    sent = [float(n) for n in range(1, 11)]  # n in the window from n - 1 to n
+    found = steps.during(sent, ends, NS)
+    assert np.isnan(found[0]), "it began before what is kept"
+    assert found[1:4].tolist() == pytest.approx([2.5, 4.5, 6.5])
+    assert np.isnan(found[4]), "two thirds of it are not known yet"
+    steps.add(7 * NS, 11 * NS, {"": 0.1})
+    assert steps.during(sent, ends, NS)[5] == pytest.approx(9.0), "what is known of it stands for it"
+    begun = [np.nan, np.nan, *sent[2:]]
+    later = steps.during(begun, ends, NS)
+    assert np.isnan(later[:2]).all() and later[2] == pytest.approx(4.5)
+    assert np.isnan(steps.during([np.nan] * 10, ends, NS)).all()
+    assert steps.usual_ns() == 2.5 * NS
+
+
+def test_what_was_lost_stands_beside_the_step_in_which_it_was() -> None:
+    steps = Steps()
+    steps.add(0, 1, {"": 0.1})
+    steps.add(1, 2, {"": 0.2, "host": 0.7})
+    steps.add(2, 3, {"": 0.3})
+    assert steps.values("").tolist() == [0.1, 0.2, 0.3]
+    assert np.array_equal(steps.values("host"), [np.nan, 0.7, np.nan], equal_nan=True)
+    assert len(steps.values("nowhere")) == 0
+    assert Steps().usual_ns() == 0.0
+
+
+def test_packets_are_marked_more_than_usual_where_most_ranks_see_it() -> None:
+    marks = Marks(*np.full((2, 4), np.nan, np.float32))
+    everybody = np.arange(4)
+    assert not marks.more(everybody), "nothing is known"
+    for _ in range(50):
+        marks.take(np.full(4, 10.0, np.float32))
+    assert not marks.more(everybody)
+    for _ in range(8):
+        marks.take(np.array([60.0, 60.0, 60.0, 10.0], np.float32))
+    assert marks.more(everybody) and marks.more(np.array([0])) and not marks.more(np.array([3]))
+    assert float(marks.newest[0] - marks.usual[0]) >= LEAST_MARKS
+    for _ in range(8):
+        marks.take(np.array([0.0, 0.0, 0.0, np.nan], np.float32))
+    assert not marks.more(everybody), "less is not more"
+
+
+def test_blocks_are_means_of_windows_and_begin_anew() -> None:
+    blocks = Blocks()
+    shared: Any = {("uplink", "u"): {"a": np.array([0]), "b": np.array([0])}}
+    done = []
+    for window in range(2 * BLOCK_WINDOWS):
+        of_a = float(window) if window != 2 else np.nan
+        done.append(blocks.take(window * NS, [of_a, 7.0], shared))
+    assert done == [False, False, False, False, True] * 2
+    assert list(blocks.sent("a", ("uplink", "u"))) == [pytest.approx((0 + 1 + 3 + 4) / 4), pytest.approx(7.0)]
+    assert list(blocks.sent("b", ("uplink", "u"))) == [7.0, 7.0]
+    assert list(blocks.ends_ns) == [4 * NS, 9 * NS]
+    more: Any = {("uplink", "u"): {"a": np.array([0]), "c": np.array([0])}}
+    for window in range(BLOCK_WINDOWS):
+        blocks.take((10 + window) * NS, [1.0, np.nan], more)
+    assert list(blocks.sent("c", ("uplink", "u"))) == [0.0, 0.0, 0.0], "before the job came it sent nothing"
+    blocks.forget("a")
+    assert list(blocks.sent("a", ("uplink", "u"))) == []
+
+
+# --- a victim that reports no steps ----------------------------------------------------------------------------------
+
+
+def witness(seen: FloatArray, kind: str = "host") -> tuple[Unreported, tuple[str, str]]:
+    job = Unreported(shape_of("victim", host=("h",) * 4, uplink=("u",) * 4))
+    resource = (kind, "h" if kind == "host" else "u")
+    for value in seen:
+        values = np.zeros((len(FEATURES), 4), np.float32)
+        values[FEATURE["runqueue_wait" if kind == "host" else "nic_congestion"]] = value
+        job.take(values, {resource: {"victim": np.arange(4), "loud": np.arange(4)}})
+    return job, resource
+
+
+@pytest.mark.parametrize("kind", ["host", "uplink"])
+def test_a_neighbour_is_witnessed_where_the_ranks_there_see_it_and_the_job_is_slow_then(kind: str) -> None:
+    busy = bursts(7)
+    more = 0.2 if kind == "host" else 10.0
+    sees, resource = witness(0.01 + more * busy, kind)
+    blind, _ = witness(np.full(400, 0.01), kind)
+    less, _ = witness(0.01 + more * (1 - busy), kind)
+    lost = 0.3 * busy
+    assert sees.witnessed(resource, busy, lost, 0.3)
+    assert not blind.witnessed(resource, busy, lost, 0.3)
+    assert not less.witnessed(resource, busy, lost, 0.3), "they wait less while it is busy"
+    assert not sees.witnessed(("host", "elsewhere"), busy, lost, 0.3)
+    assert not sees.witnessed(resource, np.ones(400), lost, 0.3), "it is always busy"
+    seldom = lost * (np.cumsum(np.diff(busy, prepend=0) > 0) % 2)
+    assert not sees.witnessed(resource, busy, seldom, 0.3), "slow in half of the times in which it is busy"
+    often = np.maximum(lost, 0.3 * (np.arange(400) % 3 > 0))
+    assert not sees.witnessed(resource, busy, often, 0.3), "slow as often when it is not"
+
+
+def test_what_ranks_usually_see_stands_for_the_time_before_a_neighbour_came() -> None:
+    job = Unreported(shape_of("victim", host=("h",) * 4))
+    quiet = np.zeros((len(FEATURES), 4), np.float32)
+    quiet[FEATURE["runqueue_wait"]] = 0.02
+    for _ in range(30):
+        job.take(quiet, {})
+    assert not job.seen
+    loud = np.zeros((len(FEATURES), 4), np.float32)
+    loud[FEATURE["runqueue_wait"]] = [0.4, 0.4, np.nan, 0.4]
+    job.take(loud, {("host", "h"): {"victim": np.arange(4), "loud": np.arange(4)}})
+    assert list(job.seen["host", "h"]) == pytest.approx([0.02] * 30 + [0.4])
+    job.take(loud, {})
+    assert not job.seen, "and is forgotten when it has gone"
