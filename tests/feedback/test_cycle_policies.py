@@ -238,3 +238,16 @@ def _decisions_before_the_end(policy: Policy, true_seconds: float) -> list[Any]:
 )
 def test_with_estimates_from_history_the_true_run_time_changes_no_decision_before_the_end(policy: Policy) -> None:
     assert _decisions_before_the_end(policy, 5_000.0) == _decisions_before_the_end(policy, 50_000.0)
+
+
+@pytest.mark.parametrize("preempt", [False, True])
+def test_finish_time_fairness_goes_by_how_long_each_has_waited_by_now(preempt: bool) -> None:
+    """A short job that waits as long as a long one is treated worse, whether or not gangs may be stopped."""
+    policy = Policy(order=Order.THEMIS, estimates=Estimates.EXACT, preempt=preempt, backfill=Backfilling.NONE)
+    world = World({"n0": 2}, policy)
+    world.submit(2, 40.0, exact_seconds=40.0)
+    world.running()
+    long = world.submit(2, 500.0, exact_seconds=500.0)
+    short = world.submit(2, 50.0, exact_seconds=50.0)
+    world.advance(41.0)
+    assert (world.job_state(short), world.job_state(long)) == (JobState.RUNNING, JobState.PENDING)
