@@ -84,19 +84,22 @@ class Commands:
                     process.stdin.write(given.encode())
                     process.stdin.close()
                 output, errors = await asyncio.gather(
-                    _read(process.stdout, MOST_OUTPUT_BYTES), _read(process.stderr, MOST_ERROR_BYTES)
+                    _read(process.stdout, MOST_OUTPUT_BYTES), _head(process.stderr, MOST_ERROR_BYTES)
                 )
-                if output is None:
-                    raise BackendError(f"{shown}: more than {MOST_OUTPUT_BYTES} bytes of output")
                 code = await process.wait()
+        except _TooMuchError:
+            raise BackendError(f"{shown}: more than {MOST_OUTPUT_BYTES} bytes of output; it was killed") from None
         except TimeoutError:
             raise BackendError(f"{shown}: no end within {self._timeout_seconds:g} s; it was killed") from None
         finally:
             if process.returncode is None:
                 _kill(process.pid)
+                # asyncio's wait() ends only once the pipes are closed: what is left in them nobody reads, and a process
+                # that left the command's session may hold them open. Process has no public way to close them.
+                process._transport.close()  # type: ignore[attr-defined]
                 await process.wait()
         if code:
-            told = " ".join((errors or b"").decode(errors="replace").split()) or "it says nothing"
+            told = " ".join(errors.decode(errors="replace").split()) or "it says nothing"
             raise BackendError(f"{shown}: exit code {code}: {told[:300]}")
         return output
 
@@ -159,16 +162,28 @@ def _decoded(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-async def _read(stream: asyncio.StreamReader, most: int) -> bytes | None:
-    """All of it; None where it is more."""
+class _TooMuchError(Exception):
+    """A command wrote more than is read of one."""
+
+
+async def _read(stream: asyncio.StreamReader, most: int) -> bytes:
+    """All of it. Raises _TooMuchError as soon as it is more."""
     parts: list[bytes] = []
     size = 0
     while part := await stream.read(1 << 18):
         size += len(part)
         if size > most:
-            return None
+            raise _TooMuchError
         parts.append(part)
     return b"".join(parts)
+
+
+async def _head(stream: asyncio.StreamReader, most: int) -> bytes:
+    """The first so many bytes; the rest is read and dropped, so that the writer can go on."""
+    kept = b""
+    while part := await stream.read(1 << 16):
+        kept += part[: most - len(kept)]
+    return kept
 
 
 def _kill(pid: int) -> None:

@@ -1,0 +1,40 @@
+"""Slurm's commands as processes: whatever one writes, and however it ends, the caller gets an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm import commands
+
+
+def _run(folder: Path, script: str, seconds: float = 20.0) -> bytes:
+    program = folder / "squeue"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    asked = commands.Commands(str(folder), timeout_seconds=seconds)
+    return asyncio.run(asyncio.wait_for(asked.run("squeue"), 60.0))
+
+
+def test_output_without_end_is_cut_off_and_the_command_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "MOST_OUTPUT_BYTES", 1000)
+    with pytest.raises(BackendError, match="squeue: more than 1000 bytes of output; it was killed"):
+        _run(tmp_path, "exec cat /dev/zero")
+
+
+def test_much_on_standard_error_neither_stops_the_command_nor_hides_what_it_says_first(tmp_path: Path) -> None:
+    noise = "i=0; while [ $i -lt 20000 ]; do echo 'a warning of forty characters and more' >&2; i=$((i+1)); done"
+    assert _run(tmp_path, f"{noise}; echo all") == b"all\n"
+    with pytest.raises(BackendError, match="exit code 3: no such partition a warning"):
+        _run(tmp_path, f"echo 'no such partition' >&2; {noise}; exit 3")
+
+
+def test_a_command_past_its_time_is_killed_though_another_process_holds_its_output(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(BackendError, match="no end within 1 s; it was killed"):
+        _run(tmp_path, "setsid sleep 45 & exec sleep 45", seconds=1.0)
+    assert time.monotonic() - began < 30.0
