@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gangwatch.config import load
+from gangwatch.in_force import read_in_force
 from gangwatch.machine import Finding
+from gangwatch.state_folder import StateFolder
 
 if TYPE_CHECKING:
     from scheduler_feedback.core.state import Policy
@@ -24,6 +28,15 @@ def finding(policy: Policy) -> Finding:
     if not found:
         return Finding("policy", "found", f'order = "{policy.order.value}"')
     return Finding("policy", "limited", "; ".join(what for what, _ in found), found[0][1])
+
+
+def finding_of(state: StateFolder, config_file: Path | None) -> Finding:
+    """The same of the policy that the folder's controller works by; of the file's where one is named or none runs.
+
+    Raises ConfigError where the file is wrong, GangwatchError where what the controller left can't be read.
+    """
+    in_force = None if config_file is not None else read_in_force(state)
+    return finding(load(config_file).policy if in_force is None else in_force.config.policy)
 
 
 def _without_effect(policy: Policy) -> list[tuple[str, str]]:

@@ -84,7 +84,7 @@ def check(
         findings=(
             *found.findings,
             *survey.survey(section),
-            config_notices.finding(loaded.policy),
+            config_notices.finding_of(state, config_file),
             *controller_health.findings(state),
         ),
     )

@@ -9,7 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from gangwatch.cli import cli
-from gangwatch.config_notices import finding, notices
+from gangwatch.config import load
+from gangwatch.config_notices import finding, finding_of, notices
+from gangwatch.in_force import InForce, write_in_force
+from gangwatch.state_folder import StateFolder
 from scheduler_feedback.core.state import Order, Policy, Queue
 
 OWNER, GUEST = Queue("owner", quota=4), Queue("guest", quota=4)
@@ -48,3 +51,12 @@ def test_config_and_check_say_it(tmp_path: Path) -> None:
         cli, ["check", "--state", str(tmp_path / "state"), "--config", str(file), "--require", "policy"]
     )
     assert refused.exit_code == 1 and "policy (limited)" in str(refused.exception)
+
+
+def test_check_without_a_file_goes_by_what_the_controller_works_by(tmp_path: Path) -> None:
+    file, state = tmp_path / "gangwatch.toml", StateFolder(tmp_path / "state")
+    file.write_text("[[policy.queues]]\nname = 'owner'\nquota = 2\n")
+    assert finding_of(state, None).state == "found"
+    state.prepare()
+    write_in_force(state, InForce(str(file), {}, load(file)))
+    assert finding_of(state, None).state == "limited"
