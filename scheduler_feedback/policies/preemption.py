@@ -115,7 +115,9 @@ def choose(turn: Turn, ledger: Ledger) -> list[Job]:
                 unlent = max(unlent - ranks, 0)
             chosen.append(job)
             kept.add(job.job_id)
-    stopped = [state.jobs[key[-1]] for key in ranked if key[-1] not in kept]
+    # One that lies wholly on nodes out of use frees nothing that could be used.
+    passed_over = [state.jobs[key[-1]] for key in ranked if key[-1] not in kept]
+    stopped = [job for job in passed_over if _counted(ledger, job)]
     starting = [job for job in chosen if job.state is JobState.PENDING]
     if state.policy.order is Order.LAS:
         for job in las.take_turns(state, chosen, stopped):

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_feedback.core.events import NodeCommand, NodeCommanded
 from scheduler_feedback.core.job import JobState
-from scheduler_feedback.core.state import Order, Policy
+from scheduler_feedback.core.state import Estimates, Order, Policy
 from tests.feedback.world import World
 
 
@@ -22,3 +22,19 @@ def test_a_gang_on_a_node_out_of_use_keeps_no_free_slot_from_a_pending_job(order
     world.running()
     assert world.job_state(waiting) is JobState.RUNNING
     assert world.nodes_of(waiting) == {"n2"}
+
+
+@pytest.mark.parametrize("order", [Order.SJF, Order.SRTF, Order.SRSF])
+def test_a_gang_that_lies_on_nodes_out_of_use_is_not_stopped_for_slots_that_nobody_could_use(order: Order) -> None:
+    policy = Policy(order=order, estimates=Estimates.EXACT, preempt=True, min_run_seconds=0.0)
+    world = World({"n0": 4, "n1": 4}, policy)
+    movable = {"restartable": True, "preemptible": True, "grace_seconds": 2.0}
+    aside = world.submit(4, 9000.0, exact_seconds=9000.0, **movable)
+    other = world.submit(4, 9000.0, exact_seconds=9000.0, **movable)
+    world.running()
+    (node,) = world.nodes_of(aside)
+    world.cycle(NodeCommanded(node, NodeCommand.MAINTENANCE, "operator", "disk"))
+    short = world.submit(4, 50.0, exact_seconds=50.0)
+    world.advance(10.0)
+    assert "preempt" in world.told(other) and "preempt" not in world.told(aside)
+    assert (world.job_state(aside), world.job_state(short)) == (JobState.RUNNING, JobState.RUNNING)
