@@ -28,6 +28,9 @@ from pathlib import Path
 BUDGET = 3
 """How many tests in all may pass only when they run again."""
 
+WORKERS = 4
+"""For two processors: tests of real programs wait for most of their time, so that two would leave processors idle."""
+
 UNSTEADY = Path(".cache") / "unsteady-tests.txt"
 
 TESTS_FAILED, NO_TESTS = 1, 5  # pytest.ExitCode
@@ -50,7 +53,7 @@ class Run:
 def run_pytest(arguments: Sequence[str], outcomes: Path) -> Run:
     """Run pytest and read the outcomes that it left."""
     outcomes.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.outcomes", *arguments]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.outcomes", "-p", "tests.distribution", *arguments]
     code = subprocess.call(command, env={**os.environ, "GANGWATCH_TEST_OUTCOMES": str(outcomes)})
     made = Run(code, False)
     for line in outcomes.read_text().splitlines() if outcomes.exists() else ():
@@ -150,12 +153,12 @@ def report(verdict: Verdict, unsteady_file: Path, budget: int, seconds: float) -
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--workers", type=int, default=2, help="processes that run tests beside each other")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="processes that run tests beside each other")
     parser.add_argument("--budget", type=int, default=BUDGET, help="tests that may pass only when run again")
     parser.add_argument("--unsteady", type=Path, default=UNSTEADY, help="file for the tests that passed only then")
     options, selection = parser.parse_known_args(arguments)
     passes = (
-        ("beside each other", ["-n", str(options.workers), "--dist", "loadgroup", "-m", "not serial"]),
+        ("beside each other", ["-n", str(options.workers), "-m", "not serial"]),
         ("one by one", ["-m", "serial"]),
     )
     verdict, began = Verdict(), time.monotonic()

@@ -38,6 +38,21 @@ def test_alone():
 """
 
 
+TELLS = """
+import os
+import pathlib
+import time
+import pytest
+
+{mark}
+@pytest.mark.parametrize("number", range({count}))
+def test_tells(number):
+    with pathlib.Path("told").open("a") as file:
+        file.write(os.environ["PYTEST_XDIST_WORKER"] + " {name}\\n")
+    time.sleep(0.2)
+"""
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    serial: alone\naddopts = --import-mode=importlib\n")
@@ -118,6 +133,21 @@ def test_tests_with_a_group_run_again_by_their_own_names(project: Path) -> None:
     assert closing(output)["unsteady"] == 1
     assert id_of("a.py::test_a@bed") == "a.py::test_a"
     assert id_of("a.py::test_a[x@y]@bed") == id_of("a.py::test_a[x@y]") == "a.py::test_a[x@y]"
+
+
+def test_one_worker_runs_all_of_a_group_and_the_longest_groups_are_first(project: Path) -> None:
+    """Also where pytest-xdist's own way to do so does nothing and tells nobody."""
+    mark = "@pytest.mark.xdist_group('slurm')"
+    (project / "test_any.py").write_text(TELLS.format(name="any", mark="", count=12))
+    for name in ("y_of_slurm", "z_of_slurm"):
+        (project / f"test_{name}.py").write_text(TELLS.format(name=name, mark=mark, count=3))
+    code, output = run(project, workers=2)
+    assert code == 0, output
+    told = [line.split() for line in (project / "told").read_text().splitlines()]
+    workers = {name: {worker for worker, other in told if other == name} for _, name in told}
+    assert len(workers["y_of_slurm"] | workers["z_of_slurm"]) == 1
+    assert len(workers["any"]) == 2
+    assert "y_of_slurm" in [name for _, name in told[:2]]
 
 
 def test_what_an_earlier_run_left_in_pytests_cache_plays_no_part(project: Path) -> None:

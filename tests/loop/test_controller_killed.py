@@ -147,7 +147,6 @@ def remaining_processes(folder: Path, controller: int) -> list[str]:
     return found
 
 
-@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_no_job_is_lost_run_twice_or_left_behind(killed: Killed, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 from tests.loop.test_by_hand import steps_of, train, verdicts
 
-pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

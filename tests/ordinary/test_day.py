@@ -15,6 +15,10 @@ from benchmarks.ordinary.__main__ import lacks
 from benchmarks.ordinary.day import python_with_torch, revision
 from tests.needs import absent
 
+# Beside other tests: a day is judged by the time that the machine really gives it, and other load is part of ordinary
+# days. It begins first and is favoured, see tests/distribution.py.
+pytestmark = [pytest.mark.xdist_group("ordinary"), pytest.mark.slow]
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGES = ("agent", "exporter", "scheduler_feedback", "dashboards", "gangwatch")
 
@@ -42,8 +46,6 @@ def run_day(*arguments: str) -> tuple[int, dict[str, object]]:
     return done.returncode, json.loads(done.stdout)
 
 
-@pytest.mark.slow
-@pytest.mark.serial
 @pytest.mark.timeout(1200)
 def test_five_minutes_of_an_ordinary_day() -> None:
     for text in lacks(python_with_torch()):
@@ -58,8 +60,6 @@ def test_five_minutes_of_an_ordinary_day() -> None:
     assert report["checks"]
 
 
-@pytest.mark.slow
-@pytest.mark.serial
 @pytest.mark.timeout(600)
 def test_a_scheduler_that_books_a_slot_twice_is_caught_on_a_real_cluster(tmp_path: Path) -> None:
     for package in PACKAGES:
