@@ -1,6 +1,6 @@
 """A pytest plugin that hands tests to the workers of pytest-xdist: groups as a whole, the longest first.
 
-    pytest -p tests.distribution -n 4
+    pytest -p tests.distribution -n 3
 
 Tests marked `xdist_group` share what is expensive to set up, ports, or a folder: one worker runs all of a group.
 pytest-xdist's own way to do so (--dist loadgroup) writes the group into the ids of tests, which pytest 9.2 no longer
@@ -25,11 +25,12 @@ import pytest
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
-FIRST = ("ordinary", "kubernetes", "dashboards-live", "slurm", "front-door", "accasim")
+FIRST = ("ordinary", "dashboards-live", "slurm", "kubernetes", "front-door", "accasim")
 
-FAVOURED, GENTLE = "ordinary", 5
-"""All tests but those of this group run with this nice value: a day of ordinary use gets the processors that it asks
-for, so that it is a day and not a wait for its turn."""
+FAVOURED, GENTLE = FIRST[:2], 5
+"""Tests of other groups and of none run with so much more of a nice value. These live through minutes of real time:
+what others took from them would make a day of ordinary use a wait for its turn, and of a scrape a second one in
+three."""
 
 _INPUT = "gangwatch_groups"
 
@@ -55,6 +56,7 @@ class Worker:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._gentle = False
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -63,8 +65,9 @@ class Worker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        if group_of(item) != FAVOURED and os.nice(0) < GENTLE:
-            os.nice(GENTLE - os.nice(0))
+        if not self._gentle and group_of(item) not in FAVOURED:
+            self._gentle = True
+            os.nice(GENTLE)
 
 
 class Distributor:

@@ -28,7 +28,7 @@ from pathlib import Path
 BUDGET = 3
 """How many tests in all may pass only when they run again."""
 
-WORKERS = 4
+WORKERS = 3
 """For two processors: tests of real programs wait for most of their time, so that two would leave processors idle."""
 
 UNSTEADY = Path(".cache") / "unsteady-tests.txt"

@@ -23,7 +23,7 @@ from tests.ports import held_port
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_dp.py"
 STEPS = 260
 
-pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def train(folder: Path, *options: str) -> list[str]:
@@ -46,15 +46,16 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
         yield opened
 
 
-def begin(door: FrontDoor, folder: Path, configuration: str) -> tuple[str, dict[str, Any]]:
-    """Four nodes of two slots and a training of four ranks that has passed its warm-up; its id and document."""
+def begin(door: FrontDoor, folder: Path, configuration: str, steps: int = 110) -> tuple[str, dict[str, Any]]:
+    """Four nodes of two slots and a training of four ranks that has made so many steps, by default all of its warm-up;
+    its id and document."""
     (folder / "gangwatch.toml").write_text(configuration)
     up = ("--nodes", "4", "--slots", "2", "--port", "0", "--no-gpus", "--config", str(folder / "gangwatch.toml"))
     door.run("up", *up)
     submit = ("--ranks", "4", "--restartable", "--time-limit", "30m", "--grace", "5s", "--restart-cost", "3s", "--")
     job_id = door.submit(*submit, *train(folder, "--pace-seconds", "0.08"))
     door.wait_for(job_id, "running")
-    wait_until(lambda: steps_of(door, job_id) > 110, lambda: f"no steps\n{door.logs()}")
+    wait_until(lambda: steps_of(door, job_id) > steps, lambda: f"no steps\n{door.logs()}")
     return job_id, door.job(job_id)
 
 
@@ -76,6 +77,7 @@ def verdicts(door: FrontDoor) -> list[dict[str, Any]]:
     return listed
 
 
+@pytest.mark.serial
 def test_a_stopped_and_continued_rank_is_found_and_moved_away_from_and_the_weights_do_not_know(
     door: FrontDoor, tmp_path: Path
 ) -> None:
@@ -109,6 +111,7 @@ def test_a_stopped_and_continued_rank_is_found_and_moved_away_from_and_the_weigh
     assert (tmp_path / "checkpoint").read_bytes() == (alone / "checkpoint").read_bytes()
 
 
+@pytest.mark.serial
 def test_in_observe_mode_the_decision_is_logged_and_nothing_is_moved(door: FrontDoor, tmp_path: Path) -> None:
     job_id, job = begin(door, tmp_path, '[controller]\nmode = "observe"\n')
     victim = job["ranks"][1]
@@ -127,7 +130,7 @@ def test_in_observe_mode_the_decision_is_logged_and_nothing_is_moved(door: Front
 
 def test_what_is_published_is_clean_and_says_the_same_in_both_forms(door: FrontDoor, tmp_path: Path) -> None:
     promtool = needs.component("promtool", "prometheus")
-    job_id, _ = begin(door, tmp_path, "")
+    job_id, _ = begin(door, tmp_path, "", steps=10)
     controller = door.state.controller()
     assert controller is not None
     urls = [controller.url, *(agent.url for agent in door.state.agents().values())]

@@ -16,7 +16,7 @@ from benchmarks.ordinary.day import python_with_torch, revision
 from tests.needs import absent
 
 # Beside other tests: a day is judged by the time that the machine really gives it, and other load is part of ordinary
-# days. It begins first and is favoured, see tests/distribution.py.
+# days. It begins first and is favoured: see tests/distribution.py.
 pytestmark = [pytest.mark.xdist_group("ordinary"), pytest.mark.slow]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
