@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from benchmarks.mutants.catalogue import MUTANTS, named_tests
-from benchmarks.mutants.mutant import Mutant, NotApplicableError, apply
+from benchmarks.mutants.mutant import PRODUCT, Mutant, NotApplicableError, apply, find
 from benchmarks.mutants.runner import run, shares
 
 ROOT = Path(__file__).resolve().parents[1]
+
+COMPLETE = ("core", "detectors")
+"""Packages of scheduler_feedback each of whose modules has two mutants at least."""
+
+WITHOUT_LOGIC = {
+    "core.actions": "structs",
+    "core.cluster": "enums and a dataclass",
+    "core.explanation": "dataclasses",
+    "core.state": "enums and dataclasses",
+    "core.verdict": "enums, dataclasses and constants",
+    "detectors.suspicion": "a dataclass",
+    "detectors.switches": "a dataclass",
+    "detectors.workload_claim": "a dataclass and constants",
+}
+"""Modules that need no mutants, and what is in them."""
 
 
 def test_every_mutant_applies_to_the_product_as_it_is() -> None:
@@ -22,6 +39,36 @@ def test_every_mutant_applies_to_the_product_as_it_is() -> None:
             assert (ROOT / test.partition("::")[0]).exists(), mutant.title
     edits = [(mutant.place, mutant.old, mutant.new) for mutant in MUTANTS]
     assert len(edits) == len(set(edits)) >= 100
+
+
+def modules_of(package: str) -> list[Path]:
+    """Modules with anything in them, from the root; those that only say what a package is are none."""
+    found = sorted((ROOT / PRODUCT / package).rglob("*.py"))
+    return [path.relative_to(ROOT) for path in found if len(ast.parse(path.read_text()).body) > 1]
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PRODUCT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("package", COMPLETE)
+def test_every_module_with_logic_has_two_mutants(package: str) -> None:
+    """New modules come with their mutants. One that moves to another name is followed by what it defines."""
+    paths = {mutant.module: find(mutant, ROOT) for mutant in {one.module: one for one in MUTANTS}.values()}
+    broken = Counter(name_of(paths[one.module]) for one in MUTANTS if paths[one.module].parts[0] == PRODUCT)
+    modules = {name_of(path) for path in modules_of(package)}
+    few = {name: broken[name] for name in sorted(modules - WITHOUT_LOGIC.keys()) if broken[name] < 2}
+    assert not few, "see `python -m benchmarks.mutants.suggest MODULE`"
+
+
+def test_a_module_without_mutants_has_no_function() -> None:
+    """So that none becomes one by growing."""
+    modules = {name_of(path): path for package in COMPLETE for path in modules_of(package)}
+    assert modules.keys() >= WITHOUT_LOGIC.keys(), "a module that is no longer there"
+    for name in WITHOUT_LOGIC:
+        tree = ast.parse((ROOT / modules[name]).read_text())
+        functions = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        assert not functions, name
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 PRODUCT = "scheduler_feedback"
@@ -75,14 +76,14 @@ def find(mutant: Mutant, root: Path) -> Path:
         return Path(MOVED[mutant.module])
     usual = Path(*mutant.module.split(".")).with_suffix(".py")
     for path in (PRODUCT / usual, usual):
-        if (root / path).exists() and _node(ast.parse((root / path).read_text()), mutant.name) is not None:
+        if (root / path).exists() and _node(_parsed((root / path).read_text()), mutant.name) is not None:
             return path
     last = mutant.module.rpartition(".")[2]
     found = [
         path.relative_to(root)
         for package in PACKAGES
         for path in sorted((root / package).rglob("*.py"))
-        if path.stem == last and _node(ast.parse(path.read_text()), mutant.name) is not None
+        if path.stem == last and _node(_parsed(path.read_text()), mutant.name) is not None
     ]
     if len(found) != 1:
         where = ", ".join(map(str, found)) or "nowhere"
@@ -94,7 +95,7 @@ def apply(mutant: Mutant, root: Path) -> Applied:
     """Return the mutated source. Raises NotApplicableError where the fragment is not there exactly once."""
     path = find(mutant, root)
     source = (root / path).read_text()
-    node = _node(ast.parse(source), mutant.name)
+    node = _node(_parsed(source), mutant.name)
     assert node is not None
     begin, end = _span(source, node)
     here = source[begin:end]
@@ -105,10 +106,16 @@ def apply(mutant: Mutant, root: Path) -> Applied:
         tree = ast.parse(mutated)
     except SyntaxError as error:
         raise NotApplicableError(f"{mutant.place}: no Python any more: {error}") from None
-    if ast.dump(tree) == ast.dump(ast.parse(source)):
+    if ast.dump(tree) == ast.dump(_parsed(source)):
         raise NotApplicableError(f"{mutant.place}: the edit changes nothing that runs: {mutant.old!r}")
     _check_names(mutant, source, tree)
     return Applied(path, mutated, isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+@lru_cache(16)
+def _parsed(source: str) -> ast.Module:
+    """The tree of an unchanged module, which nobody changes: most mutants of a module follow one another."""
+    return ast.parse(source)
 
 
 def _node(tree: ast.AST, name: str) -> ast.AST | None:
@@ -154,7 +161,7 @@ def _check_names(mutant: Mutant, source: str, tree: ast.AST) -> None:
     def names(of: ast.AST, kinds: tuple[type[ast.expr_context], ...]) -> set[str]:
         return {node.id for node in ast.walk(of) if isinstance(node, ast.Name) and isinstance(node.ctx, kinds)}
 
-    fresh = names(tree, (ast.Load,)) - names(ast.parse(source), (ast.Load,))
+    fresh = names(tree, (ast.Load,)) - names(_parsed(source), (ast.Load,))
     bound = names(tree, (ast.Store,)) | set(dir(builtins))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -7,7 +7,7 @@ import pytest
 
 from scheduler_feedback.core.gangs import FloatArray
 from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
-from scheduler_feedback.detectors.apart import kept_from_working, works_longer
+from scheduler_feedback.detectors.apart import kept_from_working, many, works_longer
 from scheduler_feedback.detectors.panel import Panel
 
 NS = 1_000_000_000
@@ -56,6 +56,14 @@ def test_nobody_of_a_stage_that_works_longer_stands_apart(staged: bool) -> None:
 def test_many_on_several_nodes_have_a_reason_in_common() -> None:
     panel, shape = panel_of({"tensor_active": at([1, 9, 17, 25, 30], 1.0, others=1 / SLOWER)})
     assert not any(works_longer(panel, shape, rank, SLOWER) for rank in range(RANKS))
+
+
+def test_many_on_one_node_may_be_slow_for_its_sake() -> None:
+    here = list(range(8, 16))
+    panel, shape = panel_of({"tensor_active": at(here, 1.0, others=1 / SLOWER)}, staged=False)
+    assert [rank for rank in range(RANKS) if works_longer(panel, shape, rank, SLOWER)] == here
+    few = [1, 9, 17, 25]
+    assert [many(np.array(ranks), shape) for ranks in (here, few, [*few, 30], [3])] == [False, False, True, False]
 
 
 def test_where_all_ranks_differ_one_that_differs_as_they_do_is_not_why_the_job_is_slow() -> None:

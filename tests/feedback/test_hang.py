@@ -14,7 +14,7 @@ from scheduler_feedback.core.gangs import Consumed
 from scheduler_feedback.core.telemetry import JobTelemetry
 from scheduler_feedback.core.verdict import Abstention, Cleared, Finding, Verdict
 from scheduler_feedback.core.verdict_text import sentence
-from scheduler_feedback.detectors.hang import CONFIDENT, HangDetector
+from scheduler_feedback.detectors.hang import CONFIDENT, FRESH_SECONDS, HangDetector, is_inside
 from scheduler_feedback.policies.hangs import CONFIDENCE
 from tests.feedback.test_detectors import NS, START, Job, course, verdicts
 
@@ -105,6 +105,52 @@ def test_one_that_was_stopped_inside_of_the_collective_is_the_culprit_all_the_sa
     assert verdict.rank == 5
 
 
+def opened_as(job: Training, numbers: Callable[[int], int], seen: Callable[[int], float] = lambda rank: 0.0) -> None:
+    """Change what is open: each rank's number of its collective, and how many seconds ago it was seen in it."""
+    look = job.look
+
+    def changed(second: float, random: np.random.Generator) -> JobTelemetry:
+        found = look(second, random)
+        assert found.open_collectives is not None
+        if second > 60:
+            for rank in range(len(job.shape)):
+                found.open_collectives[rank] = (
+                    numbers(rank),
+                    START + 60 * NS,
+                    START + round((second - seen(rank)) * NS),
+                )
+        return found
+
+    job.look = changed  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_where_all_are_inside_of_a_collective_the_one_in_an_earlier_one_is_the_culprit(staged: bool) -> None:
+    """Stages count for themselves: that the numbers of two differ says nothing."""
+    job = Training(ranks=16)
+    if staged:
+        job.shape = replace(job.shape, stage=np.arange(16) // 8)
+    job.known = False
+    job.pauses = [(60.0, 1e9)]
+    opened_as(job, lambda rank: 99 if rank == 5 else 200 if staged and rank >= 8 else 100)
+    (verdict,) = verdicts(course(HangDetector(), [job], 130))
+    assert verdict.rank == 5
+
+
+def test_one_that_was_last_seen_inside_long_ago_is_not_inside() -> None:
+    job = Training(ranks=16)
+    job.known = False
+    job.pauses = [(60.0, 1e9)]
+    opened_as(job, lambda rank: 100, lambda rank: FRESH_SECONDS + 5.0 if rank == 7 else 0.0)
+    (verdict,) = verdicts(course(HangDetector(), [job], 130))
+    assert verdict.rank == 7
+    now = 1000 * NS
+    opened = np.array([[5, 0, now], [5, 0, now - 15 * NS], [5, 0, now - 16 * NS], [-1, -1, -1]])
+    assert is_inside(opened, now).tolist() == [True, True, False, False]
+    assert is_inside(opened, now + 10 * NS).tolist() == [True, True, False, False], "the newest sight is 'now'"
+    assert not is_inside(opened, now + 60 * NS).any(), "unless nobody was seen for long"
+
+
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_a_job_that_is_stopped_as_a_whole_is_left_alone(ranks: int) -> None:
     job = Training(ranks=ranks, nodes=1)
@@ -120,6 +166,41 @@ def test_a_job_that_somebody_debugs_is_left_alone() -> None:
     found = course(HangDetector(), [job], 300)
     assert not verdicts(found)
     assert ["debugger" in one.reason for _, one in found if isinstance(one, Abstention)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (ProcessState.GONE, "rank 3's process is gone"),
+        (ProcessState.ZOMBIE, "rank 3's process has ended and is a zombie"),
+    ],
+)
+def test_one_that_has_ended_is_the_culprit_for_sure(state: ProcessState, words: str) -> None:
+    job = Training()
+    job.stops = [(60.0, 1e9, (3,), state)]
+    (verdict,) = verdicts(course(HangDetector(), [job], 130))
+    assert (verdict.rank, verdict.confidence >= CONFIDENT) == (3, True)
+    assert words in sentence(verdict)
+
+
+def test_one_that_waits_for_a_disk_may_be_saving() -> None:
+    job = Training()
+    job.stops = [(60.0, 1e9, (3,), ProcessState.UNINTERRUPTIBLE)]
+    (verdict,) = verdicts(course(HangDetector(), [job], 130))
+    assert (verdict.rank, verdict.confidence >= CONFIDENT) == (3, False)
+    assert "waits in the kernel" in sentence(verdict)
+
+
+@pytest.mark.parametrize(("stopped", "named"), [((3, 9), True), ((3, 9, 14), False), ((4, 5, 6, 7), True)])
+def test_many_on_several_nodes_that_never_arrived_are_nobodys_fault(stopped: tuple[int, ...], named: bool) -> None:
+    """Two of sixteen ranks may be; a node of four is one place."""
+    job = Training(ranks=16)
+    job.stops = [(60.0, 1e9, stopped, STOPPED)]
+    found = course(HangDetector(), [job], 130)
+    assert [one.ranks for one in verdicts(found)] == [stopped] * named
+    assert named or [one.reason for _, one in found if isinstance(one, Abstention)] == [
+        "no step is finished any more: 3 of 16 ranks never arrived, on 3 nodes"
+    ]
 
 
 @pytest.mark.parametrize("known", [True, False])

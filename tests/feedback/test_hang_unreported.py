@@ -11,6 +11,7 @@ from scheduler_feedback.core.gangs import FloatArray
 from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
 from scheduler_feedback.detectors.hang import HangDetector
+from scheduler_feedback.detectors.hang_unreported import Traffic
 
 NS = 1_000_000_000
 START = 1_700_000_000 * NS
@@ -84,3 +85,34 @@ def test_half_of_the_ranks_that_stopped_are_not_named() -> None:
     busy = POLLS.copy()
     busy[[1, 2, 3, 9, 10, 11]] = 0.0
     assert [type(one) for one in told(busy)] == [Abstention]
+
+
+def window(moved: float, heard: int = RANKS, busy: float = 0.2) -> np.ndarray:
+    """[features, ranks], of which the first `heard` are known."""
+    values = np.full((len(FEATURES), RANKS), np.nan, np.float32)
+    values[[FEATURE["nvlink_bytes"], FEATURE["nic_transmit_bytes"], FEATURE["io_waiting"]], :heard] = [
+        [moved],
+        [0],
+        [0],
+    ]
+    values[FEATURE["sm_active"], :heard] = busy
+    return values
+
+
+def test_a_window_of_which_less_than_half_is_known_says_nothing() -> None:
+    """Agents that are not heard would look like a job that moves nothing, or like one that moves again."""
+    shape = Shape("job", 1, np.arange(RANKS), ("n",) * RANKS)
+    traffic = Traffic(shape)
+    for second in range(1, 301):
+        traffic.take(window(1e9), second * NS)
+    assert (traffic.usual, traffic.silent, traffic.longest) == (pytest.approx(2e9 / 2), 0, 0.0)
+    for second in range(301, 360):
+        traffic.take(window(0.0, heard=RANKS // 2), second * NS)
+    assert (traffic.silent, traffic.moved_ns) == (0, 300 * NS)
+    assert traffic.stuck(360 * NS) is None
+    for second in range(360, 420):
+        traffic.take(window(0.0, heard=RANKS // 2 + 1), second * NS)
+    assert traffic.silent == 60
+    assert not traffic.take(window(1e9, heard=3), 420 * NS) and traffic.silent == 60
+    assert traffic.take(window(1e9, heard=RANKS), 421 * NS), "it moves after a pause"
+    assert (traffic.silent, traffic.longest) == (0, pytest.approx(121.0))

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_feedback.core.telemetry import FEATURES, Counters, Grouping, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.detectors import make_all
 from scheduler_feedback.detectors.known import Knowns
-from scheduler_feedback.detectors.panel import ALLOWANCE, CLIP, DECAY, HIGHEST, WARM_UP_WINDOWS, Panel
+from scheduler_feedback.detectors.panel import ALLOWANCE, CLIP, DECAY, HIGHEST, WARM_UP_WINDOWS, Panel, _peers, joined
 from scheduler_feedback.detectors.scales import BAD, COUNTS, FLOOR, LOGS
 from scheduler_feedback.detectors.switches import Switches
 
@@ -129,3 +130,59 @@ def test_what_is_missing_is_left_as_it_was(of: list[int], holes: float, seed: in
     assert np.array_equal(cleared, np.where(missing, np.float32(0.0), values))
     told = random.normal(size=len(grouping)).astype(np.float32)
     assert np.array_equal(grouping.spread(told, np.empty(len(of), np.float32)), told[grouping.of])
+
+
+@pytest.mark.parametrize(("stages", "peers"), [
+    ([0] * 4 + [1] * 4, [0] * 4 + [1] * 4), ([0] * 3 + [1] * 5, [0] * 8), ([0] * 8, [0] * 8), ([0, 1], [0, 0]),
+])  # fmt: skip
+def test_peers_are_the_role_where_it_is_large_enough_to_vote_and_else_the_job(
+    stages: list[int], peers: list[int]
+) -> None:
+    shape = Shape("j", 1, np.arange(len(stages)), ("n",) * len(stages), stage=np.array(stages))
+    assert _peers(shape).tolist() == peers
+    assert joined([_peers(shape), _peers(shape)]).tolist() == [*peers, *(1 + max(peers) + one for one in peers)]
+    assert joined([]).tolist() == []
+
+
+def seen_by(panel: Panel, shape: Shape, windows: int, first: int = 0) -> None:
+    random = np.random.default_rng(first)
+    for second in range(first, first + windows):
+        values = random.normal(1.0, 0.02, (len(FEATURES), 1, len(shape))).astype(np.float32)
+        now = START + second * SECOND
+        panel.at(Telemetry(now, (JobTelemetry(shape),), Counters(np.array([now]), 1.0, values)))
+
+
+def test_norms_outlive_a_restart_soon_after_another_of_which_a_part_was_heard() -> None:
+    whole = Shape("j", 1, np.arange(16), ("n",) * 16)
+    part = Shape("j", 1, np.arange(5), ("n",) * 5)
+    first, second, third = Panel(), Panel(), Panel()
+    seen_by(first, whole, WARM_UP_WINDOWS + 1)
+    second.load(first.dump())
+    seen_by(second, part, 2, 100)
+    third.load(second.dump())
+    seen_by(third, whole, 1, 200)
+    assert (third._taken >= WARM_UP_WINDOWS).all(), "of those that were not heard the norm is kept, too"
+    assert np.abs(third._mean - first._mean).max() < 0.01
+
+
+def test_what_nobody_comes_back_for_is_dropped_after_ten_minutes() -> None:
+    gone, here = Shape("gone", 1, np.arange(4), ("n",) * 4), Shape("here", 1, np.arange(4), ("n",) * 4)
+    before, after = Panel(), Panel()
+    seen_by(before, gone, WARM_UP_WINDOWS + 1)
+    after.load(before.dump())
+    seen_by(after, here, 1, 0)
+    seen_by(after, here, 1, 500)
+    assert after._restored
+    seen_by(after, here, 1, 700)
+    assert not after._restored
+    with pytest.raises(ValueError, match="norms of counters"):
+        after.load(b"\xc1")
+
+
+def test_the_detectors_of_a_stream_share_one_panel_and_its_switches() -> None:
+    switches = Switches(self_residual=False)
+    panels = {detector._panel for detector in make_all(switches=switches)}  # type: ignore[attr-defined]
+    (panel,) = panels
+    assert panel._switches is switches
+    (another,) = {detector._panel for detector in make_all()}  # type: ignore[attr-defined]
+    assert another is not panel and another._switches == Switches()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import combinations
 
@@ -10,7 +11,7 @@ import pytest
 
 from scheduler_feedback.core.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Kind, Verdict
-from scheduler_feedback.detectors.periodicity import FALSE_ALARM, LongSteps, beats_needed, share_of, tail
+from scheduler_feedback.detectors.periodicity import FALSE_ALARM, LongSteps, Period, beats_needed, share_of, tail
 from scheduler_feedback.detectors.workload import WorkloadDetector
 
 NS = 1_000_000_000
@@ -95,6 +96,22 @@ def test_the_terms_are_what_they_say() -> None:
     assert sum(share_of(test) for test in range(1, 100_000)) == pytest.approx(FALSE_ALARM, rel=1e-4)
     assert sum(share_of(test) for test in range(1, 100_000)) < FALSE_ALARM
     assert [beats_needed(period, 1) for period in (2, 3, 4)] == [7, 6, 5]
+    period = Period(steps=50, newest=500, beats=8, missed=2, steps_each=1, lost_seconds=25.0, chance=0.0)
+    assert period.lost_seconds_a_step == pytest.approx(25.0 / 500), "those that were missed cost nothing"
+
+
+def test_a_period_is_told_at_the_beat_at_which_all_that_were_tried_do_not_give_it_by_chance() -> None:
+    long, found = LongSteps(), []
+    for number in range(260):
+        long.take(number, 1.0 if number % 50 == 0 else None)
+        found.append(long.period is not None)
+    assert found.index(True) == 201, "four beats and sixteen patterns give it too often"
+    again = LongSteps()
+    for number in range(202):
+        again.take(number, 1.0 if number % 50 == 0 else None)
+    assert again.period is not None and (again.period.steps, again.period.beats, again.period.newest) == (50, 5, 200)
+    # Equal parts of five steps and more: from 0 on there are eight ways, from 50 on eight, then five and three.
+    assert again.period.chance == pytest.approx(24 / math.comb(199, 3))
 
 
 @pytest.mark.parametrize(("period", "beats"), [(50, 5), (20, 6), (7, 7), (5, 8)])

@@ -85,3 +85,30 @@ def test_noise_has_no_rhythm(seed: int) -> None:
 @pytest.mark.parametrize("rate", [np.zeros(400), np.ones(400), np.full(400, np.nan), np.ones(3), np.zeros(0)])
 def test_what_says_nothing_has_no_rhythm(rate: FloatArray) -> None:
     assert rhythm(rate, 1.0) is None
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_a_rhythm_under_noise_as_strong_as_itself_is_not_sure(seed: int) -> None:
+    wave = 2.0 + np.cos(2 * np.pi * np.arange(440) / 12.3)
+    random = np.random.default_rng(seed)
+    assert rhythm(wave + random.normal(0.0, 1.0, 440), 1.0) is None
+    found = rhythm(wave + random.normal(0.0, 0.3, 440), 1.0)
+    assert found is not None and found.seconds == pytest.approx(12.3, rel=0.01)
+
+
+@pytest.mark.parametrize("iterations", [8, 9, 10])
+def test_half_of_an_iteration_that_is_too_long_to_be_followed_is_not_taken_for_it(iterations: int) -> None:
+    samples = int(12.4 * iterations)
+    phase = np.arange(0, samples, 0.05) % 12.4
+    traffic = (phase < 1.4) + 0.6 * ((phase > 6.2) & (phase < 7.6))
+    signal = traffic.reshape(-1, 20).mean(axis=1) * np.random.default_rng(iterations).normal(1.0, 0.02, samples)
+    assert rhythm(signal, 1.0) is None
+
+
+def test_where_the_rhythm_fades_for_a_while_cycles_cannot_be_counted() -> None:
+    """The job moves as much meanwhile, but evenly."""
+    random = np.random.default_rng(3)
+    signal = bursts(np.full(60, 9.3), 440)
+    assert rhythm(signal * random.normal(1.0, 0.02, 440), 1.0) is not None
+    signal[200:288] = signal.mean()
+    assert rhythm(signal * random.normal(1.0, 0.02, 440), 1.0) is None

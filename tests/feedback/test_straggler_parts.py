@@ -189,6 +189,9 @@ def cause_of(
         ((0.08, 0.0, 0.0), False, Cause.COMPUTE),
         ((0.0, 0.0, 0.08), False, Cause.STORAGE),
         ((0.05, 0.05, 0.0), False, Cause.UNKNOWN),
+        ((0.0, 0.0, 0.05), False, Cause.UNKNOWN),
+        ((0.03, 0.0, 0.0), False, Cause.UNKNOWN),
+        ((0.01, 0.0, 0.0), False, Cause.SUSPENDED),
     ],
 )
 def test_a_cause_explains_most_of_the_excess(

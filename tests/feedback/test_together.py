@@ -84,6 +84,12 @@ def test_a_victim_may_follow_by_two_windows_and_go_ahead_by_one(late: int, goes:
     assert found is not None and (found[0] > 0.9) is goes
 
 
+def test_it_must_be_high_no_chance_and_cost_something() -> None:
+    assert _sure((0.9, 0.001, 0.3)) == (0.9, 0.001, 0.3)
+    for found in ((0.3, 0.001, 0.3), (0.9, CHANCE, 0.3), (0.9, 0.001, 0.04), None):
+        assert _sure(found) is None
+
+
 def test_where_too_little_is_known_nothing_can_be_told() -> None:
     busy = bursts(1)
     assert together(busy[: LEAST_WINDOWS - 1], busy[: LEAST_WINDOWS - 1], *ENOUGH) is None
@@ -210,6 +216,8 @@ def test_a_node_that_is_slow_as_a_whole_explains_none_of_its_ranks() -> None:
                   tensor=index // 4)  # fmt: skip
     slow = (index // 4 == 1) | (index % 4 == 2)
     assert intersected(slow, shape, [4, 5, 6, 7]) == [6]
+    of_pipelines = Shape("j", 1, index, shape.nodes, data=index % 4)
+    assert intersected(slow, of_pipelines, [5, 6]) == [5, 6], "that both stand on a slow node makes 6 no reason for 5"
     alone = Shape("j", 1, index, shape.nodes)
     assert intersected(slow, alone, [2, 4, 5, 6, 7]) == [2, 4, 5, 6, 7]
 
@@ -221,13 +229,13 @@ NS = 1_000_000_000
 
 def test_what_a_neighbour_did_is_told_of_the_time_of_each_step() -> None:
     steps = Steps()
-    for begin, end in ((-1, 2), (1, 3), (3, 5), (5, 7), (9, 12)):
+    for begin, end in ((-1, 2), (0, 2), (3, 5), (5, 7), (9, 12)):
         steps.add(begin * NS, end * NS, {"": 0.1})
     ends = np.arange(1, 11) * NS
     sent = [float(n) for n in range(1, 11)]  # n in the window from n - 1 to n
     found = steps.during(sent, ends, NS)
     assert np.isnan(found[0]), "it began before what is kept"
-    assert found[1:4].tolist() == pytest.approx([2.5, 4.5, 6.5])
+    assert found[1:4].tolist() == pytest.approx([1.5, 4.5, 6.5])
     assert np.isnan(found[4]), "two thirds of it are not known yet"
     steps.add(7 * NS, 11 * NS, {"": 0.1})
     assert steps.during(sent, ends, NS)[5] == pytest.approx(9.0), "what is known of it stands for it"
@@ -312,8 +320,16 @@ def test_a_neighbour_is_witnessed_where_the_ranks_there_see_it_and_the_job_is_sl
     assert not sees.witnessed(resource, np.ones(400), lost, 0.3), "it is always busy"
     seldom = lost * (np.cumsum(np.diff(busy, prepend=0) > 0) % 2)
     assert not sees.witnessed(resource, busy, seldom, 0.3), "slow in half of the times in which it is busy"
-    often = np.maximum(lost, 0.3 * (np.arange(400) % 3 > 0))
-    assert not sees.witnessed(resource, busy, often, 0.3), "slow as often when it is not"
+
+
+def test_one_that_is_slow_as_often_without_it_is_not_disturbed_by_it() -> None:
+    busy = np.tile(np.r_[np.zeros(14), np.ones(6)], 20)
+    sees, resource = witness(0.01 + 0.2 * busy)
+    assert sees.witnessed(resource, busy, 0.3 * busy, 0.3)
+    seldom = np.maximum(busy, np.arange(400) % 10 < 2)
+    assert sees.witnessed(resource, busy, 0.3 * seldom, 0.3), "mostly with it"
+    often = np.maximum(busy, np.arange(400) % 9 < 4)
+    assert not sees.witnessed(resource, busy, 0.3 * often, 0.3), "half of its slow time is without it"
 
 
 def test_what_ranks_usually_see_stands_for_the_time_before_a_neighbour_came() -> None:

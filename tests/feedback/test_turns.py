@@ -54,6 +54,7 @@ def test_who_is_slow_beside_those_that_pause_in_turn_is_found() -> None:
         (5, 5, Cause.PAUSES, Cause.UNKNOWN, False, False),
         (3, 5, None, Cause.UNKNOWN, False, True),
         (3, 5, Cause.PAUSES, Cause.GPU, False, True),
+        (3, 5, Cause.PAUSES, Cause.UNKNOWN, True, False),
         (3, 5, Cause.SEQUENCE_LENGTH, Cause.UNKNOWN, False, False),
         (3, 5, Cause.SEQUENCE_LENGTH, Cause.UNKNOWN, True, True),
     ],

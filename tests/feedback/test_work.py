@@ -52,8 +52,9 @@ def test_what_would_take_less_time_the_more_there_is_is_left_out() -> None:
 
 def test_tokens_that_explain_little_are_no_reason() -> None:
     tokens, squares = given()
-    noise = np.random.default_rng(3).normal(0.0, 0.1, tokens.shape)
-    assert fit(1.0 + noise, tokens, squares) is None
+    for seed in range(10):
+        noise = np.random.default_rng(seed).normal(0.0, 0.1, tokens.shape)
+        assert fit(1.0 + noise, tokens, squares) is None
     assert fit(1.0 + 0.1 * noise + 3e-4 * tokens, tokens, squares) is not None
     assert fit(np.ones_like(tokens), tokens, squares) is None, "nothing varies"
     assert fit(1.0 + 3e-4 * tokens, np.full_like(tokens, 1000.0), NOTHING) is None, "what is given does not vary"

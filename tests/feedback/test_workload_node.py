@@ -9,6 +9,7 @@ import pytest
 
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.detectors.panel import Panel
 from scheduler_feedback.detectors.workload import WorkloadDetector
 from tests.feedback.test_detectors import Job, course
 
@@ -68,3 +69,13 @@ def test_stages_that_have_more_to_do_accuse_no_node() -> None:
 
 def test_a_node_whose_tasks_wait_while_the_job_is_as_ever_is_not_accused() -> None:
     assert not told(job_of_stages({"io_waiting": 0.3}, ranks=0))
+
+
+def test_a_node_of_which_another_detector_has_spoken_is_not_told_again() -> None:
+    job, panel = job_of_stages({"io_waiting": 0.3}), Panel()
+    panel.accused.add(("j", 1, 6))
+    assert not [one for _, one in course(WorkloadDetector(panel=panel), [job], 190) if isinstance(one, Verdict)]
+    assert panel.accused == {("j", 1, 6)}
+    alone = Panel()
+    course(WorkloadDetector(panel=alone), [job_of_stages({"io_waiting": 0.3})], 130)
+    assert alone.accused == {("j", 1, rank) for rank in range(8)}, "so that no other tells of its ranks"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scheduler_feedback.core.telemetry import JobTelemetry
-from scheduler_feedback.core.verdict import Cause, Kind
+from scheduler_feedback.core.verdict import Cause, Cleared, Kind, Verdict
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.detectors.work import Work
 from scheduler_feedback.detectors.workload import WorkloadDetector
@@ -41,6 +41,16 @@ def test_a_job_that_does_a_little_more_is_told_and_one_that_does_as_ever_is_not(
         assert len(verdicts(course(WorkloadDetector(), [job], 140))) == told
 
 
+def test_what_goes_on_stands_and_what_was_not_seen_for_two_minutes_is_over() -> None:
+    job = Job(ranks=RANKS)
+    job.work = lambda second: np.full(RANKS, 0.7 * (1.4 if 60 < second < 360 else 1.0))
+    found = course(WorkloadDetector(), [job], 620)
+    assert [type(one) for _, one in found] == [Verdict, Cleared]
+    assert found[0][0] < 90
+    assert 360 + 120 <= found[1][0] < 360 + 180
+    assert isinstance(found[1][1], Cleared) and found[1][1].reason.startswith("not seen for ")
+
+
 def test_four_long_steps_of_a_slow_job_are_enough() -> None:
     job = Job(ranks=RANKS, step_seconds=20.0)
     job.work = lambda second: np.full(RANKS, 14.0 * (1.3 if second > 800 else 1.0))
@@ -69,6 +79,13 @@ def test_a_job_slower_by_its_network_has_not_more_to_do() -> None:
     assert not verdicts(course(WorkloadDetector(), [job], 120))
 
 
+def test_nor_one_that_does_a_little_more_and_is_slower_by_far_more() -> None:
+    job = Job(ranks=RANKS)
+    job.work = lambda second: np.full(RANKS, 0.7 * (1.05 if second > 60 else 1.0))
+    job.network = lambda second: 0.6 if second > 60 else 0.3
+    assert not verdicts(course(WorkloadDetector(), [job], 120))
+
+
 def test_work_is_known_from_tokens_alone() -> None:
     tokens = np.array([[100.0, 200.0]])
     work = Work(0.1, 0.006, 0.0)
@@ -93,16 +110,20 @@ def test_ranks_that_pause_in_turn_are_told_where_what_each_is_given_drifts(pause
     assert [one.rank for one in found if one.cause is Cause.PAUSES] == [-1] * pauses
 
 
-@pytest.mark.parametrize("follows", [True, False])
-def test_lengths_that_begin_to_differ_are_told_where_the_time_of_each_rank_follows_them(follows: bool) -> None:
-    """A pipeline loses more than any sum shows. A job that told no lengths, or always the same, tells them now."""
+@pytest.mark.parametrize("follows", [1.0, 0.5, 0.0])
+def test_lengths_that_begin_to_differ_are_told_where_the_time_of_each_rank_follows_them(follows: float) -> None:
+    """A pipeline loses more than any sum shows. A job that told no lengths, or always the same, tells them now.
+
+    At a half the time of a rank varies as much for another reason: lengths explain two fifths of it.
+    """
     job, lengths = Job(ranks=RANKS), np.random.default_rng(5)
     job.shape = replace(job.shape, stage=np.arange(RANKS) // 4, data=np.arange(RANKS) % 4)
     given: list[np.ndarray] = []
 
     def work(second: float) -> np.ndarray:
         given.append(np.tile(lengths.normal(1.0, 0.04, 4), 4) if second > 100 else np.ones(RANKS))
-        return 0.7 * (given[-1] if follows else np.ones(RANKS))
+        chance = lengths.normal(0.0, 0.05, RANKS) if second > 100 and follows == 0.5 else np.zeros(RANKS)
+        return 0.7 * ((given[-1] if follows else np.ones(RANKS)) + chance)
 
     def with_lengths(second: float, random: np.random.Generator) -> JobTelemetry:
         before = len(given)
@@ -116,4 +137,4 @@ def test_lengths_that_begin_to_differ_are_told_where_the_time_of_each_rank_follo
     look, job.look, job.work = job.look, with_lengths, work  # type: ignore[method-assign]
     job.network = lambda second: 0.42 if second > 100 else 0.3  # the bubbles
     found = verdicts(course(WorkloadDetector(), [job], 160))
-    assert [one.kind for one in found] == [Kind.SEQUENCE_IMBALANCE] * follows
+    assert [one.kind for one in found] == [Kind.SEQUENCE_IMBALANCE] * (follows == 1.0)

@@ -38,6 +38,7 @@ def told(
     per_node: int = 8,
     staged: bool = True,
     begins: int = BEGINS,
+    meanwhile: Callable[[Panel], None] = lambda panel: None,
 ) -> list[Finding]:
     """What is told of one job of two stages, an iteration of which takes a second, and longer from `begins` on."""
     random = np.random.default_rng(5)
@@ -64,6 +65,7 @@ def told(
         made[FEATURE["pcie_link"], 0] = 1.0
         now = START + second * NS
         telemetry = Telemetry(now, (JobTelemetry(shape),), Counters(np.array([now]), 1.0, made), (), {})
+        meanwhile(panel)
         found += [one for detector in detectors for one in detector.tick(telemetry)]
     return found
 
@@ -136,6 +138,17 @@ def test_what_a_member_or_the_network_or_heat_may_do_is_not_told_of_the_job(does
 def test_a_stage_on_one_node_may_be_that_nodes_fault() -> None:
     assert not kinds(told(last_stage_works_more, per_node=16))
     assert not kinds(told(first_stage_waits_for_input, per_node=16))
+
+
+def test_a_job_on_one_node_may_be_slow_for_that_nodes_sake() -> None:
+    assert not kinds(told(all_work_more, per_node=RANKS))
+
+
+def test_a_job_that_is_slow_for_another_reason_that_is_known_is_not_told_to_do_it_to_itself() -> None:
+    assert not kinds(told(all_work_more, meanwhile=lambda panel: panel.disturbed.add("job")))
+    assert not kinds(told(all_work_more, meanwhile=lambda panel: panel.accused.add(("job", 1, 5))))
+    others = told(all_work_more, meanwhile=lambda panel: panel.accused.add(("another", 1, 5)))
+    assert kinds(others) == {(Kind.WORKLOAD, Cause.WHOLE_JOB)}
 
 
 def test_where_stages_are_not_known_none_is_named() -> None:

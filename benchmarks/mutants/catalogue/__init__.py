@@ -1,11 +1,12 @@
 """The list of mutants, a module for each package."""
 
-from benchmarks.mutants.catalogue import backends, core, front, policies, survivors
+from benchmarks.mutants.catalogue import backends, core, detectors, front, policies, survivors
 from benchmarks.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
     *survivors.MUTANTS,
     *core.MUTANTS,
+    *detectors.MUTANTS,
     *backends.MUTANTS,
     *front.MUTANTS,
     *policies.MUTANTS,

@@ -1,0 +1,1109 @@
+"""Breaks of scheduler_feedback.detectors."""
+
+from benchmarks.mutants.mutant import Mutant
+
+_F = "tests/feedback/test_"
+_D = _F + "detectors.py::test_"
+_S = _F + "straggler.py::test_"
+_P = _F + "straggler_parts.py::test_"
+
+_ATTRIBUTION = (
+    _P + "a_cause_explains_most_of_the_excess",
+    _P + "a_process_that_waits_for_a_slow_gpu_is_not_called_suspended",
+    _P + "what_peers_grew_by_as_well_is_no_ones_excess",
+    _P + "missing_counters_give_no_cause",
+    _P + "a_missing_disk_counter_alone_does_not_hide_the_rest",
+    _F + "weighing.py",
+)
+_WINDOWS = (
+    _P + "windows_last_a_second_and_hold_five_steps",
+    _P + "the_gain_is_what_the_steps_would_have_been_shorter",
+    _P + "what_is_not_heard_of_a_rank_is_what_its_peers_took_then_and_what_it_differs_by",
+    _P + "what_the_collective_took_too_long_is_laid_to_the_one_that_was_stopped",
+    _P + "nobody_is_blamed_for_the_collective_without_being_the_only_one",
+    _P + "the_spread_of_others_sees_their_bursts_and_not_the_suspects_own",
+)
+
+MUTANTS = (
+    Mutant(
+        "detectors.__init__:make_all",
+        "make(timed, switches, panel)",
+        "make(timed, switches, None)",
+        (_F + "panel.py::test_the_detectors_of_a_stream_share_one_panel_and_its_switches",),
+    ),
+    Mutant(
+        "detectors.__init__:make_all",
+        "Panel(switches)",
+        "Panel()",
+        (_F + "panel.py::test_the_detectors_of_a_stream_share_one_panel_and_its_switches",),
+    ),
+    # --- apart ---
+    Mutant("detectors.apart:works_longer", " and not many(alike, shape)", "", (_F + "apart.py",)),
+    Mutant("detectors.apart:works_longer", "bool(clear) and rank in alike", "rank in alike", (_F + "apart.py",)),
+    Mutant(
+        "detectors.apart:works_longer",
+        'longer = -panel.level[FEATURE["sm_clock"], columns]',
+        'longer = panel.level[FEATURE["sm_clock"], columns]',
+        (_F + "apart.py",),
+    ),
+    Mutant(
+        "detectors.apart:kept_from_working",
+        "level[known & ~here]) - level[known & here].mean()",
+        "level[known]) - level[known & here].mean()",
+        (_F + "apart.py",),
+    ),
+    Mutant(
+        "detectors.apart:many", " and len({shape.nodes[rank] for rank in ranks.tolist()}) > 1", "", (_F + "apart.py",)
+    ),
+    # --- attribution ---
+    Mutant(
+        "detectors.attribution:attribute",
+        "shift[rank] - median_of_the_others(shift, rank)",
+        "shift[rank]",
+        _ATTRIBUTION,
+    ),
+    Mutant(
+        "detectors.attribution:attribute",
+        "excess - processor - queue - storage",
+        "excess - processor - queue",
+        _ATTRIBUTION,
+    ),
+    Mutant("detectors.attribution:attribute", "elif on_device:\n        pass\n    ", "", _ATTRIBUTION),
+    Mutant(
+        "detectors.attribution:attribute", "np.isfinite(grown[:, :2]).all()", "np.isfinite(grown).all()", _ATTRIBUTION
+    ),
+    Mutant(
+        "detectors.attribution:Attribution.may_be_chance_load",
+        "if not self.known:\n            return True",
+        "",
+        _ATTRIBUTION,
+    ),
+    Mutant("detectors.attribution:Attribution.contested_share", " + max(self.processor, 0.0)", "", _ATTRIBUTION),
+    # --- baseline ---
+    Mutant(
+        "detectors.baseline:learn",
+        "compute.sum(axis=0) - compute.max(axis=0)",
+        "compute.sum(axis=0) - compute.min(axis=0)",
+        (_F + "baseline.py",),
+    ),
+    Mutant("detectors.baseline:learn", "[: max(1, len(windows) - 1)]\n    wait,", "\n    wait,", (_F + "baseline.py",)),
+    Mutant(
+        "detectors.baseline:learn_early",
+        "sure = found.from_start & (place >= EARLY_RATIO).all(axis=0)",
+        "sure = found.from_start",
+        (_F + "baseline.py",),
+    ),
+    Mutant("detectors.baseline:learn_early", "len(windows) < EARLY_WINDOWS or ", "", (_F + "baseline.py",)),
+    Mutant(
+        "detectors.baseline:_slow_from_start",
+        "usual_log if role is None else usual_log - role",
+        "usual_log",
+        (_F + "baseline.py",),
+    ),
+    Mutant(
+        "detectors.baseline:_slow_from_start",
+        "> max(1, len(usual_log) // LEAST_SHARE)",
+        "> len(usual_log)",
+        (_F + "baseline.py",),
+    ),
+    Mutant(
+        "detectors.baseline:_slow_from_start",
+        "expected if role is None else expected + role, usual_log",
+        "expected, usual_log",
+        (_F + "baseline.py",),
+    ),
+    Mutant("detectors.baseline:per_step", "rate * step_seconds", "rate", (_F + "baseline.py",)),
+    # --- chorus ---
+    Mutant(
+        "detectors.chorus:strongest",
+        "np.exp(-2j * math.pi * frequency * phase[voice])",
+        "np.exp(2j * math.pi * frequency * phase[voice])",
+        (_F + "chorus.py",),
+    ),
+    Mutant("detectors.chorus:strongest", "height < ALIKE * float(voices[place])", "False", (_F + "chorus.py",)),
+    Mutant("detectors.chorus:strongest", "height < CLEAR * float(np.median(beside))", "False", (_F + "chorus.py",)),
+    Mutant("detectors.chorus:strongest", "> SUBHARMONIC * height", "> height", (_F + "chorus.py",)),
+    Mutant("detectors.chorus:Voices.period", "sung = steady & ", "sung = ", (_F + "chorus.py",)),
+    # --- gate ---
+    Mutant(
+        "detectors.gate:JobGate.slower",
+        "usual / max(float(recent.mean()), 1e-3 * usual)",
+        "float(recent.mean()) / usual",
+        (_D + "a_job_without_steps_is_slower_where_its_traffic_is_less", _F + "gate.py"),
+    ),
+    Mutant(
+        "detectors.gate:JobGate.slower",
+        "float(less.mean()) > LESS_SIGMAS * sigma and ",
+        "",
+        (
+            _F + "gate.py",
+            _F + "unreported.py::test_a_healthy_job_of_uneven_iterations_is_never_slower_and_one_that_is_slower_is",
+        ),
+    ),
+    Mutant(
+        "detectors.gate:JobGate.slower",
+        "if usual < STANDING * self.best.get(name, 0.0):\n                usual = self.best[name]",
+        "",
+        (_F + "gate.py",),
+    ),
+    Mutant("detectors.gate:JobGate.look", "> AGREE:", "> 1.0 + AGREE:", (_F + "gate.py",)),
+    Mutant(
+        "detectors.gate:JobGate.take", "if len(known) < max(1, len(row) // 2):", "if not len(known):", (_F + "gate.py",)
+    ),
+    Mutant("detectors.gate:JobGate.take", "ring.clear()", "pass", (_F + "gate.py",)),
+    Mutant("detectors.gate:JobGate.due", "self.taken - self.looked - max", "self.taken - max", (_F + "gate.py",)),
+    # --- gates ---
+    Mutant("detectors.gates:judge", "if not from_start and slower < LEAST_SLOWDOWN:", "if False:", (_F + "gates.py",)),
+    Mutant(
+        "detectors.gates:judge",
+        "elif len(case.alarmed) > max(1, len(case.ranks) // 2):",
+        "elif False:",
+        (_F + "gates.py",),
+    ),
+    Mutant(
+        "detectors.gates:judge", "elif inversion and held < HELD_SHARE * excess:", "elif False:", (_F + "gates.py",)
+    ),
+    Mutant(
+        "detectors.gates:judge",
+        "elif own_gain < ALONE * next_gain and not split.stopped_again:",
+        "elif False:",
+        (_F + "gates.py",),
+    ),
+    Mutant(
+        "detectors.gates:judge",
+        "elif case.shared_machine and split.may_be_chance_load:",
+        "elif False:",
+        (_F + "gates.py",),
+    ),
+    Mutant("detectors.gates:judge", "elif not case.for_work and _given(case)", "elif _given(case)", (_F + "gates.py",)),
+    Mutant(
+        "detectors.gates:judge",
+        "elif not baseline.final and not from_start and slowdown < FIRST_SLOWDOWN:",
+        "elif False:",
+        (_F + "gates.py",),
+    ),
+    Mutant("detectors.gates:judge", "usual * drift)\n    held", "usual)\n    held", (_F + "gates.py",)),
+    Mutant("detectors.gates:slow_windows", "max(HIT_SIGMAS, second / 4)", "HIT_SIGMAS", (_F + "gates.py",)),
+    Mutant("detectors.gates:stopped_again", " and found[-1] - found[0] > 1", "", (_F + "gates.py",)),
+    Mutant("detectors.gates:_rhythm", "and not (apart % rhythm).any()", "", (_F + "gates.py",)),
+    Mutant(
+        "detectors.gates:_held",
+        "now - (middle_of_others_of(usual, where, rank) - float(usual[rank]))",
+        "now",
+        (_F + "gates.py",),
+    ),
+    # --- groups ---
+    Mutant(
+        "detectors.groups:known_median",
+        "result[:, known.sizes == 0] = np.nan",
+        "pass",
+        (_D + "medians_and_means_of_groups_are_just_that",),
+    ),
+    Mutant(
+        "detectors.groups:known_median",
+        "known.fill(padded[place, :columns])",
+        "pass",
+        (_D + "medians_and_means_of_groups_are_just_that",),
+    ),
+    Mutant(
+        "detectors.groups:_network",
+        "for i in range(size - d) if i & p == r]",
+        "for i in range(size - d - 1) if i & p == r]",
+        (_D + "medians_and_means_of_groups_are_just_that",),
+    ),
+    Mutant(
+        "detectors.groups:usual_value",
+        "(2 * counts < np.maximum(known.sizes, 1))",
+        "(counts < np.maximum(known.sizes, 1))",
+        (_F + "panel.py",),
+    ),
+    # --- hang ---
+    Mutant("detectors.hang:HangDetector._look", "if proven or silent <", "if silent <", (_F + "hang.py",)),
+    Mutant(
+        "detectors.hang:_Watched.steps",
+        "own[int(own.argmax())] -= min(self.stopped_ns * 1e-9, float(own.max()))",
+        "pass",
+        (_F + "hang.py",),
+    ),
+    Mutant(
+        "detectors.hang:_Watched.steps",
+        "if self.told is None or self.told.confidence < CONFIDENT:",
+        "if True:",
+        (_F + "hang.py",),
+    ),
+    Mutant("detectors.hang:HangDetector._judge", "if len(stopped) == len(job.shape):", "if False:", (_F + "hang.py",)),
+    Mutant(
+        "detectors.hang:HangDetector._judge",
+        "absent = np.flatnonzero(_behind(opened[:, 0], job.shape))",
+        "pass",
+        (_F + "hang.py",),
+    ),
+    Mutant(
+        "detectors.hang:HangDetector._watch", "usual if attempt == shape.attempt else None", "usual", (_F + "hang.py",)
+    ),
+    Mutant(
+        "detectors.hang:HangDetector._of_ranks",
+        "len(nodes) > 1 and len(absent) > max(1, len(job.shape) // FEW)",
+        "False",
+        (_F + "hang.py",),
+    ),
+    Mutant(
+        "detectors.hang:at_fault",
+        " & ~np.isin(replicas[absent], replicas[unheard])",
+        "",
+        (_D + "who_is_heard_and_has_not_arrived_is_at_fault_and_not_who_is_silent",),
+    ),
+    Mutant("detectors.hang:is_inside", " & (seen_ns - opened[:, 2] <= FRESH_SECONDS * 1e9)", "", (_F + "hang.py",)),
+    # --- hang_processes ---
+    Mutant("detectors.hang_processes:is_idle", "used < IDLE_SHARE * seconds", "used <= seconds", (_F + "hang.py",)),
+    Mutant("detectors.hang_processes:is_idle", "or (job.shape.gpus and job.shape.gpus[who])", "", (_F + "hang.py",)),
+    Mutant(
+        "detectors.hang_processes:evidence",
+        "0.0 if silent_seconds >= LONG_SECONDS else WORKING",
+        "0.0",
+        (_F + "hang.py",),
+    ),
+    Mutant("detectors.hang_processes:NEVER_GO_ON", ", ProcessState.GONE)", ")", (_F + "hang.py",)),
+    # --- hang_unreported ---
+    Mutant(
+        "detectors.hang_unreported:Traffic.stuck",
+        ", TIMES_THE_LONGEST * self.longest)",
+        ")",
+        (_F + "hang_unreported.py",),
+    ),
+    Mutant("detectors.hang_unreported:Traffic.stuck", "if polling < POLLS:", "if False:", (_F + "hang_unreported.py",)),
+    Mutant(
+        "detectors.hang_unreported:Traffic.stuck",
+        "if len(apart) and float(self.waits[apart].max()) > LEAST_IO_WAIT * self.silent:",
+        "if False:",
+        (_F + "hang_unreported.py",),
+    ),
+    Mutant(
+        "detectors.hang_unreported:Traffic.stuck",
+        "np.abs(busy - polling) > APART",
+        "polling - busy > APART",
+        (_F + "hang_unreported.py",),
+    ),
+    Mutant(
+        "detectors.hang_unreported:Traffic.take",
+        "if 2 * heard <= len(self.shape):",
+        "if not heard:",
+        (_F + "hang_unreported.py",),
+    ),
+    # --- health ---
+    Mutant(
+        "detectors.health:ACTING_BUCKETS",
+        '"RESTART_BM"',
+        '"RESTART_APP"',
+        (_D + "an_xid_accuses_only_where_nvidia_asks_for_a_reset",),
+    ),
+    Mutant(
+        "detectors.health:HealthDetector._event",
+        "if action not in ACTING_RECOVERIES:",
+        "if not action:",
+        (_D + "a_recovery_action_and_a_lost_device_accuse_and_a_new_part_clears",),
+    ),
+    Mutant(
+        "detectors.health:HealthDetector._accuse",
+        "if key in self._standing:\n                continue",
+        "",
+        (_F + "health_parts.py",),
+    ),
+    Mutant(
+        "detectors.health:HealthDetector._replaced",
+        "key[1] in (told.event.entity, told.node)",
+        "key[1] == told.node",
+        (_D + "a_recovery_action_and_a_lost_device_accuse_and_a_new_part_clears",),
+    ),
+    Mutant(
+        "detectors.health:_standing_on",
+        'yield job, job.shape.nodes.index(node) if level == "node" else -1',
+        "yield job, job.shape.nodes.index(node)",
+        (_F + "health_parts.py",),
+    ),
+    Mutant(
+        "detectors.health:HealthDetector.tick",
+        "if one.gang and one.gang not in jobs]",
+        "if one.gang not in jobs]",
+        (_F + "health_parts.py",),
+    ),
+    # --- health_counters ---
+    Mutant(
+        "detectors.health_counters:Counted._suspect",
+        ' or (FEATURES[FEATURE[name]].unit == "1/s" and not panel.newest[FEATURE[name], column] > 0)',
+        "",
+        (_F + "health_parts.py",),
+    ),
+    Mutant(
+        "detectors.health_counters:Counted._suspect",
+        "if many(np.flatnonzero(panel.score[FEATURE[name], panel.of(shape.job)] >= least), shape):",
+        "if False:",
+        (_F + "health_parts.py",),
+    ),
+    Mutant(
+        "detectors.health_counters:Counted._suspect",
+        "if of_slow and not stands_apart(panel, shape, rank, slower):",
+        "if False:",
+        (_F + "unreported.py::test_a_hot_rank_that_works_no_longer_than_its_peers_is_not_why_the_job_is_slow",),
+    ),
+    Mutant(
+        "detectors.health_counters:Counted._suspect",
+        "if silent and shape.job not in panel.disturbed else FEATURES_OF",
+        "if silent else FEATURES_OF",
+        (_F + "unreported.py::test_a_hot_rank_is_accused_unless_a_neighbour_is_known_to_be_why_the_job_is_slow",),
+    ),
+    Mutant(
+        "detectors.health_counters:Counted._degraded",
+        "(self._panel.newest[row, columns] <= PCIE_LEAST) & ",
+        "",
+        (_F + "health_parts.py",),
+    ),
+    Mutant("detectors.health_counters:Counted.failing", " and key not in panel.accused", "", (_F + "health_parts.py",)),
+    # --- health_ports ---
+    Mutant(
+        "detectors.health_ports:Port.recent",
+        "at_ns >= since_ns for at_ns in ring",
+        "True for at_ns in ring",
+        (_F + "health_parts.py",),
+    ),
+    Mutant("detectors.health_ports:Port.recent", "max((sum(", "sum((sum(", (_F + "health_parts.py",)),
+    Mutant(
+        "detectors.health_ports:Ports.take",
+        "port.down_ns = port.down_ns or now_ns",
+        "port.down_ns = now_ns",
+        (_F + "health_parts.py",),
+    ),
+    Mutant(
+        "detectors.health_ports:Ports.failing",
+        "port.damped_until_ns = now_ns + round(DAMPED_SECONDS * 1e9)",
+        "pass",
+        (_F + "health_parts.py",),
+    ),
+    # --- health_silence ---
+    Mutant(
+        "detectors.health_silence:Silence.mass", "max(heard_ns, self._awake_ns)", "heard_ns", (_F + "health_parts.py",)
+    ),
+    Mutant(
+        "detectors.health_silence:Silence.mass",
+        "(now_ns - at) * 1e-9 <= MASS_SECONDS]",
+        "True]",
+        (_F + "health_parts.py",),
+    ),
+    Mutant("detectors.health_silence:Silence.mass", "len(recent) < MASS_LEAST or ", "", (_F + "health_parts.py",)),
+    Mutant(
+        "detectors.health_silence:Silence.lost",
+        "if now_ns < self._mass_until_ns or not self._lost:",
+        "if not self._lost:",
+        (_D + "many_agents_lost_at_once_freeze_and_page_once", _F + "health_parts.py"),
+    ),
+    Mutant(
+        "detectors.health_silence:Silence.lost",
+        "if stood > STOOD_STEPS * speed.usual + STOOD_SECONDS:",
+        "if False:",
+        (_D + "an_agent_that_falls_silent_while_its_job_hangs_has_not_taken_its_node_with_it",),
+    ),
+    Mutant(
+        "detectors.health_silence:_waited_for",
+        "np.median(telemetry.now_ns - opened[inside, 1])) * 1e-9 < seconds",
+        "np.median(telemetry.now_ns - opened[inside, 1])) * 1e-9 < 0",
+        (_D + "a_silent_agent_and_late_records_are_no_lost_node_while_the_others_pass_their_collectives",),
+    ),
+    # --- health_speed ---
+    Mutant(
+        "detectors.health_speed:Speed.slower",
+        "min(newest) if count == LEAST_NEWEST else middle(newest)",
+        "max(newest)",
+        (_F + "health_parts.py",),
+    ),
+    Mutant(
+        "detectors.health_speed:Speeds._steps",
+        "if len(speed.newest) == BEST_STEPS:",
+        "if True:",
+        (_F + "health_parts.py",),
+    ),
+    Mutant("detectors.health_speed:Speeds._counters", "self.gates.pop(name, None)", "pass", (_F + "health_parts.py",)),
+    Mutant("detectors.health_speed:Speeds.dump", "{**self._bests, **bests}", "bests", (_F + "health_parts.py",)),
+    # --- interference ---
+    Mutant(
+        "detectors.interference:InterferenceDetector._at_ease",
+        "max(LEAST_WAIT, cost / (1.0 + cost))",
+        "0.0",
+        (_D + "on_a_host_on_which_nobody_waits_for_a_processor_that_long_nobody_is_disturbed",),
+    ),
+    Mutant(
+        "detectors.interference:InterferenceDetector._ended",
+        "quiet > max(hold, HOLD_PAUSES * longest)",
+        "quiet > hold",
+        (_D + "a_neighbour_that_pauses_for_long_is_given_time",),
+    ),
+    Mutant(
+        "detectors.interference:InterferenceDetector._told",
+        "if key in self._standing or key in self._quiet:\n            return []",
+        "",
+        (
+            _D + "the_neighbour_that_disturbs_is_named_and_nobody_is_accused",
+            _D + "interference_ends_when_the_neighbour_is_quiet_and_is_told_again_when_it_is_not",
+        ),
+    ),
+    Mutant("detectors.interference:_sure", "found[1] >= CHANCE or ", "", (_F + "together.py",)),
+    # --- intersection ---
+    Mutant(
+        "detectors.intersection:intersected",
+        'if way == "node":\n            continue',
+        "",
+        (_F + "together.py", _D + "who_is_in_most_slow_groups_explains_the_others"),
+    ),
+    Mutant(
+        "detectors.intersection:intersected",
+        "share[group] >= SLOW_SHARE",
+        "share[group] > 0",
+        (_D + "who_is_in_most_slow_groups_explains_the_others",),
+    ),
+    Mutant(
+        "detectors.intersection:intersected",
+        "len(of_rank[other]) > len(of_rank[rank])",
+        "len(of_rank[other]) >= len(of_rank[rank])",
+        (_D + "who_is_in_most_slow_groups_explains_the_others",),
+    ),
+    # --- known ---
+    Mutant(
+        "detectors.known:Known._instead",
+        "place < below[group]",
+        "place <= below[group]",
+        (_D + "medians_and_means_of_groups_are_just_that",),
+    ),
+    Mutant("detectors.known:Known.put", " & self._bits", "", (_F + "panel.py",)),
+    Mutant("detectors.known:Known.clear", "np.bitwise_and(bits, self._bits, out=bits)", "pass", (_F + "panel.py",)),
+    Mutant(
+        "detectors.known:Knowns.of",
+        "if np.array_equal(one.of, known):",
+        "if one.of.sum() == known.sum():",
+        (_F + "panel.py",),
+    ),
+    # --- lemons ---
+    Mutant("detectors.lemons:Lemons.weight", "(node, 0.5)", "(node, 1.0)", (_F + "health_parts.py",)),
+    Mutant(
+        "detectors.lemons:Lemons.remember", "or now_ns - known.newest_ns > REMEMBERED_NS", "", (_F + "health_parts.py",)
+    ),
+    Mutant(
+        "detectors.lemons:Lemons.weight",
+        "min(share * EACH * known.count, MOST_WEIGHT)",
+        "share * EACH * known.count",
+        (_F + "health_parts.py",),
+    ),
+    Mutant(
+        "detectors.lemons:Lemons.forget",
+        "self._past.pop(node, None)",
+        "pass",
+        (_D + "a_part_is_remembered_wherever_it_goes_and_forgotten_when_replaced",),
+    ),
+    # --- medians ---
+    Mutant(
+        "detectors.medians:median_of_others",
+        "np.where(values <= low, here, low)",
+        "np.where(values < low, here, low)",
+        (_F + "medians.py",),
+    ),
+    Mutant(
+        "detectors.medians:_middle", "if unknown.any():\n        result[unknown] = np.nan", "", (_F + "medians.py",)
+    ),
+    Mutant("detectors.medians:middle", "(rising[half - 1] + rising[half]) / 2", "rising[half]", (_F + "medians.py",)),
+    Mutant(
+        "detectors.medians:median_of_the_others",
+        "(others[:half].max() + others[half]) / 2",
+        "others[half]",
+        (_F + "medians.py",),
+    ),
+    # --- panel ---
+    Mutant("detectors.panel:Panel._fold", "if BAD[feature] < 0:", "if BAD[feature] > 0:", (_F + "panel.py",)),
+    Mutant("detectors.panel:Panel._fold", "residual -= ALLOWANCE", "pass", (_F + "panel.py",)),
+    Mutant("detectors.panel:Panel._fold", "beside *= self._decay", "pass", (_F + "panel.py",)),
+    Mutant(
+        "detectors.panel:Panel._learn",
+        "unlearned = taken < self._enough",
+        "unlearned = taken <= self._enough",
+        (_F + "panel.py",),
+    ),
+    Mutant(
+        "detectors.panel:Panel._move",
+        "if before is shape:",
+        "if before is not None:",
+        (_D + "norms_come_back_rank_by_rank_and_only_those_of_the_same_attempt",),
+    ),
+    Mutant(
+        "detectors.panel:_peers",
+        "if len(roles) and np.bincount(roles).min() >= LEAST_PEERS",
+        "if len(roles)",
+        (_F + "panel.py",),
+    ),
+    Mutant(
+        "detectors.panel:Panel.dump",
+        "if known is None or len(known.ranks) < len(norm.ranks):",
+        "if known is None:",
+        (_F + "panel.py",),
+    ),
+    # --- periodicity ---
+    Mutant(
+        "detectors.periodicity:tail",
+        "range(hits, min(beats, long) + 1)",
+        "range(hits + 1, min(beats, long) + 1)",
+        (_F + "periodicity.py::test_the_terms_are_what_they_say",),
+    ),
+    Mutant(
+        "detectors.periodicity:share_of",
+        "(math.pi * test) ** 2",
+        "math.pi**2 * test",
+        (_F + "periodicity.py::test_the_terms_are_what_they_say",),
+    ),
+    Mutant(
+        "detectors.periodicity:LongSteps._found",
+        "chance = tried * tail",
+        "chance = tail",
+        (
+            _F
+            + "periodicity.py::test_a_period_is_told_at_the_beat_at_which_all_that_were_tried_do_not_give_it_by_chance",
+        ),
+    ),
+    Mutant(
+        "detectors.periodicity:LongSteps.take",
+        "> 2 * period.steps",
+        "> 200 * period.steps",
+        (_F + "periodicity.py::test_it_is_withdrawn_when_two_saves_did_not_come_and_told_again_when_they_do",),
+    ),
+    Mutant(
+        "detectors.periodicity:LongSteps.take",
+        "if number <= self._newest:",
+        "if False:",
+        (_F + "periodicity.py::test_a_job_that_falls_back_to_a_checkpoint_begins_anew",),
+    ),
+    Mutant(
+        "detectors.periodicity:Period.lost_seconds_a_step",
+        "(self.beats + self.missed) * self.steps",
+        "self.beats * self.steps",
+        (_F + "periodicity.py::test_the_terms_are_what_they_say",),
+    ),
+    # --- rhythm ---
+    Mutant("detectors.rhythm:rhythm", "MIXED[0] < one.cycle < MIXED[1] or ", "", (_F + "rhythm.py",)),
+    Mutant(
+        "detectors.rhythm:rhythm",
+        "or (one.strength <= _mirrored(one.cycle) and variation < LEAST_VARIATION)",
+        "",
+        (_F + "rhythm.py",),
+    ),
+    Mutant(
+        "detectors.rhythm:_follow",
+        "float(np.quantile(force, 0.05)) < FADED * float(np.median(force))",
+        "False",
+        (_F + "rhythm.py",),
+    ),
+    Mutant("detectors.rhythm:_whole_orders", "comb < LEAST_COMB * total", "False", (_F + "rhythm.py",)),
+    Mutant(
+        "detectors.rhythm:_whole_orders",
+        "if above >= CLEAR and line >= BETWEEN * comb and (part == 2 or not mirrored):",
+        "if False:",
+        (_F + "rhythm.py",),
+    ),
+    # --- samples ---
+    Mutant("detectors.samples:judged_by_samples", "or found.node_wide\n", "", (_F + "samples.py",)),
+    Mutant(
+        "detectors.samples:judged_by_samples",
+        "or case.baseline.own_spread[case.rank] < UNEVEN\n",
+        "",
+        (_F + "samples.py",),
+    ),
+    Mutant(
+        "detectors.samples:judged_by_samples",
+        "or windows >= LASTING_EPISODES * max(longest, LEAST_EPISODE)\n",
+        "",
+        (_F + "samples.py",),
+    ),
+    Mutant(
+        "detectors.samples:alike",
+        "heard[its_mates] >= HEARD_SHARE * heard[case.rank]",
+        "heard[its_mates] >= 0",
+        (_F + "samples.py",),
+    ),
+    Mutant(
+        "detectors.samples:Alike.slow",
+        "self.theirs >= ALIKE_SHARE * self.own",
+        "self.theirs >= self.own",
+        (_F + "samples.py",),
+    ),
+    # --- scales ---
+    Mutant("detectors.scales:on_scale", "if LOGS[feature]:", "if False:", (_F + "panel.py",)),
+    Mutant("detectors.scales:on_scale", "np.log1p(out[some])", "out[some]", (_F + "scales.py",)),
+    Mutant(
+        "detectors.scales:_SCALES", '"sm_clock": _Scale("log", -1,', '"sm_clock": _Scale("log", 1,', (_F + "scales.py",)
+    ),
+    # --- sharing ---
+    Mutant(
+        "detectors.sharing:_shared",
+        "shared |= once & job.shape.resources",
+        "shared |= job.shape.resources",
+        (_F + "together.py",),
+    ),
+    Mutant("detectors.sharing:Sharing.sums", "(sums / counts * self._counts)", "sums", (_F + "together.py",)),
+    Mutant("detectors.sharing:Sharing.of", "ranks + first[name]", "ranks", (_F + "together.py",)),
+    Mutant(
+        "detectors.sharing:Sharing.of",
+        'FEATURE["nic_transmit_bytes" if kind in SENDING else "processor"]',
+        'FEATURE["processor" if kind in SENDING else "nic_transmit_bytes"]',
+        (_F + "together.py",),
+    ),
+    # --- signatures ---
+    Mutant(
+        "detectors.signatures:weigh",
+        "(panel.peers if from_start else panel.level)",
+        "panel.level",
+        (_F + "signatures.py",),
+    ),
+    Mutant(
+        "detectors.signatures:weigh",
+        "np.where(margin >= MARGIN, best, -1)",
+        "np.where(margin >= 0, best, -1)",
+        (_F + "signatures.py",),
+    ),
+    Mutant(
+        "detectors.signatures:weigh",
+        "odds += (alarmed.T @ np.abs(WEIGHTS))",
+        "odds -= (alarmed.T @ np.abs(WEIGHTS))",
+        (_F + "signatures.py",),
+    ),
+    Mutant("detectors.signatures:Priors.learn", "self._counts[cause] += 1.0", "pass", (_F + "signatures.py",)),
+    Mutant(
+        "detectors.signatures:evidence",
+        "if abs(float(sigmas[feature])) < EVIDENT:",
+        "if False:",
+        (_F + "signatures.py",),
+    ),
+    # --- step_clock ---
+    Mutant("detectors.step_clock:Steps.during", "(since >= 0) & ", "", (_F + "together.py",)),
+    Mutant(
+        "detectors.step_clock:Steps.during",
+        "first = int(ends_ns[0]) - long_ns",
+        "first = int(ends_ns[0])",
+        (_F + "together.py",),
+    ),
+    Mutant("detectors.step_clock:Steps.add", "self.lost[key].append(np.nan)", "pass", (_F + "together.py",)),
+    Mutant("detectors.step_clock:Marks.more", ">= LEAST_MARKS", ">= -LEAST_MARKS", (_F + "together.py",)),
+    Mutant(
+        "detectors.step_clock:Blocks.take", "self._sums[:], self._counts[:] = 0.0, 0.0", "pass", (_F + "together.py",)
+    ),
+    # --- straggler ---
+    Mutant(
+        "detectors.straggler:StragglerDetector._watch",
+        "if set(ranks) < set(watched.ranks):\n                return None",
+        "",
+        (_S + "a_restart_of_the_controller_neither_learns_the_fault_nor_forgets_the_verdict", _F + "telling.py"),
+    ),
+    Mutant(
+        "detectors.straggler:StragglerDetector._warm_up",
+        "if before is not None and uneasy:",
+        "if False:",
+        (_F + "telling.py",),
+    ),
+    Mutant(
+        "detectors.straggler:StragglerDetector._warm_up",
+        "if watched.warm_up and watched.warm_up[-1].known != window.known:",
+        "if False:",
+        (_F + "telling.py",),
+    ),
+    Mutant(
+        "detectors.straggler:StragglerDetector.tick",
+        "telemetry.now_ns - w.seen_ns > ABSENT_NS",
+        "telemetry.now_ns - w.seen_ns > 0",
+        (_S + "memory_is_bounded_and_the_gone_are_forgotten", _F + "telling.py"),
+    ),
+    Mutant(
+        "detectors.straggler:StragglerDetector._conclude",
+        "if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:",
+        "if False:",
+        (_F + "telling.py",),
+    ),
+    Mutant("detectors.straggler:_slowdowns", "step_seconds - gain", "step_seconds + gain", (_F + "telling.py",)),
+    # --- straggler_causes ---
+    Mutant(
+        "detectors.straggler_causes:Causes.judged_by",
+        "or judgement.cause is not Cause.UNKNOWN ",
+        "",
+        (_F + "causes_from_frames.py", _F + "causes.py"),
+    ),
+    Mutant(
+        "detectors.straggler_causes:Causes.judged_by",
+        "if hosts and hosts[judgement.rank] in self._crowded and cause in CONTENDED:",
+        "if False:",
+        (_F + "causes.py",),
+    ),
+    Mutant("detectors.straggler_causes:Causes.on_device", ".start + rank]", ".start]", (_F + "causes.py",)),
+    Mutant(
+        "detectors.straggler_causes:Causes.with_past", "judgement.cause not in OF_PARTS or ", "", (_F + "causes.py",)
+    ),
+    # --- straggler_sums ---
+    Mutant(
+        "detectors.straggler_sums:judge_window",
+        "np.minimum(np.maximum(sigmas, -CLIP_SIGMAS), CLIP_SIGMAS)",
+        "np.maximum(sigmas, -CLIP_SIGMAS)",
+        (_F + "telling.py",),
+    ),
+    Mutant("detectors.straggler_sums:judge_window", "watched.since[score <= 0] = -1", "pass", (_F + "telling.py",)),
+    Mutant("detectors.straggler_sums:_sigmas", "np.fmin(residual, peers)", "residual", (_F + "telling.py",)),
+    Mutant(
+        "detectors.straggler_sums:_sigmas",
+        "residual[~window.present] = 0.0",
+        "pass",
+        (_F + "silent_node.py", _F + "telling.py"),
+    ),
+    Mutant(
+        "detectors.straggler_sums:persistent",
+        "if timed and interval[-1].window.first_ns - interval[0].window.first_ns < ATTRIBUTION_NS:\n        return False",
+        "",
+        (_F + "telling.py",),
+    ),
+    Mutant(
+        "detectors.straggler_sums:_less_work",
+        "return 1.0 if window.last_ns - watched.light_since_ns >= LIGHT_NS else work",
+        "return work",
+        (_F + "other_work.py",),
+    ),
+    # --- straggler_telling ---
+    Mutant(
+        "detectors.straggler_telling:says_more",
+        "standing.told_confidence < ACTING_CONFIDENCE <= judgement.confidence",
+        "standing.told_confidence < judgement.confidence",
+        (_F + "telling.py",),
+    ),
+    Mutant(
+        "detectors.straggler_telling:told_enough",
+        "standing.told_confidence >= ACTING_CONFIDENCE and ",
+        "",
+        (_F + "telling.py",),
+    ),
+    Mutant(
+        "detectors.straggler_telling:cleared",
+        "paced[[rank, *standing.others]].all()",
+        "paced[rank]",
+        (_F + "telling.py",),
+    ),
+    Mutant(
+        "detectors.straggler_telling:_place", "elif mates or cause in OF_HOST:", "elif mates:", (_F + "telling.py",)
+    ),
+    Mutant(
+        "detectors.straggler_telling:_onset",
+        "min(judged.sigmas[rank], CLIP_SIGMAS)",
+        "judged.sigmas[rank]",
+        (_F + "telling.py",),
+    ),
+    Mutant(
+        "detectors.straggler_telling:not_yet_sure",
+        "slow_windows >= ACTING_WINDOWS",
+        "slow_windows > ACTING_WINDOWS",
+        (_F + "telling.py",),
+    ),
+    Mutant(
+        "detectors.straggler_telling:whole_gang",
+        "or -1 in watched.told\n",
+        "",
+        (_S + "a_gang_that_slows_down_as_a_whole_is_told_once",),
+    ),
+    Mutant(
+        "detectors.straggler_telling:_last_slow", "reversed(watched.history)", "watched.history", (_F + "telling.py",)
+    ),
+    # --- together ---
+    Mutant(
+        "detectors.together:together",
+        "null = shifted[guard : length - guard]",
+        "null = shifted[guard : length // 4]",
+        (_F + "together.py",),
+    ),
+    Mutant(
+        "detectors.together:together",
+        "np.median(victim[busy]) - np.median(victim[~busy])",
+        "np.median(victim[~busy]) - np.median(victim[busy])",
+        (_F + "together.py",),
+    ),
+    Mutant(
+        "detectors.together:together",
+        "np.arange(-finer * late // 2, finer * late + 1)",
+        "np.arange(-finer * late, finer * late // 2 + 1)",
+        (_F + "together.py",),
+    ),
+    Mutant(
+        "detectors.together:pauses", "len(sent) - 1 - int(busy[-1])", "len(sent) - int(busy[-1])", (_F + "together.py",)
+    ),
+    Mutant("detectors.together:grown", "values[len(values) // 5]", "values[0]", (_F + "together.py",)),
+    Mutant("detectors.together:pad", "min(length, ring.maxlen or length) - len(ring)", "length", (_F + "together.py",)),
+    Mutant(
+        "detectors.together:least", ">= SLOW_SAMPLING_SECONDS", "> 10 * SLOW_SAMPLING_SECONDS", (_F + "together.py",)
+    ),
+    # --- turns ---
+    Mutant(
+        "detectors.turns:judged_by_turns",
+        "windows >= LEAST_WINDOWS and ",
+        "",
+        (_F + "turns.py::test_nine_of_ten_of_a_dozen_windows_or_a_cause",),
+    ),
+    Mutant(
+        "detectors.turns:judged_by_turns",
+        " or judgement.cause is not Cause.UNKNOWN",
+        "",
+        (_F + "turns.py::test_nine_of_ten_of_a_dozen_windows_or_a_cause",),
+    ),
+    Mutant(
+        "detectors.turns:judged_by_turns",
+        "turns is Cause.SEQUENCE_LENGTH and case.for_work",
+        "case.for_work",
+        (_F + "turns.py::test_nine_of_ten_of_a_dozen_windows_or_a_cause",),
+    ),
+    # --- unreported ---
+    Mutant(
+        "detectors.unreported:Unreported.witnessed",
+        "return more >= (LEAST_WAIT",
+        "return abs(more) >= (LEAST_WAIT",
+        (_F + "together.py",),
+    ),
+    Mutant(
+        "detectors.unreported:Unreported.witnessed", "slow[busy].mean() < SLOW_OF_BUSY or ", "", (_F + "together.py",)
+    ),
+    Mutant(
+        "detectors.unreported:Unreported.witnessed", " or busy[slow].mean() < BUSY_OF_SLOW", "", (_F + "together.py",)
+    ),
+    Mutant(
+        "detectors.unreported:Unreported.take",
+        "pad(ring, self.taken, _mean(self.usual[which, ranks]))",
+        "pass",
+        (_F + "together.py",),
+    ),
+    # --- watched ---
+    Mutant(
+        "detectors.watched:Watched.interval", "return windows[next(slow, 0) :]", "return windows", (_F + "telling.py",)
+    ),
+    Mutant("detectors.watched:Watched.standing_on", "if standing.node == node]", "]", (_F + "slow_node.py",)),
+    Mutant(
+        "detectors.watched:_unpack",
+        'watched.score = arrays["score"]',
+        "pass",
+        (_S + "a_snapshot_gives_back_what_it_took", _F + "telling.py"),
+    ),
+    Mutant(
+        "detectors.watched:_unpack",
+        "told_cause=rank in kept.told_causes",
+        "told_cause=False",
+        (_D + "a_cause_that_counters_show_late_is_told_of_the_verdict_that_stands",),
+    ),
+    Mutant("detectors.watched:_of", "0 <= rank < count", "rank < count", (_F + "telling.py",)),
+    Mutant("detectors.watched:Watched.take_in", "self.to_skip -= skipped", "pass", (_F + "telling.py",)),
+    # --- weighing ---
+    Mutant(
+        "detectors.weighing:bounded",
+        "0.0 if math.isnan(value) else min(max(value, low), high)",
+        "min(max(value, low), high)",
+        (_F + "weighing.py",),
+    ),
+    Mutant(
+        "detectors.weighing:of_waits", "2.0 * held / excess - 0.5", "2.0 * excess / held - 0.5", (_F + "weighing.py",)
+    ),
+    Mutant("detectors.weighing:of_margin", "if gain <= 0:\n        return -2.0", "", (_F + "weighing.py",)),
+    Mutant(
+        "detectors.weighing:of_cause",
+        "3.0 * (contested - CONTESTED_HINT) if shared_machine and",
+        "3.0 * (contested - CONTESTED_HINT) if",
+        (_F + "weighing.py",),
+    ),
+    Mutant(
+        "detectors.weighing:of_cause",
+        "if from_start and attribution.cause is Cause.COMPUTE:\n        return 0.0",
+        "",
+        (_F + "weighing.py",),
+    ),
+    Mutant("detectors.weighing:of_unrest", "-0.75 * math.log", "0.75 * math.log", (_F + "weighing.py",)),
+    # --- windows ---
+    Mutant("detectors.windows:blame_stopped", "or len(set(where.index[stopped].tolist())) > 1", "", _WINDOWS),
+    Mutant("detectors.windows:blame_stopped", "wait[rank] -= excess", "wait[rank] += excess", _WINDOWS),
+    Mutant("detectors.windows:cut", "max(by_time, min(first + WINDOW_STEPS - 1, long))", "by_time", _WINDOWS),
+    Mutant("detectors.windows:_gain", "largest - flat.max(axis=1)", "largest", _WINDOWS),
+    Mutant("detectors.windows:_filled_by_peers", "by_step + apart", "by_step", _WINDOWS),
+    Mutant(
+        "detectors.windows:join",
+        "(weights / weights.sum())",
+        "(np.ones_like(weights) / len(weights))",
+        (*_WINDOWS, _F + "baseline.py"),
+    ),
+    # --- work ---
+    Mutant("detectors.work:fit", "< LEAST_EXPLAINED", "< 0", (_F + "work.py",)),
+    Mutant("detectors.work:fit", "return Work(1.0 - mean,", "return Work(1.0,", (_F + "work.py",)),
+    Mutant(
+        "detectors.work:fit",
+        "negative = [name for name in names if weights[name] < 0]",
+        "negative = []",
+        (_F + "work.py",),
+    ),
+    Mutant("detectors.work:Work.factor", "np.where(np.isfinite(value), value, 1.0)", "value", (_F + "work.py",)),
+    # --- work_rate ---
+    Mutant(
+        "detectors.work_rate:averaged",
+        "(sums[last] - sums[first]) / (last - first)",
+        "(sums[last] - sums[first]) / width",
+        (
+            _F + "unreported.py::test_a_rate_is_averaged_over_whole_iterations",
+            _F + "unreported.py::test_what_is_lost_is_told_of_the_usual",
+            _F + "work.py",
+        ),
+    ),
+    Mutant(
+        "detectors.work_rate:steady_width",
+        "<= STEADY * mean",
+        "<= mean",
+        (_F + "unreported.py::test_a_rate_is_averaged_over_whole_iterations", _F + "work.py"),
+    ),
+    Mutant(
+        "detectors.work_rate:WorkRate.lost",
+        "usual / np.maximum(smooth, 1e-3 * usual) - 1.0",
+        "np.maximum(smooth, 1e-3 * usual) / usual - 1.0",
+        (_F + "unreported.py::test_what_is_lost_is_told_of_the_usual",),
+    ),
+    Mutant(
+        "detectors.work_rate:WorkRate.take",
+        "if 2 * len(known) > len(row) else np.nan",
+        "if len(known) else np.nan",
+        (_F + "work.py",),
+    ),
+    # --- workload ---
+    Mutant(
+        "detectors.workload:WorkloadDetector._conclude",
+        "if not members.isdisjoint(self._panel.accused):\n                    continue",
+        "",
+        (_F + "workload_node.py",),
+    ),
+    Mutant(
+        "detectors.workload:WorkloadDetector._conclude",
+        "standing.seen, standing.seen_ns = course.taken, course.last_ns",
+        "pass",
+        (_F + "workload_since.py::test_what_goes_on_stands_and_what_was_not_seen_for_two_minutes_is_over",),
+    ),
+    Mutant(
+        "detectors.workload:WorkloadDetector._conclude",
+        "if key == RHYTHM and course.long_steps.period is None:",
+        "if False:",
+        (_F + "periodicity.py::test_it_is_withdrawn_when_two_saves_did_not_come_and_told_again_when_they_do",),
+    ),
+    Mutant("detectors.workload:_turns", "if why in stands", "if why not in stands", (_F + "course.py",)),
+    # --- workload_course ---
+    Mutant(
+        "detectors.workload_course:_of_all",
+        "usual is not None and float(np.median(compute - usual.compute)) >= (seconds - usual.seconds) / 2",
+        "True",
+        (_F + "workload.py", _F + "periodicity.py::test_a_job_that_saves_is_found_after_a_few_saves", _F + "course.py"),
+    ),
+    Mutant(
+        "detectors.workload_course:_mark",
+        "min(list(course.seconds)[-2:])",
+        "max(list(course.seconds)[-2:])",
+        (_F + "course.py",),
+    ),
+    Mutant(
+        "detectors.workload_course:busy_seconds",
+        "one.at_ns - round(one.seconds * 1e9) >= since_ns",
+        "one.at_ns >= since_ns",
+        (_F + "course.py",),
+    ),
+    Mutant(
+        "detectors.workload_course:take_in",
+        "np.where(fine[k], compute, before)",
+        "np.where(fine[k], compute, np.nan)",
+        (_F + "course.py",),
+    ),
+    # --- workload_node ---
+    Mutant(
+        "detectors.workload_node:slow_node",
+        "or shifts[worst] < APART * others",
+        "",
+        (_F + "workload_node.py", _F + "course.py"),
+    ),
+    Mutant(
+        "detectors.workload_node:slow_node",
+        "waits < max(LEAST_WAITING, (TIMES_USUAL - 1.0) * before) or ",
+        "",
+        (_F + "workload_node.py", _F + "course.py"),
+    ),
+    Mutant(
+        "detectors.workload_node:slow_node",
+        "if CAUSES[kind] is Cause.STORAGE and first[members].all():",
+        "if False:",
+        (_F + "workload_node.py",),
+    ),
+    Mutant("detectors.workload_node:Pressure.take", "if calm or self.usual is None:", "if True:", (_F + "course.py",)),
+    Mutant("detectors.workload_node:alone", "len(where.names) > 1 and ", "", (_F + "course.py",)),
+    # --- workload_rules ---
+    Mutant("detectors.workload_rules:_stages", "of_stage[worst] < STAGE_RATIO * others or ", "", (_F + "course.py",)),
+    Mutant(
+        "detectors.workload_rules:_stages",
+        " or (by_rank[members] < STAGE_OF_EACH * others).any()",
+        "",
+        (_F + "course.py",),
+    ),
+    Mutant(
+        "detectors.workload_rules:_beats",
+        "if long.min() < BEAT_RATIO * others.max():",
+        "if False:",
+        (_F + "workload.py", _F + "course.py"),
+    ),
+    Mutant(
+        "detectors.workload_rules:_sequences", "if high > ROTATING_SHARE and not few:", "if False:", (_F + "course.py",)
+    ),
+    Mutant("detectors.workload_rules:_in_a_row", "!= 1), most)", "> 1), most)", (_F + "course.py",)),
+    # --- workload_since ---
+    Mutant(
+        "detectors.workload_since:_grown",
+        "middle < SHARE_OF_WORK * math.log(recent.seconds / usual.seconds)",
+        "False",
+        (_F + "workload_since.py",),
+    ),
+    Mutant(
+        "detectors.workload_since:_grown", "if kept > WORK_SHARE:", "if kept < WORK_SHARE:", (_F + "workload_since.py",)
+    ),
+    Mutant("detectors.workload_since:_pauses", "on_node > PAUSE_NODE_SHARE", "False", (_F + "course.py",)),
+    Mutant(
+        "detectors.workload_since:_pauses",
+        "often > ROTATING_SHARE or len(set(slowest.tolist())) < PAUSE_RANKS",
+        "False",
+        (_F + "course.py",),
+    ),
+    Mutant(
+        "detectors.workload_since:_newly_given",
+        "float(np.var(left - left.mean(axis=0))) > (1.0 - LENGTHS_EXPLAIN) * varies",
+        "False",
+        (_F + "workload_since.py",),
+    ),
+    # --- workload_unreported ---
+    Mutant(
+        "detectors.workload_unreported:Doings.claims",
+        "(clock < 1.0 - LESS_CLOCK * extra / slower).any() or ",
+        "",
+        (_F + "workload_unreported.py",),
+    ),
+    Mutant(
+        "detectors.workload_unreported:Doings.claims",
+        " and len({*self.shape.nodes}) > 1",
+        "",
+        (_F + "workload_unreported.py",),
+    ),
+    Mutant(
+        "detectors.workload_unreported:Doings._of_stage",
+        " or self.nodes[found[0]] < 2",
+        "",
+        (_F + "workload_unreported.py",),
+    ),
+    Mutant("detectors.workload_unreported:Doings._idle", "(polling <= IDLE) & ", "", (_F + "workload_unreported.py",)),
+    Mutant(
+        "detectors.workload_unreported:UnreportedWorkloads._claims",
+        "if gate is None or accused or name in self._panel.disturbed:",
+        "if gate is None:",
+        (_F + "workload_unreported.py",),
+    ),
+    Mutant(
+        "detectors.workload_unreported:Doings.standing_claims",
+        "float(others.max()) <= STAGES_ALIKE * middle and ",
+        "",
+        (_F + "workload_unreported.py",),
+    ),
+)

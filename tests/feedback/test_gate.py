@@ -1,0 +1,115 @@
+"""Whether a job that reports no steps is slower than it was, by rates that are given window by window."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.gangs import FloatArray
+from scheduler_feedback.core.telemetry import FEATURE, FEATURES
+from scheduler_feedback.detectors import gate as gate_module
+from scheduler_feedback.detectors.gate import AGREE, COARSER, WARM_UP, JobGate
+from scheduler_feedback.detectors.rhythm import Rhythm
+
+
+def fed(gate: JobGate, rates: FloatArray, seconds: float = 1.0, known: int = 8, name: str = "nvlink_bytes") -> JobGate:
+    """Windows in which the first `known` of eight ranks move so much."""
+    for rate in rates.tolist():
+        values = np.full((len(FEATURES), 8), np.nan, np.float32)
+        values[FEATURE[name], :known] = rate
+        gate.take(values, seconds)
+    return gate
+
+
+def steady(windows: int, level: float = 1.0, varies: float = 0.0) -> FloatArray:
+    """So much, in turn a little more and a little less."""
+    return level + varies * np.where(np.arange(windows) % 2, 1.0, -1.0)
+
+
+@pytest.mark.parametrize(("level", "slower"), [(1.0, 1.0), (0.97, 1.0), (0.9, 1 / 0.9), (0.5, 2.0), (1.2, 1.0)])
+def test_an_iteration_takes_longer_by_what_is_moved_less(level: float, slower: float) -> None:
+    gate = fed(JobGate(), np.r_[steady(60, varies=0.005), steady(15, level)])
+    assert gate.slower() == pytest.approx(slower, rel=0.01)
+    assert (gate.recent_windows, gate.judged_by) == (15, "nvlink_bytes")
+
+
+def test_what_may_be_chance_is_not_slower() -> None:
+    """By more than two deviations each, but not by four in the mean."""
+    before = steady(60, varies=0.0135)  # a standard deviation of two per cent, by its median deviation
+    assert fed(JobGate(), np.r_[before, steady(15, 0.945)]).slower() == 1.0
+    assert fed(JobGate(), np.r_[before, steady(15, 0.9)]).slower() == pytest.approx(1 / 0.9, rel=0.02)
+
+
+def test_one_pause_is_no_slowness() -> None:
+    rates = steady(75)
+    rates[-10:-3] = 0.0
+    assert fed(JobGate(), rates).slower() == 1.0
+
+
+def test_a_job_that_has_been_slow_for_long_is_held_against_its_best() -> None:
+    assert fed(JobGate(), steady(80, 0.8)).slower() == 1.0, "nobody knows that it was faster"
+    assert fed(JobGate(best={"nvlink_bytes": 1.0}), steady(80, 0.8)).slower() == pytest.approx(1 / 0.8)
+    assert fed(JobGate(best={"nvlink_bytes": 1.0}), steady(80, 0.97)).slower() == 1.0
+
+
+def test_where_too_little_is_known_it_is_not_slower() -> None:
+    young = fed(JobGate(), np.r_[steady(14), steady(15, 0.5)])
+    assert (young.slower(), young.recent_windows, young.judged_by) == (1.0, 0, "")
+    few = fed(JobGate(), np.r_[steady(60), steady(15, 0.5)], known=3)
+    assert few.slower() == 1.0, "three ranks of eight"
+    half = fed(JobGate(), np.r_[steady(60), steady(15, 0.5)], known=4)
+    assert half.slower() == pytest.approx(2.0)
+    other = fed(JobGate(), np.r_[steady(60), steady(15, 0.5)], name="nic_transmit_bytes")
+    assert other.slower() == pytest.approx(2.0) and other.judged_by == "nic_transmit_bytes"
+
+
+def test_samples_of_another_length_begin_anew() -> None:
+    gate = fed(JobGate(), steady(40))
+    assert len(gate.evenly["nvlink_bytes"]) == 40 and len(gate.coarsely["nvlink_bytes"]) == 40 // COARSER
+    fed(gate, steady(6), seconds=5.0)
+    assert (gate.taken, gate.window_seconds) == (6, 5.0)
+    assert len(gate.evenly["nvlink_bytes"]) == 6
+    assert list(gate.coarsely["nvlink_bytes"]) == [1.0]
+
+
+def test_what_is_missing_is_missing_in_means_as_well() -> None:
+    gate = fed(fed(JobGate(), steady(3)), steady(1), known=1)
+    assert np.isnan(gate.evenly["nvlink_bytes"][-1]) and np.isnan(gate.coarsely["nvlink_bytes"][-1])
+    assert len(gate.signals["nvlink_bytes"]) == 3
+
+
+def test_a_look_is_due_after_sixteen_windows_and_then_ever_more_seldom() -> None:
+    gate = JobGate()
+    due = []
+    for window in range(1, 400):
+        fed(gate, steady(1))
+        if gate.due >= 0:
+            due.append(window)
+            gate.look()
+    assert due[:4] == [16, 32, 48, 64]
+    apart = np.diff(due)
+    assert (apart >= 16).all() and (apart[-3:] > 40).all() and apart[-1] <= 1 + max(due[-2] // 4, 16)
+
+
+@pytest.mark.parametrize(
+    ("coarse", "fine", "found"),
+    [
+        (10.0, 10.2, 10.2),
+        (10.0, 10.0 * (1 + 2 * AGREE), None),
+        (None, 7.0, 7.0),
+        (30.0, None, 30.0),
+        (None, None, None),
+    ],
+)
+def test_two_looks_that_disagree_are_no_finding(
+    monkeypatch: pytest.MonkeyPatch, coarse: float | None, fine: float | None, found: float | None
+) -> None:
+    def rhythm(rate: FloatArray, seconds: float) -> Rhythm | None:
+        told = coarse if seconds == COARSER else fine
+        return None if told is None else Rhythm(told, np.arange(3.0 if seconds == COARSER else 9.0), 1.0)
+
+    monkeypatch.setattr(gate_module, "rhythm", rhythm)
+    gate = fed(JobGate(), steady(WARM_UP))
+    gate.look()
+    assert gate.period_seconds == found
+    assert gate.looked == WARM_UP

@@ -1,0 +1,47 @@
+"""On which scale each counter is judged, and which direction is bad."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.telemetry import FEATURE, FEATURES
+from scheduler_feedback.detectors.scales import BAD, FLOOR, on_scale
+
+NAN = float("nan")
+
+
+def scaled(name: str, *values: float) -> list[float]:
+    out = np.full(len(values), 99.0, np.float32)
+    on_scale(FEATURE[name], np.array(values, np.float32), out)
+    return out.tolist()
+
+
+@pytest.mark.parametrize("values", [(0.0, 3.0, 0.0, 0.0, 0.0, -1.0), (3.0, 3.0, 3.0, -1.0)])
+def test_mishaps_are_counted_on_a_scale_on_which_none_is_zero(values: tuple[float, ...]) -> None:
+    """Whether nearly all of it is zero, or hardly any."""
+    expected = [np.log1p(max(value, 0.0)) for value in values]
+    assert scaled("memory_errors", *values) == pytest.approx(expected)
+
+
+def test_rates_of_work_are_judged_by_their_ratio_and_shares_by_themselves() -> None:
+    assert scaled("sm_clock", 2.0, 1.0, 0.0) == pytest.approx([np.log(2.0), 0.0, np.log(1e-6)])
+    assert scaled("cpu_waiting", 0.0, 0.25, -0.5) == [0.0, 0.25, -0.5]
+
+
+@pytest.mark.parametrize("name", ["sm_clock", "cpu_waiting", "memory_errors"])
+def test_what_is_not_known_stays_so(name: str) -> None:
+    assert np.isnan(scaled(name, NAN, 1.0, NAN)).tolist() == [True, False, True]
+    assert np.isnan(scaled(name, NAN, 0.0, 0.0)).tolist() == [True, False, False]
+
+
+def test_less_clock_link_and_traffic_is_bad_and_more_errors_and_waits_are() -> None:
+    bad = {feature.name: BAD[row] for row, feature in enumerate(FEATURES)}
+    assert {name for name, side in bad.items() if side < 0} == {
+        "sm_clock", "pcie_link", "nvlink_bytes", "nic_transmit_bytes", "nic_receive_bytes",
+    }  # fmt: skip
+    assert {name for name, side in bad.items() if not side} == {
+        "sm_active", "tensor_active", "dram_active", "power", "processor",
+    }, "these are only looked at"  # fmt: skip
+    assert all(bad[feature.name] > 0 for feature in FEATURES if feature.unit == "1/s")
+    assert (FLOOR > 0).all()
