@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import tempfile
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,19 +74,22 @@ class Worker:
 class Distributor:
     """In the process that hands out the tests."""
 
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="gangwatch-groups-"))
+    @cached_property
+    def folder(self) -> Path:
+        """Where each worker writes what it collected. Without workers it is never made."""
+        return Path(tempfile.mkdtemp(prefix="gangwatch-groups-"))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput[_INPUT] = str(self._folder / node.gateway.id)
+        node.workerinput[_INPUT] = str(self.folder / node.gateway.id)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        return _scheduler(config, log, self._folder)
+        return _scheduler(config, log, self.folder)
 
     def pytest_unconfigure(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if "folder" in vars(self):
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _scheduler(config: pytest.Config, log: Any, folder: Path) -> Any:
