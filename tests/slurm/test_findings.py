@@ -44,3 +44,29 @@ def test_what_is_said_of_a_gang_that_nobody_knows_is_forgotten_in_the_end() -> N
     findings.take([verdict("slurm-9.0")], KNOWN, 20.0)
     assert findings.free(KNOWN, 21.0, 20.0 + HELD_BACK_SECONDS) == []
     assert not findings.waiting
+
+
+def test_what_takes_a_verdict_back_is_kept_behind_it_also_where_both_come_at_once() -> None:
+    findings = Findings()
+    cleared = Cleared("v-slurm-7.0", "slurm-7.0", 2, "keeps pace")
+    assert findings.take([verdict(), cleared], KNOWN, 10.0) == []
+    assert findings.free(KNOWN, 10.0, 11.0) == [], "the look began when the verdict came, and may not have seen all"
+    assert [type(event) for event in findings.free(KNOWN, 10.1, 12.0)] == [Verdict, Cleared]
+
+
+def test_what_is_kept_waits_as_long_whatever_the_clock_says() -> None:
+    findings = Findings()
+    findings.take([FirstStep("slurm-9.0", 0, 1, 5)], KNOWN, 100_000.0)
+    assert findings.free(KNOWN, 0.0, 100_000.0 + HELD_BACK_SECONDS - 0.1) == []
+    assert findings.waiting
+    assert findings.free(KNOWN | {"slurm-9"}, 0.0, 100_000.0 + HELD_BACK_SECONDS) == [FirstStep("slurm-9", 0, 1, 5)]
+
+
+def test_what_other_gangs_do_waits_for_nobody() -> None:
+    findings = Findings()
+    findings.take([verdict()], KNOWN, 10.0)
+    assert findings.take([FirstStep("j-000001", 0, 1, 5)], KNOWN, 10.1) == [FirstStep("j-000001", 0, 1, 5)]
+    findings.take([verdict("j-000002")], KNOWN, 10.2)
+    told = findings.free(frozenset(), 11.0, 12.0)
+    assert [event.gang for event in told if isinstance(event, Verdict)] == ["j-000002"]
+    assert findings.wants_queue

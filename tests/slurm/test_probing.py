@@ -150,6 +150,8 @@ def test_what_can_not_be_let_go_of_now_is_remembered(tmp_path: Path) -> None:
         asyncio.run(let_go(hands, "n1", "a test"))
         assert hands.touched.reserved == {"n1": "its name"}
         assert ("n1" in hands.touched.drained) is (start == "scontrol delete"), "a drain that failed is none of ours"
+        if start == "scontrol delete":
+            assert slurm.remembered[-1].drained == {"n1": "probed"}, "written down before anything else is tried"
 
 
 # --- those under way -------------------------------------------------------------------------------------------------

@@ -326,6 +326,9 @@ def test_an_answer_that_says_that_it_failed_is_no_answer() -> None:
         parse_json.jobs(b"[]")
     with pytest.raises(BackendError, match="no list named 'nodes'"):
         parse_json.nodes(b'{"jobs": []}')
+    for wrong in (["gpu:8", 3], "gpu:8"):
+        with pytest.raises(BackendError, match="gres_detail: expected a list of strings"):
+            json_job(gres_detail=wrong)
     with pytest.raises(BackendError, match=r"nodes\[1\]\.name: it is absent"):
         parse_json.nodes(b'{"nodes": [{"name": "a", "state": "idle"}, {"state": "idle"}]}')
 

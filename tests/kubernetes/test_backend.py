@@ -1,0 +1,271 @@
+"""The backends between the core and their work, which is written down here and never done. No API server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.advisor import AdvisorBackend
+from scheduler_feedback.backends.kubernetes.attempt import Member, Phase
+from scheduler_feedback.backends.kubernetes.backend import KubernetesBackend
+from scheduler_feedback.backends.kubernetes.client import (
+    Access,
+)
+from scheduler_feedback.backends.kubernetes.constraints import OURS
+from scheduler_feedback.backends.kubernetes.naming import Place
+from scheduler_feedback.backends.kubernetes.objects import Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.probing import PROBE, Probes
+from scheduler_feedback.backends.kubernetes.translate import (
+    ATTEMPT,
+    RANK,
+    SLOTS,
+)
+from scheduler_feedback.backends.kubernetes.upstream import API
+from scheduler_feedback.core.actions import StartGang, StopGang
+from scheduler_feedback.core.events import AttemptRunning, AttemptUnknown, CancelRequested, NodeSeen, Submitted
+from scheduler_feedback.core.job import JobKind, JobSpec, Slot, StopReason
+from tests.kubernetes.little_api import LittleApi
+from tests.kubernetes.makers import group, node, pod
+from tests.kubernetes.test_attempt import add
+
+GPU = "nvidia.com/gpu"
+
+
+# --- the backend without a server ------------------------------------------------------------------------------------
+
+
+class Still(KubernetesBackend):
+    """A backend whose work is written down and never done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        super().__init__(Access("http://nowhere"), **settings)
+        self.work: list[tuple[tuple[str, int], str]] = []
+        self.busy_with: set[tuple[str, int]] = set()
+
+        def go(key: tuple[str, int], work: Coroutine[Any, Any, None]) -> None:
+            self.work.append((key, work.__qualname__.rpartition(".")[2]))
+            work.close()
+
+        monkeypatch.setattr(self._connection, "go", go)
+        monkeypatch.setattr(self._connection, "busy", lambda key: key in self.busy_with)
+        for name in ("n1", "n2"):
+            self.world.node_told(name, None, node(name))
+
+    def told(self, *pods: Pod) -> None:
+        add(self.world, *pods)
+
+
+def start_of(job_id: str, *slots: Slot, attempt: int = 1, kind: JobKind = JobKind.TRAINING) -> StartGang:
+    return StartGang(f"a-{attempt}", job_id, attempt, JobSpec("j", ("c",), len(slots), kind=kind), slots)
+
+
+def test_a_gang_is_submitted_once_and_cancelled_when_it_is_deleted_or_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = Still(monkeypatch)
+    one = pod("a", 2)
+    backend.told(one)
+    nodes = [event for event in backend.observe(()) if not isinstance(event, NodeSeen)]
+    (submitted,) = nodes
+    assert isinstance(submitted, Submitted) and submitted.spec.ranks == 2
+    assert backend.observe(()) == []
+    again = pod("a", 4)
+    backend.world.pod_told("default/a", one, again)
+    cancelled, anew = (event for event in backend.observe(()) if not isinstance(event, NodeSeen))
+    assert isinstance(cancelled, CancelRequested) and cancelled.job_id == submitted.job_id
+    assert isinstance(anew, Submitted) and anew.job_id != submitted.job_id
+    backend.world.pod_told("default/a", again, None)
+    (gone,) = backend.observe(())
+    assert isinstance(gone, CancelRequested) and gone.job_id == anew.job_id
+    assert backend.gangs() == []
+
+
+def test_a_gang_that_the_core_knows_already_is_not_submitted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Still(monkeypatch)
+    one = pod("a", 2)
+    job_id = f"default.a.{one.metadata.uid[:8]}"
+    backend.know(job_id, "default/a")
+    backend.told(one)
+    assert [event for event in backend.observe(()) if not isinstance(event, NodeSeen)] == []
+
+
+def test_a_start_and_a_stop_are_each_set_going_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Still(monkeypatch)
+    backend.told(pod("a", 1))
+    (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
+    key = (submitted.job_id, 1)
+    action = start_of(submitted.job_id, Slot("n1", 0))
+    for _ in range(2):
+        backend.apply(action)
+    assert backend.work == [(key, "start")]
+    stop = StopGang("s", *key, "SIGTERM", 1.0, StopReason.CANCEL)
+    for _ in range(2):
+        backend.apply(stop)
+    assert backend.work == [(key, "start"), (key, "stop")]
+    backend.apply(StopGang("s", "unknown", 1, "SIGTERM", 1.0, StopReason.CANCEL))
+    assert len(backend.work) == 2
+
+
+def test_what_the_core_believes_to_run_and_nobody_knows_of_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Still(monkeypatch)
+    backend.observe(())
+    assert backend.observe([("unknown", 1)]) == [AttemptUnknown("unknown", 1)]
+
+
+def test_an_attempt_that_another_controller_began_is_taken_up_and_its_binding_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = Still(monkeypatch)
+    backend.world.group_told("default/g", None, group("g", 2, {f"{OURS}placement": json.dumps(
+        {"attempt": 3, "pods": {"g-0": ["n1", 0, [0]], "g-1": ["n2", 1, [5]]}}
+    )}))  # fmt: skip
+    bound, unbound = pod("g-0", 1, "g", nodeName="n1"), pod("g-1", 1, "g")
+    bound.metadata.annotations = {ATTEMPT: "3", SLOTS: "0", RANK: "0"}
+    backend.told(bound, unbound)
+    (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
+    key = (submitted.job_id, 3)
+    backend.observe([key])
+    assert backend.work == [(key, "bind")]
+    assert backend.world.free_of("n2")[GPU] == 7, "it is counted on"
+    assert backend.world.place_of(unbound.metadata.uid) == Place(submitted.job_id, 3, "n2", range(1, 2))
+    backend.apply(start_of(submitted.job_id, Slot("n1", 0), Slot("n2", 5), attempt=3))
+    assert len(backend.work) == 1, "the start that was asked for is under way"
+    backend.observe(())
+    assert backend.world.place_of(unbound.metadata.uid) is None, "the core holds it no more"
+
+
+def test_a_pod_that_came_for_a_lost_one_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Still(monkeypatch)
+    pods = [pod(f"g-{number}", 1, "g") for number in range(2)]
+    backend.world.group_told("default/g", None, group("g", 2))
+    backend.told(*pods)
+    (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
+    key = (submitted.job_id, 1)
+    backend.apply(start_of(submitted.job_id, Slot("n1", 0), Slot("n2", 0)))
+    attempt = backend._attempts[key]
+    attempt.members = [
+        Member(one.metadata.key, one.metadata.uid, name, range(rank, rank + 1), (0,), bound=True)
+        for rank, (one, name) in enumerate(zip(pods, ("n1", "n2"), strict=True))
+    ]
+    attempt.phase, attempt.told = Phase.BOUND, True
+    for one, name in zip(pods, ("n1", "n2"), strict=True):
+        one.spec.node_name, one.status.phase = name, "Running"
+        one.metadata.annotations = {ATTEMPT: "1", SLOTS: "0"}
+        backend.world.pod_told(one.metadata.key, one, one)
+    backend.observe([key])
+    backend.world.pod_told("default/g-1", pods[1], None)
+    wrong_size, fresh = pod("g-1-wide", 4, "g"), pod("g-1-new", 1, "g")
+    backend.told(wrong_size, fresh)
+    backend.work.clear()
+    backend.observe([key])
+    assert backend.work == [((f"{submitted.job_id}/1", 1), "bind_in_place")]
+    member = attempt.members[1]
+    assert (member.name, member.uid, member.bound) == ("default/g-1-new", fresh.metadata.uid, False)
+    assert backend.world.place_of(fresh.metadata.uid) == Place(submitted.job_id, 1, "n2", range(1, 2))
+    assert backend.world.free_of("n2")[GPU] == 7
+
+
+def test_a_kubelet_s_rejection_undoes_the_whole_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Still(monkeypatch)
+    one = pod("a", 1)
+    backend.told(one)
+    (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
+    key = (submitted.job_id, 1)
+    backend.apply(start_of(submitted.job_id, Slot("n1", 0)))
+    attempt = backend._attempts[key]
+    attempt.members = [Member("default/a", one.metadata.uid, "n1", range(1), (0,), bound=True)]
+    attempt.phase = Phase.BOUND
+    failed = replace(one, status=replace(one.status, phase="Failed", reason="UnexpectedAdmissionError"))
+    backend.world.pod_told("default/a", one, failed)
+    backend.observe([key])
+    assert backend.work[-1] == (key, "undo")
+    assert attempt.phase is Phase.UNDOING and "UnexpectedAdmissionError" in attempt.failure
+
+
+def test_a_probe_takes_the_image_that_is_configured_and_is_cleared_away_once_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    probe = start_of("probe-n1-1", Slot("n1", 0), kind=JobKind.PROBE)
+    with pytest.raises(BackendError, match="no image is configured"):
+        Still(monkeypatch).apply(probe)
+    leads = True
+    backend = Still(monkeypatch, probes=Probes("image", "default", "gangwatch"), may_act=lambda: leads)
+    backend.apply(probe)
+    assert backend.work == [(("probe-n1-1", 1), "start_probe")]
+    left = pod("probe-n2-7-1", 1, labels={PROBE: "probe-n2-7"})
+    backend.told(left)
+    leads = False
+    backend.observe([("probe-n1-1", 1)])
+    assert len(backend.work) == 1, "who does not lead takes nothing away"
+    leads = True
+    backend.observe([("probe-n1-1", 1)])
+    key = (left.metadata.uid, 0)
+    assert backend.work[1:] == [(key, "delete_probe")]
+    backend.busy_with.add(key)
+    backend.observe([("probe-n1-1", 1)])
+    assert len(backend.work) == 2
+
+
+def test_slots_that_a_node_has_no_more_are_told_with_new_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Still(monkeypatch)
+    one = pod("a", 2)
+    backend.told(one)
+    (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
+    key = (submitted.job_id, 1)
+    backend.apply(start_of(submitted.job_id, Slot("n1", 6), Slot("n1", 7)))
+    attempt = backend._attempts[key]
+    attempt.members = [Member("default/a", one.metadata.uid, "n1", range(2), (6, 7), bound=True)]
+    attempt.phase, attempt.told = Phase.BOUND, True
+    backend.world.node_told("n1", None, node("n1", 4))
+    events = backend.observe([key])
+    (renumbered,) = [event for event in events if isinstance(event, AttemptRunning)]
+    assert [one.slot for one in renumbered.ranks] == [0, 1]
+
+
+def test_which_objects_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = LittleApi()
+    assert set(Still(monkeypatch)._watching(api)) == {"nodes", "pods", "claims", "volumes", "podgroups", "queues"}
+    watches = Still(monkeypatch, upstream=True)._watching(api)
+    assert watches["upstream"].path == f"/apis/{API}/podgroups"
+
+
+# --- the advisor without a server ------------------------------------------------------------------------------------
+
+
+def test_an_advisor_watches_gangs_of_others_and_places_nothing() -> None:
+    advisor = AdvisorBackend(Access("http://nowhere"), settled_seconds=0.0)
+    advisor.world.node_told("n1", None, node("n1"))
+    one = pod("a", 2, schedulerName="another", nodeName="n1")
+    one.status.phase = "Running"
+    advisor._pod_told("default/a", None, one)
+    assert [seen_.slots for seen_ in advisor.nodes()] == [8], "slots that another scheduler gave are its own"
+    events = advisor.observe(())
+    assert [type(event).__name__ for event in events] == ["Hosted"]
+    advisor._pod_told("default/a", one, None)
+    (ended,) = advisor.observe([("default.a.pod", 1)])
+    assert type(ended).__name__ == "AttemptEnded"
+    with pytest.raises(BackendError, match="only advises"):
+        advisor.apply(start_of("j", Slot("n1", 0)))
+    assert advisor.gangs() == []
+    ours = pod("b", 2)
+    advisor._pod_told("default/b", None, ours)
+    assert advisor.world.pods == {}, "no pod is ours to place"
+
+
+def test_objects_are_known_by_their_names() -> None:
+    one = PodGroup(replace(group("g", 1).metadata, namespace="team"))
+    assert one.metadata.key == "team/g"
+    assert node("n1").metadata.key == "n1"
+    owned = msgspec.convert(
+        {"metadata": {"name": "a", "ownerReferences": [{"kind": "A", "name": "x"}, {"kind": "B", "controller": True}]}},
+        Pod,
+    )
+    assert owned.owner is not None and owned.owner.kind == "B"
+    for phase, over in (("Running", False), ("Failed", True), ("Succeeded", True)):
+        assert replace(owned, status=replace(owned.status, phase=phase)).over is over

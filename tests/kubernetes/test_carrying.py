@@ -1,0 +1,385 @@
+"""Starting and stopping attempts step by step, against an API server made of a few lines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from scheduler_feedback.backends.kubernetes import binding, carrying, stopping
+from scheduler_feedback.backends.kubernetes.attempt import Attempt, Member, Phase
+from scheduler_feedback.backends.kubernetes.carrying import Carrying
+from scheduler_feedback.backends.kubernetes.client import UnreachableError
+from scheduler_feedback.backends.kubernetes.naming import Place
+from scheduler_feedback.backends.kubernetes.objects import Pod
+from scheduler_feedback.backends.kubernetes.probing import Probes
+from scheduler_feedback.backends.kubernetes.translate import PLACEMENT
+from scheduler_feedback.core.actions import StartGang, StopGang
+from scheduler_feedback.core.events import ActionFailed, AttemptEnded, AttemptUnknown, CancelRequested, Event
+from scheduler_feedback.core.job import JobKind, JobSpec, Slot, StopReason
+from tests.kubernetes.little_api import LittleApi, refused
+from tests.kubernetes.makers import group, pod
+from tests.kubernetes.test_attempt import add, world_of
+
+GPU = "nvidia.com/gpu"
+PODS = "/api/v1/namespaces/default/pods"
+GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups"
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
+BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+LOST = UnreachableError("a request: no answer")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (binding, stopping):
+        for name in ("_PAUSE_SECONDS", "_LONGEST_PAUSE_SECONDS"):
+            monkeypatch.setattr(module, name, 0.0)
+    monkeypatch.setattr(carrying, "PODS_SECONDS", 0.2)
+    monkeypatch.setattr(carrying, "RECREATED_SECONDS", 0.2)
+    monkeypatch.setattr(carrying, "_LOOK_SECONDS", 0.005)
+
+
+class Scene:
+    """Two nodes of eight GPUs, a carrier, and what it says."""
+
+    def __init__(self, *pods: Pod, grouped: bool = False, may_act: Callable[[], bool] = lambda: True) -> None:
+        self.api = LittleApi(lists=(BUDGETS, "/apis/batch/v1/jobs"))
+        self.world = world_of("n1", "n2")
+        if grouped:
+            declared = group("g", len(pods))
+            self.world.group_told("default/g", None, declared)
+            self.api.objects[f"{GROUPS}/g"] = msgspec.to_builtins(declared)
+        add(self.world, *pods)
+        for one in pods:
+            self.api.objects[f"{PODS}/{one.metadata.name}"] = msgspec.to_builtins(one)
+        self.said: list[Event] = []
+        self.looked: list[int] = []
+        self.last_pods: dict[str, list[Pod]] = {}
+        connection: Any = SimpleNamespace(client=self.api)
+        self.make = lambda: Carrying(
+            connection,
+            self.world,
+            may_act,
+            self.said.append,
+            lambda one: self.looked.append(one.number),
+            self.last_pods,
+        )
+
+    def do(self, *work: Callable[[Carrying], Coroutine[Any, Any, None]]) -> None:
+        async def run() -> None:
+            carrier = self.make()
+            await asyncio.wait_for(asyncio.gather(*(one(carrier) for one in work)), 10)
+
+        asyncio.run(run())
+
+
+def attempt_of(key: str = "default/a", number: int = 1, *members: Member) -> Attempt:
+    return Attempt("j", number, key, (), members=list(members), action_id="act")
+
+
+def start(*slots: Slot) -> StartGang:
+    return StartGang("act", "j", 1, JobSpec("j", ("c",), len(slots)), slots)
+
+
+def slots(node: str, *numbers: int) -> tuple[Slot, ...]:
+    return tuple(Slot(node, number) for number in numbers)
+
+
+def bound(one: Pod, node: str, first: int = 0, **fields: Any) -> Member:
+    usual = {"bound": True} | fields
+    return Member(one.metadata.key, one.metadata.uid, node, range(first, first + 1), (0,), **usual)
+
+
+def bindings(scene: Scene) -> list[tuple[str, str]]:
+    """(pod, node) of each binding."""
+    found = zip(scene.api.done, scene.api.bodies, strict=True)
+    return [(path.split("/")[-2], body["target"]["name"]) for (_, path), body in found if path.endswith("/binding")]
+
+
+# --- starting --------------------------------------------------------------------------------------------------------
+
+
+def test_a_gang_is_bound_where_the_action_says_after_its_placement_is_written() -> None:
+    scene = Scene(pod("g-0", 1, "g"), pod("g-1", 1, "g"), grouped=True)
+    attempt = attempt_of("default/g")
+    scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 3), *slots("n2", 5))))
+    assert scene.api.done[0] == ("PATCH", f"{GROUPS}/g")
+    assert PLACEMENT in scene.api.bodies[0]["metadata"]["annotations"]
+    assert bindings(scene) == [("g-0", "n1"), ("g-1", "n2")]
+    assert (attempt.phase, scene.looked, scene.said) == (Phase.BOUND, [1], [])
+    assert not attempt.beyond
+    uid = scene.world.pods["default/g-1"].metadata.uid
+    assert scene.world.place_of(uid) == Place("j", 1, "n2", range(1, 2))
+    assert (scene.world.free_of("n1")[GPU], scene.world.free_of("n2")[GPU]) == (7, 7)
+
+
+def test_a_start_waits_a_while_for_pods_that_are_not_there_yet() -> None:
+    scene = Scene()
+    attempt = attempt_of()
+
+    async def come(_: Carrying) -> None:
+        await asyncio.sleep(0.05)
+        add(scene.world, pod("a", 1))
+
+    scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0))), come)
+    assert (bindings(scene), attempt.phase) == ([("a", "n1")], Phase.BOUND)
+
+
+def test_a_start_whose_pods_do_not_come_fails_and_tells_how_the_owner_ended() -> None:
+    scene = Scene()
+    attempt = attempt_of()
+    scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0))))
+    assert scene.said == [ActionFailed("act", "j", "its pods are not there yet")]
+    owner = {"kind": "Job", "name": "train", "uid": "u", "controller": True}
+    body = msgspec.to_builtins(pod("a", 1))
+    body["metadata"]["ownerReferences"] = [owner]
+    scene.last_pods["j"] = [msgspec.convert(body, Pod)]
+    scene.said.clear()
+    scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0))))
+    assert scene.said == [
+        CancelRequested("j", "its owner, a Job that is deleted"),
+        ActionFailed("act", "j", "its pods are not there yet"),
+    ]
+
+
+def test_a_pod_that_is_bound_already_is_not_bound_again() -> None:
+    scene = Scene(pod("a", 1, nodeName="n2"))
+    scene.do(lambda carrier: carrier.start(attempt_of(), start(*slots("n1", 0))))
+    assert bindings(scene) == []
+    assert [type(event) for event in scene.said] == [ActionFailed]
+
+
+def test_a_start_that_is_stopped_meanwhile_binds_nothing_and_says_nothing() -> None:
+    scene = Scene()
+    attempt = attempt_of()
+
+    async def stop(_: Carrying) -> None:
+        await asyncio.sleep(0.02)
+        attempt.phase = Phase.STOPPING
+        add(scene.world, pod("a", 1))
+
+    scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0))), stop)
+    assert (bindings(scene), scene.said) == ([], [])
+
+
+def test_what_does_not_fit_is_told_and_not_tried_there_again() -> None:
+    hungry = pod("a", 1, containers=[{"name": "m", "resources": {"requests": {"cpu": "65", GPU: "1"}}}])
+    scene = Scene(hungry)
+    gang = scene.world.gang("default/a")
+    assert gang is not None and gang.constraint is not None
+    scene.world.want(gang.constraint)
+    before = scene.world.free_of("n1")
+    scene.do(lambda carrier: carrier.start(attempt_of(), start(*slots("n1", 0))))
+    (failed,) = scene.said
+    assert isinstance(failed, ActionFailed) and "does not fit on n1: cpu" in failed.reason
+    assert scene.world.free_of("n1") == before
+    assert ("n1", gang.constraint.name) in scene.world._barred or (gang.constraint.name, "n1") in scene.world._barred
+
+
+def test_a_binding_that_is_refused_undoes_those_that_were_done() -> None:
+    scene = Scene(pod("g-0", 1, "g"), pod("g-1", 1, "g"), grouped=True)
+    scene.api.fails[("POST", f"{PODS}/g-1/binding")] = [refused(403, "Forbidden", "no")]
+    attempt = attempt_of("default/g")
+    scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0), *slots("n2", 0))))
+    assert ("DELETE", f"{PODS}/g-0") in scene.api.done and ("DELETE", f"{PODS}/g-1") not in scene.api.done
+    assert scene.said == [ActionFailed("act", "j", "pod g-1: no")]
+    assert scene.world.free_of("n2")[GPU] == 8, "nobody counts on what was not bound"
+    assert (attempt.phase, scene.looked) == (Phase.UNDOING, [])
+
+
+def test_an_attempt_that_was_taken_up_and_can_not_be_bound_whole_is_unknown_to_the_core() -> None:
+    one = pod("a", 1)
+    scene = Scene(one)
+    attempt = attempt_of("default/a", 1, bound(one, "n1"))
+    attempt.action_id, attempt.phase, attempt.failure = "", Phase.UNDOING, "why"
+    scene.do(lambda carrier: carrier.undo(attempt))
+    assert scene.said == [AttemptUnknown("j", 1)]
+    attempt.phase = Phase.STOPPING
+    scene.said.clear()
+    scene.do(lambda carrier: carrier.undo(attempt))
+    assert scene.said == [], "who stops it says so"
+
+
+def test_who_does_not_lead_binds_nothing() -> None:
+    scene = Scene(pod("a", 1), may_act=lambda: False)
+    attempt = attempt_of()
+    scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0))))
+    assert scene.api.done == []
+    assert [type(event) for event in scene.said] == [ActionFailed]
+
+
+def test_a_pod_in_another_s_stead_is_bound_or_its_place_is_a_hole_again() -> None:
+    one = pod("a", 1)
+    scene = Scene(one)
+    scene.world.assume(one, "n1")
+    member = bound(one, "n1", bound=False)
+    scene.do(lambda carrier: carrier.bind_in_place(attempt_of("default/a", 1, member), member))
+    assert (member.bound, member.hole, scene.looked) == (True, False, [1])
+    member.bound = False
+    scene.api.fails[("POST", f"{PODS}/a/binding")] = [refused(403)]
+    scene.do(lambda carrier: carrier.bind_in_place(attempt_of("default/a", 1, member), member))
+    assert (member.bound, member.hole, scene.looked) == (False, True, [1, 1])
+    assert scene.world.free_of("n1")[GPU] == 8
+
+
+# --- probes ----------------------------------------------------------------------------------------------------------
+
+
+def probe_start() -> tuple[StartGang, dict[str, Any]]:
+    spec = JobSpec("probe-n1-1", ("measure",), 2, kind=JobKind.PROBE, pinned_node="n1", time_limit_seconds=60.0)
+    action = StartGang("act", "j", 1, spec, slots("n1", 4, 5))
+    return action, Probes("image", "default", "gangwatch").pod(action, GPU)
+
+
+def test_a_probe_s_pod_is_made_once_and_holds_its_slots() -> None:
+    scene = Scene()
+    action, body = probe_start()
+    attempt = attempt_of("default/j-1")
+
+    async def appear(_: Carrying) -> None:
+        await asyncio.sleep(0.02)
+        add(scene.world, msgspec.convert(body | {"metadata": body["metadata"] | {"uid": ""}}, Pod))
+
+    scene.api.fails[("POST", PODS)] = [LOST, None]
+    scene.do(lambda carrier: carrier.start_probe(attempt, action, body), appear)
+    (member,) = attempt.members
+    assert (member.node, member.ranks, member.slots, member.bound) == ("n1", range(2), (4, 5), True)
+    assert (attempt.phase, scene.looked) == (Phase.BOUND, [1])
+    assert len(scene.api.objects) == 1
+
+
+def test_a_probe_that_is_refused_has_failed_and_one_that_is_stopped_stays_so() -> None:
+    scene = Scene()
+    action, body = probe_start()
+    scene.api.fails[("POST", PODS)] = [refused(403, "Forbidden", "no image from there")]
+    attempt = attempt_of("default/j-1")
+    scene.do(lambda carrier: carrier.start_probe(attempt, action, body))
+    assert scene.said == [ActionFailed("act", "j", "a request: no image from there")]
+    assert attempt.members == [] and scene.looked == []
+    scene.api.fails.clear()
+    attempt.phase = Phase.STOPPING
+    scene.do(lambda carrier: carrier.start_probe(attempt, action, body))
+    assert (attempt.phase, scene.looked) == (Phase.STOPPING, [])
+
+
+def test_a_probe_that_nobody_waits_for_is_deleted() -> None:
+    one = pod("p", 1)
+    scene = Scene(one)
+    scene.do(lambda carrier: carrier.delete_probe(one))
+    assert scene.api.done == [("DELETE", f"{PODS}/p")]
+    assert scene.api.bodies[0]["preconditions"] == {"uid": one.metadata.uid}
+
+
+# --- stopping --------------------------------------------------------------------------------------------------------
+
+STOP = StopGang("stop", "j", 1, "SIGTERM", 5.0, StopReason.MIGRATE, "away")
+
+
+def running_gang(*, owned: bool = False) -> tuple[Scene, Attempt, list[Pod]]:
+    """A gang of two that runs."""
+    pods = [pod(f"g-{number}", 1, "g", nodeName=f"n{number + 1}") for number in range(2)]
+    for one in pods:
+        one.status.phase = "Running"
+        if owned:
+            body = msgspec.to_builtins(one.metadata)
+            body["ownerReferences"] = [{"kind": "Job", "name": "train", "uid": "job-1", "controller": True}]
+            one.metadata = msgspec.convert(body, type(one.metadata))
+    scene = Scene(*pods, grouped=True)
+    attempt = attempt_of("default/g", 1, *(bound(one, one.spec.node_name, rank) for rank, one in enumerate(pods)))
+    attempt.told = attempt.ran = True
+    attempt.phase, attempt.why_stopped = Phase.STOPPING, STOP.why.value
+    return scene, attempt, pods
+
+
+def leave(scene: Scene, *pods: Pod, after: float = 0.03) -> Callable[[Carrying], Coroutine[Any, Any, None]]:
+    async def work(_: Carrying) -> None:
+        await asyncio.sleep(after)
+        assert scene.said == [], "the end is not told before the pods are gone"
+        for one in pods:
+            scene.world.pod_told(one.metadata.key, one, None)
+
+    return work
+
+
+def test_a_gang_is_evicted_and_its_end_told_once_all_of_it_is_gone() -> None:
+    scene, attempt, pods = running_gang()
+    scene.do(lambda carrier: carrier.stop(attempt, STOP), leave(scene, *pods))
+    assert sorted(path for _, path in scene.api.done) == [f"{PODS}/g-0/eviction", f"{PODS}/g-1/eviction"]
+    (ended,) = scene.said
+    assert isinstance(ended, AttemptEnded)
+    assert (ended.why, ended.signalled, ended.started) == ("migrate", True, True)
+
+
+def test_a_budget_s_no_lets_the_attempt_go_on() -> None:
+    scene, attempt, _ = running_gang()
+    scene.api.objects[f"{BUDGETS}/b"] = {
+        "metadata": {"name": "b", "namespace": "default"},
+        "spec": {"selector": {}},
+        "status": {"disruptionsAllowed": 1},
+    }
+    scene.do(lambda carrier: carrier.stop(attempt, STOP))
+    (failed,) = scene.said
+    assert isinstance(failed, ActionFailed) and failed.action_id == "stop" and "allows 1 evictions" in failed.reason
+    assert (attempt.phase, attempt.why_stopped, scene.looked) == (Phase.BOUND, "", [1])
+    assert scene.api.done == []
+
+
+def test_what_never_ran_is_deleted_without_asking_a_budget() -> None:
+    scene, attempt, pods = running_gang()
+    attempt.told = attempt.ran = False
+    attempt.members[1].bound = False
+    scene.do(lambda carrier: carrier.stop(attempt, STOP), leave(scene, pods[0]))
+    assert scene.api.done == [("DELETE", f"{PODS}/g-0")]
+    (ended,) = scene.said
+    assert isinstance(ended, AttemptEnded) and not ended.started
+
+
+def test_a_suspended_job_is_resumed_when_its_pods_are_gone_and_its_new_pods_waited_for() -> None:
+    scene, attempt, pods = running_gang(owned=True)
+    scene.api.objects[f"{JOBS}/train"] = {"metadata": {"name": "train", "uid": "job-1"}, "spec": {}}
+    resumed_before_gone: list[bool] = []
+
+    async def recreate(_: Carrying) -> None:
+        await asyncio.sleep(0.04)
+        resumed_before_gone.append(scene.api.objects[f"{JOBS}/train"]["spec"]["suspend"] is False)
+        for one in pods:
+            scene.world.pod_told(one.metadata.key, one, None)
+        while scene.api.objects[f"{JOBS}/train"]["spec"]["suspend"]:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        assert scene.said == [], "its place is kept until its pods are made anew"
+        add(scene.world, *(pod(f"g-{number}-new", 1, "g") for number in range(2)))
+
+    scene.do(lambda carrier: carrier.stop(attempt, STOP), recreate)
+    assert resumed_before_gone == [False]
+    assert [type(event) for event in scene.said] == [AttemptEnded]
+
+
+def test_exit_codes_of_pods_that_ended_while_they_were_stopped_are_told() -> None:
+    scene, attempt, pods = running_gang()
+
+    async def end(_: Carrying) -> None:
+        await asyncio.sleep(0.03)
+        for one, phase in zip(pods, ("Succeeded", "Failed"), strict=True):
+            over = replace(one, status=replace(one.status, phase=phase))
+            scene.world.pod_told(one.metadata.key, one, over)
+
+    scene.do(lambda carrier: carrier.stop(attempt, STOP), end)
+    (ended,) = scene.said
+    assert isinstance(ended, AttemptEnded)
+    assert [one.exit_code for one in ended.exits] == [0, 1]
+
+
+def test_jobs_that_a_leader_before_us_left_suspended_are_resumed_each_whatever_becomes_of_the_others() -> None:
+    scene = Scene()
+    for name in ("a", "b"):
+        job = {"metadata": {"name": name, "namespace": "default"}, "spec": {"suspend": True}}
+        scene.api.objects[f"/apis/batch/v1/jobs/{name}"] = scene.api.objects[f"{JOBS}/{name}"] = job
+    scene.api.fails[("PATCH", f"{JOBS}/a")] = [refused(403)]
+    scene.do(lambda carrier: carrier.resume_left())
+    assert scene.api.objects[f"{JOBS}/b"]["spec"]["suspend"] is False

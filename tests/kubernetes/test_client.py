@@ -1,0 +1,227 @@
+"""Requests to an API server, their answers, and where the server is found: against a server of a few lines."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from agent.schema.errors import BackendError, ConfigError
+from scheduler_feedback.backends.kubernetes import client as client_module
+from scheduler_feedback.backends.kubernetes.client import (
+    Access,
+    Client,
+    RefusedError,
+    UnreachableError,
+    from_kubeconfig,
+    in_cluster,
+)
+
+_anything = msgspec.json.Decoder()
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def serving(handler: Any) -> AsyncIterator[str]:
+    """A server of one handler on a free port; its URL."""
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    address = runner.addresses[0]
+    try:
+        yield f"http://{address[0]}:{address[1]}"
+    finally:
+        await runner.cleanup()
+
+
+def asking(handler: Any, work: Any, **access: Any) -> Any:
+    """What the work, given a client of such a server, comes to."""
+
+    async def run() -> Any:
+        async with serving(handler) as url, Client(Access(url, **access)) as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(autouse=True)
+def _no_closing_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_CLOSING_SECONDS", 0.0)
+
+
+def test_a_request_carries_token_type_and_parameters_and_a_rotated_token_is_read_again(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("one\n")
+    heard: list[tuple[str, str, dict[str, str], str, str, bytes]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        headers = request.headers
+        heard.append(
+            (request.method, request.path, dict(request.query), headers.get("Authorization", ""),
+             headers.get("Content-Type", ""), await request.read())
+        )  # fmt: skip
+        return web.json_response({"ok": True})
+
+    async def work(client: Client) -> None:
+        assert await client.get("/a", _anything, labelSelector="x=y") == {"ok": True}
+        token.write_text("two\n")
+        await client.create("/b", {"n": 1})
+        await client.patch("/c", {"n": 2}, client_module.STRATEGIC_PATCH)
+        await client.replace("/d", {})
+        await client.delete("/e")
+
+    asking(handler, work, token_file=token)
+    assert [one[:5] for one in heard] == [
+        ("GET", "/a", {"labelSelector": "x=y"}, "Bearer one", ""),
+        ("POST", "/b", {}, "Bearer two", "application/json"),
+        ("PATCH", "/c", {}, "Bearer two", "application/strategic-merge-patch+json"),
+        ("PUT", "/d", {}, "Bearer two", "application/json"),
+        ("DELETE", "/e", {}, "Bearer two", ""),
+    ]
+    assert json.loads(heard[1][5]) == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "error", "said"),
+    [
+        (404, {"reason": "NotFound", "message": "no such pod"}, RefusedError, "no such pod"),
+        (409, {"reason": "Conflict"}, RefusedError, "Conflict"),
+        (300, {}, RefusedError, "300"),
+        (
+            429,
+            {"message": "Cannot evict pod as it would violate the pod's disruption budget."},
+            RefusedError,
+            "violate",
+        ),
+        (429, {"message": "too many requests"}, UnreachableError, "too many"),
+        (500, {"message": "etcd"}, UnreachableError, "500 etcd"),
+        (503, "no json", UnreachableError, "no json"),
+        (403, "plain words", RefusedError, "plain words"),
+    ],
+)
+def test_what_the_server_refuses_and_what_is_to_be_asked_again(
+    code: int, body: Any, error: type[BackendError], said: str
+) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=code, text=body if isinstance(body, str) else json.dumps(body))
+
+    with pytest.raises(error, match=said) as caught:
+        asking(handler, lambda client: client.get("/x", _anything))
+    assert isinstance(caught.value, RefusedError) is (error is RefusedError)
+    if isinstance(caught.value, RefusedError):
+        assert caught.value.code == code
+
+
+def test_no_server_and_no_sense_are_told_apart() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(text="{")
+
+    with pytest.raises(BackendError, match="an answer that is not understood") as caught:
+        asking(handler, lambda client: client.get("/x", _anything))
+    assert not isinstance(caught.value, UnreachableError)
+
+    async def nobody() -> None:
+        async with Client(Access("http://127.0.0.1:9")) as client:
+            await client.get("/x", _anything)
+
+    with pytest.raises(UnreachableError):
+        asyncio.run(nobody())
+
+
+def test_lines_are_whole_however_they_arrive_and_a_watch_that_never_began_is_refused() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if request.path == "/refused":
+            return web.json_response({"message": "too old", "code": 410}, status=410)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for part in (b'{"a"', b":1}\n\n{", b'"b":2}\n{"c":3}\nre', b"st"):
+            await response.write(part)
+            await asyncio.sleep(0.01)
+        return response
+
+    async def work(client: Client) -> list[bytes]:
+        async with client.lines("/x", 5.0) as lines:
+            return [line async for line in lines]
+
+    assert asking(handler, work) == [b'{"a":1}', b'{"b":2}', b'{"c":3}']
+
+    async def refused_(client: Client) -> None:
+        async with client.lines("/refused", 5.0):
+            pass
+
+    with pytest.raises(RefusedError) as caught:
+        asking(handler, refused_)
+    assert caught.value.code == 410
+
+
+def kubeconfig(**user: Any) -> dict[str, Any]:
+    return {
+        "current-context": "b",
+        "contexts": [
+            {"name": "a", "context": {"cluster": "x", "user": "x"}},
+            {"name": "b", "context": {"cluster": "c", "user": "u", "namespace": "team"}},
+        ],
+        "clusters": [
+            {"name": "x", "cluster": {"server": "https://wrong"}},
+            {"name": "c", "cluster": {"server": "https://right/", "certificate-authority": "ca.pem"}},
+        ],
+        "users": [{"name": "x", "user": {"token": "wrong"}}, {"name": "u", "user": user}],
+    }
+
+
+def test_a_kubeconfig_s_current_context_says_where_and_who(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("the ca")
+    path = tmp_path / "config"
+    key = base64.b64encode(b"the key").decode()
+    path.write_text(json.dumps(kubeconfig(token="t", **{"client-key-data": key})))
+    access = from_kubeconfig(path)
+    assert (access.url, access.token, access.ca, access.key, access.namespace) == (
+        "https://right", "t", "the ca", "the key", "team",
+    )  # fmt: skip
+    path.write_text(json.dumps(kubeconfig(tokenFile=str(tmp_path / "ca.pem"))))
+    assert from_kubeconfig(path).bearer() == "the ca"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"users": []}, "users: u"),
+        ({"current-context": "c"}, "contexts: c"),
+        ({"clusters": None}, "as a kubeconfig has it"),
+        ({"users": [{"name": "u", "user": {"exec": {}}}]}, "only tokens and client certificates"),
+        ({"users": [{"name": "u", "user": {"client-key-data": "!"}}]}, "client-key"),
+    ],
+)
+def test_a_kubeconfig_that_says_something_else_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    (tmp_path / "ca.pem").write_text("the ca")
+    path = tmp_path / "config"
+    path.write_text(json.dumps(kubeconfig() | change))
+    with pytest.raises(ConfigError, match=said):
+        from_kubeconfig(path)
+
+
+def test_a_pod_finds_its_own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert in_cluster() is None
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    assert in_cluster() is None, "it has no token"
+    for name, text in (("token", "t"), ("ca.crt", "ca"), ("namespace", "ours\n")):
+        (tmp_path / name).write_text(text)
+    access = in_cluster()
+    assert access is not None
+    assert (access.url, access.bearer(), access.namespace) == ("https://[fd00::1]:443", "t", "ours")

@@ -1,0 +1,248 @@
+"""Watches and the connection that they live in: what is listed and followed is told once, and work is done in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import pytest
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes import connection as connection_module
+from scheduler_feedback.backends.kubernetes import watch as watch_module
+from scheduler_feedback.backends.kubernetes.client import (
+    Access,
+    UnreachableError,
+)
+from scheduler_feedback.backends.kubernetes.connection import Connection
+from scheduler_feedback.backends.kubernetes.objects import Pod
+from scheduler_feedback.backends.kubernetes.watch import Watch, all_synced
+from tests.kubernetes.little_api import refused
+
+# --- watches ---------------------------------------------------------------------------------------------------------
+
+
+def a_pod(name: str, version: int, **more: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": "default", "resourceVersion": str(version)}, **more}
+
+
+class Watched:
+    """A watch of pods. pages: answers of lists, one after the other; streams: the lines of each watch, an exception to
+    raise it. Ends when there is nothing more to answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pages: list[Any], streams: list[Any], **watch: Any) -> None:
+        for name in ("_PAUSE_SECONDS", "_LONGEST_PAUSE_SECONDS"):
+            monkeypatch.setattr(watch_module, name, 0.0)
+        self.pages, self.streams = pages, streams
+        self.asked: list[dict[str, str]] = []
+        self.told: list[tuple[str, str, str]] = []
+        self.watch: Watch[Pod] = Watch(self, "/api/v1/pods", Pod, self._told, **watch)  # type: ignore[arg-type]
+
+    def _told(self, key: str, before: Pod | None, after: Pod | None) -> None:
+        versions = ["-" if one is None else one.metadata.resource_version for one in (before, after)]
+        self.told.append((key.removeprefix("default/"), versions[0], versions[1]))
+
+    async def get(self, path: str, decoder: Any, **parameters: str) -> Any:
+        self.asked.append(parameters)
+        if not self.pages:
+            raise asyncio.CancelledError
+        page = self.pages.pop(0)
+        if isinstance(page, Exception):
+            raise page
+        return decoder.decode(json.dumps(page))
+
+    @contextlib.asynccontextmanager
+    async def lines(self, path: str, silence: float, **parameters: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        self.asked.append(parameters)
+        if not self.streams:
+            raise asyncio.CancelledError
+        stream = self.streams.pop(0)
+        if isinstance(stream, Exception):
+            raise stream
+
+        async def lines() -> AsyncIterator[bytes]:
+            for line in stream:
+                yield json.dumps(line).encode() if not isinstance(line, bytes) else line
+
+        yield lines()
+
+    def run(self) -> Watched:
+        async def run() -> None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait_for(self.watch.run(), 10)
+
+        asyncio.run(run())
+        return self
+
+
+def page(version: int, *items: dict[str, Any], more: str = "") -> dict[str, Any]:
+    return {"metadata": {"resourceVersion": str(version), **({"continue": more} if more else {})}, "items": list(items)}
+
+
+def change(kind: str, one: dict[str, Any]) -> dict[str, Any]:
+    return {"type": kind, "object": one}
+
+
+def test_a_list_in_pages_then_its_changes_each_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(
+        monkeypatch,
+        [page(5, a_pod("a", 1), more="next"), page(6, a_pod("b", 2))],
+        [[
+            change("MODIFIED", a_pod("a", 7)), change("DELETED", a_pod("b", 8)), change("ADDED", a_pod("c", 9)),
+            change("DELETED", a_pod("never", 10)), change("BOOKMARK", a_pod("", 50)),
+        ]],
+        parameters={"fieldSelector": "f"},
+    ).run()  # fmt: skip
+    assert watched.told == [("a", "-", "1"), ("b", "-", "2"), ("a", "1", "7"), ("b", "2", "-"), ("c", "-", "9")]
+    assert set(watched.watch.objects) == {"default/a", "default/c"}
+    assert [one.get("continue", "") for one in watched.asked[:2]] == ["", "next"]
+    assert all(one["fieldSelector"] == "f" for one in watched.asked)
+    first, second = watched.asked[2:]
+    assert (first["watch"], first["resourceVersion"], first["allowWatchBookmarks"]) == ("1", "6", "true")
+    assert second["resourceVersion"] == "50", "a bookmark says how far a quiet watch has come"
+    assert (watched.watch.lists, watched.watch.events, watched.watch.synced.is_set()) == (1, 4, True)
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        refused(410, "Expired"),
+        [{"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}],
+        [b"{no sense"],
+    ],
+)
+def test_a_watch_that_is_too_old_or_makes_no_sense_lists_again_and_tells_what_went_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, gone: Any
+) -> None:
+    pages = [page(5, a_pod("a", 1), a_pod("b", 2), a_pod("c", 3)), page(9, a_pod("a", 1), a_pod("c", 8))]
+    watched = Watched(monkeypatch, pages, [gone]).run()
+    assert watched.told == [("a", "-", "1"), ("b", "-", "2"), ("c", "-", "3"), ("c", "3", "8"), ("b", "2", "-")]
+    assert watched.watch.lists == 2
+
+
+def test_a_watch_that_breaks_off_goes_on_from_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(
+        monkeypatch, [page(5, a_pod("a", 1))], [[change("MODIFIED", a_pod("a", 7))], UnreachableError("broken"), []]
+    ).run()
+    assert (watched.watch.lists, watched.watch.reconnects) == (1, 1)
+    assert [one.get("resourceVersion") for one in watched.asked] == [None, "5", "7", "7", "7"]
+
+
+def test_a_kind_that_is_not_served_is_empty_where_it_is_optional_and_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch, [refused(404)], [], optional=True).run()
+    assert watched.watch.absent and watched.watch.synced.is_set()
+    watched = Watched(monkeypatch, [refused(404), page(5, a_pod("a", 1))], [], optional=True).run()
+    assert not watched.watch.absent and len(watched.told) == 1
+    watched = Watched(monkeypatch, [refused(404)], []).run()
+    assert not watched.watch.absent and not watched.watch.synced.is_set()
+
+
+def test_those_that_could_not_be_listed_in_time_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, waiting = (Watched(monkeypatch, [], []).watch for _ in range(2))
+
+    async def run() -> list[str]:
+        listed.synced.set()
+        return await all_synced({"nodes": listed, "pods": waiting}, 0.01)
+
+    assert asyncio.run(run()) == ["pods"]
+
+
+# --- the connection --------------------------------------------------------------------------------------------------
+
+
+class Listed:
+    """Stands for a watch that has listed its objects."""
+
+    def __init__(self, synced: bool = True, ends: bool = False) -> None:
+        self._listed, self._ends = synced, ends
+        self.synced = asyncio.Event()
+
+    async def run(self) -> None:
+        if self._listed:
+            self.synced.set()
+        if self._ends:
+            raise RuntimeError("a bug")
+        await asyncio.sleep(100)
+
+
+def connected(*, once: tuple[Coroutine[Any, Any, None], ...] = (), **watch: bool) -> Connection:
+    made = Connection(Access("http://nowhere"), lambda _: {"pods": Listed(**watch)}, lambda: once)  # type: ignore[dict-item]
+    made.start(5.0)
+    return made
+
+
+def test_work_about_the_same_is_done_one_after_another_and_other_work_beside_it() -> None:
+    done: list[str] = []
+    first_may_end = threading.Event()
+    said = threading.Event()
+
+    async def work(name: str, waits: bool = False, fails: bool = False) -> None:
+        done.append(f"{name} begins")
+        while waits and not first_may_end.is_set():
+            await asyncio.sleep(0.001)
+        if fails:
+            raise BackendError("refused")
+        done.append(f"{name} ends")
+        if name in ("other", "last"):
+            said.set()
+
+    connection = connected()
+    try:
+        connection.go(("a", 1), work("first", waits=True, fails=True))
+        connection.go(("a", 1), work("second"))
+        connection.go(("b", 1), work("other"))
+        assert said.wait(5)
+        assert done == ["first begins", "other begins", "other ends"]
+        assert connection.busy(("a", 1))
+        said.clear()
+        first_may_end.set()
+        connection.go(("a", 1), work("last"))
+        assert said.wait(5)
+        assert done[3:] == ["second begins", "second ends", "last begins", "last ends"]
+        for _ in range(500):
+            if not connection.busy(("a", 1)):
+                break
+            threading.Event().wait(0.01)
+        assert not connection.busy(("a", 1)) and not connection.busy(("c", 1))
+        connection.check()
+    finally:
+        connection.stop()
+    with pytest.raises(BackendError, match="has ended"):
+        connection.go(("a", 1), work("too late"))
+
+
+def test_what_is_to_be_done_once_is_done_when_all_is_listed_and_a_refusal_ends_nothing() -> None:
+    done = threading.Event()
+
+    async def refused_() -> None:
+        raise BackendError("refused")
+
+    async def once() -> None:
+        done.set()
+
+    connection = connected(once=(refused_(), once()))
+    assert done.wait(5)
+    connection.check()
+    connection.stop()
+
+
+def test_a_list_that_does_not_come_to_an_end_and_a_watch_that_ends_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "_SYNC_SECONDS", 0.05)
+    with pytest.raises(BackendError, match=r"pods could not be listed in 0\.05 s"):
+        connected(synced=False)
+    connection = connected(ends=True)
+    for _ in range(500):
+        try:
+            connection.check()
+        except BackendError as error:
+            assert "a bug" in str(error)
+            break
+        threading.Event().wait(0.01)
+    else:
+        raise AssertionError("nobody was told")

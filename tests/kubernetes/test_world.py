@@ -1,0 +1,383 @@
+"""What the world makes of objects: agents, volumes, groups, nodes, and the state from objects alone. No API server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from scheduler_feedback.backends.kubernetes.agents import AgentFiles, dashed, is_agent
+from scheduler_feedback.backends.kubernetes.constraints import OURS, constraint_of
+from scheduler_feedback.backends.kubernetes.naming import Place
+from scheduler_feedback.backends.kubernetes.objects import Claim, Pod, Queue, StoredVolume
+from scheduler_feedback.backends.kubernetes.probing import PROBE
+from scheduler_feedback.backends.kubernetes.rebuild import rebuild
+from scheduler_feedback.backends.kubernetes.translate import (
+    ATTEMPT,
+    RANK,
+    REQUIRED_TOPOLOGY,
+    SLOTS,
+    TopologyLabels,
+    attempt_of,
+    foreign_use,
+    resource_of,
+    slots_written,
+)
+from scheduler_feedback.backends.kubernetes.upstream import API, UpstreamGroup, as_group
+from scheduler_feedback.backends.kubernetes.volumes import claims_of, reached, users_of
+from scheduler_feedback.core.job import JobState, Slot
+from scheduler_feedback.core.state import Policy
+from tests.kubernetes.makers import group, node, pod
+from tests.kubernetes.test_attempt import add, seen, world_of
+
+GPU = "nvidia.com/gpu"
+
+
+# --- agents ----------------------------------------------------------------------------------------------------------
+
+
+def agent_pod(name: str, where: str, address: str, **labels: str) -> Pod:
+    made = pod(name, 0, schedulerName="x", nodeName=where)
+    made.metadata.labels = {"app.kubernetes.io/name": "gangwatch", "app.kubernetes.io/component": "agent"} | labels
+    made.status.pod_ip = address
+    return made
+
+
+def test_each_node_s_agent_is_known_by_its_address_until_its_pod_goes() -> None:
+    world = world_of("n1", "n2")
+    one = agent_pod("agent-1", "n1", "10.0.0.5")
+    assert is_agent(one)
+    assert not is_agent(agent_pod("c", "n1", "", **{"app.kubernetes.io/component": "controller"}))
+    assert not is_agent(agent_pod("c", "n1", "", **{"app.kubernetes.io/name": "other"}))
+    add(world, one, agent_pod("agent-2", "n2", ""), pod("other", 0, schedulerName="x", nodeName="n2"))
+    assert world.agents() == {"n1": "10.0.0.5"}, "one has no address yet"
+    going = replace(one, metadata=replace(one.metadata, deletion_timestamp="2026-01-01T00:00:00Z"))
+    world.pod_told("default/agent-1", one, going)
+    assert world.agents() == {}
+    world.pod_told("default/agent-1", going, one)
+    world.pod_told("default/agent-1", one, None)
+    assert world.agents() == {}
+
+
+def test_the_feed_finds_a_file_for_each_agent_and_none_for_one_that_is_gone(tmp_path: Path) -> None:
+    files = AgentFiles(tmp_path / "agents", "https://{}.agents.svc:9400")
+    files.write({"n1": "10.0.0.5", "n2": "fd00::7"})
+
+    def found() -> dict[str, str]:
+        return {one.name: json.loads(one.read_text())["url"] for one in (tmp_path / "agents").iterdir()}
+
+    assert found() == {
+        "n1.json": "https://10-0-0-5.agents.svc:9400",
+        "n2.json": "https://fd00--7.agents.svc:9400",
+    }
+    (tmp_path / "agents" / "n1.json").write_text('{"url": "kept"}')
+    files.write({"n1": "10.0.0.5", "n3": "10.0.0.9"})
+    assert found() == {"n1.json": "kept", "n3.json": "https://10-0-0-9.agents.svc:9400"}, "what stands is let be"
+    files.write({"n1": "10.0.0.6", "n3": "10.0.0.9"})
+    assert found()["n1.json"] == "https://10-0-0-6.agents.svc:9400"
+    assert dashed("1.2.3.4") == "1-2-3-4"
+    anew = AgentFiles(tmp_path / "agents", "https://{}")
+    anew.write({})
+    assert found() == {}, "what an earlier controller left"
+
+
+# --- volumes ---------------------------------------------------------------------------------------------------------
+
+
+def claiming(name: str, *claims: str) -> Pod:
+    volumes = [{"name": f"v{n}", "persistentVolumeClaim": {"claimName": claim}} for n, claim in enumerate(claims)]
+    return pod(name, 1, volumes=[*volumes, {"name": "empty"}])
+
+
+def a_claim(volume: str = "pv", phase: str = "Bound", *modes: str) -> Claim:
+    return msgspec.convert(
+        {
+            "metadata": {"name": "c"},
+            "spec": {"volumeName": volume, "accessModes": list(modes)},
+            "status": {"phase": phase},
+        },
+        Claim,
+    )
+
+
+def a_volume(*hosts: str) -> StoredVolume:
+    terms = [{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": list(hosts)}]}]
+    required = {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}} if hosts else {}
+    return msgspec.convert({"metadata": {"name": "pv"}, "spec": required}, StoredVolume)
+
+
+@pytest.mark.parametrize(
+    ("claim", "volume", "refused_for"),
+    [
+        (a_claim(), a_volume("n1"), ""),
+        (a_claim(), a_volume(), ""),
+        (None, a_volume(), "there is no claim c"),
+        (a_claim(phase="Pending"), a_volume(), "is not bound"),
+        (a_claim(volume=""), a_volume(), "is not bound"),
+        (a_claim("pv", "Bound", "ReadWriteOncePod"), a_volume(), "ReadWriteOncePod"),
+        (a_claim(), None, "bound to pv, which does not exist"),
+    ],
+)
+def test_from_where_a_claim_can_be_reached(claim: Claim | None, volume: StoredVolume | None, refused_for: str) -> None:
+    claims = {} if claim is None else {"default/c": claim}
+    volumes = {} if volume is None else {"pv": volume}
+    found = reached(claiming("a", "c"), claims, volumes)
+    assert found.spec.volumes is not None
+    reach = found.spec.volumes[0].reach
+    assert reach is not None and (refused_for in reach.refused if refused_for else reach.refused == "")
+    assert found.spec.volumes[1].reach is None
+    wanted = volume is not None and not refused_for and volume.spec.node_affinity is not None
+    assert (reach.terms is not None) is wanted
+
+
+def test_who_claims_what() -> None:
+    assert claims_of(claiming("a", "c", "d")) == ["default/c", "default/d"]
+    plain = pod("b", 1)
+    assert reached(plain, {}, {}) is plain
+    assert users_of("pv", [("default/c", a_claim()), ("default/d", a_claim("other"))]) == {"default/c"}
+
+
+def test_a_pod_is_looked_at_anew_when_its_claim_or_its_volume_is_told() -> None:
+    world = world_of("n1", "n2")
+    add(world, claiming("a", "c"))
+    waiting = world.gang("default/a")
+    assert waiting is not None and "there is no claim" in waiting.refused
+    world.take_dirty()
+    world.claim_told("default/c", None, a_claim())
+    assert world.take_dirty() == {"default/a"}
+    world.volume_told("pv", None, a_volume("n1"))
+    assert world.take_dirty() == {"default/a"}
+    gang = world.gang("default/a")
+    assert gang is not None and gang.constraint is not None
+    assert world.why_not(gang.constraint, "n1") == ""
+    assert "can't be reached" in world.why_not(gang.constraint, "n2")
+    world.volume_told("pv", a_volume("n1"), None)
+    world.claim_told("default/other", None, a_claim("else"))
+    assert world.take_dirty() == {"default/a"}
+    world.pod_told("default/a", world.pods["default/a"], None)
+    world.take_dirty()
+    world.claim_told("default/c", a_claim(), None)
+    assert world.take_dirty() == set(), "nobody names it any more"
+
+
+# --- groups of Kubernetes' own kind ----------------------------------------------------------------------------------
+
+
+def upstream(policy: dict[str, Any] | None = None, *keys: str) -> UpstreamGroup:
+    body = {
+        "metadata": {"name": "g", "namespace": "default", "uid": "u", "annotations": {"kept": "yes"}},
+        "spec": {
+            "schedulingPolicy": policy or {"gang": {"minCount": 4}},
+            "schedulingConstraints": {"topology": [{"key": key} for key in keys]},
+        },
+    }
+    return msgspec.convert(body, UpstreamGroup)
+
+
+@pytest.mark.parametrize(
+    ("keys", "level"),
+    [
+        ((), ""),
+        (("topology.gangwatch.io/rack",), "rack"),
+        (("kubernetes.io/hostname",), "node"),
+        (("nvidia.com/gpu.clique",), "island"),
+        (("example.com/row",), "example.com/row"),
+        (
+            ("kubernetes.io/hostname", "topology.gangwatch.io/rack"),
+            "kubernetes.io/hostname and topology.gangwatch.io/rack",
+        ),
+    ],
+)
+def test_a_group_of_kubernetes_own_kind_says_the_same_in_our_words(keys: tuple[str, ...], level: str) -> None:
+    found = as_group(upstream(None, *keys), TopologyLabels())
+    assert (found.spec.min_member, found.of_api) == (4, API)
+    assert found.metadata.annotation(REQUIRED_TOPOLOGY) == level
+    assert found.metadata.annotation("kept") == "yes"
+    assert found.path == f"/apis/{API}/namespaces/default/podgroups/g"
+
+
+def test_a_basic_group_is_each_pod_by_itself_and_a_level_without_a_label_is_none() -> None:
+    assert as_group(upstream({"basic": {}}), TopologyLabels()).spec.min_member == 0
+    assert as_group(upstream({"gang": {}}), TopologyLabels()).spec.min_member == 1
+    found = as_group(upstream(None, ""), TopologyLabels(rack=""))
+    assert found.metadata.annotation(REQUIRED_TOPOLOGY) == "", "an empty label names no level"
+
+
+def test_of_two_groups_of_one_name_coscheduling_s_counts() -> None:
+    world = world_of()
+    own = group("g", 2)
+    world.upstream_told("default/g", None, upstream())
+    assert world.groups["default/g"].of_api == API
+    world.group_told("default/g", None, own)
+    world.upstream_told("default/g", upstream(), None)
+    assert world.groups["default/g"] is own
+
+
+# --- the world -------------------------------------------------------------------------------------------------------
+
+
+def test_what_pods_of_any_scheduler_ask_for_is_taken_from_their_node_until_they_leave() -> None:
+    world = world_of("n1", "n2")
+    one = pod("a", 2, schedulerName="x", nodeName="n1")
+    add(world, one)
+    assert world.free_of("n1")[GPU] == 6
+    again = pod("a", 3, schedulerName="x", nodeName="n2")  # another of its name
+    world.pod_told("default/a", one, again)
+    assert (world.free_of("n1")[GPU], world.free_of("n2")[GPU]) == (8, 5)
+    world.pod_told("default/a", again, None)
+    assert world.free_of("n2")[GPU] == 8
+    assert world.free_of("unknown") == {}
+
+
+def test_what_was_assumed_is_let_go_of_unless_it_was_seen_bound() -> None:
+    world = world_of("n1", "n2")
+    one, two = pod("a", 2), pod("b", 2)
+    world.assume(one, "n1")
+    world.assume(two, "n1")
+    bound = replace(two, spec=replace(two.spec, node_name="n1"))
+    add(world, bound)
+    for each in (one, two):
+        world.unassume(each.metadata.uid)
+    assert world.free_of("n1")[GPU] == 6
+    world.unassume("unknown")
+
+
+def test_a_pod_that_moved_before_it_was_seen_counts_on_its_new_node_alone() -> None:
+    world = world_of("n1", "n2")
+    one = pod("a", 2)
+    world.assume(one, "n1")
+    world.assume(one, "n2")
+    assert (world.free_of("n1")[GPU], world.free_of("n2")[GPU]) == (8, 6)
+
+
+def test_where_pods_stand_has_a_version_that_changes_with_it() -> None:
+    world = world_of("n1")
+    place = Place("g", 1, "n1", range(2))
+    world.hold("u", place)
+    version = world.places_version
+    world.hold("u", place)
+    assert (world.places_version, world.place_of("u")) == (version, place)
+    world.hold("u", Place("g", 2, "n1", range(2)))
+    world.release("u", place)
+    assert world.place_of("u") is not None, "a later attempt has it by now"
+    world.release("u")
+    assert world.place_of("u") is None
+    after = world.places_version
+    world.release("u")
+    assert version < after == world.places_version
+
+
+def test_only_what_a_user_declares_of_a_group_makes_its_gang_another() -> None:
+    world = world_of()
+    before = group("g", 2)
+    world.group_told("default/g", None, before)
+    assert world.take_dirty() == {"default/g"}
+
+    def told(**metadata: Any) -> set[str]:
+        after = replace(before, metadata=replace(before.metadata, **metadata))
+        world.group_told("default/g", before, after)
+        return world.take_dirty()
+
+    assert told(annotations={f"{OURS}placement": "{}", f"{OURS}expected-start": "soon"}) == set()
+    assert told(labels={"app": "x"}) == set()
+    assert told(annotations={f"{OURS}restartable": "true"}) == {"default/g"}
+    assert told(labels={f"{OURS}queue": "q"}) == {"default/g"}
+    larger = replace(before, spec=replace(before.spec, min_member=3))
+    world.group_told("default/g", before, larger)
+    assert world.take_dirty() == {"default/g"}
+
+
+def test_queues_have_a_version_that_changes_with_what_they_say() -> None:
+    world = world_of()
+    queue = msgspec.convert({"metadata": {"name": "q"}, "spec": {"limit": 4}}, Queue)
+    world.queue_told("q", None, queue)
+    version = world.queues_version
+    world.queue_told("q", queue, replace(queue, metadata=replace(queue.metadata, resource_version="9")))
+    assert world.queues_version == version
+    world.queue_told("q", queue, replace(queue, spec=replace(queue.spec, limit=5)))
+    assert world.queues_version == version + 1 and world.queues["q"].spec.limit == 5
+    world.queue_told("q", queue, None)
+    assert world.queues_version == version + 2 and world.queues == {}
+
+
+def test_probes_and_pods_of_no_group_are_no_gangs() -> None:
+    world = world_of("n1")
+    probe, orphan, alone = pod("p", 1, labels={PROBE: "p"}), pod("o", 1, "missing"), pod("a", 1)
+    add(world, probe, orphan, alone)
+    assert world.gang("default/p") is None and [one.metadata.name for one in world.probes()] == ["p"]
+    assert world.gang("default/o") is None
+    assert [one.metadata.name for one in world.orphans("default/missing")] == ["o"]
+    found = world.gang("default/a")
+    assert found is not None and found.spec is not None
+    assert world.gang("default/a") is found, "not read again while nothing changed"
+    world.pod_told("default/p", probe, None)
+    assert world.probes() == []
+    over = replace(alone, status=replace(alone.status, phase="Succeeded"))
+    world.pod_told("default/a", alone, over)
+    ended = world.gang("default/a")
+    assert ended is not None and ended.spec is None
+
+
+def test_which_nodes_refuse_a_constraint_and_why() -> None:
+    world = world_of("n1", "n2")
+    wanted = constraint_of(pod("a", 1, nodeSelector={"kubernetes.io/hostname": "n1"}))
+    assert world.why_not(wanted, "n9") == "there is no such node"
+    assert dict(world.refusals(wanted)) == {"n2": "label kubernetes.io/hostname is not 'n1'"}
+    world.want(wanted)
+    assert {name: one.refuses for name, one in seen(world).items()} == {"n1": (), "n2": (wanted.name,)}
+    world.keep_constraints([])
+    world.node_told("n2", None, node("n2", zone="b"))
+    assert seen(world)["n2"].refuses == ()
+
+
+def test_of_a_node_with_two_kinds_of_device_the_slots_are_of_the_one_it_has_most_of() -> None:
+    mixed = node("n1", 2)
+    assert mixed.status.allocatable is not None
+    mixed.status.allocatable["nvidia.com/mig-1g.10gb"] = "7"
+    assert resource_of(mixed) == "nvidia.com/mig-1g.10gb"
+    mixed.status.allocatable["nvidia.com/mig-1g.10gb"] = "0"
+    assert resource_of(mixed) == GPU
+    assert resource_of(node("n2", 0)) == ""
+
+
+def test_what_we_wrote_on_a_pod_counts_once_it_is_bound() -> None:
+    one = pod("a", 2)
+    one.metadata.annotations = {ATTEMPT: "3", SLOTS: "4,5,x"}
+    assert (attempt_of(one), slots_written(one)) == (0, (4, 5))
+    one.spec.node_name = "n1"
+    assert attempt_of(one) == 3
+    one.metadata.annotations = {ATTEMPT: "soon"}
+    assert (attempt_of(one), slots_written(one)) == (0, ())
+    over = pod("b", 4, nodeName="n1")
+    over.status.phase = "Failed"
+    assert foreign_use([one, over, pod("c", 3)], GPU, {}) == 5
+    assert foreign_use([one, over, pod("c", 3)], GPU, {one.metadata.uid: None}) == 3
+
+
+# --- the state from objects alone ------------------------------------------------------------------------------------
+
+
+def test_only_what_has_begun_is_a_job_of_the_rebuilt_state() -> None:
+    world = world_of("n1", "n2")
+    begun, waits, over = pod("begun", 2, nodeName="n1"), pod("waits", 2), pod("over", 2, nodeName="n1")
+    for one in (begun, over):
+        one.metadata.annotations = {ATTEMPT: "4", SLOTS: "6,7", RANK: "0"}
+    begun.status.start_time = "1970-01-01T00:00:07Z"
+    over.status.phase = "Succeeded"
+    add(world, begun, waits, over)
+    not_ready = node("n3")
+    assert not_ready.status.conditions is not None
+    not_ready.status.conditions[0].status = "False"
+    world.node_told("n3", None, not_ready)
+    state, keys = rebuild(world, world.seen(), Policy(), 60 * 10**9)
+    assert set(state.nodes) == {"n1", "n2"}, "who is not there is no node"
+    jobs = {key: state.jobs[job_id] for job_id, key in keys.items()}
+    job = jobs["default/begun"]
+    assert (job.state, job.attempt, job.attempt_started_ns) == (JobState.STARTING, 4, 7 * 10**9)
+    assert [record.slot for record in job.ranks] == [Slot("n1", 6), Slot("n1", 7)]
+    assert "default/waits" not in jobs
+    assert all(one.state is not JobState.STARTING for key, one in jobs.items() if key != "default/begun")

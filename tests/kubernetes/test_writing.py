@@ -1,0 +1,689 @@
+"""What the controller writes over the API, part by part: against an API server made of a few lines."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.schema.clock import ManualClock
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes import advice, keeping, lease, publish, stopping
+from scheduler_feedback.backends.kubernetes.advice import RULES, SLICES, Advice, Finding, findings_of
+from scheduler_feedback.backends.kubernetes.attempt import Member
+from scheduler_feedback.backends.kubernetes.client import MERGE_PATCH, STRATEGIC_PATCH, UnreachableError
+from scheduler_feedback.backends.kubernetes.constraints import OURS
+from scheduler_feedback.backends.kubernetes.keeping import Keeper, kept_of, memory_name, read
+from scheduler_feedback.backends.kubernetes.lease import LAST_HOLDER, Leadership
+from scheduler_feedback.backends.kubernetes.objects import Pod
+from scheduler_feedback.backends.kubernetes.probing import PROBE, Probes, is_probe
+from scheduler_feedback.backends.kubernetes.publish import Look, Publisher, Standing
+from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS, Gang, gang_of, lone
+from scheduler_feedback.backends.kubernetes.uninstall import remove_all
+from scheduler_feedback.backends.kubernetes.world import World
+from scheduler_feedback.core import cluster
+from scheduler_feedback.core.actions import StartGang
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.job import Job as CoreJob
+from scheduler_feedback.core.job import JobKind, JobSpec, JobState, Slot
+from scheduler_feedback.core.state import State
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+from scheduler_feedback.policies.history import BINS
+from tests.kubernetes.little_api import LittleApi, refused
+from tests.kubernetes.makers import group, node, pod
+from tests.kubernetes.test_attempt import world_of
+
+SECOND = 1_000_000_000
+LOST = UnreachableError("a request: no answer")
+PODS = "/api/v1/namespaces/default/pods"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/ours/leases"
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
+BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_PAUSE_SECONDS", "_LONGEST_PAUSE_SECONDS"):
+        monkeypatch.setattr(stopping, name, 0.0)
+
+
+# --- leadership ------------------------------------------------------------------------------------------------------
+
+
+def a_lease(holder: str, seconds: int = 10, **annotations: str) -> dict[str, Any]:
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": seconds, "leaseTransitions": 4, "acquireTime": "then"}
+    metadata = {"name": "main", "namespace": "ours", "resourceVersion": "7", "annotations": annotations}
+    return {"metadata": metadata, "spec": spec}
+
+
+def leader(api: LittleApi) -> Leadership:
+    return Leadership(api.access, "ours", "main", "me", clock=ManualClock())
+
+
+def tried(who: Leadership, api: LittleApi, at_seconds: float) -> bool:
+    return asyncio.run(who._try(api, round(at_seconds * SECOND)))
+
+
+def written(api: LittleApi) -> dict[str, Any]:
+    found = api.objects[f"{LEASES}/main"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_lease_that_nobody_has_is_taken_and_renewed_without_a_transition() -> None:
+    api = LittleApi()
+    who = leader(api)
+    assert tried(who, api, 0.0)
+    assert api.done == [("POST", LEASES)]
+    spec = written(api)["spec"]
+    assert (spec["holderIdentity"], spec["leaseTransitions"], spec["leaseDurationSeconds"]) == ("me", 0, 10)
+    assert tried(who, api, 2.0)
+    assert api.done[1:] == [("PUT", f"{LEASES}/main")]
+    again = written(api)["spec"]
+    assert (again["leaseTransitions"], again["acquireTime"]) == (0, spec["acquireTime"])
+
+
+def test_another_s_lease_is_waited_out_on_our_own_clock_from_when_it_last_changed() -> None:
+    api = LittleApi({f"{LEASES}/main": a_lease("other", **{LAST_HOLDER: "other"})})
+    who = leader(api)
+    assert not tried(who, api, 100.0)
+    assert not tried(who, api, 109.0)
+    written(api)["metadata"]["resourceVersion"] = "8"  # it was renewed
+    assert not tried(who, api, 111.0)
+    assert not tried(who, api, 120.9)
+    assert tried(who, api, 121.0)
+    assert (written(api)["spec"]["holderIdentity"], written(api)["spec"]["leaseTransitions"]) == ("me", 5)
+    assert written(api)["spec"]["acquireTime"] != "then"
+    assert written(api)["metadata"]["annotations"] == {LAST_HOLDER: "me"}
+    assert who.before == "other"
+
+
+def test_a_longer_lease_is_waited_out_whole_and_a_shorter_one_no_less_than_ours() -> None:
+    for seconds, waited in ((30, 30.0), (1, 10.0)):
+        api = LittleApi({f"{LEASES}/main": a_lease("other", seconds)})
+        who = leader(api)
+        assert not tried(who, api, 0.0)
+        assert not tried(who, api, waited - 0.1)
+        assert tried(who, api, waited)
+
+
+def test_a_lease_that_was_let_go_of_is_taken_at_once_and_a_race_is_lost_quietly() -> None:
+    api = LittleApi({f"{LEASES}/main": a_lease("")})
+    api.fails[("PUT", f"{LEASES}/main")] = [refused(409, "Conflict"), None]
+    who = leader(api)
+    assert not tried(who, api, 0.0), "somebody else was faster"
+    assert tried(who, api, 0.0)
+    api.fails[("PUT", f"{LEASES}/main")] = [refused(403, "Forbidden")]
+    with pytest.raises(BackendError):
+        tried(who, api, 1.0)
+
+
+def test_who_lets_go_leaves_the_lease_without_a_holder_but_never_another_s() -> None:
+    api = LittleApi({f"{LEASES}/main": a_lease("me")})
+    who = leader(api)
+    asyncio.run(who._let_go(api))
+    assert (written(api)["spec"]["holderIdentity"], written(api)["spec"]["leaseTransitions"]) == ("", 4)
+    assert written(api)["metadata"]["annotations"] == {LAST_HOLDER: "me"}
+    api = LittleApi({f"{LEASES}/main": a_lease("other")})
+    asyncio.run(leader(api)._let_go(api))
+    assert api.done == []
+
+
+def led(monkeypatch: pytest.MonkeyPatch, answers: list[bool | Exception | None], clock: ManualClock) -> list[bool]:
+    """Whether it may act after each try; the clock moves three seconds with each, and stops with the last answer."""
+    lost: list[bool] = []
+    who = Leadership(LittleApi().access, "ours", "main", "me", clock=clock, lost=lambda: lost.append(True))
+    acts: list[bool] = []
+
+    async def try_(_client: object, _now_ns: int) -> bool:
+        answer = answers.pop(0)
+        if not answers:
+            who._ending.set()
+        if isinstance(answer, Exception):
+            raise answer
+        return bool(answer)
+
+    def wait(_seconds: float) -> bool:
+        acts.append(who.may_act())
+        clock.advance(3.0)
+        return who._ending.is_set()
+
+    monkeypatch.setattr(who, "_try", try_)
+    monkeypatch.setattr(who._ending, "wait", wait)
+    monkeypatch.setattr(who, "_let_go", try_)
+    answers.append(True)  # of letting go
+
+    asyncio.run(who._live())
+    return [*acts, *(["lost"] if lost else [])]  # type: ignore[list-item]
+
+
+def test_who_leads_acts_for_seven_seconds_after_its_last_renewal_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    acts = led(monkeypatch, [False, True, LOST, LOST, LOST, True], ManualClock())
+    assert acts == [False, True, True, True, "lost"], "nine seconds after the renewal it has ended itself"
+
+
+def test_who_learns_that_another_leads_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert led(monkeypatch, [True, False, True], ManualClock()) == [True, "lost"]
+
+
+def test_work_is_done_only_while_we_lead_and_a_refusal_is_tried_again() -> None:
+    leads, calls = [False, True, True, True], 0
+
+    async def once() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise refused(403)
+
+    async def run() -> None:
+        def may_act() -> bool:
+            if not leads:
+                raise asyncio.CancelledError
+            return leads.pop(0)
+
+        with pytest.raises(asyncio.CancelledError):
+            await lease.while_leading(once, may_act, 0.0, "a test")
+
+    asyncio.run(run())
+    assert calls == 3
+
+
+# --- stopping a gang -------------------------------------------------------------------------------------------------
+
+
+def owned(name: str, kind: str = "Job", owner: str = "train", uid: str = "job-1", **more: Any) -> Pod:
+    made = pod(name, 1, **more)
+    reference = {"kind": kind, "name": owner, "uid": uid, "controller": True}
+    return msgspec.convert(
+        msgspec.to_builtins(made) | {"metadata": msgspec.to_builtins(made.metadata) | {"ownerReferences": [reference]}},
+        Pod,
+    )
+
+
+def member_of(one: Pod, **fields: Any) -> Member:
+    return Member(one.metadata.key, one.metadata.uid, "n1", range(1), (0,), bound=True, **fields)
+
+
+IGNORES = {"podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}]}}
+
+
+def a_job(spec: dict[str, Any] | None = None, uid: str = "job-1", **metadata: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "train", "namespace": "default", "uid": uid, **metadata}, "spec": spec or {}}
+
+
+def a_budget(allowed: int) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "b", "namespace": "default"},
+        "spec": {"selector": {}},
+        "status": {"disruptionsAllowed": allowed},
+    }
+
+
+def stopped(api: LittleApi, *pods: Pod, gone: int = 0) -> list[str]:
+    """Stop the gang of these pods; the first so many have ended already."""
+    members = [member_of(one, over=number < gone) for number, one in enumerate(pods)]
+    return asyncio.run(stopping.stop(api, members, pods))
+
+
+def evictions(*names: str) -> list[tuple[str, str]]:
+    return [("POST", f"{PODS}/{name}/eviction") for name in names]
+
+
+def test_pods_whose_job_ignores_disruptions_or_who_have_none_are_evicted() -> None:
+    api = LittleApi({f"{JOBS}/train": a_job(IGNORES)}, (BUDGETS,))
+    pods = [owned("a"), pod("b"), owned("c", "StatefulSet", "set", "set-1")]
+    assert stopped(api, *pods) == []
+    assert api.done == evictions("a", "b", "c")
+    assert api.bodies[0]["deleteOptions"] == {"preconditions": {"uid": pods[0].metadata.uid}}
+
+
+def test_a_job_that_would_count_a_failure_is_suspended_instead_and_its_pods_left_to_it() -> None:
+    api = LittleApi({f"{JOBS}/train": a_job()}, (BUDGETS,))
+    assert stopped(api, owned("a"), pod("b")) == [f"{JOBS}/train"]
+    assert api.done == [("PATCH", f"{JOBS}/train"), *evictions("b")]
+    job = api.objects[f"{JOBS}/train"]
+    assert job["spec"]["suspend"] is True and job["metadata"]["labels"] == {stopping.SUSPENDED: "true"}
+
+
+def test_a_job_that_another_controller_owns_is_not_suspended_behind_its_back() -> None:
+    parent = [{"kind": "JobSet", "name": "set", "uid": "s", "controller": True}]
+    api = LittleApi({f"{JOBS}/train": a_job(ownerReferences=parent)}, (BUDGETS,))
+    with pytest.raises(BackendError, match="Job train of JobSet set would count the eviction as a failure"):
+        stopped(api, owned("a"), owned("b"))
+    assert api.done == []
+
+
+def test_a_budget_that_says_no_stops_nothing_and_what_has_ended_needs_none() -> None:
+    api = LittleApi({f"{JOBS}/train": a_job(), f"{BUDGETS}/b": a_budget(1)}, (BUDGETS,))
+    pods = [owned("a"), pod("b")]
+    with pytest.raises(BackendError, match="allows 1 evictions now, the gang needs 2"):
+        stopped(api, *pods)
+    assert api.done == [], "neither suspended nor evicted"
+    assert stopped(api, *pods, gone=1) == [f"{JOBS}/train"]
+
+
+def test_an_eviction_is_asked_for_until_it_is_done() -> None:
+    api = LittleApi(lists=(BUDGETS,))
+    path = f"{PODS}/a/eviction"
+    api.fails[("POST", path)] = [LOST, refused(429, "TooManyRequests"), None]
+    stopped(api, pod("a"))
+    assert api.done == evictions("a", "a", "a")
+    for code in (404, 409):  # gone, or made anew
+        api.fails[("POST", path)] = [refused(code)]
+        stopped(api, pod("a"))
+    api.fails[("POST", path)] = [refused(403)]
+    with pytest.raises(BackendError):
+        stopped(api, pod("a"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "uid", "ended"),
+    [
+        ({}, {}, "job-1", ""),
+        ({}, {"conditions": [{"type": "Complete", "status": "True"}]}, "job-1", "Complete"),
+        ({}, {"conditions": [{"type": "Failed", "status": "True"}]}, "job-1", "Failed"),
+        ({}, {"conditions": [{"type": "Failed", "status": "False"}]}, "job-1", ""),
+        ({}, {"conditions": [{"type": "Suspended", "status": "True"}]}, "job-1", ""),
+        ({}, {}, "job-2", "deleted"),  # another of its name
+    ],
+)
+def test_how_the_job_that_owns_the_pods_ended(
+    spec: dict[str, Any], status: dict[str, Any], uid: str, ended: str
+) -> None:
+    api = LittleApi({f"{JOBS}/train": a_job(spec, uid) | {"status": status}})
+    assert asyncio.run(stopping.owner_has_ended(api, [owned("a"), owned("b")])) == ended
+    assert len(api.asked) == 1, "one owner is asked once"
+
+
+def test_of_an_owner_that_is_no_job_or_can_not_be_asked_nothing_is_known() -> None:
+    api = LittleApi()
+    assert asyncio.run(stopping.owner_has_ended(api, [pod("a"), owned("b", "StatefulSet")])) == ""
+    assert asyncio.run(stopping.owner_has_ended(api, [owned("a")])) == "deleted"
+    for failure in (LOST, refused(403)):
+        api.fails[("GET", f"{JOBS}/train")] = [failure]
+        assert asyncio.run(stopping.owner_has_ended(api, [owned("a")])) == ""
+
+
+def test_a_suspended_job_is_resumed_whatever_it_takes_and_one_that_is_gone_is_let_be() -> None:
+    suspended = a_job({"suspend": True}, labels={stopping.SUSPENDED: "true", "app": "t"})
+    api = LittleApi({f"{JOBS}/train": suspended, f"{JOBS}/other": a_job()}, ("/apis/batch/v1/jobs",))
+    api.fails[("PATCH", f"{JOBS}/train")] = [LOST, None]
+    asyncio.run(stopping.resume(api, f"{JOBS}/train"))
+    job = api.objects[f"{JOBS}/train"]
+    assert job["spec"]["suspend"] is False and job["metadata"]["labels"] == {"app": "t"}
+    asyncio.run(stopping.resume(api, f"{JOBS}/gone"))
+    api.fails[("PATCH", f"{JOBS}/train")] = [refused(403)]
+    with pytest.raises(BackendError):
+        asyncio.run(stopping.resume(api, f"{JOBS}/train"))
+
+
+def test_jobs_that_one_of_us_left_suspended_are_asked_for_by_their_label() -> None:
+    api = LittleApi({"/apis/batch/v1/jobs/one": a_job()}, ("/apis/batch/v1/jobs",))
+    assert asyncio.run(stopping.left_suspended(api)) == [f"{JOBS}/train"]
+    assert api.asked == [("/apis/batch/v1/jobs", {"labelSelector": f"{OURS}suspended=true"})]
+
+
+# --- advice ----------------------------------------------------------------------------------------------------------
+
+
+def verdict(**changed: Any) -> Verdict:
+    usual: dict[str, Any] = {
+        "verdict_id": "v-1", "kind": Kind.STRAGGLER, "gang": "g", "attempt": 1, "rank": 0, "node": "n1",
+        "cause": Cause.COMPUTE, "confidence": 0.99, "slowdown": 1.5, "step_seconds_before": 0.1,
+        "step_seconds_now": 0.15, "first_wall_ns": 0, "last_wall_ns": 1, "level": "gpu", "device": "GPU-1",
+    }  # fmt: skip
+    return Verdict(**(usual | changed))
+
+
+def test_a_device_is_named_only_while_its_node_is_out_of_use_for_it() -> None:
+    state = State(nodes={"n1": cluster.Node("n1", 8, state=NodeState.QUARANTINE), "n2": cluster.Node("n2", 8)})
+    state.verdicts = {
+        one.verdict_id: one
+        for one in (
+            verdict(),
+            verdict(verdict_id="healthy", node="n2"),
+            verdict(verdict_id="whole node", level="node"),
+            verdict(verdict_id="gone", node="n9"),
+            verdict(verdict_id="a job's", kind=Kind.WORKLOAD),
+        )
+    }
+    found = {finding.verdict_id: finding.device for finding in findings_of(state)}
+    assert found == {"v-1": "GPU-1", "healthy": "", "whole node": ""}
+
+
+class Told:
+    """Advice about the pods of one gang."""
+
+    def __init__(self, api: LittleApi, *pods: Pod, devices: bool = False) -> None:
+        self.api, self.pods = api, list(pods)
+        self.advice = Advice(api, lambda gang, node: self.pods, devices=devices)
+
+    def of(self, *findings: Finding, most: int = 100) -> list[tuple[str, str]]:
+        """What is written for these findings."""
+        before = len(self.api.done)
+
+        async def run() -> None:
+            for write in await self.advice.writes(findings, most):
+                await write()
+
+        asyncio.run(run())
+        return self.api.done[before:]
+
+
+EVENTS = "/api/v1/namespaces/default/events"
+FOUND = Finding("v-1", "g", "n1", "rank 0 is slow", "GPU-1")
+
+
+def test_pods_are_told_of_a_verdict_once_and_of_its_end_where_they_are_still_there() -> None:
+    told = Told(LittleApi(), pod("a"), pod("b"))
+    assert told.of(FOUND) == [("POST", EVENTS)] * 2
+    body = told.api.bodies[0]
+    assert (body["type"], body["reason"]) == ("Warning", "NodeDoubted")
+    assert body["message"] == "node n1: rank 0 is slow"
+    assert body["involvedObject"]["uid"] == told.pods[0].metadata.uid
+    assert told.of(FOUND) == []
+    told.pods.pop()
+    assert told.of() == [("POST", EVENTS)]
+    assert (told.api.bodies[-1]["type"], told.api.bodies[-1]["reason"]) == ("Normal", "NodeCleared")
+    assert told.api.bodies[-1]["message"] == "no longer: node n1: rank 0 is slow"
+    names = [body["metadata"]["name"] for body in told.api.bodies]
+    assert len(set(names)) == 3
+    again = Told(LittleApi(told.api.objects), *told.pods)
+    assert again.of(FOUND) == [("POST", EVENTS)], "the next controller's word is the same, and is there"
+    assert len(again.api.objects) == len(told.api.objects)
+
+
+def test_no_more_is_written_at_once_than_may_be_and_the_rest_later() -> None:
+    told = Told(LittleApi(), *(pod(f"p-{number}") for number in range(advice.MOST_PODS + 3)))
+    assert len(told.of(FOUND, most=5)) == 5
+    assert len(told.of(FOUND, most=5)) == advice.MOST_PODS - 5
+    assert told.of(FOUND) == []
+
+
+def a_slice(**devices: str) -> dict[str, Any]:
+    listed = [{"name": name, "attributes": {"uuid": {"string": uuid}}} for name, uuid in devices.items()]
+    spec = {"driver": "gpu.nvidia.com", "pool": {"name": "n1"}, "devices": [*listed, {"name": "bare"}]}
+    return {"metadata": {"name": "s"}, "spec": spec}
+
+
+def test_a_rule_keeps_claims_off_the_accused_device_for_as_long_as_it_is_accused() -> None:
+    told = Told(LittleApi({f"{SLICES}/s": a_slice(gpu0="GPU-0", gpu1="GPU-1")}, (SLICES, RULES)), devices=True)
+    (written_,) = told.of(FOUND)
+    assert written_ == ("POST", RULES)
+    spec = told.api.bodies[-1]["spec"]
+    assert spec["deviceSelector"] == {"driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu1"}
+    assert spec["taint"] == {"key": f"{OURS}quarantine", "effect": "NoSchedule"}
+    (rule,) = [path for path in told.api.objects if path.startswith(RULES)]
+    assert told.of(FOUND) == []
+    assert told.of(Finding("v-1", "g", "n1", "its node is in use again")) == [("DELETE", rule)]
+    assert told.of() == []
+
+
+def test_rules_that_an_earlier_controller_left_are_taken_away_and_a_device_that_no_slice_names_has_none() -> None:
+    left = {"metadata": {"name": "gangwatch-n1-old", "labels": {advice.MANAGED: "gangwatch"}}}
+    told = Told(LittleApi({f"{RULES}/gangwatch-n1-old": left}, (SLICES, RULES)), devices=True)
+    assert told.of(FOUND) == [("DELETE", f"{RULES}/gangwatch-n1-old")]
+    assert (RULES, {"labelSelector": f"{advice.MANAGED}=gangwatch"}) in told.api.asked
+    slices = [path for path, _ in told.api.asked].count(SLICES)
+    told.of(FOUND)
+    assert [path for path, _ in told.api.asked].count(SLICES) == slices == 1, "not read again at once"
+
+
+def test_where_the_server_serves_no_rules_only_events_are_written() -> None:
+    told = Told(LittleApi(), pod("a"), devices=True)
+    told.api.fails[("GET", RULES)] = [refused(404)]
+    assert told.of(FOUND) == [("POST", EVENTS)]
+    assert told.of(FOUND) == []
+    assert len(told.api.asked) == 1, "not asked again"
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+MAPS = "/api/v1/namespaces/ours/configmaps"
+
+
+def test_what_is_kept_is_written_once_a_change_and_read_back() -> None:
+    state = State(now_ns=5 * SECOND)
+    state.queue_use, state.queue_use_ns = {"q": 12.3456}, 4 * SECOND
+    state.history["kind"] = [0.0] * (BINS - 1) + [2.0]
+    api = LittleApi()
+
+    def ask(question: Any) -> Future[bytes]:
+        answer: Future[bytes] = Future()
+        answer.set_result(question(state))
+        return answer
+
+    keeper = Keeper(api, "ours", memory_name("main"), ask, lambda: True)
+    path = f"{MAPS}/main-memory"
+    asyncio.run(keeper.once())
+    assert api.done == [("PATCH", path), ("POST", MAPS)]
+    asyncio.run(keeper.once())
+    assert len(api.done) == 2
+    state.queue_use["q"] = 13.0
+    asyncio.run(keeper.once())
+    assert api.done[2:] == [("PATCH", path)]
+    text = asyncio.run(read(api, "ours", "main-memory"))
+    assert text == kept_of(state)
+    again = State(now_ns=3 * SECOND)
+    keeping.give_back(text, again)
+    assert again.queue_use == {"q": 13.0}
+    assert again.queue_use_ns == 3 * SECOND, "never later than now"
+    assert again.history["kind"][-1] == 2.0
+    assert asyncio.run(read(api, "ours", "absent")) == b""
+
+
+# --- probes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_probe_takes_all_of_the_node_s_devices_and_ends_by_itself() -> None:
+    spec = JobSpec("probe-n1-1", ("measure", "it"), 2, kind=JobKind.PROBE, pinned_node="n1", time_limit_seconds=90.0)
+    action = StartGang("a", "probe-n1-1", 3, spec, (Slot("n1", 4), Slot("n1", 5)))
+    probes = Probes("image:1", "ours", "gangwatch")
+    body = probes.pod(action, "nvidia.com/gpu")
+    assert probes.key_of("probe-n1-1", 3) == "ours/probe-n1-1-3"
+    assert (body["metadata"]["name"], body["metadata"]["namespace"]) == ("probe-n1-1-3", "ours")
+    assert body["metadata"]["annotations"] == {ATTEMPT: "3", RANK: "0", SLOTS: "4,5"}
+    assert (body["spec"]["nodeName"], body["spec"]["activeDeadlineSeconds"]) == ("n1", 90)
+    (container,) = body["spec"]["containers"]
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "2"}}
+    assert container["command"] == ["measure", "it"]
+    made = msgspec.convert(body, Pod)
+    assert is_probe(made) and not is_probe(pod("a"))
+    assert made.metadata.label(PROBE) == "probe-n1-1"
+
+
+# --- publishing ------------------------------------------------------------------------------------------------------
+
+GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups"
+
+
+class Published:
+    """A publisher of these gangs; the core's answers are what the test says."""
+
+    def __init__(self, api: LittleApi, world: World, *gangs: Gang) -> None:
+        self.api, self.gangs = api, list(gangs)
+        self.look = Look({}, {}, 100 * SECOND)
+        self.asked: list[list[str]] = []
+        self.publisher = Publisher(api, world, lambda: self.gangs, self._ask, lambda: True)
+
+    def _ask(self, question: Any) -> Future[Look]:
+        answer: Future[Look] = Future()
+        answer.set_result(self.look)
+        return answer
+
+    def once(self, now: float, **standings: Standing) -> list[tuple[str, str]]:
+        """What is written where gangs stand so, by their keys' names."""
+        by_name = {gang.key.partition("/")[2]: gang.job_id for gang in self.gangs}
+        told = {by_name[name]: standing for name, standing in standings.items()}
+        self.look = Look({}, told, round(now * SECOND))
+        before = len(self.api.done)
+        asyncio.run(self.publisher.once())
+        return self.api.done[before:]
+
+
+def with_group(**annotations: str) -> tuple[LittleApi, World, Gang]:
+    world = world_of()
+    declared = group("g", 1, annotations)
+    world.group_told("default/g", None, declared)
+    gang = gang_of(declared, [pod("g-0", 1, "g")])
+    return LittleApi({f"{GROUPS}/g": msgspec.to_builtins(declared)}), world, gang
+
+
+WAITS = Standing(False, "Slots", "needs 8 slots", 160 * SECOND)
+
+
+def test_a_group_is_told_how_it_stands_with_an_event_where_its_reason_is_another() -> None:
+    api, world, gang = with_group()
+    published = Published(api, world, gang)
+    assert published.once(100, g=WAITS) == [("PATCH", f"{GROUPS}/g/status"), ("PATCH", f"{GROUPS}/g"), ("POST", EVENTS)]
+    status = api.body_of("PATCH", f"{GROUPS}/g/status")["status"]
+    (condition,) = status["conditions"]
+    assert (condition["status"], condition["reason"], status["phase"]) == ("False", "Slots", "Pending")
+    assert condition["message"] == "needs 8 slots; expected to start at 1970-01-01T00:02:40Z"
+    assert api.objects[f"{GROUPS}/g"]["metadata"]["annotations"] == {publish.EXPECTED_START: "1970-01-01T00:02:40Z"}
+    assert published.once(101, g=WAITS) == []
+    later = Standing(False, "Slots", "needs 8 slots", 180 * SECOND)
+    assert ("POST", EVENTS) not in published.once(102, g=later), "the same reason"
+    runs = published.once(103, g=Standing(True, "Scheduled", "all of it"))
+    assert ("POST", EVENTS) in runs
+    status = api.body_of("PATCH", f"{GROUPS}/g/status")["status"]
+    assert (status["conditions"][0]["status"], status["phase"]) == ("True", "Scheduled")
+    published.gangs.clear()
+    published.once(104)
+    published.gangs.append(gang)
+    assert published.once(105, g=Standing(True, "Scheduled", "all of it")), "forgotten with the gang"
+
+
+def test_a_pod_alone_is_told_why_it_waits_and_not_that_it_runs() -> None:
+    one = pod("a", 1)
+    published = Published(LittleApi({f"{PODS}/a": msgspec.to_builtins(one)}), world_of(), lone(one))
+    assert published.once(100, a=WAITS) == [("PATCH", f"{PODS}/a/status")]
+    (condition,) = published.api.bodies[-1]["status"]["conditions"]
+    assert (condition["type"], condition["status"], condition["reason"]) == ("PodScheduled", "False", "Unschedulable")
+    assert condition["message"].startswith("Slots: needs 8 slots")
+    assert published.api.kinds[-1] == STRATEGIC_PATCH
+    assert published.once(101, a=Standing(True, "Scheduled", "all")) == []
+    bound = pod("b", 1, nodeName="n1")
+    assert Published(LittleApi(), world_of(), lone(bound)).once(100, b=WAITS) == []
+
+
+def test_a_gang_that_is_refused_says_why_though_the_core_knows_nothing_of_it() -> None:
+    api, world, gang = with_group(**{f"{OURS}restartable": "maybe"})
+    assert gang.refused
+    published = Published(api, world, gang)
+    published.once(100)
+    (condition,) = api.body_of("PATCH", f"{GROUPS}/g/status")["status"]["conditions"]
+    assert condition["reason"] == "Refused" and "neither 'true' nor 'false'" in condition["message"]
+    assert api.body_of("POST", EVENTS)["type"] == "Warning"
+
+
+def test_who_waits_is_told_before_who_runs_and_no_more_at_once_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "WRITES_A_PERIOD", 1)
+    pods = [pod("runs", 1), pod("waits", 1)]
+    api = LittleApi({f"{PODS}/{one.metadata.name}": msgspec.to_builtins(one) for one in pods})
+    published = Published(api, world_of(), *map(lone, pods))
+    stands = {"runs": Standing(True, "Scheduled", "all"), "waits": WAITS}
+    assert published.once(100, **stands) == [("PATCH", f"{PODS}/waits/status")]
+    assert published.publisher.writes == 1
+
+
+def test_a_refusal_of_one_write_is_counted_and_keeps_no_other_from_being_done() -> None:
+    pods = [pod("a", 1), pod("b", 1)]
+    api = LittleApi({f"{PODS}/{one.metadata.name}": msgspec.to_builtins(one) for one in pods})
+    api.fails[("PATCH", f"{PODS}/a/status")] = [refused(403)]
+    published = Published(api, world_of(), *map(lone, pods))
+    published.once(100, a=WAITS, b=WAITS)
+    assert (published.publisher.refusals, published.publisher.writes) == (1, 1)
+    assert published.once(101, a=WAITS, b=WAITS) == [("PATCH", f"{PODS}/a/status")], "it is tried again"
+
+
+def test_of_very_many_gangs_those_never_told_of_come_first_and_the_others_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publish, "LOOKED_AT", 3)
+    gangs = [lone(pod(f"p-{number}", 1)) for number in range(5)]
+    published = Published(LittleApi(), world_of(), *gangs)
+    publisher = published.publisher
+    publisher._written = {gang.job_id: (WAITS, 0) for gang in gangs[:4]}
+    seen = [[gang.key.removeprefix("default/p-") for gang in publisher._next(gangs)] for _ in range(3)]
+    assert seen == [["4", "0", "1"], ["4", "2", "3"], ["4", "0"]]
+    assert publisher._next(gangs[:3]) == gangs[:3]
+
+
+def test_nodes_carry_what_is_thought_of_them_and_only_changes_are_written() -> None:
+    world = world_of("n1", "n2")
+    objects = {f"/api/v1/nodes/{name}": msgspec.to_builtins(one) for name, one in world.nodes.items()}
+    published = Published(LittleApi(objects), world)
+    marks = publish.look(State(nodes={"n1": cluster.Node("n1", 8, state=NodeState.SUSPECT, reason="slow")}), ()).marks
+    published.look = Look(marks, {}, SECOND)
+    asyncio.run(published.publisher.once())
+    assert published.api.done == [("PATCH", "/api/v1/nodes/n1"), ("PATCH", "/api/v1/nodes/n1/status")]
+    assert published.api.kinds == [MERGE_PATCH, STRATEGIC_PATCH]
+    (condition,) = published.api.bodies[1]["status"]["conditions"]
+    assert condition["lastTransitionTime"] == condition["lastHeartbeatTime"]
+
+
+def core_job(state: JobState, **fields: Any) -> CoreJob:
+    return CoreJob("j", JobSpec("j", ("c",), 1, time_limit_seconds=5.0), state, 0, **fields)
+
+
+@pytest.mark.parametrize(
+    ("job", "scheduled", "reason"),
+    [
+        (core_job(JobState.RUNNING, attempt=2), True, "Scheduled"),
+        (core_job(JobState.STOPPING, attempt=2), True, "Scheduled"),
+        (core_job(JobState.COMPLETED, end_reason="done"), False, "Completed"),
+        (core_job(JobState.FAILED, end_reason="rank 3 failed"), False, "Failed"),
+        (core_job(JobState.PENDING), False, "Capacity"),
+    ],
+)
+def test_how_a_job_of_the_core_stands(job: CoreJob, scheduled: bool, reason: str) -> None:
+    standing = publish.look(State(now_ns=100 * SECOND, jobs={"j": job}), ["j", "unknown"]).standings
+    assert set(standing) == {"j"}
+    assert (standing["j"].scheduled, standing["j"].reason) == (scheduled, reason)
+    if job.end_reason:
+        assert standing["j"].message == job.end_reason
+
+
+# --- uninstalling ----------------------------------------------------------------------------------------------------
+
+
+def test_everything_of_ours_is_taken_away_and_what_users_wrote_stays() -> None:
+    marked = node("n1")
+    marked.metadata.labels = {"app": "x", f"{OURS}state": "suspect"}
+    theirs = pod("theirs", 1)
+    theirs.metadata.annotations = {f"{OURS}time-limit-seconds": "60"}
+    placed = pod("placed", 1)
+    placed.metadata.annotations = {ATTEMPT: "1", SLOTS: "0", RANK: "0", f"{OURS}time-limit-seconds": "60"}
+    probe = pod("probe", 1, labels={PROBE: "p"})
+    told = group("told", 1, {PLACEMENT: "{}", f"{OURS}queue": "q"})
+    lists = ("/api/v1/nodes", "/api/v1/pods", "/apis/scheduling.x-k8s.io/v1alpha1/podgroups", "/apis/batch/v1/jobs")
+    api = LittleApi(lists=lists)
+    api.objects = {
+        "/api/v1/nodes/n1": msgspec.to_builtins(marked),
+        "/api/v1/nodes/n2": msgspec.to_builtins(node("n2")),
+        "/apis/scheduling.x-k8s.io/v1alpha1/podgroups/told": msgspec.to_builtins(told),
+        "/apis/scheduling.x-k8s.io/v1alpha1/podgroups/plain": msgspec.to_builtins(group("plain", 1)),
+        f"{GROUPS}/told": msgspec.to_builtins(told),
+        "/apis/batch/v1/jobs/train": a_job({"suspend": True}),
+        f"{JOBS}/train": a_job({"suspend": True}),
+        f"{MAPS}/main-memory": {"metadata": {}},
+    }
+    for one in (theirs, placed, probe):
+        for path in ("/api/v1/pods", PODS):
+            api.objects[f"{path}/{one.metadata.name}"] = msgspec.to_builtins(one)
+    removed = asyncio.run(remove_all(api, "ours", "main"))
+    assert removed == {
+        "nodes": 1, "pods": 1, "probes": 1, "groups": 1, "suspended Jobs": 1, "leases": 0, "device rules": 0,
+        "memories": 1,
+    }  # fmt: skip
+    assert api.objects["/api/v1/nodes/n1"]["metadata"]["labels"] == {"app": "x"}
+    assert api.objects[f"{PODS}/placed"]["metadata"]["annotations"] == {f"{OURS}time-limit-seconds": "60"}
+    assert f"{PODS}/probe" not in api.objects and f"{PODS}/theirs" in api.objects
+    assert api.objects[f"{GROUPS}/told"]["metadata"]["annotations"] == {f"{OURS}queue": "q"}
+    assert api.objects[f"{JOBS}/train"]["spec"]["suspend"] is False
+    assert f"{MAPS}/main-memory" not in api.objects
+    assert not [path for _, path in api.done if path.endswith(("/nodes/n2", "/pods/theirs", "/podgroups/plain"))]
