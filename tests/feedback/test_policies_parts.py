@@ -16,8 +16,10 @@ from scheduler_feedback.core.events import (
     NodeCommand,
     NodeCommanded,
     NodeSeen,
+    PolicySet,
     Submitted,
     Tick,
+    VerdictJudged,
 )
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
 from scheduler_feedback.core.plan import Plan
@@ -741,3 +743,91 @@ def test_of_an_array_the_next_that_is_to_run_is_explained() -> None:
     explained = cycle.explain(world.state, array)
     assert explained is not None
     assert explained.why.startswith(f"an array: 1 completed, 1 running, 1 starting, 1 pending; the next, {array}.3: ")
+
+
+# --- wishes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_is_submitted_twice_is_taken_in_once() -> None:
+    world = World({"n0": 2})
+    spec = job_of("j", ranks=2, time_limit_seconds=50.0).spec
+    world.cycle(Submitted("j", spec))
+    before = world.state.jobs["j"].submitted_ns
+    world.now_ns += SECOND
+    world.cycle(Submitted("j", spec), Submitted("bad", job_of("bad", ranks=0).spec))
+    job = world.state.jobs["j"]
+    assert (job.submitted_ns, job.attempt, world.told("j").count("submitted")) == (before, 1, 1)
+    bad = world.state.jobs["bad"]
+    assert (bad.state, bad.end_reason) == (JobState.FAILED, "asks for 0 ranks; at least 1 is needed")
+
+
+def test_a_cancellation_is_taken_in_once_and_a_job_that_has_ended_keeps_its_end() -> None:
+    world = World({"n0": 2})
+    runs, waits = world.submit(2, 50.0), world.submit(2, 50.0)
+    world.running()
+    world.cycle(CancelRequested(waits, "eve"))
+    job = world.state.jobs[waits]
+    assert (job.state, job.end_reason) == (JobState.CANCELLED, "cancelled while it waited by eve")
+    world.cycle(CancelRequested(waits, "bob"))
+    assert job.end_reason == "cancelled while it waited by eve"
+    world.cycle(CancelRequested(runs, "eve"))
+    world.cycle(CancelRequested(runs, "bob"))
+    assert world.state.jobs[runs].failure == "cancelled by eve"
+    assert world.told(runs).count("cancel") == 1
+    world.end(runs, 143, signalled=True)
+    assert world.job_state(runs) is JobState.CANCELLED
+
+
+def test_a_command_that_changes_nothing_is_told_nowhere_and_a_removal_is_always_done() -> None:
+    world = World({"n0": 2, "n1": 2})
+
+    def commanded(command: NodeCommand, drain: bool = False) -> int:
+        """How many entries it makes."""
+        before = len(world.told("node:n0"))
+        world.cycle(NodeCommanded("n0", command, "eve", drain=drain))
+        return len(world.told("node:n0")) - before
+
+    assert commanded(NodeCommand.RELEASE) == 0, "it is healthy"
+    assert (commanded(NodeCommand.QUARANTINE), commanded(NodeCommand.QUARANTINE)) == (1, 0)
+    world.state.nodes["n0"].until_ns = world.now_ns + 900 * SECOND
+    assert commanded(NodeCommand.QUARANTINE) == 1, "it was to end by itself"
+    assert (commanded(NodeCommand.MAINTENANCE), commanded(NodeCommand.MAINTENANCE)) == (1, 0)
+    assert (commanded(NodeCommand.MAINTENANCE, True), commanded(NodeCommand.MAINTENANCE, True)) == (1, 0)
+    assert commanded(NodeCommand.RELEASE) == 1
+    world.state.nodes["n0"].backoff = 2
+    assert commanded(NodeCommand.RELEASE) == 1, "its backoff is forgotten"
+    commanded(NodeCommand.MAINTENANCE)
+    node = world.state.nodes["n0"]
+    node.present = False
+    ledger_of(world.state).node_changed(node)
+    commanded(NodeCommand.REMOVE)
+    assert "n0" not in world.state.nodes
+
+
+def test_a_freeze_and_other_settings_are_told_where_they_differ() -> None:
+    world = World({"n0": 2})
+    for frozen, by in ((True, "eve"), (True, "bob"), (False, "bob"), (False, "eve")):
+        world.cycle(FreezeSet(frozen, by))
+        assert world.state.frozen_by == ("eve" if frozen else "")
+    assert [kind for kind in world.told("cluster") if kind in ("frozen", "thawed")] == ["frozen", "thawed"]
+    world.cycle(PolicySet(changed(world.state.policy, min_run_seconds=5.0)))
+    world.cycle(PolicySet(world.state.policy))
+    (entry,) = [entry for entry in world.entries if entry.kind == "policy"]
+    assert entry.detail == (("min_run_seconds", "0.0 -> 5.0"),)
+
+
+def test_a_ruling_of_an_operator_is_told_once_also_of_a_verdict_that_stands_no_more() -> None:
+    world = World({"n0": 2, "n1": 2})
+    job_id = world.submit(2, 500.0)
+    world.running()
+    verdict = world.verdict(job_id)
+    world.cycle(verdict)
+    for confirmed in (True, True, False):
+        world.cycle(VerdictJudged(verdict.verdict_id, confirmed, "eve"))
+    words = [entry.text for entry in world.entries if entry.kind.startswith("verdict-") and "by eve" in entry.text]
+    assert [text.split()[3] for text in words] == ["confirmed", "rejected"]
+    assert verdict.verdict_id not in world.state.verdicts
+    world.cycle(VerdictJudged(verdict.verdict_id, True, "bob"))
+    assert any("was confirmed by bob" in entry.text for entry in world.entries)
+    world.cycle(VerdictJudged("unheard of", True, "bob"))
+    assert world.state.judged["unheard of"]

@@ -83,7 +83,7 @@ def test_a_gang_is_submitted_once_and_cancelled_when_it_is_deleted_or_made_again
     backend.world.pod_told("default/a", again, None)
     (gone,) = backend.observe(())
     assert isinstance(gone, CancelRequested) and gone.job_id == anew.job_id
-    assert backend.gangs() == []
+    assert backend.gangs() == [] and backend._last_pods == {}
 
 
 def test_a_gang_that_the_core_knows_already_is_not_submitted_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,3 +269,35 @@ def test_objects_are_known_by_their_names() -> None:
     assert owned.owner is not None and owned.owner.kind == "B"
     for phase, over in (("Running", False), ("Failed", True), ("Succeeded", True)):
         assert replace(owned, status=replace(owned.status, phase=phase)).over is over
+
+
+def test_nodes_tell_which_gangs_can_not_go_there_from_when_a_gang_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Still(monkeypatch)
+    backend.observe(())
+    backend.told(pod("a", 1, nodeSelector={"kubernetes.io/hostname": "n1"}))
+    events = backend.observe(())
+    (gang,) = backend.gangs()
+    assert gang.constraint is not None
+    told = {event.node: event.refuses for event in events if isinstance(event, NodeSeen)}
+    assert told["n2"] == (gang.constraint.name,) and not told.get("n1")
+    assert isinstance(events[-1], Submitted), "with the gang, not after it"
+
+
+def test_a_backend_whose_connection_has_ended_says_so() -> None:
+    advisor, backend = AdvisorBackend(Access("http://nowhere")), KubernetesBackend(Access("http://nowhere"))
+    for made in (advisor, backend):
+        made._connection._failure = RuntimeError("a bug")
+        for asked in (made.nodes, lambda made=made: made.observe(())):
+            with pytest.raises(BackendError, match="has ended: a bug"):
+                asked()
+    with pytest.raises(BackendError):
+        backend.apply(start_of("j", Slot("n1", 0)))
+
+
+def test_an_advisor_knows_the_agents_of_its_cluster() -> None:
+    advisor = AdvisorBackend(Access("http://nowhere"))
+    agent = pod("agent", 0, schedulerName="another", nodeName="n1")
+    agent.metadata.labels = {"app.kubernetes.io/name": "gangwatch", "app.kubernetes.io/component": "agent"}
+    agent.status.pod_ip = "10.0.0.5"
+    advisor._pod_told("default/agent", None, agent)
+    assert advisor.world.agents() == {"n1": "10.0.0.5"}

@@ -243,6 +243,7 @@ def test_a_probe_s_pod_is_made_once_and_holds_its_slots() -> None:
 
     async def appear(_: Carrying) -> None:
         await asyncio.sleep(0.02)
+        assert scene.looked == [], "not before the pod is seen"
         add(scene.world, msgspec.convert(body | {"metadata": body["metadata"] | {"uid": ""}}, Pod))
 
     scene.api.fails[("POST", PODS)] = [LOST, None]
@@ -383,3 +384,15 @@ def test_jobs_that_a_leader_before_us_left_suspended_are_resumed_each_whatever_b
     scene.api.fails[("PATCH", f"{JOBS}/a")] = [refused(403)]
     scene.do(lambda carrier: carrier.resume_left())
     assert scene.api.objects[f"{JOBS}/b"]["spec"]["suspend"] is False
+
+
+def test_pods_that_were_to_be_bound_are_counted_on_no_more_once_the_start_is_stopped() -> None:
+    pods = [pod("g-0", 1, "g"), pod("g-1", 1, "g")]
+    scene = Scene(*pods, grouped=True)
+    for one in pods:
+        scene.world.assume(one, "n1")
+    attempt = attempt_of("default/g", 1, *(bound(one, "n1", rank, bound=False) for rank, one in enumerate(pods)))
+    attempt.phase = Phase.STOPPING
+    scene.do(lambda carrier: carrier.stop(attempt, STOP))
+    assert scene.world.free_of("n1")[GPU] == 8
+    assert scene.api.done == []

@@ -225,3 +225,11 @@ def test_a_pod_finds_its_own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     access = in_cluster()
     assert access is not None
     assert (access.url, access.bearer(), access.namespace) == ("https://[fd00::1]:443", "t", "ours")
+
+
+def test_what_is_no_certificate_is_named_and_without_tls_none_is_read() -> None:
+    assert Access("http://x", ca="no certificate").context() is True
+    for wrong in ({"ca": "no certificate"}, {"certificate": "none", "key": "none"}):
+        with pytest.raises(ConfigError, match="certificates for https://x"):
+            Access("https://x", **wrong).context()
+    assert Access("https://x").context() is not True

@@ -174,6 +174,8 @@ def test_a_start_is_told_only_where_it_takes_long() -> None:
     assert look(state, ["j"]).standings == {}
     state.now_ns = SECOND + BEING_BOUND_NS
     assert look(state, ["j"]).standings["j"].reason == "Starting"
+    job.attempt_started_ns, state.now_ns = 99 * SECOND, 100 * SECOND
+    assert look(state, ["j"]).standings == {}, "it has only just begun, whatever the clock says"
 
 
 def test_words_that_change_by_themselves_are_not_written_again_and_again() -> None:
@@ -184,6 +186,9 @@ def test_words_that_change_by_themselves_are_not_written_again_and_again() -> No
     assert not worth_writing(waits, closer, 0, SECOND)
     assert worth_writing(waits, closer, 0, 60 * SECOND)
     assert worth_writing(waits, Standing(False, "Slots", "...", 120 * SECOND), 0, SECOND)
+    soon = Standing(False, "Slots", "...", 102 * SECOND)
+    assert not worth_writing(waits, soon, 0, SECOND)
+    assert worth_writing(waits, soon, 90 * SECOND, 91 * SECOND), "of ten seconds two are much"
     assert worth_writing(waits, Standing(False, "Slots", "...", None), 0, SECOND)
     assert worth_writing(waits, Standing(False, "Reservation", "...", 100 * SECOND), 0, SECOND)
     assert worth_writing(waits, Standing(True, "Scheduled", "..."), 0, SECOND)

@@ -232,10 +232,13 @@ def test_what_is_to_be_done_once_is_done_when_all_is_listed_and_a_refusal_ends_n
     connection.stop()
 
 
-def test_a_list_that_does_not_come_to_an_end_and_a_watch_that_ends_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_does_not_come_to_an_end_and_a_watch_that_ends_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(connection_module, "_SYNC_SECONDS", 0.05)
     with pytest.raises(BackendError, match=r"pods could not be listed in 0\.05 s"):
         connected(synced=False)
+    assert "this is a bug" not in caplog.text
     connection = connected(ends=True)
     for _ in range(500):
         try:
@@ -246,3 +249,4 @@ def test_a_list_that_does_not_come_to_an_end_and_a_watch_that_ends_are_told(monk
         threading.Event().wait(0.01)
     else:
         raise AssertionError("nobody was told")
+    assert "this is a bug" in caplog.text

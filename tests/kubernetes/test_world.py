@@ -15,15 +15,18 @@ from scheduler_feedback.backends.kubernetes.constraints import OURS, constraint_
 from scheduler_feedback.backends.kubernetes.naming import Place
 from scheduler_feedback.backends.kubernetes.objects import Claim, Pod, Queue, StoredVolume
 from scheduler_feedback.backends.kubernetes.probing import PROBE
+from scheduler_feedback.backends.kubernetes.quantities import summed
 from scheduler_feedback.backends.kubernetes.rebuild import rebuild
 from scheduler_feedback.backends.kubernetes.translate import (
     ATTEMPT,
+    BEYOND,
     RANK,
     REQUIRED_TOPOLOGY,
     SLOTS,
     TopologyLabels,
     attempt_of,
     foreign_use,
+    gang_of,
     resource_of,
     slots_written,
 )
@@ -381,3 +384,41 @@ def test_only_what_has_begun_is_a_job_of_the_rebuilt_state() -> None:
     assert [record.slot for record in job.ranks] == [Slot("n1", 6), Slot("n1", 7)]
     assert "default/waits" not in jobs
     assert all(one.state is not JobState.STARTING for key, one in jobs.items() if key != "default/begun")
+
+
+def test_a_gang_of_which_one_pod_is_gone_goes_on_with_its_ranks_in_order() -> None:
+    world = world_of("n1", "n2")
+    placement = {"attempt": 2, "pods": {"g-1": ["n2", 1, [3]], "g-0": ["n1", 0, [5]]}}
+    world.group_told("default/g", None, group("g", 2, {f"{OURS}placement": json.dumps(placement)}))
+    one = pod("g-1", 1, "g", nodeName="n2")
+    one.metadata.annotations = {ATTEMPT: "2", SLOTS: "3", RANK: "1"}
+    other = pod("g-0-new", 1, "g")
+    add(world, one, other)
+    (found,) = rebuild(world, world.seen(), Policy(), 10**9)[0].jobs.values()
+    assert found.state is JobState.STARTING
+    assert [(record.rank, record.slot) for record in found.ranks] == [(0, Slot("n1", 5)), (1, Slot("n2", 3))]
+    world.pod_told("default/g-1", one, replace(one, status=replace(one.status, phase="Failed")))
+    assert rebuild(world, world.seen(), Policy(), 10**9)[0].jobs == {}, "too few are left to be a gang"
+
+
+def test_a_pod_that_is_gone_leaves_its_group_and_the_others_stay() -> None:
+    world = world_of("n1")
+    one, two = pod("g-0", 1, "g"), pod("g-1", 1, "g")
+    add(world, one, two)
+    world.pod_told("default/g-0", one, None)
+    assert [each.metadata.name for each in world.pods_of("default/g")] == ["g-1"]
+    beyond = pod("g-2", 1, "g")
+    beyond.metadata.annotations = {BEYOND: "true"}
+    world.take_dirty()
+    add(world, beyond)
+    assert world.take_dirty() == {"default/g", "default/g-2"}, "it is a gang of its own, too"
+
+
+def test_a_gang_has_the_longest_grace_of_its_pods() -> None:
+    pods = [pod(f"g-{n}", 1, "g", terminationGracePeriodSeconds=seconds) for n, seconds in enumerate((5, 90, 30))]
+    gang = gang_of(group("g", 3), pods)
+    assert gang.spec is not None and gang.spec.grace_seconds == 90.0
+
+
+def test_parts_are_summed_resource_by_resource() -> None:
+    assert summed([{"a": 1, "b": 2}, {"b": 3}, {}]) == {"a": 1, "b": 5}

@@ -11,18 +11,19 @@ import pytest
 
 from agent.schema.clock import ManualClock
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.kubernetes import advice, keeping, lease, publish, stopping
+from scheduler_feedback.backends.kubernetes import advice, keeping, lease, publish, stopping, uninstall
 from scheduler_feedback.backends.kubernetes.advice import RULES, SLICES, Advice, Finding, findings_of
 from scheduler_feedback.backends.kubernetes.attempt import Member
 from scheduler_feedback.backends.kubernetes.client import MERGE_PATCH, STRATEGIC_PATCH, UnreachableError
 from scheduler_feedback.backends.kubernetes.constraints import OURS
 from scheduler_feedback.backends.kubernetes.keeping import Keeper, kept_of, memory_name, read
 from scheduler_feedback.backends.kubernetes.lease import LAST_HOLDER, Leadership
-from scheduler_feedback.backends.kubernetes.objects import Pod
+from scheduler_feedback.backends.kubernetes.objects import Condition, Pod
 from scheduler_feedback.backends.kubernetes.probing import PROBE, Probes, is_probe
 from scheduler_feedback.backends.kubernetes.publish import Look, Publisher, Standing
 from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS, Gang, gang_of, lone
 from scheduler_feedback.backends.kubernetes.uninstall import remove_all
+from scheduler_feedback.backends.kubernetes.upstream import API
 from scheduler_feedback.backends.kubernetes.world import World
 from scheduler_feedback.core import cluster
 from scheduler_feedback.core.actions import StartGang
@@ -538,6 +539,7 @@ WAITS = Standing(False, "Slots", "needs 8 slots", 160 * SECOND)
 def test_a_group_is_told_how_it_stands_with_an_event_where_its_reason_is_another() -> None:
     api, world, gang = with_group()
     published = Published(api, world, gang)
+    assert published.once(99) == [], "the core knows nothing of it yet"
     assert published.once(100, g=WAITS) == [("PATCH", f"{GROUPS}/g/status"), ("PATCH", f"{GROUPS}/g"), ("POST", EVENTS)]
     status = api.body_of("PATCH", f"{GROUPS}/g/status")["status"]
     (condition,) = status["conditions"]
@@ -660,6 +662,9 @@ def test_everything_of_ours_is_taken_away_and_what_users_wrote_stays() -> None:
     placed.metadata.annotations = {ATTEMPT: "1", SLOTS: "0", RANK: "0", f"{OURS}time-limit-seconds": "60"}
     probe = pod("probe", 1, labels={PROBE: "p"})
     told = group("told", 1, {PLACEMENT: "{}", f"{OURS}queue": "q"})
+    scheduled, others = group("scheduled", 1), group("others", 1)
+    scheduled.status.conditions = [Condition("Scheduled", "True")]
+    others.status.conditions = [Condition("Theirs", "True")]
     lists = ("/api/v1/nodes", "/api/v1/pods", "/apis/scheduling.x-k8s.io/v1alpha1/podgroups", "/apis/batch/v1/jobs")
     api = LittleApi(lists=lists)
     api.objects = {
@@ -668,6 +673,9 @@ def test_everything_of_ours_is_taken_away_and_what_users_wrote_stays() -> None:
         "/apis/scheduling.x-k8s.io/v1alpha1/podgroups/told": msgspec.to_builtins(told),
         "/apis/scheduling.x-k8s.io/v1alpha1/podgroups/plain": msgspec.to_builtins(group("plain", 1)),
         f"{GROUPS}/told": msgspec.to_builtins(told),
+        "/apis/scheduling.x-k8s.io/v1alpha1/podgroups/scheduled": msgspec.to_builtins(scheduled),
+        f"{GROUPS}/scheduled": msgspec.to_builtins(scheduled),
+        "/apis/scheduling.x-k8s.io/v1alpha1/podgroups/others": msgspec.to_builtins(others),
         "/apis/batch/v1/jobs/train": a_job({"suspend": True}),
         f"{JOBS}/train": a_job({"suspend": True}),
         f"{MAPS}/main-memory": {"metadata": {}},
@@ -677,13 +685,55 @@ def test_everything_of_ours_is_taken_away_and_what_users_wrote_stays() -> None:
             api.objects[f"{path}/{one.metadata.name}"] = msgspec.to_builtins(one)
     removed = asyncio.run(remove_all(api, "ours", "main"))
     assert removed == {
-        "nodes": 1, "pods": 1, "probes": 1, "groups": 1, "suspended Jobs": 1, "leases": 0, "device rules": 0,
+        "nodes": 1, "pods": 1, "probes": 1, "groups": 2, "suspended Jobs": 1, "leases": 0, "device rules": 0,
         "memories": 1,
     }  # fmt: skip
     assert api.objects["/api/v1/nodes/n1"]["metadata"]["labels"] == {"app": "x"}
     assert api.objects[f"{PODS}/placed"]["metadata"]["annotations"] == {f"{OURS}time-limit-seconds": "60"}
     assert f"{PODS}/probe" not in api.objects and f"{PODS}/theirs" in api.objects
     assert api.objects[f"{GROUPS}/told"]["metadata"]["annotations"] == {f"{OURS}queue": "q"}
+    assert api.body_of("PATCH", f"{GROUPS}/scheduled/status") == {"status": {"conditions": None, "phase": None}}
     assert api.objects[f"{JOBS}/train"]["spec"]["suspend"] is False
     assert f"{MAPS}/main-memory" not in api.objects
-    assert not [path for _, path in api.done if path.endswith(("/nodes/n2", "/pods/theirs", "/podgroups/plain"))]
+    assert not [
+        path
+        for _, path in api.done
+        if path.endswith(("/podgroups/others", "/nodes/n2", "/pods/theirs", "/podgroups/plain"))
+    ]
+
+
+def test_of_groups_of_kubernetes_own_kind_only_our_condition_is_taken_away() -> None:
+    path = f"/apis/{API}/namespaces/default/podgroups/up"
+    body = {"metadata": {"name": "up", "namespace": "default"}, "status": {"conditions": [{"type": "Scheduled"}]}}
+    lists = ("/api/v1/nodes", "/api/v1/pods", f"/apis/{API}/podgroups", "/apis/batch/v1/jobs", RULES)
+    rule = {"metadata": {"name": "r"}}
+    api = LittleApi({f"/apis/{API}/podgroups/up": body, path: body, f"{RULES}/r": rule}, lists)
+    removed = asyncio.run(remove_all(api, "ours", "main"))
+    assert (removed["groups"], removed["device rules"], removed["memories"]) == (1, 1, 0)
+    assert api.body_of("PATCH", f"{path}/status") == {
+        "status": {"conditions": [{"type": "Scheduled", "$patch": "delete"}]}
+    }
+    assert f"{RULES}/r" not in api.objects
+
+
+def test_what_has_gone_meanwhile_needs_nothing_and_a_refusal_is_told() -> None:
+    placed = pod("placed", 1)
+    placed.metadata.annotations = {ATTEMPT: "1"}
+    lists = ("/api/v1/nodes", "/api/v1/pods", "/apis/batch/v1/jobs")
+    api = LittleApi({"/api/v1/pods/placed": msgspec.to_builtins(placed)}, lists)
+    assert asyncio.run(remove_all(api, "ours", "main"))["pods"] == 1
+    empty = LittleApi(lists=lists)
+    for path in ("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", RULES):
+        empty.fails = {("GET", path): [refused(403)]}
+        with pytest.raises(BackendError):
+            asyncio.run(remove_all(empty, "ours", "main"))
+    api.fails[("PATCH", f"{PODS}/placed")] = [refused(403)]
+    with pytest.raises(BackendError):
+        asyncio.run(uninstall._strip(api, f"{PODS}/placed", ATTEMPT))
+    api.fails = {
+        ("PATCH", f"{GROUPS}/g"): [refused(404)],
+        ("PATCH", f"{GROUPS}/g/status"): [refused(404), refused(403)],
+    }
+    asyncio.run(uninstall._clear_group(api, group("g", 1)))
+    with pytest.raises(BackendError):
+        asyncio.run(uninstall._clear_group(api, group("g", 1)))

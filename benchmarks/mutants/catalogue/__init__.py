@@ -1,6 +1,18 @@
-"""The list of mutants, a module for each package."""
+"""The list of mutants, a module for each package or part of one."""
 
-from benchmarks.mutants.catalogue import backends, core, detectors, front, policies, survivors
+from benchmarks.mutants.catalogue import (
+    backends,
+    core,
+    detectors,
+    front,
+    kubernetes,
+    local,
+    order,
+    policies,
+    policies_small,
+    slurm,
+    survivors,
+)
 from benchmarks.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -8,8 +20,13 @@ MUTANTS: tuple[Mutant, ...] = (
     *core.MUTANTS,
     *detectors.MUTANTS,
     *backends.MUTANTS,
+    *local.MUTANTS,
+    *kubernetes.MUTANTS,
+    *slurm.MUTANTS,
     *front.MUTANTS,
     *policies.MUTANTS,
+    *policies_small.MUTANTS,
+    *order.MUTANTS,
 )
 
 

@@ -1,0 +1,252 @@
+"""Breaks of the parts of the Kubernetes backend; those of attempts, binding and marks are with the other backends."""
+
+from benchmarks.mutants.mutant import Mutant
+
+_K = "tests/kubernetes/test_"
+_WRITING = (_K + "writing.py",)
+_WORLD = (_K + "world.py",)
+_CLIENT = (_K + "client.py",)
+_WATCH = (_K + "watch.py",)
+_BACKEND = (_K + "backend.py",)
+_CARRYING = (_K + "carrying.py",)
+_TRANSLATE = (_K + "translate.py",)
+
+MUTANTS = (
+    Mutant("backends.kubernetes.advice:findings_of", "node.state is NodeState.QUARANTINE and", "", _WRITING),
+    Mutant("backends.kubernetes.advice:findings_of", "verdict.kind not in ACCUSING or", "", _WRITING),
+    Mutant("backends.kubernetes.advice:Advice.writes", "if pod.metadata.uid in here", "", _WRITING),
+    Mutant("backends.kubernetes.advice:Advice._rule_writes", "if name not in wanted", "if name in wanted", _WRITING),
+    Mutant("backends.kubernetes.advice:Advice._event", "(404, 409)", "(404,)", _WRITING),
+    Mutant(
+        "backends.kubernetes.advisor:AdvisorBackend._pod_told",
+        "self.foreign.pod_told(before, after, time.monotonic())",
+        "pass",
+        _BACKEND,
+    ),
+    Mutant(
+        "backends.kubernetes.advisor:AdvisorBackend.observe",
+        "[*self.world.seen_anew(), *gangs]",
+        "self.world.seen_anew()",
+        _BACKEND,
+    ),
+    Mutant("backends.kubernetes.agents:is_agent", '== "gangwatch"\n        and', '== "gangwatch"\n        or', _WORLD),
+    Mutant("backends.kubernetes.agents:AgentFiles.write", "if file.stem not in agents:", "if False:", _WORLD),
+    Mutant(
+        "backends.kubernetes.agents:AgentFiles.write", "if known.get(node) != address:", "if node not in known:", _WORLD
+    ),
+    Mutant(
+        "backends.kubernetes.backend:KubernetesBackend.apply",
+        "if attempt.phase is Phase.STOPPING:\n                return",
+        "pass",
+        _BACKEND,
+    ),
+    Mutant(
+        "backends.kubernetes.backend:KubernetesBackend._look_at_gangs",
+        "told is not None and told != gang.job_id",
+        "False",
+        _BACKEND,
+    ),
+    Mutant(
+        "backends.kubernetes.backend:KubernetesBackend._fill_holes",
+        "slots_of(pod) == len(member.ranks)",
+        "slots_of(pod)",
+        _BACKEND,
+    ),
+    Mutant("backends.kubernetes.backend:KubernetesBackend._clear_probes", "if self._may_act():", "if True:", _BACKEND),
+    Mutant(
+        "backends.kubernetes.backend:KubernetesBackend._adopted",
+        "self.world.assume(by_uid[member.uid], member.node)",
+        "pass",
+        _BACKEND,
+    ),
+    Mutant("backends.kubernetes.carrying:Carrying.start", "and attempt.phase is Phase.BINDING", "", _CARRYING),
+    Mutant("backends.kubernetes.carrying:Carrying.bind", "await self.undo(attempt)", "pass", _CARRYING),
+    Mutant("backends.kubernetes.carrying:Carrying.undo", "self._world.unassume(member.uid)", "pass", _CARRYING),
+    Mutant(
+        "backends.kubernetes.carrying:Carrying._all_there",
+        "not any(pod.spec.node_name for pod in gang.pods)",
+        "True",
+        _CARRYING,
+    ),
+    Mutant(
+        "backends.kubernetes.carrying:Carrying.stop",
+        'attempt.phase, attempt.why_stopped = Phase.BOUND, ""',
+        'attempt.why_stopped = ""',
+        _CARRYING,
+    ),
+    Mutant("backends.kubernetes.carrying:Carrying._gone", "if not pod.over", "", _CARRYING, hangs=True),
+    Mutant(
+        "backends.kubernetes.client:_refused",
+        'and not (code == 429 and "disruption budget" in status.message.lower())',
+        "",
+        _CLIENT,
+    ),
+    Mutant(
+        "backends.kubernetes.client:Client._ask", "if response.status >= 300:", "if response.status > 300:", _CLIENT
+    ),
+    Mutant("backends.kubernetes.client:_split", "(rest + chunk)", "chunk", _CLIENT),
+    Mutant(
+        "backends.kubernetes.client:from_kubeconfig",
+        'document["current-context"]',
+        'document["contexts"][0]["name"]',
+        _CLIENT,
+    ),
+    Mutant(
+        "backends.kubernetes.connection:Connection._guarded",
+        "await asyncio.gather(before, return_exceptions=True)",
+        "pass",
+        _WATCH,
+    ),
+    Mutant(
+        "backends.kubernetes.connection:Connection._guarded",
+        "if self._tasks.get(key) is asyncio.current_task():",
+        "if True:",
+        _WATCH,
+    ),
+    Mutant("backends.kubernetes.connection:Connection.check", "if self._failure is not None:", "if False:", _WATCH),
+    Mutant("backends.kubernetes.constraints:tolerates", "toleration.effect and", "", _TRANSLATE),
+    Mutant(
+        "backends.kubernetes.constraints:meets",
+        "return value not in wanted",
+        "return value is not None and value not in wanted",
+        _TRANSLATE,
+    ),
+    Mutant("backends.kubernetes.constraints:_keeps_away", "or taint.key.startswith(OURS)", "", _TRANSLATE),
+    Mutant(
+        "backends.kubernetes.constraints:why_not",
+        "free.get(resource, 0) < count",
+        "free.get(resource, 0) <= count",
+        _TRANSLATE,
+    ),
+    Mutant(
+        "backends.kubernetes.foreign:Foreign._settle",
+        'any(pod.status.phase != "Running"',
+        'all(pod.status.phase != "Running"',
+        (_K + "advisor_gangs.py",),
+    ),
+    Mutant(
+        "backends.kubernetes.foreign:Foreign.events",
+        "< self._settled_seconds",
+        "> self._settled_seconds",
+        (_K + "advisor_gangs.py",),
+    ),
+    Mutant(
+        "backends.kubernetes.foreign:Foreign._gone",
+        "if exit_code != 0 or not gang.pods:",
+        "if exit_code != 0:",
+        (_K + "advisor_gangs.py",),
+    ),
+    Mutant("backends.kubernetes.foreign:gang_of", 'owner.kind != "ReplicaSet"', "True", (_K + "advisor_gangs.py",)),
+    Mutant(
+        "backends.kubernetes.keeping:give_back", "min(kept.queue_use_ns, state.now_ns)", "kept.queue_use_ns", _WRITING
+    ),
+    Mutant("backends.kubernetes.keeping:Keeper.once", "if text == self._written:", "if False:", _WRITING),
+    Mutant("backends.kubernetes.keeping:kept_of", "-sum(item[1])", "sum(item[1])", (_K + "keeping.py",)),
+    Mutant(
+        "backends.kubernetes.lease:Leadership._try",
+        "max(lease.spec.lease_duration_seconds, LEASE_SECONDS)",
+        "LEASE_SECONDS",
+        _WRITING,
+    ),
+    Mutant("backends.kubernetes.lease:Leadership._try", "or self._sighting.version != version", "", _WRITING),
+    Mutant(
+        "backends.kubernetes.lease:Leadership._live",
+        "began_ns + int(ACTING_SECONDS * 1e9)",
+        "began_ns + int(LEASE_SECONDS * 1e9)",
+        _WRITING,
+    ),
+    Mutant(
+        "backends.kubernetes.lease:Leadership._live",
+        "held is False or not self.may_act()",
+        "not self.may_act()",
+        _WRITING,
+    ),
+    Mutant(
+        "backends.kubernetes.lease:Leadership._let_go",
+        "if lease.spec.holder_identity == self._identity:",
+        "if True:",
+        _WRITING,
+    ),
+    Mutant("backends.kubernetes.naming:Naming._names", "place.node != node", "False", (_K + "naming.py",)),
+    Mutant(
+        "backends.kubernetes.naming:Naming._names",
+        "(member.rank - first) % count",
+        "member.rank % count",
+        (_K + "naming.py",),
+    ),
+    Mutant("backends.kubernetes.naming:Naming._names", "max(member.attempt", "min(member.attempt", (_K + "naming.py",)),
+    Mutant("backends.kubernetes.objects:Pod.owner", "if owner.controller", "", _BACKEND),
+    Mutant("backends.kubernetes.objects:Pod.over", '("Succeeded", "Failed")', '("Succeeded",)', _BACKEND),
+    Mutant(
+        "backends.kubernetes.probing:Probes.pod", '"nodeName": action.placement[0].node', '"nodeName": ""', _WRITING
+    ),
+    Mutant("backends.kubernetes.probing:Probes.pod", "count = str(len(slots))", 'count = "1"', _WRITING),
+    Mutant("backends.kubernetes.publish:worth_writing", "moved_ns * 10 >", "moved_ns >", (_K + "marks.py",)),
+    Mutant("backends.kubernetes.publish:look", "< BEING_BOUND_NS", "<= BEING_BOUND_NS", (_K + "marks.py",)),
+    Mutant(
+        "backends.kubernetes.publish:Publisher._gang_writes",
+        "return [*writes, *later]",
+        "return [*later, *writes]",
+        _WRITING,
+    ),
+    Mutant("backends.kubernetes.publish:Publisher.once", "][:WRITES_A_PERIOD]", "]", _WRITING),
+    Mutant("backends.kubernetes.publish:Publisher._tell", "and not gang.pods[0].spec.node_name", "", _WRITING),
+    Mutant(
+        "backends.kubernetes.quantities:_asked",
+        "_add(sidecars, wanted)\n            wanted = {}",
+        "_add(sidecars, wanted)",
+        (_K + "quantities.py", _K + "translate.py"),
+    ),
+    Mutant("backends.kubernetes.rebuild:rebuild", "if one.present:", "if True:", _WORLD),
+    Mutant("backends.kubernetes.rebuild:_begun", "not pod.over and", "", _WORLD),
+    Mutant(
+        "backends.kubernetes.rebuild:_job",
+        "(wall_ns(pod.status.start_time) or now_ns",
+        "(wall_ns(pod.status.start_time)",
+        (_K + "marks.py",),
+    ),
+    Mutant(
+        "backends.kubernetes.stopping:forbidden",
+        "covered > budget.status.disruptions_allowed",
+        "covered >= budget.status.disruptions_allowed",
+        (_K + "marks.py",),
+    ),
+    Mutant("backends.kubernetes.stopping:stop", "if job.ignores_disruptions:\n            continue", "pass", _WRITING),
+    Mutant("backends.kubernetes.stopping:stop", "if member.uid not in left_to_job", "", _WRITING),
+    Mutant("backends.kubernetes.stopping:_evict_at_last", "if error.code != 429:", "if True:", _WRITING),
+    Mutant("backends.kubernetes.stopping:owner_has_ended", "job.metadata.uid != owner.uid", "False", _WRITING),
+    Mutant("backends.kubernetes.translate:rank_key", "not in _FIRST_ROLES", "in _FIRST_ROLES", _TRANSLATE),
+    Mutant(
+        "backends.kubernetes.translate:gang_of", "(not pod.spec.node_name, rank_key(pod))", "rank_key(pod)", _TRANSLATE
+    ),
+    Mutant(
+        "backends.kubernetes.translate:beyond", "restartable=False, preemptible=False", "preemptible=False", _TRANSLATE
+    ),
+    Mutant("backends.kubernetes.translate:attempt_of", "and pod.spec.node_name", "", _WORLD),
+    Mutant("backends.kubernetes.uninstall:remove_all", "if is_probe(pod):", "if False:", _WRITING),
+    Mutant(
+        "backends.kubernetes.uninstall:remove_all",
+        "_strip(client, path, ATTEMPT, SLOTS, RANK, BEYOND)",
+        "_strip(client, path, ATTEMPT)",
+        _WRITING,
+    ),
+    Mutant("backends.kubernetes.uninstall:_clear_group", "PLACEMENT, EXPECTED_START", "EXPECTED_START", _WRITING),
+    Mutant("backends.kubernetes.upstream:as_group", "if gang is not None else 0", "if gang is not None else 1", _WORLD),
+    Mutant("backends.kubernetes.upstream:_levels", "if key}", "}", _WORLD),
+    Mutant("backends.kubernetes.volumes:_reach", 'claim.status.phase != "Bound" or', "", _WORLD),
+    Mutant(
+        "backends.kubernetes.volumes:_reach", "if _ONE_POD in (claim.spec.access_modes or ()):", "if False:", _WORLD
+    ),
+    Mutant("backends.kubernetes.watch:Watch._list_all", "self.objects.keys() - found", "()", _WATCH),
+    Mutant("backends.kubernetes.watch:Watch.run", "if error.code == GONE:", "if False:", _WATCH, hangs=True),
+    Mutant("backends.kubernetes.watch:Watch._take", "self._version = item.metadata.resource_version", "pass", _WATCH),
+    Mutant("backends.kubernetes.world:World.unassume", "and not known.seen", "", _WORLD),
+    Mutant("backends.kubernetes.world:World.release", "place in (None, held)", "True", _WORLD),
+    Mutant(
+        "backends.kubernetes.world:World._reach_again",
+        "self.dirty_gangs |= {key, group_of(pod) or key}",
+        "pass",
+        _WORLD,
+    ),
+    Mutant("backends.kubernetes.world:_declared", "and key not in _WRITTEN_BY_US", "", _WORLD),
+)

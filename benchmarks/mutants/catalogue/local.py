@@ -1,0 +1,89 @@
+"""Breaks of what the local backend stands on: attempts, shims, processes, records, probes, saves."""
+
+from benchmarks.mutants.mutant import Mutant
+
+_F = "tests/feedback/test_"
+_FOLLOWED = (_F + "followed_attempt.py",)
+_PROCESSES = (_F + "local_backend_processes.py",)
+_RECORDS = (_F + "attempt_records.py", _F + "local_backend_processes.py")
+_SHIM = (
+    _F + "shim.py::test_exit_codes_are_a_shells",
+    _F + "shim.py::test_the_submitters_environment_is_over_the_base_and_the_rank_is_over_both",
+    _F + "shim.py::test_devices_are_in_the_order_of_local_ranks_and_leave_threads_alone",
+    _F + "shim.py::test_ranks_start_where_submitted_else_at_home",
+    _F + "shim.py::test_programs_are_found_as_execvp_finds_them",
+)
+_PROBE = (
+    _F + "local_backend_probe.py::test_the_share_is_what_nothing_else_explains",
+    _F + "local_backend_probe.py::test_a_kernel_that_keeps_no_count_is_not_taken_for_one_that_counts_nothing",
+    _F + "local_backend_probe.py::test_steal_is_read_for_the_processors_that_count",
+)
+
+MUTANTS = (
+    Mutant("backends.attempt:FollowedAttempt._decide", "if not waiting:", "if len(waiting) <= 1:", _FOLLOWED),
+    Mutant("backends.attempt:FollowedAttempt._decide", "> timeout_seconds", ">= timeout_seconds", _FOLLOWED),
+    Mutant("backends.attempt:FollowedAttempt.stop", "if self._stop_requested:\n            return", "", _FOLLOWED),
+    Mutant(
+        "backends.attempt:FollowedAttempt._follow",
+        "starts and all(starts.values())",
+        "starts and any(starts.values())",
+        _FOLLOWED,
+    ),
+    Mutant("backends.attempt:FollowedAttempt._follow", 'request["why"] == "rank-failed" and', "", _FOLLOWED),
+    Mutant("backends.attempt:FollowedAttempt._account", "started=all(", "started=any(", _FOLLOWED),
+    Mutant("backends.attempt:FollowedAttempt._bury", "started and records.read(path) is None", "started", _FOLLOWED),
+    Mutant("backends.attempt:FollowedAttempt._bury", "started = not same_boot or any(", "started = any(", _FOLLOWED),
+    Mutant(
+        "backends.attempt:FollowedAttempt._kill_leftovers", 'stat.start_time == record["start_time"]', "True", _FOLLOWED
+    ),
+    Mutant("backends.attempt:_is_alive", 'about["boot_id"] == processes.boot_id() and', "", _FOLLOWED),
+    Mutant("backends.checkpoint:Checkpoint.look", "late > _NEWS_SECONDS", "late > 0", _FOLLOWED),
+    Mutant("backends.checkpoint:Checkpoint.look", "elif late > 0:", "elif late >= 0:", _FOLLOWED),
+    Mutant("backends.checkpoint:Checkpoint.ended", "if not self.over:", "if True:", _FOLLOWED),
+    Mutant(
+        "backends.launch:rank_environment",
+        '{**plan["environment"], **plan["spec"]["environment"]}',
+        '{**plan["spec"]["environment"], **plan["environment"]}',
+        _SHIM,
+    ),
+    Mutant(
+        "backends.launch:rank_environment",
+        'devices[plan["placement"][each]["slot"]]',
+        "devices[local.index(each)]",
+        _SHIM,
+    ),
+    Mutant("backends.launch:rank_environment", "RANK=str(rank),", "RANK=str(local.index(rank)),", _SHIM),
+    Mutant("backends.launch:find_program", "if os.access(path, os.X_OK):", "if True:", _SHIM),
+    Mutant("backends.launch:working_directory", ' or environment.get("HOME")', "", _SHIM),
+    Mutant("backends.probe:suspended_share", " - waited_seconds", "", _PROBE),
+    Mutant("backends.probe:suspended_share", "max(0.0, (wall", "max(-1.0, (wall", _PROBE),
+    Mutant("backends.probe:parse_schedstat", 'fields[0] == fields[2] == "0"', "False", _PROBE),
+    Mutant("backends.probe:parse_steal", "if processor in processors:", "if True:", _PROBE),
+    Mutant("backends.processes:parse_stat", "int(fields[19])", "int(fields[18])", _PROCESSES),
+    Mutant("backends.processes:parse_stat", 'text.rpartition(b")")', 'text.partition(b")")', _PROCESSES),
+    Mutant("backends.processes:is_alive", "and stat.start_time == start_time", "", _PROCESSES),
+    Mutant("backends.processes:is_alive", "and not stat.gone", "", _PROCESSES),
+    Mutant("backends.processes:with_environment", "wanted <= environment", "wanted & environment", _PROCESSES),
+    Mutant("backends.processes:parse_own_cgroup", 'root + "/"', "root", _PROCESSES),
+    Mutant(
+        "backends.records:claim",
+        "except FileExistsError:\n            return False",
+        "except FileExistsError:\n            return True",
+        _RECORDS,
+    ),
+    Mutant("backends.records:create_folder", "os.rmdir(temporary)", "pass", _RECORDS),
+    Mutant("backends.shim:exit_code", "128 - code", "-code", _SHIM),
+    Mutant(
+        "backends.shim:Shim.reap",
+        "if code != 0 and not self.stopping:\n                spec",
+        "if False:\n                spec",
+        (_F + "local_backend.py::test_a_rank_that_fails_stops_the_gang",),
+    ),
+    Mutant(
+        "backends.shim:Shim.signal_ranks",
+        "processes.kill_descendants(signal.SIGCONT)",
+        "pass",
+        (_F + "local_backend.py::test_a_stopped_process_still_gets_to_save",),
+        hangs=True,
+    ),
+)

@@ -1,0 +1,106 @@
+"""Breaks of the orders of the line and of the estimates that they go by."""
+
+from benchmarks.mutants.mutant import Mutant
+
+_ORDER = ("tests/feedback/test_order.py",)
+_ESTIMATES = ("tests/feedback/test_estimates.py",)
+
+MUTANTS = (
+    Mutant("policies.order.__init__:key_of", "(-job.spec.priority, 0,", "(job.spec.priority, 0,", _ORDER),
+    Mutant("policies.order.__init__:key_of", "if has_starved(state, job):", "if False:", _ORDER),
+    Mutant("policies.order.__init__:starves_ns", "job.submitted_ns + job.run_ns +", "job.submitted_ns +", _ORDER),
+    Mutant("policies.order.__init__:has_starved", "at_ns <= since_ns", "at_ns < since_ns", _ORDER),
+    Mutant(
+        "policies.order.__init__:has_starved",
+        "state.now_ns if job.state is JobState.PENDING else job.attempt_started_ns or state.now_ns",
+        "state.now_ns",
+        _ORDER,
+    ),
+    Mutant("policies.order.__init__:queue", "(not job.claim, key_of", "(bool(job.claim), key_of", _ORDER),
+    Mutant("policies.order.fifo:FirstComeFirstServed.key", "return ()", "return (job.spec.ranks,)", _ORDER),
+    Mutant(
+        "policies.order.fifo:FirstComeFirstServed.name",
+        "Order.FIFO",
+        "Order.SJF",
+        ("tests/feedback/test_cycle_policies.py::test_every_order_that_the_policy_can_name_has_a_rule",),
+    ),
+    Mutant(
+        "policies.order.sjf:ShortestJobFirst.key",
+        "limit_seconds(state.policy, job) if expected is None else expected",
+        "limit_seconds(state.policy, job)",
+        _ORDER,
+    ),
+    Mutant("policies.order.sjf:ShortestJobFirst.key", "else expected,)", "else -expected,)", _ORDER),
+    Mutant("policies.order.srsf:ShortestRemainingServiceFirst.key", " * job.spec.ranks", "", _ORDER),
+    Mutant(
+        "policies.order.srsf:ShortestRemainingServiceFirst.key",
+        "left_ns(state.policy, job, now_ns)",
+        "left_ns(state.policy, job, job.submitted_ns)",
+        _ORDER,
+    ),
+    Mutant("policies.order.srtf:ShortestRemainingTimeFirst.key", "(left_ns", "(-left_ns", _ORDER),
+    Mutant(
+        "policies.order.srtf:ShortestRemainingTimeFirst.key",
+        "left_ns(state.policy, job, now_ns)",
+        "left_ns(state.policy, job, job.submitted_ns)",
+        _ORDER,
+    ),
+    Mutant("policies.order.las:LeastAttainedService.key", "(job.level, job.turn)", "(job.turn, job.level)", _ORDER),
+    Mutant("policies.order.las:falls_ns", " - job.run_ns", "", _ORDER),
+    Mutant("policies.order.las:falls_ns", " / job.spec.ranks", "", _ORDER),
+    Mutant("policies.order.las:demote", "at_ns <= now_ns", "at_ns < now_ns", _ORDER),
+    Mutant("policies.order.las:demote", "enter(state, job)", "pass", _ORDER),
+    Mutant("policies.order.las:take_turns", "in reversed(stopped)", "in stopped", _ORDER),
+    Mutant("policies.order.las:take_turns", "state.first_turn -= 1", "state.first_turn += 1", _ORDER),
+    Mutant(
+        "policies.order.themis:FinishTimeFairness.key",
+        "-rho(state, job, now_ns) if",
+        "rho(state, job, now_ns) if",
+        _ORDER,
+    ),
+    Mutant("policies.order.themis:rho", "left + done_seconds(job)", "left", _ORDER),
+    Mutant("policies.order.themis:rho", " / 1e9 + left) / alone", " / 1e9) / alone", _ORDER),
+    Mutant("policies.order.fair:Fair.key", "job.urgency)", "-job.urgency)", _ORDER),
+    Mutant("policies.order.fair:appraise", "spent * job.spec.ranks", "spent", _ORDER),
+    Mutant("policies.order.fair:appraise", "max(left, 1.0) + _restart(job)", "max(left, 1.0)", _ORDER),
+    Mutant("policies.order.fair:appraise", "max(limit, done + 1.0)", "limit", _ORDER),
+    Mutant("policies.order.fair:work_done", "job.attempt > 1", "job.attempt > 0", _ORDER),
+    Mutant("policies.order.fair:_restart", "job.attempt and not job.state.holds_slots", "job.attempt", _ORDER),
+    Mutant("policies.estimate:remaining_ns", "if done >= expected:", "if done > expected:", _ESTIMATES),
+    Mutant("policies.estimate:remaining_ns", "began and job.progress_ns is None", "began", _ESTIMATES),
+    Mutant("policies.estimate:loss_seconds", "min((slowdown - 1)", "max((slowdown - 1)", _ESTIMATES),
+    Mutant(
+        "policies.estimate:lasts_yet_seconds",
+        "max(policy.expected_persistence_seconds, (now_ns",
+        "min(policy.expected_persistence_seconds, (now_ns",
+        _ESTIMATES,
+    ),
+    Mutant("policies.estimate:slow_since_ns", "min(doubted_ns,", "max(doubted_ns,", _ESTIMATES),
+    Mutant("policies.estimate:_moved_on", "// step + 1)", "// step)", _ESTIMATES),
+    Mutant(
+        "policies.estimate:end_ns",
+        "max(verdict.first_wall_ns, job.attempt_started_ns)",
+        "verdict.first_wall_ns",
+        _ESTIMATES,
+    ),
+    Mutant(
+        "policies.estimate:job_releases",
+        "slots = tuple(slot for slot in slots if slot not in claimed)",
+        "pass",
+        _ESTIMATES,
+    ),
+    Mutant(
+        "policies.estimate:job_releases",
+        "max(now_ns, job.not_before_ns, clear_ns)",
+        "max(now_ns, job.not_before_ns)",
+        _ESTIMATES,
+    ),
+    Mutant(
+        "policies.evaluations:next_evaluation_ns",
+        "(age_ns // _SECOND + 1)",
+        "(age_ns // _SECOND)",
+        _ESTIMATES,
+        hangs=True,
+    ),
+    Mutant("policies.evaluations:_age_ns", "_GROWTH**step", "_GROWTH * step", _ESTIMATES, hangs=True),
+)

@@ -1,0 +1,106 @@
+"""Breaks of the parts of the Slurm backend; those of its plan, moves and opt-in are with the other backends."""
+
+from benchmarks.mutants.mutant import Mutant
+
+_S = "tests/slurm/test_"
+_PARTS = (_S + "small_parts.py",)
+_PROBING = (_S + "probing.py",)
+_PARSE = (_S + "small_parts.py", _S + "parse.py")
+
+MUTANTS = (
+    Mutant(
+        "backends.slurm.announcements:Announcements.write", "self._written - wanted", "self._written & wanted", _PARTS
+    ),
+    Mutant("backends.slurm.announcements:Announcements.write", "wanted - self._written", "wanted", _PARTS),
+    Mutant("backends.slurm.announcements:Announcements._write", '.replace("{node}", name)', "", _PARTS),
+    Mutant("backends.slurm.asking:Cycle.frozen", "state.frozen, True", "state.frozen, False", _PARTS),
+    Mutant("backends.slurm.asking:Cycle.asked", ", ANSWER_SECONDS)", ", None)", _PARTS, hangs=True),
+    Mutant("backends.slurm.audit:Audit.write", 'outcome.partition(":")[0]', "outcome", _PARTS),
+    Mutant("backends.slurm.audit:Audit.write", " | os.O_APPEND", "", _PARTS),
+    Mutant("backends.slurm.audit:lines", "continue", "return", _PARTS),
+    Mutant("backends.slurm.commands:Commands.jobs", "< JSON_JOBS", "<= JSON_JOBS", _PARTS),
+    Mutant("backends.slurm.commands:Commands.nodes", "version < JSON_NODES", "version <= JSON_NODES", _PARTS),
+    Mutant(
+        "backends.slurm.commands:Commands.__init__", 'self._environment.pop("SLURM_TIME_FORMAT", None)', "pass", _PARTS
+    ),
+    Mutant("backends.slurm.commands:Commands.job", 'if "Invalid job id" in str(error):', "if True:", _PARTS),
+    Mutant("backends.slurm.commands:Commands.job", "if number not in found:", "if not found:", _PARTS),
+    Mutant("backends.slurm.commands:_read", "size > most", "size >= most", _PARTS),
+    Mutant("backends.slurm.facts:base_state", "if state not in _ALONE:", "if state in _ALONE:", _PARTS),
+    Mutant("backends.slurm.facts:SlurmJob.runs", "and not self.completing", "", _PARTS),
+    Mutant("backends.slurm.facts:SlurmJob.waits", "and not self.completing", "", _PARTS),
+    Mutant("backends.slurm.facts:SlurmJob.waits_for_room", "and not self.held", "", _PARTS),
+    Mutant(
+        "backends.slurm.findings:Findings.free",
+        "since < listed_seconds",
+        "since <= listed_seconds",
+        (_S + "findings.py",),
+    ),
+    Mutant("backends.slurm.findings:Findings.free", "blocked.add(gang)", "pass", (_S + "findings.py",)),
+    Mutant("backends.slurm.findings:Findings.free", "now - since < HELD_BACK_SECONDS", "True", (_S + "findings.py",)),
+    Mutant("backends.slurm.gres:wanted", "each * count", "each", _PARTS),
+    Mutant("backends.slurm.gres:indices_of", "int(last or first) + 1", "int(last or first)", _PARSE),
+    Mutant(
+        "backends.slurm.gres:indices_of",
+        "range(len(indices), len(indices) + int(number))",
+        "range(int(number))",
+        _PARTS,
+    ),
+    Mutant(
+        "backends.slurm.hands:Hands.do",
+        'self.audit.write(action, target, f"failed: {error}", why, command, verdict, evidence)',
+        "pass",
+        _PARTS,
+    ),
+    Mutant("backends.slurm.hands:Hands.do", '"done", why, command, verdict, evidence', '"done", why, command', _PARTS),
+    Mutant("backends.slurm.hands:Hands.job", "self._look(number, found)", "pass", _PARTS),
+    Mutant("backends.slurm.hostlist:expand", "len(names) > MOST", "len(names) >= MOST", _PARTS),
+    Mutant("backends.slurm.hostlist:_expand_one", "0{len(first)}d", "d", _PARSE),
+    Mutant("backends.slurm.hostlist:_expand_one", "int(last) + 1", "int(last)", _PARSE),
+    Mutant("backends.slurm.parse_json:_Fields.number", 'and not value.get("infinite", False)', "", _PARTS),
+    Mutant("backends.slurm.parse_json:_Fields.exit_code", "int(status) >> 8", "int(status)", _PARTS),
+    Mutant("backends.slurm.parse_json:_Fields.job", "None if limit is None else limit * 60", "limit", _PARSE),
+    Mutant("backends.slurm.parse_json:_listed", 'if errors := tree.get("errors"):', 'if errors := "":', _PARTS),
+    Mutant("backends.slurm.parse_text:_Line.span", "(days * 24 + hours)", "(days + hours)", _PARTS),
+    Mutant("backends.slurm.parse_text:_job", '128 + int(signal) if signal not in ("", "0") else', "", _PARTS),
+    Mutant("backends.slurm.parse_text:_node", 'if "*" in states else set()', 'if "*" not in states else set()', _PARTS),
+    Mutant(
+        "backends.slurm.parse_text:_Line.__init__",
+        "if newest in _FREE and match[1] not in _AFTER_FREE:",
+        "if False:",
+        _PARSE,
+    ),
+    Mutant("backends.slurm.probing:Probe._run", 'job.state == "COMPLETED" or job.exit_code', "True", _PROBING),
+    Mutant("backends.slurm.probing:Probe._run", "hands.remember()", "pass", _PROBING),
+    Mutant(
+        "backends.slurm.probing:Probe.run",
+        'await let_go(self._hands, self.node, "its probe has ended")',
+        "pass",
+        _PROBING,
+    ),
+    Mutant("backends.slurm.probing:Probes.take_up", "if not any(", "if any(", _PROBING),
+    Mutant(
+        "backends.slurm.probing:let_go",
+        'if "Requested reservation is invalid" not in str(error):',
+        "if False:",
+        _PROBING,
+    ),
+    Mutant(
+        "backends.slurm.touched:read",
+        "> version_key(FORMATS.newest)",
+        "< version_key(FORMATS.newest)",
+        (_S + "touched.py",),
+    ),
+    Mutant("backends.slurm.touched:read", "return Touched()", "raise", (_S + "touched.py",)),
+    Mutant("backends.slurm.touched:write", "temporary.replace(path)", "pass", (_S + "touched.py",)),
+    Mutant(
+        "backends.slurm.wishes:wishes_of",
+        "node.state is not NodeState.HEALTHY",
+        "node.state is NodeState.QUARANTINE",
+        _PARTS,
+    ),
+    Mutant("backends.slurm.wishes:avoided_by", "{*named, *doubtful}", "{*doubtful}", _PARTS),
+    Mutant("backends.slurm.wishes:_advice", "verdict.kind in ACCUSING and", "", _PARTS),
+    Mutant("backends.slurm.wishes:_moves", "and job.attempt == decision.attempt", "", _PARTS),
+    Mutant("backends.slurm.wishes:evidence_of", "-abs(one.log_likelihood_ratio)", "-one.log_likelihood_ratio", _PARTS),
+)

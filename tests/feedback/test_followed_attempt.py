@@ -1,0 +1,409 @@
+"""An attempt as the controller follows it, from the files of its folder; what stands for its shims does nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler_feedback.backends import checkpoint, launch, processes, records
+from scheduler_feedback.backends.attempt import FollowedAttempt
+from scheduler_feedback.core.events import (
+    AttemptEnded,
+    AttemptRunning,
+    AttemptUnknown,
+    Checkpointed,
+    RankExit,
+    RankFailed,
+    RankSeen,
+)
+
+TIMEOUT = 5.0
+
+
+@pytest.fixture
+def stand_in() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that stands for a shim: pokes do nothing to it."""
+    process = subprocess.Popen(["sh", "-c", "trap '' USR1; exec sleep 100"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+class Folder:
+    """The folder of attempt 2 of a gang of three: rank 0 on node b, ranks 1 and 2 on a; and who follows it."""
+
+    def __init__(self, state: Path, shim: subprocess.Popen[bytes], **plan: Any) -> None:
+        self.state, self.shim = state, shim
+        self.path = state / "jobs" / "j-7" / "2"
+        self.path.mkdir(parents=True)
+        self.plan: dict[str, Any] = {
+            "job_id": "j-7",
+            "attempt": 2,
+            "spec": {"environment": {}, "checkpoint_signal": "SIGUSR2", "grace_seconds": 7.0},
+            "placement": [{"node": "b", "slot": 4}, {"node": "a", "slot": 1}, {"node": "a", "slot": 0}],
+            "nodes": {name: {"devices": (), "socket": f"/{state}/{name}"} for name in ("a", "b")},
+            "state_folder": str(state),
+        } | plan
+        records.write(f"{self.path}/{records.ATTEMPT}", self.plan)
+        self.started: list[str] = []
+        self.followed = self.follow()
+
+    def follow(self) -> FollowedAttempt:
+        return FollowedAttempt(self.path, "j-7", 2, 100.0, lambda _, node: self.started.append(node))
+
+    def poll(self, now: float = 100.0) -> list[Any]:
+        return list(self.followed.poll(now, TIMEOUT))
+
+    def decision(self) -> tuple[str, str] | None:
+        return records.decision(str(self.path))
+
+    def put(self, name: str, value: dict[str, Any]) -> None:
+        records.write(f"{self.path}/{name}", value)
+
+    def shim_comes(self, node: str, *, dead: bool = False, boot_id: str | None = None) -> None:
+        (self.path / node).mkdir()
+        pid = self.shim.pid
+        start_time = processes.start_time(pid) or 0
+        about = {"pid": pid, "start_time": start_time + dead, "boot_id": boot_id or processes.boot_id(), "cgroup": None}
+        self.put(f"{node}/{records.SHIM}", about)
+
+    def ready(self, *nodes: str) -> None:
+        for node in nodes:
+            self.shim_comes(node)
+            self.put(f"{node}/{records.READY}", {})
+
+    def go(self) -> None:
+        self.ready("a", "b")
+        assert self.poll() == []
+        assert self.decision() == (records.GO, "")
+
+    def rank_starts(self, rank: int) -> None:
+        node = self.plan["placement"][rank]["node"]
+        self.put(f"{node}/{records.start_record(rank)}", {"rank": rank, "pid": 1000 + rank, "start_time": 70 + rank})
+
+    def rank_exits(self, rank: int, code: int | None) -> None:
+        node = self.plan["placement"][rank]["node"]
+        self.put(f"{node}/{records.exit_record(rank)}", {"rank": rank, "exit_code": code, "wall_ns": 5})
+
+    def node_ends(self, node: str, wall_ns: int = 50, **fields: Any) -> None:
+        usual = {"wall_ns": wall_ns, "started": True, "signalled": False, "reason": ""}
+        self.put(f"{node}/{records.ENDED}", usual | fields)
+
+    def request(self) -> dict[str, Any] | None:
+        return records.read(f"{self.path}/{records.STOP}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, stand_in: subprocess.Popen[bytes]) -> Folder:
+    return Folder(tmp_path, stand_in)
+
+
+# --- before the start ------------------------------------------------------------------------------------------------
+
+
+def test_it_starts_once_every_node_is_ready_and_not_before(folder: Folder) -> None:
+    assert folder.poll() == [] and folder.started == ["b", "a"], "in the order of their lowest ranks"
+    folder.ready("b")
+    folder.poll()
+    assert folder.started == ["b", "a"], "each is set going once"
+    folder.shim_comes("a")
+    folder.poll(100.0 + TIMEOUT)
+    assert folder.decision() is None, "one has not answered yet, and its time is not quite up"
+    folder.put(f"a/{records.READY}", {})
+    folder.poll(100.0 + TIMEOUT)
+    assert folder.decision() == (records.GO, "")
+
+
+def test_no_shim_is_set_going_where_one_has_come_already(folder: Folder) -> None:
+    folder.shim_comes("b")
+    folder.poll()
+    assert folder.started == ["a"]
+
+
+def test_a_node_that_does_not_answer_in_time_ends_the_start_and_is_named(folder: Folder) -> None:
+    folder.ready("b")
+    (ended,) = folder.poll(100.1 + TIMEOUT)
+    assert ended == AttemptEnded("j-7", 2, (), False, "no answer within 5 s from node a", ended.ended_wall_ns)
+    assert abs(ended.ended_wall_ns - (folder.path / records.DECISION).stat().st_mtime_ns) < 1
+    assert folder.followed.done and folder.poll() == []
+
+
+def test_a_node_that_refuses_keeps_all_from_starting_with_its_ranks_and_its_reason(folder: Folder) -> None:
+    folder.ready("b")
+    folder.shim_comes("a")
+    folder.put(f"a/{records.REFUSED}", {"reason": "no such program"})
+    (ended,) = folder.poll()
+    assert (ended.started, ended.reason) == (False, "node a cannot start rank 1, 2: no such program")
+    assert folder.decision() == (records.ABORT, ended.reason)
+
+
+def test_a_shim_that_died_before_the_start_is_quoted(folder: Folder) -> None:
+    folder.shim_comes("b", dead=True)
+    Path(records.shim_log(str(folder.path), "b")).write_text("first\n\nout of memory \n\n")
+    (ended,) = folder.poll()
+    assert ended.reason == "the shim of node b died before the start: out of memory"
+
+
+def test_an_attempt_without_a_plan_is_unknown_and_never_starts(folder: Folder) -> None:
+    (folder.path / records.ATTEMPT).unlink()
+    folder.followed = folder.follow()
+    assert folder.poll() == [AttemptUnknown("j-7", 2)]
+    assert folder.decision() == (records.ABORT, "the start was never carried out")
+    assert folder.started == []
+
+
+def test_what_was_decided_already_stands(folder: Folder) -> None:
+    records.decide(str(folder.path), records.ABORT, "another thought so")
+    folder.ready("a", "b")
+    (ended,) = folder.poll()
+    assert ended.reason == "another thought so"
+
+
+# --- while it runs ---------------------------------------------------------------------------------------------------
+
+
+def test_it_runs_once_every_rank_has_started_and_that_is_told_once(folder: Folder) -> None:
+    folder.go()
+    folder.rank_starts(0)
+    folder.rank_starts(1)
+    assert folder.poll() == []
+    folder.rank_starts(2)
+    assert folder.poll() == [
+        AttemptRunning("j-7", 2, (
+            RankSeen(0, "b", 4, 1000, 70), RankSeen(1, "a", 1, 1001, 71), RankSeen(2, "a", 0, 1002, 72),
+        ))
+    ]  # fmt: skip
+    assert folder.poll() == []
+    folder.followed = folder.follow()
+    assert [type(event) for event in folder.poll()] == [AttemptRunning], "told again by the next controller"
+
+
+def test_a_rank_that_failed_is_told_once_and_other_stops_are_not_taken_for_that(folder: Folder) -> None:
+    folder.go()
+    request = {"signal": "SIGTERM", "grace_seconds": 1.0, "reason": "x", "rank": 1, "exit_code": 9}
+    folder.put(records.STOP, request | {"why": "migrate"})
+    assert folder.poll() == []
+    folder.put(records.STOP, request | {"why": "rank-failed"})
+    assert folder.poll() == [RankFailed("j-7", 2, 1, 9)]
+    assert folder.poll() == []
+
+
+def test_its_end_is_told_when_every_node_has_ended_with_all_that_is_known(folder: Folder) -> None:
+    folder.go()
+    for rank in range(3):
+        folder.rank_starts(rank)
+    folder.put(
+        records.STOP,
+        {"signal": "SIGTERM", "grace_seconds": 1.0, "why": "migrate", "reason": "away from b",
+         "checkpoint": {"command": ["save"], "timeout_seconds": 3.0}},
+    )  # fmt: skip
+    folder.put(records.SAVED, {"exit_code": 0, "seconds": 1.5, "reason": ""})
+    folder.rank_exits(0, 0)
+    folder.rank_exits(2, 137)
+    folder.node_ends("b", 80)
+    assert [type(event) for event in folder.poll()] == [AttemptRunning]
+    folder.node_ends("a", 60, signalled=True)
+    (ended,) = folder.poll()
+    assert ended == AttemptEnded(
+        "j-7", 2, (RankExit(0, 0), RankExit(1, None), RankExit(2, 137)), True, "away from b", 80, why="migrate",
+        signalled=True, checkpointed=Checkpointed(0, 1.5, ""),
+    )  # fmt: skip
+    assert folder.followed.done and folder.poll() == []
+
+
+def test_a_gang_that_ran_and_ended_between_two_looks_is_told_as_both(folder: Folder) -> None:
+    folder.go()
+    for rank in range(3):
+        folder.rank_starts(rank)
+        folder.rank_exits(rank, 0)
+    folder.node_ends("a")
+    folder.node_ends("b", started=False, reason="disk full")
+    running, ended = folder.poll()
+    assert isinstance(running, AttemptRunning) and isinstance(ended, AttemptEnded)
+    assert (ended.started, ended.reason, ended.why, ended.signalled) == (False, "disk full", "", False)
+    assert ended.checkpointed is None
+
+
+def test_a_save_that_left_no_word_is_told_as_none(folder: Folder) -> None:
+    folder.go()
+    folder.put(
+        records.STOP, {"why": "preempt", "reason": "", "checkpoint": {}, "signal": "SIGTERM", "grace_seconds": 1.0}
+    )
+    folder.node_ends("a")
+    folder.node_ends("b")
+    (ended,) = folder.poll()
+    assert (ended.reason, ended.checkpointed.exit_code) == ("preempt", None)
+    assert "before it was run" in ended.checkpointed.reason
+
+
+# --- stopping --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_before_the_decision_is_the_decision(folder: Folder) -> None:
+    folder.followed.stop("SIGTERM", 3.0, "cancel", "by eve")
+    assert folder.decision() == (records.ABORT, "by eve") and folder.request() is None
+    (ended,) = folder.poll()
+    assert (ended.started, ended.reason) == (False, "by eve")
+
+
+def test_a_running_gang_is_stopped_by_a_request_and_the_first_one_stands(folder: Folder) -> None:
+    folder.go()
+    folder.followed.stop("SIGUSR1", 3.0, "migrate", "away", {"command": ["save"], "timeout_seconds": 2.0})
+    wanted = {
+        "signal": "SIGUSR1", "grace_seconds": 3.0, "why": "migrate", "reason": "away",
+        "checkpoint": {"command": ["save"], "timeout_seconds": 2.0},
+    }  # fmt: skip
+    assert folder.request() == wanted
+    folder.followed.stop("SIGTERM", 9.0, "cancel", "by eve")
+    folder.follow().stop("SIGTERM", 9.0, "cancel", "by eve")
+    assert folder.request() == wanted
+
+
+def test_what_has_ended_on_every_node_is_not_asked_to_stop(folder: Folder) -> None:
+    folder.go()
+    folder.node_ends("a")
+    folder.node_ends("b")
+    folder.followed.stop("SIGTERM", 3.0, "cancel", "by eve")
+    assert folder.request() is None
+
+
+# --- after a shim's death --------------------------------------------------------------------------------------------
+
+
+def test_a_dead_shim_s_node_is_accounted_for_and_the_others_asked_to_stop(folder: Folder) -> None:
+    folder.go()
+    for rank in range(3):
+        folder.rank_starts(rank)
+    folder.rank_exits(2, 3)
+    rank_file = Path(records.rank_file(str(folder.state), "a", "j-7", 2, 1))
+    rank_file.parent.mkdir(parents=True)
+    records.write(str(rank_file), {"pid": folder.shim.pid, "start_time": 1})  # of another process by now
+    Path(records.shim_log(str(folder.path), "a")).write_text("killed\n")
+    about = records.read(f"{folder.path}/a/{records.SHIM}")
+    assert about is not None
+    folder.put(f"a/{records.SHIM}", about | {"start_time": about["start_time"] + 1})
+    folder.followed = folder.follow()
+    events = folder.poll()
+    assert [type(event) for event in events] == [AttemptRunning]
+    request = folder.request()
+    assert request is not None
+    assert (request["why"], request["signal"], request["grace_seconds"]) == ("shim-died", "SIGUSR2", 7.0)
+    ended = records.read(f"{folder.path}/a/{records.ENDED}")
+    assert ended is not None
+    assert (ended["started"], ended["reason"]) == (True, "the shim of node a died: killed")
+    exits = [records.read(f"{folder.path}/a/{records.exit_record(rank)}") for rank in (1, 2)]
+    assert [one and one["exit_code"] for one in exits] == [None, 3], "what was learnt stands"
+    assert not rank_file.exists()
+    assert folder.shim.poll() is None, "a process that is not the rank is let be"
+    folder.node_ends("b")
+    (end,) = folder.poll()
+    assert end.exits == (RankExit(0, None), RankExit(1, None), RankExit(2, 3))
+
+
+def test_a_shim_that_died_before_it_started_anything_has_started_nothing(folder: Folder) -> None:
+    folder.go()
+    about = records.read(f"{folder.path}/a/{records.SHIM}")
+    assert about is not None
+    folder.put(f"a/{records.SHIM}", about | {"start_time": about["start_time"] + 1})
+    folder.followed = folder.follow()
+    folder.poll()
+    ended = records.read(f"{folder.path}/a/{records.ENDED}")
+    assert ended is not None and ended["started"] is False
+    assert not (folder.path / "a" / records.exit_record(1)).exists()
+
+
+def test_after_a_restart_of_the_machine_the_end_is_when_the_folder_was_last_written(folder: Folder) -> None:
+    folder.go()
+    about = records.read(f"{folder.path}/a/{records.SHIM}")
+    assert about is not None
+    folder.put(f"a/{records.SHIM}", about | {"boot_id": "another"})
+    for entry in (folder.path / "a").iterdir():
+        os.utime(entry, ns=(10**18, 10**18))
+    folder.followed = folder.follow()
+    folder.poll()
+    ended = records.read(f"{folder.path}/a/{records.ENDED}")
+    assert ended is not None
+    assert (ended["started"], ended["reason"], ended["wall_ns"]) == (True, "the machine was restarted", 10**18)
+    assert folder.shim.poll() is None, "a pid of another boot names nobody"
+
+
+def test_what_is_left_of_a_dead_shim_s_ranks_is_killed_before_it_counts_as_ended(folder: Folder) -> None:
+    folder.go()
+    marks = launch.marks(folder.plan, "a")
+    left = subprocess.Popen(["sleep", "100"], env={**os.environ, **marks})
+    other = subprocess.Popen(["sleep", "100"], env={**os.environ, **marks, "GANGWATCH_ATTEMPT": "3"})
+    try:
+        about = records.read(f"{folder.path}/a/{records.SHIM}")
+        assert about is not None
+        folder.put(f"a/{records.SHIM}", about | {"start_time": about["start_time"] + 1})
+        folder.followed = folder.follow()
+        folder.poll()
+        assert not (folder.path / "a" / records.ENDED).exists(), "not while anything of it may live"
+        assert left.wait(5) == -9
+        folder.poll()
+        assert (folder.path / "a" / records.ENDED).exists()
+        assert other.poll() is None, "another attempt's"
+    finally:
+        for process in (left, other):
+            process.kill()
+            process.wait()
+
+
+# --- a save on another node ------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_does_not_save_waits_for_the_first_s_word_or_until_its_time_is_up(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 50.0
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now)
+    saving = checkpoint.Checkpoint(
+        folder.plan, str(folder.path), "a", {"command": ["/nothing"], "timeout_seconds": 10.0}, None
+    )
+    saving.look()
+    assert (saving.pid, saving.over, saving.record) == (None, False, None)
+    now = 61.9
+    saving.look()
+    assert not saving.over, "the first node's word may be on its way"
+    now = 62.1
+    saving.look()
+    assert saving.over
+    now = 50.0
+    again = checkpoint.Checkpoint(folder.plan, str(folder.path), "a", {"command": ["x"], "timeout_seconds": 10.0}, None)
+    folder.put(records.SAVED, {"exit_code": 0})
+    again.look()
+    assert again.over and again.record is None, "the first node's record is not ours to write"
+
+
+def test_a_save_that_can_not_be_begun_or_has_ended_is_over_and_recorded_once(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.plan["environment"] = {"PATH": "/nowhere", "HOME": str(folder.path)}
+    folder.plan["spec"]["working_directory"] = ""
+    folder.plan |= {"master_address": "x", "master_port": 1}
+    now = 50.0
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now)
+    request = {"command": ["save"], "timeout_seconds": 10.0}
+    saving = checkpoint.Checkpoint(folder.plan, str(folder.path), "b", request, None)
+    assert saving.over and saving.record == {
+        "exit_code": None, "seconds": 0.0, "reason": "save is not on the job's PATH",
+    }  # fmt: skip
+    saving.over, saving.record = False, None
+    now = 53.0
+    saving.ended(7)
+    assert saving.record == {"exit_code": 7, "seconds": 3.0, "reason": ""}
+    saving.ended(9)
+    assert saving.record["exit_code"] == 7
+    late = checkpoint.Checkpoint(folder.plan, str(folder.path), "b", request, None)
+    late.over, late.record = False, None
+    now = 63.0
+    late.look()
+    assert not late.over, "at its very end it may still end by itself"
+    now = 63.1
+    late.look()
+    assert late.over and late.record is not None and late.record["reason"] == "it had not ended within 10 s"
