@@ -264,6 +264,13 @@ def test_a_running_gang_is_stopped_by_a_request_and_the_first_one_stands(folder:
     assert folder.request() == wanted
 
 
+def test_a_gang_that_has_ended_on_one_node_is_stopped_on_the_others(folder: Folder) -> None:
+    folder.go()
+    folder.node_ends("a")
+    folder.followed.stop("SIGTERM", 3.0, "cancel", "by eve")
+    assert folder.request() is not None
+
+
 def test_what_has_ended_on_every_node_is_not_asked_to_stop(folder: Folder) -> None:
     folder.go()
     folder.node_ends("a")

@@ -160,7 +160,7 @@ def test_a_pod_that_came_for_a_lost_one_takes_its_place(monkeypatch: pytest.Monk
         backend.world.pod_told(one.metadata.key, one, one)
     backend.observe([key])
     backend.world.pod_told("default/g-1", pods[1], None)
-    wrong_size, fresh = pod("g-1-wide", 4, "g"), pod("g-1-new", 1, "g")
+    wrong_size, fresh = pod("g-1-more", 4, "g"), pod("g-1-new", 1, "g")
     backend.told(wrong_size, fresh)
     backend.work.clear()
     backend.observe([key])

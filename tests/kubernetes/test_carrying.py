@@ -167,6 +167,14 @@ def test_a_start_that_is_stopped_meanwhile_binds_nothing_and_says_nothing() -> N
     assert (bindings(scene), scene.said) == ([], [])
 
 
+def test_a_start_that_was_stopped_before_its_turn_came_binds_nothing_though_all_is_there() -> None:
+    scene = Scene(pod("a", 1))
+    attempt = attempt_of()
+    attempt.phase = Phase.STOPPING
+    scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0))))
+    assert (bindings(scene), scene.said, attempt.members) == ([], [], [])
+
+
 def test_what_does_not_fit_is_told_and_not_tried_there_again() -> None:
     hungry = pod("a", 1, containers=[{"name": "m", "resources": {"requests": {"cpu": "65", GPU: "1"}}}])
     scene = Scene(hungry)

@@ -8,14 +8,16 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.constraints import constraint_of, refusal, why_not
-from scheduler_feedback.backends.kubernetes.objects import Claim, OwnerReference, StoredVolume, Taint
+from scheduler_feedback.backends.kubernetes.objects import Claim, OwnerReference, Pod, PodGroup, StoredVolume, Taint
 from scheduler_feedback.backends.kubernetes.quantities import amount, parse_quantity, requests_of
 from scheduler_feedback.backends.kubernetes.translate import (
     ARRAY,
     ARRAY_PARALLEL,
+    PREEMPTIBLE,
     REQUIRED_TOPOLOGY,
     RESTARTABLE,
     TIME_LIMIT,
@@ -127,6 +129,13 @@ def test_a_gang_is_a_member_of_the_array_that_it_names_or_of_its_job_where_a_lim
     assert "'many' is no number of gangs" in wrong.refused
 
 
+def lone_spec(one: Pod, declared: PodGroup) -> tuple[bool, bool]:
+    """Whether a gang of the pod alone, so declared, may be restarted and preempted."""
+    spec = gang_of(replace(declared, spec=replace(declared.spec, min_member=1)), [one]).spec
+    assert spec is not None
+    return spec.restartable, spec.preemptible
+
+
 def test_pods_beyond_the_least_wait_until_the_others_are_bound_and_are_never_moved() -> None:
     pods = [pod(f"w-{n}", group="g") for n in range(3)]
     needed = gang_of(group("g", 2, {RESTARTABLE: "true"}), pods)
@@ -140,6 +149,12 @@ def test_pods_beyond_the_least_wait_until_the_others_are_bound_and_are_never_mov
     more = beyond(pods[0], group("g", 2, {RESTARTABLE: "true"}))
     assert more.spec is not None
     assert (more.spec.name, more.spec.ranks, more.spec.restartable) == ("g+w-0", 1, False)
+    pods[0].metadata.owner_references = [OwnerReference(kind="Job", name="j", uid="u", controller=True)]
+    declared = group("g", 2, {RESTARTABLE: "true", PREEMPTIBLE: "true"})
+    assert lone_spec(pods[0], declared) == (True, True), "it could be made anew by its Job alone"
+    more = beyond(pods[0], declared)
+    assert more.spec is not None
+    assert (more.spec.restartable, more.spec.preemptible) == (False, False)
     assert "required topology" in beyond(pods[0], group("g", 2, {REQUIRED_TOPOLOGY: "rack"})).refused
 
 

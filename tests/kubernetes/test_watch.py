@@ -179,11 +179,13 @@ def connected(*, once: tuple[Coroutine[Any, Any, None], ...] = (), **watch: bool
 
 def test_work_about_the_same_is_done_one_after_another_and_other_work_beside_it() -> None:
     done: list[str] = []
+    busy: list[bool] = []
     first_may_end = threading.Event()
     said = threading.Event()
 
     async def work(name: str, waits: bool = False, fails: bool = False) -> None:
         done.append(f"{name} begins")
+        busy.append(connection.busy(("a", 1)))
         while waits and not first_may_end.is_set():
             await asyncio.sleep(0.001)
         if fails:
@@ -205,6 +207,7 @@ def test_work_about_the_same_is_done_one_after_another_and_other_work_beside_it(
         connection.go(("a", 1), work("last"))
         assert said.wait(5)
         assert done[3:] == ["second begins", "second ends", "last begins", "last ends"]
+        assert all(busy), "also while one is done that others were waiting for"
         for _ in range(500):
             if not connection.busy(("a", 1)):
                 break

@@ -398,6 +398,10 @@ def test_a_gang_of_which_one_pod_is_gone_goes_on_with_its_ranks_in_order() -> No
     assert found.state is JobState.STARTING
     assert [(record.rank, record.slot) for record in found.ranks] == [(0, Slot("n1", 5)), (1, Slot("n2", 3))]
     world.pod_told("default/g-1", one, replace(one, status=replace(one.status, phase="Failed")))
+    add(world, pod("g-1-new", 1, "g"))
+    (found,) = rebuild(world, world.seen(), Policy(), 10**9)[0].jobs.values()
+    assert (found.state, found.attempt) == (JobState.PENDING, 2), "what is over does not run"
+    world.pod_told("default/g-0-new", other, None)
     assert rebuild(world, world.seen(), Policy(), 10**9)[0].jobs == {}, "too few are left to be a gang"
 
 

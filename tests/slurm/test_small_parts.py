@@ -92,7 +92,7 @@ def test_the_cycle_is_believed_and_where_it_does_not_answer_nothing_may_be_done(
     cycle.ask = answering(lambda future: None)
     began = time.monotonic()
     assert asyncio.run(cycle.frozen()), "it has not answered in time"
-    assert time.monotonic() - began < 4.0
+    assert time.monotonic() - began < 3.0
 
 
 # --- audit -----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ _PROBE = (
 MUTANTS = (
     Mutant("backends.attempt:FollowedAttempt._decide", "if not waiting:", "if len(waiting) <= 1:", _FOLLOWED),
     Mutant("backends.attempt:FollowedAttempt._decide", "> timeout_seconds", ">= timeout_seconds", _FOLLOWED),
-    Mutant("backends.attempt:FollowedAttempt.stop", "if self._stop_requested:\n            return", "", _FOLLOWED),
+    Mutant("backends.attempt:FollowedAttempt.stop", "elif not all(", "elif not any(", _FOLLOWED),
     Mutant(
         "backends.attempt:FollowedAttempt._follow",
         "starts and all(starts.values())",

@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant("policies.reclaim:reclaim", "job.not_before_ns > turn.now_ns", "job.not_before_ns >= turn.now_ns", _PARTS),
     Mutant("policies.reclaim:_victims", "(after < quota) is not straddling", "(after < quota) is straddling", _PARTS),
     Mutant("policies.reclaim:_victims", "if _within_quota(ledger, job, owner, []) is not None:", "if False:", _PARTS),
-    Mutant("policies.reclaim:_victims", "not in (None, owner)", "is not None", _PARTS),
+    Mutant("policies.reclaim:_victims", "_fewest(ledger, job, owner, chosen, slots)", "(slots, chosen)", _PARTS),
     Mutant("policies.resizing:timeouts", "len(job.ranks) < (job", "len(job.ranks) <= (job", _PARTS),
     Mutant("policies.resizing:timeouts", "_surplus(job) > 0 and", "", _PARTS),
     Mutant("policies.resizing:timeouts", "(guessed or job.spec.checkpoint_interval_seconds)", "guessed", _PARTS),

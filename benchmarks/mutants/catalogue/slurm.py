@@ -14,7 +14,7 @@ MUTANTS = (
     Mutant("backends.slurm.announcements:Announcements.write", "wanted - self._written", "wanted", _PARTS),
     Mutant("backends.slurm.announcements:Announcements._write", '.replace("{node}", name)', "", _PARTS),
     Mutant("backends.slurm.asking:Cycle.frozen", "state.frozen, True", "state.frozen, False", _PARTS),
-    Mutant("backends.slurm.asking:Cycle.asked", ", ANSWER_SECONDS)", ", None)", _PARTS, hangs=True),
+    Mutant("backends.slurm.asking:Cycle.asked", ", ANSWER_SECONDS)", ", 100 * ANSWER_SECONDS)", _PARTS),
     Mutant("backends.slurm.audit:Audit.write", 'outcome.partition(":")[0]', "outcome", _PARTS),
     Mutant("backends.slurm.audit:Audit.write", " | os.O_APPEND", "", _PARTS),
     Mutant("backends.slurm.audit:lines", "continue", "return", _PARTS),
