@@ -70,6 +70,52 @@ def test_ranks_start_where_submitted_else_at_home() -> None:
     assert launch.working_directory(plan({}, {}), {}) == "/"
 
 
+def shim_of(folder: Path) -> shim.Shim:
+    """The shim of node a, which has done nothing yet."""
+    records.write(f"{folder}/{records.ATTEMPT}", plan({}, {}) | {"state_folder": str(folder)})
+    return shim.Shim(str(folder), "a")
+
+
+def test_what_is_left_is_killed_at_the_earliest_of_all_instants(tmp_path: Path) -> None:
+    made = shim_of(tmp_path)
+    for instant, earliest in ((30.0, 30.0), (50.0, 30.0), (20.0, 20.0)):
+        made.kill_no_later_than(instant)
+        assert made.kill_at == earliest
+
+
+def test_records_that_can_not_be_written_wait_in_their_order_and_the_first_stop_stands(tmp_path: Path) -> None:
+    made = shim_of(tmp_path)
+    own = tmp_path / "a"
+    own.write_text("no folder")
+    made.keep("exit-1.json", {"rank": 1})
+    made.keep("exit-2.json", {"rank": 2})
+    made.unwritten.append((f"{tmp_path}/{records.STOP}", {"why": "mine"}, True))
+    for _ in range(3):
+        made.write_records()
+        assert [path.rpartition("/")[2] for path, _, _ in made.unwritten] == ["exit-1.json", "exit-2.json", "stop.json"]
+    own.unlink()
+    own.mkdir()
+    records.claim(f"{tmp_path}/{records.STOP}", b'{"why": "an earlier one"}')
+    made.write_records()
+    assert made.unwritten == []
+    assert records.read(f"{own}/exit-2.json") == {"rank": 2}
+    assert records.read(f"{tmp_path}/{records.STOP}") == {"why": "an earlier one"}
+
+
+def test_what_is_wrong_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = shim_of(tmp_path)
+    for text in ("no space", "no space", "no folder"):
+        made.complain(text)
+    assert capfd.readouterr().err == "no space\nno folder\n"
+
+
+def test_what_an_attempt_that_was_removed_would_have_told_is_dropped(tmp_path: Path) -> None:
+    made = shim_of(tmp_path)
+    made.keep("exit-1.json", {"rank": 1})
+    made.write_records()
+    assert made.unwritten == []
+
+
 def test_programs_are_found_as_execvp_finds_them(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

@@ -36,6 +36,7 @@ SIDECAR = {"restartPolicy": "Always"}
         ([container("2")], [container("1"), container("8")], 8000),
         ([container("2")], [container("1")], 2000),  # they are over before the others begin
         ([container("2")], [container("1", **SIDECAR)], 3000),  # it goes on beside them
+        ([container("1")], [container("3", **SIDECAR)], 4000),  # and is counted once
         ([container("2")], [container("1", **SIDECAR), container("4")], 5000),  # with the sidecar before it
         ([container("2")], [container("4"), container("1", **SIDECAR)], 4000),  # which was not there yet
     ],

@@ -12,6 +12,9 @@ _SHIM = (
     _F + "shim.py::test_devices_are_in_the_order_of_local_ranks_and_leave_threads_alone",
     _F + "shim.py::test_ranks_start_where_submitted_else_at_home",
     _F + "shim.py::test_programs_are_found_as_execvp_finds_them",
+    _F + "shim.py::test_what_is_left_is_killed_at_the_earliest_of_all_instants",
+    _F + "shim.py::test_records_that_can_not_be_written_wait_in_their_order_and_the_first_stop_stands",
+    _F + "shim.py::test_what_is_wrong_is_said_once",
 )
 _PROBE = (
     _F + "local_backend_probe.py::test_the_share_is_what_nothing_else_explains",
@@ -73,17 +76,12 @@ MUTANTS = (
     ),
     Mutant("backends.records:create_folder", "os.rmdir(temporary)", "pass", _RECORDS),
     Mutant("backends.shim:exit_code", "128 - code", "-code", _SHIM),
+    Mutant("backends.shim:Shim.kill_no_later_than", "min(instant, self.kill_at)", "instant", _SHIM),
     Mutant(
-        "backends.shim:Shim.reap",
-        "if code != 0 and not self.stopping:\n                spec",
-        "if False:\n                spec",
-        (_F + "local_backend.py::test_a_rank_that_fails_stops_the_gang",),
+        "backends.shim:Shim.write_records",
+        "if os.path.basename(path) in (records.STOP, records.SAVED):",
+        "if False:",
+        _SHIM,
     ),
-    Mutant(
-        "backends.shim:Shim.signal_ranks",
-        "processes.kill_descendants(signal.SIGCONT)",
-        "pass",
-        (_F + "local_backend.py::test_a_stopped_process_still_gets_to_save",),
-        hangs=True,
-    ),
+    Mutant("backends.shim:Shim.complain", "if text not in self.complaints:", "if True:", _SHIM),
 )
