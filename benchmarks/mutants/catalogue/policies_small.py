@@ -4,6 +4,7 @@ from benchmarks.mutants.mutant import Mutant
 
 _F = "tests/feedback/test_"
 _PARTS = (_F + "policies_parts.py",)
+_BACKFILL = (_F + "backfill.py",)
 _TIMEOUTS = (_F + "timeouts.py", _F + "policies_parts.py")
 
 MUTANTS = (
@@ -116,4 +117,23 @@ MUTANTS = (
     Mutant("policies.wishes:_is_so", "if command is NodeCommand.REMOVE:", "if False:", _PARTS),
     Mutant("policies.wishes:_is_so", "and not node.backoff", "", _PARTS),
     Mutant("policies.wishes:verdict_judged", "verdict or next(past, None)", "verdict", _PARTS),
+    Mutant("policies.backfill:candidates", "long=kind.ranks <= beside", "long=True", _BACKFILL),
+    Mutant("policies.backfill:candidates", "if bucket.keys[index] != key:", "if False:", _BACKFILL, hangs=True),
+    Mutant("policies.backfill:Backfill.place_beside", "self._plan.hold(slots)", "pass", _BACKFILL),
+    Mutant("policies.backfill:only", "place_.kind.ranks <= free", "place_.kind.ranks < free", _BACKFILL),
+    Mutant(
+        "policies.placement:_needs_slow",
+        "spec.required_level is not None or bool(spec.groups) or",
+        "spec.required_level is not None and bool(spec.groups) or",
+        _BACKFILL,
+    ),
+    Mutant("policies.quarantine:others_want", "and any(_has_waited", "and all(_has_waited", _BACKFILL),
+    Mutant(
+        "policies.quarantine:quarantine",
+        "_become(turn, node, NodeState.SUSPECT, None, reason, verdict_id)",
+        "pass",
+        _BACKFILL,
+    ),
+    Mutant("policies.observations:_leave_attempt", "min(max(ended_wall_ns,", "max(max(ended_wall_ns,", _BACKFILL),
+    Mutant("policies.observations:_leave_attempt", "max(ended_wall_ns, begun_ns)", "ended_wall_ns", _BACKFILL),
 )
