@@ -21,7 +21,7 @@ from scheduler_feedback.core.events import (
     Tick,
     VerdictJudged,
 )
-from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
+from scheduler_feedback.core.job import After, Dependency, Job, JobState, Slot, StopReason
 from scheduler_feedback.core.plan import Plan
 from scheduler_feedback.core.state import Decision, Estimates, Order, Policy, Queue, State
 from scheduler_feedback.core.turn import Turn
@@ -845,3 +845,44 @@ def test_a_ruling_of_an_operator_is_told_once_also_of_a_verdict_that_stands_no_m
     assert any("was confirmed by bob" in entry.text for entry in world.entries)
     world.cycle(VerdictJudged("unheard of", True, "bob"))
     assert world.state.judged["unheard of"]
+
+
+# --- dependencies and drains -----------------------------------------------------------------------------------------
+
+
+def test_what_can_not_happen_any_more_is_told_in_the_words_of_what_happened() -> None:
+    world = World({"n0": 4})
+    first, second = world.submit(1, 500.0), world.submit(1, 500.0)
+    waits = {
+        name: world.submit(1, after=(Dependency(name, condition),))
+        for name, condition in ((first, After.OK), (second, After.FAILED))
+    }
+    world.running()
+    world.cycle(CancelRequested(first, "eve"))
+    world.end(first, 143, signalled=True)
+    world.end(second, 0)
+    reasons = [world.state.jobs[waits[name]].end_reason for name in (first, second)]
+    assert reasons == [
+        f"it waited until {first} completes, and it was cancelled",
+        f"it waited until {second} fails, and it completed",
+    ]
+
+
+def test_a_drain_moves_who_may_leave_and_runs_and_is_not_stopping_already() -> None:
+    world = World({"n0": 4, "n1": 4})
+    leaves = world.submit(1, 500.0, restartable=True)
+    stays = world.submit(1, 500.0)
+    world.running()
+    (node,) = world.nodes_of(leaves)
+    assert world.nodes_of(stays) == {node}
+    stopping_one = world.submit(1, 500.0, restartable=True)
+    world.running()
+    assert world.nodes_of(stopping_one) == {node}
+    starts = world.submit(1, 500.0, restartable=True)
+    assert world.nodes_of(starts) == {node}
+    world.cycle(CancelRequested(stopping_one, "eve"), NodeCommanded(node, NodeCommand.MAINTENANCE, "eve", drain=True))
+    reasons = {job_id: world.state.jobs[job_id].stop_reason for job_id in (leaves, stays, stopping_one, starts)}
+    assert reasons == {leaves: StopReason.MIGRATE, stays: None, stopping_one: StopReason.CANCEL, starts: None}
+    assert (world.state.jobs[leaves].migrations, world.told(leaves).count("drain")) == (1, 1)
+    world.running()
+    assert world.state.jobs[starts].stop_reason is StopReason.MIGRATE, "as soon as it runs"

@@ -5,6 +5,7 @@ from benchmarks.mutants.mutant import Mutant
 _F = "tests/feedback/test_"
 _PARTS = (_F + "policies_parts.py",)
 _BACKFILL = (_F + "backfill.py",)
+_COSTS = (_F + "costs.py",)
 _TIMEOUTS = (_F + "timeouts.py", _F + "policies_parts.py")
 
 MUTANTS = (
@@ -136,4 +137,32 @@ MUTANTS = (
     ),
     Mutant("policies.observations:_leave_attempt", "min(max(ended_wall_ns,", "max(max(ended_wall_ns,", _BACKFILL),
     Mutant("policies.observations:_leave_attempt", "max(ended_wall_ns, begun_ns)", "ended_wall_ns", _BACKFILL),
+    Mutant("policies.cost:CostTest.cost_seconds", "self.unsaved_seconds + moving", "moving", _COSTS),
+    Mutant("policies.cost:CostTest.gains", "(1 + self.margin)", "(1 - self.margin)", _COSTS),
+    Mutant(
+        "policies.cost:save_seconds",
+        "min(spec.checkpoint_cost_seconds, spec.stop_seconds)",
+        "spec.stop_seconds",
+        _COSTS,
+    ),
+    Mutant("policies.cost:measured_seconds", "measured[-1] if", "measured[0] if", _COSTS),
+    Mutant("policies.cost:unsaved_seconds", "% job.spec.checkpoint_interval_seconds", "", _COSTS),
+    Mutant("policies.moves:may_be_moved", "job.state is not JobState.RUNNING or", "", _COSTS),
+    Mutant("policies.moves:may_be_moved", "if job.claim or", "if", _COSTS),
+    Mutant("policies.moves:wait_seconds", "min(most, (now_ns", "max(most, (now_ns", _COSTS),
+    Mutant("policies.moves:first_in_line", "job.not_before_ns <= now_ns", "job.not_before_ns < now_ns", _COSTS),
+    Mutant(
+        "policies.answers:lacks",
+        "verdict.confidence < policy.minimum_confidence",
+        "verdict.confidence <= policy.minimum_confidence",
+        _COSTS,
+    ),
+    Mutant(
+        "policies.answers:around",
+        "(node.spine, node.rack) for name in own",
+        "(node.rack, node.rack) for name in own",
+        _COSTS,
+    ),
+    Mutant("policies.draining:drain", "or job.stop_reason is not None", "", _PARTS),
+    Mutant("policies.dependencies:_became", "is JobState.CANCELLED", "is not JobState.CANCELLED", _PARTS),
 )
