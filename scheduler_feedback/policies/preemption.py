@@ -100,6 +100,7 @@ def choose(turn: Turn, ledger: Ledger) -> list[Job]:
     ranked = sorted(order.key_of(state, job) for job in movable)
     chosen: list[Job] = []
     kept: set[str] = set()
+    used: list[tuple[str, int]] = []
     for key in merge(ranked, ledger.line.order):
         if left <= 0:
             break
@@ -115,6 +116,11 @@ def choose(turn: Turn, ledger: Ledger) -> list[Job]:
                 unlent = max(unlent - ranks, 0)
             chosen.append(job)
             kept.add(job.job_id)
+            if waits:  # counts against its queues' limits at once: who comes after it must fit beside it
+                ledger.shares.use(job.spec.queue, ranks)
+                used.append((job.spec.queue, ranks))
+    for queue, ranks in used:
+        ledger.shares.use(queue, -ranks)
     # One that lies wholly on nodes out of use frees nothing that could be used.
     passed_over = [state.jobs[key[-1]] for key in ranked if key[-1] not in kept]
     stopped = [job for job in passed_over if _counted(ledger, job)]
