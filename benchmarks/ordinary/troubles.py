@@ -249,7 +249,8 @@ class Troubles:
             one.until = time.time()
             if kind in ("stopped", "held"):
                 self._go_on(life.pid)
-            if one.found is None and (self.stopped or not self._same(one)):
+            short = one.expected is not None and self.cluster.clock.now().fair - one.fair < one.expected
+            if one.found is None and (short or self.stopped or not self._same(one)):
                 one.expected = None  # it was over before anything could be demanded
 
     def _until_found(self, one: Disturbance, seconds: float) -> None:

@@ -200,6 +200,15 @@ def test_a_reason_on_the_page_that_is_not_the_apis_is_caught(history: History) -
     assert checks(history.judge(20.0)) == {"agreement"}
 
 
+def test_a_reason_of_a_moment_in_which_others_came_and_went_is_no_failure(history: History) -> None:
+    history.judge()
+    history.state("page /", "j-000004", state="pending", waiting_because="waits until j-000001 ends")
+    history.jobs = {name: dict(job) for name, job in history.jobs.items()}
+    history.submit("j-000005", 1)
+    history.wait("j-000005", "needs 1 slot, which is not free; behind j-000004 in the queue")
+    assert "agreement" not in checks(history.judge(20.0))
+
+
 def test_the_same_reason_a_moment_later_is_no_failure(history: History) -> None:
     history.judge()
     because = "first in the queue; needs 4 slots, 2 can be had now; expected to start in 59 min"

@@ -39,12 +39,19 @@ def _judge(statement: Statement, before: Reading, after: Reading, between: list[
                 continue
             if first.get("state") != second.get("state") or first.get("attempt") != second.get("attempt"):
                 continue
+            if field == "waiting_because" and _places(before) != _places(after):
+                continue  # what it waits for may have been another thing for as long as others came and went
             # A reason may have been another one for a moment: a node that went out of use and came back.
             meanwhile = [known[field] for one in between if (known := _known(one, subject)) and field in known]
             if all(_plain(said[field]) != _plain(value) for value in (first[field], *meanwhile)):
                 text = f"{statement.source} says {field} {said[field]!r}, the API says {first[field]!r}"
                 yield Doubt("agreement", subject, text)
         yield from _times_agree(statement, subject, first, second)
+
+
+def _places(reading: Reading) -> dict[str, tuple[object, object]]:
+    """Who holds or wants slots: state and attempt of each job."""
+    return {name: (job["state"], job["attempt"]) for name, job in reading.jobs.items()}
 
 
 def _times_agree(

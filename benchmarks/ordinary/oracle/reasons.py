@@ -220,7 +220,7 @@ RULES: tuple[tuple[re.Pattern[str], Rule], ...] = (
     (re.compile(r"its place on (?P<places>.+) is not free yet"), _claimed),
     (re.compile(r"asks for (?P<ranks>\d+) ranks?.*; the nodes that a gang can share now have (?P<slots>\d+) slots.*"),
      _too_large),
-    (re.compile(r"queue (?P<queue>\S+) may hold (?P<most>\d+) slots, and holds (?P<holds>\d+)"), _limit),
+    (re.compile(r"queue (?P<queue>\S+) may hold (?P<most>\d+) slots?, and holds (?P<holds>\d+)"), _limit),
     (re.compile(r"can never start as the queues are now: asks for \d+ ranks?; queue (?P<queue>\S+) may hold at most "
                 r"(?P<most>\d+) slots?: .*"), _never),
     (re.compile(r"there is room, but jobs before it in the queue go first"), _before),
@@ -228,9 +228,10 @@ RULES: tuple[tuple[re.Pattern[str], Rule], ...] = (
      _head),
     (re.compile(r"there is room, but it is expected to run too long: (?P<head>\S+), first in the queue, .*"),
      _delays_head),
-    (re.compile(r"needs (?P<ranks>\d+) slots?, which are not free together(; behind (?P<head>\S+) in the queue)?"),
+    (re.compile(r"needs (?P<ranks>\d+) slots?, which (?:are not free together|is not free)"
+                r"(; behind (?P<head>\S+) in the queue)?"),
      _not_together),
-    (re.compile(r"needs (?P<ranks>\d+) slots inside of one (?P<level>\w+); more are free, but not so"), _level),
+    (re.compile(r"needs (?P<ranks>\d+) slots? inside of one (?P<level>\w+); more are free, but not so"), _level),
 )  # fmt: skip
 
 
