@@ -350,7 +350,8 @@ class Shim:
             except FileNotFoundError:  # the attempt was removed: nobody will read it
                 pass
             except OSError as error:
-                self.complain(f"{os.path.basename(path)} waits: {_describe(error)}")
+                # Not its file name: that of a temporary is another one at each try, and would be news each time.
+                self.complain(f"{os.path.basename(path)} waits: {error.strerror or _describe(error)}")
                 return
             del self.unwritten[0]
 

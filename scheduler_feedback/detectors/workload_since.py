@@ -302,7 +302,8 @@ def _pauses(course: Course, usual: Usual, count: int) -> Iterator[Claim]:
         return  # a stage that became slow
     grown = abs(float(np.median(normal / usual.normal)) - 1.0)
     alike = unlike <= AS_EVER * max(usual.unlike, 0.01) and grown < excess / 2
-    if not alike or often > ROTATING_SHARE or len(set(slowest.tolist())) < PAUSE_RANKS or on_node > PAUSE_NODE_SHARE:
+    who_paused = set(slowest[above > least].tolist())
+    if not alike or often > ROTATING_SHARE or len(who_paused) < PAUSE_RANKS or on_node > PAUSE_NODE_SHARE:
         return
     noise = max(usual.tops_spread, 0.01)
     yield Claim(

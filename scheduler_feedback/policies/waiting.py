@@ -84,12 +84,12 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
     if (why_never := over_limit(state.policy, job.spec)) is not None:
         return "limit", f"can never start as the queues are now: {why_never}"
     if (limit := ledger.shares.room(job.spec.queue, ranks)) is not None:
-        return "limit", f"queue {limit[0]} may hold {limit[1]} slots, and holds {ledger.shares.held[limit[0]]}"
+        return "limit", f"queue {limit[0]} may hold {slots(limit[1])}, and holds {ledger.shares.held[limit[0]]}"
     if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
         return "slots", head_waits(ledger.plan, job, state.reserved_from_ns, state.now_ns)
     room = _shared_free(ledger.plan, job) >= ranks
     if room and job.spec.required_level is not None and not _fits(ledger.plan, job, state.policy):
-        return "level", f"needs {ranks} slots inside of one {job.spec.required_level.value}; more are free, but not so"
+        return "level", f"needs {slots(ranks)} inside of one {job.spec.required_level.value}; more are free, but not so"
     return "reservation" if room else "slots", behind_waits(ledger.plan, job, state.reserved_for)
 
 
@@ -112,17 +112,24 @@ def head_waits(plan: Plan, job: Job, from_ns: int, now_ns: int) -> str:
     ranks = job.spec.ranks
     free = _shared_free(plan, job)
     wait = span(max(from_ns - now_ns, 0) / 1e9)
-    return f"first in the queue; needs {ranks} slots, {free} can be had now; expected to start in {wait}"
+    return f"first in the queue; needs {slots(ranks)}, {free} can be had now; expected to start in {wait}"
 
 
 def behind_waits(plan: Plan, job: Job, head: str | None) -> str:
+    together = "is not free" if job.spec.ranks == 1 else "are not free together"
+    needs = f"needs {slots(job.spec.ranks)}, which {together}"
     if head is None:
         if _shared_free(plan, job) >= (job.spec.min_ranks or job.spec.ranks):
             return "there is room, but jobs before it in the queue go first"
-        return f"needs {job.spec.ranks} slots, which are not free together"
+        return needs
     if _shared_free(plan, job) >= job.spec.ranks:
         return f"there is room, but it is expected to run too long: {head}, first in the queue, would be delayed"
-    return f"needs {job.spec.ranks} slots, which are not free together; behind {head} in the queue"
+    return f"{needs}; behind {head} in the queue"
+
+
+def slots(number: int) -> str:
+    """'1 slot', '4 slots'."""
+    return f"{number} slot{'' if number == 1 else 's'}"
 
 
 # --- the whole explanation, when somebody asks -----------------------------------------------------------------------

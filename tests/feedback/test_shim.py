@@ -109,6 +109,21 @@ def test_what_is_wrong_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture
     assert capfd.readouterr().err == "no space\nno folder\n"
 
 
+def test_a_record_that_cannot_be_written_is_complained_of_once_though_each_try_has_another_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = shim_of(tmp_path)
+    folder = Path(made.own)
+    if folder.is_dir():
+        folder.rmdir()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_text("a file")  # root may write into a folder without rights, but into no file
+    made.keep("exit-1.json", {"rank": 1})
+    for _ in range(3):
+        made.write_records()
+    assert capfd.readouterr().err == "exit-1.json waits: Not a directory\n"
+
+
 def test_what_an_attempt_that_was_removed_would_have_told_is_dropped(tmp_path: Path) -> None:
     made = shim_of(tmp_path)
     made.keep("exit-1.json", {"rank": 1})
