@@ -57,6 +57,7 @@ def test_releases_are_compared_by_their_numbers() -> None:
     assert sorted(rising, key=version_key) == rising
     assert version_key("0.2") == version_key("0.2.0") == version_key("0.2.0rc1") == (0, 2)
     assert version_key("0.10.3.dev1") == (0, 10, 3)
+    assert version_key("0.2rc1.7") == (0, 2), "what follows a candidate's number is none of the release's"
     with pytest.raises(ValueError, match="'next' is no release"):
         version_key("next")
 

@@ -189,6 +189,8 @@ def test_only_what_two_jobs_stand_on_is_shared() -> None:
     assert sharing.senders == {"a", "b"}
     assert ranks_of(jobs[0], "uplink", "u").tolist() == [0, 1]
     assert sharing.of(told(*jobs)) is found, "as long as the jobs are"
+    another = shape_of("b", host=("h0", ""), uplink=("w", "x"))
+    assert set(sharing.of(told(jobs[0], another, jobs[2]))) == {("host", "h0")}, "one of as many is another"
     assert sharing.of(told(jobs[0])) == {}
 
 
