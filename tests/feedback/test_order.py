@@ -58,6 +58,11 @@ def test_whoever_has_waited_past_the_bound_goes_first_the_oldest_first() -> None
     assert in_order(state) == ["j50", "j100", "j9000", "j8000"]
 
 
+def test_of_those_that_have_waited_past_the_bound_a_higher_priority_still_goes_first() -> None:
+    older, urgent = job_of("older", submitted_ns=1), job_of("urgent", submitted_ns=2, priority=1)
+    assert in_order(state_of(older, urgent, order=Order.SJF, starvation_seconds=5000.0)) == ["urgent", "older"]
+
+
 def test_time_that_a_job_has_run_is_no_time_that_it_waited() -> None:
     job = job_of("j", submitted_ns=2000 * SECOND, run_ns=3000 * SECOND)
     state = state_of(job, order=Order.SRTF, starvation_seconds=5000.0)
@@ -298,6 +303,16 @@ def test_the_fair_order_appraises_slots_times_what_is_left_and_the_restart(
     fair.appraise(state, job, NOW_NS)
     assert job.urgency == pytest.approx(urgency)
     assert job.estimate_seconds is None
+
+
+def test_a_running_gang_has_its_restart_behind_it() -> None:
+    job = running("j", 30.0, ranks=2, time_limit_seconds=100.0, restartable=True, restart_cost_seconds=7.0)
+    state = state_of(job, order=Order.FAIR)
+    fair.appraise(state, job, NOW_NS)
+    assert job.urgency == 2 * 70.0
+    job.state, job.done_seconds = JobState.PENDING, 30.0
+    fair.appraise(state, job, NOW_NS)
+    assert job.urgency == 2 * 77.0
 
 
 @pytest.mark.parametrize("rule", [Order.FIFO, Order.SJF, Order.SRTF, Order.SRSF, Order.LAS])
