@@ -290,6 +290,8 @@ def test_pauses_go_round_where_four_ranks_of_several_nodes_have_their_turn(ranks
 def test_pauses_are_told_where_most_steps_have_one_and_they_cost_something() -> None:
     assert not paused([0, 5, 10, 15], count=8), "a third of the steps has none"
     assert not paused([0, 5, 10, 15], by=0.05)
+    assert paused([0, 5, 10, 15], count=10)
+    assert not paused([0, 5, 10], count=10), "who is slowest by chance in a step without a pause has not paused"
 
 
 # --- a node that is slow ---------------------------------------------------------------------------------------------

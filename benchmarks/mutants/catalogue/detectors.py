@@ -1064,7 +1064,13 @@ MUTANTS = (
     Mutant("detectors.workload_since:_pauses", "on_node > PAUSE_NODE_SHARE", "False", (_F + "course.py",)),
     Mutant(
         "detectors.workload_since:_pauses",
-        "often > ROTATING_SHARE or len(set(slowest.tolist())) < PAUSE_RANKS",
+        "slowest[above > least].tolist()",
+        "slowest.tolist()",
+        (_F + "course.py",),
+    ),
+    Mutant(
+        "detectors.workload_since:_pauses",
+        "often > ROTATING_SHARE or len(who_paused) < PAUSE_RANKS",
         "False",
         (_F + "course.py",),
     ),
