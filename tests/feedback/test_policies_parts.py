@@ -26,7 +26,7 @@ from scheduler_feedback.core.plan import Plan
 from scheduler_feedback.core.state import Decision, Estimates, Order, Policy, Queue, State
 from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.core.verdict import Kind
-from scheduler_feedback.policies import hangs, preemption, resizing, scores, spares, stopping, uplinks
+from scheduler_feedback.policies import hangs, preemption, resizing, scores, spares, stopping, timeouts, uplinks
 from scheduler_feedback.policies.ledger import ledger_of
 from scheduler_feedback.policies.outlook import outlook
 from scheduler_feedback.policies.placement import shape_of
@@ -886,3 +886,16 @@ def test_a_drain_moves_who_may_leave_and_runs_and_is_not_stopping_already() -> N
     assert (world.state.jobs[leaves].migrations, world.told(leaves).count("drain")) == (1, 1)
     world.running()
     assert world.state.jobs[starts].stop_reason is StopReason.MIGRATE, "as soon as it runs"
+
+
+def test_the_next_timeout_is_after_the_one_that_is_asked_from() -> None:
+    world = World({"n0": 2}, Policy(start_timeout_seconds=60.0))
+    world.submit(2, 500.0, time_limit_seconds=500.0)
+    world.submit(2, 10.0)
+    ledger, at_ns = ledger_of(world.state), world.now_ns
+    found = []
+    while (next_ns := timeouts.next_ns(world.state, ledger, at_ns)) is not None and len(found) < 20:
+        assert next_ns > at_ns
+        at_ns = next_ns
+        found.append((at_ns - world.now_ns) / SECOND)
+    assert found and len(found) < 20

@@ -252,4 +252,5 @@ def test_a_list_that_does_not_come_to_an_end_and_a_watch_that_ends_are_told(
         threading.Event().wait(0.01)
     else:
         raise AssertionError("nobody was told")
+    connection.stop()  # the thread tells of it before it ends
     assert "this is a bug" in caplog.text
