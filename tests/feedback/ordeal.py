@@ -483,4 +483,6 @@ def without_clock(state: State) -> State:
     copy.reserved_for, copy.reserved_from_ns, copy.reserved_nodes, copy.reserved_slots = None, None, {}, []
     for job in copy.jobs.values():
         job.expected_start_ns = None
+        if copy.policy.order is Order.THEMIS and job.state is JobState.PENDING:
+            job.urgency, job.appraise_ns = 0.0, 0  # by now: who is treated worst changes with time
     return copy
