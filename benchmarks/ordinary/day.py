@@ -35,6 +35,10 @@ ANSWER_SECONDS = 20.0
 DRAIN_SECONDS = 150.0
 """Fair seconds within which everything has ended once nobody submits any more."""
 
+LONG_SECONDS = 60.0
+"""Two jobs that run for longer, one after the other, would not end within that: they are cancelled then."""
+
+_SECONDS = re.compile(r'"seconds": ([\d.]+)')
 
 BUG = re.compile(r"level=critical|this is a bug|Traceback \(most recent")
 """A line of a daemon's log that says that the daemon is wrong."""
@@ -294,7 +298,11 @@ class Day:
             time.sleep(LOOK_SECONDS)
 
     def _endless(self, job: str) -> bool:
+        """Whether it has no end of its own, waits for another's, or runs too long for the rest of the day."""
         owner = self.facts.owner_of[job]
+        seconds = _SECONDS.search(self._command(job))
+        if seconds is not None and float(seconds[1]) > LONG_SECONDS:
+            return True
         return "null" in self._command(job) or '"steps": 100000' in self._command(job) or owner.request.get("after")  # type: ignore[return-value]
 
     def _command(self, job: str) -> str:
