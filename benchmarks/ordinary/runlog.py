@@ -10,12 +10,13 @@ from typing import Any
 
 from benchmarks.ordinary.kinds import KINDS
 
-NOT_RUN = (":(exclude)docs", ":(exclude)*.md", ":(exclude)*.jsonl", ":(exclude)tests", ":(exclude)benchmarks")
-"""What a day runs nothing of, and a commit may change without restarting the count: documents, logs, tests and the
-other benchmarks.
+NOT_RUN = tuple(f":(exclude){path}" for path in ("docs", "*.md", "*.jsonl", "tests", "benchmarks", "examples"))
+"""What a day runs nothing of, and a commit may change without restarting the count: documents, logs, tests, examples
+and the other benchmarks.
 """
 
-HARNESS = "benchmarks/ordinary"
+HARNESS = ("benchmarks/ordinary", ":(exclude)benchmarks/ordinary/runlog.py")
+"""What a day runs beside the product; this module only counts."""
 
 
 def append(file: Path, report: dict[str, Any], commit: str, clean: bool) -> None:
@@ -77,5 +78,5 @@ def same_code(checkout: Path, one: str, other: str) -> bool:
     if one == other:
         return True
     command = ["git", "-C", str(checkout), "diff", "--quiet", one, other, "--"]
-    compared = ((".", *NOT_RUN), (HARNESS,))
+    compared = ((".", *NOT_RUN), HARNESS)
     return all(subprocess.run([*command, *paths], capture_output=True).returncode == 0 for paths in compared)

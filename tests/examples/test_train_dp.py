@@ -20,6 +20,7 @@ import pytest
 from agent.schema.frame import Member
 from agent.sources import rings
 from agent.sources.step_socket import StepSocket
+from examples import train_dp
 from tests.ports import held_port
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "train_dp.py"
@@ -243,6 +244,18 @@ def test_who_is_not_rank_0_is_recognised(tmp_path: Path) -> None:
                 _, errors = alone.communicate(timeout=60)
             assert alone.returncode == 1
             assert "is not rank 0" in errors and errors.count("\n") == 1
+
+
+def test_numbers_that_arrive_with_a_rank_s_first_line_are_not_lost() -> None:
+    """Seen on a busy machine: rank 1 read rank 0's line late, with the first bytes of the training behind it."""
+    sender, receiver = socket.socketpair()
+    with sender, receiver:
+        numbers = b"\x00\x01\n\x02" * 3
+        sender.sendall(b'{"token": "t", "rank": 0}\n' + numbers)
+        deadline = time.monotonic() + 5.0
+        said = train_dp._receive_line(receiver, "rank 0", train_dp.StopRequest(), deadline)
+        assert said == {"token": "t", "rank": 0}
+        assert receiver.recv(100) == numbers
 
 
 def test_every_rank_reports_its_steps_and_waits(start: Start, tmp_path: Path) -> None:
