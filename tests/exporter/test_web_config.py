@@ -126,6 +126,14 @@ def test_a_pair_may_stand_inline(tmp_path: Path) -> None:
     assert make_context(config) is not None
 
 
+def _knows_x25519() -> bool:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ecdh_curve("X25519")
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def test_a_pair_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"web\.yml: tls_server_config\.cert_file, key_file: No such file"):
         make_context(load_web_config(write(tmp_path, PAIR)))
@@ -136,4 +144,8 @@ def test_a_pair_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     for suites in ("CurveP256", "CurveP384", "CurveP521", "X25519"):
         certificate, key = Authority(tmp_path).sign("curve")
         text = f"tls_server_config: {{cert_file: {certificate}, key_file: {key}, curve_preferences: [{suites}]}}"
+        if suites == "X25519" and not _knows_x25519():  # CPython 3.11.2 of Debian 12
+            with pytest.raises(ConfigError, match=r"web\.yml: tls_server_config\.curve_preferences: "):
+                make_context(load_web_config(write(tmp_path, text)))
+            continue
         assert make_context(load_web_config(write(tmp_path, text))) is not None
