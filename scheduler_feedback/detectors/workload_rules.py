@@ -69,9 +69,10 @@ def claims(course: Course, job: JobTelemetry, crowded: bool) -> Iterator[Claim]:
         yield from _stages(course, seconds, ranks)
     yield from _sequences(course, newest, seconds)
     yield from _rhythms(course, seconds)
-    yield from _beats(course, seconds)
     if job.shared_machine is None or not job.shared_machine.any():  # other load on a shared machine looks alike
         yield from _offsets(course, seconds, ranks)
+        if not crowded:  # processes that take turns on a processor make every second to fourth step long as well
+            yield from _beats(course, seconds)
 
 
 def _stages(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator[Claim]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,21 @@ def test_a_job_that_saves_after_every_third_step_is_told_so() -> None:
     assert (verdict.kind, verdict.cause, verdict.rank) == (Kind.WORKLOAD, Cause.CHECKPOINT, -1)
     assert {one.measure: one.value for one in verdict.evidence}["rhythm"] == 3.0
     assert verdict.slowdown == pytest.approx(1.07, abs=0.03)
+
+
+@pytest.mark.parametrize("neighbours", ["other nodes on its machine", "another job on its hosts"])
+def test_every_third_step_that_is_long_may_be_other_load_s_where_processors_are_shared(neighbours: str) -> None:
+    """Seen in a run of the demonstration: processes that took turns made every third step of an untouched job long."""
+    sharing = {"host": ("h0",) * RANKS} if neighbours == "another job on its hosts" else None
+    job = Job(ranks=RANKS, sharing=sharing)
+    job.work = lambda second: np.full(RANKS, 0.9 if second > 60 and job.number % 3 == 2 else 0.7)
+    jobs = [job]
+    if sharing is not None:
+        jobs.append(Job("other", ranks=RANKS, sharing=sharing))
+    else:
+        look = job.look
+        job.look = lambda second, random: replace(look(second, random), shared_machine=np.ones(RANKS, np.bool_))  # type: ignore[method-assign]
+    assert not [one for one in verdicts(course(WorkloadDetector(), jobs, 120)) if one.gang == job.shape.job]
 
 
 def test_pauses_that_go_round_are_the_jobs_own() -> None:
