@@ -181,8 +181,10 @@ def _grown(course: Course, usual: Usual, recent: Recent, idle: FloatArray) -> It
 
 
 def _hosts_may_be_busier(course: Course, usual: Usual) -> bool:
-    """Whether tasks wait longer on half of the job's hosts than they used to, or no window tells yet; only where no
-    counter says whether tensor pipes had more to do: what crowds a host makes all ranks there slower, and alike."""
+    """Whether tasks wait longer than they used to on half of the job's hosts, or no counters have come since.
+
+    False where tensor pipes are counted, which tell more work from a busier host: both slow all ranks of a host alike.
+    """
     waits = course.waits
     if waits is None or waits.usual is None or np.isfinite(usual.busy[0]).any():
         return False
