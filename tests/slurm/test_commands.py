@@ -33,6 +33,25 @@ def test_much_on_standard_error_neither_stops_the_command_nor_hides_what_it_says
         _run(tmp_path, f"echo 'no such partition' >&2; {noise}; exit 3")
 
 
+def test_the_pipes_of_a_command_that_left_another_process_behind_are_closed(tmp_path: Path) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async def ask() -> tuple[int, int]:
+        program = tmp_path / "squeue"
+        program.write_text("#!/bin/sh\nsetsid sleep 45 & exit 0\n")
+        program.chmod(0o755)
+        asked = commands.Commands(str(tmp_path), timeout_seconds=1.0)
+        before = descriptors()
+        with pytest.raises(BackendError, match="no end within 1 s"):
+            await asked.run("squeue")
+        await asyncio.sleep(0.1)
+        return before, descriptors()
+
+    before, after = asyncio.run(ask())
+    assert after <= before + 1  # asyncio's own, for watching children
+
+
 def test_a_command_past_its_time_is_killed_though_another_process_holds_its_output(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(BackendError, match="no end within 1 s; it was killed"):

@@ -94,10 +94,10 @@ class Commands:
         finally:
             if process.returncode is None:
                 _kill(process.pid)
-                # asyncio's wait() ends only once the pipes are closed: what is left in them nobody reads, and a process
-                # that left the command's session may hold them open. Process has no public way to close them.
-                process._transport.close()  # type: ignore[attr-defined]
-                await process.wait()
+            # Nobody reads what is left in the pipes, a process that outlives the command may hold them open, and
+            # asyncio's wait() ends only once they are closed. Process has no public way to close them.
+            process._transport.close()  # type: ignore[attr-defined]
+            await process.wait()
         if code:
             told = " ".join(errors.decode(errors="replace").split()) or "it says nothing"
             raise BackendError(f"{shown}: exit code {code}: {told[:300]}")
