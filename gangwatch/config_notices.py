@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gangwatch.config import load
+from agent.schema.errors import GangwatchError
 from gangwatch.in_force import read_in_force
 from gangwatch.machine import Finding
 from gangwatch.state_folder import StateFolder
@@ -30,13 +29,18 @@ def finding(policy: Policy) -> Finding:
     return Finding("policy", "limited", "; ".join(what for what, _ in found), found[0][1])
 
 
-def finding_of(state: StateFolder, config_file: Path | None) -> Finding:
-    """The same of the policy that the folder's controller works by; of the file's where one is named or none runs.
+def finding_of(state: StateFolder, policy: Policy, named: bool) -> Finding:
+    """The same of the policy that the running controller works by, or of this one.
 
-    Raises ConfigError where the file is wrong, GangwatchError where what the controller left can't be read.
+    policy: of the configuration that was read; it is taken where its file was named, or where no controller runs.
     """
-    in_force = None if config_file is not None else read_in_force(state)
-    return finding(load(config_file).policy if in_force is None else in_force.config.policy)
+    if named or state.controller() is None:
+        return finding(policy)
+    try:
+        in_force = read_in_force(state)
+    except GangwatchError as error:
+        return Finding("policy", "limited", str(error), "gangwatch reload, which writes it again")
+    return finding(policy if in_force is None else in_force.config.policy)
 
 
 def _without_effect(policy: Policy) -> list[tuple[str, str]]:

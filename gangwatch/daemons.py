@@ -16,7 +16,6 @@ import msgspec
 
 from agent.schema.errors import ConfigError, GangwatchError, StateFolderBusyError
 from gangwatch.config import NODE_NAME, Config, changes
-from gangwatch.config_notices import notices
 from gangwatch.config_sections import parse_listen
 from gangwatch.daemon_ends import read_ends
 from gangwatch.in_force import InForce, write_in_force
@@ -438,6 +437,9 @@ class _Configuration:
         self._in_force = InForce(config.source, overrides, config)
 
     def write(self) -> None:
+        """Leave it for the command line, and log the settings of it that have no effect."""
+        from gangwatch.config_notices import notices  # the controller's alone: an agent need not load it
+
         write_in_force(self._state, self._in_force)
         for notice in notices(self._in_force.config.policy):
             _log.warning("%s", notice)

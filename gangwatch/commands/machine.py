@@ -84,7 +84,7 @@ def check(
         findings=(
             *found.findings,
             *survey.survey(section),
-            config_notices.finding_of(state, config_file),
+            config_notices.finding_of(state, loaded.policy, config_file is not None),
             *controller_health.findings(state),
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -12,7 +13,7 @@ from gangwatch.cli import cli
 from gangwatch.config import load
 from gangwatch.config_notices import finding, finding_of, notices
 from gangwatch.in_force import InForce, write_in_force
-from gangwatch.state_folder import StateFolder
+from gangwatch.state_folder import ControllerRecord, StateFolder, this_process, write_atomically
 from scheduler_feedback.core.state import Order, Policy, Queue
 
 OWNER, GUEST = Queue("owner", quota=4), Queue("guest", quota=4)
@@ -53,10 +54,17 @@ def test_config_and_check_say_it(tmp_path: Path) -> None:
     assert refused.exit_code == 1 and "policy (limited)" in str(refused.exception)
 
 
-def test_check_without_a_file_goes_by_what_the_controller_works_by(tmp_path: Path) -> None:
+def test_check_without_a_file_goes_by_what_the_running_controller_works_by(tmp_path: Path) -> None:
     file, state = tmp_path / "gangwatch.toml", StateFolder(tmp_path / "state")
     file.write_text("[[policy.queues]]\nname = 'owner'\nquota = 2\n")
-    assert finding_of(state, None).state == "found"
     state.prepare()
     write_in_force(state, InForce(str(file), {}, load(file)))
-    assert finding_of(state, None).state == "limited"
+    assert finding_of(state, Policy(), named=False).state == "found", "what the last one left, while none runs"
+    process = this_process()
+    record = ControllerRecord(process.pid, process.start_time, "http://127.0.0.1:1")
+    write_atomically(state.controller_file, msgspec.json.encode(record))
+    assert finding_of(state, Policy(), named=False).state == "limited"
+    assert finding_of(state, Policy(), named=True).state == "found", "of the file that was named"
+    state.config_file.write_text("{")
+    damaged = finding_of(state, Policy(), named=False)
+    assert damaged.state == "limited" and "config.json" in damaged.detail and damaged.remedy
