@@ -10,13 +10,12 @@ from typing import Any
 
 from benchmarks.ordinary.kinds import KINDS
 
-NOT_RUN = tuple(f":(exclude){path}" for path in ("docs", "*.md", "*.jsonl", "tests", "benchmarks", "examples"))
-"""What a day runs nothing of, and a commit may change without restarting the count: documents, logs, tests, examples
-and the other benchmarks.
-"""
+NO_CODE = (":(exclude)docs", ":(exclude)*.md", ":(exclude)*.jsonl")
+"""What a commit may change without restarting the count: documents and logs."""
 
+NOT_RUN = (*NO_CODE, ":(exclude)tests", ":(exclude)benchmarks", ":(exclude)examples")
 HARNESS = ("benchmarks/ordinary", ":(exclude)benchmarks/ordinary/runlog.py")
-"""What a day runs beside the product; this module only counts."""
+"""What a day runs nothing of, beside documents; and what it runs beside the product, without this module's counting."""
 
 
 def append(file: Path, report: dict[str, Any], commit: str, clean: bool) -> None:
@@ -32,23 +31,24 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def summary(runs: list[dict[str, Any]], checkout: Path) -> dict[str, Any]:
-    """What the runs add up to: in all, and after the last change of code.
+    """What the runs add up to: in all, after the last change of code, and after the last change of what a day runs.
 
     A run counts as one after the last change if no code differs between its commit and the newest run's, and its tree
-    was clean.
+    was clean. Tests, examples and other benchmarks are code, and no day runs them: they restart the stricter count.
     """
     if not runs:
         return {"runs": 0}
     newest = runs[-1]["commit"]
-    same: dict[str, bool] = {}
-    for run in runs:
-        if run["commit"] not in same:
-            same[run["commit"]] = same_code(checkout, run["commit"], newest)
-    since = [run for run in runs if run["clean"] and same[run["commit"]]]
+    commits = {run["commit"] for run in runs}
+    alike = {commit for commit in commits if same_code(checkout, commit, newest)}
+    runs_alike = {commit for commit in commits if same_day(checkout, commit, newest)}
+    since = [run for run in runs if run["clean"] and run["commit"] in alike]
+    since_day = [run for run in runs if run["clean"] and run["commit"] in runs_alike]
     kinds = sorted({kind for run in runs for kind in run["activities"]} | set(KINDS))
     return {
         **_of("all", runs),
         **_of("since_last_change_of_code", since),
+        **_of("since_last_change_of_what_a_day_runs", since_day),
         "newest_commit": newest,
         "activities": {kind: sum(run["activities"].get(kind, 0) for run in runs) for kind in kinds},
         "never_done": [kind for kind in KINDS if not any(run["activities"].get(kind) for run in since)],
@@ -74,9 +74,15 @@ def _of(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def same_code(checkout: Path, one: str, other: str) -> bool:
-    """Whether the product and this harness are the same in two commits. False where either is unknown."""
-    if one == other:
-        return True
-    command = ["git", "-C", str(checkout), "diff", "--quiet", one, other, "--"]
-    compared = ((".", *NOT_RUN), HARNESS)
-    return all(subprocess.run([*command, *paths], capture_output=True).returncode == 0 for paths in compared)
+    """Whether two commits differ in documents alone. False where either is unknown."""
+    return _same(checkout, one, other, (".", *NO_CODE))
+
+
+def same_day(checkout: Path, one: str, other: str) -> bool:
+    """Whether a day runs the same in two commits: product and harness. False where either is unknown."""
+    return _same(checkout, one, other, (".", *NOT_RUN)) and _same(checkout, one, other, HARNESS)
+
+
+def _same(checkout: Path, one: str, other: str, paths: tuple[str, ...]) -> bool:
+    command = ["git", "-C", str(checkout), "diff", "--quiet", one, other, "--", *paths]
+    return one == other or subprocess.run(command, capture_output=True).returncode == 0

@@ -61,16 +61,18 @@ def test_a_commit_of_documents_does_not_restart_the_count(checkout: Path) -> Non
     assert (since["runs"], since["hours"], since["seeds"]) == (4, 2.0, 3)
 
 
-def test_only_the_product_and_the_harness_restart_the_count(checkout: Path) -> None:
+def test_tests_and_other_benchmarks_restart_the_count_of_code_but_not_that_of_what_a_day_runs(checkout: Path) -> None:
     for folder in ("tests", "benchmarks/ordinary"):
         (checkout / folder).mkdir(parents=True)
     first = commit(checkout, "a.py", "1")
     test = commit(checkout, "tests/test_a.py", "1")
     other = commit(checkout, "benchmarks/other.py", "1")
-    assert runlog.same_code(checkout, first, test) and runlog.same_code(checkout, first, other)
+    summed = runlog.summary([run(first, 1), run(test, 2), run(other, 3)], checkout)
+    assert summed["since_last_change_of_code"]["runs"] == 1
+    assert summed["since_last_change_of_what_a_day_runs"]["runs"] == 3
     harness = commit(checkout, "benchmarks/ordinary/day.py", "1")
-    assert not runlog.same_code(checkout, first, harness)
-    assert not runlog.same_code(checkout, first, "0" * 40)
+    for earlier in (first, "0" * 40):
+        assert not runlog.same_day(checkout, earlier, harness) and not runlog.same_code(checkout, earlier, harness)
 
 
 def test_a_run_with_uncommitted_changes_counts_for_no_code(checkout: Path) -> None:
