@@ -98,7 +98,7 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     stirred = bool(ledger.grown or ledger.changed or ledger.fresh)
     if stirred:
         if state.policy.order is Order.THEMIS and not state.policy.preempt:
-            preemption.renew_all(turn, ledger)  # who is treated worst changes with time, also where nobody is stopped
+            preemption.renew_all(turn, ledger)  # its order changes with time, also without preemption
         restart_moved(turn, ledger)
         look = preemption.due(state, turn.now_ns)
         turn.looked |= state.policy.preempt

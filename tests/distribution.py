@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 FIRST = ("ordinary", "dashboards-live", "slurm", "kubernetes", "front-door", "accasim")
 
 FAVOURED, GENTLE = FIRST[:2], 5
-"""Tests of other groups and of none run with so much more of a nice value. These live through minutes of real time:
-what others took from them would make a day of ordinary use a wait for its turn, and of a scrape a second one in
-three."""
+"""Groups that keep their priority; all other tests get this nice value. They run for minutes in real time, with a limit
+on how late a job may start or a scrape may be: without processors they would fail for that alone."""
 
 _INPUT = "gangwatch_groups"
 

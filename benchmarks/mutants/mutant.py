@@ -114,7 +114,8 @@ def apply(mutant: Mutant, root: Path) -> Applied:
 
 @lru_cache(16)
 def _parsed(source: str) -> ast.Module:
-    """The tree of an unchanged module, which nobody changes: most mutants of a module follow one another."""
+    """The syntax tree of a module, kept because most mutants of a module follow one another. Callers must not change
+    it."""
     return ast.parse(source)
 
 

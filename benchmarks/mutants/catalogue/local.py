@@ -1,4 +1,4 @@
-"""Breaks of what the local backend stands on: attempts, shims, processes, records, probes, saves."""
+"""Breaks of the local backend: attempts, shims, processes, records, probes, saves."""
 
 from benchmarks.mutants.mutant import Mutant
 
