@@ -339,6 +339,18 @@ def test_guests_that_may_not_be_stopped_owe_nothing() -> None:
     assert history.judge(last=120.0) == []
 
 
+@pytest.mark.parametrize(("priority", "expected"), [(100, set()), (0, {"quota"})])
+def test_slots_that_a_gang_of_higher_priority_needs_are_not_owed(priority: int, expected: set[str]) -> None:
+    history = quota_history()
+    history.submit("j-000010", 4, priority=priority)
+    first, second = ("j-000010", "j-000009") if priority else ("j-000009", "j-000010")
+    needs = {"j-000009": "needs 2 slots", "j-000010": "needs 4 slots"}
+    history.wait(first, f"first in the queue; {needs[first]}, 0 can be had now; expected to start in 60 min")
+    history.wait(second, f"{needs[second]}, which are not free together; behind {first} in the queue")
+    history.queue["reserved_for"] = first
+    assert checks(history.judge(last=60.0)) == expected
+
+
 def test_a_verdict_against_an_innocent_is_caught(history: History) -> None:
     history.accuse("j-000001", 1, "straggler", "compute", 15.0)
     assert checks(history.judge()) == {"false_verdict"}

@@ -8,7 +8,8 @@ made room for once all of this holds:
 - the policy's order is `fair`, the one that has quotas, and preemption is on;
 - nothing is frozen, and no node is out of use or in doubt;
 - free slots, and the slots of gangs that may be stopped, are enough for it. A gang may be stopped if it is preemptible,
-  has run its least time, and belongs to a queue that holds more than its quota.
+  has run its least time, and belongs to a queue that holds more than its quota. Slots that a waiting gang of higher
+  priority needs are not counted: priority goes before quota, so they may be kept for it.
 
 That the promise is kept shows in gangs that stop, in a place that is kept for it, or in its start.
 """
@@ -54,6 +55,7 @@ def quotas_kept(facts: Facts, _now: Instant) -> Iterator[Doubt]:
         if not within or (limit is not None and held[queue] + ranks > limit) or _shaped(request):
             continue
         room = _free(reading) + sum(len(job["ranks"]) for job in _lent(facts, reading, held, queue))
+        room -= _needed_before(facts, reading, _priority(request))
         if room >= ranks:
             text = f"queue {queue} holds {held[queue]} of its quota {queues[queue]['quota']}; {waiting['job']} needs"
             yield Doubt("quota", waiting["job"], f"{text} {ranks}, {room} could be had back", QUOTA_SECONDS)
@@ -73,6 +75,23 @@ def _quiet(facts: Facts, reading: Reading) -> bool:
 def _shaped(request: Document) -> bool:
     """Whether slots alone do not say that it fits."""
     return bool(request.get("required_level") or request.get("groups") or request.get("min_ranks"))
+
+
+def _priority(request: Document) -> int:
+    return int(request.get("priority") or 0)
+
+
+def _needed_before(facts: Facts, reading: Reading, priority: int) -> int:
+    """Slots that waiting gangs of a higher priority than this need."""
+    needed = 0
+    for row in reading.queue.get("waiting", ()):
+        waiting = reading.jobs.get(row["job"])
+        submission = facts.owner_of.get(row["job"])
+        if waiting is None or submission is None or waiting["state"] != "pending":
+            continue
+        if _priority(submission.request) > priority and _SLOTS_ALONE.match(waiting["waiting_because"] or ""):
+            needed += int(submission.request["ranks"])
+    return needed
 
 
 def _free(reading: Reading) -> int:
