@@ -20,7 +20,7 @@ from gangwatch.config_sections import parse_listen
 from gangwatch.daemon_ends import read_ends
 from gangwatch.in_force import InForce, write_in_force
 from gangwatch.logs import configure_logging
-from gangwatch.service import notify, reloading, watchdog_seconds
+from gangwatch.service import heartbeats, notify, reloading, watchdog_seconds
 from gangwatch.state_folder import AgentRecord, NodePlan, StateFolder, agent_name, this_process, write_atomically
 
 if TYPE_CHECKING:
@@ -380,10 +380,13 @@ def run_controller(
             )
             controller.announce(url_of(listener, security), str(certificate_of(security) or ""))
             _log.info("the controller listens at %s", url_of(listener, security))
+            notify("READY=1", f"STATUS=controller at {url_of(listener, security)}")
             push.start(controller)
             try:
-                server.run(sockets=[listener])
+                with heartbeats(lambda: controller.alive()[0]):
+                    server.run(sockets=[listener])
             finally:
+                notify("STOPPING=1")
                 push.stop()
         if controller.failure is not None:
             raise controller.failure

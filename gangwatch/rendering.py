@@ -172,11 +172,12 @@ def span(seconds: float) -> str:
 
 def nodes(listed: Sequence[dict[str, Any]]) -> None:
     """The table of `gangwatch nodes`."""
-    table = _table("NODE", "STATE", "SLOTS", "FREE", "JOBS", "WHY")
+    table = _table("NODE", "STATE", "TELEMETRY", "SLOTS", "FREE", "JOBS", "WHY")
     for node in listed:
         state = _state(node["state"] if node["present"] else "absent")
         on_it = ", ".join(f"{one['job']} ({one['ranks']})" for one in node["jobs"])
-        _row(table, node["node"], state, node["slots"], node["free"], on_it, node["reason"])
+        telemetry = (node.get("agent") or {"words": "–"})["words"]  # a controller of an older release says none
+        _row(table, node["node"], state, telemetry, node["slots"], node["free"], on_it, node["reason"])
     _print(_console(), table)
 
 

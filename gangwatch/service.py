@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 def notify(*lines: str) -> None:
@@ -21,14 +24,42 @@ def notify(*lines: str) -> None:
             pass
 
 
+@contextmanager
+def heartbeats(alive: Callable[[], bool]) -> Iterator[None]:
+    """While it lasts, tell the service manager again and again that we work, as long as `alive` says so.
+
+    From a thread of its own: it is not held up by what it reports of.
+    """
+    seconds = watchdog_seconds()
+    if seconds is None:
+        yield
+        return
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(seconds):
+            if alive():
+                notify("WATCHDOG=1")
+
+    notify("WATCHDOG=1")
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
 def reloading() -> tuple[str, str]:
     """The lines that begin a reload (systemd 253 and newer take the time, sd_notify(3))."""
     return "RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}"
 
 
 def watchdog_seconds() -> float | None:
-    """How often the service manager wants to hear of us, at half of WatchdogSec=; None where it does not."""
+    """How often the service manager wants to hear of us; None where it does not: a quarter of WatchdogSec=, so that
+    one heartbeat that is left out because work was late does not end us."""
     wanted = os.environ.get("WATCHDOG_USEC", "")
     if not wanted.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
-    return int(wanted) / 2e6 or None
+    return int(wanted) / 4e6 or None

@@ -32,6 +32,7 @@ from gangwatch.daemon_ends import (
     why_no_controller,
     write_end,
 )
+from gangwatch.heartbeats import WATCHDOG_SECONDS, Heartbeats, is_stopped, where_it_waits
 from gangwatch.state_folder import (
     AgentRecord,
     ControllerRecord,
@@ -51,6 +52,9 @@ READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
 """How long a daemon may take over its clean stop before it is killed: five times what it promises."""
 
+LOOK_SECONDS = 5.0
+"""Between two looks for daemons that are stuck."""
+
 BACKOFF_FIRST_SECONDS = 0.2
 BACKOFF_MOST_SECONDS = 10.0
 """A daemon that dies at once is tried again after 0.2, 0.4, ... 10 s; one that lived longer than the last of these
@@ -61,7 +65,8 @@ _log = logging.getLogger("gangwatch.supervisor")
 
 @dataclass(slots=True)
 class Daemon:
-    """A process that is to be kept running. record: the live one's, None between two."""
+    """A process that is to be kept running. record: the live one's, None between two. stuck: why it was killed by its
+    supervisor; '' where it was not."""
 
     name: str
     arguments: tuple[str, ...]
@@ -69,6 +74,7 @@ class Daemon:
     pidfd: int | None = None
     ours: bool = False
     started_s: float = 0.0
+    stuck: str = ""
     backoff_seconds: float = BACKOFF_FIRST_SECONDS
     again_at_s: float = 0.0
 
@@ -184,6 +190,7 @@ class Supervisor:
     _daemons: dict[str, Daemon] = field(default_factory=dict)
     _signals: set[int] = field(default_factory=set)
     _statuses: dict[int, int] = field(default_factory=dict)
+    _heartbeats: Heartbeats | None = None
 
     def run(self, on_ready: Callable[[], None]) -> None:
         """Start or adopt every daemon, call `on_ready`, and keep them running until SIGTERM or SIGINT.
@@ -201,6 +208,9 @@ class Supervisor:
             try:
                 self._supervise(wake_read, on_ready)
             finally:
+                if self._heartbeats is not None:
+                    self._heartbeats.close()
+                    self._notify_path.unlink(missing_ok=True)
                 signal.set_wakeup_fd(-1)
                 for number, handler in earlier.items():
                     signal.signal(number, handler)
@@ -212,6 +222,7 @@ class Supervisor:
 
     def _supervise(self, wake: int, on_ready: Callable[[], None]) -> None:
         before = self.state.supervisor_left()
+        self._listen()
         self._adopt()
         self._write_record()
         try:
@@ -227,8 +238,9 @@ class Supervisor:
         if not self._told_to_stop():
             on_ready()
         while not self._told_to_stop():
-            self._wait(wake, self._seconds_to_next_start())
+            self._wait(wake, self._seconds_to_next_look())
             self._restart_due()
+            self._end_stuck()
         _log.info("stopping")
         # The controller first: it would take agents that stop before it for lost ones.
         self._stop([self._daemons[CONTROLLER]])
@@ -245,6 +257,19 @@ class Supervisor:
 
     def _told_to_stop(self) -> bool:
         return bool(self._signals & {signal.SIGTERM, signal.SIGINT})
+
+    @property
+    def _notify_path(self) -> Path:
+        return self.state.socket_path(".heartbeats")  # no node's name begins with a dot
+
+    def _listen(self) -> None:
+        """For the daemons' heartbeats; without them they are supervised all the same, only not found to be stuck."""
+        path = self._notify_path
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._heartbeats = Heartbeats(path)
+        except OSError as error:
+            _log.warning("%s: no heartbeats are heard, and no stuck daemon is found: %s", path, error)
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
@@ -279,7 +304,7 @@ class Supervisor:
         pid = os.posix_spawn(
             daemon.arguments[0],
             daemon.arguments,
-            os.environ,
+            {**os.environ, **(self._heartbeats.environment(self._notify_path) if self._heartbeats is not None else {})},
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
@@ -388,10 +413,13 @@ class Supervisor:
         lived_seconds = time.monotonic() - daemon.started_s
         if lived_seconds > BACKOFF_MOST_SECONDS:
             daemon.backoff_seconds = BACKOFF_FIRST_SECONDS
-        words = self._last_words(daemon.name)
+        words = daemon.stuck or self._last_words(daemon.name)
+        daemon.stuck = ""
         level = logging.INFO if self._told_to_stop() else logging.WARNING
         _log.log(level, "%s (pid %d) %s%s", daemon.name, daemon.record.pid, how, f": {words}" if words else "")
         pid = daemon.record.pid
+        if self._heartbeats is not None:
+            self._heartbeats.forget(pid)
         daemon.record = daemon.pidfd = None
         daemon.again_at_s = time.monotonic() + daemon.backoff_seconds
         if not self._told_to_stop():
@@ -409,9 +437,30 @@ class Supervisor:
         except OSError as error:
             _log.warning("%s: how it ended can't be written: %s", daemon.name, error)
 
-    def _seconds_to_next_start(self) -> float | None:
+    def _seconds_to_next_look(self) -> float:
         due = [daemon.again_at_s for daemon in self._daemons.values() if daemon.record is None]
-        return min(due) - time.monotonic() if due else None
+        return min([LOOK_SECONDS, *(at_s - time.monotonic() for at_s in due)])
+
+    def _end_stuck(self) -> None:
+        """Kill every daemon whose work stands still, so that it is started anew. Jobs go on."""
+        if self._heartbeats is None:
+            return
+        now_s = time.monotonic()
+        self._heartbeats.take(now_s)
+        for daemon in self._daemons.values():
+            if daemon.record is None or daemon.stuck:
+                continue
+            pid = daemon.record.pid
+            silent_seconds = self._heartbeats.silent_seconds(pid, now_s)
+            if silent_seconds < WATCHDOG_SECONDS:
+                continue
+            if is_stopped(pid):  # somebody's doing, and to be undone by him
+                self._heartbeats.excuse(pid, now_s)
+                continue
+            waits = where_it_waits(pid)
+            daemon.stuck = f"it was stuck: no work done for {silent_seconds:.0f} s{': ' + waits if waits else ''}"
+            _log.error("%s (pid %d): %s; killing it to start it anew", daemon.name, pid, daemon.stuck)
+            self._signal(daemon, signal.SIGKILL)
 
     def _restart_due(self) -> None:
         for daemon in self._daemons.values():

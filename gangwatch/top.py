@@ -22,6 +22,9 @@ Section = tuple[list[RenderableType], int]
 NARROW = 90
 """Columns below which the lesser of them are left out."""
 
+MOST_SILENT = 5
+"""Silent agents that are named; `gangwatch nodes` has all."""
+
 _CONTROLS = dict.fromkeys((*range(32), 127, *range(128, 160)), "�")
 """Whatever a name holds, it moves no cursor."""
 
@@ -84,8 +87,19 @@ def _header(document: Document, trouble: str) -> Iterable[Text]:
         yield _text("observing: what feedback decides is told and not done", "yellow")
     for words in document.get("troubles", ()):
         yield _text(words, "red")
+    if silent := document.get("silent_agents", ()):
+        yield _text(f"no telemetry from {', '.join(map(_silent, silent[:MOST_SILENT]))}{_more(silent)}", "red")
     if trouble:
         yield _text(trouble, "red")
+
+
+def _silent(agent: Document) -> str:
+    age = "not heard yet" if agent["age_seconds"] is None else f"silent for {_span(agent['age_seconds'])}"
+    return f"{agent['node']} ({age})"
+
+
+def _more(silent: Sequence[Document]) -> str:
+    return f" and {len(silent) - MOST_SILENT} more" if len(silent) > MOST_SILENT else ""
 
 
 def _verdicts(document: Document, _width: int, rows: int) -> Section:

@@ -59,6 +59,7 @@ from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.pace import MOST_ROWS, Pace, Speed
 from scheduler_feedback.core.state import State
 from scheduler_feedback.cycle import admit_check, explain
+from scheduler_feedback.feed.hearing import Hearing
 from scheduler_feedback.inbox import StoppedError
 from scheduler_feedback.loop import CycleThread
 from scheduler_feedback.part_failures import PartFailures, in_words
@@ -104,6 +105,8 @@ class Control(Protocol):
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
     def speeds(self) -> dict[str, Speed]: ...
+    def hearing(self) -> dict[str, Hearing]: ...
+    def alive(self) -> tuple[bool, str]: ...
     def scheduling(self) -> tuple[bool, str]: ...
     def ready(self) -> tuple[bool, str]: ...
     async def freeze(self, by: str) -> str: ...
@@ -153,7 +156,6 @@ class _Api:
         reading: dict[str, Callable[[State, Request], Any]] = {
             "/api/jobs/{job}": lambda state, request: documents.job_document(state, _job(state, request)),
             "/api/jobs/{job}/explain": _explained,
-            "/api/nodes": lambda state, _: documents.nodes_document(state),
             "/api/verdicts": lambda state, _: documents.verdicts_document(state),
             "/api/queue": lambda state, _: documents.queue_document(state),
             "/api/decisions": lambda state, _: documents.decisions_document(state),
@@ -163,6 +165,7 @@ class _Api:
         yield Route("/api/jobs", self._guarded_by_method(self._list_jobs, self._submit), methods=["GET", "POST"])
         for path, document in reading.items():
             yield self._route(path, self._of_state(document))
+        yield self._route("/api/nodes", self._nodes)
         yield self._route("/api/overview", self._overview)
         yield self._route("/api/parts", self._parts)
         yield self._route("/api/jobs/{job}/pace", self._pace)
@@ -208,7 +211,8 @@ class _Api:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     async def _healthz(self, _request: Request) -> Response:
-        return _json({"alive": True})
+        alive, stuck = self._controller.alive()
+        return _json({"alive": True}) if alive else _json({"alive": False, "error": stuck}, 503)
 
     async def _readyz(self, _request: Request) -> Response:
         ready, reason = self._controller.ready()
@@ -238,13 +242,20 @@ class _Api:
         user, queue = given.get("user", ""), given.get("queue", "")
         return _json(await self._ask(lambda state: documents.jobs_document(state, active, states, user, queue)))
 
+    async def _nodes(self, _request: Request) -> Response:
+        listed = await self._ask(documents.nodes_document)
+        return _json(documents.with_hearing(listed, self._controller.hearing()))
+
     async def _overview(self, _request: Request) -> Response:
         speeds = await run_in_threadpool(self._controller.speeds)
-        document = await self._ask(lambda state: views.overview(state, speeds, time.time_ns()))
+        document, present = await self._ask(
+            lambda state: (views.overview(state, speeds, time.time_ns()), documents.present_nodes(state))
+        )
         known = {job["job"]: speeds[job["job"]] for job in document["running"] if job["job"] in speeds}
         return _json(
             document
             | {
+                "silent_agents": documents.silent_agents(self._controller.hearing(), present),
                 "step_seconds": {job: speed.seconds for job, speed in known.items()},
                 "last_step_ns": {job: speed.end_ns for job, speed in known.items()},
                 "troubles": [in_words(trouble) for trouble in self._controller.failures.troubles()],

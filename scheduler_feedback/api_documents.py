@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.state import Decision, PastVerdict, State
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.core.verdict_text import sentence, short
+from scheduler_feedback.feed.hearing import Hearing, silent
 from scheduler_feedback.policies import order
 from scheduler_feedback.policies.draining import jobs_on, may_leave
 from scheduler_feedback.policies.waiting import why_waits
@@ -127,6 +128,29 @@ def nodes_document(state: State) -> list[Document]:
                 jobs = on_node.setdefault(rank.slot.node, {})
                 jobs[job.job_id] = jobs.get(job.job_id, 0) + 1
     return [_node(node, on_node[name]) for name, node in sorted(state.nodes.items())]
+
+
+def present_nodes(state: State) -> list[str]:
+    return [node.name for node in state.nodes.values() if node.present]
+
+
+def with_hearing(nodes: list[Document], hearing: Mapping[str, Hearing]) -> list[Document]:
+    """The nodes with how old each agent's newest frame is: {"age_seconds", "silent", "words"}, or None where no
+    agent is known."""
+    return [node | {"agent": _heard(hearing.get(node["node"]))} for node in nodes]
+
+
+def _heard(hearing: Hearing | None) -> Document | None:
+    if hearing is None:
+        return None
+    return {"age_seconds": hearing.age_seconds, "silent": hearing.silent, "words": hearing.words}
+
+
+def silent_agents(hearing: Mapping[str, Hearing], nodes: Iterable[str]) -> list[Document]:
+    """Those of these nodes whose agent has fallen silent, the longest silent first."""
+    return [
+        {"node": node, "age_seconds": one.age_seconds, "since_ns": one.since_ns} for node, one in silent(hearing, nodes)
+    ]
 
 
 def _node(node: Node, jobs: dict[str, int]) -> Document:

@@ -41,10 +41,12 @@ from scheduler_feedback.core.subscription import WANTED
 from scheduler_feedback.credentials import Credentials
 from scheduler_feedback.detectors import Detector, make_all
 from scheduler_feedback.feed import Feed
+from scheduler_feedback.feed.hearing import Hearing, hearing_of
 from scheduler_feedback.gate import Gate
 from scheduler_feedback.loop import SNAPSHOT_SECONDS, CycleThread, Hooks
 from scheduler_feedback.part_failures import PartFailures
 from scheduler_feedback.policies.outlook import outlook
+from scheduler_feedback.progress import STUCK_SECONDS
 from scheduler_feedback.recovery import recover
 from scheduler_feedback.store import NumberedEntry, Retention, Store
 from scheduler_feedback.store_needs import UNCHANGED
@@ -117,6 +119,7 @@ class Controller:
         self._gate = Gate(folder / "frozen")
         self._told = told
         self._on_failure: Callable[[], None] | None = None
+        self._served_ns = self._clock.monotonic_ns()
         self._lock: int | None = None
 
     # --- coming and going ---------------------------------------------------------------------------------------------
@@ -202,15 +205,22 @@ class Controller:
             loop.add_signal_handler(signal.SIGHUP, hang_up)
         feed = loop.create_task(self._follow_agents(), name="feed")
         feed.add_done_callback(feed_ended)
+        answering = loop.create_task(self._note_that_it_answers(), name="answering")
         try:
             yield
         finally:
+            answering.cancel()
             self._on_failure = None
             if takes_signals:
                 loop.remove_signal_handler(signal.SIGHUP)
             self.end_streams()
             feed.cancel()
-            await asyncio.gather(feed, *reloads, return_exceptions=True)
+            await asyncio.gather(feed, answering, *reloads, return_exceptions=True)
+
+    async def _note_that_it_answers(self) -> None:
+        while True:
+            self._served_ns = self._clock.monotonic_ns()
+            await asyncio.sleep(1.0)
 
     async def _follow_agents(self) -> None:
         """Read the agents' streams until cancelled. After a bug, begin anew, ever more rarely while it goes on."""
@@ -267,9 +277,25 @@ class Controller:
         """How fast the gang has gone lately, after the row of this sequence; from any thread, may wait a moment."""
         return self._watch.pace_of(gang, sequence, most)
 
+    def hearing(self) -> dict[str, Hearing]:
+        """Of each node's agent whether it is heard, by node; from any thread."""
+        return hearing_of(list(self._feed.streams.values()), self._clock.monotonic_ns(), self._clock.wall_ns())
+
     def speeds(self) -> dict[str, Speed]:
         """How fast each gang runs now, by gang; from any thread, may wait a moment."""
         return self._watch.speeds()
+
+    def alive(self) -> tuple[bool, str]:
+        """Whether the cycle's thread takes its turns and the API's loop answers, and if not, what is stuck.
+
+        A controller that is not alive is to be started anew; one that is not ready may be waiting for a disk or an API
+        server, which a new start does not bring back.
+        """
+        stuck = self.cycle.progress.stuck()
+        served_seconds = (self._clock.monotonic_ns() - self._served_ns) / 1e9
+        if not stuck and served_seconds > STUCK_SECONDS:
+            stuck = f"the API's thread has been stuck for {served_seconds:.0f} s"
+        return not stuck, stuck
 
     def scheduling(self) -> tuple[bool, str]:
         """Whether jobs are scheduled, and if not, why."""

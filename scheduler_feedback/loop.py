@@ -35,6 +35,7 @@ from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.cycle import run
 from scheduler_feedback.gate import Gate
 from scheduler_feedback.inbox import Inbox, Question, StoppedError, Wish
+from scheduler_feedback.progress import Progress
 from scheduler_feedback.recovery import Recovered, recover
 from scheduler_feedback.store import NumberedEntry, Store
 
@@ -89,6 +90,7 @@ class CycleThread:
         self._hooks = hooks
         self._snapshot_seconds = snapshot_seconds
         self._inbox = Inbox()
+        self.progress = Progress(clock)
         self._thread = threading.Thread(target=self._main, name="cycle", daemon=True)
         self._stop = False
         self._job_number = store.job_number
@@ -101,7 +103,6 @@ class CycleThread:
         self._looked = self._ready = False
         self._store_trouble = self._backend_trouble = ""
         self._counters = {
-            "gangwatch_cycles_total": 0,
             "gangwatch_store_failures_total": 0,
             "gangwatch_backend_failures_total": 0,
             "gangwatch_replay_mismatches_total": recovered.mismatches,
@@ -154,23 +155,29 @@ class CycleThread:
         trouble = self._store_trouble or self._backend_trouble
         if not self._inbox.open:
             return False, "the controller is stopping or has failed"
-        return (False, trouble) if trouble else (self._ready, "" if self._ready else "starting")
+        if trouble or (trouble := self.progress.late()):
+            return False, trouble
+        return self._ready, "" if self._ready else "starting"
 
     def measures(self) -> list[Sample]:
         """The thread's own samples, and those of the state as of the newest tick."""
         return [
             *self._measures,
             *((name, (), float(value)) for name, value in self._counters.items()),
+            ("gangwatch_cycles_total", (), float(self.progress.cycles)),
             ("gangwatch_cycle_duration_seconds", (), self._cycle_seconds),
+            ("gangwatch_cycle_age_seconds", (), self.progress.cycle_age_seconds()),
         ]
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _main(self) -> None:
+        self.progress.begin()
         try:
             self._carry_out_again()
             while not self._stop:
                 self._turn()
+                self.progress.turned()
             if not self._store_trouble:
                 self._snapshot()
         except BaseException as error:
@@ -180,7 +187,9 @@ class CycleThread:
             self._inbox.close()
 
     def _turn(self) -> None:
+        self.progress.doing("waiting for events")
         arrived = self._inbox.take(POLL_SECONDS)
+        self.progress.doing("answering questions about the state")
         self._observed += arrived.events
         for question in arrived.questions:
             question.put_to(self._state)
@@ -224,6 +233,7 @@ class CycleThread:
         if now_ns - self._observe_ns < POLL_SECONDS * 1e9:
             return
         self._observe_ns = now_ns
+        self.progress.doing("asking the backend what happened")
         holding = [(job.job_id, job.attempt) for job in self._state.jobs.values() if job.state.holds_slots]
         try:
             if now_ns - self._nodes_ns >= TICK_SECONDS * 1e9:
@@ -268,6 +278,7 @@ class CycleThread:
         now_ns = max(self._clock.wall_ns(), self._state.now_ns)
         began_ns = self._clock.monotonic_ns()
         ran = False
+        self.progress.doing("deciding, and writing the journal to disk")
         try:
             with self._store.cycle(self._state.cycle + 1, now_ns, events) as record:
                 ran = True
@@ -282,7 +293,7 @@ class CycleThread:
             return
         self._observed = []
         self._ready = self._looked
-        self._counters["gangwatch_cycles_total"] += 1
+        self.progress.cycled()
         self._cycle_seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
         gate_trouble = self._move_gate(events)
         for wish, event in granted:
@@ -296,6 +307,8 @@ class CycleThread:
             self._hooks.failed("entries", error)
         for action in outcome.actions:
             self._carry_out(action)
+            # A backend that is slow with many actions is slow, not stuck.
+            self.progress.turned()
 
     # --- the gate -----------------------------------------------------------------------------------------------------
 
@@ -344,6 +357,7 @@ class CycleThread:
         if now_ns - self._retry_ns < RETRY_SECONDS * 1e9:
             return False
         self._retry_ns = now_ns
+        self.progress.doing("trying whether the journal can be written again")
         try:
             self._store.probe()
         except StoreError as error:
@@ -372,6 +386,7 @@ class CycleThread:
         self._unrecorded.append((action.action_id, outcome))
 
     def _apply(self, action: Action) -> str:
+        self.progress.doing(f"carrying out {action.action_id} of {action.job_id}")
         try:
             self._backend.apply(action)
         except BackendError as error:
@@ -388,6 +403,7 @@ class CycleThread:
         is left to ``observe``, which tells whether it had happened.
         """
         for action in self._store.open_actions():
+            self.progress.turned()
             job = self._state.jobs.get(action.job_id)
             if job is None or job.attempt != action.attempt or not job.state.holds_slots:
                 self._unrecorded.append((action.action_id, "superseded"))
@@ -399,6 +415,7 @@ class CycleThread:
             _log.info("%d actions without a recorded outcome were settled", len(self._unrecorded))
 
     def _record_outcomes(self) -> None:
+        self.progress.doing("writing the outcomes of actions to disk")
         try:
             self._store.outcomes(self._unrecorded, self._clock.wall_ns())
         except StoreError as error:
@@ -408,6 +425,7 @@ class CycleThread:
 
     def _snapshot(self) -> None:
         self._snapshot_ns = self._clock.monotonic_ns()
+        self.progress.doing("writing a snapshot to disk")
         living = [job.job_id for job in self._state.jobs.values() if not job.state.ended]
         try:
             self._baselines = self._hooks.baselines()

@@ -89,7 +89,10 @@ def run(state: StateFolder, config: Config, settings: Settings) -> None:
     finally:
         leadership.stop()
     if lost.is_set():
-        raise GangwatchError(f"lease {settings.namespace}/{settings.lease} was lost: another controller leads")
+        raise GangwatchError(
+            f"lease {settings.namespace}/{settings.lease} was lost: another controller leads, or ours could not finish "
+            "its cycles"
+        )
 
 
 def _stand_by(config: Config, leadership: Leadership, ending: threading.Event) -> bool:
@@ -227,6 +230,7 @@ def _serve(
         routes = [Route("/metrics", metrics), Mount("/", controller.api())]
         mounted.append(Starlette(routes=routes, lifespan=lambda _: controller.serving(failed)))
         controller.announce(url_of(listener, security), str(certificate_of(security) or ""))
+        leadership.follow(lambda: controller.cycle.progress.cycles)
         publishing = Publishing(
             backend,
             controller,

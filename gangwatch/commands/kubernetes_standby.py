@@ -19,11 +19,12 @@ _STOP_SECONDS = 5.0
 def standing_by(config: Config) -> Iterator[str]:
     """Answer /metrics where the controller will answer once it leads, and refuse all else with 503; the URL.
 
+    /healthz and /readyz are 200: one that stands by does its work, and a rolling update has to get past it.
     Whoever may read the leader's metrics may read these. Raises ConfigError where the address can't be had.
     """
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import PlainTextResponse, Response
+    from starlette.responses import JSONResponse, PlainTextResponse, Response
     from starlette.routing import Mount, Route
 
     from exporter.asgi import create_server
@@ -34,8 +35,14 @@ def standing_by(config: Config) -> Iterator[str]:
     def metrics(_request: Request) -> Response:
         return Response(expose_samples([(LEADS, (), 0.0)]), media_type=TEXT_TYPE)
 
+    def probed(_request: Request) -> Response:
+        return JSONResponse({"ready": True, "leads": False})
+
     elsewhere = PlainTextResponse("this controller stands by: another leads, and answers\n", 503)
-    app = Starlette(routes=[Route("/metrics", metrics), Mount("/", elsewhere)])
+    app = Starlette(routes=[
+            Route("/metrics", metrics), Route("/healthz", probed), Route("/readyz", probed), Mount("/", elsewhere),
+        ]
+    )  # fmt: skip
     host, port = config.controller.address()
     web_config = config.controller.web_config
     security = Security(Path(web_config)) if web_config is not None else None

@@ -9,6 +9,7 @@ client made for everything took 2.9 GB and more than a processor (docs/adr/0017)
 - names.py       where hosts are that are given by name
 - arriving.py    who may begin its handshake, so that all are answered in time
 - streams.py     what is known of one stream, and how long to wait before it is opened again
+- hearing.py     which agents are heard, and which are silent
 - feed.py        all of them: when to open, what to believe, when to give up
 """
 

@@ -242,7 +242,7 @@ class Feed:
                 _log.warning("%d agents, but this process may open %d files only (LimitNOFILE)", len(records), most)
 
     def _follow(self, record: AgentRecord, now_ns: int) -> None:
-        stream = self.streams.setdefault(record.node, Stream(record.node))
+        stream = self.streams.setdefault(record.node, Stream(record.node, known_ns=now_ns))
         follower = self._followers[record.node] = Follower(record, stream)
         self._schedule(follower, now_ns)
 
@@ -414,6 +414,8 @@ class Feed:
                 raise FrameError(f"it says more than {MOST_FRAMES_A_SECOND} messages a second")
             if isinstance(told, Layout):
                 layout = follower.layout = pack(told)
+                if told.tiers:
+                    stream.interval_seconds = told.tiers[0].interval_seconds
                 follower.fitting = ""
                 follower.deadline_ns = deadline_ns
                 self._arriving.leave(follower)

@@ -17,13 +17,17 @@ BACKOFF_MOST_SECONDS = 5.0
 
 @dataclass(slots=True)
 class Stream:
-    """What is known of one node's stream. received_ns: monotonic, of the newest frame; None before the first."""
+    """What is known of one node's stream. received_ns: monotonic, of the newest frame; None before the first.
+    interval_seconds: at which it sends them, as its layout says. known_ns: monotonic, since when it is
+    followed."""
 
     node: str
     connected: bool = False
     frames: int = 0
     malformed: int = 0
     received_ns: int | None = None
+    interval_seconds: float = 1.0
+    known_ns: int = 0
     complaint: str = field(default="", repr=False)
 
 

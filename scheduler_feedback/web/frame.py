@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from typing import Any
 
+from scheduler_feedback.web import words
 from scheduler_feedback.web.markup import Child, Markup, join, tag
 
 PLACES = (("/", "Overview"), ("/jobs", "Jobs"), ("/nodes", "Nodes"))
@@ -27,12 +29,23 @@ def live(part: str, parts: Mapping[str, Markup], class_: str = "") -> Markup:
 
 
 TROUBLES = "troubles"
-"""The part of every page that says which parts of the controller a bug has hit."""
+"""The part of every page that says which parts of the controller a bug has hit, and which agents are silent."""
+
+MOST_SILENT = 5
+"""Silent agents that are named; the list of nodes has all."""
 
 
-def troubles(words: list[str]) -> Markup:
-    """The banner of that part; empty where all is well."""
-    return tag("div", [tag("p", one) for one in words], class_="notice", role="alert") if words else Markup("")
+def troubles(broken: list[str], silent: Sequence[Mapping[str, Any]] = ()) -> Markup:
+    """The banner of that part; empty where all is well. silent: {"node", "since_ns"}, the longest silent first."""
+    told = [tag("p", one) for one in broken]
+    if silent:
+        named: list[Child] = []
+        for one in silent[:MOST_SILENT]:
+            since = ("last ", words.instant(one["since_ns"], "ago")) if one["since_ns"] else "not heard yet"
+            named += [", " if named else "", words.node_link(one["node"]), " (", since, ")"]
+        more = f" and {len(silent) - MOST_SILENT:,} more" if len(silent) > MOST_SILENT else ""
+        told.append(tag("p", tag("strong", "No telemetry from "), named, more, "."))
+    return tag("div", told, class_="notice", role="alert") if told else Markup("")
 
 
 def page(

@@ -37,13 +37,14 @@ def job_main(made: Mapping[str, Markup], query: Mapping[str, str]) -> Markup:
 
 def node_parts(listed: Document, query: Mapping[str, str]) -> dict[str, Markup]:
     """The tiles and the list of nodes, as the stream keeps them up to date."""
-    columns = ("Node", "State", "Slots", "Since", "Until", "Why")
+    columns = ("Node", "State", "Telemetry", "Slots", "Since", "Until", "Why")
     rows = [
         frame.row(
             node["node"],
             (
                 words.node_link(node["node"]),
                 join((words.state(node["state"]), tag("small", " spare") if node["spare"] else None)),
+                words.telemetry(node["agent"]),
                 node["slots"],
                 words.instant(node["since_ns"], "ago"),
                 words.instant(node["until_ns"], "in"),

@@ -54,6 +54,7 @@ def _facts(node: Document) -> Markup:
         tag("ul", [tag("li", tag("code", device)) for device in node["devices"]]) if node["devices"] else "slots of CPU"
     )
     facts: tuple[tuple[str, object], ...] = (
+        ("Telemetry", words.telemetry(node["agent"])),
         ("Since", words.instant(node["since_ns"], "ago")),
         ("Until", words.instant(node["until_ns"], "in")),
         ("Why", node["reason"] or "–"),

@@ -28,6 +28,7 @@ from scheduler_feedback.api_barrier import ended_by_bug
 from scheduler_feedback.api_requests import RefusedError, check_origin, number_of
 from scheduler_feedback.core.pace import MOST_ROWS, NEWEST_ROWS, Pace, Speed
 from scheduler_feedback.core.state import State
+from scheduler_feedback.feed.hearing import Hearing
 from scheduler_feedback.loop import CycleThread
 from scheduler_feedback.part_failures import PartFailures, in_words
 from scheduler_feedback.store import NumberedEntry, Reader
@@ -84,6 +85,7 @@ class Source(Protocol):
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
     def speeds(self) -> dict[str, Speed]: ...
+    def hearing(self) -> dict[str, Hearing]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,10 @@ class Pages:
 
     async def _see(self, view: View) -> Seen:
         seen = await self._see_parts(view)
-        seen.parts[frame.TROUBLES] = frame.troubles([in_words(one) for one in self._source.failures.troubles()])
+        troubles = [in_words(one) for one in self._source.failures.troubles()]
+        present = await self._ask(documents.present_nodes)
+        silent = documents.silent_agents(self._source.hearing(), present)
+        seen.parts[frame.TROUBLES] = frame.troubles(troubles, silent)
         return seen
 
     async def _see_parts(self, view: View) -> Seen:
@@ -252,11 +257,13 @@ class Pages:
                 return Seen(await run_in_threadpool(lists.job_parts, document, view.query, speeds, now_ns))
             case "nodes":
                 document = await self._ask(lambda state: views.nodes_page(state, view.state, view.words, view.page))
+                document["nodes"] = documents.with_hearing(document["nodes"], self._source.hearing())
                 return Seen(await run_in_threadpool(lists.node_parts, document, view.query))
             case "node":
                 found = await self._ask(lambda state: views.node_page(state, view.name))
                 if found is None:
                     raise RefusedError(404, f"no node {view.name}")
+                (found,) = documents.with_hearing([found], self._source.hearing())
                 story = await run_in_threadpool(self._story, f"node:{view.name}")
                 speeds, now_ns = await self._speeds(), time.time_ns()
                 return Seen(await run_in_threadpool(node.parts, found, story, speeds, now_ns))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 from urllib.parse import quote
 
 from scheduler_feedback.core.cluster import Node
@@ -58,6 +59,13 @@ def instant(wall_ns: int | None, how: str = "") -> Markup:
         shown = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
     exact = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(at))
     return tag("time", shown, datetime=exact, data_count=how or None, title=exact if how else None)
+
+
+def telemetry(agent: Mapping[str, Any] | None) -> Markup:
+    """How fresh what a node's agent sends is. agent: as the API tells it; None where none is known."""
+    if agent is None:
+        return Markup("–")
+    return tag("span", agent["words"], class_=f"state {BAD if agent['silent'] else GOOD}")
 
 
 def job_link(job: str, name: str = "") -> Markup:

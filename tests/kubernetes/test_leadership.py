@@ -22,7 +22,13 @@ import pytest
 
 from agent.schema.clock import ManualClock
 from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.lease import ACTING_SECONDS, LEASE_SECONDS, RENEW_SECONDS, Leadership
+from scheduler_feedback.backends.kubernetes.lease import (
+    ACTING_SECONDS,
+    IDLE_RENEWALS,
+    LEASE_SECONDS,
+    RENEW_SECONDS,
+    Leadership,
+)
 from scheduler_feedback.backends.kubernetes.probing import PROBE
 from scheduler_feedback.core.events import NodeCommand, NodeCommanded
 from scheduler_feedback.core.job import JobState
@@ -208,6 +214,32 @@ def test_a_leader_that_cannot_renew_stops_acting_before_another_may_begin(
         assert lost.wait(30)
     finally:
         plane.start_server()
+        one.stop()
+
+
+def test_a_leader_whose_cycles_do_not_finish_lets_its_lease_run_out(
+    cluster: Cluster, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_feedback.backends.kubernetes.lease.RENEW_SECONDS", 0.2)
+    finished, lost = [0], threading.Event()
+    one = Leadership(access, "default", "gangwatch", "one", lost=lost.set)
+    one.start()
+    try:
+        assert one.wait(30)
+        time.sleep(IDLE_RENEWALS * 0.2 + 1)
+        assert one.may_act(), "before there is a cycle to ask, it leads"
+        one.follow(lambda: finished[0])
+        for _ in range(IDLE_RENEWALS):  # works, slowly
+            finished[0] += 1
+            time.sleep(0.8)
+        assert one.may_act()
+        assert lost.wait(IDLE_RENEWALS * 2 + 10), "the disk is stuck, the process is there"
+        assert not one.may_act()
+        held = lease(cluster)["spec"]
+        assert held["holderIdentity"] == "one", "not given back: what was begun may still be carried out"
+        time.sleep(1)
+        assert lease(cluster)["spec"]["renewTime"] == held["renewTime"]
+    finally:
         one.stop()
 
 

@@ -70,6 +70,8 @@ FEEDBACK: tuple[Metric, ...] = (
     Metric("gangwatch_cycles_total", "counter", "Scheduling cycles run.", "", (), "the controller"),
     Metric("gangwatch_cycle_duration_seconds", "gauge", "How long the newest cycle took.", "seconds", (),
            "the controller"),
+    Metric("gangwatch_cycle_age_seconds", "gauge", "Time since a scheduling cycle finished; usually at most a second.",
+           "seconds", (), "the controller"),
     Metric("gangwatch_leads", "gauge", "1 while this controller leads its cluster, 0 while it stands by (Kubernetes).",
            "", (), "the controller"),
     Metric("gangwatch_frozen", "gauge", "1 while an operator has frozen all actions.", "", (), "the controller"),

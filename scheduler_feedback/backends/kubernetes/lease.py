@@ -33,6 +33,10 @@ carried out."""
 LAST_HOLDER = f"{OURS}last-holder"
 """Annotation of the lease: stays when a holder lets go of it."""
 
+IDLE_RENEWALS = 15
+"""A leader whose cycles do not finish lets its lease run out after so many renewals: half a minute, or somewhat more
+where requests are slow. Counted in renewals and not in time: a process that was stopped as a whole has had none."""
+
 _REQUEST_SECONDS = 3.0
 _leases = msgspec.json.Decoder(Lease)
 _log = logging.getLogger(__name__)
@@ -81,6 +85,9 @@ class Leadership:
         self._ending = threading.Event()
         self._sighting: Sighting | None = None
         self._thread: threading.Thread | None = None
+        self._finished: Callable[[], int] = lambda: 0
+        self._seen_finished = self._idle = 0
+        self._follows = False
         self.before = ""  # who held it last before we did, which may be who we were; '' where nobody did
 
     def may_act(self) -> bool:
@@ -90,6 +97,10 @@ class Leadership:
     def start(self) -> None:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), name="lease", daemon=True)
         self._thread.start()
+
+    def follow(self, finished: Callable[[], int]) -> None:
+        """From now on renew only while the leader works. finished: how many cycles it has finished; from any thread."""
+        self._finished, self._follows = finished, True
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Until we lead; whether we do."""
@@ -106,6 +117,12 @@ class Leadership:
         async with Client(self._access) as client:
             while not self._ending.is_set():
                 began_ns = self._clock.monotonic_ns()
+                if self._leading.is_set() and not self._works():
+                    # Not given back but left to run out: what the stuck thread has begun may still be carried out.
+                    self._until_ns = 0
+                    _log.error("no cycle has finished for %d renewals: %s leads no more", self._idle, self._identity)
+                    self._lost()
+                    return
                 try:
                     held = await asyncio.wait_for(self._try(client, began_ns), _REQUEST_SECONDS)
                 except (BackendError, TimeoutError) as error:
@@ -124,6 +141,13 @@ class Leadership:
                 await asyncio.to_thread(self._ending.wait, RENEW_SECONDS)
             if self._leading.is_set():
                 await self._let_go(client)
+
+    def _works(self) -> bool:
+        """Whether a cycle has finished within the last renewals."""
+        finished = self._finished()
+        self._idle = self._idle + 1 if self._follows and finished == self._seen_finished else 0
+        self._seen_finished = finished
+        return self._idle < IDLE_RENEWALS
 
     async def _try(self, client: Client, now_ns: int) -> bool:
         """Take or renew it; whether we hold it now."""

@@ -24,3 +24,16 @@ app.kubernetes.io/component: controller
 {{- define "gangwatch.tlsSecret" -}}
 {{ if eq .Values.tls.mode "secret" }}{{ .Values.tls.secretName }}{{ else }}{{ .Release.Name }}-tls{{ end }}
 {{- end }}
+
+{{/* A probe's request. In plain HTTP only a Host of this machine is answered (against DNS rebinding). */}}
+{{- define "gangwatch.probe" -}}
+{{- $plain := eq .root.Values.tls.mode "plain" -}}
+httpGet:
+  path: {{ .path }}
+  port: metrics
+  scheme: {{ if $plain }}HTTP{{ else }}HTTPS{{ end }}
+  {{- if $plain }}
+  httpHeaders: [{name: Host, value: "localhost:{{ .port }}"}]
+  {{- end }}
+timeoutSeconds: 5
+{{- end }}

@@ -1,0 +1,248 @@
+"""Ready means working: a controller that is stuck says so, gives its lease up, and is started anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.schema.clock import ManualClock
+from gangwatch import heartbeats
+from gangwatch.heartbeats import WATCHDOG_SECONDS, Heartbeats, is_stopped
+from gangwatch.service import notify
+from scheduler_feedback.core.events import NodeSeen
+from scheduler_feedback.feed.hearing import NEVER_SECONDS, hearing_of, silent
+from scheduler_feedback.feed.streams import Stream
+from scheduler_feedback.progress import LATE_SECONDS, STUCK_SECONDS, Progress
+from tests.feedback.memory_backend import World
+from tests.feedback.site import serving
+from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
+
+SECOND = 1_000_000_000
+
+
+# --- what is late, what is stuck --------------------------------------------------------------------------------------
+
+
+def test_a_thread_that_finishes_no_cycle_is_late_and_only_one_without_turns_is_stuck() -> None:
+    clock = ManualClock()
+    progress = Progress(clock)
+    progress.begin()
+    for _ in range(300):  # a full disk: turns, and no cycle
+        clock.advance(1.0)
+        progress.turned()
+    assert "no scheduling cycle has finished for 300 s" in progress.late()
+    assert progress.stuck() == ""
+    progress.cycled()
+    assert progress.late() == ""
+    progress.doing("writing the journal to disk")
+    clock.advance(LATE_SECONDS)
+    assert progress.late().endswith("10 s: it is writing the journal to disk")
+    assert progress.stuck() == ""
+    clock.advance(STUCK_SECONDS)
+    assert "stuck for 70 s: it is writing the journal to disk" in progress.stuck()
+
+
+def test_a_journal_whose_fsync_never_returns_is_told_by_readiness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proven on an earlier release: /readyz stayed at 200 for the 45 s that an fsync took."""
+    monkeypatch.setattr("scheduler_feedback.progress.LATE_SECONDS", 3.0)
+    monkeypatch.setattr("scheduler_feedback.progress.STUCK_SECONDS", 5.0)
+    free = threading.Event()
+    free.set()
+    with serving(tmp_path, World([NodeSeen("n1", 2, (), "m1", True)])) as site:
+        commit = site.controller.store.cycle
+
+        def stuck_cycle(*arguments: Any) -> Any:
+            free.wait(60)
+            return commit(*arguments)
+
+        monkeypatch.setattr(site.controller.store, "cycle", stuck_cycle)
+        try:
+            free.clear()
+            wait_until(lambda: site.ask("GET", "/readyz").status == 503, str)
+            said = site.ask("GET", "/readyz").document
+            assert said["scheduling"] is False
+            assert "no scheduling cycle has finished for" in said["error"]
+            assert "writing the journal to disk" in said["error"]
+            wait_until(lambda: site.ask("GET", "/healthz").status == 503, str)
+            assert "stuck" in site.ask("GET", "/healthz").document["error"]
+        finally:
+            free.set()
+        wait_until(lambda: site.ask("GET", "/readyz").status == 200, str)
+        assert site.ask("GET", "/healthz").status == 200
+
+
+# --- the watchdog -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeats]:
+    path = tmp_path / "beats"
+    monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+    listening = Heartbeats(path)
+    yield listening
+    listening.close()
+
+
+def test_a_process_that_was_heard_and_falls_silent_is_known_by_its_pid(heard: Heartbeats) -> None:
+    pid = os.getpid()
+    heard.take(0.0)
+    assert heard.silent_seconds(pid, 1000.0) == 0.0, "one that never sent any is not watched"
+    notify("READY=1", "WATCHDOG=1")
+    heard.take(10.0)
+    assert heard.silent_seconds(pid, 10.0 + WATCHDOG_SECONDS) == WATCHDOG_SECONDS
+    heard.excuse(pid, 100.0)
+    assert heard.silent_seconds(pid, 101.0) == 1.0
+    heard.forget(pid)
+    assert heard.silent_seconds(pid, 1000.0) == 0.0
+
+
+@pytest.mark.parametrize("message", [b"", b"READY=1", b"XWATCHDOG=1", b"WATCHDOG=10", b"\0" * 400, b"\xff" * 512])
+def test_what_is_no_heartbeat_counts_for_nothing(heard: Heartbeats, tmp_path: Path, message: bytes) -> None:
+    notify("WATCHDOG=1")
+    heard.take(0.0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendto(message, str(tmp_path / "beats"))
+    heard.take(50.0)
+    assert heard.silent_seconds(os.getpid(), 50.0) == 50.0
+
+
+STUCK_CONTROLLER = """
+import pathlib, sys, time
+
+if "controller" in sys.orig_argv or "agent" in sys.orig_argv or "up" in sys.orig_argv or "supervise" in sys.orig_argv:
+    from gangwatch import heartbeats
+
+    heartbeats.WATCHDOG_SECONDS = 4.0
+    import scheduler_feedback.progress as progress
+
+    progress.STUCK_SECONDS = 1.0
+    flag = pathlib.Path(__file__).with_name("stuck")
+    if "controller" in sys.orig_argv:
+        from scheduler_feedback.store import Store
+
+        write = Store.cycle
+
+        def cycle(self, *arguments):
+            if flag.exists():
+                flag.unlink()
+                time.sleep(3600)
+            return write(self, *arguments)
+
+        Store.cycle = cycle
+"""
+
+
+@pytest.fixture
+def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FrontDoor]:
+    folder = tmp_path / "slow-disk"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(STUCK_CONTROLLER)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    with front_door(tmp_path) as opened:
+        yield opened
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("front-door")
+def test_a_stuck_controller_is_started_anew_and_a_stopped_one_is_left_alone(door: FrontDoor, tmp_path: Path) -> None:
+    door.up()
+    job = door.submit("--", sys.executable, "-I", "-c", "import time; time.sleep(60)")
+    door.wait_for(job, "running")
+    first = door.state.controller()
+    assert first is not None
+    os.kill(first.pid, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(first.pid), door.logs)
+    time.sleep(9)  # longer than the watchdog's time: a debugger is attached, or somebody looks at it
+    os.kill(first.pid, signal.SIGCONT)
+    wait_until(lambda: status_of(f"{first.url}/readyz")[0] == 200, door.logs)
+    again = door.state.controller()
+    assert again is not None
+    assert again.pid == first.pid, "a process that was stopped by a person is not stuck"
+
+    (tmp_path / "slow-disk" / "stuck").touch()
+    wait_until(lambda: (found := door.state.controller()) is not None and found.pid != first.pid, door.logs)
+    wait_until(lambda: door.job(job)["state"] == "running", door.logs)
+    assert door.job(job)["attempt"] == 1, "the job went on"
+    assert "it was stuck: no work done for" in door.state.log_file("supervisor").read_text()
+
+
+# --- agents that are silent -------------------------------------------------------------------------------------------
+
+
+def test_an_agent_is_silent_after_three_of_its_intervals_and_never_before_three_seconds() -> None:
+    streams = [
+        Stream("fast", received_ns=100 * SECOND, interval_seconds=0.1),
+        Stream("usual", received_ns=100 * SECOND, interval_seconds=1.0),
+        Stream("slow", received_ns=100 * SECOND, interval_seconds=15.0),
+        Stream("new", known_ns=100 * SECOND),
+    ]
+
+    def silent_at(seconds: float) -> set[str]:
+        hearing = hearing_of(streams, int((100 + seconds) * SECOND), 1_800_000_000 * SECOND)
+        return {node for node, _ in silent(hearing, [stream.node for stream in streams])}
+
+    assert silent_at(2.9) == set()
+    assert silent_at(3.1) == {"fast", "usual"}
+    assert silent_at(NEVER_SECONDS + 0.1) == {"fast", "usual", "new"}
+    assert silent_at(45.1) == {"fast", "usual", "slow", "new"}
+    hearing = hearing_of(streams, 107 * SECOND, 1_800_000_000 * SECOND)
+    assert hearing["usual"].words == "no frame for 7 s"
+    assert hearing["usual"].since_ns == 1_799_999_993 * SECOND
+    assert hearing["new"].words == "no frame yet"
+    assert hearing["slow"].words == "fresh"
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("front-door")
+def test_an_agent_that_is_stopped_is_told_on_page_and_command_line(tmp_path: Path) -> None:
+    with front_door(tmp_path) as door:
+        door.up()
+        controller, agent = door.state.controller(), door.state.agent("node-1")
+        assert controller is not None
+        assert agent is not None
+        wait_until(lambda: all((node["agent"] or {}).get("words") == "fresh" for node in door.json("nodes")), door.logs)
+        os.kill(agent.pid, signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        try:
+            wait_until(lambda: "No telemetry from" in status_of(controller.url)[1], door.logs)
+            took_seconds = time.monotonic() - stopped_s
+            assert 2.0 < took_seconds < 15.0  # 5 s are promised; a loaded machine has some more
+            by_node = {node["node"]: node["agent"] for node in door.json("nodes")}
+            assert by_node["node-1"]["silent"] is True
+            assert by_node["node-0"]["silent"] is False
+            assert by_node["node-1"]["age_seconds"] > 3.0
+            assert "no frame for" in door.run("nodes").stdout
+            assert "no telemetry from node-1" in door.run("top", "--once").stdout
+            assert "no frame for" in status_of(f"{controller.url}/nodes/node-1")[1]
+        finally:
+            os.kill(agent.pid, signal.SIGCONT)
+        wait_until(lambda: "No telemetry from" not in status_of(controller.url)[1], door.logs)
+
+
+def status_of(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, json.dumps(str(error))
+
+
+def test_heartbeats_are_where_our_units_expect_them() -> None:
+    unit = Path(heartbeats.__file__).parents[1] / "deploy" / "systemd" / "gangwatch-slurm.service"
+    assert f"WatchdogSec={WATCHDOG_SECONDS:.0f}\n" in unit.read_text()
