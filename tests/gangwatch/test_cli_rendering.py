@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 from msgspec import structs
@@ -15,6 +17,7 @@ from scheduler_feedback.core.explanation import Blocker, Explanation, WaitsFor
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind, Verdict
+from scheduler_feedback.feed.hearing import Hearing
 from scheduler_feedback.store import NumberedEntry
 
 SECOND = 1_000_000_000
@@ -120,15 +123,16 @@ def test_check_keeps_every_word_whole(
 
 
 def test_nodes(state: State, capsys: pytest.CaptureFixture[str]) -> None:
-    rendering.nodes(documents.nodes_document(state))
-    rows = [line.split(maxsplit=4) for line in capsys.readouterr().out.splitlines()]
-    assert [row[:4] for row in rows[1:]] == [
-        ["node-0", "healthy", "2", "0"],
-        ["node-1", "quarantine", "2", "0"],
-        ["node-2", "absent", "2", "0"],
+    hearing = {"node-0": Hearing(0.4, WALL, False), "node-1": Hearing(None, None, True)}
+    rendering.nodes(documents.with_hearing(documents.nodes_document(state), hearing))
+    rows = [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
+    assert [row[:5] for row in rows[1:]] == [
+        ["node-0", "healthy", "fresh", "2", "0"],
+        ["node-1", "quarantine", "no frame yet", "2", "0"],
+        ["node-2", "absent", "–", "2", "0"],
     ]
-    assert "j-000001 (2)" in rows[2][4]
-    assert "verdict v-7" in rows[2][4]
+    assert "j-000001 (2)" in rows[2][5]
+    assert "verdict v-7" in rows[2][6]
 
 
 def test_queue(state: State, capsys: pytest.CaptureFixture[str]) -> None:

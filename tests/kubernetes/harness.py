@@ -290,13 +290,14 @@ def running(
     probes: Probes | None = None,
     memory: tuple[str, str] | None = None,
     upstream: bool = False,
+    may_act: Callable[[], bool] = lambda: True,
 ) -> Iterator[Running]:
     """A controller with its backend. anew: from the API's objects; else from the folder's journal. watching: it reads
     the agents that announce themselves in its folder, with all detectors. probes: how it measures nodes.
     memory: namespace and name of where it keeps what queues used. upstream: it
-    reads PodGroups of Kubernetes' own kind, too."""
+    reads PodGroups of Kubernetes' own kind, too. may_act: whether it leads."""
     policy = policy or Policy(retry_backoff_seconds=0.5, probe_command=())
-    backend = KubernetesBackend(access, probes=probes, upstream=upstream)
+    backend = KubernetesBackend(access, probes=probes, upstream=upstream, may_act=may_act)
     backend.start()
     try:
         if anew:

@@ -85,7 +85,7 @@ class KubernetesBackend:
         self._events: list[Event] = []
         self._changed: set[tuple[str, int]] = set()  # attempts that are to be looked at
         self._by_gang: dict[str, tuple[str, int]] = {}  # newest attempt, by the gang's key
-        self._connection = Connection(access, self._watching, self._once_synced)
+        self._connection = Connection(access, self._watching, self._once_synced, may_act)
         self._carrying = Carrying(self._connection, self.world, may_act, self._say, self._look_again, self._last_pods)
 
     # --- coming and going --------------------------------------------------------------------------------------------

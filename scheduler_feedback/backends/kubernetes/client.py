@@ -13,7 +13,7 @@ import contextlib
 import os
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +44,10 @@ _T = TypeVar("_T")
 
 class UnreachableError(BackendError):
     """No answer, or one that says to ask again later: nobody knows whether it was done."""
+
+
+class NotLeadingError(BackendError):
+    """Not asked for: this process leads no more, and another may act by now."""
 
 
 class RefusedError(BackendError):
@@ -167,12 +171,19 @@ def _pem(kubeconfig: Path, section: Mapping[str, Any], key: str) -> str:
 
 
 class Client:
-    """Requests to one API server. Open with ``async with``."""
+    """Requests to one API server. Open with ``async with``.
 
-    def __init__(self, access: Access, *, agent: str = "gangwatch") -> None:
+    may_write: whether we lead; asked right before every request that changes something, also before each repetition:
+    work that began while we led may come to its next request a minute later. Where it says no, NotLeadingError.
+    """
+
+    def __init__(
+        self, access: Access, *, agent: str = "gangwatch", may_write: Callable[[], bool] = lambda: True
+    ) -> None:
         self.access = access
         self._context = access.context()
         self._agent = agent
+        self._may_write = may_write
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
 
@@ -220,16 +231,16 @@ class Client:
         data = None if body is None else msgspec.json.encode(body)
         what, url = f"{method} {path}", self.access.url + path
         try:
-            async with (
-                self._at_once,
-                self._session.request(
+            async with self._at_once:
+                if method != "GET" and not self._may_write():
+                    raise NotLeadingError(f"{what}: not asked for, because this controller leads no more")
+                async with self._session.request(
                     method, url, data=data, headers=self._headers(kind), params=parameters or None
-                ) as response,
-            ):
-                answer = await response.read()
-                if response.status >= 300:
-                    raise _refused(what, response.status, answer)
-                return answer
+                ) as response:
+                    answer = await response.read()
+                    if response.status >= 300:
+                        raise _refused(what, response.status, answer)
+                    return answer
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise UnreachableError(f"{what}: {error or type(error).__name__}") from error
 

@@ -26,14 +26,16 @@ _log = logging.getLogger(__name__)
 
 class Connection:
     """watching: the watches of a client, by name. once_synced: asked for work that is to be done once, when all of them
-    have listed their objects."""
+    have listed their objects. may_write: whether we lead, asked before every request that changes something."""
 
     def __init__(
         self,
         access: Access,
         watching: Callable[[Client], Mapping[str, Watch[Any]]],
         once_synced: Callable[[], Iterable[Coroutine[Any, Any, None]]],
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._may_write = may_write
         self._access, self._watching, self._once_synced = access, watching, once_synced
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -112,7 +114,7 @@ class Connection:
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._ending = asyncio.Event()
-        async with Client(self._access) as client:
+        async with Client(self._access, may_write=self._may_write) as client:
             self._client = client
             self.watches = self._watching(client)
             watching = [asyncio.create_task(watch.run(), name=name) for name, watch in self.watches.items()]

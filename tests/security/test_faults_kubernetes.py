@@ -1,0 +1,182 @@
+"""Faults between a controller and the API server: a leader that was away, a cut or slow line, a stopped etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler_feedback.backends.kubernetes import Access, stopping
+from scheduler_feedback.backends.kubernetes.attempt import Member
+from scheduler_feedback.backends.kubernetes.client import Client, NotLeadingError, RefusedError
+from scheduler_feedback.backends.kubernetes.lease import LEASE_SECONDS
+from scheduler_feedback.core.events import CancelRequested
+from scheduler_feedback.core.job import JobState
+from tests.kubernetes.bed import ControlPlane
+from tests.kubernetes.fake_kubelet import FakeKubelet
+from tests.kubernetes.harness import Cluster, running, wait_for
+from tests.kubernetes.test_leadership import bound_once, controllers, holder, measured
+
+pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
+
+
+def test_nothing_is_written_by_a_client_that_leads_no_more(cluster: Cluster, access: Access) -> None:
+    leads = [True]
+    node = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fenced"}, "data": {"by": "one"}}
+    path = "/api/v1/namespaces/default/configmaps"
+
+    async def write() -> list[str]:
+        refused: list[str] = []
+        async with Client(access, may_write=lambda: leads[0]) as client:
+            await client.create(path, node)
+            leads[0] = False
+            for asked in (
+                client.create(path, {**node, "metadata": {"name": "other"}}),
+                client.patch(f"{path}/fenced", {"data": {"by": "two"}}),
+                client.replace(f"{path}/fenced", {**node, "data": {"by": "two"}}),
+                client.delete(f"{path}/fenced"),
+            ):
+                try:
+                    await asked
+                except NotLeadingError as error:
+                    refused.append(str(error))
+        return refused
+
+    refused = asyncio.run(write())
+    assert [words.split()[0] for words in refused] == ["POST", "PATCH", "PUT", "DELETE"]
+    assert all("leads no more" in words for words in refused)
+    assert cluster.api.find(f"{path}/other") is None
+    assert cluster.api.find(f"{path}/fenced")["data"] == {"by": "one"}
+    cluster.api.delete(f"{path}/fenced")
+
+
+def test_what_was_begun_while_leading_is_not_finished_after_the_lease_is_lost(
+    cluster: Cluster, access: Access, plane: ControlPlane, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop that waits for the API server goes on asking; by the time it answers another may lead."""
+    leads = [True]
+    cluster.add_nodes("n1", "n2")
+    cluster.add_gang("kept", 2)
+    with running(access, folder, may_act=lambda: leads[0]) as it:
+        wait_for("it runs", lambda: [job for job in it.jobs().values() if job.state is JobState.RUNNING])
+        job = it.jobs()["kept"]
+        evict, tries = stopping._evict, [0]
+
+        async def evict_without_a_server(client: Client, member: Member) -> None:
+            tries[0] += 1
+            if tries[0] == 1:
+                plane.kill_server()
+            await evict(client, member)
+
+        monkeypatch.setattr(stopping, "_evict", evict_without_a_server)
+        try:
+            it.controller.cycle.wish(lambda _: CancelRequested(job.job_id, "somebody")).result(30)
+            wait_for("it tries again and again", lambda: tries[0] > 4)
+            leads[0] = False
+        finally:
+            plane.start_server()
+        time.sleep(4.0)  # the longest pause between two tries is 2 s
+        assert cluster.bound("kept") == 2, "its pods are the next leader's to stop"
+        leads[0] = True
+
+
+@pytest.mark.slow
+def test_a_leader_that_was_stopped_comes_back_and_acts_no_more(
+    cluster: Cluster, plane: ControlPlane, kubelet: FakeKubelet, tmp_path: Path
+) -> None:
+    cluster.add_nodes("n1", "n2")
+    with controllers() as start:
+        first = start(plane, tmp_path / "first")
+        wait_for("the first leads", lambda: holder(cluster))
+        leader = holder(cluster)
+        start(plane, tmp_path / "second")
+        wait_for("the second stands by", lambda: measured(tmp_path / "second") == ["gangwatch_leads 0.0"])
+        cluster.add_gang("before", 1)
+        wait_for("a gang is bound", lambda: cluster.bound("before") == 1)
+        os.kill(first.pid, signal.SIGSTOP)
+        wait_for("another leads", lambda: holder(cluster) not in ("", leader), 3 * LEASE_SECONDS)
+        second = holder(cluster)
+        cluster.add_gang("during", 1)
+        wait_for("the second binds", lambda: cluster.bound("during") == 1)
+        # Two gangs that both know of and for which there is no room: what makes room is seen by both at once.
+        cluster.add_gang("contested", 2)
+        time.sleep(2)
+        os.kill(first.pid, signal.SIGCONT)
+        cluster.add_nodes("n3", "n4")
+        wait_for("it is bound", lambda: cluster.bound("contested") == 2)
+        wait_for("the first has given up", lambda: first.poll() is not None)
+        assert first.returncode != 0
+        assert "leads no more" in (tmp_path / "first" / "log" / "controller.log").read_text()
+        assert holder(cluster) == second
+        assert cluster.bound("before") == 1
+        assert bound_once(kubelet)
+        assert len(kubelet.binds) == 4
+
+
+def etcd(plane: ControlPlane, number: signal.Signals) -> None:
+    os.kill(plane.process_id("etcd"), number)
+
+
+def test_a_stopped_etcd_is_waited_for_and_nothing_is_lost_or_bound_twice(
+    cluster: Cluster, access: Access, plane: ControlPlane, folder: Path, kubelet: FakeKubelet
+) -> None:
+    """The API server answers nothing, or only 'etcdserver: request timed out', for as long."""
+    cluster.add_nodes("n1", "n2", "n3")
+    cluster.add_gang("before", 1)
+    with running(access, folder) as it:
+        wait_for("it runs", lambda: [job for job in it.jobs().values() if job.state is JobState.RUNNING])
+        before = it.jobs()
+        etcd(plane, signal.SIGSTOP)
+        try:
+            time.sleep(20)  # longer than a request waits
+            assert {job.job_id: job.attempt for job in it.jobs().values()} == {
+                job.job_id: job.attempt for job in before.values()
+            }
+            alive, why = it.controller.alive()
+            assert alive, why
+        finally:
+            etcd(plane, signal.SIGCONT)
+        wait_for("the server answers", lambda: answered(cluster))
+        cluster.add_gang("after", 2)
+        wait_for("it is bound", lambda: cluster.bound("after") == 2, 120)
+        assert cluster.bound("before") == 1
+        assert {job.attempt for job in it.jobs().values()} == {1}
+    assert bound_once(kubelet)
+
+
+def answered(cluster: Cluster) -> bool:
+    try:
+        found: Any = cluster.api.find("/api/v1/namespaces/default")
+    except RefusedError:
+        return False
+    except Exception as error:  # an answer in time is what is waited for
+        if "Unreachable" in type(error).__name__:
+            return False
+        raise
+    return found is not None
+
+
+def test_a_slow_api_server_slows_binding_and_breaks_nothing(
+    cluster: Cluster, access: Access, plane: ControlPlane, folder: Path, kubelet: FakeKubelet
+) -> None:
+    """It is stopped for a third of every second or so, by chance of where its requests then are."""
+    nodes = [f"n{number}" for number in range(8)]
+    cluster.add_nodes(*nodes)
+    server = plane.process_id("kube-apiserver")
+    with running(access, folder) as it:
+        for number in range(4):
+            cluster.add_gang(f"g{number}", 2)
+            for _ in range(3):
+                os.kill(server, signal.SIGSTOP)
+                time.sleep(0.4)
+                os.kill(server, signal.SIGCONT)
+                time.sleep(0.6)
+        wait_for("all are bound", lambda: all(cluster.bound(f"g{number}") == 2 for number in range(4)), 120)
+        assert {job.attempt for job in it.jobs().values()} == {1}
+    assert bound_once(kubelet)
+    assert len(kubelet.binds) == 8
