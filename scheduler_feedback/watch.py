@@ -243,6 +243,7 @@ class Watch:
 
     def _fold(self) -> None:
         queue = self._queue
+        self._fleet.set_clock(self._clock.wall_ns(), self._clock.monotonic_ns())
         for left in range(len(queue) - 1, -1, -1):
             layout, frame, received_ns = queue.popleft()
             self._taken += 1

@@ -22,9 +22,6 @@ from scheduler_feedback.core.gangs import CONSUMED, Gang, IntArray
 from scheduler_feedback.core.occurrences import Occurrences
 from scheduler_feedback.core.process_states import NodeStates, states_of
 
-SAME_CLOCK_NS = 1_000_000_000
-"""A node's wall clock that moved against its monotonic one by less than this was adjusted; by more, it was set anew."""
-
 Sample = tuple[str, tuple[tuple[str, str], ...], float]
 """Name of the catalogue, labels, value: what the exposition takes."""
 
@@ -40,6 +37,7 @@ class Fleet:
         self._nodes: dict[str, NodeView] = {}
         self._attempts = Attempts()
         self._newest_received_ns = 0
+        self._here_ns: int | None = None
         self._machines: dict[str, set[str]] = {}
         self._touched: set[str] = set()
         self._consumption = Consumption()
@@ -110,8 +108,16 @@ class Fleet:
             seconds = gang.step_seconds()
             if seconds is not None:
                 yield "gangwatch_gang_step_seconds", (("gang", name),), seconds
+        for name, node in self._nodes.items():
+            if node.clock.skew_ns:
+                yield "gangwatch_node_clock_skew_seconds", (("node", name),), node.clock.skew_ns / 1e9
 
     # --- folding ------------------------------------------------------------------------------------------------------
+
+    def set_clock(self, wall_ns: int, received_now_ns: int) -> None:
+        """The controller's own clocks at one instant: wall time, and the clock by which frames are received. Known, it
+        corrects nodes whose wall clocks are wrong (node_clock.py)."""
+        self._here_ns = wall_ns - received_now_ns
 
     def observe(self, layout: AnyLayout, frame: Frame, received_ns: int, superseded: bool = False) -> bool:
         """Fold in one frame; `received_ns` is the receiver's monotonic clock. True where it was new.
@@ -149,9 +155,7 @@ class Fleet:
             self._move(node, frame.boot_id)
         node.machine, node.agent_id, node.seq = frame.boot_id, frame.agent_id, seq
         node.wall_ns, node.monotonic_ns, node.received_ns = frame.wall_ns, monotonic_ns, received_ns
-        offset_ns = frame.wall_ns - monotonic_ns
-        if abs(offset_ns - node.offset_ns) > SAME_CLOCK_NS:
-            node.offset_ns = offset_ns
+        if node.clock.take(frame.wall_ns, monotonic_ns, received_ns, self._here_ns):
             self._touched.add(node.name)
         if received_ns > self._newest_received_ns:
             self._newest_received_ns = received_ns

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from agent.schema.frame import Record
 from scheduler_feedback.core.consumption import Group
 from scheduler_feedback.core.gangs import Gang, IntArray
+from scheduler_feedback.core.node_clock import NodeClock
 
 
 @dataclass(slots=True)
@@ -14,8 +15,7 @@ class NodeView:
     """What is known of a node from its newest frame.
 
     machine: its boot_id: nodes with one machine share processors and clock. seq, wall_ns, monotonic_ns: of the newest
-    frame; received_ns: when it came, on the receiver's clock. offset_ns: wall time less the monotonic one, as it was
-    when the wall clock was last set anew.
+    frame; received_ns: when it came, on the receiver's clock. clock: what its times are in the controller's.
     frames_missed, records_missed: holes in the sequences. frames_refused: repeats and frames out of order.
     """
 
@@ -26,7 +26,7 @@ class NodeView:
     wall_ns: int = 0
     monotonic_ns: int = 0
     received_ns: int = 0
-    offset_ns: int = 0
+    clock: NodeClock = field(default_factory=NodeClock)
     frames_missed: int = 0
     frames_refused: int = 0
     records_missed: int = 0
@@ -38,4 +38,4 @@ class NodeView:
 
     def wall_of(self, monotonic_ns: int) -> int:
         """Wall time of an instant on this node's monotonic clock, by its newest frame."""
-        return monotonic_ns + self.wall_ns - self.monotonic_ns
+        return monotonic_ns + self.wall_ns - self.monotonic_ns - self.clock.skew_ns

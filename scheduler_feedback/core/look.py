@@ -252,7 +252,8 @@ class Look:
             seen.changes = gang.changes
             seen.shape = self._shape(gang, seen.nodes, seen.shape)
             views = self._fleet.nodes
-            offset_ns = np.array([views[node].offset_ns if node in views else 0 for node in seen.nodes], np.int64)
+            clocks = [views[node].clock.to_wall_ns if node in views else 0 for node in seen.nodes]
+            offset_ns = np.array(clocks, np.int64)
             seen.offset_ns = offset_ns[seen.of_node]
             shared = np.array([self._fleet.shares_machine(node) for node in seen.nodes], np.bool_)
             seen.shared = shared[seen.of_node]

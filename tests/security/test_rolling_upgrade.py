@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def test_an_upgrade_and_the_way_back_end_no_job(door: TwoReleases) -> None:
     door.use_new()
     up(door)
     for job in (before, between):
-        wait_until(lambda job=job: runs_in_its_first_attempt(door, job), door.logs)
+        wait_until(partial(runs_in_its_first_attempt, door, job), door.logs)
     later = door.submit("--", "true")
     door.wait_for(later, "completed")
 

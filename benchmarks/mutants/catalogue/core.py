@@ -142,11 +142,24 @@ MUTANTS = (
     ),
     Mutant("core.fleet:Fleet.observe", "seq - node.seq - 1", "seq - node.seq", (_F + "fleet.py",)),
     Mutant(
-        "core.fleet:Fleet.observe",
-        "if abs(offset_ns - node.offset_ns) > SAME_CLOCK_NS:",
-        "if offset_ns - node.offset_ns > SAME_CLOCK_NS:",
-        (_F + "fleet.py",),
+        "core.node_clock:NodeClock.take",
+        "if abs(offset_ns - self.offset_ns) > SAME_CLOCK_NS:",
+        "if offset_ns - self.offset_ns > SAME_CLOCK_NS:",
+        (_F + "node_clock.py",),
     ),
+    Mutant(
+        "core.node_clock:NodeClock.take",
+        "min(self._least_ns, self._least_before_ns)",
+        "delay_ns",
+        (_F + "node_clock.py",),
+    ),
+    Mutant(
+        "core.node_clock:NodeClock.take",
+        "if abs(skew_ns) <= MOST_SKEW_NS:",
+        "if skew_ns <= MOST_SKEW_NS:",
+        (_F + "node_clock.py",),
+    ),
+    Mutant("core.node_clock:NodeClock.to_wall_ns", " - self.skew_ns", "", (_F + "node_clock.py",)),
     Mutant("core.fleet:Fleet.observe", "not (superseded and continues)", "not superseded", (_F + "fleet.py",)),
     Mutant("core.fleet:Fleet.observe", "if frame.node != layout.node:", "if False:", (_F + "fleet.py",)),
     Mutant("core.fleet:Fleet.shares_machine", "> 1", "> 0", (_F + "fleet.py",)),
@@ -158,7 +171,10 @@ MUTANTS = (
     # --- fleet_nodes ---
     Mutant("core.fleet_nodes:NodeView.wall_of", "self.wall_ns - self.monotonic_ns", "self.wall_ns", (_F + "fleet.py",)),
     Mutant(
-        "core.fleet_nodes:NodeView.wall_of", "self.wall_ns - self.monotonic_ns", "self.offset_ns", (_F + "fleet.py",)
+        "core.fleet_nodes:NodeView.wall_of",
+        "self.wall_ns - self.monotonic_ns",
+        "self.clock.offset_ns",
+        (_F + "fleet.py",),
     ),
     # --- fleet_records ---
     Mutant(
