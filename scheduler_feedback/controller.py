@@ -119,7 +119,7 @@ class Controller:
         self._gate = Gate(folder / "frozen")
         self._told = told
         self._on_failure: Callable[[], None] | None = None
-        self._served_ns = self._clock.monotonic_ns()
+        self._served_ns: int | None = None  # when the loop that serves the API last took its turn
         self._lock: int | None = None
 
     # --- coming and going ---------------------------------------------------------------------------------------------
@@ -210,6 +210,7 @@ class Controller:
             yield
         finally:
             answering.cancel()
+            self._served_ns = None
             self._on_failure = None
             if takes_signals:
                 loop.remove_signal_handler(signal.SIGHUP)
@@ -292,9 +293,11 @@ class Controller:
         server, which a new start does not bring back.
         """
         stuck = self.cycle.progress.stuck()
-        served_seconds = (self._clock.monotonic_ns() - self._served_ns) / 1e9
-        if not stuck and served_seconds > STUCK_SECONDS:
-            stuck = f"the API's thread has been stuck for {served_seconds:.0f} s"
+        served_ns = self._served_ns
+        if not stuck and served_ns is not None:
+            served_seconds = (self._clock.monotonic_ns() - served_ns) / 1e9
+            if served_seconds > STUCK_SECONDS:
+                stuck = f"the API's thread has been stuck for {served_seconds:.0f} s"
         return not stuck, stuck
 
     def scheduling(self) -> tuple[bool, str]:

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 import os
+import socket
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -34,6 +35,15 @@ whole cluster's pods may have to be deleted at once."""
 
 _CLOSING_SECONDS = 0.25
 """TLS is closed after aiohttp has returned: https://docs.aiohttp.org/en/stable/client_advanced.html#graceful-shutdown"""
+
+_KEPT_ALIVE = {
+    socket.TCP_KEEPIDLE: 10,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 25_000,
+}
+"""tcp(7): a server that is gone without a word is noticed within 25 s, whether we wait for it or send to it. Seconds,
+but for the last, which is in milliseconds."""
 
 _READ_BYTES = 1 << 20
 MERGE_PATCH = "application/merge-patch+json"
@@ -170,6 +180,16 @@ def _pem(kubeconfig: Path, section: Mapping[str, Any], key: str) -> str:
     return ""
 
 
+def _socket(address: tuple[Any, ...]) -> socket.socket:
+    """A socket for one of getaddrinfo's answers that notices a dead line by itself."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEPT_ALIVE.items():
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
+
+
 class Client:
     """Requests to one API server. Open with ``async with``.
 
@@ -188,7 +208,7 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Client:
-        connector = aiohttp.TCPConnector(limit=0, ssl=self._context, force_close=False)
+        connector = aiohttp.TCPConnector(limit=0, ssl=self._context, force_close=False, socket_factory=_socket)
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers={"User-Agent": self._agent, "Accept": "application/json"},

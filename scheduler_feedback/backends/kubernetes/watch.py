@@ -24,7 +24,10 @@ _PAGE = "500"
 """Objects in a page, client-go's: a page is in memory as bytes, too, while it is read."""
 
 _WATCH_SECONDS = 300
-_GRACE_SECONDS = 30.0
+_SILENCE_SECONDS = 150.0
+"""A watch that hears nothing for so long is opened again from where it was: a server sends a bookmark about once a
+minute, so two were missed. A firewall or a load balancer that forgot the connection tells neither side."""
+
 _PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 5.0
 GONE = 410
@@ -154,7 +157,7 @@ class Watch(Generic[_T]):
             "resourceVersion": self._version,
             "timeoutSeconds": str(seconds),
         }
-        async with self._client.lines(self.path, seconds + _GRACE_SECONDS, **parameters) as lines:
+        async with self._client.lines(self.path, _SILENCE_SECONDS, **parameters) as lines:
             async for line in lines:
                 self._take(line)
 
