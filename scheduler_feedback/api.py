@@ -147,6 +147,11 @@ async def _refused(_request: Request, error: Exception) -> Response:
     return _json({"error": str(error)}, next((status for kind, status in _STATUS if isinstance(error, kind)), 500))
 
 
+def _known(state: State, job_id: str) -> bool:
+    """Whether there is a job or an array of that id."""
+    return job_id in state.jobs or bool(array_members(state, job_id))
+
+
 class _Api:
     def __init__(self, controller: Control) -> None:
         self._controller = controller
@@ -349,6 +354,10 @@ class _Api:
         def make(state: State) -> Event:
             if (why_not := admit_check(state, spec)) is not None:
                 raise SubmissionError(why_not)
+            if unknown := [one.job_id for one in spec.after if not _known(state, one.job_id)]:
+                raise SubmissionError(
+                    f"it is to wait for {', '.join(unknown)}, which is not known here; `gangwatch jobs --all` lists all"
+                )
             return Submitted(self._controller.cycle.new_job_id(), spec)
 
         submitted = await self._wish(make)

@@ -115,7 +115,7 @@ def test_a_name_that_would_show_as_another_is_refused_in_words(
     refusing: Site, field: str, text: str, said: str
 ) -> None:
     answer = refusing.ask("POST", "/api/jobs", JOB | {field: text})
-    assert answer.status == 400
+    assert answer.status == 422
     assert answer.error.startswith(f"{field} contains ") and said in answer.error
     answer = refusing.ask("POST", "/api/nodes/n0/quarantine", {"reason": text})
     assert answer.status == 400 and said in answer.error
@@ -185,7 +185,7 @@ def test_a_node_that_is_gone_is_removed(site: Site) -> None:
 )
 def test_a_malformed_submission_is_refused_by_field(refusing: Site, body: object, named: str) -> None:
     answer = refusing.ask("POST", "/api/jobs", body)
-    assert answer.status == 400
+    assert answer.status == 422
     assert named in answer.error
     assert refusing.get("/api/jobs") == []
 
@@ -571,3 +571,15 @@ def test_the_journal_replays_to_the_same_decisions(site: Site) -> None:
     store.close()
     _, outcomes = replay(State(), ((row.now_ns, row.events) for row in loaded.journal))
     assert [len(outcome.actions) for outcome in outcomes] == [len(row["actions"]) for row in rows]
+
+
+def test_a_job_that_is_to_wait_for_an_unknown_one_is_refused(site: Site) -> None:
+    first = site.submit()
+    after = [{"job_id": first, "condition": "ok"}, {"job_id": "j-000099", "condition": "ok"}]
+    answer = site.ask("POST", "/api/jobs", JOB | {"after": after})
+    assert answer.status == 422
+    assert "j-000099, which is not known here" in answer.error
+    assert [job["job"] for job in site.get("/api/jobs")] == [first]
+    site.submit(after=after[:1])
+    array = site.submit(array_size=2)
+    site.submit(after=[{"job_id": array, "condition": "ended"}])
