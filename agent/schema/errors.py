@@ -48,7 +48,28 @@ class UnsupportedError(SourceError):
 
 
 class ReporterError(GangwatchError):
-    """A training process registered or wrote something that is not a step record."""
+    """A training process registered, sent or wrote something that the agent refuses.
+
+    reason: one of REFUSAL_REASONS, the label under which the refusal is counted.
+    """
+
+    def __init__(self, message: str, reason: str = "malformed") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+REFUSAL_REASONS = (
+    "malformed",  # no message of ours: its length, its JSON, its fields, its version
+    "ring",  # the descriptor is no sealed ring of a permitted size
+    "descriptors",  # more descriptors than one, or too many open
+    "timeout",  # connected, and sent no whole message in time
+    "identity",  # claims to be whom the machine says that it is not
+    "name",  # a name too long or with characters that no label may have
+    "quota",  # the tenant has as many reporters or connections as it may have
+    "rate",  # the tenant registers too often
+    "full",  # the node has no slot left for this kind of reporter
+)
+"""Why registrations are refused: all values of the label `reason`."""
 
 
 class SubmissionError(GangwatchError):
