@@ -17,15 +17,20 @@ from typing import Literal
 import msgspec
 
 from agent.schema.clock import Clock, SystemClock
-from agent.sources.cgroup import Membership, parse_cgroup
+from agent.sources.cgroup import Membership, parse_cgroup, user_of_cgroup
 from agent.sources.files import read_file
 from agent.sources.pod_logs import FOLDER as POD_LOGS
 from agent.sources.pod_logs import pods_by_uid
 from agent.sources.proc import TICK_NS, ProcessStat, read_process_stat
 from agent.sources.slurm import ATTEMPT, JOB, RANK, read_environment, step_of_daemon
+from agent.sources.step_messages import Peer
+from agent.sources.tenants import Tenant
 
 RELIST_NS = 1_000_000_000
 """The folder is listed anew at least this often: its modification time alone has the grain of a kernel tick."""
+
+MAX_REGISTERED_A_GANG = 512
+"""Processes of one gang that are remembered as ranks because they registered: twice what a job may have reporters."""
 
 MAX_ANCESTORS = 256
 """A walk to the root ends here: deeper than process trees are, and a bound while parents change under the walk."""
@@ -44,6 +49,12 @@ class Identity:
     attempt: int | None
     rank: int | None
     source: Literal["local", "slurm", "kubernetes"]
+
+    def tenant(self) -> Tenant:
+        """Whose account it is on: the pod, or the job with all of its steps."""
+        if self.source == "kubernetes":
+            return Tenant("pod", self.gang.removeprefix("pod-"))
+        return Tenant("job", self.gang.partition(".")[0] if self.source == "slurm" else self.gang)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -171,9 +182,13 @@ class Attribution:
         The job's own scheduler started it, and wrote no file; which rank it is, it said when it registered.
         """
         stat = read_process_stat(self._proc_root, pid)
-        if stat is not None:
-            with self._lock:
-                self._registered[pid, stat.start_time] = RankFile(gang, attempt, rank, pid, stat.start_time)
+        if stat is None:
+            return
+        with self._lock:
+            self._registered[pid, stat.start_time] = RankFile(gang, attempt, rank, pid, stat.start_time)
+            same = [process for process, one in self._registered.items() if one.gang == gang]
+            for process in same[: max(0, len(same) - MAX_REGISTERED_A_GANG)]:
+                del self._registered[process]
 
     def ranks(self) -> list[RankFile]:
         """The ranks of this node whose processes are alive, sorted by gang, attempt and rank."""
@@ -186,7 +201,8 @@ class Attribution:
             if stat is not None and stat.start_time == rank.start_time and stat.state not in "ZX":
                 alive.append(rank)
             else:
-                self._registered.pop((rank.pid, rank.start_time), None)
+                with self._lock:
+                    self._registered.pop((rank.pid, rank.start_time), None)
         alive.sort(key=lambda rank: (rank.gang, rank.attempt, rank.rank))
         return alive
 
@@ -239,17 +255,37 @@ class Attribution:
         stat = read_process_stat(self._proc_root, pid) if pid > 0 else None
         return None if stat is None else stat.start_time * TICK_NS
 
+    def tenant_of_peer(self, peer: Peer) -> Tenant:
+        """On whose account a process's connection is, by one look at its control group: its pod or Slurm job, else its
+        user. Rank files and step daemons, which may name a job for it, are asked once it has registered."""
+        cgroup = self._cgroup(peer.pid) if peer.pid > 0 else ""
+        membership = parse_cgroup(cgroup)
+        if membership is not None:
+            return _identity(membership).tenant()
+        return self._user(peer, cgroup)
+
+    def user_of_peer(self, peer: Peer) -> Tenant:
+        """The user who answers for a process that nothing attests."""
+        return self._user(peer, self._cgroup(peer.pid) if peer.pid > 0 else "")
+
+    @staticmethod
+    def _user(peer: Peer, cgroup: str) -> Tenant:
+        user = user_of_cgroup(cgroup)
+        return Tenant("user", str(peer.uid if user is None else user))
+
+    def _cgroup(self, pid: int) -> str:
+        try:
+            return read_file(f"{self._proc_root}/{pid}/cgroup").decode("utf-8", "replace")
+        except OSError:
+            return ""
+
     def _attested(self, pid: int) -> tuple[Identity | None, Membership]:
         """What rank files tell of the process or its nearest ancestor, else its control group, else a step daemon."""
         index = self._own()
         ancestors = list(self._ancestors(pid))
         if not ancestors:
             return None, Membership()
-        try:
-            cgroup = read_file(f"{self._proc_root}/{pid}/cgroup").decode("utf-8", "replace")
-        except OSError:
-            cgroup = ""
-        membership = parse_cgroup(cgroup) or Membership()
+        membership = parse_cgroup(self._cgroup(pid)) or Membership()
         for stat in ancestors:
             if (identity := index.by_process.get((stat.pid, stat.start_time))) is not None:
                 return identity, membership

@@ -27,7 +27,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.schema.frame import Member
-from agent.sources.step_socket import Claim, Peer, StepSocket
+from agent.sources.step_messages import Claim, Peer
+from agent.sources.step_socket import Admission, StepSocket
+from agent.sources.tenants import Tenant
 from gangwatch.steps import Reporter
 
 CALLS = 20_000
@@ -112,8 +114,8 @@ def other_end(what: str, path: Path) -> Iterator[dict[str, int]]:
 def serve_ring(path: str) -> None:
     """The agent's socket, reading every ring until standard input ends."""
 
-    def admit(_peer: Peer, _claim: Claim, _waited_seconds: float) -> Member:
-        return Member("benchmark", 0, 0)
+    def admit(_peer: Peer, _claim: Claim, _waited_seconds: float) -> Admission:
+        return Admission(Member("benchmark", 0, 0), Tenant("job", "benchmark"))
 
     agent = StepSocket(path, admit)
     told = {"records_read": 0, "records_lost": 0, "records_malformed": 0}

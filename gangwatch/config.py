@@ -9,6 +9,9 @@ strings such as "90s", "10m", "2h".
     [agent]       interval_seconds = 1, port = 0, listen, web_config, nvml_library, sysfs_root, proc_root,
                   kubelet_socket, job_files, step_socket, kernel_log, rdma_excluded, gpu_burst = false,
                   kubelet_pods
+    [step_quotas] reporters = 1024, reporters_unattested = 256, reporters_per_pod = 64, reporters_per_job = 256,
+                  reporters_per_user = 16, registrations_per_second = 4, ring_slots, ring_slots_unattested,
+                  name_length = 128
     [exporter]    profile = "default", allow, deny, series_limit, compatibility, hostname_label, owner_labels
     [otlp]        endpoint, traces_endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
     [remote_write] endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
@@ -51,6 +54,7 @@ from gangwatch.config_sections import (
     OtlpSection,
     PushSection,
     SlurmSection,
+    StepQuotasSection,
     StoreSection,
     parse_listen,
 )
@@ -93,6 +97,7 @@ class Config(msgspec.Struct, frozen=True):
 
     cluster: ClusterSection = ClusterSection()
     agent: AgentSection = AgentSection()
+    step_quotas: StepQuotasSection = StepQuotasSection()
     exporter: ExporterSection = ExporterSection()
     otlp: OtlpSection = OtlpSection()
     remote_write: PushSection = PushSection()
@@ -190,6 +195,12 @@ def _convert(tree: dict[str, Any], source: str, blamed: str = "") -> Config:
         parse_listen(config.agent.listen, f"{where}: agent.listen")
     if config.controller.listen is not None:
         parse_listen(config.controller.listen, f"{where}: controller.listen")
+    quotas = config.step_quotas
+    if quotas.reporters_unattested >= quotas.reporters:
+        raise ConfigError(
+            f"{where}: step_quotas.reporters_unattested: {quotas.reporters_unattested} of step_quotas.reporters = "
+            f"{quotas.reporters} would leave no slot for attested ranks: expected less"
+        )
     if config.client.url and not config.client.url.startswith(("http://", "https://")):
         raise ConfigError(f"{where}: client.url: expected https://HOST:PORT, not {config.client.url!r}")
     advised = config.slurm.enabled and config.slurm.mode == "advise"

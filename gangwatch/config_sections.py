@@ -65,6 +65,26 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kubelet_pods: str = ""
 
 
+class StepQuotasSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What tenants may use of an agent's step socket. A tenant is a pod, a job, or the user of processes that nothing
+    attests. reporters: most processes that report at once. reporters_unattested: most of them that nothing attests, of
+    all users together; the other slots are reserved for attested ranks. reporters_per_pod, reporters_per_job,
+    reporters_per_user: of one tenant. registrations_per_second: of one tenant on average; twice its reporters may come
+    at once. ring_slots, ring_slots_unattested: most slots of one ring (64 bytes each, of the reporter's own memory).
+    name_length: most characters of the name that an unattested process gives to its gang.
+    """
+
+    reporters: Annotated[int, Meta(ge=1, le=16384)] = 1024
+    reporters_unattested: Annotated[int, Meta(ge=0, le=16384)] = 256
+    reporters_per_pod: Annotated[int, Meta(ge=0, le=16384)] = 64
+    reporters_per_job: Annotated[int, Meta(ge=0, le=16384)] = 256
+    reporters_per_user: Annotated[int, Meta(ge=0, le=16384)] = 16
+    registrations_per_second: Annotated[float, Meta(ge=0.01, le=10_000)] = 4.0
+    ring_slots: Annotated[int, Meta(ge=256, le=65536)] = 65536
+    ring_slots_unattested: Annotated[int, Meta(ge=256, le=65536)] = 16384
+    name_length: Annotated[int, Meta(ge=1, le=253)] = 128
+
+
 class ExporterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an agent's /metrics holds; a running agent takes changes over on SIGHUP.
 
@@ -191,6 +211,7 @@ class SlurmSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "cluster": ClusterSection,
     "agent": AgentSection,
+    "step_quotas": StepQuotasSection,
     "exporter": ExporterSection,
     "otlp": OtlpSection,
     "remote_write": PushSection,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import resource
 import signal
 import socket
 import time
@@ -47,6 +48,10 @@ and to look after every 700, as Python does by default, is a twentieth of its pr
 
 _RECENT_NS = 60_000_000_000
 """A supervisor starts a controller again within ten seconds: an end of longer ago is none that brought this start."""
+
+AGENT_DESCRIPTORS = 16384
+"""Two for each step reporter of the largest quota in use (1,024), as many for those that come and go, and the files of
+processes and devices: 6,000 at most, and room."""
 
 _M_ARENA_MAX = -8
 """malloc.h."""
@@ -101,8 +106,17 @@ def run_agent(
     use_one_arena()
     state.prepare()
     configure_logging(state, agent_name(node_name))
+    allow_descriptors(AGENT_DESCRIPTORS)
     with state.hold(f"run/{node_name}.lock", f"an agent of node {node_name}"):
         _Agent(state, config, node_name, slots, devices, position, reload).run()
+
+
+def allow_descriptors(most: int) -> None:
+    """Let this process open so many files, or as many as it may; the soft limit of most shells and units is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def use_one_arena() -> None:
@@ -133,6 +147,7 @@ class _Agent:
         from agent.attribution import Attribution
         from agent.collectors import Machine, make_collectors
         from agent.node import Node
+        from agent.sources.tenants import Quotas
         from exporter.publisher import Publisher
 
         self._state, self._config, self._name = state, config, node_name
@@ -156,6 +171,7 @@ class _Agent:
             kernel_log=section.kernel_log,
             gpu_burst=section.gpu_burst,
             kubelet_pods=section.kubelet_pods or None,
+            quotas=Quotas(**msgspec.structs.asdict(config.step_quotas)),
         )
         collectors, left_out = make_collectors(machine)
         for reason in left_out:

@@ -96,6 +96,8 @@ _HEADER = struct.Struct("<8sII")
 _SLOT = struct.Struct("@QBBHIqqqqqQ")
 _pack_into = _SLOT.pack_into
 
+_TIMEVAL = struct.Struct("@ll")  # struct timeval of SO_SNDTIMEO, socket(7)
+
 # Values of fcntl(2), for builds of Python that were compiled against older headers.
 _F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 _SEAL_SIZE = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
@@ -586,13 +588,18 @@ class _Registration:
 
     def _register(self, connection: socket.socket) -> str | None:
         """Send message and memory; None where the agent accepted, else what it said."""
-        connection.settimeout(ANSWER_SECONDS)
+        # A connect that may block queues up where others flood the socket; one that may not fails at once (EAGAIN).
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(ANSWER_SECONDS), 0))
         connection.connect(self._path)
+        connection.settimeout(ANSWER_SECONDS)
         descriptors = array.array("i", [self._memory])
         place = self._place
         message = _framed({**self._claim, "place": place} if place else self._claim)
-        sent = connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-        connection.sendall(message[sent:])
+        try:
+            sent = connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+            connection.sendall(message[sent:])
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # refused before it was read: the answer, which says why, can still be received
         self._told_place = place
         length = int.from_bytes(_receive(connection, 4), "big")
         if length > MAX_ANSWER_BYTES:

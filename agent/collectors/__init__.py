@@ -24,6 +24,7 @@ from agent.collectors.xid import XidCollector, XidLedger
 from agent.inventory import Inventory
 from agent.schema.errors import UnsupportedError
 from agent.sources.pod_resources import SOCKET as KUBELET_SOCKET
+from agent.sources.tenants import Quotas
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Machine:
     a recorded one.
     kubelet_socket, job_files: where a kubelet listens, and where a Slurm prolog writes which job has which GPU; None
     for neither. pods: what the kubelet listed. gpu_burst: read each GPU ten times a second besides. kubelet_pods: the
-    folder that the kubelet keeps pods' volumes in; None: no pod has a door of its own (pod_doors.py).
+    folder that the kubelet keeps pods' volumes in; None: no pod has a door of its own (pod_doors.py). quotas: what each
+    tenant may use of the step socket.
     """
 
     attribution: Attribution
@@ -57,6 +59,7 @@ class Machine:
     kernel_log: str = "/dev/kmsg"
     gpu_burst: bool = False
     kubelet_pods: str | None = None
+    quotas: Quotas = field(default_factory=Quotas)
 
 
 def _steps(machine: Machine) -> Collector:
@@ -67,6 +70,7 @@ def _steps(machine: Machine) -> Collector:
         machine.attribution,
         interval_seconds=machine.interval_seconds / 2,
         pods=machine.kubelet_pods,
+        quotas=machine.quotas,
     )
 
 

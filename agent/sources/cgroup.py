@@ -66,3 +66,18 @@ def parse_cgroup(text: str) -> Membership | None:
             None if task is None else int(task),
         )
     return None
+
+
+_USER_SLICE = re.compile(r"(?:/\.\.)*/user\.slice/user-(\d+)\.slice(?:/|\Z)")
+
+
+def user_of_cgroup(text: str) -> int | None:
+    """The user whose login session or manager the process is of, by the text of /proc/PID/cgroup; None where of none.
+
+    Only systemd makes control groups directly below user.slice. Processes that a user runs under other ids (a user
+    namespace with subordinate ids, subuid(5)) stay below the user's own slice, and nobody can leave it by himself.
+    """
+    for line in text.splitlines():
+        if (match := _USER_SLICE.match(line.split(":", 2)[-1])) is not None:
+            return int(match.group(1))
+    return None

@@ -16,7 +16,7 @@ import errno
 import fcntl
 import os
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from agent.schema.errors import ReporterError
 
@@ -112,7 +112,7 @@ class Ring:
         self._read_ns = 0
 
     @classmethod
-    def of_descriptor(cls, descriptor: int, most_slots: int = MAX_SLOTS) -> Ring:
+    def of_descriptor(cls, descriptor: int, most_slots: int = MAX_SLOTS) -> Self:
         """Check the memory file and keep a descriptor of it; the one that is given stays the caller's.
 
         Raises ReporterError where it is no memory file, cannot be read, is not sealed, has more than `most_slots`

@@ -1,7 +1,15 @@
 """The unix socket on which training processes register with the node's agent.
 
-``gangwatch/steps.py`` describes the message. One thread serves every connection: nobody can hold it up with silence,
-garbage or descriptors, and who a client is, the kernel says (SO_PEERCRED) and ``admit`` judges.
+``gangwatch/steps.py`` describes the messages. Who a client is, the kernel says (SO_PEERCRED) and ``admit`` judges; what
+its tenant may use, the accounts say (agent/sources/tenants.py).
+
+One thread serves every connection, and no client can hold it up:
+
+- It never waits for a client: sockets do not block, and whatever could block at its close is closed by other threads
+  (agent/sources/closers.py).
+- It serves the tenant first that has used the least of it in the present second.
+- It uses no more than BUSY_SHARE of a processor once BUSY_BURST_SECONDS are used up, since the agent's own limit
+  (a CPU quota) would otherwise delay its frames.
 """
 
 from __future__ import annotations
@@ -13,21 +21,23 @@ import selectors
 import socket
 import stat
 import struct
+import termios
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from agent.schema.errors import GangwatchError, ReporterError, SourceError
+from agent.schema.errors import REFUSAL_REASONS, GangwatchError, ReporterError, SourceError
 from agent.schema.frame import Member
+from agent.sources.closers import KICK_SECONDS, Closer, allow_kicks
 from agent.sources.pod_doors import LOOK_SECONDS, PodDoors
 from agent.sources.rings import Ring
+from agent.sources.step_messages import MAX_MESSAGE_BYTES, Claim, Peer, parse_claim, parse_place, take_message
+from agent.sources.tenants import Accounts, Quotas, Tenant
 
-MAX_MESSAGE_BYTES = 4096
-MAX_CONNECTIONS = 1024
 MAX_REFUSALS = 256
 MAX_PLACES = 16
 """A rank knows its place once its job has made its groups; every change of it lays the node's columns out anew."""
@@ -35,88 +45,49 @@ MAX_PLACES = 16
 MESSAGE_SECONDS = 5.0
 """A client that has not sent its whole message by then is shown out."""
 
-ASK_AGAIN_SECONDS = 0.1
-"""How often a registration that cannot be judged yet is put to ``admit`` again."""
+ASK_AGAIN_SECONDS, LAST_ASK_AGAIN_SECONDS = 0.1, 0.5
+"""After how long a registration that cannot be judged yet is put to ``admit`` again: doubled from the first to the
+last."""
+
+BUSY_SHARE, BUSY_BURST_SECONDS, SLICE_SECONDS = 0.08, 0.1, 0.0005
+"""Processor time for all clients: on average, at once (300 registrations), and the least that is worth a wake-up."""
+
+MAX_REST_SECONDS = 0.05
+"""The longest sleep at a time: a stop is noticed within it."""
+
+ACCEPTS_A_PASS = 16
+"""Connections taken from one listener before all others get their turn."""
+
+MAX_CLOSING = 256
+"""So many connections may wait to be closed; the socket accepts none meanwhile."""
+
+MAX_STUCK_USERS = 8
+"""Once descriptors of so many unattested users cannot be closed, no unattested process may send any."""
+
+MAX_REFUSAL_CHARACTERS = 500
 
 _MAX_DESCRIPTORS = 253
-"""SCM_MAX_FD of unix(7): no message brings more, so that none stays unseen and open."""
+"""SCM_MAX_FD of unix(7): no message brings more, so that the kernel closes none in this thread, which could block."""
 
 
-class Peer(NamedTuple):
-    """Who is at the other end, by the kernel's word (SO_PEERCRED). pid is 0 where it is in a foreign namespace."""
-
-    pid: int
-    uid: int
-
-
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-_Word = Annotated[str, msgspec.Meta(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
-
-
-_Coordinate = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Where a rank says that it stands in its job's parallel layout: indices in its groups, None where not known."""
-
-    data: _Coordinate | None = None
-    stage: _Coordinate | None = None
-    tensor: _Coordinate | None = None
-    expert: _Coordinate | None = None
-
-
-class Claim(msgspec.Struct, frozen=True):
-    """What a registering process says of itself. Fields that a later version adds are ignored."""
-
-    v: int
-    gang: _Word | None = None
-    rank: _Count | None = None
-    attempt: _Count | None = None
-    world_size: _Count | None = None
-    pid: _Count | None = None
-    place: Place = Place()
-
-
-class _Later(msgspec.Struct, frozen=True):
-    """What a registered process says when it knows more."""
-
-    v: int
-    place: Place
-
-
-_UPGRADE = "upgrade gangwatch on the node, or gangwatch-steps in the job, whichever is older"
-
-_claims = msgspec.json.Decoder(Claim)
-_later = msgspec.json.Decoder(_Later)
-
-
-def parse_claim(message: bytes) -> Claim:
-    """The claim in a message (without its length). Raises ReporterError, saying what is wrong."""
-    try:
-        claim = _claims.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ReporterError(f"registration: {error}") from None
-    if claim.v != 1:
-        raise ReporterError(f"registration of version {claim.v}; this agent speaks 1: {_UPGRADE}")
-    return claim
-
-
-def parse_place(message: bytes) -> Place:
-    """The place in a later message (without its length). Raises ReporterError, saying what is wrong."""
-    try:
-        told = _later.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ReporterError(f"place: {error}") from None
-    if told.v != 1:
-        raise ReporterError(f"place of version {told.v}; this agent speaks 1: {_UPGRADE}")
-    return told.place
+_OURS = Tenant("user", "")
+"""On whose account listeners are closed: no peer has an empty user id."""
 
 
 class Refusal(NamedTuple):
-    """A registration that was refused."""
+    """A registration that was refused: in words, and by which of REFUSAL_REASONS."""
 
     peer: Peer
     reason: str
+    label: str
+    tenant: Tenant
+
+
+class Admission(NamedTuple):
+    """Whose steps a process reports, and on whose account."""
+
+    member: Member
+    tenant: Tenant
 
 
 class Registered:
@@ -125,132 +96,188 @@ class Registered:
     place: what it said last of where `member` stands: of no other, whoever it names.
     """
 
-    __slots__ = ("claim", "closed", "member", "peer", "place", "ring")
+    __slots__ = ("claim", "closed", "member", "peer", "place", "ring", "tenant")
 
-    def __init__(self, peer: Peer, claim: Claim, member: Member, ring: Ring) -> None:
+    def __init__(self, peer: Peer, claim: Claim, admission: Admission, ring: Ring) -> None:
         self.peer = peer
         self.claim = claim
-        self.member = member
+        self.member, self.tenant = admission
         self.ring = ring
         self.place = claim.place
         self.closed = False
 
 
-Admit = Callable[[Peer, Claim, float], Member | None]
+Admit = Callable[[Peer, Claim, float], Admission | None]
 """Judges a registration: whose it is, None to be asked again (the third argument: for how many seconds it has waited).
 
 Raises ReporterError to refuse it. Called from the socket's thread."""
 
 
+def tenant_of_user(peer: Peer) -> Tenant:
+    """The tenant where nothing but the user id is known."""
+    return Tenant("user", str(peer.uid))
+
+
 class _Connection:
     """One client: its message as far as it came, then its registration."""
 
-    __slots__ = ("begun", "claim", "descriptor", "message", "peer", "places", "registered", "ring", "socket")
+    __slots__ = (
+        "ask_at",
+        "asks",
+        "begun",
+        "claim",
+        "message",
+        "peer",
+        "places",
+        "registered",
+        "ring",
+        "socket",
+        "tenant",
+    )
 
-    def __init__(self, connection: socket.socket, peer: Peer, begun: float) -> None:
+    def __init__(self, connection: socket.socket, peer: Peer, tenant: Tenant, begun: float) -> None:
         self.socket = connection
         self.peer = peer
+        self.tenant = tenant
         self.begun = begun
         self.message = bytearray()
-        self.descriptor = -1
-        self.claim: Claim | None = None
         self.ring: Ring | None = None
+        self.claim: Claim | None = None
         self.registered: Registered | None = None
+        self.ask_at = 0.0
+        self.asks = 0
         self.places = 0
 
-    def receive(self) -> bool:
-        """Take what has come, keeping the first descriptor and closing all others; False at the end of the stream."""
-        data, ancillary, _, _ = self.socket.recvmsg(
+    def receive(self, closer: Closer) -> bool:
+        """Take what has come; False at the end of the stream. A descriptor that is no ring goes to the closer.
+
+        Raises ReporterError for what nobody may send.
+        """
+        data, ancillary, flags, _ = self.socket.recvmsg(
             MAX_MESSAGE_BYTES, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
         )
+        descriptors = array.array("i")
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                descriptors = array.array("i")
                 descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
-                for descriptor in descriptors:
-                    if self.descriptor < 0 and self.claim is None:
-                        self.descriptor = descriptor
-                    else:
-                        os.close(descriptor)
+        if descriptors or flags & socket.MSG_CTRUNC:
+            self._take_ring(list(descriptors), closer)
         self.message += data
+        if len(self.message) > 2 * MAX_MESSAGE_BYTES:
+            raise ReporterError(f"{len(self.message)} bytes and no end of a message: at most {MAX_MESSAGE_BYTES}")
         return bool(data)
 
-    def complete(self) -> bool:
-        """Whether a whole message is here. Raises ReporterError where it is too long."""
-        if len(self.message) > 2 * MAX_MESSAGE_BYTES:
-            raise ReporterError(f"{len(self.message)} bytes before it was registered")
-        if len(self.message) < 4:
-            return False
-        length = int.from_bytes(self.message[:4], "big")
-        if length > MAX_MESSAGE_BYTES:
-            raise ReporterError(f"registration of {length} bytes, at most {MAX_MESSAGE_BYTES}")
-        return len(self.message) >= 4 + length
+    def _take_ring(self, descriptors: list[int], closer: Closer) -> None:
+        """Keep the one descriptor that a registration brings. Raises ReporterError."""
+        if len(descriptors) == 1 and self.ring is None and self.registered is None:
+            try:
+                self.ring = Ring.of_descriptor(descriptors[0])
+            except ReporterError:
+                closer.put(descriptors[0], self.tenant)
+                raise
+            os.close(descriptors[0])  # a memory file: to close it waits for nobody
+            return
+        for descriptor in descriptors:
+            closer.put(descriptor, self.tenant)
+        raise ReporterError(
+            "more than one descriptor: send one, of the memory file, and only with the registration", "descriptors"
+        )
 
-    def understand(self) -> None:
-        """Parse the message and map the ring. Raises ReporterError."""
-        claim = parse_claim(self._take())
-        if self.descriptor < 0:
-            raise ReporterError("registration without a memory file")
-        self.ring = Ring.of_descriptor(self.descriptor)
-        self.claim = claim
-        self.close_descriptor()
+    def understand(self) -> bool:
+        """Whether the claim is here, and a ring with it. Raises ReporterError."""
+        if self.claim is None:
+            message = take_message(self.message)
+            if message is None:
+                return False
+            claim = parse_claim(message)
+            if self.ring is None:
+                raise ReporterError("registration without a memory file: attach its descriptor (SCM_RIGHTS)", "ring")
+            self.claim = claim
+        return True
 
     def hear_places(self) -> None:
         """Take what the registered one said since. Raises ReporterError."""
-        while self.registered is not None and self.complete():
+        while self.registered is not None and (message := take_message(self.message)) is not None:
             self.places += 1
             if self.places > MAX_PLACES:
                 raise ReporterError(f"it has told its place {MAX_PLACES} times")
-            self.registered.place = parse_place(self._take())
+            self.registered.place = parse_place(message)
 
-    def _take(self) -> bytes:
-        length = int.from_bytes(self.message[:4], "big")
-        message = bytes(self.message[4 : 4 + length])
-        del self.message[: 4 + length]
-        return message
 
-    def answer(self, refusal: str | None) -> None:
-        """Tell the client; one that does not listen is its own loss."""
-        said = {"ok": True} if refusal is None else {"ok": False, "error": refusal}
-        body = msgspec.json.encode(said)
-        try:
-            self.socket.send(len(body).to_bytes(4, "big") + body)
-        except OSError:
-            pass
+def _answer(client: socket.socket, refusal: str | None) -> None:
+    """Tell the client; one that does not listen is its own loss."""
+    said = {"ok": True} if refusal is None else {"ok": False, "error": refusal}
+    body = msgspec.json.encode(said)
+    try:
+        client.send(len(body).to_bytes(4, "big") + body, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:
+        pass
 
-    def close_descriptor(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
 
-    def close(self) -> None:
-        """Close all that is not a registered reporter's."""
-        self.close_descriptor()
-        if self.ring is not None and self.registered is None:
-            self.ring.close()
-        self.socket.close()
+def _printable(text: str) -> str:
+    """The text as a log or page may show it, whatever a client wrote into it."""
+    shown = "".join(character if character.isprintable() else "?" for character in text[:MAX_REFUSAL_CHARACTERS])
+    return shown if len(text) <= MAX_REFUSAL_CHARACTERS else f"{shown}..."
+
+
+class _Pace:
+    """How much processor time the thread may use now: BUSY_SHARE of the time that passes, at most a burst of it."""
+
+    def __init__(self) -> None:
+        self._left = BUSY_BURST_SECONDS
+        self._at = time.monotonic()
+
+    def spend(self, seconds: float) -> None:
+        now = time.monotonic()
+        self._left = min(BUSY_BURST_SECONDS, self._left + (now - self._at) * BUSY_SHARE) - seconds
+        self._at = now
+
+    @property
+    def used_up(self) -> bool:
+        return self._left <= 0.0
+
+    def rest_seconds(self) -> float:
+        """How long to sleep until a slice's worth is there; 0 where some is left."""
+        self.spend(0.0)
+        return max(0.0, (SLICE_SECONDS - self._left) / BUSY_SHARE) if self._left <= 0.0 else 0.0
 
 
 class StepSocket:
     """Listens for reporters at `path`, in a folder that only this user can enter, until ``close``; and at the doors of
     pods, where there are such.
 
-    One thread serves every connection; none can hold it up. Raises SourceError where the path cannot be used, and where
-    another living agent listens on it.
+    admit: judges each registration. tenant_of: whose account a new connection is on, before anything is read from it.
+    confirm: is called with each reporter once it is registered; it and the others are called from the socket's thread.
+    refused: refusals by reason. Raises SourceError where the path cannot be used, and where another living agent
+    listens on it.
     """
 
     def __init__(
-        self, path: str, admit: Admit, message_seconds: float = MESSAGE_SECONDS, doors: PodDoors | None = None
+        self,
+        path: str,
+        admit: Admit,
+        message_seconds: float = MESSAGE_SECONDS,
+        doors: PodDoors | None = None,
+        quotas: Quotas | None = None,
+        tenant_of: Callable[[Peer], Tenant] = tenant_of_user,
+        confirm: Callable[[Registered], None] | None = None,
     ) -> None:
-        self.refused = 0
+        self.refused = dict.fromkeys(REFUSAL_REASONS, 0)
+        self.refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)
         self._doors = doors
         self._look_at_doors = 0.0  # when next, by the monotonic clock
-        self.refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)
         self._path = path
         self._admit = admit
+        self._tenant_of = tenant_of
+        self._confirm = confirm
         self._message_seconds = message_seconds
-        self._connections: set[_Connection] = set()
-        self._registered: list[Registered] = []
+        self._accounts = Accounts(quotas or Quotas())
+        self._settle_at = 0.0
+        self._pending: dict[_Connection, None] = {}  # have not registered yet; oldest first
+        self._undecided: dict[_Connection, None] = {}  # of them those that ``admit`` is to be asked about again
+        self._reporting: dict[Member, _Connection] = {}
+        self._registered: dict[Registered, None] = {}
+        self._forgotten: deque[Tenant] = deque()
         self._lock = threading.Lock()  # over _registered
         self._lock_file = _hold(path)
         try:
@@ -258,6 +285,9 @@ class StepSocket:
         except BaseException:
             os.close(self._lock_file)
             raise
+        allow_kicks()
+        self._sockets = Closer("step-socket-closer")
+        self._descriptors = Closer("step-descriptor-closer")
         self._wake, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ)
@@ -272,143 +302,245 @@ class StepSocket:
             return list(self._registered)
 
     def forget(self, registered: Registered) -> None:
-        """Unmap the ring of one whose connection has closed. Only who reads the rings may call it."""
+        """Close the ring of one whose connection has closed. Only who reads the rings may call it."""
         with self._lock:
-            self._registered.remove(registered)
+            del self._registered[registered]
         registered.ring.close()
+        self._forgotten.append(registered.tenant)
 
     def close(self) -> None:
         """Stop listening, close every connection and ring, remove the socket. Reporters will look for a successor."""
         self._stopping = True
         self._wake.send(b"x")
         self._thread.join()
-        for connection in self._connections:
-            connection.close()
+        for connection in [*self._pending, *self._reporting.values()]:
+            self._drop(connection)
         for registered in self.registered():
             self.forget(registered)
         self._selector.close()
-        for end in (self._listener, self._wake, self._woken, *(self._doors.close() if self._doors else ())):
-            end.close()
+        for listener in (self._listener, *(self._doors.close() if self._doors else ())):
+            if (descriptor := listener.detach()) >= 0:
+                self._sockets.put(descriptor, _OURS)
+        self._wake.close()
+        self._woken.close()
         try:
             os.unlink(self._path)
         except OSError:
             pass
+        self._sockets.close(1.0)
+        self._descriptors.close(1.0)
         os.close(self._lock_file)
 
     # --- the thread ---
 
     def _serve(self) -> None:
+        pace = _Pace()
+        spent = time.thread_time()
         while not self._stopping:
-            for key, _ in self._selector.select(self._next_look_seconds()):
-                if key.data is not None:
-                    self._hear(key.data)
-                elif key.fileobj is not self._woken and isinstance(key.fileobj, socket.socket):
-                    self._accept(key.fileobj)
+            events = self._selector.select(self._next_look_seconds())
             now = time.monotonic()
+            if now >= self._settle_at:
+                self._settle_at = now + 1.0
+                self._accounts.settle(now)
+            while self._forgotten:
+                self._accounts.forget(self._forgotten.popleft())
+            self._descriptors.look_after()
+            listening = not self._sockets.look_after() or self._sockets.waiting() < MAX_CLOSING
+            ready: list[_Connection] = []
+            for key, _ in events:
+                if key.data is not None:
+                    ready.append(key.data)
+                elif listening and key.fileobj is not self._woken and isinstance(key.fileobj, socket.socket):
+                    self._accept(key.fileobj, now)
+            ready.extend(connection for connection in self._undecided if connection.ask_at <= now)
+            waits = not listening
+            for connection in sorted(set(ready), key=self._turn):
+                waits |= not self._attend(connection, now)
+                before, spent = spent, time.thread_time()
+                pace.spend(spent - before)
+                self._accounts.spend(connection.tenant, spent - before, now)
+                if pace.used_up:
+                    break
+            self._show_out(now)
             if self._doors is not None and now >= self._look_at_doors:
                 self._look_at_doors = now + LOOK_SECONDS
-                self._attend(self._doors)
-            for connection in list(self._connections):
-                if connection.registered is None:
-                    self._look_after(connection, now)
+                self._look_for_doors(self._doors)
+            before, spent = spent, time.thread_time()
+            pace.spend(spent - before)
+            if waits:
+                time.sleep(KICK_SECONDS)
+            while (rest_seconds := pace.rest_seconds()) and not self._stopping:
+                time.sleep(min(rest_seconds, MAX_REST_SECONDS))
+
+    def _turn(self, connection: _Connection) -> tuple[float, float]:
+        """What orders those who wait to be served: who has used least, and of one tenant who came first."""
+        return self._accounts.spent(connection.tenant), connection.begun
 
     def _next_look_seconds(self) -> float | None:
         """How long nothing needs to be done of itself: forever where everyone is registered, and no pod may come."""
         now = time.monotonic()
-        looks = [] if self._doors is None else [max(0.0, self._look_at_doors - now)]
-        waiting = [connection for connection in self._connections if connection.registered is None]
-        if any(connection.claim is not None for connection in waiting):
-            looks.append(ASK_AGAIN_SECONDS)
-        elif waiting:
-            oldest = min(connection.begun for connection in waiting)
-            looks.append(max(0.0, oldest + self._message_seconds - now))
-        return min(looks, default=None)
+        looks = [] if self._doors is None else [self._look_at_doors - now]
+        looks.extend(connection.ask_at - now for connection in self._undecided)
+        oldest = next((connection for connection in self._pending if connection not in self._undecided), None)
+        if oldest is not None:
+            looks.append(oldest.begun + self._message_seconds - now)
+        if self._sockets.waiting() or self._descriptors.waiting():
+            looks.append(KICK_SECONDS)
+        return max(0.0, min(looks)) if looks else None
 
-    def _attend(self, doors: PodDoors) -> None:
+    def _look_for_doors(self, doors: PodDoors) -> None:
         """Pods have come or gone."""
         opened, gone = doors.look()
         for listener in gone:
             self._selector.unregister(listener)
-            listener.close()
+            self._sockets.put(listener.detach(), _OURS)
         for listener in opened:
             self._selector.register(listener, selectors.EVENT_READ)
 
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            accepted, _ = listener.accept()
-        except (BlockingIOError, ConnectionError, InterruptedError):
-            return
-        except OSError as error:
-            # Out of descriptors: the connection stays in the backlog and the selector would spin on it.
-            self.refused += 1
-            self.refusals.append(Refusal(Peer(0, 0), f"accept: {error.strerror}"))
-            time.sleep(ASK_AGAIN_SECONDS)
-            return
-        accepted.setblocking(False)
-        pid, uid, _ = struct.unpack("3i", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        connection = _Connection(accepted, Peer(pid, uid), time.monotonic())
-        self._connections.add(connection)
-        self._selector.register(accepted, selectors.EVENT_READ, connection)
-        if len(self._connections) > MAX_CONNECTIONS:
-            self._refuse(connection, f"{MAX_CONNECTIONS} reporters are connected already")
+    def _accept(self, listener: socket.socket, now: float) -> None:
+        """Take up to ACCEPTS_A_PASS connections."""
+        for _ in range(ACCEPTS_A_PASS):
+            try:
+                accepted, _ = listener.accept()
+            except (BlockingIOError, ConnectionError, InterruptedError):
+                return
+            except OSError as error:
+                # Out of descriptors: the connection stays in the backlog and the selector would spin on it.
+                peer = Peer(0, 0)
+                self._count_refusal(peer, Tenant("user", ""), f"accept: {error.strerror}", "descriptors", now)
+                time.sleep(ASK_AGAIN_SECONDS)
+                return
+            accepted.setblocking(False)
+            pid, uid, _ = struct.unpack("3i", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            peer = Peer(pid, uid)
+            tenant = self._tenant_of(peer)
+            try:
+                self._check_stuck(tenant)
+                self._accounts.connect(tenant, now)
+            except ReporterError as error:
+                self._count_refusal(peer, tenant, str(error), error.reason, now)
+                _answer(accepted, _printable(str(error)))
+                self._close_socket(accepted, tenant)
+                continue
+            connection = _Connection(accepted, peer, tenant, now)
+            self._pending[connection] = None
+            self._selector.register(accepted, selectors.EVENT_READ, connection)
 
-    def _hear(self, connection: _Connection) -> None:
-        """Something has come from a client, or its end."""
+    def _check_stuck(self, tenant: Tenant) -> None:
+        """Raise ReporterError where this tenant may send nothing, since what it sent cannot be closed."""
+        stuck = self._descriptors.stuck_tenants()
+        if tenant in stuck:
+            raise ReporterError(
+                f"{tenant} has sent a descriptor that cannot be closed (of a FUSE or NFS file whose server does not "
+                "answer): end that server, and send a memory file",
+                "descriptors",
+            )
+        if not tenant.attested and sum(not one.attested for one in stuck) >= MAX_STUCK_USERS:
+            raise ReporterError("descriptors of other users cannot be closed: try again later", "full")
+
+    def _attend(self, connection: _Connection, now: float) -> bool:
+        """Take what a client has sent, or judge it once more; False where it has to be left for a moment."""
         try:
-            if not connection.receive():
+            if connection in self._undecided and connection.ask_at <= now:
+                self._judge(connection, now)
+                return True
+            self._check_stuck(connection.tenant)
+            if self._descriptors.has(connection.tenant):
+                return False  # one message with descriptors at a time, of each tenant
+            if not connection.receive(self._descriptors):
                 self._drop(connection)
-            elif connection.complete():
-                if connection.claim is None:
-                    connection.understand()
+            elif connection.registered is not None:
                 connection.hear_places()
+            elif connection not in self._undecided and connection.understand():
+                self._judge(connection, now)
         except BlockingIOError:
             pass
         except ReporterError as error:
-            self._refuse(connection, str(error))
+            self._refuse(connection, str(error), error.reason, now)
+        except GangwatchError as error:
+            self._refuse(connection, str(error), "identity", now)
         except OSError:
             self._drop(connection)
+        return True
 
-    def _look_after(self, connection: _Connection, now: float) -> None:
-        """Judge a complete registration; show out who has not sent one in time."""
-        waited = now - connection.begun
+    def _judge(self, connection: _Connection, now: float) -> None:
+        """Put a complete registration to ``admit``. Raises GangwatchError."""
         claim, ring = connection.claim, connection.ring
-        try:
-            if claim is None or ring is None:
-                if waited >= self._message_seconds:
-                    raise ReporterError(f"no whole registration within {self._message_seconds:g} s")
-                return
-            member = self._admit(connection.peer, claim, waited)
-            if member is None:
-                return
-            self._register(connection, Registered(connection.peer, claim, member, ring))
-            connection.hear_places()
-        except GangwatchError as error:
-            self._refuse(connection, str(error))
-
-    def _register(self, connection: _Connection, registered: Registered) -> None:
+        assert claim is not None and ring is not None
+        admission = self._admit(connection.peer, claim, now - connection.begun)
+        if admission is None:
+            pause_seconds = min(ASK_AGAIN_SECONDS * 2.0**connection.asks, LAST_ASK_AGAIN_SECONDS)
+            connection.asks += 1
+            connection.ask_at = now + pause_seconds
+            self._undecided[connection] = None
+            return
+        member = admission.member
+        if (other := self._reporting.get(member)) is not None:
+            raise ReporterError(
+                f"rank {member.rank} of {member.gang} is reported by process {other.peer.pid} already", "identity"
+            )
+        self._accounts.register(admission.tenant, ring.slots, now)
+        self._undecided.pop(connection, None)
+        del self._pending[connection]
+        self._accounts.disconnect(connection.tenant)
+        registered = connection.registered = Registered(connection.peer, claim, admission, ring)
+        self._reporting[member] = connection
         with self._lock:
-            if len(self._registered) >= MAX_CONNECTIONS:
-                raise ReporterError(f"{MAX_CONNECTIONS} reporters are registered already")
-            for other in self._registered:
-                if other.member == registered.member and not other.closed:
-                    who = f"rank {other.member.rank} of {other.member.gang}"
-                    raise ReporterError(f"{who} is reported by process {other.peer.pid} already")
-            self._registered.append(registered)
-        connection.registered = registered
-        connection.answer(None)
+            self._registered[registered] = None
+        if self._confirm is not None:
+            self._confirm(registered)
+        _answer(connection.socket, None)
+        connection.hear_places()
 
-    def _refuse(self, connection: _Connection, reason: str) -> None:
-        self.refused += 1
-        self.refusals.append(Refusal(connection.peer, reason))
-        connection.answer(reason)
+    def _show_out(self, now: float) -> None:
+        """Refuse those that have not sent a whole registration in time."""
+        late: list[_Connection] = []
+        for connection in self._pending:
+            if now - connection.begun < self._message_seconds:
+                break
+            if connection not in self._undecided:
+                late.append(connection)
+        for connection in late:
+            self._refuse(connection, f"no whole registration within {self._message_seconds:g} s", "timeout", now)
+
+    def _refuse(self, connection: _Connection, reason: str, label: str, now: float) -> None:
+        self._count_refusal(connection.peer, connection.tenant, reason, label, now)
+        _answer(connection.socket, _printable(reason))
         self._drop(connection)
+
+    def _count_refusal(self, peer: Peer, tenant: Tenant, reason: str, label: str, now: float) -> None:
+        self.refused[label] += 1
+        if self._accounts.may_report_refusal(tenant, now):
+            self.refusals.append(Refusal(peer, _printable(reason), label, tenant))
+
+    def _close_socket(self, client: socket.socket, tenant: Tenant) -> None:
+        """Close a connection: at once where nothing in its queue could make that wait, since nothing more can come."""
+        unread = array.array("i", [1])
+        try:
+            client.shutdown(socket.SHUT_RDWR)
+            fcntl.ioctl(client.fileno(), termios.FIONREAD, unread)
+        except OSError:
+            pass
+        descriptor = client.detach()
+        if unread[0]:
+            self._sockets.put(descriptor, tenant)
+        else:
+            os.close(descriptor)
 
     def _drop(self, connection: _Connection) -> None:
         self._selector.unregister(connection.socket)
-        self._connections.discard(connection)
-        connection.close()
-        if connection.registered is not None:
-            connection.registered.closed = True
+        self._close_socket(connection.socket, connection.tenant)
+        self._undecided.pop(connection, None)
+        registered = connection.registered
+        if registered is not None:
+            del self._reporting[registered.member]
+            self._accounts.close(registered.tenant)
+            registered.closed = True
+            return
+        del self._pending[connection]
+        self._accounts.disconnect(connection.tenant)
+        if connection.ring is not None:
+            connection.ring.close()
 
 
 _ENTERED_BY_ALL = 0o011

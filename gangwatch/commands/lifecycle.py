@@ -219,6 +219,9 @@ def agent(
     SIGHUP lets it read its configuration again. SIGUSR1 gives the GPUs back, so that they can be reset or the driver
     unloaded; SIGUSR2 takes them again.
 
+    What pods, jobs and users may take of its step socket is limited, each for itself: section [step_quotas] of
+    gangwatch.toml (docs/how-to/agent.md). What is refused is counted in gangwatch_step_reporters_refused_total.
+
     \b
     Examples:
       gangwatch agent --node node-0 --slots 2

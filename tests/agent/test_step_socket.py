@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from agent.schema.errors import ReporterError, SourceError
 from agent.schema.frame import Member
-from agent.sources import step_socket
-from agent.sources.step_socket import MAX_PLACES, Claim, Peer, Place, StepSocket, parse_claim
+from agent.sources.step_messages import Claim, Peer, Place, parse_claim
+from agent.sources.step_socket import MAX_PLACES, Admission, StepSocket
+from agent.sources.tenants import Quotas, Tenant
 from tests.agent.test_rings import WHOLE, memory_file
 
 
@@ -33,8 +34,15 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def admit_all(peer: Peer, claim: Claim, waited: float) -> Member | None:
-    return Member(claim.gang or "", claim.attempt or 0, claim.rank or 0)
+TENANT = Tenant("job", "test")
+
+
+def admit_all(peer: Peer, claim: Claim, waited: float) -> Admission | None:
+    return Admission(Member(claim.gang or "", claim.attempt or 0, claim.rank or 0), TENANT)
+
+
+def refusals(listening: StepSocket) -> int:
+    return sum(listening.refused.values())
 
 
 @pytest.fixture
@@ -105,7 +113,7 @@ def test_a_reporter_is_admitted_and_seen_to_leave(listening: StepSocket, path: s
     assert found.ring.read(1) == []
     listening.forget(found)
     assert listening.registered() == []
-    assert listening.refused == 0
+    assert refusals(listening) == 0
 
 
 def test_a_registered_reporter_says_where_it_stands(listening: StepSocket, path: str) -> None:
@@ -119,7 +127,7 @@ def test_a_registered_reporter_says_where_it_stands(listening: StepSocket, path:
             client.sendall(both[start : start + 11])
         wait_until(lambda: found.place == Place(4, 5), f"{found.place}")
         assert found.member == Member("g", 1, 0) and not found.closed
-    assert listening.refused == 0
+    assert refusals(listening) == 0
 
 
 @pytest.mark.parametrize(
@@ -146,7 +154,7 @@ def test_nonsense_about_a_place_ends_the_connection_and_no_other(said: bytes, li
         assert not second.closed
         other.sendall(place(tensor=1))
         wait_until(lambda: second.place == Place(tensor=1), "the other is not heard")
-    assert listening.refused == 1
+    assert refusals(listening) == 1
 
 
 def test_the_socket_is_this_users_alone(listening: StepSocket, path: str) -> None:
@@ -190,7 +198,7 @@ def test_garbage_is_refused_counted_and_told(sent: bytes, said: str, listening: 
         told = answer(client)
         assert told["ok"] is False and said in str(told["error"])
         assert client.recv(1) == b""
-    assert listening.refused == 1
+    assert refusals(listening) == 1
     assert said in listening.refusals[0].reason
     assert listening.registered() == []
 
@@ -216,17 +224,28 @@ def test_descriptors_are_never_kept_open(path: str) -> None:
     before = open_descriptors()
     listening = StepSocket(path, admit_all)
     descriptors = [memory_file(WHOLE) for _ in range(10)]
-    listens = open_descriptors() - len(descriptors)
+    listens = open_descriptors()
     with connect(path) as client:
-        send(client, claim(gang="g")[:3], descriptors)
-        send(client, claim(gang="g")[3:], descriptors)
+        send(client, claim(gang="g")[:3], descriptors[:1])
+        send(client, claim(gang="g")[3:], [])
         assert answer(client) == {"ok": True}
+        # Both ends of the connection, and the ring's.
+        wait_until(lambda: open_descriptors() == listens + 3, "extra descriptors stay open")
         send(client, b"\0", descriptors)
-        # Both ends of the connection, and the one that mmap keeps for itself.
-        wait_until(lambda: open_descriptors() == listens + len(descriptors) + 3, "extra descriptors stay open")
+        assert "more than one descriptor" in str(answer(client)["error"])
+    for first, second in ((descriptors, []), (descriptors[:1], descriptors[:1]), (descriptors[:1], descriptors)):
+        with connect(path) as client:
+            send(client, claim(gang="h")[:3], first)
+            if second:
+                send(client, claim(gang="h")[3:], second)
+            assert "more than one descriptor" in str(answer(client)["error"])
     with connect(path) as client:
-        send(client, b"garbage!", descriptors)
+        send(client, b"garbage!", descriptors[:1])
         answer(client)
+    for found in listening.registered():
+        wait_until(lambda found=found: found.closed, "its end goes unnoticed")
+        listening.forget(found)
+    wait_until(lambda: open_descriptors() == listens, "descriptors of refused clients stay open")
     for descriptor in descriptors:
         os.close(descriptor)
     listening.close()
@@ -249,9 +268,9 @@ def test_one_rank_has_one_reporter(listening: StepSocket, path: str) -> None:
 def test_one_that_cannot_be_judged_yet_is_asked_about_again(path: str) -> None:
     asked: list[float] = []
 
-    def admit(peer: Peer, claim: Claim, waited: float) -> Member | None:
+    def admit(peer: Peer, claim: Claim, waited: float) -> Admission | None:
         asked.append(waited)
-        return Member("g", 0, 0) if len(asked) == 3 else None
+        return Admission(Member("g", 0, 0), TENANT) if len(asked) == 3 else None
 
     listening = StepSocket(path, admit)
     try:
@@ -263,7 +282,7 @@ def test_one_that_cannot_be_judged_yet_is_asked_about_again(path: str) -> None:
 
 
 def test_who_is_not_admitted_is_told_why(path: str) -> None:
-    def refuse(peer: Peer, claim: Claim, waited: float) -> Member | None:
+    def refuse(peer: Peer, claim: Claim, waited: float) -> Admission | None:
         raise ReporterError("not of this node")
 
     listening = StepSocket(path, refuse)
@@ -275,15 +294,14 @@ def test_who_is_not_admitted_is_told_why(path: str) -> None:
         listening.close()
 
 
-def test_more_than_it_holds_are_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_socket, "MAX_CONNECTIONS", 2)
-    listening = StepSocket(path, admit_all)
+def test_more_than_it_holds_are_refused(path: str) -> None:
+    listening = StepSocket(path, admit_all, quotas=Quotas(reporters=2))
     try:
         clients = [register(path, rank) for rank in range(2)]
         for client in clients:
             assert answer(client) == {"ok": True}
         with register(path, 2) as client:
-            assert "2 reporters are connected" in str(answer(client)["error"])
+            assert "2 processes report on this node, which is the most allowed" in str(answer(client)["error"])
         for client in clients:
             client.close()
     finally:

@@ -20,11 +20,12 @@ from agent.collectors.steps import Progress, StepCollector, judge
 from agent.schema.catalog import BY_NAME
 from agent.schema.clock import SystemClock
 from agent.schema.errors import ReporterError, SourceError
-from agent.schema.frame import EventRecord, Member, OpenRecord, Record, StepRecord
+from agent.schema.frame import MAX_RECORDS, Column, EventRecord, Member, OpenRecord, Record, StepRecord
 from agent.sources import rings
 from agent.sources.proc import read_process_stat
 from agent.sources.rings import RingRecord
-from agent.sources.step_socket import Claim, Peer
+from agent.sources.step_messages import Claim, Peer
+from agent.sources.tenants import Tenant
 from gangwatch import steps
 from tests.fakes.processes import ProcTree
 
@@ -264,8 +265,12 @@ def test_a_claim_that_contradicts_what_is_attested_is_refused_once_in_the_record
     assert isinstance(event, EventRecord)
     assert (event.kind, event.entity) == ("reporter-refused", f"process {os.getpid()}")
     assert event.detail["reason"] == "claims rank 4 of j-000001, and is rank 3"
-    refused = value(block, "gangwatch_step_reporters_refused_total", None)
-    assert refused is not None and refused >= 2, "each attempt counts"
+    (refused,) = (
+        int(block.counters[index])
+        for index, column in enumerate(block.counter_columns)
+        if column == Column("gangwatch_step_reporters_refused_total", (("reason", "identity"),))
+    )
+    assert refused >= 2, "each attempt counts"
     assert value(block, "gangwatch_step_reporters", None) == 0
 
 
@@ -394,7 +399,9 @@ def test_a_process_that_got_the_number_of_the_one_that_connected_is_not_taken_fo
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
         write_rank_file(bench.ranks, pid=victim.pid)
         peer, claim = Peer(victim.pid, os.getuid()), Claim(1, gang="j-000001", rank=3)
-        assert bench.collector._admit(peer, claim, 0.0) == SELF, "it could have connected now"
+        assert bench.collector._admit(peer, claim, 0.0) == (SELF, Tenant("job", "j-000001")), (
+            "it could have connected now"
+        )
         with pytest.raises(ReporterError, match="began after it connected"):
             bench.collector._admit(peer, claim, 3600.0)
         victim.communicate(b"\n")
@@ -448,14 +455,15 @@ def test_records_that_nobody_takes_are_bounded_and_counted_as_lost(
 ) -> None:
     write_rank_file(bench.ranks)
     reporter = bench.reporter()
+    most = MAX_RECORDS - module.OTHERS_RECORDS
     for _ in range(3):
         for number in range(4000):
             reporter.report(number, 1e-6)
         bench.collector.collect()
     bench.collector.collect()
-    assert bench.value("gangwatch_step_records_lost_total", None) == 3 * 4000 - module.MAX_RECORDS
+    assert bench.value("gangwatch_step_records_lost_total", None) == 3 * 4000 - most
     assert bench.value("gangwatch_rank_steps_total") == 12000
-    assert len(bench.collector.take_records()) == module.MAX_RECORDS
+    assert len(bench.collector.take_records()) == most
 
 
 def test_garbage_in_a_ring_is_counted_and_the_rank_goes_on(bench: Bench) -> None:

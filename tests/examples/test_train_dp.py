@@ -19,7 +19,8 @@ import pytest
 
 from agent.schema.frame import Member
 from agent.sources import rings
-from agent.sources.step_socket import StepSocket
+from agent.sources.step_socket import Admission, StepSocket
+from agent.sources.tenants import Tenant
 from examples import train_dp
 from tests.ports import held_port
 
@@ -260,7 +261,10 @@ def test_numbers_that_arrive_with_a_rank_s_first_line_are_not_lost() -> None:
 
 def test_every_rank_reports_its_steps_and_waits(start: Start, tmp_path: Path) -> None:
     path = str(tmp_path / "run" / "n.sock")
-    agent = StepSocket(path, lambda peer, claim, waited: Member(claim.gang or "", 0, claim.rank or 0))
+    agent = StepSocket(
+        path,
+        lambda peer, claim, waited: Admission(Member(claim.gang or "", 0, claim.rank or 0), Tenant("job", "test")),
+    )
     try:
         gang = start(2, "--steps", "40", "--pace-seconds", "0.02", GANGWATCH_SOCKET=path, GANGWATCH_JOB="j-000007")
         assert codes(gang) == [0, 0]

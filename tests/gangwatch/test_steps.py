@@ -22,7 +22,9 @@ import pytest
 from agent.schema.frame import Member
 from agent.sources import rings
 from agent.sources.rings import RingRecord
-from agent.sources.step_socket import Place, Registered, StepSocket
+from agent.sources.step_messages import Place
+from agent.sources.step_socket import Admission, Registered, StepSocket
+from agent.sources.tenants import Tenant
 from gangwatch import steps
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -36,6 +38,9 @@ def wait_until(condition: object, what: str, seconds: float = 30.0) -> None:
         time.sleep(0.01)
 
 
+TENANT = Tenant("job", "test")
+
+
 def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -43,7 +48,8 @@ def open_descriptors() -> int:
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[StepSocket]:
     listening = StepSocket(
-        str(tmp_path / "run" / "n.sock"), lambda peer, claim, waited: Member(claim.gang or "", 0, claim.rank or 0)
+        str(tmp_path / "run" / "n.sock"),
+        lambda peer, claim, waited: Admission(Member(claim.gang or "", 0, claim.rank or 0), TENANT),
     )
     yield listening
     listening.close()
@@ -278,7 +284,9 @@ def test_a_place_that_is_known_later_is_told_once_and_again_to_the_next_agent(
     environment: dict[str, str], reporter: steps.Reporter
 ) -> None:
     def listen() -> StepSocket:
-        return StepSocket(environment["GANGWATCH_SOCKET"], lambda peer, claim, waited: Member("g", 0, 0))
+        return StepSocket(
+            environment["GANGWATCH_SOCKET"], lambda peer, claim, waited: Admission(Member("g", 0, 0), TENANT)
+        )
 
     reporter.place(stage=1)  # nobody listens yet
     agent = listen()
@@ -327,7 +335,9 @@ def test_a_socket_that_appears_later_is_found(environment: dict[str, str], repor
     with reporter.step():
         pass
     wait_until(lambda: reporter.status.startswith("waiting"), reporter.status)
-    agent = StepSocket(environment["GANGWATCH_SOCKET"], lambda peer, claim, waited: Member("g", 0, 0))
+    agent = StepSocket(
+        environment["GANGWATCH_SOCKET"], lambda peer, claim, waited: Admission(Member("g", 0, 0), TENANT)
+    )
     try:
         assert [record.kind for record in read(agent)] == [steps.STEP_BEGUN, steps.STEP_ENDED]
     finally:
@@ -338,7 +348,9 @@ def test_it_registers_anew_with_an_agent_that_restarts_while_the_rank_hangs(
     environment: dict[str, str], reporter: steps.Reporter
 ) -> None:
     def listen() -> StepSocket:
-        return StepSocket(environment["GANGWATCH_SOCKET"], lambda peer, claim, waited: Member("g", 0, 0))
+        return StepSocket(
+            environment["GANGWATCH_SOCKET"], lambda peer, claim, waited: Admission(Member("g", 0, 0), TENANT)
+        )
 
     first = listen()
     with reporter.step():
@@ -360,7 +372,7 @@ def test_it_registers_anew_with_an_agent_that_restarts_while_the_rank_hangs(
 
 
 def test_a_refusal_is_told_in_the_status(environment: dict[str, str], tmp_path: Path) -> None:
-    def refuse(*_: object) -> Member:
+    def refuse(*_: object) -> Admission:
         raise rings.ReporterError("not you")
 
     agent = StepSocket(environment["GANGWATCH_SOCKET"], refuse)
@@ -504,15 +516,19 @@ def test_one_reporter_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_closing_ends_the_thread_and_gives_the_descriptors_back(agent: StepSocket, environment: dict[str, str]) -> None:
-    threads = threading.active_count()
+    def threads() -> int:
+        return sum(thread.name == "gangwatch-steps" for thread in threading.enumerate())
+
+    before = threads()
     reporter = steps.Reporter(environment)
     found = registered(agent)
+    assert threads() == before + 1
     reporter.close()
     reporter.close()
     with reporter.step():
         pass
     assert reporter.status == "closed"
-    wait_until(lambda: threading.active_count() == threads, "the thread lives on")
+    wait_until(lambda: threads() == before, "the thread lives on")
     wait_until(lambda: found.closed, "the connection stays open")
 
 

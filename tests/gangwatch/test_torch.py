@@ -16,7 +16,8 @@ import pytest
 
 from agent.collectors.steps import Progress
 from agent.schema.frame import Member, StepRecord
-from agent.sources.step_socket import StepSocket
+from agent.sources.step_socket import Admission, StepSocket
+from agent.sources.tenants import Tenant
 from tests import needs
 from tests.ports import held_port
 
@@ -39,7 +40,10 @@ class Gang:
         self.python = python
         self.folder = folder
         self.path = str(folder / "run" / "n.sock")
-        self.agent = StepSocket(self.path, lambda peer, claim, waited: Member("g", 0, claim.rank or 0))
+        self.agent = StepSocket(
+            self.path,
+            lambda peer, claim, waited: Admission(Member("g", 0, claim.rank or 0), Tenant("job", "g")),
+        )
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, ranks: int, *arguments: str, watched: bool = True) -> list[subprocess.Popen[str]]:

@@ -98,9 +98,10 @@ AGENT: tuple[Metric, ...] = (
     Metric(
         "gangwatch_step_reporters_refused_total",
         "counter",
-        "Registrations refused: malformed, not sealed, or naming a rank that the sender is not.",
+        "Registrations refused, by reason: malformed, ring (no sealed ring of a permitted size), descriptors, timeout, "
+        "identity (not whom it claims to be), name, quota (of the tenant), rate, full (the node has no slot left).",
         "",
-        (),
+        ("reason",),
         "step socket",
     ),
     Metric(
