@@ -14,6 +14,10 @@ def test_the_benchmark_measures_both_encoders_on_the_same_series() -> None:
         "host_collect",
         "process_collect",
         "tick_with_frame",
+        "rings_pread",
+        "rings_pread_without_news",
+        "rings_mapped",
+        "rings_mapped_without_news",
         "exposition",
         "exposition_prometheus_client",
     }

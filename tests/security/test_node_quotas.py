@@ -1,0 +1,577 @@
+"""What a tenant may take of the agent on its node, and that the others keep theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.attribution import Attribution
+from agent.collectors import steps as module
+from agent.collectors.steps import StepCollector, usable_name
+from agent.schema.errors import REFUSAL_REASONS, ReporterError
+from agent.schema.frame import MAX_RECORDS, StepRecord
+from agent.sources import closers, rings, tenants
+from agent.sources.cgroup import user_of_cgroup
+from agent.sources.closers import Closer
+from agent.sources.step_messages import Claim, Peer
+from agent.sources.tenants import Accounts, Allowance, Quotas, Tenant, fair_shares
+from benchmarks.attack.attacks_node import answer, connect, lingering_socket, message, ring_file, send
+from tests.fakes.processes import ProcTree
+
+PODS = tuple(f"{number:08x}-aaaa-bbbb-cccc-dddddddddddd" for number in range(1, 9))
+GENEROUS = {"registrations_per_second": 1000.0}
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+class Bench:
+    """A collector whose agent sees this process in whatever control group the test says."""
+
+    def __init__(self, folder: Path, **quotas: float) -> None:
+        self.path = str(folder / "run" / "n.sock")
+        self.tree = ProcTree(folder / "proc")
+        self.attribution = Attribution(None, str(self.tree.root))
+        self.quotas = Quotas(**{**GENEROUS, **quotas})  # type: ignore[arg-type]
+        self.collector = StepCollector(self.path, self.attribution, message_seconds=2.0, quotas=self.quotas)
+        self.clients: list[socket.socket] = []
+        self.descriptors: list[int] = []
+        self.be("/")
+
+    def be(self, cgroup: str) -> None:
+        """From now on this process is in that control group."""
+        self.tree.add(os.getpid(), cgroup, start_time=1)
+
+    def be_pod(self, uid: str) -> None:
+        self.be(f"/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-{'ab' * 32}.scope")
+
+    def register(self, rank: int, slots: int = rings.MIN_SLOTS, **claim: object) -> str:
+        """'' where it is accepted; the connection then stays open."""
+        descriptor = ring_file(slots)
+        client = connect(self.path)
+        send(client, message(rank=rank, **claim), [descriptor])
+        said = answer(client)
+        self.clients.append(client)
+        self.descriptors.append(descriptor)
+        return said
+
+    def leave(self) -> None:
+        """Close all connections, and wait until the agent has seen it."""
+        for client in self.clients:
+            client.close()
+        self.clients.clear()
+        wait_until(lambda: all(one.closed for one in self.collector._socket.registered()), "their end goes unnoticed")
+
+    def gangs(self) -> dict[str, int]:
+        """Ranks whose series are published, by gang."""
+        found: dict[str, int] = {}
+        for column in self.collector.collect().gauge_columns:
+            if column.metric == "gangwatch_rank_step":
+                gang = dict(column.labels)["gang"]
+                found[gang] = found.get(gang, 0) + 1
+        return found
+
+    def refused(self) -> dict[str, int]:
+        """The metric's values by reason, without zeros."""
+        block = self.collector.collect()
+        return {
+            dict(column.labels)["reason"]: int(value)
+            for column, value in zip(block.counter_columns, block.counters, strict=True)
+            if column.metric == "gangwatch_step_reporters_refused_total" and value
+        }
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.collector.close()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def make(**quotas: float) -> Bench:
+        made.append(Bench(tmp_path, **quotas))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.close()
+
+
+# --- reporters -------------------------------------------------------------------------------------------------------
+
+
+def test_a_user_without_a_job_gets_sixteen_reporters_and_is_told_the_limit(
+    make: Callable[..., Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make()
+    with caplog.at_level(logging.WARNING):
+        said = [bench.register(rank) for rank in range(24)]
+        assert said[:16] == [""] * 16
+        for one in said[16:]:
+            assert "has 16 step reporters, which is the most allowed (step_quotas.reporters_per_user)" in one
+            assert "have the limit raised" in one
+        assert bench.refused() == {"quota": 8}
+        assert sum(bench.gangs().values()) == 16
+    logged = [one.getMessage() for one in caplog.records if "step reporter refused" in one.getMessage()]
+    assert len(logged) == 1 and f"tenant=user {os.getuid()} reason=quota" in logged[0]
+
+
+def test_a_flood_of_the_unattested_leaves_the_reserved_slots_to_attested_ranks(make: Callable[..., Bench]) -> None:
+    bench = make(reporters=10, reporters_unattested=4, reporters_per_user=100, reporters_per_pod=3)
+    flood = [bench.register(rank) for rank in range(12)]
+    assert flood[:4] == [""] * 4
+    assert all("reserved for attested ranks" in one for one in flood[4:])
+    bench.be_pod(PODS[0])
+    first = [bench.register(rank) for rank in range(4)]
+    assert first[:3] == [""] * 3
+    assert "pod 00000001-aaaa-bbbb-cccc-dddddddddddd has 3 step reporters" in first[3]
+    bench.be("/system.slice/slurmstepd.scope/job_12/step_0/user/task_0")
+    assert [bench.register(rank) for rank in range(3)] == [""] * 3
+    bench.be_pod(PODS[1])
+    assert "10 processes report on this node" in bench.register(0)
+    assert bench.refused() == {"full": 9, "quota": 1}
+    # Whoever leaves makes room, for others too.
+    bench.leave()
+    bench.collector.collect()
+    assert bench.register(0) == ""
+
+
+def test_steps_of_one_slurm_job_share_its_quota(make: Callable[..., Bench]) -> None:
+    bench = make(reporters_per_job=2)
+    for step in range(2):
+        bench.be(f"/system.slice/slurmstepd.scope/job_12/step_{step}/user/task_0")
+        assert bench.register(0) == ""
+    bench.be("/system.slice/slurmstepd.scope/job_12/step_2/user/task_0")
+    assert "job slurm-12 has 2 step reporters" in bench.register(0)
+    bench.be("/system.slice/slurmstepd.scope/job_13/step_0/user/task_0")
+    assert bench.register(0) == ""
+
+
+def test_series_of_a_tenant_are_bounded_though_its_ranks_come_and_go(make: Callable[..., Bench]) -> None:
+    bench = make(reporters_per_pod=4)
+    bench.be_pod(PODS[1])
+    assert bench.register(0) == ""
+    other = bench.clients.pop()
+    bench.be_pod(PODS[0])
+    for turn in range(6):
+        for rank in range(4):
+            assert bench.register(rank, attempt=turn) == ""
+        assert bench.gangs()[f"pod-{PODS[0]}"] <= 8
+        for client in bench.clients:
+            client.close()
+        bench.clients.clear()
+        wait_until(
+            lambda: sum(one.closed for one in bench.collector._socket.registered()) == 4, "their end goes unnoticed"
+        )
+        assert bench.gangs()[f"pod-{PODS[0]}"] <= 8
+    assert bench.gangs()[f"pod-{PODS[1]}"] == 1
+    other.close()
+
+
+def test_a_reporter_that_is_refused_becomes_nobodys_rank(make: Callable[..., Bench]) -> None:
+    """A process was taken for the rank that it claimed before the agent saw that the rank is another's."""
+    bench = make()
+    bench.be_pod(PODS[0])
+    assert bench.register(0) == ""
+    before = bench.attribution.ranks()
+    assert [(one.pid, one.rank) for one in before] == [(os.getpid(), 0)]
+    assert "reported by process" in bench.register(0)
+    bench.tree.add(4242, f"/kubepods/pod{PODS[0]}/{'f0' * 32}", start_time=1)
+    bench.collector._admit(Peer(4242, os.getuid()), Claim(1, rank=0), 0.0)  # judged, and refused after it
+    assert bench.attribution.ranks() == before
+
+
+def test_processes_that_registered_as_ranks_are_forgotten_oldest_first(tmp_path: Path) -> None:
+    tree = ProcTree(tmp_path)
+    attribution = Attribution(None, str(tree.root))
+    for pid in range(1, 531):
+        tree.add(pid)
+        attribution.register("pod-x", 0, pid, pid)
+    tree.add(9999)
+    attribution.register("pod-y", 0, 0, 9999)
+    assert len(attribution.ranks()) == 512 + 1
+
+
+# --- names, rings, rates ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["train", "job 7 (retry)", "训练-1", "प्रशिक्षण", "a" * 128, "ns/pod:gpt@v2+x=1"])
+def test_names_that_people_use_are_taken(name: str) -> None:
+    assert usable_name(name, 128) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 129, "a\u202eb", "a\u200bb", "a\u2028b", "a\x85b", " a", "a ", 'a"b', "a\\b", "<b>", "a\u00a0b"]
+)
+def test_names_that_deceive_are_refused_in_words(
+    name: str, make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ATTEST_SECONDS", 0.0)
+    bench = make()
+    said = bench.register(0, gang=name)
+    assert "GANGWATCH_JOB" in said and said.isprintable() and said.isascii()
+    assert bench.refused() == {"name": 1}
+
+
+def test_a_ring_may_be_as_large_as_its_tenants_are(make: Callable[..., Bench]) -> None:
+    bench = make(ring_slots_unattested=1024)
+    assert "1024 (step_quotas.ring_slots_unattested): use a smaller ring" in bench.register(0, slots=2048)
+    assert bench.register(0, slots=1024) == ""
+    bench.be_pod(PODS[0])
+    assert bench.register(0, slots=65536) == ""
+    assert bench.refused() == {"ring": 1}
+
+
+def test_who_registers_too_often_waits_and_the_others_do_not(make: Callable[..., Bench]) -> None:
+    bench = make(reporters_per_pod=2, registrations_per_second=0.01)
+    bench.be_pod(PODS[0])
+    for turn in range(4):
+        assert bench.register(turn) == ""
+        bench.leave()
+        bench.collector.collect()
+    assert "registers more than 0.01 times a second" in bench.register(9)
+    assert "try again in " in bench.register(9)
+    bench.be_pod(PODS[1])
+    assert bench.register(0) == ""
+    assert bench.refused() == {"rate": 2}
+
+
+# --- connections -----------------------------------------------------------------------------------------------------
+
+
+def test_connections_that_never_send_take_their_own_tenants_share(make: Callable[..., Bench]) -> None:
+    bench = make()
+    silent = [connect(bench.path) for _ in range(tenants.CONNECTIONS_A_TENANT + 20)]
+    assert "connections that have not registered, which is the most allowed" in answer(silent[-1])
+    bench.be_pod(PODS[0])
+    began = time.monotonic()
+    assert bench.register(0) == ""
+    assert time.monotonic() - began < 1.5, "it waited for the silent"
+    wait_until(lambda: bench.refused().get("timeout", 0) >= tenants.CONNECTIONS_A_TENANT, "the silent stay")
+    bench.be("/")
+    assert bench.register(0) == ""
+    for client in silent:
+        client.close()
+
+
+def test_a_flood_of_connections_is_refused_before_anything_is_read(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenants, "CONNECTING_BURST", 50)
+    monkeypatch.setattr(tenants, "CONNECTING_PER_SECOND", 0.1)
+    bench = make()
+    for _ in range(60):
+        connect(bench.path).close()
+    client = connect(bench.path)
+    assert "opens more than 0.1 connections a second" in answer(client)
+    client.close()
+    bench.be_pod(PODS[0])
+    assert bench.register(0) == ""
+    wait_until(lambda: bench.refused().get("rate", 0) >= 11, "the flood goes uncounted")
+
+
+def test_half_messages_with_descriptors_leave_none_open(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.collector.collect()
+    before = open_descriptors()
+    rings_held = [ring_file() for _ in range(3)]
+    for descriptors, said in (([rings_held[0]] * 253, "descriptor"), ([rings_held[1]], ""), (rings_held, "descriptor")):
+        with connect(bench.path) as client:
+            send(client, message(rank=0)[:9], descriptors)
+            if said:
+                assert said in answer(client)
+    for descriptor in rings_held:
+        os.close(descriptor)
+    wait_until(lambda: open_descriptors() <= before, "descriptors stay open")
+    assert bench.register(0) == ""
+
+
+def test_an_answer_reaches_who_was_refused_before_it_sent_anything(make: Callable[..., Bench], tmp_path: Path) -> None:
+    """The product's own reporter says why, though its message found the connection closed."""
+    from gangwatch import steps
+
+    bench = make(reporters=2, reporters_unattested=0)
+    reporter = steps.Reporter({"GANGWATCH_SOCKET": bench.path})
+    try:
+        wait_until(lambda: reporter.status.startswith("refused"), reporter.status)
+        assert "reserved for attested ranks" in reporter.status
+    finally:
+        reporter.close()
+
+
+# --- descriptors whose close waits -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unread", [False, True], ids=["as the ring", "unread in the queue"])
+def test_a_descriptor_whose_close_waits_keeps_nobody_waiting(unread: bool, make: Callable[..., Bench]) -> None:
+    """A TCP socket that lingers for an hour. The step socket's thread closed it itself, and waited for that hour."""
+    bench = make()
+    own = Closer("test")  # our own close may be the last one, and wait as well
+    held = []
+    for _ in range(5):
+        descriptor, ends = lingering_socket()
+        held.extend(ends)
+        with connect(bench.path) as client:
+            if unread:
+                send(client, b"\xff\xff\xff\xff", [])
+            send(client, message(rank=0), [descriptor])
+            own.put(descriptor, Tenant("user", ""))
+    bench.be_pod(PODS[0])
+    began = time.monotonic()
+    assert bench.register(0) == ""
+    assert time.monotonic() - began < 2
+    wait_until(lambda: not bench.collector._socket._sockets.waiting(), "connections stay open")
+    wait_until(lambda: not bench.collector._socket._descriptors.waiting(), "descriptors stay open")
+    own.close(30.0)
+    for end in held:
+        end.close()
+
+
+def test_where_no_signal_ends_the_wait_one_tenant_loses_its_own_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a FUSE server that does not answer FLUSH: the close returns when the other party wants it to."""
+    gate, closed = {}, []
+    true_close = os.close
+
+    def close(descriptor: int) -> None:
+        if descriptor in gate:
+            true_read = os.read(gate[descriptor], 1)
+            assert true_read == b"x"
+        closed.append(descriptor)
+        true_close(descriptor)
+
+    closer = Closer("test")
+    bad, good = Tenant("user", "1"), Tenant("user", "2")
+    wait, release = os.pipe()
+    stuck_one, *others = (os.dup(0) for _ in range(4))
+    gate[stuck_one] = wait
+    monkeypatch.setattr(closers.os, "close", close)
+    closer.put(stuck_one, bad)
+    closer.put(others[0], bad)
+    closer.put(others[1], good)
+    until = time.monotonic() + 10
+    while others[1] not in closed and time.monotonic() < until:
+        closer.look_after()
+        time.sleep(0.01)
+    assert closed == [others[1]]
+    assert closer.stuck_tenants() == {bad} and closer.has(bad) and not closer.has(good)
+    assert closer.waiting() == 0
+    os.write(release, b"x")
+    wait_until(lambda: not closer.has(bad), "the tenant stays barred")
+    assert closed == [others[1], stuck_one, others[0]] and closer.stuck_tenants() == frozenset()
+    closer.put(others[2], bad)
+    wait_until(lambda: others[2] in closed, "nobody closes any more")
+    closer.close(1.0)
+    monkeypatch.undo()
+    os.close(wait)
+    os.close(release)
+
+
+def test_who_cannot_be_rid_of_a_descriptor_may_send_no_more(make: Callable[..., Bench]) -> None:
+    bench = make()
+    socket_closer = bench.collector._socket._descriptors
+    socket_closer._stuck_tenants = frozenset({Tenant("user", str(os.getuid()))})
+    assert "has sent a descriptor that cannot be closed" in bench.register(0)
+    bench.be_pod(PODS[0])
+    assert bench.register(0) == ""
+    socket_closer._stuck_tenants = frozenset(Tenant("user", str(uid)) for uid in range(100_000, 100_008))
+    assert bench.register(1) == ""
+    bench.be("/")
+    assert "try again later" in bench.register(0)
+    socket_closer._stuck_tenants = frozenset()
+    assert bench.register(0) == ""
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+def write_steps(descriptor: int, first: int, count: int, slots: int = 16384) -> None:
+    """Steps `first` to `first + count` in the ring, as its writer would."""
+    now_ns = time.monotonic_ns()
+    for index in range(first, first + count):
+        sequence = index + 1
+        record = struct.pack("<QBBHIqqqqqQ", sequence, rings.STEP_ENDED, 1, 0, 0, index, now_ns, 1000, 10, 0, sequence)
+        os.pwrite(descriptor, record, rings.HEADER_BYTES + index % slots * rings.SLOT_BYTES)
+    os.pwrite(descriptor, struct.pack("<Q", first + count), 16)
+
+
+def test_a_tenant_that_floods_its_rings_loses_its_own_records(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FEWEST_RECORDS", 4096)
+    monkeypatch.setattr(module, "MOST_RECORDS", 4096)
+    bench = make()
+    for rank in range(4):
+        assert bench.register(rank, slots=16384) == ""
+        write_steps(bench.descriptors[-1], 0, 8000)
+    bench.be_pod(PODS[0])
+    assert bench.register(0, slots=16384) == ""
+    honest = 0
+    for turn in range(3):
+        write_steps(bench.descriptors[-1], 200 * turn, 200)
+        bench.collector.collect()
+        taken = bench.collector.take_records()
+        assert len(taken) <= MAX_RECORDS - module.OTHERS_RECORDS
+        honest += sum(isinstance(one, StepRecord) and one.member.gang == f"pod-{PODS[0]}" for one in taken)
+    assert honest == 600
+    progress = {member.gang: one.steps for member, one in bench.collector._progress.items()}
+    assert progress[f"pod-{PODS[0]}"] == 600
+    assert 3 * 4096 - 600 - 16 <= sum(one.steps for one in bench.collector._progress.values()) - 600 <= 3 * 4096
+
+
+def test_rings_of_ranks_that_have_gone_are_read_within_the_budget_and_only_once(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full ring at each end of a connection was read whole at once: sixteen cost a second of processor time."""
+    monkeypatch.setattr(module, "FEWEST_RECORDS", 2048)
+    monkeypatch.setattr(module, "MOST_RECORDS", 2048)
+    bench = make()
+    for rank in range(3):
+        assert bench.register(rank, slots=4096) == ""
+        write_steps(bench.descriptors[-1], 0, 4000, slots=4096)
+    bench.leave()
+    runs = 0
+    while bench.collector._socket.registered():
+        before = sum(one.steps for one in bench.collector._progress.values())
+        bench.collector.collect()
+        assert sum(one.steps for one in bench.collector._progress.values()) - before <= 2048
+        # The writer goes on, and is not followed for ever.
+        for descriptor in bench.descriptors:
+            write_steps(descriptor, 4000 + 500 * runs, 500, slots=4096)
+        runs += 1
+        assert runs < 20
+    assert runs >= 5
+
+
+# --- the accounts alone ----------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 100_000), max_size=40), st.integers(0, 200_000))
+def test_shares_are_fair(wanted: list[int], budget: int) -> None:
+    shares = fair_shares(wanted, budget)
+    assert all(0 <= share <= want for share, want in zip(shares, wanted, strict=True))
+    assert sum(shares) <= budget
+    if wanted:
+        assert sum(shares) > min(budget, sum(wanted)) - len(wanted)
+        for share, want in zip(shares, wanted, strict=True):
+            assert share == want or share >= budget // len(wanted)
+
+
+def test_an_allowance_fills_up_with_time() -> None:
+    allowance = Allowance()
+    assert [allowance.take(0.0, 2.0, 3.0) for _ in range(3)] == [0.0] * 3
+    assert allowance.take(0.0, 2.0, 3.0) == pytest.approx(0.5)
+    assert allowance.take(0.5, 2.0, 3.0) == 0.0
+    assert allowance.take(1000.0, 2.0, 3.0) == 0.0
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["connect", "register", "close", "forget", "drop"]), st.integers(0, 5)), max_size=200
+    )
+)
+def test_no_order_of_events_breaks_the_accounts(events: list[tuple[str, int]]) -> None:
+    quotas = Quotas(reporters=6, reporters_unattested=2, reporters_per_pod=3, reporters_per_job=3, reporters_per_user=2)
+    accounts = Accounts(quotas)
+    known = [Tenant("pod", "a"), Tenant("pod", "b"), Tenant("job", "c"), *(Tenant("user", str(n)) for n in range(3))]
+    connected, open_ones, closed = [0] * 6, [0] * 6, [0] * 6
+    for now, (what, which) in enumerate(events):
+        tenant = known[which]
+        with contextlib.suppress(ReporterError):
+            if what == "connect":
+                accounts.connect(tenant, now)
+                connected[which] += 1
+            elif what == "drop" and connected[which]:
+                accounts.disconnect(tenant)
+                connected[which] -= 1
+            elif what == "register":
+                accounts.register(tenant, 256, now)
+                open_ones[which] += 1
+            elif what == "close" and open_ones[which]:
+                accounts.close(tenant)
+                open_ones[which] -= 1
+                closed[which] += 1
+            elif what == "forget" and closed[which]:
+                accounts.forget(tenant)
+                closed[which] -= 1
+        assert sum(open_ones) <= 6 and sum(open_ones[3:]) <= 2
+        assert all(count <= quotas.reporters_of(one) for one, count in zip(known, open_ones, strict=True))
+
+
+def test_tenants_that_have_gone_are_forgotten() -> None:
+    accounts = Accounts(Quotas())
+    for uid in range(1000):
+        accounts.connect(Tenant("user", str(uid)), 0.0)
+        accounts.disconnect(Tenant("user", str(uid)))
+    accounts.register(Tenant("pod", "a"), 256, 0.0)
+    accounts.settle(100.0)
+    assert len(accounts) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "user"),
+    [
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/x.service\n", 1000),
+        ("0::/../../user.slice/user-7.slice/session-2.scope\n", 7),
+        ("8:pids:/user.slice\n1:name=systemd:/user.slice/user-5.slice/session-1.scope\n", 5),
+        ("0::/system.slice/sshd.service/user.slice/user-5.slice\n", None),
+        ("0::/user.slice/user-5.slicex/y\n", None),
+        ("0::/\n", None),
+        ("", None),
+    ],
+)
+def test_subordinate_ids_count_as_the_user_whose_session_it_is(text: str, user: int | None, tmp_path: Path) -> None:
+    assert user_of_cgroup(text) == user
+
+
+def test_every_reason_has_its_series_from_the_start(make: Callable[..., Bench]) -> None:
+    block = make().collector.collect()
+    reasons = [
+        dict(column.labels)["reason"]
+        for index, column in enumerate(block.counter_columns)
+        if column.metric == "gangwatch_step_reporters_refused_total" and np.all(block.counters_valid[index])
+    ]
+    assert tuple(reasons) == REFUSAL_REASONS
+
+
+def test_refusals_of_one_tenant_do_not_displace_those_of_another(make: Callable[..., Bench]) -> None:
+    bench = make()
+    for _ in range(40):
+        bench.be("/")
+        with connect(bench.path) as client:
+            send(client, b"\xff\xff\xff\xff", [])
+            answer(client)
+    bench.be_pod(PODS[0])
+    with connect(bench.path) as client:
+        body = json.dumps({"v": 1, "gang": f"pod-{PODS[1]}", "rank": 0}).encode()
+        send(
+            client, len(body).to_bytes(4, "big") + body, [bench.descriptors[0]] if bench.descriptors else [ring_file()]
+        )
+        assert "claims gang pod-" in answer(client)
+    reported = list(bench.collector._socket.refusals)
+    assert len(reported) == 8 + 1 and reported[-1].label == "identity"
+    assert bench.refused() == {"malformed": 40, "identity": 1}
