@@ -1,0 +1,662 @@
+"""Attacks of a tenant on the agent of its node: ``python -m benchmarks.attack.attacks_node --json [NAME...]``.
+
+Each attack runs against a real agent, as another user where this one may change its own. Beside it run the others whom
+it must not hurt: a scraper of /metrics, a rank of another tenant that reports steps, and a rank of the same job that
+registers again and again. They are timed for as long without the attack, in the same run. Attackers get only what is
+left of the processors (SCHED_IDLE): what counts is what the agent does for them, not that they compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import contextlib
+import ctypes
+import fcntl
+import functools
+import http.client
+import json
+import os
+import re
+import resource
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TypedDict
+from urllib.parse import urlparse
+
+from agent.sources.proc import read_process_stat
+from agent.sources.rings import HEADER_BYTES, MAGIC, MAX_SLOTS, MIN_SLOTS, SLOT_BYTES, STEP_ENDED
+from gangwatch import steps
+from gangwatch.state_folder import StateFolder
+
+REPOSITORY = Path(__file__).parents[2]
+
+NODE = "n"
+GANG = "j-000001"
+"""The honest job, attested by rank files, as the local backend writes them."""
+
+NOBODY = 65534
+SECONDS = 6.0
+SCRAPES_A_SECOND, REGISTRATIONS_A_SECOND, STEPS_A_SECOND = 20, 8, 200
+
+
+class Result(TypedDict):
+    """One attack. p99_ms_of_others is of scrapes of /metrics; registration_p99_ms of an honest rank's registrations.
+
+    The same figures with _quiet are of the same agent before the attack. lost: steps of the honest rank that were not
+    counted, and registrations that were refused or took too long. wrong_actions: ranks that the agent publishes under
+    the honest job's name and that are not of it. survived: the agent is the same process, and answers.
+    """
+
+    name: str
+    survived: bool
+    rss_growth_mib: float
+    p99_ms_of_others: float
+    p99_ms_of_others_quiet: float
+    registration_p99_ms: float
+    registration_p99_ms_quiet: float
+    lost: int
+    wrong_actions: int
+    exposition_bytes: int
+    refused: dict[str, int]
+
+
+# --- what attackers send ---------------------------------------------------------------------------------------------
+
+
+def ring_file(slots: int = MIN_SLOTS, written: int = 0) -> int:
+    """Descriptor of a sealed ring of which only the header is allocated; its count says `written`."""
+    descriptor = os.memfd_create("ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, HEADER_BYTES + slots * SLOT_BYTES)
+    os.pwrite(descriptor, struct.pack("<8sIIQ", MAGIC, SLOT_BYTES, slots, written), 0)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return descriptor
+
+
+def message(**claim: object) -> bytes:
+    """A registration with its length."""
+    body = json.dumps({"v": 1, **claim}).encode()
+    return len(body).to_bytes(4, "big") + body
+
+
+def send(client: socket.socket, data: bytes, descriptors: list[int]) -> None:
+    """Send with descriptors attached. A client that is refused before may find the connection closed."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        client.sendmsg([data], rights)
+
+
+def answer(client: socket.socket) -> str:
+    """'' where the agent has accepted, else what it said."""
+    try:
+        data = client.recv(4096)
+        said = json.loads(data[4:]) if len(data) > 4 else {"error": "no answer"}
+    except (OSError, ValueError) as error:
+        return str(error)
+    return "" if said.get("ok") is True else str(said.get("error"))
+
+
+def connect(path: str, seconds: float = 10.0) -> socket.socket:
+    """A connection for which the kernel queues up, at most so long."""
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(seconds), 0))
+    client.connect(path)
+    client.settimeout(seconds)
+    return client
+
+
+def lingering_socket() -> tuple[int, list[socket.socket]]:
+    """A TCP socket whose close waits for an hour, as a descriptor, and what has to stay open for that."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(1)
+    sender = socket.socket()
+    sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    sender.connect(listener.getsockname())
+    receiver, _ = listener.accept()
+    listener.close()
+    sender.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sender.send(b"x" * 65536)
+    sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+    return sender.detach(), [receiver]
+
+
+# --- the attackers, each a program of its own ------------------------------------------------------------------------
+
+
+def sparse_rings(path: str, until: float) -> None:
+    """One rank at a time with a ring of 4 MiB that is full by its count and has no pages."""
+    kept: list[int] = []
+    while time.monotonic() < until:
+        for slots in (MAX_SLOTS, 16384):
+            kept.append(ring_file(slots, slots))
+            with connect(path) as client:
+                send(client, message(rank=len(kept)), kept[-1:])
+                answer(client)
+                time.sleep(0.05)
+        if len(kept) >= 64:
+            for descriptor in kept:
+                os.close(descriptor)
+            kept.clear()
+
+
+def reporter_hog(path: str, until: float) -> None:
+    """As many reporters as the agent takes, under names as long as may be."""
+    descriptor, held = ring_file(), []
+    for rank in range(1100):
+        client = connect(path)
+        send(client, message(rank=rank, gang=None if rank % 2 else "g" * 120), [descriptor])
+        if rank % 2:
+            answer(client)
+        held.append(client)
+        if time.monotonic() > until:
+            break
+    time.sleep(max(0.0, until - time.monotonic()))
+
+
+def connection_flood(path: str, until: float) -> None:
+    """Connect, send nothing, close; as fast as can be."""
+    while time.monotonic() < until:
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with contextlib.suppress(OSError):
+            client.setblocking(False)
+            client.connect(path)
+        client.close()
+
+
+def silent_connections(path: str, until: float) -> None:
+    """As many connections as there are descriptors, which send a byte a second or nothing."""
+    held: list[socket.socket] = []
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            while len(held) < 900:
+                client = connect(path, 1.0)
+                client.setblocking(False)
+                held.append(client)
+        for index, client in enumerate(held):
+            if index % 2:
+                with contextlib.suppress(OSError):
+                    client.send(b"\0")
+        time.sleep(0.5)
+        for client in held[: len(held) // 4]:
+            client.close()
+        del held[: len(held) // 4]
+
+
+def half_messages(path: str, until: float) -> None:
+    """Half a message with as many descriptors as one message can bring, or with one that is no ring."""
+    with open("/dev/null", "rb") as null:
+        many, one = [null.fileno()] * 253, [ring_file()]
+        held: list[socket.socket] = []
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                client = connect(path, 1.0)
+                send(client, message(rank=1)[:7], (many, one, many[:1])[len(held) % 3])
+                held.append(client)
+            if len(held) > 300:
+                for client in held:
+                    client.close()
+                held.clear()
+
+
+def lingering_descriptors(path: str, until: float) -> None:
+    """Descriptors whose close waits: sent as the ring, and left unread behind a refused message."""
+    held: list[socket.socket] = []
+    # Our own close may be the last one, and wait: a signal ends that.
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+    while time.monotonic() < until:
+        for first in (True, False):
+            descriptor, open_ends = lingering_socket()
+            held.extend(open_ends)
+            with contextlib.suppress(OSError), connect(path, 1.0) as client:
+                if not first:
+                    send(client, b"\xff\xff\xff\xff", [])
+                send(client, message(rank=1), [descriptor])
+            os.close(descriptor)
+        if len(held) > 400:
+            for client in held:
+                client.close()
+            held.clear()
+
+
+def record_flood(path: str, until: float) -> None:
+    """Sixteen ranks that write valid steps as fast as memory takes them."""
+    slots = 16384
+    record = struct.Struct("<QBBHIqqqqqQ")
+    rings: list[tuple[int, socket.socket]] = []
+    for rank in range(16):
+        descriptor = ring_file(slots)
+        client = connect(path)
+        send(client, message(rank=rank), [descriptor])
+        answer(client)
+        rings.append((descriptor, client))
+    written = 0
+    while time.monotonic() < until:
+        now_ns = time.monotonic_ns()
+        block = b"".join(
+            record.pack(written + n + 1, STEP_ENDED, 1, 0, 0, n, now_ns, 1000, 10, 0, written + n + 1)
+            for n in range(4096)
+        )
+        for descriptor, _ in rings:
+            os.pwrite(descriptor, block, HEADER_BYTES + written % slots * SLOT_BYTES)
+            os.pwrite(descriptor, struct.pack("<Q", written + 4096), 16)
+        written += 4096
+
+
+def registration_churn(path: str, until: float) -> None:
+    """Ranks that come under new names, tell their place again and again, and go."""
+    number, descriptor = 0, ring_file()
+    while time.monotonic() < until:
+        number += 1
+        with contextlib.suppress(OSError), connect(path, 2.0) as client:
+            send(client, message(rank=number, attempt=number), [descriptor])
+            if not answer(client):
+                for stage in range(15):
+                    body = json.dumps({"v": 1, "place": {"stage": stage}}).encode()
+                    client.send(len(body).to_bytes(4, "big") + body)
+
+
+def impossible_rings(path: str, until: float) -> None:
+    """Rings whose counts jump, fall and are torn, over holes that come and go, and whose slots are noise."""
+    slots = 4096
+    rings: list[tuple[int, socket.socket]] = []
+    for rank in range(16):
+        descriptor = ring_file(slots)
+        client = connect(path)
+        send(client, message(rank=rank), [descriptor])
+        answer(client)
+        rings.append((descriptor, client))
+    noise = os.urandom(SLOT_BYTES * 512)
+    while time.monotonic() < until:
+        for turn, (descriptor, _) in enumerate(rings):
+            os.pwrite(descriptor, noise, HEADER_BYTES + turn * 512)
+            for count in (2**64 - 1, 0, 4096 * turn, 2**63, 17, int.from_bytes(os.urandom(3), "big")):
+                os.pwrite(descriptor, struct.pack("<Q", count), 16)
+            _punch(descriptor, HEADER_BYTES, slots * SLOT_BYTES)
+
+
+def forged_names(path: str, until: float) -> None:
+    """Claims to be ranks of the honest job, and of pods and jobs that nobody has."""
+    descriptor, held = ring_file(), []
+    gangs = (
+        GANG,
+        f"{GANG}\u202e",
+        "pod-01234567-89ab-cdef-0123-456789abcdef",
+        "slurm-1.0",
+        "x" * 253,
+        'a"}\\n',
+        "\u3000",
+    )
+    rank = 0
+    while time.monotonic() < until:
+        for gang in gangs:
+            rank += 1
+            with contextlib.suppress(OSError):
+                client = connect(path, 2.0)
+                send(client, message(gang=gang, rank=rank % 4, attempt=1), [descriptor])
+                held.append(client)
+        time.sleep(0.05)
+        if len(held) > 200:
+            for client in held:
+                client.close()
+            held.clear()
+
+
+def _punch(descriptor: int, offset: int, size: int) -> None:
+    """fallocate(2) with FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE: the seals permit it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate(descriptor, 0x2 | 0x1, ctypes.c_long(offset), ctypes.c_long(size))
+
+
+PROGRAMS: dict[str, tuple[Callable[[str, float], None], int]] = {
+    "sparse-rings": (sparse_rings, 1),
+    "reporter-hog": (reporter_hog, 1),
+    "connection-flood": (connection_flood, 2),
+    "silent-connections": (silent_connections, 1),
+    "half-messages": (half_messages, 2),
+    "lingering-descriptors": (lingering_descriptors, 2),
+    "record-flood": (record_flood, 1),
+    "registration-churn": (registration_churn, 2),
+    "impossible-rings": (impossible_rings, 1),
+    "forged-names": (forged_names, 1),
+}
+"""By name: what each attacking process runs (the socket's path, until when by the monotonic clock), and how many do."""
+
+
+# --- the agent and the others ----------------------------------------------------------------------------------------
+
+
+class Site:
+    """A real agent in a folder of its own, whose step socket every user may use, while the ``with`` lasts."""
+
+    def __enter__(self) -> Site:
+        self.folder = Path(tempfile.mkdtemp(prefix="gwa", dir="/tmp"))  # a socket's path may have 107 bytes
+        self.folder.chmod(0o711)
+        run = self.folder / "run"
+        run.mkdir()
+        run.chmod(0o711)
+        self.socket = str(run / f"{NODE}.sock")
+        self.state = StateFolder(self.folder / "state")
+        config = self.folder / "gangwatch.toml"
+        config.write_text(f'[agent]\nstep_socket = "{run}/{{node}}.sock"\nkubelet_socket = ""\n')
+        self._log = (self.folder / "agent.log").open("wb")
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "gangwatch", "agent", "--state", str(self.state.path), "--node", NODE),
+                *("--config", str(config), "--listen", "127.0.0.1:0"),
+            ],
+            cwd=REPOSITORY,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+        )
+        deadline = time.monotonic() + 30
+        while not (found := self.state.agents()):
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise SystemExit(f"the agent does not start: {(self.folder / 'agent.log').read_text()}")
+            time.sleep(0.05)
+        self.url = urlparse(found[NODE].url)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def metrics(self) -> str:
+        """The text of /metrics. Raises OSError or http.client.HTTPException."""
+        client = http.client.HTTPConnection(str(self.url.hostname), self.url.port, timeout=10)
+        try:
+            client.request("GET", "/metrics")
+            reply = client.getresponse()
+            body = reply.read()
+            if reply.status != 200:
+                raise http.client.HTTPException(f"status {reply.status}")
+            return body.decode()
+        finally:
+            client.close()
+
+    def resident_mib(self) -> float:
+        """The agent's resident memory, what it shares included."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", text)
+        return int(found[1]) / 1024 if found else 0.0
+
+    def attest(self, pid: int, rank: int) -> None:
+        """Have a process attested as a rank of the honest job."""
+        stat = read_process_stat("/proc", pid)
+        assert stat is not None
+        folder = self.state.path / "ranks" / NODE
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {"gang": GANG, "attempt": 1, "rank": rank, "pid": stat.pid, "start_time": stat.start_time}
+        (folder / f"{GANG}.1.{rank}.json").write_text(json.dumps(content))
+
+
+def reporting_rank() -> None:
+    """An honest rank: reports steps until it gets a line; then it prints how many."""
+    reporter = steps.reporter()
+    deadline = time.monotonic() + 20
+    while reporter.status != "registered" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print(reporter.status, flush=True)
+    written = 0
+    while not select.select([sys.stdin], [], [], 1 / STEPS_A_SECOND)[0]:
+        reporter.report(written, 0.001)
+        written += 1
+    sys.stdin.readline()
+    print(written, flush=True)
+    sys.stdin.readline()
+
+
+def coming_rank() -> None:
+    """An honest rank that registers each time it gets a line; it prints how long that took (ms), and what was said."""
+    for _ in sys.stdin:
+        descriptor = ring_file()
+        began = time.perf_counter()
+        try:
+            with connect(os.environ["GANGWATCH_SOCKET"]) as client:
+                send(client, message(gang=GANG, rank=0, attempt=1), [descriptor])
+                said = answer(client)
+        except OSError as error:
+            said = str(error)
+        os.close(descriptor)
+        print(f"{(time.perf_counter() - began) * 1e3} {said}", flush=True)
+
+
+HONEST: dict[str, Callable[[], None]] = {"coming": coming_rank, "reporting": reporting_rank}
+
+
+@dataclass
+class Others:
+    """Those whom an attack must not hurt; their times in milliseconds."""
+
+    site: Site
+    rank: subprocess.Popen[str]
+    scrapes: list[float] = field(default_factory=list)
+    registrations: list[float] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    most_bytes: int = 0
+    most_mib: float = 0.0
+
+    def watch(self, seconds: float, attack: Callable[[float], None] | None = None) -> None:
+        """Scrape, register and measure the agent's memory for so long, while `attack` runs."""
+        until = time.monotonic() + seconds
+        threads = [
+            threading.Thread(target=self._repeat, args=(until, call, rate))
+            for call, rate in ((self._scrape, SCRAPES_A_SECOND), (self._register, REGISTRATIONS_A_SECOND))
+        ]
+        for thread in threads:
+            thread.start()
+        if attack is not None:
+            attack(until)
+        for thread in threads:
+            thread.join()
+
+    def _repeat(self, until: float, call: Callable[[], None], rate: float) -> None:
+        due = time.monotonic()
+        while due < until:
+            time.sleep(max(0.0, due - time.monotonic()))
+            try:
+                call()
+            except (OSError, http.client.HTTPException) as error:
+                self.failed.append(f"{call.__name__}: {error}")
+            due = max(due + 1 / rate, time.monotonic())
+
+    def _scrape(self) -> None:
+        began = time.perf_counter()
+        text = self.site.metrics()
+        self.scrapes.append((time.perf_counter() - began) * 1e3)
+        self.most_bytes = max(self.most_bytes, len(text))
+        self.most_mib = max(self.most_mib, self.site.resident_mib())
+
+    def _register(self) -> None:
+        tell(self.rank)
+        took_ms, _, said = line_of(self.rank).partition(" ")
+        if said and "reported by process" not in said:  # its own last connection, whose end is not seen yet
+            self.failed.append(f"_register: {said}")
+        self.registrations.append(float(took_ms))
+
+
+def p99(times: list[float]) -> float:
+    """The 99th percentile, the greatest of less than a hundred; NaN of none."""
+    ordered = sorted(times)
+    return ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] if ordered else float("nan")
+
+
+@contextlib.contextmanager
+def honest_rank(site: Site, name: str, rank: int) -> Iterator[subprocess.Popen[str]]:
+    """A process that is attested as a rank of the honest job; see HONEST for what it does."""
+    environment = {**os.environ, "GANGWATCH_SOCKET": site.socket, "GANGWATCH_JOB": GANG, "RANK": str(rank)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.attack.attacks_node", "--honest", name],
+        cwd=REPOSITORY,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        site.attest(process.pid, rank)
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """The next line that it prints."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def tell(process: subprocess.Popen[str]) -> None:
+    """Send it an empty line."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def _values(text: str, metric: str, **labels: str) -> dict[str, float]:
+    """The series of a metric that have these labels: value by all labels."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        if line.startswith(metric + "{") and all(f'{name}="{value}"' in line for name, value in labels.items()):
+            series, _, value = line.rpartition(" ")
+            found[series] = float(value)
+    return found
+
+
+def run(name: str, seconds: float = SECONDS) -> Result:
+    """Run one attack on an agent of its own: `seconds` without it, as long with it."""
+    count = PROGRAMS[name][1]
+    with Site() as site, honest_rank(site, "reporting", 1) as reporting, honest_rank(site, "coming", 0) as coming:
+        registered = line_of(reporting)
+        quiet = Others(site, coming)
+        quiet.watch(1.0)  # until everything has been used once
+        quiet = Others(site, coming)
+        quiet.watch(seconds)
+        before_mib = site.resident_mib()
+
+        def attack(until: float) -> None:
+            with contextlib.ExitStack() as stack:
+                for _ in range(count):
+                    stack.enter_context(attacker(name, site.socket, until))
+
+        hurt = Others(site, coming)
+        hurt.watch(seconds, attack)
+        tell(reporting)
+        written = int(line_of(reporting) or -1)
+        time.sleep(2.5)
+        try:
+            text = site.metrics()
+        except (OSError, http.client.HTTPException):
+            text = ""
+        counted = sum(_values(text, "gangwatch_rank_steps_total", gang=GANG, rank="1").values())
+        wrong = [series for series in _values(text, "gangwatch_rank_steps_total", gang=GANG) if not _ours(series)]
+        refused = _values(text, "gangwatch_step_reporters_refused_total")
+        return {
+            "name": name,
+            "survived": site.process.poll() is None and bool(text) and registered == "registered",
+            "rss_growth_mib": round(max(0.0, hurt.most_mib - before_mib), 1),
+            "p99_ms_of_others": round(p99(hurt.scrapes), 2),
+            "p99_ms_of_others_quiet": round(p99(quiet.scrapes), 2),
+            "registration_p99_ms": round(p99(hurt.registrations), 2),
+            "registration_p99_ms_quiet": round(p99(quiet.registrations), 2),
+            "lost": max(0, written - int(counted)) + len(hurt.failed),
+            "wrong_actions": len(wrong),
+            "exposition_bytes": hurt.most_bytes,
+            "refused": {_label(series): int(value) for series, value in refused.items() if value},
+        }
+
+
+def _ours(series: str) -> bool:
+    return 'attempt="1"' in series and ('rank="0"' in series or 'rank="1"' in series)
+
+
+def _label(series: str) -> str:
+    found = re.search(r'reason="(\w+)"', series)
+    return found[1] if found else ""
+
+
+@contextlib.contextmanager
+def attacker(name: str, path: str, until: float) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that attacks until then, as nobody where this one is root's."""
+    command = [sys.executable, "-m", "benchmarks.attack.attacks_node", "--attacker", name, path, repr(until)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=REPOSITORY) as process:
+        try:
+            yield process
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(1.0, until - time.monotonic() + 5))
+        finally:
+            process.kill()
+
+
+def _attack(name: str, path: str, until: float) -> None:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    with contextlib.suppress(OSError, TimeoutError):
+        PROGRAMS[name][0](path, until)
+
+
+ATTACKS: tuple[tuple[str, Callable[[], Result]], ...] = tuple(
+    (f"node_{name.replace('-', '_')}", functools.partial(run, name)) for name in PROGRAMS
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)}; default: all")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="without each attack, and with it")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--attacker", nargs=3, metavar=("NAME", "PATH", "UNTIL"), help=argparse.SUPPRESS)
+    parser.add_argument("--honest", choices=tuple(HONEST), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.honest:
+        HONEST[options.honest]()
+        return 0
+    if options.attacker:
+        name, path, until = options.attacker
+        _attack(name, path, float(until))
+        return 0
+    for name in options.names:
+        if name not in PROGRAMS:
+            parser.error(f"no attack {name!r}: there are {', '.join(PROGRAMS)}")
+    results = []
+    for name in options.names or PROGRAMS:
+        results.append(run(name, options.seconds))
+        if not options.json:
+            print(results[-1], flush=True)
+    if options.json:
+        print(json.dumps({"attacks": results}, indent=2))
+    return 0 if all(one["survived"] and not one["wrong_actions"] for one in results) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
