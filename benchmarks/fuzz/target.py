@@ -1,0 +1,42 @@
+"""A parser under test, and how its inputs are made.
+
+A module of this package lists its parsers in a module-level ``TARGETS``, a tuple of :class:`Target`. The runner
+(``__main__.py``) collects them by name; nothing else has to be registered.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+REFUSED_FIRST = "refused_first"
+"""The parser's first check refused the input (a length, a magic number, whether it is JSON at all)."""
+
+REFUSED = "refused"
+"""A later check refused it. The input passed the first check."""
+
+ACCEPTED = "accepted"
+
+OUTCOMES = (REFUSED_FIRST, REFUSED, ACCEPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One parser. Both functions run in worker processes, many thousand times in each."""
+
+    name: str
+    """Unique among all targets; `--only` matches it."""
+
+    make: Callable[[random.Random], bytes]
+    """Return the next input. It uses no other source of chance than its argument, so that a seed repeats a run."""
+
+    parse: Callable[[bytes], str]
+    """Parse the input and return one of OUTCOMES. An error by which the parser refuses input is caught here.
+
+    Any other exception leaves this function: the runner counts it as a failure and saves the input.
+    """
+
+    covers: tuple[str, ...]
+    """Modules whose lines the inputs must reach ("agent.schema.wire"), or functions and classes of one
+    ("scheduler_feedback.feed.names:node_of", "exporter.http:Server") where the rest of the module parses nothing."""
