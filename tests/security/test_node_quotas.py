@@ -29,6 +29,7 @@ from agent.sources.step_messages import Claim, Peer
 from agent.sources.tenants import Accounts, Allowance, Quotas, Tenant, fair_shares
 from benchmarks.attack.attacks_node import answer, connect, lingering_socket, message, ring_file, send
 from tests.fakes.processes import ProcTree
+from tests.security.hung_fuse import HungFuse
 
 PODS = tuple(f"{number:08x}-aaaa-bbbb-cccc-dddddddddddd" for number in range(1, 9))
 GENEROUS = {"registrations_per_second": 1000.0}
@@ -349,6 +350,37 @@ def test_a_descriptor_whose_close_waits_keeps_nobody_waiting(unread: bool, make:
     own.close(30.0)
     for end in held:
         end.close()
+
+
+def test_a_file_of_a_hung_fuse_server_bars_its_sender_and_nobody_else(
+    make: Callable[..., Bench], tmp_path: Path
+) -> None:
+    """No signal ends such a close: the step socket's thread would have waited until the server answers."""
+    folder = tmp_path / "fuse"
+    folder.mkdir()
+    with HungFuse(folder) as fuse:
+        descriptor = fuse.open()
+        bench = make()
+        with connect(bench.path) as client:
+            send(client, message(rank=0), [descriptor])
+            assert "no memory file" in answer(client)
+        assert fuse.flushing.wait(10), "the agent has not closed it"
+        bench.be_pod(PODS[0])
+        began = time.monotonic()
+        assert bench.register(0) == ""
+        assert time.monotonic() - began < 2
+        bench.be("/")
+        own = Tenant("user", str(os.getuid()))
+        wait_until(lambda: own in bench.collector._socket._descriptors.stuck_tenants(), "it is not noticed")
+        assert "end that server, and send a memory file" in bench.register(1)
+        bench.be_pod(PODS[1])
+        assert bench.register(0) == ""
+        assert bench.collector.collect() is not None
+        fuse.answer()
+        wait_until(lambda: not bench.collector._socket._descriptors.has(own), "it stays barred")
+        bench.be("/")
+        assert bench.register(1) == ""
+        os.close(descriptor)
 
 
 def test_where_no_signal_ends_the_wait_one_tenant_loses_its_own_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
