@@ -216,8 +216,8 @@ def _answer(client: socket.socket, refusal: str | None) -> None:
 
 def _printable(text: str) -> str:
     """The text as a log or page may show it, whatever a client wrote into it."""
-    shown = "".join(character if character.isprintable() else "?" for character in text[:MAX_REFUSAL_CHARACTERS])
-    return shown if len(text) <= MAX_REFUSAL_CHARACTERS else f"{shown}..."
+    shown = text if len(text) <= MAX_REFUSAL_CHARACTERS else f"{text[:MAX_REFUSAL_CHARACTERS]}..."
+    return shown if shown.isprintable() else "".join(one if one.isprintable() else "?" for one in shown)
 
 
 class _Pace:
