@@ -39,7 +39,7 @@ from agent.sources.proc import (
     parse_vmstat,
 )
 from agent.sources.slurm import parse_environment
-from agent.sources.step_socket import parse_claim, parse_place
+from agent.sources.step_messages import parse_claim, parse_place
 from tests.agent.test_kernel_log import MESSAGES
 from tests.fakes.netlink import message, statistics
 

@@ -56,10 +56,11 @@ def test_the_configuration_that_is_shown_is_taken(tmp_path: Path) -> None:
 
 
 def test_the_agents_configuration_that_is_shown_is_taken(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/how-to/agent.md").read_text(), flags=re.DOTALL)
-    (tmp_path / "gangwatch.toml").write_text(block)
+    first, quotas = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/how-to/agent.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "gangwatch.toml").write_text(first + quotas)
     loaded = config.load(tmp_path / "gangwatch.toml")
     assert (loaded.agent.listen, loaded.exporter.compatibility) == ("0.0.0.0:9400", ("dcgm",))
+    assert loaded.step_quotas == config.StepQuotasSection(), "the defaults are shown"
 
 
 @pytest.mark.parametrize("page", PAGES)
