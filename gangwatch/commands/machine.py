@@ -64,7 +64,7 @@ def check(
         _check_cluster(kubeconfig, namespace, release, required, as_json)
         return
 
-    from gangwatch import config, config_notices, controller_health, machine, survey
+    from gangwatch import config, config_notices, controller_health, machine, slurm_health, survey
 
     loaded = config.load(
         config_file,
@@ -86,6 +86,7 @@ def check(
             *survey.survey(section),
             config_notices.finding_of(state, loaded.policy, config_file is not None),
             *controller_health.findings(state),
+            *slurm_health.findings(loaded.slurm),
         ),
     )
     _known(required, found.findings)

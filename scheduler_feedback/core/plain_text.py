@@ -11,15 +11,25 @@ _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\
 def misleading(what: str, text: str) -> str | None:
     """Say which character of the text is refused, and why; None where all are plain. what: "the job's name"."""
     for position, character in enumerate(text):
-        if character in _REORDERING:
-            kind = "changes the direction of text"
-        elif unicodedata.category(character) in ("Cc", "Zl", "Zp"):
-            kind = "is a control character"
-        elif unicodedata.category(character) == "Cs":
-            kind = "is no valid text"
-        else:
+        if (kind := _harm(character)) is None:
             continue
         name = unicodedata.name(character, "")
         called = f"U+{ord(character):04X}{' ' + name if name else ''}"
         return f"{what} contains {called} at position {position + 1}, which {kind}: leave it out"
     return None
+
+
+def plain(text: str) -> str:
+    """The text with U+FFFD for each such character: a name that another scheduler has let through."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("\ufffd" if _harm(character) is not None else character for character in text)
+
+
+def _harm(character: str) -> str | None:
+    if character in _REORDERING:
+        return "changes the direction of text"
+    category = unicodedata.category(character)
+    if category in ("Cc", "Zl", "Zp"):
+        return "is a control character"
+    return "is no valid text" if category == "Cs" else None

@@ -14,6 +14,9 @@ SLURM: tuple[Metric, ...] = (
     Metric("gangwatch_slurm_actions_total", "counter",
            "Changes made in Slurm, by what became of them: done, would (advise), withheld, failed.", "",
            ("action", "outcome"), _SOURCE),
+    Metric("gangwatch_slurm_records_refused_total", "counter",
+           "Records of jobs and nodes in Slurm's listings that could not be read, one a listing; the others are used.",
+           "", ("kind",), _SOURCE),
     Metric("gangwatch_slurm_advice", "gauge", "What would be done now, were the mode act: 1 for each node or job.", "",
            ("action", "target"), _SOURCE),
 )  # fmt: skip

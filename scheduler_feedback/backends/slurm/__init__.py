@@ -1,8 +1,10 @@
 """The Slurm backend: feedback into a scheduler that people already run.
 
-facts       what Slurm tells of nodes and jobs            opt_in      what a job says of being restarted
-commands    its programs as child processes               translate   between its words and the cycle's
-parse_json, parse_text                                    wishes      what the cycle wants Slurm to be told
+facts       nodes and jobs, in one form                   opt_in      what a job says of being restarted
+commands    its programs as child processes               consent     what an owner declares, read afresh
+parse_json  jobs and nodes in JSON                        translate   between its words and the cycle's
+columns     jobs in columns of fixed width                wishes      what the cycle wants Slurm to be told
+parse_text  nodes in text, and GPUs of a job              refusals    records that can't be read
                                                           plan        what is to be changed, from one look
 touched     what has to be put back                       hands       the one way by which anything is changed
 audit       a line for everything that was                requeue     a job leaves a bad node

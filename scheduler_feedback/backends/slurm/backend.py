@@ -21,23 +21,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm import opt_in
 from scheduler_feedback.backends.slurm.announcements import Announcements
 from scheduler_feedback.backends.slurm.asking import Ask, Cycle
 from scheduler_feedback.backends.slurm.audit import Audit
 from scheduler_feedback.backends.slurm.commands import Commands
-from scheduler_feedback.backends.slurm.facts import SlurmJob, Snapshot
+from scheduler_feedback.backends.slurm.consent import Consents
+from scheduler_feedback.backends.slurm.facts import Nodes, SlurmJob, SlurmNode, Snapshot, unreadable
 from scheduler_feedback.backends.slurm.findings import HELD_BACK_SECONDS, Findings
 from scheduler_feedback.backends.slurm.hands import Hands, Settings
 from scheduler_feedback.backends.slurm.keeper import Keeper
 from scheduler_feedback.backends.slurm.moves import Moves
-from scheduler_feedback.backends.slurm.opt_in import OptIn
 from scheduler_feedback.backends.slurm.probing import Probes
+from scheduler_feedback.backends.slurm.refusals import Refusals
 from scheduler_feedback.backends.slurm.translate import (
     host_waits,
     hosted,
@@ -65,9 +66,6 @@ RETRY_SECONDS = 5.0
 
 HURRY_SECONDS = 1.0
 """Least time between two looks, whatever hurries us."""
-
-SCRIPTS_A_LOOK = 20
-"""Most batch scripts read after one look; the rest is read after the next ones."""
 
 TOLD_AGAIN_SECONDS = 5.0
 
@@ -107,10 +105,12 @@ class SlurmBackend:
         self._snapshot: Snapshot | None = None
         self._trouble = "Slurm has not answered yet"
         self._listing = ""
+        self._unread = False
         self._due_seconds = self._newest_seconds = 0.0
         self._hurry = False
         self._wishes = Wishes()
-        self._opted: dict[int, OptIn] = {}
+        self._consents = Consents(commands)
+        self._refusals = Refusals()
         self._told: dict[tuple[str, int], float] = {}
         self._holding: frozenset[str] = frozenset()
         self._events: deque[Event] = deque()
@@ -119,7 +119,7 @@ class SlurmBackend:
         self._listed_seconds = 0.0
         self._keeper = Keeper(self._hands, self._settings, self._clock)
         self._moves = Moves(
-            self._hands, self._settings, self._cycle, lambda number: self._opted.get(number, OptIn()),
+            self._hands, self._settings, self._cycle, self._consents.read,
             lambda: self._snapshot, self._keeper.say_once, self._hurry_up,
         )  # fmt: skip
         self._probes = Probes(self._hands)
@@ -170,10 +170,10 @@ class SlurmBackend:
         if number is None:
             raise BackendError(f"{action.action_id}: {action.job_id} is no job of Slurm's")
         job = self._known().jobs.get(number)
-        refusal = why_not(job, self._opted.get(number, OptIn())) if job is not None else ""
+        refusal = why_not(job, self._consents.known(job)) if job is not None else ""
         if refusal and action.why is not StopReason.CANCEL:
             raise BackendError(f"{action.action_id}: {action.job_id} is not moved: {refusal}")
-        self._call(lambda: self._moves.stop(action, number))
+        self._call(lambda: self._moves.stop(action, number, job))
 
     def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
         snapshot = self._known()
@@ -185,11 +185,11 @@ class SlurmBackend:
             events += self._what_became(snapshot, job_id, attempt)
         for job in list(snapshot.jobs.values()):
             key = job_id_of(job.number), job.restarts
-            if not job.runs or key in held or job.number not in self._opted:
+            if not job.runs or key in held or not self._consents.is_known(job):
                 continue
             if now - self._told.get(key, float("-inf")) > TOLD_AGAIN_SECONDS:
                 self._told[key] = now
-                found = hosted(job, self._opted[job.number], snapshot.nodes)
+                found = hosted(job, self._consents.known(job), snapshot.nodes)
                 events += [found] if found is not None else []
         while self._events:
             events.append(self._events.popleft())
@@ -219,6 +219,10 @@ class SlurmBackend:
             ("gangwatch_slurm_look_age_seconds", (), age),
             ("gangwatch_slurm_nodes_drained", (), float(len(touched.drained))),
             *(
+                ("gangwatch_slurm_records_refused_total", (("kind", kind),), float(count))
+                for kind, count in sorted(self._refusals.counts.items())
+            ),
+            *(
                 ("gangwatch_slurm_actions_total", (("action", action), ("outcome", outcome)), float(count))
                 for (action, outcome), count in sorted(self._audit.counts.items())
             ),
@@ -247,6 +251,8 @@ class SlurmBackend:
         if number is None:
             return [AttemptUnknown(job_id, attempt)]  # a probe that an earlier controller ran; its node is let go of
         job = snapshot.jobs.get(number)
+        if job is None and not snapshot.knows_that_gone(number):
+            return []
         if job is None:
             return [AttemptEnded(job_id, attempt, (), reason="Slurm knows it no more")]
         if job.completing or (job.runs and job.restarts == attempt):
@@ -328,18 +334,26 @@ class SlurmBackend:
 
     async def _look(self, now: float) -> None:
         """Raises BackendError, and what is known stays as it was."""
-        nodes = await self._commands.nodes()
+        listed_nodes = await self._commands.nodes()
         listing = await self._commands.running()
         pending = self._wishes.nodes or self._hands.touched.excluded or self._findings.wants_queue
-        if listing != self._listing or self._snapshot is None or pending:
+        if listing != self._listing or self._snapshot is None or pending or self._unread:
             listed_seconds = time.monotonic()
-            jobs = await self._commands.jobs()
+            listed = await self._commands.jobs()
+            self._refusals.note(listed.refused)
+            jobs, unread = listed.records, unreadable(listed)
+            complete = all(one.key is not None for one in listed.refused)
+            self._unread = bool(listed.unread)
         else:
             listed_seconds, jobs = self._listed_seconds, self._snapshot.jobs
-        await self._read_opt_ins(jobs)
+            unread, complete = self._snapshot.unreadable, self._snapshot.complete
+        self._refusals.note(listed_nodes.refused)
+        nodes = self._with_those_known(listed_nodes)
+        self._hurry |= await self._consents.learn(jobs.values()) or self._unread
         if self._trouble:
             _log.info("Slurm answers: %d nodes, %d jobs", len(nodes), len(jobs))
-        self._snapshot, self._listing, self._trouble = Snapshot(self._clock.monotonic_ns(), nodes, jobs), listing, ""
+        self._snapshot = Snapshot(self._clock.monotonic_ns(), nodes, jobs, unread, complete)
+        self._listing, self._trouble = listing, ""
         self._listed_seconds = listed_seconds
         self._newest_seconds, self._due_seconds = now, now + self._settings.idle_seconds
         if self._agents is not None:
@@ -347,22 +361,11 @@ class SlurmBackend:
         self._told = {key: at for key, at in self._told.items() if now - at < HELD_BACK_SECONDS}
         self._looked.set()
 
-    async def _read_opt_ins(self, jobs: dict[int, SlurmJob]) -> None:
-        """Once a job: its comment, else the directives in its script; only of jobs that run on GPUs."""
-        scripts = 0
-        for number, job in jobs.items():
-            if number in self._opted or not job.runs or not any(job.gpus):
-                continue
-            opted = opt_in.of_comment(job.comment)
-            if not opted.restartable and not opted.complaint and job.batch and job.requeue:
-                if scripts >= SCRIPTS_A_LOOK:
-                    self._hurry = True
-                    continue
-                scripts += 1
-                opted = opt_in.of_script(await self._commands.script(number))
-            self._opted[number] = opted
-        for number in [number for number in self._opted if number not in jobs]:
-            del self._opted[number]
+    def _with_those_known(self, listed: Nodes) -> dict[str, SlurmNode]:
+        """The nodes; one whose record was refused is as it was before: it is not gone."""
+        before = self._snapshot.nodes if self._snapshot is not None else {}
+        kept = {one.key: before[one.key] for one in listed.refused if isinstance(one.key, str) and one.key in before}
+        return {**kept, **listed.records}
 
     def _looked_at(self, number: int, job: SlurmJob | None) -> None:
         """One job was looked at on its own: what is known of it is newer now."""
@@ -371,6 +374,4 @@ class SlurmBackend:
             jobs.pop(number, None)
             if job is not None:
                 jobs[number] = job
-            self._snapshot = Snapshot(self._snapshot.at_ns, self._snapshot.nodes, jobs)
-            if job is not None and job.runs and number not in self._opted:
-                self._opted[number] = opt_in.of_comment(job.comment)
+            self._snapshot = replace(self._snapshot, jobs=jobs, unreadable=self._snapshot.unreadable - {number})

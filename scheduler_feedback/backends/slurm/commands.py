@@ -11,11 +11,13 @@ import os
 import re
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm import parse_json, parse_text
-from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode
+from scheduler_feedback.backends.slurm import columns, parse_json, parse_text
+from scheduler_feedback.backends.slurm.facts import Jobs, Nodes, Refused, SlurmJob
+from scheduler_feedback.backends.slurm.parse_text import Gpus
 
 MOST_OUTPUT_BYTES = 256 * 1024 * 1024
 """`squeue --json` takes 3 KiB a job (22.05.8); MaxJobCount is 10,000 by default and seldom above 50,000."""
@@ -27,6 +29,20 @@ JSON_JOBS = (21, 8)
 
 JSON_NODES = (23, 2)
 """First release whose scontrol does (release notes of 23.02); sinfo's JSON has no list of nodes from then on."""
+
+GPUS_A_LISTING = 20
+"""Most jobs whose GPUs are asked for with one listing in text, a request each; the rest is asked for with the next."""
+
+DOUBTFUL_A_LISTING = 5
+"""Most jobs that are asked about again: those with names made to be in doubt must not use up the others' questions."""
+
+_FILTERS = ("SQUEUE_", "SINFO_")
+"""Variables by which somebody's squeue shows less, or sorts and prints otherwise (squeue(1), ENVIRONMENT VARIABLES)."""
+
+_IMITATED = (
+    ": its GPUs are in doubt: in scontrol's answer its nodes are absent, or are there twice. "
+    "A value that its user set (name, comment, folder) imitates Slurm's own words"
+)
 
 _VERSION = re.compile(r"\b(\d+)\.(\d+)(?:\.\d+)?")
 
@@ -46,7 +62,9 @@ class Commands:
         text: bool = False,
     ) -> None:
         self._folder = folder
-        self._environment = {**os.environ, "LC_ALL": "C"}
+        mine = {name: value for name, value in os.environ.items() if not name.startswith(_FILTERS)}
+        # Times without a zone are local ones, of which an hour comes twice a year.
+        self._environment = {**mine, "LC_ALL": "C", "TZ": "UTC"}
         # Without it these commands print times as SLURM_TIME_FORMAT of whoever started us says.
         self._environment.pop("SLURM_TIME_FORMAT", None)
         if configuration is not None:
@@ -54,6 +72,7 @@ class Commands:
         self._timeout_seconds = timeout_seconds
         self._text = text
         self._version: tuple[int, int] | None = None
+        self._gpus: dict[int, tuple[_Attempt, Gpus | None]] = {}
         self.requests = 0
 
     async def run(self, *command: str, given: str | None = None) -> bytes:
@@ -115,19 +134,66 @@ class Commands:
             self._version = int(found[1]), int(found[2])
         return self._version
 
-    async def jobs(self) -> dict[int, SlurmJob]:
+    async def jobs(self) -> Jobs:
         """Every job that slurmctld remembers."""
         if self._text or await self.version() < JSON_JOBS:
-            return parse_text.jobs(_decoded(await self.run("scontrol", "--oneliner", "--details", "show", "jobs")))
-        return parse_json.jobs(await self.run("squeue", "--json"))
+            return await self._jobs_in_columns()
+        listed = parse_json.jobs(await self.run("squeue", "--json"))
+        self._gpus = {number: (_attempt(job), job.gpus) for number, job in listed.records.items() if any(job.gpus)}
+        return listed
 
-    async def nodes(self) -> dict[str, SlurmNode]:
+    async def nodes(self) -> Nodes:
         version = await self.version()
         if self._text or version < JSON_JOBS:
             return parse_text.nodes(_decoded(await self.run("scontrol", "--oneliner", "show", "nodes")))
         if version < JSON_NODES:
             return parse_json.nodes(await self.run("sinfo", "--json"))
         return parse_json.nodes(await self.run("scontrol", "show", "nodes", "--json"), "scontrol show nodes --json")
+
+    async def _columns(self, *options: str) -> Jobs:
+        """The jobs without their GPUs, of one instant each: those that have come or gone between are left out."""
+        squeue = ("squeue", "--noheader", "--all", "--states=all", *options)
+        told = await self.run(*squeue, f"--Format={columns.FORMAT}")
+        return columns.jobs(told, columns.places(await self.run(*squeue, f"--format={columns.PLACES_FORMAT}")))
+
+    async def _jobs_in_columns(self) -> Jobs:
+        """GPUs are asked for once an attempt; first those of jobs that were never asked about."""
+        listed = await self._columns()
+        holding = {number: job for number, job in listed.records.items() if job.runs and job.gpus_wanted and job.nodes}
+        self._gpus = {
+            number: (attempt, gpus)
+            for number, (attempt, gpus) in self._gpus.items()
+            if number in holding and attempt == _attempt(holding[number])
+        }
+        unasked = [number for number in holding if number not in self._gpus]
+        doubtful = [number for number, (_, gpus) in self._gpus.items() if gpus is None]
+        for number in (*unasked[:GPUS_A_LISTING], *doubtful[:DOUBTFUL_A_LISTING]):
+            await self._ask_gpus(holding[number])
+        records = dict(listed.records)
+        refused: list[Refused] = []
+        for number, job in holding.items():
+            gpus = self._gpus[number][1] if number in self._gpus else None
+            if gpus is not None:
+                records[number] = replace(job, gpus=gpus)
+                continue
+            del records[number]
+            if number in self._gpus:
+                refused.append(Refused(f"scontrol show job {number}", _IMITATED, "job", number))
+        unread = frozenset(number for number in holding if number not in self._gpus)
+        return Jobs(records, (*listed.refused, *refused), unread)
+
+    async def _ask_gpus(self, job: SlurmJob) -> Gpus | None:
+        """The job's GPUs; None where they are in doubt, or it has gone. The newest question goes last in `_gpus`."""
+        try:
+            told = await self.run("scontrol", "--oneliner", "--details", "show", "job", str(job.number))
+        except BackendError as error:
+            if "Invalid job id" not in str(error):
+                raise
+            told = b""
+        found = parse_text.gpus_of_job(_decoded(told), job.nodes)
+        self._gpus.pop(job.number, None)
+        self._gpus[job.number] = _attempt(job), found
+        return found
 
     async def running(self) -> str:
         """A line a job that holds nodes or is about to leave them: what changes where anything of them has changed.
@@ -138,17 +204,26 @@ class Commands:
         return _decoded(told)
 
     async def job(self, number: int) -> SlurmJob | None:
-        """One job as it is now; None where slurmctld knows it no more."""
+        """One job as it is now; None where slurmctld knows it no more. Raises BackendError where it can't be read.
+
+        A job whose GPUs are in doubt has none here.
+        """
         try:
-            told = await self.run("scontrol", "--oneliner", "--details", "show", "job", str(number))
+            listed = await self._columns(f"--jobs={number}")
         except BackendError as error:
             if "Invalid job id" in str(error):
                 return None
             raise
-        found = parse_text.jobs(_decoded(told))
-        if number not in found:
-            raise BackendError(f"scontrol show job {number}: it tells of {sorted(found)[:3]} instead")
-        return found[number]
+        job = listed.records.get(number)
+        if job is None:
+            why = f"{listed.refused[0].where}{listed.refused[0].why}" if listed.refused else "it is not among them"
+            raise BackendError(f"squeue --jobs={number}: {why}")
+        if not (job.runs and job.gpus_wanted and job.nodes):
+            return job
+        attempt, gpus = self._gpus.get(number, (None, None))
+        if attempt != _attempt(job):
+            gpus = await self._ask_gpus(job)
+        return job if gpus is None else replace(job, gpus=gpus)
 
     async def script(self, number: int) -> str:
         """The job's batch script; '' where there is none or it may not be read."""
@@ -156,6 +231,14 @@ class Commands:
             return _decoded(await self.run("scontrol", "write", "batch_script", str(number), "-"))
         except BackendError:
             return ""
+
+
+_Attempt = tuple[int, float, tuple[str, ...]]
+
+
+def _attempt(job: SlurmJob) -> _Attempt:
+    """What is another as soon as the job may have other GPUs, or the number is another job's."""
+    return job.restarts, job.submitted_seconds, job.nodes
 
 
 def _decoded(data: bytes) -> str:

@@ -1,9 +1,10 @@
-"""What Slurm tells of nodes and jobs, in one form for all versions; made by parse_json.py and parse_text.py."""
+"""Slurm's nodes and jobs, in one form for all versions; made by parse_json.py, columns.py and parse_text.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 RUNS = frozenset({"RUNNING", "SUSPENDED"})
 """Base states of a job that holds its nodes and works; of COMPLETING, its processes are being ended."""
@@ -76,6 +77,7 @@ class SlurmJob:
     the indices of its GPUs. restarts: times it was requeued. begins_seconds, started_seconds: since the epoch, 0 where
     there is none. excluded: what its --exclude names. least_nodes: that it asks for. held: it waits for a person.
     reason: why it waits, in Slurm's word, '' for none. gpus_wanted: that it asks for, in all; 0 where none are told.
+    submitted_seconds: since the epoch, 0 where it is not told. With `user` it identifies a job: numbers are reused.
     """
 
     number: int
@@ -99,6 +101,7 @@ class SlurmJob:
     exit_code: int | None = None
     reason: str = ""
     gpus_wanted: int = 0
+    submitted_seconds: float = 0.0
 
     @property
     def runs(self) -> bool:
@@ -115,9 +118,63 @@ class SlurmJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A record that could not be read. It costs this record alone; nothing is concluded about what it describes."""
+
+    where: str
+    """The command, and which of its records: 'squeue --json: jobs[7]'."""
+
+    why: str
+    kind: str
+    """'job' or 'node'."""
+
+    key: int | str | None = None
+    """The job's number or the node's name; None where not even that could be read."""
+
+
+_Key = TypeVar("_Key", int, str)
+_Record = TypeVar("_Record", "SlurmJob", "SlurmNode")
+
+
+@dataclass(frozen=True)
+class Listed(Generic[_Key, _Record]):
+    """What one listing contains."""
+
+    records: dict[_Key, _Record]
+    """By job number or node name."""
+
+    refused: tuple[Refused, ...] = ()
+    unread: frozenset[int] = frozenset()
+    """Jobs of which a part is asked for with one of the next listings."""
+
+
+Jobs = Listed[int, SlurmJob]
+Nodes = Listed[str, SlurmNode]
+
+
+def unreadable(jobs: Jobs) -> frozenset[int]:
+    """Numbers of jobs that Slurm has and whose records are not there."""
+    refused = (one.key for one in jobs.refused if isinstance(one.key, int))
+    return frozenset((*refused, *jobs.unread)) - jobs.records.keys()
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One look at the cluster. at_ns: monotonic, when it began. jobs: by number; of those that have ended some."""
+    """One look at the cluster."""
 
     at_ns: int
+    """Monotonic, when it began."""
+
     nodes: dict[str, SlurmNode] = field(default_factory=dict)
     jobs: dict[int, SlurmJob] = field(default_factory=dict)
+    """By number; of the jobs that have ended some."""
+
+    unreadable: frozenset[int] = frozenset()
+    """Jobs that Slurm has and whose records were refused: they have not ended."""
+
+    complete: bool = True
+    """False where a refused record does not say which job it is: then no job has ended for being absent."""
+
+    def knows_that_gone(self, number: int) -> bool:
+        """Whether Slurm has this job no more."""
+        return self.complete and number not in self.jobs and number not in self.unreadable

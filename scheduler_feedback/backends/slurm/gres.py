@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 
-_GPU = re.compile(r"gpu(?::([^:,()]+))?:(\d+)(?:\(([^)]*)\))?(?=,|$)")
+_GPU = re.compile(r"gpu(?::([^:,()]+))?:([0-9]{1,9})(?:\(([^)]*)\))?(?=,|$)")
 _ALONE = re.compile(r"gpu(?::([^:,()0-9][^:,()]*))?(?=,|$)")
+_SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+MOST_GPUS = 1024
+"""Of one node. Slurm numbers at most as many generic resources of a node (gres.c, MAX_GRES_BITMAP)."""
 
 
 def gpus_of(text: str) -> tuple[int, str]:
@@ -18,9 +22,12 @@ def gpus_of(text: str) -> tuple[int, str]:
     return count, kinds.pop() if len(kinds) == 1 else ""
 
 
-def wanted(a_job: str, a_node: str, a_task: str, nodes: int, tasks: int) -> int:
-    """How many GPUs a job asks for in all: what it said of them for all of it, else a node, else a task."""
-    for text, count in ((a_job, 1), (a_node, nodes), (a_task, tasks)):
+def wanted(a_job: str, a_node: str, a_socket: str, a_task: str, nodes: int, tasks: int) -> int:
+    """How many GPUs a job asks for in all: what it said of them for all of it, else a node, a socket or a task.
+
+    How many sockets it gets is not known before it runs: one of each node is counted.
+    """
+    for text, count in ((a_job, 1), (a_node, nodes), (a_socket, nodes), (a_task, tasks)):
         if each := gpus_of(text.replace("=", ":"))[0]:
             return each * count
     return 0
@@ -31,15 +38,22 @@ def indices_of(text: str) -> tuple[int, ...]:
 
     Raises ValueError for indices that are none.
     """
-    indices: list[int] = []
+    indices: set[int] = set()
     for _, number, inside in _GPU.findall(text):
         _, index, listed = inside.partition("IDX:")
         if not index or listed in ("N/A", ""):
-            indices += range(len(indices), len(indices) + int(number))
+            indices.update(_bounded(len(indices), len(indices) + int(number) - 1, text))
             continue
         for word in listed.split(","):
-            first, _, last = word.partition("-")
-            if not first.isdecimal() or (last and not last.isdecimal()):
+            span = _SPAN.fullmatch(word)
+            if span is None:
                 raise ValueError(f"{listed[:40]!r} in {text[:60]!r} are no indices of GPUs")
-            indices += range(int(first), int(last or first) + 1)
-    return tuple(sorted(set(indices)))
+            indices.update(_bounded(int(span[1]), int(span[2] or span[1]), text))
+    return tuple(sorted(indices))
+
+
+def _bounded(first: int, last: int, text: str) -> range:
+    """Indices from first to last. Raises ValueError before a list is made that no node could have."""
+    if last >= MOST_GPUS:
+        raise ValueError(f"{text[:60]!r} names GPU {last}: a node has at most {MOST_GPUS}")
+    return range(first, last + 1)

@@ -7,8 +7,10 @@ from collections import deque
 
 from agent.schema.clock import Clock
 from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm.consent import is_another, who
 from scheduler_feedback.backends.slurm.facts import Snapshot
 from scheduler_feedback.backends.slurm.hands import Hands, Settings
+from scheduler_feedback.backends.slurm.opt_in import of_comment
 from scheduler_feedback.backends.slurm.plan import Change, plan
 from scheduler_feedback.backends.slurm.touched import Weighed
 from scheduler_feedback.backends.slurm.translate import number_of
@@ -53,10 +55,30 @@ class Keeper:
             if self._too_many(change):
                 break
             try:
+                if why := await self._stale(change, snapshot):
+                    self.say_once(change, f"withheld: {why}")
+                    continue
                 await self._make(change)
             except BackendError:
                 continue
         return found.released
+
+    async def _stale(self, change: Change, snapshot: Snapshot) -> str:
+        """Why a change of a job is not made that the look called for; '' where the job is still as it was then.
+
+        A look may be half a minute old, and the commands before this one take their time. Raises BackendError.
+        """
+        if change.action not in ("exclude", "include"):
+            return ""
+        seen = snapshot.jobs[int(change.target)]
+        job = await self._hands.job(seen.number)
+        if job is None or is_another(who(seen), seen.restarts, job):
+            return f"job {seen.number} is gone"
+        if not job.waits or set(job.excluded) != set(seen.excluded):
+            return "it has changed since the look"
+        if change.action == "exclude" and not of_comment(job.comment).restartable:
+            return "its owner has withdrawn the consent"
+        return ""
 
     def say_once(self, change: Change, outcome: str) -> None:
         """A line in the audit about what is not done, the first time that it is so."""

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.slurm.asking import Cycle
-from scheduler_feedback.backends.slurm.facts import SlurmNode, Snapshot
+from scheduler_feedback.backends.slurm.consent import is_another, who
+from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode, Snapshot
 from scheduler_feedback.backends.slurm.hands import Hands, Settings
 from scheduler_feedback.backends.slurm.opt_in import OptIn
 from scheduler_feedback.backends.slurm.plan import Change
@@ -30,7 +31,8 @@ _log = logging.getLogger(__name__)
 class Moves:
     """Jobs on the move, by number and the attempt that each leaves. Called on the loop's thread.
 
-    opted: what a job has declared. snapshot: the newest look. say_once: to the audit. moved: called after each.
+    consent: reads what a job declares, now. snapshot: the newest look. say_once: to the audit. moved: called after
+    each.
     """
 
     def __init__(
@@ -38,13 +40,13 @@ class Moves:
         hands: Hands,
         settings: Settings,
         cycle: Cycle,
-        opted: Callable[[int], OptIn],
+        consent: Callable[[SlurmJob], Awaitable[OptIn]],
         snapshot: Callable[[], Snapshot | None],
         say_once: Callable[[Change, str], None],
         moved: Callable[[], None],
     ) -> None:
         self._hands, self._settings, self._cycle = hands, settings, cycle
-        self._opted, self._snapshot = opted, snapshot
+        self._consent, self._snapshot = consent, snapshot
         self._say_once, self._moved = say_once, moved
         self._under_way: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._began_at: deque[float] = deque()
@@ -52,24 +54,29 @@ class Moves:
     def __bool__(self) -> bool:
         return bool(self._under_way)
 
-    def stop(self, action: StopGang, number: int) -> None:
-        """Set it going; the same once more does nothing while it is under way."""
+    def stop(self, action: StopGang, number: int, job: SlurmJob | None) -> None:
+        """Set it going; the same once more does nothing while it is under way. job: the one that is meant."""
+        self._begin(action, number, who(job) if job is not None else ("", 0.0))
+
+    def _begin(self, action: StopGang, number: int, meant: tuple[str, float]) -> None:
         key = number, action.attempt
         if key in self._under_way:
             return
-        work = self._cancel(action, number) if action.why is StopReason.CANCEL else self._move(action, number)
+        cancels = action.why is StopReason.CANCEL
+        work = self._cancel(action, number, meant) if cancels else self._move(action, number, meant)
         self._under_way[key] = task = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(lambda _: self._under_way.pop(key, None))
 
     def take_up(self) -> None:
         """What an earlier controller has begun: jobs that were requeued and not let go of yet."""
         for text, moving in list(self._hands.touched.moving.items()):
-            self.stop(
+            self._begin(
                 StopGang(
                     "a-resumed", job_id_of(int(text)), moving.attempt, "SIGTERM", 0.0, StopReason.MIGRATE,
                     "begun before a restart",
                 ),
                 int(text),
+                (moving.user, moving.submitted_seconds),
             )  # fmt: skip
 
     def end(self) -> None:
@@ -77,15 +84,22 @@ class Moves:
         for task in self._under_way.values():
             task.cancel()
 
-    async def _cancel(self, action: StopGang, number: int) -> None:
+    async def _cancel(self, action: StopGang, number: int, meant: tuple[str, float]) -> None:
+        """The job that was meant, and no other that has got its number since."""
+        command = ("scancel", str(number))
         try:
-            await self._hands.do("cancel", str(number), ("scancel", str(number)), action.reason)
-            await self._hands.job(number)
+            job = await self._hands.job(number)
+            if job is None or is_another(meant, action.attempt, job):
+                why = "it has vanished" if job is None else f"number {number} is another job's by now"
+                self._hands.audit.write("cancel", str(number), f"withheld: {why}", action.reason, command)
+            else:
+                await self._hands.do("cancel", str(number), command, action.reason)
+                await self._hands.job(number)
         except BackendError as error:
             _log.warning("%s: %s", action.action_id, error)
         self._moved()
 
-    async def _move(self, action: StopGang, number: int) -> None:
+    async def _move(self, action: StopGang, number: int, meant: tuple[str, float]) -> None:
         """Once there is room for one more; the node is drained by the round that this has woken."""
         while why := self._no_room(number):
             command = ("scontrol", "requeue", str(number))
@@ -98,7 +112,7 @@ class Moves:
         )
         why = evidence[0] if evidence else action.reason
         requeue = Requeue(
-            self._hands, number, action.attempt, self._opted(number), self._nodes, self._cycle.frozen, why
+            self._hands, number, action.attempt, meant, self._consent, self._nodes, self._cycle.frozen, why
         )
         try:
             _log.info("%s: job %d: %s", action.action_id, number, await requeue.run(avoided, evidence, place))

@@ -8,49 +8,100 @@ Slurm          data parser            what differs
 23.11 and on   data_parser v0.0.40+   job states a list too; nodes by `scontrol show nodes --json` alone
 ============== ====================== ==================================================================================
 
-A document that is not whole, or a field of another type than any of these, is refused with the field's name: half of a
-queue must never look as if the other half had ended.
+A document that is not whole is refused: half of a queue must never look as if the other half had ended. A record with
+a field of another type than any of these is refused alone, with the field's name, and so is a second record of a job.
+
+Slurm prints names and comments byte for byte, and a user may submit bytes that are not UTF-8 (22.05.8 prints them as
+they are, which is no JSON): such bytes are replaced before decoding, so that one job's name does not cost the listing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode, base_state
+from scheduler_feedback.backends.slurm.facts import Jobs, Listed, Nodes, Refused, SlurmJob, SlurmNode, base_state
 from scheduler_feedback.backends.slurm.gres import gpus_of, indices_of, wanted
 from scheduler_feedback.backends.slurm.hostlist import expand
 
-
-def jobs(document: bytes, command: str = "squeue --json") -> dict[int, SlurmJob]:
-    """The jobs by number. Raises BackendError naming command, place and field."""
-    found = (_Fields(one, f"{command}: jobs[{at}]").job() for at, one in _listed(document, "jobs", command))
-    return {job.number: job for job in found}
+_Key = TypeVar("_Key", int, str)
+_Record = TypeVar("_Record", SlurmJob, SlurmNode)
 
 
-def nodes(document: bytes, command: str = "sinfo --json") -> dict[str, SlurmNode]:
-    """The nodes by name. Raises BackendError naming command, place and field."""
-    found = (_Fields(one, f"{command}: nodes[{at}]").node() for at, one in _listed(document, "nodes", command))
-    return {node.name: node for node in found}
+def jobs(document: bytes, command: str = "squeue --json") -> Jobs:
+    """The jobs by number. Raises BackendError where the document is not whole, or no record of it can be read."""
+    return _listing(
+        _listed(document, "jobs", command), f"{command}: jobs", "job", _Fields.job, lambda job: job.number, "job_id"
+    )
 
 
-def _listed(document: bytes, name: str, command: str) -> Iterator[tuple[int, Any]]:
+def nodes(document: bytes, command: str = "sinfo --json") -> Nodes:
+    """The nodes by name. Raises BackendError where the document is not whole, or no record of it can be read."""
+    return _listing(
+        _listed(document, "nodes", command), f"{command}: nodes", "node", _Fields.node, lambda node: node.name, "name"
+    )
+
+
+def _listing(
+    entries: list[Any],
+    where: str,
+    kind: str,
+    read: Callable[[_Fields], _Record],
+    key_of: Callable[[_Record], _Key],
+    key_name: str,
+) -> Listed[_Key, _Record]:
+    """Every entry that can be read; the others are refused, each alone."""
+    records: dict[_Key, _Record] = {}
+    refused: list[Refused] = []
+    for at, entry in enumerate(entries):
+        place = f"{where}[{at}]"
+        try:
+            record = read(_Fields(entry, place))
+        except BackendError as error:
+            key = entry.get(key_name) if isinstance(entry, Mapping) else None
+            # A job's number may be an int and a bool is one: `true` is no number.
+            usable = isinstance(key, str if kind == "node" else int) and not isinstance(key, bool)
+            refused.append(Refused(place, str(error).removeprefix(place), kind, key if usable else None))
+            continue
+        if key_of(record) in records:
+            refused.append(Refused(place, f": a second record of {kind} {key_of(record)}", kind, key_of(record)))
+            continue
+        records[key_of(record)] = record
+    if refused and not records:
+        raise BackendError(f"{refused[0].where}{refused[0].why}")
+    return Listed(records, tuple(refused))
+
+
+def _listed(document: bytes, name: str, command: str) -> list[Any]:
     try:
-        tree = msgspec.json.decode(document)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        tree = _decoded(document)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BackendError(f"{command}: {len(document)} bytes that are no whole JSON document: {error}") from None
     if not isinstance(tree, dict):
         raise BackendError(f"{command}: the document is no object")
     if errors := tree.get("errors"):
-        told = "; ".join(str(one.get("error", one) if isinstance(one, dict) else one) for one in errors)
-        raise BackendError(f"{command}: Slurm says: {told[:300]}")
+        told = errors if isinstance(errors, list) else [errors]
+        words = "; ".join(str(one.get("error", one) if isinstance(one, dict) else one) for one in told)
+        raise BackendError(f"{command}: Slurm says: {words[:300]}")
     listed = tree.get(name)
     if not isinstance(listed, list):
         raise BackendError(f"{command}: it has no list named {name!r}")
-    yield from enumerate(listed)
+    return listed
+
+
+def _decoded(document: bytes) -> Any:
+    """Raises msgspec.DecodeError. Bytes that are not UTF-8 are replaced: only then is the document copied."""
+    try:
+        return msgspec.json.decode(document)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        try:
+            document.decode("utf-8")
+        except UnicodeDecodeError:
+            return msgspec.json.decode(document.decode("utf-8", "replace"))
+        raise
 
 
 class _Fields:
@@ -96,10 +147,12 @@ class _Fields:
             gpus_wanted=wanted(
                 self.text("tres_per_job"),
                 self.text("tres_per_node"),
+                self.text("tres_per_socket"),
                 self.text("tres_per_task"),
                 int(self.number("node_count") or 1),
                 int(self.number("tasks") or 1),
             ),
+            submitted_seconds=self.number("submit_time") or 0.0,
         )
 
     def node(self) -> SlurmNode:

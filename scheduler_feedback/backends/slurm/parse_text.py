@@ -1,52 +1,83 @@
-"""What `scontrol --oneliner show jobs|nodes` say: the forms of versions without JSON. Pure.
+"""What `scontrol --oneliner show nodes` and `... --details show job` print. Pure.
 
-A line is words KEY=VALUE; a value may hold spaces and even words with '=' in them (a comment, a reason), which is why
-keys are told from the rest by a list. With --details a job's line repeats ``Nodes=... GRES=...`` for each group of
-nodes that have alike.
+A record is a line of words KEY=VALUE without any quoting. Of nodes only operators set the values; a value may hold
+spaces and even words with '=' in them (a comment, a reason), which is why keys are told from the rest by a list.
+
+Of jobs every user sets some values, and line ends may be in them: neither a line nor a word of scontrol's proves
+anything about a job. Only the GPUs are read from it, which nothing else prints in text, from an answer about this job
+alone, and only where nothing else in it can be taken for them. Everything else about a job comes from columns.py.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import datetime
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode, base_state
-from scheduler_feedback.backends.slurm.gres import gpus_of, indices_of, wanted
+from scheduler_feedback.backends.slurm.facts import Nodes, Refused, SlurmNode
+from scheduler_feedback.backends.slurm.gres import gpus_of, indices_of
 from scheduler_feedback.backends.slurm.hostlist import expand
 
-_KEY = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z/_:&.]*)=")
+Gpus = tuple[tuple[int, ...], ...]
+"""Of each node of a job, in its order, the indices of the job's GPUs."""
+
+_KEY = re.compile(r"(?:^|(?<=[ \t]))([A-Za-z][A-Za-z/_:&.]*)=")
 _NONE = frozenset({"", "(null)", "N/A", "None", "n/a", "Unknown"})
-_SPAN = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 _STAMP = re.compile(r"(.*?) ?\[([^@\]]*)@[^\]]*\]\s*\Z", re.DOTALL)
-_GROUP = re.compile(r"Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
-_FREE = frozenset({"Reason", "Comment", "Extra", "JobName", "OS"})
+_GROUP = re.compile(r"(?<!\S)Nodes=(\S*) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
+_FREE = frozenset({"Reason", "Comment", "Extra", "OS"})
 """Keys whose values people write: words with '=' in them belong to the value, unless a known key begins there."""
 
-_AFTER_FREE = frozenset(
-    {"StdErr", "StdIn", "StdOut", "Power", "UserId", "GroupId", "RealMemory", "ReqNodeList", "Comment", "AdminComment",
-     "SystemComment", "Reason", "Extra", "Dependency", "TresPerNode", "MailUser"}
-)  # fmt: skip
+_AFTER_FREE = frozenset({"RealMemory", "Comment", "Reason", "Extra"})
 """Keys that may follow such a value."""
 
 
-def jobs(text: str) -> dict[int, SlurmJob]:
-    """The jobs by number. Raises BackendError naming line and field."""
-    if text.strip() in ("", "No jobs in the system"):
-        return {}
-    found = (
-        _job(_Line(line, f"scontrol show jobs: line {at}")) for at, line in enumerate(text.splitlines(), 1) if line
-    )
-    return {job.number: job for job in found}
+# --- which GPUs a job has --------------------------------------------------------------------------------------------
 
 
-def nodes(text: str) -> dict[str, SlurmNode]:
-    """The nodes by name. Raises BackendError naming line and field."""
-    lines = [(at, line) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines:
-        raise BackendError("scontrol show nodes: it says nothing")
-    found = (_node(_Line(line, f"scontrol show nodes: line {at}")) for at, line in lines)
-    return {node.name: node for node in found}
+def gpus_of_job(text: str, nodes: tuple[str, ...]) -> Gpus | None:
+    """The GPUs of the job that these nodes run, from `scontrol --details show job N`; None where they are in doubt.
+
+    Slurm names each node of the job once. Whoever imitates that in a name or comment makes it twice, and it is refused.
+    """
+    by_node: dict[str, tuple[int, ...]] = {}
+    for group, gres in _GROUP.findall(text):
+        try:
+            names, indices = expand(group), indices_of(gres)
+        except ValueError:
+            return None
+        for name in names:
+            if name in by_node:
+                return None
+            by_node[name] = indices
+    if not set(nodes) <= by_node.keys():
+        return None
+    return tuple(by_node[name] for name in nodes)
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def nodes(text: str) -> Nodes:
+    """The nodes by name. Raises BackendError where no line can be read."""
+    found: dict[str, SlurmNode] = {}
+    refused: list[Refused] = []
+    for at, text_line in enumerate(text.split("\n"), 1):
+        if not text_line.strip():
+            continue
+        where = f"scontrol show nodes: line {at}"
+        line = _Line(text_line, where)
+        try:
+            node = _node(line)
+        except BackendError as error:
+            refused.append(Refused(where, str(error).removeprefix(where), "node", line.word("NodeName") or None))
+            continue
+        if node.name in found:
+            refused.append(Refused(where, f": a second record of node {node.name}", "node", node.name))
+            continue
+        found[node.name] = node
+    if not found:
+        raise BackendError(f"{refused[0].where}{refused[0].why}" if refused else "scontrol show nodes: it says nothing")
+    return Nodes(found, tuple(refused))
 
 
 class _Line:
@@ -74,81 +105,13 @@ class _Line:
             raise self.wrong(key, "it is absent")
         return "" if value in _NONE else value
 
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self.word(key).partition("-")[0]
-        if not value and default is not None:
-            return default
-        if not value.isdecimal():
-            raise self.wrong(key, f"{value[:40]!r} is no count")
-        return int(value)
-
-    def hosts(self, key: str) -> tuple[str, ...]:
-        try:
-            return expand(self.values.get(key, ""))
-        except ValueError as error:
-            raise self.wrong(key, str(error)) from None
-
-    def seconds(self, key: str) -> float:
-        """An instant, since the epoch; scontrol prints local time without a zone."""
+    def count(self, key: str, default: int) -> int:
         value = self.word(key)
         if not value:
-            return 0.0
-        try:
-            return datetime.fromisoformat(value).timestamp()
-        except ValueError:
-            raise self.wrong(key, f"{value[:40]!r} is no date and time") from None
-
-    def span(self, key: str) -> float | None:
-        """[days-]hours:minutes:seconds, None for no limit."""
-        value = self.word(key)
-        if value in ("", "UNLIMITED", "Partition_Limit"):
-            return None
-        found = _SPAN.fullmatch(value)
-        if found is None:
-            raise self.wrong(key, f"{value[:40]!r} is no [days-]hours:minutes:seconds")
-        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-        return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-def _job(line: _Line) -> SlurmJob:
-    state = line.word("JobState", needed=True)
-    nodes = line.hosts("NodeList") if state != "PENDING" else ()
-    by_node: dict[str, tuple[int, ...]] = {}
-    for group, gres in _GROUP.findall(line.text):
-        try:
-            by_node.update(dict.fromkeys(expand(group), indices_of(gres)))
-        except ValueError as error:
-            raise line.wrong("GRES", str(error)) from None
-    code, _, signal = line.word("ExitCode").partition(":")
-    return SlurmJob(
-        number=line.count("JobId"),
-        state=base_state((state,)),
-        completing=state == "COMPLETING",
-        nodes=nodes,
-        gpus=tuple(by_node.get(name, ()) for name in nodes),
-        restarts=line.count("Restarts", 0),
-        comment=line.word("Comment"),
-        batch=line.word("BatchFlag") == "1",
-        requeue=line.word("Requeue") == "1",
-        user=line.word("UserId").partition("(")[0],
-        name=line.word("JobName"),
-        partition=line.word("Partition"),
-        time_limit_seconds=line.span("TimeLimit"),
-        started_seconds=line.seconds("StartTime") if state != "PENDING" else 0.0,
-        begins_seconds=line.seconds("EligibleTime"),
-        excluded=line.hosts("ExcNodeList"),
-        least_nodes=line.count("NumNodes", 1),
-        held=line.word("Priority") == "0" or state in ("REQUEUE_HOLD", "SPECIAL_EXIT"),
-        exit_code=128 + int(signal) if signal not in ("", "0") else int(code) if code.isdecimal() else None,
-        reason=line.word("Reason"),
-        gpus_wanted=wanted(
-            line.word("TresPerJob"),
-            line.word("TresPerNode"),
-            line.word("TresPerTask"),
-            line.count("NumNodes", 1),
-            line.count("NumTasks", 1),
-        ),
-    )
+            return default
+        if not (value.isascii() and value.isdecimal() and len(value) < 16):
+            raise self.wrong(key, f"{value[:40]!r} is no count")
+        return int(value)
 
 
 def _node(line: _Line) -> SlurmNode:

@@ -2,13 +2,17 @@
 
 ::
 
-    1  is it still the attempt that was meant, and are enough nodes left without the accused?   else nothing is done
+    1  is it still the job and attempt that was meant, does its owner still allow it, and are
+       enough nodes left without the accused?                                                   else nothing is done
     2  a reservation over the nodes that it is to have next, its own among them: nobody else starts there meanwhile
     3  the checkpoint signal, and a wait: until its processes have ended, or for as long as it said that it takes
     4  what is about to happen is written down                                                  (touched.py)
     5  scontrol requeue: Slurm ends what is left of it, and keeps it from starting for two minutes
     6  once it has been pending for a moment: its exclusion, and StartTime=now, which ends those two minutes
     7  the reservation goes, and the job starts by its place in the queue, which a requeue does not change
+
+Owner, state and consent are read again right before the signal, and again right before the requeue: a save may take a
+day, in which its owner may change the comment, and Slurm may give the number to another job.
 
 After a crash 5 to 7 are taken up where they were left: what Slurm says of the job, its count of restarts above all,
 tells which of them has happened. Where the reservation can't be had the job is moved all the same; and it ends by
@@ -25,12 +29,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm.consent import is_another
 from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode
 from scheduler_feedback.backends.slurm.hands import Hands
 from scheduler_feedback.backends.slurm.hostlist import join
 from scheduler_feedback.backends.slurm.opt_in import OptIn
 from scheduler_feedback.backends.slurm.plan import enough_left
 from scheduler_feedback.backends.slurm.touched import Moving
+from scheduler_feedback.backends.slurm.translate import why_not
 
 LOOK_SECONDS = 0.5
 """Between two looks at the one job that is being moved."""
@@ -54,20 +60,26 @@ class LeftError(Exception):
 
 
 class Requeue:
-    """Moves one attempt of one job. nodes: as of now. frozen: whether nothing may be done any more."""
+    """Moves one attempt of one job.
+
+    meant: its owner, and when it was submitted; ('', 0) where that is not known. consent: reads what it declares, now.
+    nodes: as of now. frozen: whether nothing may be done any more.
+    """
 
     def __init__(
         self,
         hands: Hands,
         number: int,
         attempt: int,
-        opted: OptIn,
+        meant: tuple[str, float],
+        consent: Callable[[SlurmJob], Awaitable[OptIn]],
         nodes: Callable[[], Mapping[str, SlurmNode]],
         frozen: Callable[[], Awaitable[bool]],
         why: str,
     ) -> None:
         self._hands, self._number, self._attempt = hands, number, attempt
-        self._opted, self._nodes, self._frozen = opted, nodes, frozen
+        self._meant, self._consent = meant, consent
+        self._nodes, self._frozen = nodes, frozen
         self._why = why
         self._target = str(number)
 
@@ -89,13 +101,14 @@ class Requeue:
         moving = self._hands.touched.moving.get(self._target)
         if moving is None or moving.attempt != self._attempt or not moving.requeued:
             job = self._still(await self._look())
+            opted = await self._allowed(job)
             if not enough_left(job, self._nodes().values(), {*job.excluded, *avoided}):
                 raise LeftError(f"too few nodes would be left without {join(avoided)}")
             if await self._frozen():
                 raise LeftError("all actions are frozen")
-            moving = Moving(self._attempt, list(avoided), False, await self._keep(place))
-            await self._save(job)
-            moving.requeued = True
+            kept = await self._keep(place, opted)
+            await self._save()
+            moving = Moving(self._attempt, list(avoided), True, kept, job.user, job.submitted_seconds)
             self._hands.touched.moving[self._target] = moving
             self._hands.remember()
         await self._requeue(evidence)
@@ -122,6 +135,15 @@ class Requeue:
                 raise LeftError("it has vanished")
             return job
 
+    async def _allowed(self, job: SlurmJob) -> OptIn:
+        """What the job, as it was just looked at, declares. Raises LeftError where it may not be touched."""
+        if is_another(self._meant, self._attempt, job):
+            raise LeftError(f"number {self._number} is another job's by now, of {job.user}")
+        opted = await self._consent(job)
+        if refusal := why_not(job, opted):
+            raise LeftError(f"by now it may not be moved: {refusal}")
+        return opted
+
     def _still(self, job: SlurmJob) -> SlurmJob:
         if job.restarts != self._attempt:
             raise LeftError(f"it was restarted meanwhile ({job.restarts} times in all)")
@@ -131,14 +153,17 @@ class Requeue:
 
     # --- 2 and 7 -----------------------------------------------------------------------------------------------------
 
-    async def _keep(self, place: tuple[str, ...]) -> str:
+    async def _keep(self, place: tuple[str, ...], opted: OptIn) -> str:
         """The name of the reservation, '' where there is none. It is written down before it is made."""
         if not place:
             return ""
         name = f"{KEPT}{self._target}"
-        self._hands.touched.moving[self._target] = Moving(self._attempt, kept=name)
+        user, submitted_seconds = self._meant
+        self._hands.touched.moving[self._target] = Moving(
+            self._attempt, kept=name, user=user, submitted_seconds=submitted_seconds
+        )
         self._hands.remember()
-        minutes = math.ceil((self._opted.grace_seconds + KEPT_SECONDS) / 60)
+        minutes = math.ceil((opted.grace_seconds + KEPT_SECONDS) / 60)
         command = (
             "scontrol", "create", "reservation", f"ReservationName={name}", f"Users={getpass.getuser()}",
             "StartTime=now", f"Duration={minutes}", f"Nodes={join(sorted(place))}", "Flags=IGNORE_JOBS",
@@ -162,14 +187,15 @@ class Requeue:
 
     # --- 3 -----------------------------------------------------------------------------------------------------------
 
-    async def _save(self, job: SlurmJob) -> None:
+    async def _save(self) -> None:
         """Signal, and wait until it has exited or its time is up; one that has exited meanwhile is requeued too."""
-        if not self._opted.signal:
+        opted = await self._allowed(self._still(await self._look()))
+        if not opted.signal:
             return
-        command = ["scancel", f"--signal={self._opted.signal}"]
-        command += ["--batch"] if self._opted.batch else []
+        command = ["scancel", f"--signal={opted.signal}"]
+        command += ["--batch"] if opted.batch else []
         await self._hands.do("signal", self._target, (*command, self._target), f"to save: {self._why}")
-        until = time.monotonic() + self._opted.grace_seconds
+        until = time.monotonic() + opted.grace_seconds
         while time.monotonic() < until:
             await asyncio.sleep(min(LOOK_SECONDS, max(until - time.monotonic(), 0.0)))
             job = await self._look()
@@ -188,6 +214,7 @@ class Requeue:
         while (job := await self._look()).restarts == self._attempt:
             if job.state == "CANCELLED":
                 raise LeftError("somebody has cancelled it")
+            await self._allowed(job)
             try:
                 command = ("scontrol", "requeue", self._target)
                 await self._hands.do("requeue", self._target, command, self._why, evidence=evidence)
@@ -202,7 +229,7 @@ class Requeue:
         waits_since: float | None = None
         while True:
             job = await self._look()
-            if job.runs or job.state not in ("PENDING", "COMPLETED"):
+            if job.runs or job.state not in ("PENDING", "COMPLETED") or is_another(self._meant, self._attempt, job):
                 return
             wanted = {*job.excluded, *avoided}
             ready = wanted == set(job.excluded) and job.begins_seconds <= time.time()

@@ -24,13 +24,16 @@ class Weighed(msgspec.Struct):
 class Moving(msgspec.Struct):
     """A job that is being requeued. attempt: the one that it leaves. avoided: nodes for its exclusion.
 
-    kept: the reservation that keeps its next place meanwhile, '' for none.
+    kept: the reservation that keeps its next place meanwhile, '' for none. user, submitted_seconds: who the job is; ''
+    in a file of an older release.
     """
 
     attempt: int
     avoided: list[str] = []
     requeued: bool = False
     kept: str = ""
+    user: str = ""
+    submitted_seconds: float = 0.0
 
 
 class Touched(msgspec.Struct):

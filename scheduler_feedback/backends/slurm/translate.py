@@ -16,10 +16,14 @@ from scheduler_feedback.backends.slurm.facts import OUT, SlurmJob, SlurmNode
 from scheduler_feedback.backends.slurm.opt_in import OptIn
 from scheduler_feedback.core.events import Event, FirstStep, Hosted, HostWaits, NodeSeen
 from scheduler_feedback.core.job import HostedWait, JobKind, JobSpec, Slot
+from scheduler_feedback.core.plain_text import plain
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 
 OURS = "gangwatch: "
 """What begins every reason and comment that we write: by it we know them again, also after a restart."""
+
+MOST_NAME = 200
+"""Characters of a job's name that are kept: as many as the controller's own jobs may have."""
 
 _GANG = re.compile(r"slurm-(\d+)(?:\.\w+)?\Z")
 
@@ -72,11 +76,13 @@ def hosted(job: SlurmJob, opted: OptIn, nodes: dict[str, SlurmNode]) -> Hosted |
         placement += [Slot(name, index) for index in indices if node is not None and index < node.gpus]
     if not placement:
         return None
+    # Slurm lets any bytes into a name, terminal sequences too; it is shown in tables, pages and logs.
+    name = plain(job.name)[:MOST_NAME]
     spec = JobSpec(
-        name=job.name,
+        name=name,
         command=(f"slurm job {job.number}",),
         ranks=len(placement),
-        user=job.user,
+        user=plain(job.user),
         queue=job.partition or "default",
         kind=JobKind.HOSTED,
         time_limit_seconds=job.time_limit_seconds,
@@ -85,7 +91,7 @@ def hosted(job: SlurmJob, opted: OptIn, nodes: dict[str, SlurmNode]) -> Hosted |
         grace_seconds=opted.grace_seconds if opted.signal else 0.0,
         restart_cost_seconds=opted.restart_seconds,
         checkpoint_interval_seconds=opted.every_seconds,
-        workload=job.name,
+        workload=name,
     )
     return Hosted(job_id_of(job.number), job.restarts, spec, tuple(placement), int(job.started_seconds * 1e9))
 
