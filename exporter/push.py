@@ -324,7 +324,7 @@ def _read_headers(file: Path | None, what: str) -> dict[str, str]:
     if file is None:
         return {}
     try:
-        lines: Sequence[str] = file.read_text(encoding="utf-8").splitlines()
+        lines: Sequence[str] = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{what}: {file}: {getattr(error, 'strerror', None) or error}") from None
     headers: dict[str, str] = {}

@@ -85,7 +85,7 @@ def known_secrets(state: StateFolder, rows: Iterable[JournalRow]) -> list[str]:
 
 def _values_in(text: str) -> Iterator[str]:
     """What stands after ':' or '=' or alone on a line of a file of secrets: headers, passwords, whole tokens."""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         for piece in (line, *re.split(r"[:=]", line, maxsplit=1)[1:]):
             piece = piece.strip().strip("\"'")
             yield piece

@@ -153,7 +153,7 @@ def control_groups(proc: Path, mount: Path) -> Finding:
     without = "a subreaper ends what a job started"
     file = proc / "self" / "cgroup"
     try:
-        lines = file.read_text().splitlines()
+        lines = file.read_text().split("\n")
     except OSError as error:
         return Finding("cgroup v2", "missing", f"{file}: {error.strerror}; {without}", remedy)
     own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)

@@ -89,7 +89,7 @@ def _toml(text: str) -> Iterator[Leaf]:
 
 
 def _slurm(text: str) -> Iterator[Leaf]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue

@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass
 
 _SLURM = re.compile(
-    r"/(?:[^/]*slurmstepd\.scope|slurm[^/]*(?:/uid_\d+)?)/job_(\d+)(?:/step_([0-9A-Za-z_]+))?(?:/user)?(?:/task_(\d+))?"
+    r"/(?:[^/]*slurmstepd\.scope|slurm[^/]*(?:/uid_\d+)?)/job_(\d+)(?:/step_([0-9A-Za-z_]+))?(?:/user)?(?:/task_(\d+))?",
+    re.ASCII,
 )
 """cgroup v1 ``/slurm[_NODE]/uid_U/job_N/step_S/task_T``, v2 ``.../[NODE_]slurmstepd.scope/job_N/step_S/user/task_T``
 (https://slurm.schedmd.com/cgroup_v2.html). The task is the number on this node, not the rank."""
@@ -46,7 +47,8 @@ def parse_cgroup(text: str) -> Membership | None:
 
     A Slurm job inside a pod (Slurm run on Kubernetes) is both; a pod's path inside a Slurm job is the job's own doing.
     """
-    for line in text.splitlines():
+    # The kernel allows every character in a control group's name but the line end: "\u2028" in one is no new line.
+    for line in text.split("\n"):
         # hierarchy:controllers:path; a path may hold colons.
         path = line.split(":", 2)[-1]
         slurm = _SLURM.search(path)

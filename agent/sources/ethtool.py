@@ -166,7 +166,7 @@ RECORDED = "ethtool_statistics"
 def parse_recorded(data: bytes) -> dict[str, int]:
     """The output of ``ethtool -S``. Raises SourceError for a line that is not of its form."""
     found: dict[str, int] = {}
-    for line in data.splitlines():
+    for line in data.split(b"\n"):
         name, colon, value = line.rpartition(b":")
         digits = value.strip()
         if colon and digits.isdigit() and name.strip() and int(digits) < 1 << 64:

@@ -116,7 +116,9 @@ def parse_aer(data: bytes) -> dict[str, int]:
     Raises SourceError for a line that is not of the form.
     """
     counts: dict[str, int] = {}
-    for line in data.splitlines():
+    for line in data.split(b"\n"):
+        if not line:
+            continue
         name, _, count = line.rpartition(b" ")
         if not name or not count.isdigit():
             raise SourceError(f"aer: {line[:60]!r} is no count")

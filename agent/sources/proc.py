@@ -146,7 +146,9 @@ def parse_pressure(data: bytes) -> Pressure:
     """/proc/pressure/{cpu,memory,io}."""
     some: int | None = None
     full: int | None = None
-    for line in data.splitlines():
+    for line in data.split(b"\n"):
+        if not line:
+            continue
         kind, _, rest = line.partition(b" ")
         try:
             total = whole(rest.rpartition(b"total=")[2])
@@ -181,7 +183,7 @@ class Disk(NamedTuple):
 def parse_diskstats(data: bytes) -> list[Disk]:
     """/proc/diskstats: every block device and partition, in the file's order."""
     disks: list[Disk] = []
-    for line in data.splitlines():
+    for line in data.split(b"\n"):
         words = line.split()
         if len(words) < 14:
             # Partitions had four fields before kernel 2.6.25; they are not asked for.
@@ -218,7 +220,9 @@ class Interface(NamedTuple):
 def parse_net_dev(data: bytes) -> list[Interface]:
     """/proc/net/dev: every interface of the network namespace, in the file's order."""
     interfaces: list[Interface] = []
-    for line in data.splitlines()[2:]:
+    for line in data.split(b"\n")[2:]:
+        if not line:
+            continue
         # Aliases hold a colon of their own, and old kernels put no space after the name's: split at the last.
         name, _, rest = line.rpartition(b":")
         words = rest.split()
@@ -297,7 +301,7 @@ class ProcessIO(NamedTuple):
 def parse_process_io(data: bytes) -> ProcessIO:
     """/proc/PID/io."""
     read = written = None
-    for line in data.splitlines():
+    for line in data.split(b"\n"):
         key, _, value = line.partition(b": ")
         try:
             if key == b"read_bytes":

@@ -64,7 +64,7 @@ def is_kernel_tree(sys_root: str) -> bool:
         mounts = read_file("/proc/self/mountinfo").decode("utf-8", "surrogateescape")
     except OSError:
         return False
-    for line in mounts.splitlines():
+    for line in mounts.split("\n"):
         # proc(5): the mount point is the fifth word, the file system's type the first after a lone hyphen.
         fields, _, rest = line.partition(" - ")
         words = fields.split(" ")

@@ -86,7 +86,7 @@ def _write(folder: Path, secret: _Secret, name: str) -> None:
 def _life(folder: Path) -> tuple[datetime, datetime]:
     """When tls.crt begins and ends."""
     text = _openssl(folder, "x509", "-in", "tls.crt", "-noout", "-startdate", "-enddate")
-    found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    found = dict(line.split("=", 1) for line in text.split("\n") if "=" in line)
     begin, end = (datetime.strptime(found[key], _FORM).replace(tzinfo=UTC) for key in ("notBefore", "notAfter"))
     return begin, end
 
@@ -94,7 +94,7 @@ def _life(folder: Path) -> tuple[datetime, datetime]:
 def _make(folder: Path, days: int) -> None:
     """new.key and new.crt: for the names of tls.crt, signed by ca.key."""
     told = _openssl(folder, "x509", "-in", "tls.crt", "-noout", "-ext", "subjectAltName")
-    names = next((line.strip() for line in told.splitlines() if "DNS:" in line or "IP" in line), "")
+    names = next((line.strip() for line in told.split("\n") if "DNS:" in line or "IP" in line), "")
     if not names:
         raise GangwatchError("the certificate names nobody (no subjectAltName)")
     first = names.split(",")[0].partition(":")[2].strip()

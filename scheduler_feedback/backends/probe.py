@@ -45,7 +45,7 @@ def parse_schedstat(text: str) -> int:
 def parse_steal(text: str, processors: set[int]) -> dict[int, int]:
     """Stolen clock ticks of each of these processors, from /proc/stat (field 8 of a cpu line, proc_stat(5))."""
     steal = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fields = line.split()
         if fields and fields[0].startswith("cpu") and fields[0][3:].isdigit() and len(fields) > 8:
             processor = int(fields[0][3:])

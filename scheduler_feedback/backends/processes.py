@@ -223,10 +223,10 @@ def parse_own_cgroup(mountinfo: str, membership: str) -> str | None:
 
     None where no v2 hierarchy is mounted, or the mount does not show the caller's place in it.
     """
-    own = next((line[3:] for line in membership.splitlines() if line.startswith("0::")), None)
+    own = next((line[3:] for line in membership.split("\n") if line.startswith("0::")), None)
     if own is None or own.startswith("/.."):
         return None
-    for line in mountinfo.splitlines():
+    for line in mountinfo.split("\n"):
         before, separator, after = line.partition(" - ")
         if not separator or after.split(" ", 1)[0] != "cgroup2":
             continue

@@ -1,6 +1,6 @@
 """Only a job that declares it can be restarted is signalled, requeued or kept off a node. No Slurm needed.
 
-The backend is the real one; its commands answer with what Slurm 22.05.8 printed, of which the job's own words change.
+The backend is the real one; its commands answer as Slurm 22.05.8 prints.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm import Commands, Settings, SlurmBackend
+from benchmarks.slurm.printed import Printed, PrintedCommands, Queue
+from scheduler_feedback.backends.slurm import Settings, SlurmBackend
 from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode
 from scheduler_feedback.backends.slurm.opt_in import OptIn, of_comment, of_script
 from scheduler_feedback.backends.slurm.translate import hosted, why_not
@@ -24,43 +25,26 @@ from scheduler_feedback.core.events import Hosted
 from scheduler_feedback.core.job import StopReason
 from scheduler_feedback.core.state import State
 
-RECORDED = Path(__file__).with_name("recorded") / "22.05.8"
 OPTED_IN = "gangwatch:restartable,signal=USR1,grace=60"
-CHANGES = ("update", "requeue", "create", "delete")
-NUMBER = 1  # of the recorded job that runs
+NUMBER = 1
 
 
-class RecordedCommands(Commands):
-    """Slurm's commands, answered from the recording. comment, script, facts: the running job's."""
+class OneJob(PrintedCommands):
+    """Slurm with one job that runs on two nodes. comment, script, facts: its own."""
 
-    def __init__(self, comment: str, script: str = "", facts: dict[str, str] | None = None) -> None:
-        super().__init__(text=True)
-        first, *rest = (RECORDED / "jobs.txt").read_text().splitlines()
-        for before, after in {OPTED_IN: comment, **(facts or {})}.items():
-            assert before in first
-            first = first.replace(before, after)
-        self.jobs_text = "\n".join([first, *rest])
-        self.first = first
-        self.batch_script = script
-        self.changes: list[tuple[str, ...]] = []
+    def __init__(self, comment: str, script: str = "", facts: dict[str, Any] | None = None, text: bool = True) -> None:
+        job = Printed(
+            NUMBER,
+            nodes=("gpu001", "gpu002"),
+            comment=comment.encode(),
+            script=script.encode(),
+            **(facts or {}),
+        )
+        super().__init__(Queue([job]), text)
 
-    async def _run(self, command: tuple[str, ...], given: str | None = None) -> bytes:
-        match command:
-            case ("sinfo", "--version"):
-                return b"slurm 22.05.8\n"
-            case ("scontrol", "--oneliner", "show", "nodes"):
-                return (RECORDED / "nodes.txt").read_bytes()
-            case ("scontrol", "--oneliner", "--details", "show", "jobs"):
-                return self.jobs_text.encode()
-            case ("scontrol", "--oneliner", "--details", "show", "job", _):
-                return self.first.encode()
-            case ("scontrol", "write", "batch_script", _, "-"):
-                return self.batch_script.encode()
-            case ("squeue", *_):
-                return b"1|RUNNING|gpu[001-002]|\n"
-        assert command[0] == "scancel" or command[1] in CHANGES, f"a command that was not recorded: {command}"
-        self.changes.append(command)
-        return b""
+    @property
+    def changes(self) -> list[tuple[str, ...]]:
+        return self.queue.changes
 
 
 def asked(state: State) -> Callable[[Callable[[State], Any]], Future[Any]]:
@@ -73,11 +57,11 @@ def asked(state: State) -> Callable[[Callable[[State], Any]], Future[Any]]:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Callable[[RecordedCommands], SlurmBackend]]:
+def running(tmp_path: Path) -> Iterator[Callable[[OneJob], SlurmBackend]]:
     """Starts a backend against such commands, with a cycle that can be asked."""
     started: list[SlurmBackend] = []
 
-    def start(commands: RecordedCommands) -> SlurmBackend:
+    def start(commands: OneJob) -> SlurmBackend:
         backend = SlurmBackend(tmp_path, commands, Settings(idle_seconds=0.2, attentive_seconds=0.2))
         started.append(backend)
         backend.start(20.0)
@@ -114,17 +98,17 @@ UNDECLARED = [
     ("gangwatch:signal=USR1", "#!/bin/sh\ntrain\n", {}, "it has not opted in"),
     ("restartable", "", {}, "it has not opted in"),
     ("gangwatch:restartable,retries=3", "#SBATCH --signal=USR1", {}, "'retries=3' is no word"),
-    (OPTED_IN, "", {"Requeue=1": "Requeue=0"}, "--no-requeue"),
-    (OPTED_IN, "", {"BatchFlag=1": "BatchFlag=0"}, "no batch job"),
-    ("my run", "#SBATCH --signal=USR1", {"Requeue=1": "Requeue=0"}, "it has not opted in"),
+    (OPTED_IN, "", {"requeue": False}, "--no-requeue"),
+    (OPTED_IN, "", {"batch": False}, "no batch job"),
+    ("my run", "#SBATCH --signal=USR1", {"requeue": False}, "it has not opted in"),
 ]
 
 
 @pytest.mark.parametrize(("comment", "script", "facts"), DECLARED)
 def test_a_job_that_has_opted_in_is_moved(
-    running: Callable[[RecordedCommands], SlurmBackend], comment: str, script: str, facts: dict[str, str]
+    running: Callable[[OneJob], SlurmBackend], comment: str, script: str, facts: dict[str, Any]
 ) -> None:
-    commands = RecordedCommands(comment, script, facts)
+    commands = OneJob(comment, script, facts)
     backend = running(commands)
     assert seen(backend).spec.restartable
     backend.apply(move())
@@ -138,9 +122,9 @@ def test_a_job_that_has_opted_in_is_moved(
 
 @pytest.mark.parametrize(("comment", "script", "facts", "why"), UNDECLARED)
 def test_a_job_that_has_not_opted_in_is_never_touched(
-    running: Callable[[RecordedCommands], SlurmBackend], comment: str, script: str, facts: dict[str, str], why: str
+    running: Callable[[OneJob], SlurmBackend], comment: str, script: str, facts: dict[str, Any], why: str
 ) -> None:
-    commands = RecordedCommands(comment, script, facts)
+    commands = OneJob(comment, script, facts)
     backend = running(commands)
     assert not seen(backend).spec.restartable, "so the cycle never asks for a move"
     with pytest.raises(BackendError, match=f"slurm-1 is not moved: .*{why}"):
@@ -152,8 +136,8 @@ def test_a_job_that_has_not_opted_in_is_never_touched(
     assert commands.changes == []
 
 
-def test_a_cancellation_needs_no_opt_in(running: Callable[[RecordedCommands], SlurmBackend]) -> None:
-    commands = RecordedCommands("my run")
+def test_a_cancellation_needs_no_opt_in(running: Callable[[OneJob], SlurmBackend]) -> None:
+    commands = OneJob("my run")
     backend = running(commands)
     seen(backend)
     backend.apply(StopGang("a-1", "slurm-1", 0, "SIGTERM", 0.0, StopReason.CANCEL, "ann has asked"))

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm import parse_json, parse_text
+from scheduler_feedback.backends.slurm import columns, parse_json, parse_text
 from scheduler_feedback.backends.slurm.gres import gpus_of, indices_of
 from scheduler_feedback.backends.slurm.hostlist import expand, join
 from scheduler_feedback.backends.slurm.opt_in import OptIn, comment_of, of_comment, of_script
@@ -30,7 +30,7 @@ def recorded(name: str) -> bytes:
 
 
 def test_jobs_of_22_05() -> None:
-    jobs = parse_json.jobs(recorded("squeue.json"))
+    jobs = parse_json.jobs(recorded("squeue.json")).records
     first = jobs[1]
     assert (first.state, first.runs, first.nodes) == ("RUNNING", True, ("gpu001", "gpu002"))
     assert first.gpus == ((0, 1, 2), (0, 1, 2))
@@ -49,7 +49,7 @@ def test_jobs_of_22_05() -> None:
 
 
 def test_nodes_of_22_05() -> None:
-    nodes = parse_json.nodes(recorded("sinfo.json"))
+    nodes = parse_json.nodes(recorded("sinfo.json")).records
     assert (nodes["gpu001"].gpus, nodes["gpu001"].gpu_type) == (8, "h200")
     assert nodes["gpu004"].drained
     assert (nodes["gpu004"].reason, nodes["gpu004"].reason_user) == ("fan 3 is bad: State=ask Weight", "root")
@@ -60,18 +60,15 @@ def test_nodes_of_22_05() -> None:
 
 
 def test_the_text_forms_say_the_same() -> None:
-    jobs, told = parse_json.jobs(recorded("squeue.json")), parse_text.jobs(recorded("jobs.txt").decode())
-    assert jobs.keys() == told.keys()
-    for number, job in jobs.items():
-        other = told[number]
-        # Times are local in the text; a comment in which a key of scontrol's stands is cut off there.
-        same = dataclasses.replace(
-            other, started_seconds=job.started_seconds, begins_seconds=job.begins_seconds, comment=job.comment
-        )
-        assert same == job
-        assert job.comment.startswith(other.comment)
-    nodes, others = parse_json.nodes(recorded("sinfo.json")), parse_text.nodes(recorded("nodes.txt").decode())
-    assert nodes == others
+    jobs = parse_json.jobs(recorded("squeue.json")).records
+    told = columns.jobs(recorded("columns.txt"), columns.places(recorded("places.txt"))).records
+    for number in (1, 6):
+        gpus = parse_text.gpus_of_job(recorded(f"job{number}.txt").decode(), told[number].nodes)
+        assert gpus is not None
+        told[number] = dataclasses.replace(told[number], gpus=gpus)
+    assert told == jobs
+    nodes, others = parse_json.nodes(recorded("sinfo.json")).records, parse_text.nodes(recorded("nodes.txt").decode())
+    assert nodes == others.records
 
 
 # --- later releases --------------------------------------------------------------------------------------------------
@@ -106,8 +103,8 @@ def as_later(document: dict[str, Any], states_are_lists: bool) -> bytes:
 def test_later_releases_say_the_same(states_are_lists: bool) -> None:
     jobs = as_later(json.loads(recorded("squeue.json")), states_are_lists)
     nodes = as_later(json.loads(recorded("sinfo.json")), states_are_lists)
-    assert parse_json.jobs(jobs) == parse_json.jobs(recorded("squeue.json"))
-    assert parse_json.nodes(nodes) == parse_json.nodes(recorded("sinfo.json"))
+    assert parse_json.jobs(jobs).records == parse_json.jobs(recorded("squeue.json")).records
+    assert parse_json.nodes(nodes).records == parse_json.nodes(recorded("sinfo.json")).records
 
 
 def test_flags_beside_the_state() -> None:
@@ -120,7 +117,7 @@ def test_flags_beside_the_state() -> None:
         (["PENDING", "REQUEUE_HOLD"], "PENDING", False),
     ):
         document["jobs"][0]["job_state"] = states
-        job = parse_json.jobs(json.dumps(document).encode())[1]
+        job = parse_json.jobs(json.dumps(document).encode()).records[1]
         assert (job.state, job.completing) == (base, completing)
     assert job.held
 
@@ -149,19 +146,20 @@ def test_a_document_that_is_cut_anywhere_is_refused_whole(at: int) -> None:
 )
 def test_a_field_of_another_type_is_named(key: str, value: Any, said: str) -> None:
     document = json.loads(recorded("squeue.json"))
+    document["jobs"] = document["jobs"][:1]
     document["jobs"][0][key] = value
     with pytest.raises(BackendError, match=said):
         parse_json.jobs(json.dumps(document).encode())
 
 
 def test_a_line_without_what_is_needed_is_named() -> None:
-    with pytest.raises(BackendError, match="line 1: JobState: it is absent"):
-        parse_text.jobs("JobId=7 JobName=x")
-    with pytest.raises(BackendError, match="line 2: State: it is absent"):
-        parse_text.nodes("NodeName=a State=IDLE Weight=1\nNodeName=b Weight=1")
+    found = parse_text.nodes("NodeName=a State=IDLE Weight=1\nNodeName=b Weight=1")
+    assert [(one.where, one.why) for one in found.refused] == [("scontrol show nodes: line 2", ": State: it is absent")]
+    with pytest.raises(BackendError, match="line 1: State: it is absent"):
+        parse_text.nodes("NodeName=b Weight=1")
     with pytest.raises(BackendError, match="says nothing"):
         parse_text.nodes("\n")
-    assert parse_text.jobs("No jobs in the system\n") == {}
+    assert columns.jobs(b"", {}).records == {}
 
 
 # --- small forms -----------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from scheduler_feedback.backends.slurm import Commands, Settings, SlurmBackend, 
 from scheduler_feedback.backends.slurm import touched as memory
 from scheduler_feedback.backends.slurm.asking import Cycle
 from scheduler_feedback.backends.slurm.audit import Audit, lines
+from scheduler_feedback.backends.slurm.consent import who
 from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode, Snapshot
 from scheduler_feedback.backends.slurm.hands import Hands
 from scheduler_feedback.backends.slurm.keeper import Keeper
@@ -31,7 +32,16 @@ from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import AttemptEnded
 
 NODES = {f"n{number}": SlurmNode(f"n{number}", 8, states=frozenset({"IDLE"}), partitions=("batch",)) for number in range(4)}  # fmt: skip  # noqa: E501
-JOB = SlurmJob(7, "RUNNING", nodes=("n0", "n1"), gpus=((0,), (0,)), partition="batch", least_nodes=2)
+JOB = SlurmJob(
+    7,
+    "RUNNING",
+    nodes=("n0", "n1"),
+    gpus=((0,), (0,)),
+    partition="batch",
+    least_nodes=2,
+    user="ann",
+    submitted_seconds=5e8,
+)
 OPTED = OptIn(True, "USR1", grace_seconds=0.3)
 
 
@@ -88,13 +98,27 @@ async def always() -> bool:
     return True
 
 
+Consent = Callable[[SlurmJob], Awaitable[OptIn]]
+
+
+def always_declares(opted: OptIn) -> Consent:
+    async def read(_: SlurmJob) -> OptIn:
+        return opted
+
+    return read
+
+
 def moved(
     folder: Path, slurm: LittleSlurm, opted: OptIn = OPTED, *, avoided: tuple[str, ...] = ("n1",),
     place: tuple[str, ...] = ("n2", "n3"), frozen: Callable[[], Awaitable[bool]] = never, attempt: int = 0,
+    consent: Consent | None = None,
 ) -> str:  # fmt: skip
     """What came of the move, in words."""
-    hands = hands_of(folder, slurm)
-    return asyncio.run(Requeue(hands, 7, attempt, opted, lambda: NODES, frozen, "n1 is slow").run(avoided, (), place))
+    requeued = Requeue(
+        hands_of(folder, slurm), 7, attempt, who(JOB), consent or always_declares(opted), lambda: NODES, frozen,
+        "n1 is slow",
+    )  # fmt: skip
+    return asyncio.run(requeued.run(avoided, (), place))
 
 
 def memory_of(folder: Path) -> Touched:
@@ -184,6 +208,33 @@ def test_what_happens_during_the_save_goes_first(tmp_path: Path, change: dict[st
     assert memory_of(tmp_path) == Touched()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"user": "bob"}, {"submitted_seconds": 6e8}, {"user": "bob", "restarts": 1}],
+)
+def test_a_job_that_has_got_the_number_since_is_not_touched(tmp_path: Path, change: dict[str, object]) -> None:
+    slurm = LittleSlurm(dataclasses.replace(JOB, **change))  # type: ignore[arg-type]
+    assert "another job's by now" in moved(tmp_path, slurm) or "restarted meanwhile" in moved(tmp_path, slurm)
+    assert slurm.done == []
+    later = LittleSlurm()
+    later.on_signal = lambda job: dataclasses.replace(job, user="bob", submitted_seconds=6e8)
+    assert "another job's by now, of bob" in moved(tmp_path, later)
+    assert not any("requeue" in words for words in later.done), "it got the number during the save"
+
+
+def test_consent_is_read_before_each_of_the_two_commands(tmp_path: Path) -> None:
+    for reads, done in ((0, []), (1, ["create", "delete"]), (2, ["create", "--signal=USR1", "delete"])):
+        slurm = LittleSlurm()
+        declared = [OPTED] * reads + [OptIn()]
+
+        async def read(_: SlurmJob, declared: list[OptIn] = declared) -> OptIn:
+            return declared.pop(0)
+
+        assert "by now it may not be moved: it has not opted in" in moved(tmp_path, slurm, consent=read)
+        assert [words.split()[1] for words in slurm.done] == done
+        assert memory_of(tmp_path) == Touched(), "its place is let go"
+
+
 def test_a_requeue_that_was_done_without_an_answer_is_not_done_again(tmp_path: Path) -> None:
     slurm = LittleSlurm()
     slurm.fails["scontrol requeue"] = True
@@ -221,7 +272,7 @@ def moves_of(folder: Path, jobs: dict[int, SlurmJob], **settings: float) -> Move
     snapshot = Snapshot(0, NODES, jobs)
     hands = hands_of(folder, LittleSlurm())
     return Moves(
-        hands, Settings(**settings), Cycle(), lambda _: OPTED, lambda: snapshot, lambda *_: None, lambda: None  # type: ignore[arg-type]
+        hands, Settings(**settings), Cycle(), always_declares(OPTED), lambda: snapshot, lambda *_: None, lambda: None  # type: ignore[arg-type]
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from agent.schema.clock import ManualClock
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm import asking, commands, parse_json, parse_text, wishes
+from scheduler_feedback.backends.slurm import asking, columns, commands, parse_json, parse_text, wishes
 from scheduler_feedback.backends.slurm.announcements import Announcements
 from scheduler_feedback.backends.slurm.audit import Audit, Line, lines
 from scheduler_feedback.backends.slurm.commands import Commands, programs
@@ -185,15 +185,16 @@ def test_a_node_is_drained_in_any_word_for_it() -> None:
 @pytest.mark.parametrize(
     ("asked", "gpus"),
     [
-        (("gres:gpu:6", "gres:gpu:8", "gres:gpu:1", 2, 16), 6),
-        (("", "gres:gpu:h200:8", "gres:gpu:1", 2, 16), 16),
-        (("", "", "gres:gpu:1", 2, 16), 16),
-        (("gres/gpu=6", "", "", 2, 16), 6),
-        (("gres:gpu", "", "", 2, 16), 1 * 0),  # no number where only the kind is named inside of a longer word
-        (("", "", "", 2, 16), 0),
+        (("gres:gpu:6", "gres:gpu:8", "", "gres:gpu:1", 2, 16), 6),
+        (("", "gres:gpu:h200:8", "", "gres:gpu:1", 2, 16), 16),
+        (("", "", "", "gres:gpu:1", 2, 16), 16),
+        (("", "", "gres:gpu:4", "", 2, 16), 8),
+        (("gres/gpu=6", "", "", "", 2, 16), 6),
+        (("gres:gpu", "", "", "", 2, 16), 1 * 0),  # no number where only the kind is named inside of a longer word
+        (("", "", "", "", 2, 16), 0),
     ],
 )
-def test_what_a_job_asks_for_in_all(asked: tuple[str, str, str, int, int], gpus: int) -> None:
+def test_what_a_job_asks_for_in_all(asked: tuple[str, str, str, str, int, int], gpus: int) -> None:
     assert wanted(*asked) == gpus
 
 
@@ -224,69 +225,106 @@ def test_a_host_list_has_a_largest_size_and_matching_brackets() -> None:
 # --- the two forms of Slurm's answers --------------------------------------------------------------------------------
 
 
-def text_job(**changed: str) -> SlurmJob:
+def columns_of(**changed: str) -> bytes:
     values = {
-        "JobId": "7", "JobName": "x", "UserId": "eve(1001)", "Priority": "10", "JobState": "RUNNING", "Restarts": "2",
-        "ExitCode": "0:0", "TimeLimit": "1-02:03:04", "StartTime": "2023-05-04T03:02:01", "EligibleTime": "Unknown",
-        "NodeList": "n[1-2]", "NumNodes": "2-4", "BatchFlag": "1", "Requeue": "0",
-    }  # fmt: skip
-    line = " ".join(f"{key}={value}" for key, value in (values | changed).items() if value)
-    return parse_text.jobs(line)[7]
+        "jobid": "7", "username": "eve", "state": "RUNNING", "restartcnt": "2", "requeue": "0", "batchflag": "1",
+        "prioritylong": "10", "numnodes": "2", "numtasks": "4294967294", "partition": "batch",
+        "timelimit": "1-02:03:04", "starttime": "2023-05-04T03:02:01", "eligibletime": "Unknown",
+        "submittime": "2023-05-04T03:02:00", "reason": "None", "tres-per-job": "N/A", "tres-per-node": "gres:gpu:4",
+        "tres-per-socket": "N/A", "tres-per-task": "N/A", "name": "x", "comment": "(null)", "exit_code": "0",
+    } | {key.replace("_per_", "-per-"): value for key, value in changed.items()}  # fmt: skip
+    return "".join(values[name].ljust(width) for name, width in columns.COLUMNS).encode() + b"\n"
 
 
-def test_a_line_of_scontrol_gives_times_counts_and_flags() -> None:
-    job = text_job()
+def columns_job(**changed: str) -> SlurmJob:
+    return columns.jobs(columns_of(**changed), {7: columns.Place(("n1", "n2"), ("n3",))}).records[7]
+
+
+def test_a_record_of_columns_gives_times_counts_and_flags() -> None:
+    job = columns_job()
     assert (job.time_limit_seconds, job.restarts, job.least_nodes) == (93784.0, 2, 2)
     assert (job.user, job.batch, job.requeue, job.exit_code, job.begins_seconds) == ("eve", True, False, 0, 0.0)
-    assert job.started_seconds == time.mktime((2023, 5, 4, 3, 2, 1, 0, 0, -1))
-    assert job.gpus == ((), ())
+    assert (job.started_seconds, job.submitted_seconds) == (1683169321.0, 1683169320.0)
+    assert (job.nodes, job.gpus, job.excluded, job.gpus_wanted) == (("n1", "n2"), ((), ()), ("n3",), 8)
 
 
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"ExitCode": "3:0"}, {"exit_code": 3}),
-        ({"ExitCode": "0:9"}, {"exit_code": 137}),
-        ({"TimeLimit": "UNLIMITED"}, {"time_limit_seconds": None}),
-        ({"TimeLimit": "00:30:00"}, {"time_limit_seconds": 1800.0}),
-        ({"JobState": "PENDING"}, {"nodes": (), "started_seconds": 0.0}),
-        ({"JobState": "COMPLETING"}, {"state": "COMPLETED", "completing": True}),
-        ({"Priority": "0"}, {"held": True}),
-        ({"JobState": "SPECIAL_EXIT"}, {"held": True, "state": "PENDING"}),
-        ({"Restarts": ""}, {"restarts": 0}),
-        ({"NumNodes": ""}, {"least_nodes": 1}),
+        ({"exit_code": "768"}, {"exit_code": 3}),
+        ({"exit_code": "9"}, {"exit_code": 137}),
+        ({"exit_code": "3:0"}, {"exit_code": 3}),
+        ({"exit_code": "0:9"}, {"exit_code": 137}),
+        ({"exit_code": "4294967294"}, {"exit_code": None}),
+        ({"timelimit": "UNLIMITED"}, {"time_limit_seconds": None}),
+        ({"timelimit": "30:00"}, {"time_limit_seconds": 1800.0}),
+        ({"timelimit": "2:30:00"}, {"time_limit_seconds": 9000.0}),
+        ({"state": "PENDING"}, {"nodes": (), "started_seconds": 0.0}),
+        ({"state": "COMPLETING"}, {"state": "COMPLETED", "completing": True}),
+        ({"prioritylong": "0"}, {"held": True}),
+        ({"state": "SPECIAL_EXIT"}, {"held": True, "state": "PENDING"}),
+        ({"restartcnt": "4294967294"}, {"restarts": 0}),
+        ({"numnodes": ""}, {"least_nodes": 1}),
+        ({"tres_per_node": "N/A", "tres_per_task": "gres:gpu:2", "numtasks": "3"}, {"gpus_wanted": 6}),
+        ({"tres_per_node": "N/A", "tres_per_socket": "gres:gpu:2"}, {"gpus_wanted": 4}),
+        ({"comment": "c" * 1024}, {"comment": "c" * 1024}),
     ],
 )
-def test_a_line_of_scontrol_in_its_variants(changed: dict[str, str], expected: dict[str, Any]) -> None:
-    job = text_job(**changed)
+def test_a_record_of_columns_in_its_variants(changed: dict[str, str], expected: dict[str, Any]) -> None:
+    job = columns_job(**changed)
     assert {key: getattr(job, key) for key in expected} == expected
+
+
+def test_a_record_without_its_last_column_is_read_as_well() -> None:
+    """squeue 26.05 prints nothing, not even blanks, for the exit code of a job that has none."""
+    short = columns_of().rstrip(b"\n")[: -columns.COLUMNS[-1][1]] + b"\n"
+    both = columns.records(short + columns_of(jobid="8") + short)
+    assert [record[:12].strip() for record in both] == [b"7", b"8", b"7"]
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"JobId": "x"}, "JobId: 'x' is no count"),
-        ({"TimeLimit": "30"}, "TimeLimit: '30' is no"),
-        ({"StartTime": "soon"}, "StartTime: 'soon' is no date"),
-        ({"NodeList": "n["}, "NodeList"),
+        ({"jobid": "x"}, "jobid: 'x' is no count"),
+        ({"jobid": "4294967294"}, "jobid: '4294967294' is no count"),
+        ({"state": ""}, "state: it is absent"),
+        ({"timelimit": "30"}, "timelimit: '30' is no"),
+        ({"starttime": "soon"}, "starttime: 'soon' is no date"),
+        ({"exit_code": "bad"}, "exit_code: 'bad' is no exit code"),
+        ({"comment": "c" * 1025}, "comment: it has more than 1024 bytes"),
     ],
 )
-def test_a_line_of_scontrol_that_is_wrong_is_named(changed: dict[str, str], said: str) -> None:
-    with pytest.raises(BackendError, match=f"line 1: {said}"):
-        text_job(**changed)
+def test_a_record_of_columns_that_is_wrong_is_named(changed: dict[str, str], said: str) -> None:
+    with pytest.raises(BackendError, match=f"record 1: {said}"):
+        columns_job(**changed)
+
+
+def test_the_gpus_of_a_job_are_those_named_for_its_nodes() -> None:
+    text = "JobId=7 JobName=x   Nodes=n[1-2] CPU_IDs=0 Mem=0 GRES=gpu:h200:3(IDX:0-1,6) MinCPUsNode=1"
+    assert parse_text.gpus_of_job(text, ("n1", "n2")) == ((0, 1, 6), (0, 1, 6))
+    assert parse_text.gpus_of_job(text, ("n1",)) == ((0, 1, 6),)
+    assert parse_text.gpus_of_job(text, ("n1", "n3")) is None, "one is not named"
+    assert parse_text.gpus_of_job(f"{text} Nodes=n2 CPU_IDs= Mem= GRES=gpu:1", ("n1", "n2")) is None, "one is twice"
+    assert parse_text.gpus_of_job(text.replace("0-1,6", "0-x"), ("n1", "n2")) is None
+    with pytest.raises(ValueError, match="a node has at most 1024"):
+        indices_of("gpu:999999999")
 
 
 def test_marks_of_old_releases_on_a_node_s_state_are_no_part_of_it() -> None:
     told = parse_text.nodes("NodeName=n1 State=IDLE*+DRAIN Gres=gpu:8 Reason=fan is bad [root@2023-05-04T03:02:01]")
-    assert told["n1"].states == {"IDLE", "DRAIN", "NOT_RESPONDING"}
-    assert (told["n1"].reason, told["n1"].reason_user, told["n1"].weight) == ("fan is bad", "root", 1)
-    plain = parse_text.nodes("NodeName=n1 State=IDLE~ Weight=5")["n1"]
+    assert told.records["n1"].states == {"IDLE", "DRAIN", "NOT_RESPONDING"}
+    assert (told.records["n1"].reason, told.records["n1"].reason_user, told.records["n1"].weight) == (
+        "fan is bad",
+        "root",
+        1,
+    )
+    plain = parse_text.nodes("NodeName=n1 State=IDLE~ Weight=5").records["n1"]
     assert (plain.states, plain.weight, plain.reason_user) == ({"IDLE"}, 5, "")
 
 
 def json_job(**changed: Any) -> SlurmJob:
     fields = {"job_id": 7, "job_state": "RUNNING", "nodes": "n[1-2]", "start_time": 500, "time_limit": 3}
-    return parse_json.jobs(json.dumps({"jobs": [fields | changed]}).encode())[7]
+    return parse_json.jobs(json.dumps({"jobs": [fields | changed]}).encode()).records[7]
 
 
 @pytest.mark.parametrize(
@@ -329,8 +367,10 @@ def test_an_answer_that_says_that_it_failed_is_no_answer() -> None:
     for wrong in (["gpu:8", 3], "gpu:8"):
         with pytest.raises(BackendError, match="gres_detail: expected a list of strings"):
             json_job(gres_detail=wrong)
-    with pytest.raises(BackendError, match=r"nodes\[1\]\.name: it is absent"):
-        parse_json.nodes(b'{"nodes": [{"name": "a", "state": "idle"}, {"state": "idle"}]}')
+    with pytest.raises(BackendError, match=r"nodes\[0\]\.name: it is absent"):
+        parse_json.nodes(b'{"nodes": [{"state": "idle"}]}')
+    with pytest.raises(BackendError, match="Slurm says: it is down"):
+        parse_json.nodes(b'{"errors": "it is down", "nodes": []}')
 
 
 # --- the commands as child processes ---------------------------------------------------------------------------------
@@ -353,13 +393,24 @@ def commands_of(folder: Path, **settings: Any) -> Commands:
     return Commands(str(folder), **{"timeout_seconds": 10.0, **settings})
 
 
+_SQUEUE = "squeue --noheader --all --states=all --"
+IN_COLUMNS = "|".join(
+    (
+        f"{_SQUEUE}Format={columns.FORMAT}",
+        f"{_SQUEUE}format={columns.PLACES_FORMAT.replace('|', ' ')}",
+        "scontrol --oneliner --details show job 1",
+        "scontrol --oneliner --details show job 6",
+    )
+)
+
+
 @pytest.mark.parametrize(
     ("release", "text", "jobs", "nodes"),
     [
-        ("20.11.9", False, "scontrol --oneliner --details show jobs", "scontrol --oneliner show nodes"),
+        ("20.11.9", False, IN_COLUMNS, "scontrol --oneliner show nodes"),
         ("21.08.0", False, "squeue --json", "sinfo --json"),
         ("22.05.8", False, "squeue --json", "sinfo --json"),
-        ("22.05.8", True, "scontrol --oneliner --details show jobs", "scontrol --oneliner show nodes"),
+        ("22.05.8", True, IN_COLUMNS, "scontrol --oneliner show nodes"),
         ("23.02.1", False, "squeue --json", "scontrol show nodes --json"),
         ("24.11.0-0rc1", False, "squeue --json", "scontrol show nodes --json"),
     ],
@@ -374,17 +425,19 @@ def test_each_release_is_asked_in_the_form_that_it_knows(
             name,
             f'[ "$1" = --version ] && exec echo slurm {release}\necho {name} "$@" >> {asked}\n'
             f'case "$*" in *json*) [ $1 = --json -a {name} = squeue ] && exec cat {RECORDED}/squeue.json;'
-            f" exec cat {RECORDED}/sinfo.json;; *jobs*) exec cat {RECORDED}/jobs.txt;; esac\n"
+            f" exec cat {RECORDED}/sinfo.json;; *Format*) exec cat {RECORDED}/columns.txt;;"
+            f" *format*) exec cat {RECORDED}/places.txt;; *show*job*) shift 4; exec cat {RECORDED}/job$1.txt;; esac\n"
             f"exec cat {RECORDED}/nodes.txt",
         )
     slurm = commands_of(bin_folder, text=text)
 
     async def both() -> tuple[int, int]:
-        return len(await slurm.jobs()), len(await slurm.nodes())
+        return len((await slurm.jobs()).records), len((await slurm.nodes()).records)
 
-    assert asyncio.run(both()) == (len(parse_json.jobs((RECORDED / "squeue.json").read_bytes())), 4)
-    assert asked.read_text().splitlines() == [jobs, nodes]
-    assert slurm.requests == 2, "its version a program knows by itself"
+    assert asyncio.run(both()) == (len(parse_json.jobs((RECORDED / "squeue.json").read_bytes()).records), 4)
+    requests = [*jobs.split("|"), nodes]
+    assert asked.read_text().replace("|", " ").splitlines() == requests
+    assert slurm.requests == len(requests), "its version a program knows by itself"
 
 
 def test_a_program_that_names_no_release_is_refused(bin_folder: Path) -> None:
@@ -443,13 +496,14 @@ def test_what_is_given_is_read_and_the_environment_is_slurm_s(
     [
         ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", None),
         ("echo 'Unable to contact slurm controller' >&2; exit 1", "Unable to contact"),
-        (f"exec cat {RECORDED}/jobs.txt", r"tells of \[1, 2, 3\] instead"),
+        (f"exec cat {RECORDED}/columns.txt", "no readable line of its nodes"),
+        ("exit 0", "it is not among them"),
     ],
 )
 def test_a_job_that_slurm_has_forgotten_is_none_and_no_answer_is_no_job(
     bin_folder: Path, script: str, said: str | None
 ) -> None:
-    program(bin_folder, "scontrol", script)
+    program(bin_folder, "squeue", script)
     asked = commands_of(bin_folder).job(99)
     if said is None:
         assert asyncio.run(asked) is None
@@ -459,9 +513,16 @@ def test_a_job_that_slurm_has_forgotten_is_none_and_no_answer_is_no_job(
 
 
 def test_one_job_and_its_script(bin_folder: Path) -> None:
-    program(bin_folder, "scontrol", f'[ "$1" = write ] && exec echo "script of $3"; exec cat {RECORDED}/jobs.txt')
-    job = asyncio.run(commands_of(bin_folder).job(2))
+    program(bin_folder, "scontrol", f'[ "$1" = write ] && exec echo "script of $3"; exec cat {RECORDED}/job$5.txt')
+    squeue = f"case $5 in --Format*) exec cat {RECORDED}/columns.txt;; esac; exec cat {RECORDED}/places.txt"
+    program(bin_folder, "squeue", squeue)
+    slurm = commands_of(bin_folder)
+    job = asyncio.run(slurm.job(2))
     assert job is not None and job.number == 2
+    for _ in range(2):
+        job = asyncio.run(slurm.job(6))
+        assert job is not None and job.gpus == ((3,),)
+    assert slurm.requests == 2 + 3 + 2, "its GPUs are asked for once an attempt"
     assert asyncio.run(commands_of(bin_folder).script(2)) == "script of 2\n"
     program(bin_folder, "scontrol", "exit 1")
     assert asyncio.run(commands_of(bin_folder).script(2)) == ""
@@ -496,7 +557,7 @@ def test_a_change_and_its_failure_each_leave_a_line(bin_folder: Path, tmp_path: 
         ("scontrol", "good"),
     )
     assert (second.target, second.outcome) == ("n2", "failed: scontrol bad: exit code 1: no")
-    program(bin_folder, "scontrol", "echo Invalid job id >&2; exit 1")
+    program(bin_folder, "squeue", "echo Invalid job id >&2; exit 1")
     assert asyncio.run(hands.job(5)) is None
     assert looks == [(5, None)], "whoever keeps what was seen is told"
 

@@ -66,7 +66,7 @@ def lines(path: Path) -> Iterator[Line]:
         text = path.read_bytes()
     except FileNotFoundError:
         return
-    for part in text.splitlines():
+    for part in text.split(b"\n"):
         try:
             yield msgspec.json.decode(part, type=Line)
         except (msgspec.DecodeError, UnicodeDecodeError):

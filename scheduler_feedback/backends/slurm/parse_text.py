@@ -39,19 +39,18 @@ def gpus_of_job(text: str, nodes: tuple[str, ...]) -> Gpus | None:
 
     Slurm names each node of the job once. Whoever imitates that in a name or comment makes it twice, and it is refused.
     """
+    wanted = set(nodes)
     by_node: dict[str, tuple[int, ...]] = {}
     for group, gres in _GROUP.findall(text):
         try:
             names, indices = expand(group), indices_of(gres)
         except ValueError:
             return None
-        for name in names:
+        for name in wanted.intersection(names):
             if name in by_node:
                 return None
             by_node[name] = indices
-    if not set(nodes) <= by_node.keys():
-        return None
-    return tuple(by_node[name] for name in nodes)
+    return tuple(by_node[name] for name in nodes) if by_node.keys() == wanted else None
 
 
 # --- nodes -----------------------------------------------------------------------------------------------------------

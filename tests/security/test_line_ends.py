@@ -1,0 +1,34 @@
+"""Lines end at "\\n" alone: U+2028, form feeds and carriage returns stand in names that users choose."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from agent.sources.cgroup import parse_cgroup
+
+ROOT = Path(__file__).resolve().parents[2]
+DELEGATED = "0::/user.slice/user-1000.slice/user@1000.service/x"
+OTHERS_JOB = "y:z:/system.slice/slurmstepd.scope/job_7/step_0/user/task_0"
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c", "\x0b", "\x1c", "\r"])
+def test_a_control_group_s_name_attests_no_other_job(separator: str) -> None:
+    """Whoever has a systemd session may make control groups of any name below his own slice."""
+    assert parse_cgroup(f"{DELEGATED}{separator}{OTHERS_JOB}\n") is None
+    found = parse_cgroup(f"{DELEGATED}\n{OTHERS_JOB}\n")
+    assert found is not None and found.slurm_job == "7", "so a real line does"
+
+
+def test_nothing_of_the_product_splits_at_other_line_ends() -> None:
+    """str.splitlines() knows eleven line ends; of what somebody else wrote, only one is meant."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for package in ("agent", "exporter", "scheduler_feedback", "gangwatch", "dashboards")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr == "splitlines"
+    ]
+    assert found == []

@@ -1,0 +1,198 @@
+"""Consent is its owner's to withdraw, and of one job: it is read again right before a job is touched.
+
+The backend is the real one with its thread; the queue behind it changes between the look and the act.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.schema.clock import SystemClock
+from agent.schema.errors import BackendError
+from benchmarks.slurm.printed import Printed, PrintedCommands, Queue
+from scheduler_feedback.backends.slurm import Settings, SlurmBackend
+from scheduler_feedback.backends.slurm.audit import Audit, lines
+from scheduler_feedback.backends.slurm.facts import SlurmJob, Snapshot
+from scheduler_feedback.backends.slurm.hands import Hands
+from scheduler_feedback.backends.slurm.keeper import Keeper
+from scheduler_feedback.backends.slurm.wishes import NodeWish, Wishes
+from scheduler_feedback.core.actions import StopGang
+from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.events import Hosted
+from scheduler_feedback.core.job import StopReason
+from scheduler_feedback.core.state import State
+
+JOB = Printed(7, nodes=("gpu001", "gpu002"), comment=b"gangwatch:restartable,signal=USR1,grace=60")
+SCRIPTED = replace(JOB, comment=b"my run", script=b"#!/bin/sh\n#SBATCH --signal=USR1@60\n")
+PATIENCE_SECONDS = 20.0
+
+
+def answered(state: State) -> Callable[[Callable[[State], Any]], Future[Any]]:
+    def ask(question: Callable[[State], Any]) -> Future[Any]:
+        answer: Future[Any] = Future()
+        answer.set_result(question(state))
+        return answer
+
+    return ask
+
+
+@pytest.fixture(params=[True, False], ids=["text", "json"])
+def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[Queue], SlurmBackend]]:
+    """Starts a backend that has reported job 7 as running and restartable, and looks no more by itself."""
+    started: list[SlurmBackend] = []
+
+    def begin(queue: Queue) -> SlurmBackend:
+        commands = PrintedCommands(queue, request.param)
+        backend = SlurmBackend(tmp_path, commands, Settings(idle_seconds=3600, attentive_seconds=3600))
+        started.append(backend)
+        backend.start(PATIENCE_SECONDS)
+        found = [event for event in backend.observe(()) if isinstance(event, Hosted)]
+        assert [event.spec.restartable for event in found] == [True]
+        backend.attend(answered(State(nodes={name: Node(name, 8) for name in queue.nodes})))
+        return backend
+
+    yield begin
+    for backend in started:
+        backend.stop()
+
+
+def stop(why: StopReason = StopReason.MIGRATE) -> StopGang:
+    return StopGang("a-1", "slurm-7", 0, "SIGTERM", 0.0, why, "gpu002 is slow")
+
+
+def audited(folder: Path) -> str:
+    """The outcome of the first line about job 7 that the audit gets."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        found = [line.outcome for line in lines(folder / "slurm-actions.jsonl") if line.target == "7"]
+        if found:
+            return found[0]
+        time.sleep(0.01)
+    raise AssertionError("nothing is said of job 7")
+
+
+@pytest.mark.parametrize(
+    ("job", "change", "said"),
+    [
+        (JOB, {"comment": b"do-not-touch"}, "by now it may not be moved: it has not opted in"),
+        (JOB, {"comment": b"gangwatch:restartable,signal=NONE"}, "'NONE' is no signal"),
+        (JOB, {"requeue": False}, "it was submitted with --no-requeue"),
+        (JOB, {"user": "victim"}, "number 7 is another job's by now, of victim"),
+        (JOB, {"submitted": JOB.submitted + 5}, "number 7 is another job's by now"),
+        (JOB, {"restarts": 1}, "it was restarted meanwhile"),
+        (JOB, {"state": "COMPLETED"}, "it is COMPLETED by now"),
+        (SCRIPTED, {"script": b"#!/bin/sh\ntrain\n"}, "by now it may not be moved: it has not opted in"),
+        (SCRIPTED, {"comment": b"gangwatch:restartable,retries=9"}, "'retries=9' is no word"),
+    ],
+)
+def test_what_changes_between_the_look_and_the_move_keeps_the_job_untouched(
+    start: Callable[[Queue], SlurmBackend], tmp_path: Path, job: Printed, change: dict[str, Any], said: str
+) -> None:
+    queue = Queue([job])
+    backend = start(queue)
+    queue.change(7, **change)
+    backend.apply(stop())
+    outcome = audited(tmp_path)
+    assert outcome.startswith("withheld: ") and said in outcome
+    assert queue.changes == []
+
+
+def test_a_job_that_is_as_it_was_is_signalled(start: Callable[[Queue], SlurmBackend], tmp_path: Path) -> None:
+    queue = Queue([JOB])
+    start(queue).apply(stop())
+    assert audited(tmp_path) == "done"
+    assert queue.changes[0] == ("scancel", "--signal=USR1", "7")
+
+
+def test_consent_withdrawn_during_the_save_ends_the_move(
+    start: Callable[[Queue], SlurmBackend], tmp_path: Path
+) -> None:
+    queue = Queue([JOB])
+    queue.effect = lambda _: queue.change(7, state="COMPLETED", comment=b"I have changed my mind")
+    start(queue).apply(stop())
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while len(list(lines(tmp_path / "slurm-actions.jsonl"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    outcomes = [line.outcome for line in lines(tmp_path / "slurm-actions.jsonl")]
+    assert outcomes == ["done", "withheld: by now it may not be moved: it has not opted in"]
+    assert queue.changes == [("scancel", "--signal=USR1", "7")], "it is not requeued"
+
+
+def test_a_cancellation_is_of_the_job_that_was_meant(start: Callable[[Queue], SlurmBackend], tmp_path: Path) -> None:
+    queue = Queue([JOB])
+    backend = start(queue)
+    queue.change(7, user="victim", submitted=JOB.submitted + 9)
+    backend.apply(stop(StopReason.CANCEL))
+    assert audited(tmp_path) == "withheld: number 7 is another job's by now"
+    assert queue.changes == []
+
+
+def test_a_look_reads_the_comment_again(start: Callable[[Queue], SlurmBackend]) -> None:
+    queue = Queue([JOB])
+    backend = start(queue)
+    queue.change(7, comment=b"do-not-touch")
+    backend._due_seconds = 0.0
+    backend._stir()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            backend.apply(stop())
+        except BackendError as error:
+            assert "it has not opted in" in str(error)
+            break
+        pytest.fail("a job whose owner said no was taken") if queue.changes else time.sleep(0.01)
+    assert queue.changes == []
+
+
+# --- jobs that wait --------------------------------------------------------------------------------------------------
+
+WAITS = replace(JOB, state="PENDING", nodes=("gpu001", "gpu002"), gpus=(0, 1), limit_minutes=60)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"comment": b"do-not-touch"}, "its owner has withdrawn the consent"),
+        ({"user": "victim"}, "job 7 is gone"),
+        ({"state": "RUNNING"}, "it has changed since the look"),
+        ({"excluded": ("gpu004",)}, "it has changed since the look"),
+        (None, "job 7 is gone"),
+        ({}, ""),
+    ],
+)
+def test_a_waiting_job_is_kept_off_a_node_only_as_it_is_now(
+    tmp_path: Path, change: dict[str, Any] | None, said: str
+) -> None:
+    queue = Queue([WAITS])
+    commands = PrintedCommands(queue, text=False)
+    audit = Audit(tmp_path / "audit.jsonl", SystemClock())
+    hands = Hands(commands, audit, tmp_path / "touched.json", lambda *_: None)
+    keeper = Keeper(hands, Settings(comments=False), SystemClock())
+
+    async def keep() -> None:
+        jobs: dict[int, SlurmJob] = (await commands.jobs()).records
+        snapshot = Snapshot(0, (await commands.nodes()).records, jobs)
+        if change is None:
+            queue.jobs = []
+        else:
+            queue.change(7, **change)
+        wish = NodeWish("gpu002", NodeState.SUSPECT, "a fan is bad", "1", 1.0)
+        await keeper.keep(Wishes(True, False, {"gpu002": wish}, frozenset(queue.nodes)), snapshot)
+
+    asyncio.run(keep())
+    excluded = [command for command in queue.changes if "JobId=7" in command]
+    if said:
+        assert excluded == []
+        (line,) = [line for line in lines(audit.path) if line.target == "7"]
+        assert line.outcome == f"withheld: {said}"
+        assert "7" not in hands.touched.excluded
+    else:
+        assert excluded == [("scontrol", "update", "JobId=7", "ExcNodeList=gpu002")]
