@@ -200,3 +200,11 @@ def test_a_name_is_shown_without_terminal_sequences(tmp_path: Path) -> None:
     (event,) = [event for event in backend.observe(()) if isinstance(event, Hosted)]
     assert event.spec.name.startswith("\ufffd]0;owned\ufffd\ufffdxnn")
     assert len(event.spec.name) == 200
+
+
+def test_two_answers_about_the_nodes_of_a_job_are_none() -> None:
+    first, second = in_places([VICTIM]), in_places([replace(VICTIM, nodes=("gpu004",))])
+    assert columns.places(first + first)[7].nodes == ("gpu001", "gpu002")
+    assert columns.places(first + second) == columns.places(b"7|gpu[|\n") == columns.places(b"7|a|b|c\nx|y|z\n") == {}
+    found = columns.jobs(in_columns([VICTIM, Printed(8)]), columns.places(first + second + in_places([Printed(8)])))
+    assert found.records.keys() == {8} and [one.key for one in found.refused] == [7]

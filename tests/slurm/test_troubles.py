@@ -206,17 +206,27 @@ def test_a_command_that_hangs_is_killed_and_nothing_is_made_up(world: World) -> 
 WRONG = (
     ('$REAL "$@" | head -c 3000', "no whole JSON document"),
     ('echo \'{"jobs": "none"}\'', "no list named 'jobs'"),
-    ('$REAL "$@" | sed \'s/"restart_cnt": 0/"restart_cnt": "x"/\'', "restart_cnt: expected a number, not 'x'"),
     ('echo \'{"errors": [{"error": "Socket timed out"}], "jobs": []}\'', "Slurm says: Socket timed out"),
 )
 
 
-def test_what_squeue_says_is_refused_whole_where_it_is_wrong(world: World) -> None:
+def test_what_squeue_says_is_refused_where_it_is_wrong(world: World) -> None:
     world.start()
     number = world.submit(OPTED_IN)
     for broken, said in WRONG:
         world.break_("squeue", f'[ "$1" = --json ] || exec $REAL "$@"\n{broken}')
         world.wait(said, lambda said=said: said in world.look_quietly())
+    # Records that can't be read cost themselves: others are read, and no job is taken to have ended.
+    broken = """$REAL "$@" | sed 's/"restart_cnt": [0-9]*/"restart_cnt": "x"/'; echo ' '"""
+    world.break_("squeue", f'[ "$1" = --json ] || exec $REAL "$@"\n{broken}')
+    world.wait("no record", lambda: "restart_cnt: expected a number" in world.look_quietly())
+    one = f"""$REAL "$@" | sed '/"job_id": {number},/,/"restart_cnt"/s/"restart_cnt": [0-9]*/"restart_cnt": "x"/'"""
+    world.break_("squeue", f'[ "$1" = --json ] || exec $REAL "$@"\n{one}')
+    other = world.bed.submit("sleep 60", "--nodes=1", "--gpus-per-node=1")
+    world.wait("the other", lambda: (f"slurm-{other}", 0) in world.holding)
+    assert world.backend is not None
+    refused = {labels: value for name, labels, value in world.backend.measures() if "refused" in name}
+    assert refused[(("kind", "job"),)] > 0
     assert not [event for event in world.told if isinstance(event, AttemptEnded)]
     world.mend("squeue")
     world.wait("it answers", lambda: not world.look_quietly(), 20)

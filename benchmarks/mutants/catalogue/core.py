@@ -397,7 +397,7 @@ MUTANTS = (
     Mutant("core.pace:Paces._ring_of", " or ring.shape.attempt != shape.attempt", "", (_F + "pace.py",)),
     Mutant("core.pace:Paces.take", "if gang not in self._present]", "]", (_F + "pace.py",)),
     # --- plain_text ---
-    Mutant("core.plain_text:misleading", '("Cc", "Zl", "Zp")', '("Cc",)', (_F + "plain_text.py",)),
+    Mutant("core.plain_text:_harm", '("Cc", "Zl", "Zp")', '("Cc",)', (_F + "plain_text.py",)),
     Mutant("core.plain_text:misleading", "{position + 1}", "{position}", (_F + "plain_text.py",)),
     Mutant("core.plain_text:_REORDERING", "\\u202e", "", (_F + "plain_text.py",)),
     # --- plan ---

@@ -5,6 +5,8 @@ from benchmarks.mutants.mutant import Mutant
 _S = "tests/slurm/test_"
 _PARTS = (_S + "small_parts.py",)
 _PROBING = (_S + "probing.py",)
+_NAMES = ("tests/security/test_slurm_names.py",)
+_CONSENT = ("tests/security/test_slurm_consent.py",)
 _PARSE = (_S + "small_parts.py", _S + "parse.py")
 
 MUTANTS = (
@@ -24,7 +26,23 @@ MUTANTS = (
         "backends.slurm.commands:Commands.__init__", 'self._environment.pop("SLURM_TIME_FORMAT", None)', "pass", _PARTS
     ),
     Mutant("backends.slurm.commands:Commands.job", 'if "Invalid job id" in str(error):', "if True:", _PARTS),
-    Mutant("backends.slurm.commands:Commands.job", "if number not in found:", "if not found:", _PARTS),
+    Mutant("backends.slurm.commands:Commands.job", "if attempt != _attempt(job):", "if True:", _PARTS),
+    Mutant("backends.slurm.commands:Commands.__init__", ', "TZ": "UTC"', "", _NAMES),
+    Mutant("backends.slurm.commands:Commands._jobs_in_columns", "doubtful[:DOUBTFUL_A_LISTING]", "doubtful", _NAMES),
+    Mutant("backends.slurm.columns:records", ".ljust(RECORD_BYTES)", "", _PARTS),
+    Mutant("backends.slurm.columns:jobs", "place is None and (job.runs or job.waits)", "False", _NAMES),
+    Mutant("backends.slurm.columns:places", "if number not in twice", "", _NAMES),
+    Mutant("backends.slurm.columns:_Fields.span", "(days * 24 + hours)", "(days + hours)", _PARTS),
+    Mutant("backends.slurm.columns:_Fields.exit_code", "128 + int(found[2]) if int(found[2]) else", "", _PARTS),
+    Mutant("backends.slurm.columns:_Fields.count", "if value >= _UNSET:", "if False:", _PARTS),
+    Mutant("backends.slurm.consent:is_another", "job.user != user or", "", _CONSENT),
+    Mutant("backends.slurm.consent:is_another", "job.restarts == attempt and", "", (_S + "requeue.py",)),
+    Mutant("backends.slurm.consent:Consents._of_script", "and found[0][0] == job.user", "", _CONSENT),
+    Mutant("backends.slurm.requeue:Requeue._requeue", "await self._allowed(job)", "pass", _CONSENT),
+    Mutant("backends.slurm.keeper:Keeper._stale", "not of_comment(job.comment).restartable", "False", _CONSENT),
+    Mutant("backends.slurm.facts:Snapshot.knows_that_gone", "and number not in self.unreadable", "", _NAMES),
+    Mutant("backends.slurm.refusals:Refusals.note", "key in self._logged or", "", _NAMES),
+    Mutant("backends.slurm.refusals:Refusals.note", "self.counts[one.kind] += 1", "pass", _NAMES),
     Mutant("backends.slurm.commands:_read", "size > most", "size >= most", _PARTS),
     Mutant("backends.slurm.facts:base_state", "if state not in _ALONE:", "if state in _ALONE:", _PARTS),
     Mutant("backends.slurm.facts:SlurmJob.runs", "and not self.completing", "", _PARTS),
@@ -39,13 +57,9 @@ MUTANTS = (
     Mutant("backends.slurm.findings:Findings.free", "blocked.add(gang)", "pass", (_S + "findings.py",)),
     Mutant("backends.slurm.findings:Findings.free", "now - since < HELD_BACK_SECONDS", "True", (_S + "findings.py",)),
     Mutant("backends.slurm.gres:wanted", "each * count", "each", _PARTS),
-    Mutant("backends.slurm.gres:indices_of", "int(last or first) + 1", "int(last or first)", _PARSE),
-    Mutant(
-        "backends.slurm.gres:indices_of",
-        "range(len(indices), len(indices) + int(number))",
-        "range(int(number))",
-        _PARTS,
-    ),
+    Mutant("backends.slurm.gres:indices_of", "int(span[2] or span[1])", "int(span[1])", _PARSE),
+    Mutant("backends.slurm.gres:indices_of", "len(indices) + int(number) - 1", "int(number) - 1", _PARTS),
+    Mutant("backends.slurm.gres:_bounded", "if last >= MOST_GPUS:", "if False:", _PARTS),
     Mutant(
         "backends.slurm.hands:Hands.do",
         'self.audit.write(action, target, f"failed: {error}", why, command, verdict, evidence)',
@@ -61,8 +75,12 @@ MUTANTS = (
     Mutant("backends.slurm.parse_json:_Fields.exit_code", "int(status) >> 8", "int(status)", _PARTS),
     Mutant("backends.slurm.parse_json:_Fields.job", "None if limit is None else limit * 60", "limit", _PARSE),
     Mutant("backends.slurm.parse_json:_listed", 'if errors := tree.get("errors"):', 'if errors := "":', _PARTS),
-    Mutant("backends.slurm.parse_text:_Line.span", "(days * 24 + hours)", "(days + hours)", _PARTS),
-    Mutant("backends.slurm.parse_text:_job", '128 + int(signal) if signal not in ("", "0") else', "", _PARTS),
+    Mutant(
+        "backends.slurm.parse_json:_decoded", 'msgspec.json.decode(document.decode("utf-8", "replace"))', "{}", _NAMES
+    ),
+    Mutant("backends.slurm.parse_json:_listing", "if key_of(record) in records:", "if False:", _NAMES),
+    Mutant("backends.slurm.parse_text:gpus_of_job", "if name in by_node:", "if False:", _PARTS),
+    Mutant("backends.slurm.parse_text:gpus_of_job", "if by_node.keys() == wanted else None", "", _PARTS),
     Mutant("backends.slurm.parse_text:_node", 'if "*" in states else set()', 'if "*" not in states else set()', _PARTS),
     Mutant(
         "backends.slurm.parse_text:_Line.__init__",

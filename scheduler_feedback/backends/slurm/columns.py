@@ -99,18 +99,19 @@ def records(output: bytes) -> list[bytes]:
 
 
 def places(output: bytes) -> dict[int, Place]:
-    """Nodes and exclusions by job number; a job whose line is not of PLACES_FORMAT, or that has two, has none."""
+    """Nodes and exclusions by job number. A job whose line is not of PLACES_FORMAT, or that has two, has none."""
     found: dict[int, Place] = {}
     twice: set[int] = set()
     for line in output.split(b"\n"):
         if (match := _PLACES.fullmatch(line)) is None:
             continue
         number = int(match[1])
-        if number in found:
-            twice.add(number)
         try:
-            found[number] = Place(expand(_text(match[2])), expand(_text(match[3])))
+            place = Place(expand(_text(match[2])), expand(_text(match[3])))
         except ValueError:
+            twice.add(number)
+            continue
+        if found.setdefault(number, place) != place:
             twice.add(number)
     return {number: place for number, place in found.items() if number not in twice}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from scheduler_feedback.backends.slurm.facts import Refused
 
-MOST_LOGGED = 256
+MOST_LOGGED = 20
 """Records that are remembered as logged. Beyond that they are only counted: a user makes as many as he likes."""
 
 _log = logging.getLogger(__name__)
