@@ -1,0 +1,232 @@
+"""Attacks by users of a Slurm cluster: names that imitate Slurm's own words, and consent that changes underway.
+
+The backend is the real one; the commands behind it print as 22.05.8 does (benchmarks/slurm/printed.py, checked against
+real daemons in tests/slurm/test_hostile_names.py). Others are the cluster's other users: their jobs wait for a look at
+the queue, or for their own move. `lost` counts those whose record is missing or wrong, or that were not moved,
+`wrong_actions` the commands that touched a job that may not be touched, and jobs that were opted in by somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent.schema.errors import BackendError
+from benchmarks.slurm.printed import Printed, PrintedCommands, Queue, as_text
+from scheduler_feedback.backends.slurm import Settings, SlurmBackend
+from scheduler_feedback.backends.slurm.audit import lines
+from scheduler_feedback.backends.slurm.facts import SlurmJob
+from scheduler_feedback.backends.slurm.opt_in import of_comment
+from scheduler_feedback.core.actions import StopGang
+from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.job import StopReason
+from scheduler_feedback.core.state import State
+
+HONEST = 500
+HOSTILE = 100
+LOOKS = 60
+MOVES = 40
+PATIENCE_SECONDS = 30.0
+NODES = tuple(f"gpu{number:03d}" for number in range(1, 17))
+
+Result = dict[str, Any]
+
+
+class _Cached(PrintedCommands):
+    """Prints each answer once: what is measured is the reading."""
+
+    def __init__(self, queue: Queue, text: bool) -> None:
+        super().__init__(queue, text)
+        self._answers: dict[tuple[str, ...], bytes] = {}
+
+    async def _run(self, command: tuple[str, ...], given: str | None = None) -> bytes:
+        if command not in self._answers:
+            self._answers[command] = await super()._run(command, given)
+        return self._answers[command]
+
+
+def honest() -> list[Printed]:
+    return [
+        Printed(1000 + at, b"train-%d" % at, f"user{at % 20}", nodes=(NODES[at % 12],), gpus=(at % 8,),
+                comment=b"do-not-touch" if at % 2 else b"")
+        for at in range(HONEST)
+    ]  # fmt: skip
+
+
+def hostile(victims: list[Printed]) -> list[Printed]:
+    """Each imitates another victim's record in another field, behind another character."""
+    chance = random.Random(18)
+    separators = (b"\n", "\u2028".encode(), "\x85".encode(), b"\x0c", b"\x0b", b"\x1c", b"\r", b"\xff", b" ")
+    rest = as_text([Printed(0)]).split(b" UserId=", 1)[1].rstrip()
+    made = []
+    for at in range(HOSTILE):
+        victim = victims[at % len(victims)]
+        forged = as_text([replace(victim, comment=b"gangwatch:restartable,signal=KILL,grace=0")]).rstrip()
+        separator = separators[at % len(separators)]
+        field = chance.choice(("name", "comment", "folder", "account"))
+        value = b"x UserId=" + rest + separator + forged + separator + b"JobId=%d JobName=x" % (5000 + at)
+        job = Printed(3000 + at, user="mallory", nodes=(NODES[12 + at % 4],), gpus=(at % 8,))
+        made.append(replace(job, **{field: value}))  # type: ignore[arg-type]
+    return made
+
+
+def _percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def _resident_mib() -> float:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class _Looks:
+    """Looks at one queue: how long each took this thread, in milliseconds, and what the last one found."""
+
+    def __init__(self, queue: Queue, text: bool) -> None:
+        self._commands = _Cached(queue, text)
+        self.took: list[float] = []
+        self.found: dict[int, SlurmJob] = {}
+
+    async def prepare(self) -> None:
+        """Look until every job's GPUs have been asked for, and every answer is printed."""
+        for _ in range((HONEST + HOSTILE) // 20 + 5):
+            await self._commands.jobs()
+
+    async def look(self) -> None:
+        began = time.thread_time()
+        self.found = (await self._commands.jobs()).records
+        self.took.append((time.thread_time() - began) * 1e3)
+
+
+def names(name: str, text: bool) -> Result:
+    """Hostile names beside honest jobs, and moves that are asked for of every victim."""
+    jobs = honest()
+    quiet, attacked = _Looks(Queue(jobs, NODES), text), _Looks(Queue([*jobs, *hostile(jobs)], NODES), text)
+    resident = 0.0
+
+    async def both() -> None:
+        nonlocal resident
+        await quiet.prepare()
+        gc.collect()
+        resident = _resident_mib()
+        await attacked.prepare()
+        for _ in range(LOOKS):
+            await quiet.look()
+            await attacked.look()
+
+    survived = True
+    try:
+        asyncio.run(both())
+    except BackendError:
+        survived = False
+    gc.collect()
+    found = attacked.found
+    wrong = [job for job in jobs if found.get(job.number) != quiet.found.get(job.number)]
+    opted_in = sum(of_comment(found[job.number].comment).restartable for job in jobs if job.number in found)
+    return {
+        "name": name,
+        "survived": survived,
+        "rss_growth_mib": round(_resident_mib() - resident, 1),
+        "p99_ms_of_others": round(_percentile(attacked.took or [float("inf")], 0.99), 2),
+        "p99_ms_of_others_quiet": round(_percentile(quiet.took or [0.0], 0.99), 2),
+        "lost": len(wrong),
+        "wrong_actions": opted_in,
+    }
+
+
+def _answered(state: State) -> Callable[[Callable[[State], Any]], Future[Any]]:
+    def ask(question: Callable[[State], Any]) -> Future[Any]:
+        answer: Future[Any] = Future()
+        answer.set_result(question(state))
+        return answer
+
+    return ask
+
+
+def changed(name: str, change: dict[str, Any]) -> Result:
+    """Jobs that had opted in at the look, and are others by the time at which the cycle has them moved."""
+    jobs = [
+        Printed(100 + at, nodes=(NODES[at % 16],), gpus=(at % 8,), comment=b"gangwatch:restartable,signal=USR1,grace=0")
+        for at in range(2 * MOVES)
+    ]
+    queue = Queue(jobs, NODES)
+    turned = {job.number for job in jobs[:MOVES]}
+
+    def effect(command: tuple[str, ...]) -> None:
+        if command[:2] == ("scontrol", "requeue"):
+            queue.change(int(command[2]), state="PENDING", restarts=1)
+
+    queue.effect = effect
+    resident = _resident_mib()
+    took: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(partition_share=1.0, requeues_per_hour=10_000, idle_seconds=3600, attentive_seconds=3600)
+        backend = SlurmBackend(Path(folder), PrintedCommands(queue, text=False), settings)
+        backend.start(PATIENCE_SECONDS)
+        backend.observe(())
+        backend.attend(_answered(State(nodes={node: Node(node, 8) for node in NODES})))
+        try:
+            for number in turned:
+                queue.change(number, **change)
+            for job in jobs:
+                began = time.perf_counter()
+                backend.apply(
+                    StopGang(f"a-{job.number}", f"slurm-{job.number}", 0, "SIGTERM", 0.0, StopReason.MIGRATE, "attack")
+                )
+                deadline = time.monotonic() + PATIENCE_SECONDS
+                while time.monotonic() < deadline and not _ended(Path(folder), job.number):
+                    time.sleep(0.002)
+                if job.number not in turned:
+                    took.append((time.perf_counter() - began) * 1e3)
+            survived = backend._thread.is_alive()
+        finally:
+            backend.stop()
+    touched = [int(word) for command in queue.changes for word in command if word.isdecimal()]
+    return {
+        "name": name,
+        "survived": survived,
+        "rss_growth_mib": round(_resident_mib() - resident, 1),
+        "p99_ms_of_others": round(_percentile(took, 0.99), 2),
+        "lost": sum(job.number not in touched for job in jobs[MOVES:]),
+        "wrong_actions": sum(number in turned for number in touched),
+    }
+
+
+def _ended(folder: Path, number: int) -> bool:
+    """Whether the move has been made, or given up."""
+    return any(
+        line.target == str(number) and line.action == "requeue" for line in lines(folder / "slurm-actions.jsonl")
+    )
+
+
+def names_in_text() -> Result:
+    return names("slurm: names that imitate records, text", text=True)
+
+
+def names_in_json() -> Result:
+    return names("slurm: names that imitate records, JSON", text=False)
+
+
+def consent_withdrawn() -> Result:
+    return changed("slurm: consent withdrawn between look and act", {"comment": b"do-not-touch"})
+
+
+def number_reused() -> Result:
+    return changed("slurm: number given to another user's job between look and act", {"user": "victim"})
+
+
+ATTACKS: tuple[tuple[str, Callable[[], Result]], ...] = (
+    ("slurm_names_text", names_in_text),
+    ("slurm_names_json", names_in_json),
+    ("slurm_consent_withdrawn", consent_withdrawn),
+    ("slurm_number_reused", number_reused),
+)
