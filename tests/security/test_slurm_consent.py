@@ -20,6 +20,7 @@ from agent.schema.errors import BackendError
 from benchmarks.slurm.printed import Printed, PrintedCommands, Queue
 from scheduler_feedback.backends.slurm import Settings, SlurmBackend
 from scheduler_feedback.backends.slurm.audit import Audit, lines
+from scheduler_feedback.backends.slurm.consent import Consents
 from scheduler_feedback.backends.slurm.facts import SlurmJob, Snapshot
 from scheduler_feedback.backends.slurm.hands import Hands
 from scheduler_feedback.backends.slurm.keeper import Keeper
@@ -150,6 +151,21 @@ def test_a_look_reads_the_comment_again(start: Callable[[Queue], SlurmBackend]) 
             break
         pytest.fail("a job whose owner said no was taken") if queue.changes else time.sleep(0.01)
     assert queue.changes == []
+
+
+def test_a_script_speaks_for_the_job_of_its_owner_alone() -> None:
+    async def ask() -> list[bool]:
+        queue = Queue([SCRIPTED])
+        commands = PrintedCommands(queue, text=False)
+        consents = Consents(commands)
+        job = (await commands.jobs()).records[7]
+        assert not consents.is_known(job)
+        await consents.learn([job])
+        queue.change(7, user="victim", script=b"#!/bin/sh\ntrain\n")
+        other = (await commands.jobs()).records[7]
+        return [consents.known(job).restartable, consents.is_known(other), consents.known(other).restartable]
+
+    assert asyncio.run(ask()) == [True, False, False]
 
 
 # --- jobs that wait --------------------------------------------------------------------------------------------------

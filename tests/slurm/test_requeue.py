@@ -67,8 +67,9 @@ class LittleSlurm(Commands):
         elif job is not None and words.startswith("scontrol requeue"):
             begins = time.time() + 120
             self.job_now = dataclasses.replace(
-                job, state="PENDING", nodes=(), gpus=(), restarts=job.restarts + 1, begins_seconds=begins
-            )
+                job, state="PENDING", nodes=(), gpus=(), restarts=job.restarts + 1, begins_seconds=begins,
+                submitted_seconds=begins - 120,
+            )  # fmt: skip
         elif job is not None and words.startswith("scontrol update JobId"):
             named = tuple(command[-1].partition("=")[2].split(",")) if "ExcNodeList" in words else job.excluded
             self.job_now = dataclasses.replace(job, begins_seconds=0.0, excluded=named)

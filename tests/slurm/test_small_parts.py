@@ -279,7 +279,9 @@ def test_a_record_without_its_last_column_is_read_as_well() -> None:
     """squeue 26.05 prints nothing, not even blanks, for the exit code of a job that has none."""
     short = columns_of().rstrip(b"\n")[: -columns.COLUMNS[-1][1]] + b"\n"
     both = columns.records(short + columns_of(jobid="8") + short)
-    assert [record[:12].strip() for record in both] == [b"7", b"8", b"7"]
+    assert [(record[:12].strip(), len(record)) for record in both] == [
+        (number, columns.RECORD_BYTES) for number in (b"7", b"8", b"7")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -307,7 +309,8 @@ def test_the_gpus_of_a_job_are_those_named_for_its_nodes() -> None:
     assert parse_text.gpus_of_job(f"{text} Nodes=n2 CPU_IDs= Mem= GRES=gpu:1", ("n1", "n2")) is None, "one is twice"
     assert parse_text.gpus_of_job(text.replace("0-1,6", "0-x"), ("n1", "n2")) is None
     with pytest.raises(ValueError, match="a node has at most 1024"):
-        indices_of("gpu:999999999")
+        indices_of("gpu:1025")
+    assert len(indices_of("gpu:1024")) == 1024
 
 
 def test_marks_of_old_releases_on_a_node_s_state_are_no_part_of_it() -> None:
@@ -438,6 +441,15 @@ def test_each_release_is_asked_in_the_form_that_it_knows(
     requests = [*jobs.split("|"), nodes]
     assert asked.read_text().replace("|", " ").splitlines() == requests
     assert slurm.requests == len(requests), "its version a program knows by itself"
+
+
+def test_somebody_s_environment_changes_no_answer(bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SQUEUE_USERS", "SINFO_SORT", "SLURM_TIME_FORMAT", "LC_ALL", "TZ"):
+        monkeypatch.setenv(name, "mine")
+    program(bin_folder, "squeue", "env")
+    seen = asyncio.run(commands_of(bin_folder).run("squeue")).decode().split("\n")
+    assert {"TZ=UTC", "LC_ALL=C"} <= set(seen)
+    assert not [line for line in seen if line.startswith(("SQUEUE_", "SINFO_", "SLURM_TIME_FORMAT"))]
 
 
 def test_a_program_that_names_no_release_is_refused(bin_folder: Path) -> None:

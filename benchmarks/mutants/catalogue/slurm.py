@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant("backends.slurm.commands:Commands.job", 'if "Invalid job id" in str(error):', "if True:", _PARTS),
     Mutant("backends.slurm.commands:Commands.job", "if attempt != _attempt(job):", "if True:", _PARTS),
-    Mutant("backends.slurm.commands:Commands.__init__", ', "TZ": "UTC"', "", _NAMES),
+    Mutant("backends.slurm.commands:Commands.__init__", ', "TZ": "UTC"', "", _PARTS),
     Mutant("backends.slurm.commands:Commands._jobs_in_columns", "doubtful[:DOUBTFUL_A_LISTING]", "doubtful", _NAMES),
     Mutant("backends.slurm.columns:records", ".ljust(RECORD_BYTES)", "", _PARTS),
     Mutant("backends.slurm.columns:jobs", "place is None and (job.runs or job.waits)", "False", _NAMES),
