@@ -1,0 +1,97 @@
+"""Which lines of a parser its inputs reach. Counted are lines in functions: a module's own run when it is imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+Tracer = Callable[[FrameType, str, Any], Any]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines of one place of `Target.covers`: `reached` of `all`, each as "path:line"."""
+
+    all: frozenset[tuple[str, int]]
+    reached: frozenset[tuple[str, int]]
+
+    @property
+    def share(self) -> float:
+        return len(self.reached) / len(self.all) if self.all else 0.0
+
+    def missed(self) -> list[str]:
+        return [f"{path}:{line}" for path, line in sorted(self.all - self.reached)]
+
+
+def codes_of(place: str) -> list[CodeType]:
+    """Code of the functions of a module, or of one function or class of it ("module:name"). Raises ValueError."""
+    module, _, name = place.partition(":")
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"{place}: there is no such module")
+    compiled = compile(Path(spec.origin).read_bytes(), spec.origin, "exec", dont_inherit=True)
+    found = list(_functions(compiled))
+    if name:
+        path = name.split(".")
+        # From 3.11 on code objects know their qualified names; '<locals>' is a function inside of one.
+        found = [code for code in found if code.co_qualname.split(".")[: len(path)] == path]
+    if not found:
+        raise ValueError(f"{place}: it has no function of that name")
+    return found
+
+
+def _functions(code: CodeType) -> Iterator[CodeType]:
+    """Code objects of functions, those inside of functions and classes too; class bodies run at the import."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            if constant.co_flags & 0x2:  # CO_NEWLOCALS (dis): a function's, and no class body's
+                yield constant
+            yield from _functions(constant)
+
+
+def _lines(code: CodeType) -> Iterator[int]:
+    """The code's lines, without that of its `def`, on which a call stops before the first statement."""
+    for _, _, line in code.co_lines():
+        if line is not None and line != code.co_firstlineno:
+            yield line
+
+
+def all_lines(places: Iterable[str]) -> frozenset[tuple[str, int]]:
+    """Every line of these places that can be reached, as (path, line)."""
+    return frozenset((code.co_filename, line) for place in places for code in codes_of(place) for line in _lines(code))
+
+
+def reached(places: Iterable[str], run: Callable[[], None]) -> Lines:
+    """The lines of these places that `run` reaches in this thread. Slow: some ten times, so on a sample."""
+    wanted = all_lines(places)
+    left: dict[tuple[str, str, int], set[int]] = {}
+    for place in places:
+        for code in codes_of(place):
+            key = code.co_filename, code.co_qualname, code.co_firstlineno
+            left.setdefault(key, set()).update(_lines(code))
+
+    def in_function(frame: FrameType, event: str, _: Any) -> Tracer | None:
+        code = frame.f_code
+        remaining = left[code.co_filename, code.co_qualname, code.co_firstlineno]
+        if event == "line":
+            remaining.discard(frame.f_lineno)
+        return in_function if remaining else None
+
+    def in_any(frame: FrameType, _: str, __: Any) -> Tracer | None:
+        code = frame.f_code
+        return in_function if left.get((code.co_filename, code.co_qualname, code.co_firstlineno)) else None
+
+    before = sys.gettrace()
+    sys.settrace(in_any)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    missed = {(path, line) for (path, _, _), lines in left.items() for line in lines}
+    return Lines(wanted, wanted - missed)

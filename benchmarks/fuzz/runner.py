@@ -1,0 +1,178 @@
+"""Runs inputs through one target: chunks in worker processes, each input known by seed, target and number."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import pkgutil
+import random
+import resource
+import signal
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import benchmarks.fuzz
+from benchmarks.fuzz.lines import Lines, reached
+from benchmarks.fuzz.target import OUTCOMES, Target
+
+INPUT_SECONDS = 10.0
+"""After which one input is taken to hang. The slowest parser takes milliseconds."""
+
+MEMORY_BYTES = 4 << 30
+"""Of address space for a worker: an input that makes a parser take more is a failure (MemoryError)."""
+
+MOST_FAILURES = 3
+"""Kept of one chunk; the rest is counted."""
+
+
+class HangError(Exception):
+    """One input took longer than INPUT_SECONDS."""
+
+
+@dataclass
+class Failure:
+    """An exception that no parser may raise. data: None where the worker died before it could tell."""
+
+    target: str
+    seed: int
+    number: int
+    error: str
+    where: str
+    data: bytes | None
+
+
+@dataclass
+class Chunk:
+    """What came of some inputs of one target."""
+
+    target: str
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+    failed: int = 0
+    seconds: float = 0.0
+    slowest_seconds: float = 0.0
+    slowest: int = -1
+
+
+def targets() -> dict[str, Target]:
+    """Every target of this package's modules, by name. Raises ValueError for a name that stands twice."""
+    found: dict[str, Target] = {}
+    for module in sorted(pkgutil.iter_modules(benchmarks.fuzz.__path__), key=lambda one: one.name):
+        if module.name == "__main__":
+            continue
+        for target in getattr(importlib.import_module(f"benchmarks.fuzz.{module.name}"), "TARGETS", ()):
+            if target.name in found:
+                raise ValueError(f"two targets are named {target.name}")
+            found[target.name] = target
+    return found
+
+
+def made(target: Target, seed: int, number: int) -> bytes:
+    """The input of this number."""
+    return target.make(random.Random(f"{seed}/{target.name}/{number}"))
+
+
+def _ring(_: int, __: FrameType | None) -> None:
+    raise HangError(f"no end within {INPUT_SECONDS:g} s")
+
+
+def parsed(target: Target, data: bytes) -> str:
+    """The outcome. Raises whatever the parser should not, HangError among it."""
+    signal.setitimer(signal.ITIMER_REAL, INPUT_SECONDS)
+    try:
+        outcome = target.parse(data)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+    if outcome not in OUTCOMES:
+        raise AssertionError(f"{target.name}: parse returned {outcome!r}, which is none of {OUTCOMES}")
+    return outcome
+
+
+def prepare() -> None:
+    """In a worker: an alarm for hangs, and a limit to memory."""
+    signal.signal(signal.SIGALRM, _ring)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def run(name: str, seed: int, start: int, count: int) -> Chunk:
+    """Inputs `start` to `start + count` of the target, in this process."""
+    target = targets()[name]
+    chunk = Chunk(name)
+    began = time.perf_counter()
+    for number in range(start, start + count):
+        data = made(target, seed, number)
+        at = time.perf_counter()
+        try:
+            chunk.outcomes[parsed(target, data)] += 1
+        except Exception as error:
+            chunk.failed += 1
+            if len(chunk.failures) < MOST_FAILURES:
+                chunk.failures.append(Failure(name, seed, number, _words(error), _place(error), data))
+        took = time.perf_counter() - at
+        if took > chunk.slowest_seconds:
+            chunk.slowest_seconds, chunk.slowest = took, number
+    chunk.seconds = time.perf_counter() - began
+    return chunk
+
+
+def cover(name: str, seed: int, count: int) -> Lines:
+    """The lines that the first `count` inputs of the target reach. What fails is counted elsewhere."""
+    target = targets()[name]
+    inputs = [made(target, seed, number) for number in range(count)]
+
+    def all_of_them() -> None:
+        for data in inputs:
+            try:
+                parsed(target, data)
+            except Exception:
+                continue
+
+    return reached(target.covers, all_of_them)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:300]
+
+
+def _place(error: Exception) -> str:
+    """The innermost place of the product in the traceback: by it failures are told apart."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [
+        frame for frame in frames if "/benchmarks/" not in frame.filename and "/site-packages/" not in frame.filename
+    ]
+    last = (ours or frames)[-1]
+    return f"{Path(last.filename).name}:{last.lineno} {last.name}"
+
+
+# --- a failure in a file ---------------------------------------------------------------------------------------------
+
+
+def save(failure: Failure, folder: Path) -> Path:
+    """Write the input so that `--replay` repeats it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{failure.target}-{failure.seed}-{failure.number}.json"
+    data = None if failure.data is None else base64.b64encode(failure.data).decode()
+    document = {"target": failure.target, "seed": failure.seed, "number": failure.number, "error": failure.error,
+                "where": failure.where, "data": data}  # fmt: skip
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def replay(path: Path) -> str:
+    """Parse a saved input again; the outcome. Raises what it raised, ValueError for a file of another form."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    target = targets().get(document["target"])
+    if target is None:
+        raise ValueError(f"{path}: there is no target {document['target']!r}")
+    data = document.get("data")
+    prepare()
+    return parsed(
+        target, made(target, document["seed"], document["number"]) if data is None else base64.b64decode(data)
+    )
