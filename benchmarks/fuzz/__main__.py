@@ -72,9 +72,11 @@ def fuzz(inputs: int, seed: int, names: Sequence[str], jobs: int, sample: int, f
         _gather(tasks, totals, seed)
         for measured in as_completed(lines):
             covered[lines[measured]] = measured.result()
-    failures = [failure for total in totals.values() for failure in total.failures]
-    for failure in failures:
-        sys.stderr.write(f"FAILED {failure.target}: {failure.error} at {failure.where}: {save(failure, folder)}\n")
+    shown: set[tuple[str, str]] = set()
+    for failure in (failure for total in totals.values() for failure in total.failures):
+        if (failure.target, failure.where) not in shown:
+            shown.add((failure.target, failure.where))
+            sys.stderr.write(f"FAILED {failure.target}: {failure.error} at {failure.where}: {save(failure, folder)}\n")
     return _document(inputs, seed, totals, covered, time.monotonic() - began)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib
 import json
+import logging
 import pkgutil
 import random
 import resource
@@ -94,7 +95,8 @@ def parsed(target: Target, data: bytes) -> str:
 
 
 def prepare() -> None:
-    """In a worker: an alarm for hangs, and a limit to memory."""
+    """In a worker: an alarm for hangs, a limit to memory, and no log of what is refused."""
+    logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGALRM, _ring)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)

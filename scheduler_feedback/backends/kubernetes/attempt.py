@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from sys import intern
+from typing import Annotated
 
 import msgspec
 
@@ -23,6 +24,7 @@ from scheduler_feedback.backends.kubernetes.translate import (
     rank_key,
     ranks_of,
     slots_written,
+    whole,
 )
 from scheduler_feedback.backends.kubernetes.world import World
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, Event, RankExit, RankFailed, RankSeen
@@ -32,14 +34,17 @@ _UNKNOWN_FAILURE = 1
 """Exit code of a pod that failed and tells none (a deadline, an eviction)."""
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
 class _Place(msgspec.Struct, array_like=True):
     node: str
-    rank: int
-    slots: tuple[int, ...]
+    rank: _Count
+    slots: tuple[_Count, ...]
 
 
 class _Written(msgspec.Struct):
-    attempt: int
+    attempt: _Count
     pods: dict[str, _Place]
 
 
@@ -178,7 +183,7 @@ def placement_of(
     text = group.metadata.annotation(PLACEMENT) if group is not None else ""
     try:
         read = _written.decode(text) if text else _Written(0, {})
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):  # anybody who may make groups may write it
         read = _Written(0, {})
     if number is not None and read.attempt != number:
         return 0, {}
@@ -222,8 +227,7 @@ def adopt(job_id: str, number: int, key: str, pods: Sequence[Pod], group: PodGro
 
 
 def _ranks_written(pod: Pod) -> range:
-    text = pod.metadata.annotation(RANK)
-    first = int(text) if text.isdecimal() else 0
+    first = whole(pod.metadata.annotation(RANK)) or 0
     return range(first, first + len(slots_written(pod)))
 
 

@@ -227,7 +227,7 @@ class Client:
         body = await self._ask("GET", path, parameters=parameters)
         try:
             return decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BackendError(f"GET {path}: an answer that is not understood: {error}") from error
 
     async def create(self, path: str, body: Any, **parameters: str) -> bytes:
@@ -307,7 +307,7 @@ _AGAIN = frozenset({429, 500, 502, 503, 504})
 def _refused(what: str, code: int, body: bytes) -> BackendError:
     try:
         status = _status.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         status = Status(message=body[:200].decode(errors="replace"))
     # 429 of an eviction is a disruption budget's no, which comes with its cause; that of an overloaded server is not.
     if code in _AGAIN and not (code == 429 and "disruption budget" in status.message.lower()):

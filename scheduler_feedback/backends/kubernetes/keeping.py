@@ -90,7 +90,7 @@ def needed_release(text: bytes) -> str:
     try:
         needed = _needs.decode(text).minimum_reader
         return needed if needed and version_key(needed) > version_key(FORMATS.newest) else ""
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""  # it is damaged, and may be written anew
 
 
@@ -105,7 +105,7 @@ def give_back(text: bytes, state: State) -> None:
         return
     try:
         kept = _kept.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         _log.error("what was kept of queues' use and run times can't be read, they begin anew: %s", error)
         return
     state.queue_use = {queue: seconds for queue, seconds in kept.queue_use.items() if seconds >= 0}

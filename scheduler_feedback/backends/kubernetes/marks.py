@@ -104,7 +104,7 @@ def remembered(node: Node) -> Memory:
     text = node.metadata.annotation(MEMORY)
     try:
         return _memories.decode(text) if text else Memory()
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         pass
     word, reason = node.metadata.label(STATE), node.metadata.annotation(REASON)
     if not word:

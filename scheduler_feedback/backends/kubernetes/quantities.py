@@ -23,6 +23,14 @@ _SCALE = {
     },
     **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
 }
+MOST_CHARACTERS = 64
+"""Of a quantity. What the API server has taken and written in its canonical form is shorter."""
+
+MOST_EXPONENT = 40
+"""Of ten. The API server caps amounts at 2^63 - 1, and rounds fractions up to a billionth (resource.Quantity)."""
+
+MOST = 2**63 - 1
+
 THOUSANDTHS = 1000
 """CPU is counted in thousandths, as the kubelet does; all else in units."""
 
@@ -30,20 +38,23 @@ THOUSANDTHS = 1000
 @lru_cache(maxsize=4096)
 def parse_quantity(text: str) -> Decimal:
     """The number that a quantity such as '500m', '2Gi' or '1e3' stands for. Raises BackendError for what is none."""
-    match = _FORM.match(text)
+    match = _FORM.match(text) if len(text) <= MOST_CHARACTERS else None
     if match is None:
-        raise BackendError(f"{text!r} is no quantity")
+        raise BackendError(f"{text[:MOST_CHARACTERS]!r} is no quantity")
     number, suffix = Decimal(match[1]), match[2] or ""
     if suffix in _SCALE:
         return number * _SCALE[suffix]
-    return number.scaleb(int(suffix[1:]))
+    exponent = int(suffix[1:])
+    if abs(exponent) > MOST_EXPONENT:
+        raise BackendError(f"{text!r} is no quantity: its exponent is beyond {MOST_EXPONENT}")
+    return number.scaleb(exponent)
 
 
 @lru_cache(maxsize=4096)
 def amount(resource: str, text: str) -> int:
     """How much of the resource that is, rounded up: thousandths of CPU, units of everything else."""
     number = parse_quantity(text) * (THOUSANDTHS if resource == "cpu" else 1)
-    return int(number.to_integral_value(ROUND_CEILING))
+    return max(-MOST, min(int(number.to_integral_value(ROUND_CEILING)), MOST))
 
 
 def amounts(quantities: Mapping[str, str] | None) -> dict[str, int]:

@@ -27,8 +27,9 @@ def rebuild(world: World, seen: Iterable[NodeSeen], policy: Policy, now_ns: int)
     keys: dict[str, str] = {}
     with world.lock:
         for one in seen:
-            if one.present:
-                state.nodes[one.node] = _node(one, world.nodes[one.node])
+            node = world.nodes.get(one.node)
+            if one.present and node is not None:
+                state.nodes[one.node] = _node(one, node)
         for key in sorted({*world.groups, *world.pods}):
             gang = world.gang(key)
             job = None if gang is None else _job(world, gang, now_ns)

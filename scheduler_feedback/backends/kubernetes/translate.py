@@ -118,8 +118,8 @@ def rank_key(pod: Pod) -> tuple[object, ...]:
     """Pods in this order are placed in the order of the wires: launchers, then by role, index, name."""
     metadata = pod.metadata
     role = next((value for label in _ROLE_LABELS if (value := metadata.label(label))), "")
-    indices = tuple(int(value) for label in _INDEX_LABELS if (value := metadata.label(label)).isdecimal())
-    natural = tuple((part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _split(metadata.name))
+    indices = tuple(index for label in _INDEX_LABELS if (index := whole(metadata.label(label))) is not None)
+    natural = tuple((whole(part) is not None, whole(part) or 0, part) for part in _split(metadata.name))
     return (role.lower() not in _FIRST_ROLES, role, indices, natural)
 
 
@@ -203,7 +203,8 @@ def _array(pod: Pod, declared: Metadata) -> tuple[str, int]:
     """The array that a gang is a member of, and its place there: the one that it names, else the Job that its pod is
     of, where a limit is declared; ('', 0) for none."""
     name = declared.annotation(ARRAY)
-    index = next((int(value) for label in _INDEX_LABELS if (value := pod.metadata.label(label)).isdecimal()), 0)
+    indices = (whole(pod.metadata.label(label)) for label in _INDEX_LABELS)
+    index = next((index for index in indices if index is not None), 0)
     if name:
         return f"{declared.namespace}.{name}", index
     if declared.annotation(ARRAY_PARALLEL) and pod.owner is not None:
@@ -247,15 +248,16 @@ def _spec(pods: Sequence[Pod], declared: Metadata, constraint: str) -> JobSpec:
 def _flag(metadata: Metadata, key: str) -> bool:
     text = metadata.annotation(key, "false")
     if text not in ("true", "false"):
-        raise BackendError(f"annotation {key}: {text!r} is neither 'true' nor 'false'")
+        raise BackendError(f"annotation {key}: {text[:40]!r} is neither 'true' nor 'false'")
     return text == "true"
 
 
 def _count(metadata: Metadata, key: str) -> int:
     text = metadata.annotation(key, "0")
-    if not text.isdecimal() or int(text) >= 1 << 31:
-        raise BackendError(f"annotation {key}: {text!r} is no number of gangs")
-    return int(text)
+    count = whole(text)
+    if count is None:
+        raise BackendError(f"annotation {key}: {text[:40]!r} is no number of gangs")
+    return count
 
 
 def _seconds(metadata: Metadata, key: str, default: float | None) -> float | None:
@@ -267,7 +269,7 @@ def _seconds(metadata: Metadata, key: str, default: float | None) -> float | Non
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 1e9:
-        raise BackendError(f"annotation {key}: {text!r} is no number of seconds")
+        raise BackendError(f"annotation {key}: {text[:40]!r} is no number of seconds")
     return seconds
 
 
@@ -279,7 +281,7 @@ def _level(metadata: Metadata, key: str) -> Level | None:
         return Level(text)
     except ValueError:
         levels = ", ".join(level.value for level in Level)
-        raise BackendError(f"annotation {key}: {text!r} is none of {levels}") from None
+        raise BackendError(f"annotation {key}: {text[:40]!r} is none of {levels}") from None
 
 
 def ranks_of(pods: Sequence[Pod]) -> list[range]:
@@ -346,20 +348,27 @@ def wall_ns(timestamp: str) -> int:
         return 0
     try:
         return int(datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp() * 1e9)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0
+
+
+def whole(text: str) -> int | None:
+    """A count below 2^31 as users write it into labels and annotations; None for any other text."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10):
+        return None
+    value = int(text)
+    return value if value < 1 << 31 else None
 
 
 def slots_written(pod: Pod) -> tuple[int, ...]:
     """The slots that we wrote on the pod when we bound it; () where we did not."""
     text = pod.metadata.annotation(SLOTS)
-    return tuple(int(part) for part in text.split(",") if part.isdecimal())
+    return tuple(slot for part in text.split(",") if (slot := whole(part)) is not None)
 
 
 def attempt_of(pod: Pod) -> int:
     """The attempt for which we bound the pod; 0 where we did not."""
-    text = pod.metadata.annotation(ATTEMPT)
-    return int(text) if text.isdecimal() and pod.spec.node_name else 0
+    return (whole(pod.metadata.annotation(ATTEMPT)) or 0) if pod.spec.node_name else 0
 
 
 def foreign_use(pods: Iterable[Pod], resource: str, ours: Mapping[str, object]) -> int:

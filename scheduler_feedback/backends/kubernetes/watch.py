@@ -31,6 +31,8 @@ minute, so two were missed. A firewall or a load balancer that forgot the connec
 _PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 5.0
 GONE = 410
+_MOST_NAMED = 20
+"""Objects that can't be used and are named in the log; the others are counted."""
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +88,8 @@ class Watch(Generic[_T]):
         self.objects: dict[str, _T] = {}
         self.synced = asyncio.Event()
         self.absent = False
-        self.lists = self.events = self.reconnects = 0
+        self.lists = self.events = self.reconnects = self.unusable = 0
+        self._named: set[str] = set()
         self._client, self._told, self._optional = client, told, optional
         self._parameters = dict(parameters or {})
         self._object = msgspec.json.Decoder(kind)
@@ -171,7 +174,7 @@ class Watch(Generic[_T]):
                 self._version = _bookmarks.decode(envelope.object).metadata.resource_version
                 return
             item = self._object.decode(envelope.object)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BackendError(f"watch {self.path}: what is not understood: {error}") from error
         self.events += 1
         self._change(item.metadata.key, None if envelope.type == "DELETED" else item)
@@ -185,7 +188,14 @@ class Watch(Generic[_T]):
             del self.objects[key]
         else:
             self.objects[key] = item
-        self._told(key, known, item)
+        try:
+            self._told(key, known, item)
+        except BackendError as error:
+            # One object that can't be used (a quantity that is none) costs itself: to list all again brings it again.
+            self.unusable += 1
+            if len(self._named) < _MOST_NAMED and key not in self._named:
+                self._named.add(key)
+                _log.error("%s: %s is left as it was before: %s", self.path, key, error)
 
 
 def _list_of(kind: Any) -> Any:

@@ -93,8 +93,8 @@ class World:
                 self._anew.pop(key, None)
                 self._stale.discard(key)
                 return
-            self.nodes[key] = after
             self._allocatable[key] = allocatable_of(after)
+            self.nodes[key] = after
             self._stale.add(key)
 
     def pod_told(self, key: str, before: Pod | None, after: Pod | None) -> None:
