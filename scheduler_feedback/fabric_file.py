@@ -25,6 +25,9 @@ from scheduler_feedback.core.fabric import ALL_RAILS, Fabric, Leaf
 MOST_NODES = 1 << 20
 """More than any cluster has: a range like [0-999999999] is a slip of the pen."""
 
+MOST_DIGITS = 18
+"""Of a number in a node's name."""
+
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
@@ -61,9 +64,9 @@ def nodes_of(text: str) -> Iterator[str]:
         names = [""]
         for literal, ranges in re.findall(r"([^\[\]]*)(?:\[([^\[\]]*)\])?", part.strip()):
             ends = list(_numbers(ranges, left)) if ranges else [""]
+            if len(names) * len(ends) > left:
+                raise ValueError(f"{text[:60]!r} names more than {MOST_NODES} nodes")
             names = [name + literal + end for name in names for end in ends]
-            if len(names) > left:
-                raise ValueError(f"{text!r} names more than {MOST_NODES} nodes")
         left -= len(names)
         yield from names
 
@@ -73,6 +76,8 @@ def _numbers(ranges: str, most: int) -> Iterator[str]:
         found = _RANGE.fullmatch(one.strip())
         if found is None:
             raise ValueError(f"[{ranges}] is no range of numbers")
+        if len(found[1]) > MOST_DIGITS or len(found[2] or "") > MOST_DIGITS:
+            raise ValueError(f"[{ranges[:60]}] has numbers of more than {MOST_DIGITS} digits")
         first, last = int(found[1]), int(found[2] or found[1])
         if not first <= last < first + most:
             raise ValueError(f"[{ranges}] is no range of numbers, or one of too many")

@@ -8,7 +8,10 @@ from collections.abc import Iterable, Iterator
 MOST = 65_536
 """More nodes than Slurm counts in a cluster (MAX_SLURM_NODES): a longer list is damaged, not large."""
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+MOST_BRACKETS = 8
+"""In one name: Slurm takes five (HIGHEST_DIMENSIONS)."""
+
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -51,6 +54,8 @@ def _expand_one(part: str) -> Iterator[str]:
             raise ValueError(f"{part[:60]!r} is no name of a node")
         yield part
         return
+    if part.count("[") > MOST_BRACKETS:
+        raise ValueError(f"{part[:60]!r} is no host list: it has more than {MOST_BRACKETS} brackets")
     inside, _, tail = rest.partition("]")
     for word in inside.split(","):
         found = _RANGE.fullmatch(word)

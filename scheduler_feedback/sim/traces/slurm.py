@@ -32,6 +32,9 @@ from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.sim.table import Row, lines_of, rows
 from scheduler_feedback.sim.trace import SIMULATED_COMMAND, Refused, Trace, TraceJob, collect, jobs_of
 
+MOST_DIGITS = 12
+"""Of seconds since the epoch: till the year 31,000."""
+
 _NEEDED = ("JobID", "Submit")
 _TIMED = ("ElapsedRaw", "Elapsed", "End")
 _COUNTED = ("AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES", "AllocGres", "ReqGres")
@@ -109,7 +112,7 @@ def _span(row: Row, column: str) -> float | None:
 def _instant(row: Row, column: str) -> float:
     """sacct prints local time without a zone, or what SLURM_TIME_FORMAT says; seconds since the epoch pass too."""
     text = row.text(column)
-    if text.isdecimal():
+    if text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS:
         return float(text)
     try:
         instant = datetime.fromisoformat(text)

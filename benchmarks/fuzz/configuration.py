@@ -1,0 +1,277 @@
+"""Configuration: gangwatch.toml, web configuration, topology files, files of headers, durations."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from typing import Any
+
+import msgspec
+
+from agent.schema.errors import ConfigError
+from benchmarks.fuzz import mutate
+from benchmarks.fuzz.files import written
+from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
+from exporter.push import _read_headers
+from exporter.web_config import load_web_config
+from gangwatch import config
+from scheduler_feedback.fabric_file import read_fabric
+
+# --- gangwatch.toml --------------------------------------------------------------------------------------------------
+
+DEFAULTS: dict[str, Any] = tomllib.loads(config.as_toml(config.load_defaults()))
+MORE: dict[str, dict[str, tuple[Any, ...]]] = {
+    "cluster": {"names": (["a", "b"], ["a", "a"], ["-x"], ["a b"], [], [1]), "nodes": (2, 0, -1, "2"), "slots": (8, 0)},
+    "agent": {"listen": ("0.0.0.0:9400", ":0", "x", "[::1]:1", "h:99999"), "kubelet_socket": ("", "/x", 7)},
+    "controller": {"listen": ("127.0.0.1:1", "nobody", ""), "mode": ("act", "observe", "advise", "x")},
+    "client": {"url": ("https://h:1", "ftp://h", "", 7)},
+    "slurm": {"enabled": (True, False, "yes"), "mode": ("act", "advise", "x"), "partition_share": (0.5, 2, -1)},
+    "policy": {
+        "queues": (
+            [{"name": "a", "weight": 2}], [{"name": "a\u202e"}], [{"nam": "a"}], "x", [7],
+            [{"name": "a", "quota": "x"}],
+        ),
+        "quarantine_seconds": (3, "10m", "1:00:00", "2-00:00:00", "x", float("inf"), "9" * 400),
+        "quarantine_max_seconds": (1, "1s", 1e9), "default_time_limit_seconds": (0, 60), "mode": ("act",),
+        "preempt": (True, "x"), "quarantine_max_fraction": (2, 0.1), "order": ("fifo", "fair", "x"),
+        "probe_command": (["sleep", "1"], "sleep", [1]), "migration_cooldown_seconds": (True, "1.5h", "250ms"),
+    },
+    "store": {"keep_days": (1, 1e9), "journal_bytes": (1, 10**9)},
+    "sloorm": {"enabled": (True,)},
+}  # fmt: skip
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return "inf" if value > 0 else "-inf"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_key(key)} = {_value(one)}' for key, one in value.items() if one is not None)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(_value(one) for one in value if one is not None)}]"
+    return msgspec.json.encode(value).decode("utf-8", "replace")
+
+
+def _key(key: str) -> str:
+    return msgspec.json.encode(key).decode("utf-8", "replace")
+
+
+def _as_toml(tree: dict[str, Any]) -> str:
+    lines: list[str] = []
+    for section, values in tree.items():
+        if not isinstance(values, dict):
+            lines.insert(0, f"{_key(section)} = {_value(values)}" if values is not None else "")
+            continue
+        lines.append(f"[{_key(section)}]")
+        lines += [f"{_key(key)} = {_value(value)}" for key, value in values.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _make_toml(chance: random.Random) -> bytes:
+    """Some sections with some keys, of which some have odd values."""
+    tree: dict[str, Any] = {}
+    for section in chance.sample(list(DEFAULTS), chance.randrange(1, 5)):
+        keys = list(DEFAULTS[section])
+        tree[section] = {key: DEFAULTS[section][key] for key in chance.sample(keys, min(len(keys), 4))}
+    for _ in range(chance.randrange(3)):
+        section = chance.choice([*MORE, "policy"])
+        key = chance.choice(list(MORE[section]))
+        tree.setdefault(section, {})[key] = chance.choice(MORE[section][key])
+    if chance.random() < 0.5:
+        tree = mutate.tree(chance, tree)
+        tree = tree if isinstance(tree, dict) else {"cluster": tree}
+    made = _as_toml(tree).encode("utf-8", "replace")
+    return mutate.octets(chance, made) if chance.random() < 0.05 else made
+
+
+def _parse_toml(data: bytes) -> str:
+    try:
+        loaded = config.load(written(data, ".toml"), {"cluster.nodes": 4} if len(data) % 5 == 0 else None)
+    except ConfigError as error:
+        return REFUSED_FIRST if "not TOML" in str(error) else REFUSED
+    again = config.load(written(config.as_toml(loaded).encode(), ".again.toml"))
+    assert config.flatten(again) | {"x": 0} == config.flatten(loaded) | {"x": 0}, (
+        "what is written is read back the same"
+    )
+    config.changes(config.load_defaults(), config.take_over(config.load_defaults(), loaded))
+    return ACCEPTED
+
+
+# --- durations -------------------------------------------------------------------------------------------------------
+
+
+DURATIONS = ("90", "90s", "1.5h", "10m", "250ms", "2d", "30:00", "1:00:00", "2-00:00:00", "1-12", "1-2:3", "", "x", "٣")
+
+
+def _make_duration(chance: random.Random) -> bytes:
+    made = chance.choice(DURATIONS)
+    return (mutate.text(chance, made) if chance.random() < 0.6 else made).encode("utf-8", "replace")
+
+
+def _parse_duration(data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    try:
+        seconds = config.parse_duration(text)
+    except ValueError:
+        return REFUSED if text[:1].isdigit() else REFUSED_FIRST
+    assert seconds >= 0
+    return ACCEPTED
+
+
+# --- web configuration -----------------------------------------------------------------------------------------------
+
+
+HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
+WEB: dict[str, Any] = {
+    "tls_server_config": {
+        "cert_file": "a.pem", "key_file": "a.key", "client_ca_file": "/ca.pem",
+        "client_auth_type": "RequireAndVerifyClientCert", "client_allowed_sans": ["a.example"], "min_version": "TLS12",
+        "max_version": "TLS13", "cipher_suites": ["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_AES_128_GCM_SHA256"],
+        "prefer_server_cipher_suites": True, "curve_preferences": ["CurveP256"],
+    },
+    "http_server_config": {
+        "http2": False,
+        "headers": {"X-Frame-Options": "deny", "Strict-Transport-Security": "max-age=31536000", "X-XSS-Protection": ""},
+    },
+    "basic_auth_users": {"a": HASH, "b": HASH},
+    "rate_limit": {"interval": "1s", "burst": 20},
+}  # fmt: skip
+WEB_MORE: dict[str, dict[str, tuple[Any, ...]]] = {
+    "tls_server_config": {
+        "client_auth_type": ("", "RequireAnyClientCert", "VerifyClientCertIfGiven", "NoClientCert", "x", 7),
+        "cert": ("-----BEGIN CERTIFICATE-----", 7), "cert_file": (None, ""), "client_ca_file": (None,),
+        "min_version": ("TLS13", "TLS10"), "max_version": ("TLS12", "x"),
+        "curve_preferences": (["CurveP256", "X25519"], ["x"], []),
+        "cipher_suites": (["x"], []), "client_allowed_sans": ([], "x", [7]), "prefer_server_cipher_suites": (1, False),
+        "key_file": (None,),
+    },
+    "http_server_config": {
+        "http2": (True, "x"),
+        "headers": (None, {"X-Frame-Options": "x"}, {"Server": "x"}, {"X-XSS-Protection": "a\nb"}, 7),
+    },
+    "basic_auth_users": {"a:b": (HASH,), "c": ("password", 7, None, HASH.replace("10$", "99$")), "": (HASH,)},
+    "rate_limit": {"interval": (0, "100ms", "x", 5, True), "burst": (-1, 0, "x", True)},
+}  # fmt: skip
+
+
+def _make_web(chance: random.Random) -> bytes:
+    tree = {name: dict(WEB[name]) for name in WEB if chance.random() < 0.7}
+    for _ in range(chance.randrange(3)):
+        section = chance.choice(list(WEB_MORE))
+        key = chance.choice(list(WEB_MORE[section]))
+        tree.setdefault(section, {})[key] = chance.choice(WEB_MORE[section][key])
+    if chance.random() < 0.3:
+        tree = mutate.tree(chance, tree)
+    made = msgspec.json.encode(tree)  # which is YAML too
+    if chance.random() < 0.1:
+        made = mutate.octets(chance, made)
+    if chance.random() < 0.03:
+        made = chance.choice(
+            (b"a: [", b"2026-13-45", b"? [", b"\xff", b"a: &x [*x]", b"- " * 3000, b"!!python/none", b"")
+        )
+    return made
+
+
+def _parse_web(data: bytes) -> str:
+    try:
+        load_web_config(written(data, ".yml"))
+    except ConfigError as error:
+        return REFUSED_FIRST if "not YAML" in str(error) or "not UTF-8" in str(error) else REFUSED
+    return ACCEPTED
+
+
+# --- topology --------------------------------------------------------------------------------------------------------
+
+
+TOPOLOGY = (
+    b"# leaves\nSwitchName=leaf1 Nodes=n[01-16],login\nSwitchName=leaf2 nodes=r[1-2]n[1-3]\n"
+    b"SwitchName=s Switches=leaf[1-2]\n",
+    b"SwitchName=a Nodes=n1\n\nSwitchName=b Nodes=n[2-9] LinkSpeed=4\n",
+)
+LEAVES = (
+    b'[[leaf]]\nname = "leaf-0"\nnodes = "n[01-32]"\nrail = 0\n'
+    b'[[leaf]]\nname = "leaf-1"\nnodes = "n[01-32]"\nrail = 1\n',
+    b'[[leaf]]\nname = "a"\nnodes = "x,y"\n',
+)
+
+
+def _make_topology(chance: random.Random) -> bytes:
+    if chance.random() < 0.4:
+        return b"t" + mutate.one_of(chance, LEAVES, mutate.lines)
+    made = mutate.one_of(chance, TOPOLOGY, mutate.lines)
+    if chance.random() < 0.2:
+        ranges = (
+            b"[0-999999999]",
+            b"[5-1]",
+            b"[a]",
+            b"[",
+            b"]",
+            b"[1-1000][1-1000][1-1000]",
+            b"[" + b"9" * 5000 + b"]",
+        )
+        made = made.replace(b"[01-16]", chance.choice(ranges), 1)
+    return b"s" + made
+
+
+def _parse_topology(data: bytes) -> str:
+    try:
+        read_fabric(written(data[1:], ".topology.toml" if data[:1] == b"t" else ".topology.conf"))
+    except ConfigError as error:
+        return REFUSED_FIRST if "codec can't decode" in str(error) or "at line" in str(error) else REFUSED
+    return ACCEPTED
+
+
+# --- headers ---------------------------------------------------------------------------------------------------------
+
+
+HEADERS = (b"Authorization: Bearer x\n# no\n\nX-Scope-OrgID: 1\n", b"A:b", b"Authorization: Basic YTpi\r\nX: y\r\n")
+
+
+def _make_headers(chance: random.Random) -> bytes:
+    return mutate.one_of(chance, HEADERS, mutate.lines)
+
+
+def _parse_headers(data: bytes) -> str:
+    try:
+        found = _read_headers(written(data, ".headers"), "otlp.headers_file")
+    except ConfigError as error:
+        return REFUSED if "line" in str(error) else REFUSED_FIRST
+    assert all(name and "\n" not in name + value and "\r" not in name + value for name, value in found.items())
+    return ACCEPTED
+
+
+TARGETS = (
+    Target(
+        "config-toml",
+        _make_toml,
+        _parse_toml,
+        (
+            "gangwatch.config:load",
+            "gangwatch.config:_with_overrides",
+            "gangwatch.config:_convert",
+            "gangwatch.config:_section",
+            "gangwatch.config:_policy",
+            "gangwatch.config:_policy_value",
+            "gangwatch.config:_check_queue_keys",
+            "gangwatch.config:_policy_range",
+            "gangwatch.config:_prepared",
+            "gangwatch.config:_elsewhere",
+            "gangwatch.config:_nearest",
+            "gangwatch.config:_check_names",
+            "gangwatch.config:_toml",
+        ),
+    ),
+    Target(
+        "config-durations",
+        _make_duration,
+        _parse_duration,
+        ("gangwatch.config:parse_duration", "gangwatch.config:_clock_seconds"),
+    ),
+    Target(
+        "config-web",
+        _make_web,
+        _parse_web,
+        ("exporter.web_config:load_web_config", "exporter.web_config:_Reading"),
+    ),
+    Target("config-topology", _make_topology, _parse_topology, ("scheduler_feedback.fabric_file",)),
+    Target("config-headers", _make_headers, _parse_headers, ("exporter.push:_read_headers",)),
+)

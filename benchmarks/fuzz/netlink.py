@@ -1,0 +1,255 @@
+"""What the kernel answers: RDMA netlink messages, and drivers' statistics by ioctl and as a recorded text."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+import struct
+from typing import cast
+
+from agent.schema.errors import SourceError
+from agent.sources import ethtool, netlink
+from benchmarks.fuzz import mutate
+from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
+
+NESTED = 0x8000
+NAMES = (b"rx_bytes", b"tx_bytes", b"", b"out_of_sequence", b"\xff\xfe", b"n" * 300, b"a\0b", b"rx prio0")
+
+# --- RDMA netlink ----------------------------------------------------------------------------------------------------
+
+
+def _attribute(chance: random.Random, kind: int, payload: bytes) -> bytes:
+    """One attribute, padded; one in some tells another length or type."""
+    length = 4 + len(payload)
+    if chance.random() < 0.02:
+        length = chance.choice((0, 3, 4, length - 1, length + 1, 65535))
+    if chance.random() < 0.02:
+        kind = chance.choice((0, 9, 99, 0x3FFF))
+    raw = struct.pack("=HH", max(length, 0), kind) + payload
+    return raw + bytes(-len(raw) % 4)
+
+
+def _u32(chance: random.Random, value: int) -> bytes:
+    return struct.pack("=I", value) if chance.random() < 0.97 else b"\1" * chance.choice((0, 1, 8))
+
+
+def _payload(chance: random.Random, kind: int) -> bytes:
+    if kind == netlink.DEVICE_GET:
+        name = chance.choice(("mlx5_0", "mlx5_1", "", "x\x85", "a" * 64)).encode() + b"\0"
+        parts = [
+            _attribute(chance, netlink.DEVICE_INDEX, _u32(chance, chance.randrange(4))),
+            _attribute(chance, netlink.DEVICE_NAME, name),
+            _attribute(chance, netlink.PORT_INDEX, _u32(chance, chance.choice((1, 2, 0, 2**32 - 1)))),
+            _attribute(chance, netlink.FIRMWARE_VERSION, b"28.39.1002\0"),
+        ]
+        if chance.random() < 0.1:
+            del parts[chance.randrange(len(parts))]
+        return b"".join(parts)
+    if kind == netlink.SYSTEM_GET:
+        mode = chance.choice((b"\0", b"\1", b""))
+        return _attribute(chance, netlink.NAMESPACE_MODE, mode) if chance.random() < 0.9 else b""
+    counters = b"".join(
+        _attribute(
+            chance,
+            (netlink.COUNTER if chance.random() < 0.97 else 9) | NESTED,
+            _attribute(chance, netlink.COUNTER_NAME, chance.choice(NAMES) + b"\0")
+            + _attribute(chance, netlink.COUNTER_VALUE, struct.pack("=Q", chance.getrandbits(64))),
+        )
+        for _ in range(chance.randrange(5))
+    )
+    return (
+        _attribute(chance, netlink.DEVICE_INDEX, _u32(chance, 0))
+        + _attribute(chance, netlink.PORT_INDEX, _u32(chance, 1))
+        + _attribute(chance, netlink.COUNTERS | NESTED, counters)
+    )
+
+
+def _message(chance: random.Random, kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
+    length = netlink.HEADER.size + len(payload)
+    if chance.random() < 0.03:
+        length = chance.choice((0, 15, 16, length - 4, length + 4, 2**32 - 1))
+    if chance.random() < 0.03:
+        kind = chance.choice((netlink.DONE, 0, 7, netlink.DEVICE_GET))
+    raw = netlink.HEADER.pack(max(length, 0), kind, flags, sequence, 7) + payload
+    return raw + bytes(-len(raw) % 4)
+
+
+KINDS = (netlink.DEVICE_GET, netlink.SYSTEM_GET, netlink.STATISTICS_GET)
+
+
+def _make_rdma(chance: random.Random) -> bytes:
+    """A byte for the request, then datagrams, each behind its length in two bytes."""
+    which = chance.randrange(3)
+    kind = KINDS[which]
+    datagrams: list[bytes] = []
+    sequence = 1 if chance.random() < 0.97 else chance.choice((0, 2, 9))
+    if chance.random() < 0.1:
+        datagrams += [_message(chance, kind, 0, 77, b"")] * chance.choice((1, 2, 70))  # to requests given up on
+    if chance.random() < 0.08:
+        code = chance.choice((errno.EINVAL, errno.EPERM, errno.ENODEV, 0, -1))
+        datagrams.append(
+            _message(chance, netlink.ERROR, 0, sequence, struct.pack("=i", -code)[: chance.choice((4, 4, 2))])
+        )
+    elif kind == netlink.DEVICE_GET:
+        parts = [
+            _message(chance, kind, netlink.MULTI, sequence, _payload(chance, kind)) for _ in range(chance.randrange(4))
+        ]
+        if chance.random() < 0.1:
+            parts.append(_message(chance, kind, 0, sequence, _payload(chance, kind)))
+        datagrams.append(b"".join(parts))
+        datagrams.append(_message(chance, netlink.DONE, netlink.MULTI, sequence, bytes(4)))
+    else:
+        datagrams.append(_message(chance, kind, 0, sequence, _payload(chance, kind)))
+        if kind == netlink.STATISTICS_GET:  # the second answer has the first one's shape, or not
+            again = bytearray(datagrams[-1])
+            again[8:12] = struct.pack("=I", 2)
+            datagrams.append(mutate.octets(chance, bytes(again)) if chance.random() < 0.4 else bytes(again))
+    if chance.random() < 0.15:
+        at = chance.randrange(len(datagrams))
+        datagrams[at] = mutate.octets(chance, datagrams[at])
+    if chance.random() < 0.03:
+        del datagrams[chance.randrange(len(datagrams))]
+    return bytes([which]) + b"".join(struct.pack(">H", len(one) & 0xFFFF) + one[:0xFFFF] for one in datagrams)
+
+
+class _Kernel:
+    """A socket whose kernel has said these datagrams, and then is silent."""
+
+    def __init__(self, datagrams: list[bytes]) -> None:
+        self._left = datagrams
+
+    def settimeout(self, _: float) -> None: ...
+
+    def send(self, data: bytes) -> int:
+        return len(data)
+
+    def recv_into(self, buffer: bytearray) -> int:
+        if not self._left:
+            raise TimeoutError("timed out")
+        one = self._left.pop(0)
+        buffer[: len(one)] = one
+        return len(one)
+
+    def close(self) -> None: ...
+
+
+def _parse_rdma(data: bytes) -> str:
+    datagrams: list[bytes] = []
+    at = 1
+    while at + 2 <= len(data):
+        (length,) = struct.unpack_from(">H", data, at)
+        datagrams.append(data[at + 2 : at + 2 + length])
+        at += 2 + length
+    told = netlink.RdmaNetlink(lambda: cast(socket.socket, _Kernel(datagrams)))
+    which = data[0] % 3 if data else 0
+    try:
+        if which == 0:
+            told.list_devices()
+        elif which == 1:
+            told.exclusive()
+        else:
+            length = told.statistics(0, 1)
+            shape = netlink.Shape(told.buffer, length)
+            values = shape.values(told.buffer, length)
+            assert values is not None and len(values) == len(shape.names), "the answer has its own shape"
+            shape.values(told.buffer, told.statistics(0, 1))
+    except SourceError as error:
+        first = "a message of" in str(error) or "an answer of" in str(error)
+        return REFUSED_FIRST if first else REFUSED
+    finally:
+        told.close()
+    return ACCEPTED
+
+
+# --- ethtool ---------------------------------------------------------------------------------------------------------
+
+
+def _make_ioctl(chance: random.Random) -> bytes:
+    """The count that SSET_INFO tells, the counts of the two other answers, then the names."""
+    count = chance.choice((0, 1, 2, 3, 3, 3, 5, 65537, 2**32 - 1))
+    named = count if chance.random() < 0.9 else chance.choice((0, 1, 65537))
+    valued = named if chance.random() < 0.9 else chance.choice((0, 4, 2**32 - 1))
+    mask = 2 if chance.random() < 0.95 else 0
+    names = b"".join(chance.choice(NAMES)[:32].ljust(32, b"\0") for _ in range(min(named, 5)))
+    return struct.pack("=QIII", mask, count, named, valued) + (mutate.octets(chance, names) if names else b"")
+
+
+def _parse_ioctl(data: bytes) -> str:
+    mask, count, named, valued = struct.unpack_from("=QIII", data.ljust(20, b"\0"))
+    names = data[20:]
+
+    def answer(_: str, buffer: memoryview) -> None:
+        (command,) = struct.unpack_from("=I", buffer)
+        if command == ethtool.GET_SET_INFO:
+            struct.pack_into("=IIQI", buffer, 0, command, 0, mask, count)
+        elif command == ethtool.GET_STRINGS:
+            struct.pack_into("=III", buffer, 0, command, 1, named)
+            buffer[12 : 12 + len(names)] = names
+        else:
+            struct.pack_into("=II", buffer, 0, command, valued)
+
+    asked = ethtool.Ethtool(answer)
+    try:
+        told = asked.read("eth0")
+        assert len(told.names) == len(told.values)
+        assert asked.read("eth0").names is told.names
+    except SourceError as error:
+        return REFUSED_FIRST if "no statistics" in str(error) else REFUSED
+    finally:
+        asked.close()
+    return ACCEPTED
+
+
+RECORDED = (
+    b"NIC statistics:\n     rx_packets: 7\n     tx_prio0_bytes: 18446744073709551615\n",
+    b"     rx packets: 12\n     [0]: rx_ucast: 4\n",
+)
+
+
+def _make_recorded(chance: random.Random) -> bytes:
+    return mutate.one_of(chance, RECORDED, mutate.lines)
+
+
+def _parse_recorded(data: bytes) -> str:
+    try:
+        found = ethtool.parse_recorded(data)
+    except SourceError:
+        return REFUSED
+    assert all(0 <= value < 1 << 64 for value in found.values())
+    return ACCEPTED if found else REFUSED_FIRST
+
+
+TARGETS = (
+    Target(
+        "netlink-rdma",
+        _make_rdma,
+        _parse_rdma,
+        (
+            "agent.sources.netlink:messages",
+            "agent.sources.netlink:attributes",
+            "agent.sources.netlink:parse_device",
+            "agent.sources.netlink:parse_namespace_mode",
+            "agent.sources.netlink:parse_statistics",
+            "agent.sources.netlink:Shape",
+            "agent.sources.netlink:RdmaNetlink.list_devices",
+            "agent.sources.netlink:RdmaNetlink.exclusive",
+            "agent.sources.netlink:RdmaNetlink.statistics",
+            "agent.sources.netlink:RdmaNetlink._answer",
+            "agent.sources.netlink:RdmaNetlink._receive",
+            "agent.sources.netlink:RdmaNetlink._check",
+        ),
+    ),
+    Target(
+        "netlink-ethtool",
+        _make_ioctl,
+        _parse_ioctl,
+        (
+            "agent.sources.ethtool:Ethtool.read",
+            "agent.sources.ethtool:Ethtool._count",
+            "agent.sources.ethtool:Ethtool._read_names",
+            "agent.sources.ethtool:parse_names",
+        ),
+    ),
+    Target("ethtool-recorded", _make_recorded, _parse_recorded, ("agent.sources.ethtool:parse_recorded",)),
+)
