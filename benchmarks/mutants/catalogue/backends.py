@@ -100,9 +100,9 @@ MUTANTS = (
         ("tests/feedback/test_attempt_records.py",),
     ),
     Mutant(
-        "backends.slurm.backend:SlurmBackend._read_opt_ins",
-        "opt_in.of_comment(job.comment)",
-        "OptIn(True)",
+        "backends.slurm.consent:Consents.known",
+        "declared if not _needs_script(job)",
+        "OptIn(True) if not _needs_script(job)",
         ("tests/slurm/test_opt_in.py",),
     ),
     Mutant(

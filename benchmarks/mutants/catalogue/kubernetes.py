@@ -197,7 +197,7 @@ MUTANTS = (
         "_add(sidecars, wanted)",
         (_K + "quantities.py", _K + "translate.py"),
     ),
-    Mutant("backends.kubernetes.rebuild:rebuild", "if one.present:", "if True:", _WORLD),
+    Mutant("backends.kubernetes.rebuild:rebuild", "one.present and ", "", _WORLD),
     Mutant("backends.kubernetes.rebuild:_begun", "not pod.over and", "", _WORLD),
     Mutant(
         "backends.kubernetes.rebuild:_job",
@@ -222,7 +222,7 @@ MUTANTS = (
     Mutant(
         "backends.kubernetes.translate:beyond", "restartable=False, preemptible=False", "preemptible=False", _TRANSLATE
     ),
-    Mutant("backends.kubernetes.translate:attempt_of", "and pod.spec.node_name", "", _WORLD),
+    Mutant("backends.kubernetes.translate:attempt_of", "if pod.spec.node_name else 0", "", _WORLD),
     Mutant("backends.kubernetes.uninstall:remove_all", "if is_probe(pod):", "if False:", _WRITING),
     Mutant(
         "backends.kubernetes.uninstall:remove_all",

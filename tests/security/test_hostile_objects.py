@@ -1,0 +1,121 @@
+"""Kubernetes annotations, which any user writes: absurd numbers and nesting cost the object, not the controller."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.attempt import adopt, placement_of
+from scheduler_feedback.backends.kubernetes.client import Client
+from scheduler_feedback.backends.kubernetes.marks import MEMORY, remembered
+from scheduler_feedback.backends.kubernetes.objects import Pod
+from scheduler_feedback.backends.kubernetes.quantities import MOST, amount, parse_quantity
+from scheduler_feedback.backends.kubernetes.rebuild import rebuild
+from scheduler_feedback.backends.kubernetes.translate import (
+    ARRAY_PARALLEL,
+    ATTEMPT,
+    PLACEMENT,
+    RANK,
+    SLOTS,
+    TopologyLabels,
+    attempt_of,
+    lone,
+    slots_written,
+    wall_ns,
+)
+from scheduler_feedback.backends.kubernetes.watch import Watch
+from scheduler_feedback.backends.kubernetes.world import World
+from scheduler_feedback.core.state import Policy
+from tests.kubernetes.makers import group, node, pod, pod_body
+
+DIGITS = "9" * 5000
+"""More than int() takes (sys.get_int_max_str_digits), and far less than an annotation may hold."""
+
+NESTED = '{"y": ' + "[" * 100_000 + "]" * 100_000 + "}"
+
+
+def annotated(**annotations: str) -> Pod:
+    made = pod("p0", nodeName="n0")
+    made.metadata.annotations = annotations
+    return made
+
+
+@pytest.mark.parametrize("text", [DIGITS, "٣", "1_0", "-1", str(1 << 31), ""])
+def test_a_count_that_is_none_counts_nothing(text: str) -> None:
+    made = annotated(**{ATTEMPT: text, SLOTS: f"1,{text}", RANK: text})
+    assert attempt_of(made) == 0
+    assert slots_written(made) == (1,)
+    attempt = adopt("j", 0, "default/p0", [made], None)
+    assert attempt is not None and attempt.members[0].ranks == range(1)
+
+
+def test_an_array_s_limit_that_is_none_is_refused_by_name() -> None:
+    gang = lone(annotated(**{ARRAY_PARALLEL: DIGITS}))
+    assert gang.spec is None
+    assert gang.refused.startswith(f"annotation {ARRAY_PARALLEL}: '999") and len(gang.refused) < 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [NESTED, '{"attempt": 2305843009213693952, "pods": {}}', '{"attempt": 1, "pods": {"p": ["n", -1, []]}}', "x"],
+)
+def test_a_placement_that_somebody_wrote_is_none(text: str) -> None:
+    assert placement_of(group("g", 1, {PLACEMENT: text})) == (0, {})
+
+
+def test_a_node_s_memory_that_somebody_wrote_is_none() -> None:
+    made = node("n0")
+    made.metadata.annotations = {MEMORY: NESTED}
+    assert remembered(made).state == "healthy"
+
+
+def test_the_world_of_a_user_with_such_pods_is_rebuilt() -> None:
+    world = World("gangwatch", TopologyLabels())
+    world.node_told("n0", None, node("n0"))
+    evil = annotated(**dict.fromkeys((ATTEMPT, SLOTS, RANK, ARRAY_PARALLEL), DIGITS))
+    evil.metadata.labels = {"batch.kubernetes.io/job-completion-index": "9" * 63}
+    evil.metadata.name = "p" + "9" * 250
+    world.pod_told("default/p0", None, evil)
+    world.group_told("default/g", None, group("g", 1, {PLACEMENT: NESTED}))
+    state, _ = rebuild(world, world.seen(), Policy(), 10**18)
+    assert set(state.nodes) == {"n0"}
+
+
+@pytest.mark.parametrize("text", ["1e99999999999", "1E-99999", DIGITS, "x", ""])
+def test_a_quantity_out_of_reach_is_refused(text: str) -> None:
+    with pytest.raises(BackendError, match="is no quantity"):
+        parse_quantity(text)
+
+
+def test_an_amount_is_capped_as_the_api_server_caps_it() -> None:
+    assert amount("memory", "1e30") == MOST == amount("cpu", "8Ei")
+    assert (amount("cpu", "500m"), amount("memory", "2Gi")) == (500, 2 << 30)
+
+
+def test_a_time_beyond_the_calendar_is_none() -> None:
+    assert wall_ns("9999-12-31T23:59:59-23:59") > 0 or wall_ns("9999-12-31T23:59:59-23:59") == 0
+    assert wall_ns("0001-01-01T00:00:00+23:59") <= 0
+
+
+def test_an_object_that_cannot_be_used_costs_itself() -> None:
+    """Before, it ended the watch, which listed everything again, and met it again."""
+    seen: list[str] = []
+
+    def told(key: str, _: Pod | None, after: Pod | None) -> None:
+        if after is not None and after.spec.overhead:
+            raise BackendError("'x' is no quantity")
+        seen.append(key)
+
+    watch: Watch[Pod] = Watch(cast(Client, None), "/api/v1/pods", Pod, told)
+
+    def take(name: str, **spec: Any) -> None:
+        watch._take(msgspec.json.encode({"type": "ADDED", "object": pod_body(name, **spec)}))
+
+    take("a")
+    take("b", overhead={"cpu": "x"})
+    take("c")
+    assert seen == ["default/a", "default/c"]
+    assert watch.unusable == 1
