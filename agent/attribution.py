@@ -139,7 +139,7 @@ def _list(folder: str) -> _Index:
             continue
         try:
             ranks.append(_decoder.decode(read_file(f"{folder}/{name}")))
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     by_process: dict[tuple[int, int], Identity] = {}
     for rank in ranks:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 _SLURM = re.compile(
-    r"/(?:[^/]*slurmstepd\.scope|slurm[^/]*(?:/uid_\d+)?)/job_(\d+)(?:/step_([0-9A-Za-z_]+))?(?:/user)?(?:/task_(\d+))?",
+    r"/(?:[^/]*slurmstepd\.scope|slurm[^/]*(?:/uid_\d+)?)/job_(\d{1,18})(?!\d)(?:/step_([0-9A-Za-z_]+))?(?:/user)?(?:/task_(\d{1,10})(?!\d))?",
     re.ASCII,
 )
 """cgroup v1 ``/slurm[_NODE]/uid_U/job_N/step_S/task_T``, v2 ``.../[NODE_]slurmstepd.scope/job_N/step_S/user/task_T``
@@ -70,7 +70,7 @@ def parse_cgroup(text: str) -> Membership | None:
     return None
 
 
-_USER_SLICE = re.compile(r"(?:/\.\.)*/user\.slice/user-(\d+)\.slice(?:/|\Z)")
+_USER_SLICE = re.compile(r"(?:/\.\.)*/user\.slice/user-(\d{1,10})\.slice(?:/|\Z)", re.ASCII)
 
 
 def user_of_cgroup(text: str) -> int | None:
@@ -79,7 +79,7 @@ def user_of_cgroup(text: str) -> int | None:
     Only systemd makes control groups directly below user.slice. Processes that a user runs under other ids (a user
     namespace with subordinate ids, subuid(5)) stay below the user's own slice, and nobody can leave it by himself.
     """
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if (match := _USER_SLICE.match(line.split(":", 2)[-1])) is not None:
             return int(match.group(1))
     return None

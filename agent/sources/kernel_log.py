@@ -37,7 +37,7 @@ def parse_record(line: bytes) -> LogRecord:
     """One record without its dictionary lines. Raises SourceError for bytes that are not of its form."""
     prefix, semicolon, text = line.partition(b";")
     fields = prefix.split(b",")
-    if not semicolon or len(fields) < 3 or not all(field.isdigit() for field in fields[:3]):
+    if not semicolon or len(fields) < 3 or not all(field.isdigit() and len(field) <= 20 for field in fields[:3]):
         raise SourceError(f"kernel log: {line[:80]!r} is no record")
     priority, sequence, microseconds = (int(field) for field in fields[:3])
     return LogRecord(priority >> 3, priority & 7, sequence, microseconds, text.decode("utf-8", "replace"))

@@ -79,7 +79,7 @@ def _text(escaped: bytes) -> str:
 
 def _numbers(line: bytes, words: bytes, least: int) -> list[int]:
     numbers = words.split()
-    if len(numbers) < least or not all(number.isdigit() for number in numbers):
+    if len(numbers) < least or not all(number.isdigit() and len(number) <= 20 for number in numbers):
         raise SourceError(f"mountstats: {line[:80]!r}")
     return [int(number) for number in numbers]
 

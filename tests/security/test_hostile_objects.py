@@ -96,7 +96,7 @@ def test_an_amount_is_capped_as_the_api_server_caps_it() -> None:
 
 
 def test_a_time_beyond_the_calendar_is_none() -> None:
-    assert wall_ns("9999-12-31T23:59:59-23:59") > 0 or wall_ns("9999-12-31T23:59:59-23:59") == 0
+    assert wall_ns("9999-12-31T23:59:59-23:59") >= 0
     assert wall_ns("0001-01-01T00:00:00+23:59") <= 0
 
 

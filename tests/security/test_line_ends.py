@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sources.cgroup import parse_cgroup
+from agent.sources.cgroup import parse_cgroup, user_of_cgroup
 
 ROOT = Path(__file__).resolve().parents[2]
 DELEGATED = "0::/user.slice/user-1000.slice/user@1000.service/x"
@@ -32,3 +32,10 @@ def test_nothing_of_the_product_splits_at_other_line_ends() -> None:
         if isinstance(node, ast.Attribute) and node.attr == "splitlines"
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c", "\r"])
+def test_a_control_group_s_name_makes_no_other_user(separator: str) -> None:
+    text = f"0::/kubepods/burstable/x{separator}0::/user.slice/user-7.slice/session-1.scope\n"
+    assert user_of_cgroup(text) is None
+    assert user_of_cgroup("0::/user.slice/user-7.slice/session-1.scope\n") == 7
