@@ -19,7 +19,9 @@ from scheduler_feedback.core.counting import Counting, Failed
 from scheduler_feedback.core.fleet_nodes import NodeView
 from scheduler_feedback.core.fleet_records import LARGEST, Attempts, possible
 from scheduler_feedback.core.gangs import CONSUMED, Gang, IntArray
+from scheduler_feedback.core.membership import Membership
 from scheduler_feedback.core.occurrences import Occurrences
+from scheduler_feedback.core.placements import Placements, Refusal
 from scheduler_feedback.core.process_states import NodeStates, states_of
 
 Sample = tuple[str, tuple[tuple[str, str], ...], float]
@@ -31,11 +33,14 @@ class Fleet:
 
     aside: nodes whose frames are not folded because one of them showed a bug, and the (gang, attempt) that had ranks
     there: what is known of these is not whole, and nobody is to judge them.
+    placements: which ranks each node may report; all else is refused and counted. None: every node may report anything,
+    which is for recordings and simulations, where the frames are one's own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, placements: Placements | None = None) -> None:
         self._nodes: dict[str, NodeView] = {}
-        self._attempts = Attempts()
+        self._membership = None if placements is None else Membership(placements)
+        self._attempts = Attempts(self._nodes, self._membership)
         self._newest_received_ns = 0
         self._here_ns: int | None = None
         self._machines: dict[str, set[str]] = {}
@@ -58,6 +63,11 @@ class Fleet:
         """The newest attempt of each gang, by name."""
         self._consumption.settle()
         return self._attempts.gangs
+
+    @property
+    def guarded(self) -> bool:
+        """Whether each node may report its own ranks only."""
+        return self._membership is not None
 
     @property
     def records_refused(self) -> int:
@@ -90,9 +100,17 @@ class Fleet:
         return None if known is None else known.step_seconds()
 
     def shares_machine(self, node: str) -> bool:
-        """Whether another node is on the same machine (has its boot id): load on one is load on the other."""
+        """Whether another node is on the same machine: load on one is load on the other.
+
+        It has the node's boot id, and its agent is reached at the same address: any agent may send any boot id.
+        """
         view = self._nodes.get(node)
-        return view is not None and len(self._machines[view.machine]) > 1
+        if view is None:
+            return False
+        others = self._machines[view.machine] - {node}
+        return bool(others) and (
+            self._membership is None or any(self._membership.same_host(node, other) for other in others)
+        )
 
     def frames_of(self, gang: Gang) -> tuple[tuple[str, int], ...]:
         """Newest frame of each of the gang's nodes: what a person looks up to check a verdict."""
@@ -111,6 +129,10 @@ class Fleet:
         for name, node in self._nodes.items():
             if node.clock.skew_ns:
                 yield "gangwatch_node_clock_skew_seconds", (("node", name),), node.clock.skew_ns / 1e9
+        if self._membership is not None:
+            for (node, why), count in self._membership.refused.items():
+                labels = (("node", node), ("reason", why.value))
+                yield "gangwatch_watch_records_refused_total", labels, float(count)
 
     # --- folding ------------------------------------------------------------------------------------------------------
 
@@ -159,6 +181,11 @@ class Fleet:
             self._touched.add(node.name)
         if received_ns > self._newest_received_ns:
             self._newest_received_ns = received_ns
+        if self._membership is not None:
+            here = self._membership.here(node.name)
+            if node._here is not here:
+                node._here, node._records, node._opened = here, (), ()  # what was counted is looked at anew
+            layout = self._membership.layout_of(layout, received_ns)
         if node._layout_id != layout.layout_id:
             layout = layout.whole()
             self._read_layout(node, layout)
@@ -174,6 +201,14 @@ class Fleet:
         if whole or told:
             self.occurrences.observe(layout, frame, continues, told)
         return True
+
+    def newly_refused(self) -> list[tuple[str, str, Refusal]]:
+        """(node, gang, why) of the first record or series of each node and reason that was refused since the last
+        call: one line for the log, where the counts tell the rest."""
+        if self._membership is None:
+            return []
+        found, self._membership.newly_refused = self._membership.newly_refused, []
+        return found
 
     def failed(self) -> list[Failed]:
         """(node, error) of the frames that could not be folded since the last call: each is a bug."""
@@ -191,6 +226,8 @@ class Fleet:
         node = self._nodes.get(name)
         if node is not None:
             self._consumption.drop(node._groups)
+            if self._membership is not None:
+                self._membership.drop(name)
             fresh = NodeView(name, node.machine)
             fresh.received_ns = node.received_ns
             self._nodes[name] = fresh
@@ -210,7 +247,7 @@ class Fleet:
 
     def forget(self, gang: str) -> None:
         """The gang's attempt has ended: drop what is kept of it. Were another under way already, it begins anew."""
-        self._attempts.gangs.pop(gang, None)
+        self._attempts.forget(gang)
 
     def forget_silent(self, received_ns: int) -> list[str]:
         """Drop gangs unheard of for ten minutes (one that is heard again begins anew); returns their names."""
@@ -259,10 +296,13 @@ class Fleet:
         gang = self._attempts.of(group.name, group.attempt, received_ns)
         if gang is None or frame.tier_ns[group.places.tier] <= 0:
             return
-        if gang is not group.gang:
-            group.gang = gang
-            group.columns = np.array([gang.column(rank, node.name) for rank in group.ranks], np.intp)
         gang.received_ns = received_ns
+        if gang is not group.gang:
+            columns = [self._attempts.column(gang, rank, node.name) for rank in group.ranks]
+            if -1 in columns:
+                return  # one of these ranks is another node's
+            group.gang = gang
+            group.columns = np.array(columns, np.intp)
         self._consumption.take(group, gang, frame, continues)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
-from agent.schema.frame import Record
+from agent.schema.frame import Record, StepRecord
 from scheduler_feedback.core.consumption import Group
 from scheduler_feedback.core.gangs import Gang, IntArray
 from scheduler_feedback.core.node_clock import NodeClock
+
+MOST_WAITING = 512
+"""Records of one node that wait for the scheduler to learn of their gang: a minute of eight ranks' steps of a second.
+Beyond them the oldest are dropped."""
 
 
 @dataclass(slots=True)
@@ -35,6 +40,12 @@ class NodeView:
     _groups: list[Group] = field(default_factory=list)
     _records: tuple[Record, ...] = ()
     _opened: tuple[tuple[Gang, IntArray], ...] = ()
+    _here: object = None
+    """The node's placement when its newest frame was folded: compared by identity."""
+    _waiting: deque[tuple[int, StepRecord]] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+    """Records of gangs that the scheduler may learn of, each with when it came."""
+    _waiting_ns: int = 0
+    """When they are looked at again."""
 
     def wall_of(self, monotonic_ns: int) -> int:
         """Wall time of an instant on this node's monotonic clock, by its newest frame."""

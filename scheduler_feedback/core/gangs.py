@@ -102,6 +102,8 @@ class Gang:
         self._ranks: tuple[int, ...] = ()
         self._order = np.zeros(0, np.intp)
         self._nodes: list[str] = []
+        self._heard: list[int] = []
+        self.placed = True
         self._sequence = 0
         self._opening: list[tuple[IntArray, int]] = []
         self._mean: tuple[int, int, float | None] = (0, 0, None)  # of how many, up to which, what came out
@@ -147,6 +149,11 @@ class Gang:
         """Node of a known rank. Raises KeyError for another."""
         return self._nodes[self._column[rank]]
 
+    def is_on(self, rank: int, node: str) -> bool:
+        """Whether the rank is known, and this is its node."""
+        column = self._column.get(rank)
+        return column is not None and self._nodes[column] == node
+
     def _by_rank(self) -> npt.NDArray[np.intp]:
         if len(self._ranks) != len(self._column):
             self._ranks = tuple(sorted(self._column))
@@ -163,11 +170,18 @@ class Gang:
             self._column[rank] = column
             self.changes += 1
             self._nodes.append(node)
+            self._heard.append(self.received_ns)
             self._done[:] = 0  # no row is complete any more: it lacks the newcomer
         elif self._nodes[column] != node:
             self._nodes[column] = node
             self.changes += 1
+        self._heard[column] = self.received_ns
         return column
+
+    def holder(self, rank: int) -> tuple[str, int] | None:
+        """The node that reports the rank, and when it last did; None for a rank that nobody has reported."""
+        column = self._column.get(rank)
+        return None if column is None else (self._nodes[column], self._heard[column])
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

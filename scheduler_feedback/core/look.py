@@ -148,7 +148,8 @@ class Look:
         for node in anew:
             counts = counting.nodes.get(node)
             if counts is not None and counts.kind is not None:
-                counts.kind.columns[counts.row] = [_column(member, starts) for member in counts.members]
+                of = node if self._fleet.guarded else None
+                counts.kind.columns[counts.row] = [_column(member, of, starts) for member in counts.members]
 
     def _job(self, gang: Gang, touched: set[str]) -> JobTelemetry:
         seen = self._of(gang, touched)
@@ -181,13 +182,23 @@ class Look:
             lambda: self._fleet.process_states(gang),
         )
 
+    def _is_of(self, member: Member, gang: Gang, node: str) -> bool:
+        """Whether it is a rank of the gang that this node may describe."""
+        if (member.gang, member.attempt) != (gang.name, gang.attempt):
+            return False
+        return not self._fleet.guarded or gang.is_on(member.rank, node)
+
     def _devices(self, gang: Gang, nodes: tuple[str, ...]) -> dict[int, Device]:
         """What each rank stands on whose GPU is known."""
         found = {}
         for node in nodes:
             counts = self._fleet.counting.nodes.get(node)
             for member, device in zip(counts.members, counts.devices, strict=True) if counts is not None else ():
-                if (member.gang, member.attempt) == (gang.name, gang.attempt) and device[0]:
+                if (
+                    (member.gang, member.attempt) == (gang.name, gang.attempt)
+                    and device[0]
+                    and gang.is_on(member.rank, node)
+                ):
                     found[member.rank] = device
         return found
 
@@ -198,7 +209,7 @@ class Look:
         for node in nodes:
             counts = self._fleet.counting.nodes.get(node)
             for member, place in counts.coordinates.items() if counts is not None else ():
-                if (member.gang, member.attempt) == (gang.name, gang.attempt):
+                if self._is_of(member, gang, node):
                     found[member.rank] = place
         if any(rank not in found for rank in gang.ranks):
             return {}
@@ -273,13 +284,15 @@ def _starts(shapes: tuple[Shape, ...]) -> _Starts:
     return found
 
 
-def _column(member: Member, starts: _Starts) -> int:
-    """The column of a rank; -1 for one that is in no job's shape."""
+def _column(member: Member, node: str | None, starts: _Starts) -> int:
+    """The column of a rank; -1 for one that is in no job's shape, or there on another node than this, if one is named."""
     found = starts.get(member.gang)
     if found is None or found[0].attempt != member.attempt:
         return -1
     place = found[0].place.get(member.rank)
-    return -1 if place is None else found[1] + place
+    if place is None or (node is not None and found[0].nodes[place] != node):
+        return -1
+    return found[1] + place
 
 
 def _walled(opened: IntArray, offset_ns: IntArray) -> IntArray:
