@@ -368,6 +368,7 @@ def run_controller(
             retention=Retention(config.store.keep_days, config.store.journal_bytes),
             credentials=credentials_of(config),
             fabric=fabric,
+            attest=slurm.attest if slurm is not None else None,
             heard=slurm.heard if slurm is not None else None,
             told=push.told,
             elsewhere=SUBMIT_TO_SLURM if slurm is not None else "",

@@ -36,6 +36,7 @@ from scheduler_feedback.core.fabric import Fabric
 from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.measures import measure
 from scheduler_feedback.core.pace import MOST_ROWS, Pace, Speed
+from scheduler_feedback.core.placements import Attest, Placements
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.subscription import WANTED
 from scheduler_feedback.credentials import Credentials
@@ -74,7 +75,8 @@ class Controller:
             ... serve app; once it listens, controller.announce(url)
 
     reload: reads the configuration again and gives the policy in it; may raise ConfigError. detectors: those that look
-    at the fleet. fabric: which switch each node stands below. heard: what detectors found passes through it on its way
+    at the fleet. fabric: which switch each node stands below. attest: says of gangs that the cycle did not place on
+    which nodes they run. heard: what detectors found passes through it on its way
     to the cycle: a backend may know a gang under another name than the agents do. told: given the entries of each
     cycle, on its thread, and may not wait. elsewhere: how jobs are submitted where another scheduler starts them; ''
     where this one does. Entering raises StateFolderBusyError where the folder has a controller, StoreError where its
@@ -95,6 +97,7 @@ class Controller:
         credentials: Credentials | None = None,
         fabric: Fabric | None = None,
         named: Callable[[AnyLayout, Frame], tuple[AnyLayout, Frame]] | None = None,
+        attest: Attest | None = None,
         heard: Callable[[Sequence[Event]], Sequence[Event]] | None = None,
         told: Callable[[Sequence[NumberedEntry]], None] | None = None,
         elsewhere: str = "",
@@ -112,7 +115,10 @@ class Controller:
         self._retention = retention or Retention()
         looking = tuple(make_all() if detectors is None else detectors)
         self.failures = PartFailures(detector.name for detector in looking)
-        self._watch = Watch(looking, self._found, self._clock, fabric=fabric, failures=self.failures)
+        self._placements = Placements(attest)
+        self._watch = Watch(
+            looking, self._found, self._clock, fabric=fabric, failures=self.failures, placements=self._placements
+        )
         self._named = named
         self._credentials = credentials
         self._feed = self._make_feed()
@@ -147,6 +153,7 @@ class Controller:
             lambda state: (*measure(state), *outlook(state)),
             self._died,
             self.failures.report,
+            self._placements.follow,
         )
         self.cycle = CycleThread(
             self.store, recovered, self._backend, self._gate, self._policy, self._clock, hooks, self._snapshot_seconds
@@ -250,7 +257,7 @@ class Controller:
         take = self._watch.offer if self._named is None else self._take
         return Feed(
             self.folder / "agents", take, WANTED, self._clock, self._credentials, self._watch.between,
-            self.failures.report,
+            self.failures.report, self._placements.reached,
         )  # fmt: skip
 
     def end_streams(self) -> None:

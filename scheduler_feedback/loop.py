@@ -30,7 +30,7 @@ from scheduler_feedback.backends import Backend
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
 from scheduler_feedback.core.events import ActionFailed, Event, FreezeSet, NodeSeen, PolicySet, Tick, as_seen
 from scheduler_feedback.core.fleet import Sample
-from scheduler_feedback.core.job import StopReason
+from scheduler_feedback.core.job import Job, StopReason
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.cycle import run
 from scheduler_feedback.gate import Gate
@@ -66,6 +66,8 @@ class Hooks:
     measures: Callable[[State], Sequence[Sample]]
     died: Callable[[BaseException], None]
     failed: Callable[[str, Exception], None]
+    placed: Callable[[Iterable[Job]], None] = lambda _jobs: None
+    """Given all jobs before anything is carried out, so that the placement is known before a rank can report."""
 
 
 class CycleThread:
@@ -112,6 +114,7 @@ class CycleThread:
         self._cycle_seconds = 0.0
         self._measures: tuple[Sample, ...] = ()
         self._baselines: Mapping[str, bytes] = recovered.detectors
+        self._place()
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
@@ -292,6 +295,8 @@ class CycleThread:
             _refuse((wish for wish, _ in granted), error)
             return
         self._observed = []
+        if outcome.changed:
+            self._place()
         self._ready = self._looked
         self.progress.cycled()
         self._cycle_seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
@@ -309,6 +314,12 @@ class CycleThread:
             self._carry_out(action)
             # A backend that is slow with many actions is slow, not stuck.
             self.progress.turned()
+
+    def _place(self) -> None:
+        try:
+            self._hooks.placed(self._state.jobs.values())
+        except Exception as error:
+            self._hooks.failed("placement", error)
 
     # --- the gate -----------------------------------------------------------------------------------------------------
 
@@ -350,6 +361,7 @@ class CycleThread:
             _log.error("store: the state can't be rebuilt yet: %s", error)
         else:
             self._state = recovered.state
+            self._place()
             self._state_is_ahead = False
             self._counters["gangwatch_replay_mismatches_total"] += recovered.mismatches
 

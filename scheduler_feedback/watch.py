@@ -31,6 +31,7 @@ from scheduler_feedback.core.fabric import Fabric
 from scheduler_feedback.core.fleet import Fleet, Sample
 from scheduler_feedback.core.look import Look
 from scheduler_feedback.core.pace import MOST_ROWS, Pace, Paces, Speed
+from scheduler_feedback.core.placements import REFUSED, Placements, Refusal
 from scheduler_feedback.core.telemetry import Telemetry
 from scheduler_feedback.detectors import Detector
 from scheduler_feedback.part_failures import PartFailures
@@ -60,7 +61,8 @@ class Watch:
     """Owns the fleet and the detectors. ``offer`` and ``forget`` may be called from any thread, and never block.
 
     found: told the findings and first steps, on the watch's thread. fabric: which switch each node stands below.
-    failures: where bugs are reported; None: kept by the watch itself.
+    failures: where bugs are reported; None: kept by the watch itself. placements: which ranks each node may report;
+    None: any, which is for tests.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class Watch:
         queue_frames: int = QUEUE_FRAMES,
         fabric: Fabric | None = None,
         failures: PartFailures | None = None,
+        placements: Placements | None = None,
     ) -> None:
         self._fabric = fabric
+        self._placements = placements
         self._begin()
         self._detectors = {detector.name: detector for detector in detectors}
         self._found = found
@@ -96,7 +100,7 @@ class Watch:
 
     def _begin(self) -> None:
         """Know nothing of any frame. _aside: node -> until when its telemetry is set aside, and for how long."""
-        self._fleet = Fleet()
+        self._fleet = Fleet(self._placements)
         self._look = Look(self._fleet, self._fabric)
         self._paces = Paces()
         self._aside: dict[str, tuple[int, float]] = {}
@@ -222,6 +226,7 @@ class Watch:
             events: list[Event] = [FirstStep(*first) for first in self._fleet.first_steps()]
             telemetry = self._look.next(self._clock.wall_ns(), self._clock.monotonic_ns())
             self._set_failed_aside()
+            self._log_refused()
         except Exception as error:
             self._begin_again(error)
             return []
@@ -266,6 +271,12 @@ class Watch:
         if now_ns - self._forgot_ns > FORGET_SECONDS * 1e9:
             self._forgot_ns = now_ns
             self._fleet.forget_silent(now_ns)
+
+    def _log_refused(self) -> None:
+        """One line for the first record of each node and reason; the metric counts them all."""
+        for node, gang, why in self._fleet.newly_refused():
+            level = logging.INFO if why is Refusal.ENDED else logging.WARNING
+            _log.log(level, "node=%s reason=%s gang=%s: %s", node, why.value, gang, REFUSED[why])
 
     def _pass_over_all(self) -> None:
         """Nothing is folded any more: keep what waits from growing."""

@@ -216,7 +216,11 @@ def _serve(
     security = Security(Path(web_config), token=lambda: controller.token) if web_config is not None else None
     server, listener = create_server(app, host, port, (lambda: controller.end_streams(),), security)
     credentials, named = credentials_of(config), naming(backend)
-    with listener, Controller(folder, backend, policy, credentials=credentials, named=named) as controller:
+    attest = backend.world.attest
+    with (
+        listener,
+        Controller(folder, backend, policy, credentials=credentials, named=named, attest=attest) as controller,
+    ):
 
         def failed() -> None:
             server.should_exit = True

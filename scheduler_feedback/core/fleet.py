@@ -21,6 +21,7 @@ from scheduler_feedback.core.fleet_records import LARGEST, Attempts, possible
 from scheduler_feedback.core.gangs import CONSUMED, Gang, IntArray
 from scheduler_feedback.core.membership import Membership
 from scheduler_feedback.core.occurrences import Occurrences
+from scheduler_feedback.core.parts import Parts
 from scheduler_feedback.core.placements import Placements, Refusal
 from scheduler_feedback.core.process_states import NodeStates, states_of
 
@@ -39,7 +40,8 @@ class Fleet:
 
     def __init__(self, placements: Placements | None = None) -> None:
         self._nodes: dict[str, NodeView] = {}
-        self._membership = None if placements is None else Membership(placements)
+        parts = Parts(lambda node: self._nodes[node].received_ns if node in self._nodes else 0)
+        self._membership = None if placements is None else Membership(placements, parts)
         self._attempts = Attempts(self._nodes, self._membership)
         self._newest_received_ns = 0
         self._here_ns: int | None = None
@@ -48,7 +50,7 @@ class Fleet:
         self._consumption = Consumption()
         self._states: dict[str, NodeStates] = {}
         self.counting = Counting()
-        self.occurrences = Occurrences()
+        self.occurrences = Occurrences(None if placements is None else parts)
         self.aside: dict[str, set[tuple[str, int]]] = {}
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -130,7 +132,10 @@ class Fleet:
             if node.clock.skew_ns:
                 yield "gangwatch_node_clock_skew_seconds", (("node", name),), node.clock.skew_ns / 1e9
         if self._membership is not None:
-            for (node, why), count in self._membership.refused.items():
+            refused = self._membership.refused.copy()
+            for node, count in self.occurrences.passed_over.items():
+                refused[node, Refusal.LIMIT] += count
+            for (node, why), count in refused.items():
                 labels = (("node", node), ("reason", why.value))
                 yield "gangwatch_watch_records_refused_total", labels, float(count)
 

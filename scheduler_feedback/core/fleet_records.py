@@ -13,10 +13,8 @@ import numpy as np
 from agent.schema.frame import EventRecord, Frame, Member, OpenRecord, Record, StepRecord
 from scheduler_feedback.core.fleet_nodes import NodeView
 from scheduler_feedback.core.gangs import Gang
-from scheduler_feedback.core.membership import AGAIN_NS, MOST_OUTSIDE_RANKS, Membership
+from scheduler_feedback.core.membership import AGAIN_NS, MOST_OUTSIDE_RANKS, Counted, Membership
 from scheduler_feedback.core.placements import Refusal
-
-NOT_KNOWN_YET = Refusal.NOT_KNOWN_YET
 
 FORGET_NS = 600_000_000_000
 """A gang unheard of for ten minutes has ended without word: longer than any pause for a checkpoint that we know of."""
@@ -231,7 +229,7 @@ class Attempts:
         """The gang that records of this member count for; the ranks that the node may report, None for any; why not."""
         if self._membership is None:
             return self.of(member.gang, member.attempt, received_ns), None, None
-        found = self._membership.counted(node, member.gang, member.attempt)
+        found = self._membership.counted(node, member.gang, member.attempt, received_ns)
         if isinstance(found, Refusal):
             return None, None, found
         return self.of(found.gang, found.attempt, received_ns), found.ranks, None
@@ -252,12 +250,16 @@ class Attempts:
         node._waiting_ns = received_ns + AGAIN_NS
         found: list[Record] = []
         for came_ns, record in waited:
-            if self._membership.counted(node.name, record.member.gang, record.member.attempt) is not NOT_KNOWN_YET:
+            gang, attempt = record.member.gang, record.member.attempt
+            decided = self._membership.counted(node.name, gang, attempt, came_ns)
+            if isinstance(decided, Counted):
                 found.append(record)
+            elif decided is not Refusal.NOT_KNOWN_YET:
+                self._membership.refuse(node.name, gang, decided)
             elif received_ns - came_ns <= WAITS_NS:
                 node._waiting.append((came_ns, record))
             else:
-                self._membership.refuse(node.name, record.member.gang, Refusal.UNKNOWN)
+                self._membership.refuse(node.name, gang, Refusal.UNKNOWN)
         return found
 
     def _first_step(self, gang: Gang, record: StepRecord, node: NodeView) -> None:

@@ -285,7 +285,7 @@ def _starts(shapes: tuple[Shape, ...]) -> _Starts:
 
 
 def _column(member: Member, node: str | None, starts: _Starts) -> int:
-    """The column of a rank; -1 for one that is in no job's shape, or there on another node than this, if one is named."""
+    """The column of a rank; -1 for one that is in no job's shape, or there on another node than the one named."""
     found = starts.get(member.gang)
     if found is None or found[0].attempt != member.attempt:
         return -1

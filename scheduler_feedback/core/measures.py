@@ -42,6 +42,8 @@ def measure(state: State) -> Iterator[Sample]:
     yield from _migrations(state)
     for key, count in sorted(state.counts.items()):
         word, *values = key.split("/")
+        if word not in _COUNTED:
+            continue  # counted by a newer release that ran here before
         metric, names = _COUNTED[word]
         yield metric, tuple(sorted(zip(names, values, strict=True))), float(count)
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from agent.schema.frame import AnyLayout, Column, Layout, Member, make_layout, pack
+from scheduler_feedback.core.parts import Parts
 from scheduler_feedback.core.placements import Placed, Placements, Refusal
 
 AGAIN_NS = 1_000_000_000
@@ -40,24 +41,30 @@ class Counted(NamedTuple):
 @dataclass(slots=True)
 class _Node:
     """What one node's layout says of ranks. members: as the agent names them; names: what each counts for, None where
-    it is refused. here: the node's placement when that was decided."""
+    it is refused. here: the node's placement when that was decided. parts: the GPUs that it lists; disputed: those of
+    them that another node has."""
 
     layout_id: str = ""
     layout: AnyLayout | None = None
+    came_ns: int = 0
     here: Mapping[str, Placed] | None = None
     again_ns: int | None = None
     members: tuple[Member, ...] = ()
     names: dict[Member, Member | None] = field(default_factory=dict)
+    parts: frozenset[str] = frozenset()
+    disputed: frozenset[str] = frozenset()
 
 
 class Membership:
     """Decides for all nodes. Owned by the thread that folds frames.
 
-    refused: records and series by node and reason. owners: gangs that nobody placed, and whose each is.
+    parts: which node each GPU is in. refused: records and series by node and reason. owners: gangs that nobody placed,
+    and whose each is.
     """
 
-    def __init__(self, placements: Placements) -> None:
+    def __init__(self, placements: Placements, parts: Parts) -> None:
         self._placements = placements
+        self._parts = parts
         self._nodes: dict[str, _Node] = {}
         self._owned: Counter[str] = Counter()
         self.owners: dict[str, str] = {}
@@ -75,11 +82,11 @@ class Membership:
 
     # --- records ------------------------------------------------------------------------------------------------------
 
-    def counted(self, node: str, gang: str, attempt: int) -> Counted | Refusal:
-        """What records of this gang and attempt count for, where they come from this node."""
+    def counted(self, node: str, gang: str, attempt: int, came_ns: int) -> Counted | Refusal:
+        """What records of this gang and attempt count for, where they come from this node. came_ns: when they came."""
         if not gang or len(gang) > MOST_NAME:
             return Refusal.UNKNOWN
-        claim = self._placements.claim(node, gang)
+        claim = self._placements.claim(node, gang, came_ns)
         if claim is None:
             name = self._outside(node, gang)
             return Refusal.LIMIT if name is None else Counted(name, attempt, None, False)
@@ -137,19 +144,22 @@ class Membership:
             assert node.layout is not None
             if node.here is here and (node.again_ns is None or received_ns < node.again_ns):
                 return node.layout
-            names = self._names(layout.node, node.members)
         else:
-            node.members = tuple(dict.fromkeys(_members(layout.whole())))
-            names = self._names(layout.node, node.members)
+            whole = layout.whole()
+            node.members = tuple(dict.fromkeys(_members(whole)))
+            node.parts = frozenset(_parts(whole))
+            node.came_ns = received_ns
+        names = self._names(layout.node, node.members, node.came_ns)
+        disputed = self._parts.list(layout.node, node.parts, received_ns)
         node.here = here
         # Only what the state places is told of by a change of `here`.
-        elsewhere = any(member.gang not in here for member in node.members)
+        elsewhere = bool(disputed) or any(member.gang not in here for member in node.members)
         node.again_ns = received_ns + AGAIN_NS if elsewhere else None
-        if node.layout_id != layout.layout_id or names != node.names:
-            node.layout_id, node.names = layout.layout_id, names
+        if (node.layout_id, node.names, node.disputed) != (layout.layout_id, names, disputed):
+            node.layout_id, node.names, node.disputed = layout.layout_id, names, disputed
             node.layout = layout
-            if any(name != member for member, name in names.items()):
-                node.layout = pack(_renamed(layout.whole(), names))
+            if disputed or any(name != member for member, name in names.items()):
+                node.layout = pack(_renamed(layout.whole(), names, disputed))
         assert node.layout is not None
         return node.layout
 
@@ -157,14 +167,14 @@ class Membership:
         """Forget what the node's layout says."""
         self._nodes.pop(node, None)
 
-    def _names(self, node: str, members: Iterable[Member]) -> dict[Member, Member | None]:
+    def _names(self, node: str, members: Iterable[Member], came_ns: int) -> dict[Member, Member | None]:
         names: dict[Member, Member | None] = {}
         newest: dict[str, int] = {}
         for member in members:
             newest[member.gang] = max(newest.get(member.gang, -1), member.attempt)
         known = self._nodes[node].names
         for member in members:
-            found = self.counted(node, member.gang, member.attempt)
+            found = self.counted(node, member.gang, member.attempt, came_ns)
             name: Member | None = None
             why: Refusal | None = None
             if isinstance(found, Refusal):
@@ -199,18 +209,34 @@ def _members(layout: Layout) -> Iterator[Member]:
                 yield member
 
 
-def _renamed(layout: Layout, names: Mapping[Member, Member | None]) -> Layout:
+def _parts(layout: Layout) -> Iterator[str]:
+    """GPUs that the layout's series name."""
+    for part in (layout.gauges, layout.counters):
+        for column in part:
+            for key, value in column.labels:
+                if key == GPU and value:
+                    yield value
+
+
+def _renamed(layout: Layout, names: Mapping[Member, Member | None], disputed: frozenset[str]) -> Layout:
     def column(one: Column) -> Column:
-        member = member_of(one.labels)
-        if member is None or (name := names[member]) == member:
-            return one
         told: dict[str, str] = {}
-        if name is not None:
-            told = {"gang": name.gang, "attempt": str(name.attempt), "rank": str(name.rank)}
-        labels = tuple((key, told.get(key, "")) if key in _OF_A_RANK else (key, value) for key, value in one.labels)
+        member = member_of(one.labels)
+        if member is not None and (name := names[member]) != member:
+            told = dict.fromkeys(OF_A_RANK, "")
+            if name is not None:
+                told = {"gang": name.gang, "attempt": str(name.attempt), "rank": str(name.rank)}
+        for key, value in one.labels if disputed else ():
+            if key == GPU and value in disputed:
+                told[GPU] = f"{layout.node}/{value}"
+        if not told:
+            return one
+        labels = tuple((key, told.get(key, value)) for key, value in one.labels)
         return msgspec.structs.replace(one, labels=labels)
 
     return make_layout(layout.node, layout.tiers, map(column, layout.gauges), map(column, layout.counters))
 
 
-_OF_A_RANK = ("gang", "attempt", "rank")
+OF_A_RANK = ("gang", "attempt", "rank")
+GPU = "gpu"
+"""Labels that say whose a series is, and of which GPU."""

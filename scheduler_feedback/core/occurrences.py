@@ -10,15 +10,19 @@ An agent that starts reads the kernel's log from its beginning: what is told the
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import itemgetter
 from sys import intern
 
 import numpy as np
+from msgspec import structs
 
 from agent.schema.frame import AnyLayout, Column, EventRecord, Frame, Layout
 from scheduler_feedback.core.gangs import FloatArray
+from scheduler_feedback.core.parts import Parts
 from scheduler_feedback.core.telemetry import (
     DEVICE_LOST,
     LINK,
@@ -91,18 +95,27 @@ class _Node:
 
 
 class Occurrences:
-    """What happened on all nodes since it was last taken."""
+    """What happened on all nodes since it was last taken. parts: whose each GPU is; None: whoever's reports about it.
 
-    MOST = 4096
+    passed_over: events beyond MOST_OF_NODE, by node.
+    """
 
-    def __init__(self) -> None:
+    MOST_OF_NODE = 256
+    """Events of one node between two looks, half a second apart: the newest are kept. A node that sends more keeps no
+    other node's events from being looked at."""
+
+    def __init__(self, parts: Parts | None = None) -> None:
+        self._parts = parts
         self._nodes: dict[str, _Node] = {}
-        self._found: list[NodeEvent] = []
+        self._found: dict[str, deque[tuple[int, NodeEvent]]] = {}
+        self._count = 0
+        self.passed_over: Counter[str] = Counter()
 
     def take(self) -> tuple[NodeEvent, ...]:
-        """What was found since the last call, in order; the newest 4,096."""
-        found, self._found = self._found, []
-        return tuple(found[-self.MOST :])
+        """What was found since the last call, in order."""
+        found = sorted((one for of_node in self._found.values() for one in of_node), key=itemgetter(0))
+        self._found.clear()
+        return tuple(event for _, event in found)
 
     def forget(self, node: str) -> None:
         """Forget how a node stood: its next frame is its first."""
@@ -150,9 +163,15 @@ class Occurrences:
         self._add(frame.node, EventRecord(kind, entity, time_ns, dict(detail)))
 
     def _add(self, node: str, event: EventRecord) -> None:
-        self._found.append(NodeEvent(node, event))
-        if len(self._found) > 2 * self.MOST:
-            del self._found[: -self.MOST]
+        if self._parts is not None and (name := self._parts.name(node, event.entity)) != event.entity:
+            event = structs.replace(event, entity=name)
+        of_node = self._found.get(node)
+        if of_node is None:
+            of_node = self._found[node] = deque(maxlen=self.MOST_OF_NODE)
+        elif len(of_node) == self.MOST_OF_NODE:
+            self.passed_over[node] += 1
+        self._count += 1
+        of_node.append((self._count, NodeEvent(node, event)))
 
     # --- series -------------------------------------------------------------------------------------------------------
 

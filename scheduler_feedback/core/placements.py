@@ -41,6 +41,19 @@ class Refusal(StrEnum):
     LIMIT = "limit"  # too many gangs or ranks that nobody placed
 
 
+_DROPPED = "its records and series of them are dropped; gangwatch_watch_records_refused_total counts them"
+REFUSED = {
+    Refusal.NOT_PLACED: f"the agent reports ranks of a gang that runs on other nodes: {_DROPPED}",
+    Refusal.RANK: f"the agent reports ranks of a gang that run on other nodes: {_DROPPED}",
+    Refusal.ATTEMPT: f"the agent reports an attempt that the scheduler has not started: {_DROPPED}",
+    Refusal.ENDED: f"the agent still reports an attempt that has ended: {_DROPPED}",
+    Refusal.UNKNOWN: f"the agent reports a gang that the scheduler does not know: {_DROPPED}",
+    Refusal.NOT_KNOWN_YET: "the agent reports a gang that the scheduler does not know yet",
+    Refusal.LIMIT: f"the agent reports more gangs, ranks or events than one node may: {_DROPPED}",
+}
+"""Each reason for the log."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placed:
     """An attempt of a gang on one node."""
@@ -76,8 +89,11 @@ class _Running:
     """Where the attempt before this one was: its agents' last frames may still be on their way."""
 
 
-Attest = Callable[[str, str], Placed | Refusal | None]
-"""What a backend says of (node, gang) beyond the state; None: it has nothing to say. Called from any thread."""
+Attest = Callable[[str, str, int], Placed | Refusal | None]
+"""What a backend says of (node, gang) beyond the state; None: it has nothing to say. Called from any thread.
+
+The third argument is when the report came, in monotonic nanoseconds: what the backend knew before that may be old.
+"""
 
 NOWHERE: Mapping[str, Placed] = {}
 
@@ -152,9 +168,12 @@ class Placements:
         """Gangs with ranks on the node. The same object until that changes."""
         return self._nodes.get(node, NOWHERE)
 
-    def claim(self, node: str, gang: str) -> Placed | Refusal | None:
-        """What the node may report of the gang; None: nobody placed it, and the node may report its own part of it."""
-        if self._attest is not None and (said := self._attest(node, gang)) is not None:
+    def claim(self, node: str, gang: str, came_ns: int) -> Placed | Refusal | None:
+        """What the node may report of the gang; None: nobody placed it, and the node may report its own part of it.
+
+        came_ns: when the report came, monotonic.
+        """
+        if self._attest is not None and (said := self._attest(node, gang, came_ns)) is not None:
             return said
         placed = self.of(node).get(gang)
         if placed is not None:

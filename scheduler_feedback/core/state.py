@@ -206,6 +206,10 @@ PAST_VERDICTS = 256
 """Past verdicts that the state keeps, newest last; older ones are in the stories."""
 
 
+REFUSED_VERDICTS = 256
+"""Refused verdicts that the state keeps: each is in the story once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """Of a job that has ended: what kind it was of, and how much work it took."""
@@ -280,5 +284,7 @@ class State(Derived):
     waits: bool = False
     emptied_ns: int = 0
     host_waits: tuple[HostedWait, ...] = ()
+    refused_verdicts: list[PastVerdict] = field(default_factory=list)
+    """Verdicts that contradict the placement of their job, newest last; at most REFUSED_VERDICTS."""
     replan_owed: bool = False
     """Whether something happened that asks for a preemption pass, less than `replan_seconds` after the last pass."""

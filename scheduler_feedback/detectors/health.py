@@ -209,10 +209,14 @@ class HealthDetector:
 
 
 def _standing_on(telemetry: Telemetry, node: str, level: str, device: str) -> Iterator[tuple[JobTelemetry, int]]:
-    """Jobs with a rank on the device, and the first such rank; or on its node, and -1 where the device is nobody's."""
+    """Jobs with a rank on the device, and the first such rank; or on its node, and -1 where the device is nobody's.
+
+    A node's device is on that node, whatever another node's agent calls its own.
+    """
     for job in telemetry.jobs:
         names = {"gpu": job.shape.gpus, "nic": job.shape.nics}.get(level, ())
-        if names and device in names:
-            yield job, names.index(device)
+        ranks = [rank for rank, name in enumerate(names) if name == device and job.shape.nodes[rank] == node]
+        if ranks:
+            yield job, ranks[0]
         elif node in job.shape.nodes:
             yield job, job.shape.nodes.index(node) if level == "node" else -1

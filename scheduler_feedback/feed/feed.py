@@ -76,7 +76,8 @@ class Feed:
     wanted: metric names (or prefixes ending in ``*``) that are asked of the agents; none asks for all. credentials: for
     agents that are reached over TLS. between: called on the feed's thread between two turns; says within how many
     seconds it wants to be called again. failed: told of a bug that one agent's stream has shown, and of which agent;
-    that stream is closed, and opened again after the longest pause.
+    that stream is closed, and opened again after the longest pause. reached: given each agent's node and the address
+    that its stream is opened to.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Feed:
         credentials: Credentials | None = None,
         between: Callable[[], float] | None = None,
         failed: Callable[[str, Exception, str], None] | None = None,
+        reached: Callable[[str, str], None] | None = None,
     ) -> None:
         """Raises ConfigError for credentials that can't be used."""
         self._credentials = credentials or Credentials()
@@ -95,6 +97,7 @@ class Feed:
         self._deliver = deliver
         self._between = between
         self._failed = failed
+        self._reached = reached
         self._query = f"?metrics={quote(','.join(wanted), safe=',*')}" if wanted else ""
         self._clock = clock
         self._agents = Agents(folder)
@@ -312,6 +315,8 @@ class Feed:
             self._lost(follower, _words(error))
             return
         follower.connection, follower.descriptor = connection, connection.fileno()
+        if self._reached is not None:
+            self._reached(follower.record.node, address[0])
         follower.deadline_ns = self._listened_ns() + int(CONNECT_SECONDS * 1e9)
         self._open[follower.descriptor] = follower
         self._epoll.register(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)

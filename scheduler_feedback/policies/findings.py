@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.state import PAST_VERDICTS, PastVerdict
+from scheduler_feedback.core.job import Job, JobKind
+from scheduler_feedback.core.state import PAST_VERDICTS, REFUSED_VERDICTS, PastVerdict
 from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cleared, Evidence, Verdict
 from scheduler_feedback.core.verdict_text import sentence
@@ -19,6 +20,8 @@ def subject_of(verdict: Verdict) -> str:
 def verdict_found(turn: Turn, verdict: Verdict) -> None:
     """A verdict stands, or stands with newer numbers; one about no present attempt of a gang is passed over.
 
+    One that accuses a node where the job has no such rank is refused.
+
     Without a gang it is about a node alone, and stands until it is cleared.
     """
     state = turn.state
@@ -28,6 +31,9 @@ def verdict_found(turn: Turn, verdict: Verdict) -> None:
         return
     if state.judged.get(verdict.verdict_id) is False:
         return
+    if job is not None and (why := misplaced(job, verdict)):
+        _refuse(turn, verdict, why)
+        return
     if verdict.verdict_id not in state.verdicts:
         turn.count("verdicts", verdict.kind.value, verdict.cause.value)
         turn.tell(subject_of(verdict), "verdict", sentence(verdict), evidence_detail(verdict))
@@ -36,6 +42,39 @@ def verdict_found(turn: Turn, verdict: Verdict) -> None:
         ledger_of(state).congestion_changed()
     if job is not None:
         ledger_of(state).expect_anew(job)
+
+
+def misplaced(job: Job, verdict: Verdict) -> str:
+    """Say why the verdict contradicts the job's placement; "" where it does not.
+
+    Of a hosted job a slot's place among the ranks is not the rank's number: there only the node is compared.
+    """
+    if not verdict.node:
+        return ""
+    if verdict.node not in {rank.slot.node for rank in job.ranks}:
+        return f"{verdict.node} is none of the nodes of {job.job_id}"
+    if job.spec.kind is JobKind.HOSTED or verdict.rank < 0:
+        return ""
+    where = next((rank.slot.node for rank in job.ranks if rank.rank == verdict.rank), None)
+    if where == verdict.node:
+        return ""
+    return f"rank {verdict.rank} of {job.job_id} is {f'on {where}' if where else 'none of its ranks'}"
+
+
+def _refuse(turn: Turn, verdict: Verdict, why: str) -> None:
+    """Take no notice of the verdict but in the story and the counter. Told once: detectors repeat what they find."""
+    refused = turn.state.refused_verdicts
+    if any(one.verdict.verdict_id == verdict.verdict_id for one in refused):
+        return
+    refused.append(PastVerdict(verdict, turn.now_ns, why))
+    del refused[:-REFUSED_VERDICTS]
+    turn.decide(
+        verdict.gang,
+        "verdict-refused",
+        f"verdict refused, nothing is done about it: {why}; it says: {sentence(verdict)}",
+        evidence_detail(verdict),
+        outcome="refused",
+    )
 
 
 def verdict_cleared(turn: Turn, cleared: Cleared) -> None:

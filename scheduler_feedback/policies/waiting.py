@@ -178,12 +178,18 @@ def _explain_present(state: State, job: Job) -> str:
 
 
 def _rulings(state: State, job: Job) -> tuple[str, ...]:
-    """What was decided on the verdicts that stand against the job's members."""
-    return tuple(
+    """What was decided on the verdicts that stand against the job's members, and which were refused."""
+    standing = tuple(
         f"verdict {verdict.verdict_id}: {case.reason or 'nothing is decided yet'}"
         for verdict in state.verdicts.values()
         if verdict.gang == job.job_id and (case := state.cases.get(verdict.verdict_id)) is not None
     )
+    refused = tuple(
+        f"verdict {one.verdict.verdict_id} was refused: {one.why}"
+        for one in state.refused_verdicts
+        if one.verdict.gang == job.job_id and one.verdict.attempt == job.attempt
+    )
+    return standing + refused
 
 
 def _explain_waiting(state: State, job: Job) -> Explanation:

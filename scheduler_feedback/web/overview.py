@@ -321,7 +321,9 @@ def _text(entry: Document, name: str) -> Child:
 
 
 _TONES = {
-    **dict.fromkeys(("verdict", "quarantine", "rank-failed", "start-failed", "refused", "frozen"), words.BAD),
+    **dict.fromkeys(
+        ("verdict", "verdict-refused", "quarantine", "rank-failed", "start-failed", "refused", "frozen"), words.BAD
+    ),
     **dict.fromkeys(("suspect", "probation", "preempt", "stay", "unknown"), words.DOUBTFUL),
     **dict.fromkeys(("cleared", "migrate", "restart", "released", "running", "healthy"), words.GOOD),
 }

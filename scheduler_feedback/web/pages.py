@@ -55,7 +55,20 @@ MOST_ENTRIES, MOST_LATEST = 200, 20
 MOST_NEWS = 3
 """Entries that a screen reader is told at a time."""
 
-NEWS = frozenset({"verdict", "cleared", "migrate", "restart", "quarantine", "rank-failed", "ended", "frozen", "thawed"})
+NEWS = frozenset(
+    {
+        "verdict",
+        "verdict-refused",
+        "cleared",
+        "migrate",
+        "restart",
+        "quarantine",
+        "rank-failed",
+        "ended",
+        "frozen",
+        "thawed",
+    }
+)
 """Kinds of entries that are said aloud."""
 
 HEADERS = {

@@ -167,9 +167,9 @@ def test_a_port_on_its_way_up_is_not_down_and_what_is_not_known_is_as_it_was() -
     found = Occurrences()
     for seq, state in enumerate((4.0, 3.0, 2.0, 1.0, np.nan, 1.0, 0.0, 2.0, np.nan, 4.0), 1):
         found.observe(made, frame(made, seq, [1, state]), seq > 1, ())
-    times = [one.event.time_ns for one in found._found]
-    assert told(found) == [(LINK, "mlx5_0", "down"), (LINK, "mlx5_0", "up")]
-    assert times == [NOW + 4 * SECOND, NOW + 8 * SECOND]
+    events = found.take()
+    assert [(one.event.entity, one.event.detail["state"]) for one in events] == [("mlx5_0", "down"), ("mlx5_0", "up")]
+    assert [one.event.time_ns for one in events] == [NOW + 4 * SECOND, NOW + 8 * SECOND]
 
 
 def test_losses_are_counted_from_one_sample_to_the_next_and_no_leap_is_believed() -> None:
@@ -245,9 +245,9 @@ def test_another_gpu_in_the_same_slot_is_a_part_that_was_replaced() -> None:
 
 def test_a_storm_of_events_is_bounded() -> None:
     made = layout(GPU_INFO)
-    storm = [EventRecord("xid", "GPU-1", NOW, {"code": str(n)}) for n in range(3 * Occurrences.MOST)]
+    storm = [EventRecord("xid", "GPU-1", NOW, {"code": str(n)}) for n in range(3 * Occurrences.MOST_OF_NODE)]
     found = Occurrences()
     found.observe(made, frame(made, 1, [1.0]), True, storm)
     kept = found.take()
-    assert len(kept) == Occurrences.MOST
-    assert kept[-1].event.detail["code"] == str(3 * Occurrences.MOST - 1), "the newest are kept"
+    assert len(kept) == Occurrences.MOST_OF_NODE
+    assert kept[-1].event.detail["code"] == str(3 * Occurrences.MOST_OF_NODE - 1), "the newest are kept"

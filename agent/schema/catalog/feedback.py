@@ -98,6 +98,9 @@ FEEDBACK: tuple[Metric, ...] = (
            (), "the watch"),
     Metric("gangwatch_watch_frames_refused_total", "counter", "Frames that did not fit their layout or node.", "", (),
            "the watch"),
+    Metric("gangwatch_watch_records_refused_total", "counter",
+           "Records and series that the node may not report, by reason: not-placed (the gang runs on other nodes), "
+           "rank, attempt, ended, unknown, limit.", "", ("reason",), "the watch"),
     Metric("gangwatch_watch_frames_set_aside_total", "counter",
            "Frames that were not used because of a bug that an earlier one showed.", "", (), "the watch"),
     Metric("gangwatch_feed_connected", "gauge", "Whether the agent's frame stream is connected.", "", (), "the feed"),

@@ -6,12 +6,13 @@ Fed in the event loop's thread, read in the cycle's: every method takes the lock
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from scheduler_feedback.backends.kubernetes.agents import is_agent
 from scheduler_feedback.backends.kubernetes.constraints import OURS, Constraint, why_not
-from scheduler_feedback.backends.kubernetes.naming import Place
+from scheduler_feedback.backends.kubernetes.naming import POD, Place
 from scheduler_feedback.backends.kubernetes.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
 from scheduler_feedback.backends.kubernetes.probing import is_probe
 from scheduler_feedback.backends.kubernetes.quantities import requests_of
@@ -31,6 +32,10 @@ from scheduler_feedback.backends.kubernetes.translate import (
 from scheduler_feedback.backends.kubernetes.upstream import API, UpstreamGroup, as_group
 from scheduler_feedback.backends.kubernetes.volumes import claims_of, reached, users_of
 from scheduler_feedback.core.events import NodeSeen
+from scheduler_feedback.core.placements import Refusal
+
+MOST_LEFT = 1 << 16
+"""Pods that are over and still remembered with their node: an agent's last frames come after a pod's end."""
 
 
 @dataclass(slots=True)
@@ -67,6 +72,7 @@ class World:
         self._members: dict[str, set[str]] = {}  # by gang key, the keys of its pods
         self._probes: set[str] = set()  # keys of those that are probes
         self._placed: dict[str, Placed] = {}  # by uid, every scheduler's
+        self._left: OrderedDict[str, str] = OrderedDict()  # by uid, the node of a pod that is over
         self._use: dict[str, NodeUse] = {}
         self._allocatable: dict[str, dict[str, int]] = {}
         self._constraints: dict[str, Constraint] = {}
@@ -210,6 +216,9 @@ class World:
         known = self._placed.pop(uid, None)
         if known is None:
             return
+        self._left[uid] = known.node
+        if len(self._left) > MOST_LEFT:
+            self._left.popitem(last=False)
         use = self._use[known.node]
         use.by.discard(uid)
         for resource, count in known.requests.items():
@@ -254,6 +263,22 @@ class World:
     def place_of(self, uid: str) -> Place | None:
         """Where the pod stands in its gang; None where it is of no attempt that the core holds. From any thread."""
         return self._held.get(uid)
+
+    def attest(self, node: str, gang: str, _came_ns: int) -> Refusal | None:
+        """Why the node may not report a gang that is a pod; None where it may, and for gangs that are no pods.
+
+        From any thread. Whatever pod it is, and whoever bound it, the API server says on which node it is.
+        """
+        if not gang.startswith(POD):
+            return None
+        uid = gang.removeprefix(POD)
+        placed = self._placed.get(uid)
+        if placed is not None:
+            return None if placed.node == node else Refusal.NOT_PLACED
+        left = self._left.get(uid)
+        if left is not None:
+            return Refusal.ENDED if left == node else Refusal.NOT_PLACED
+        return Refusal.NOT_KNOWN_YET
 
     def bar(self, constraint: str, node: str) -> None:
         """A pod of the constraint did not fit there beside what the gang itself brings: not until its use changes."""

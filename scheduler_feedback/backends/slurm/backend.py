@@ -59,6 +59,7 @@ from scheduler_feedback.core.events import (
     NodeSeen,
 )
 from scheduler_feedback.core.job import JobKind, StopReason
+from scheduler_feedback.core.placements import Placed, Refusal
 
 ROUND_SECONDS = 1.0
 RETRY_SECONDS = 5.0
@@ -208,6 +209,25 @@ class SlurmBackend:
             self._hurry_up()
         return told
 
+    def attest(self, node: str, gang: str, came_ns: int) -> Placed | Refusal | None:
+        """Whether the node may report a gang: Slurm says where the job runs, but not which rank is where.
+
+        came_ns: when the report came; a job that the newest look did not show may have been started since.
+        """
+        number = number_of(gang)
+        if number is None:
+            return None
+        snapshot = self._snapshot
+        job = snapshot.jobs.get(number) if snapshot is not None else None
+        if job is not None and node in job.nodes:
+            return Placed(job.restarts, None) if job.runs or job.completing else Refusal.ENDED
+        if snapshot is None or snapshot.at_ns <= came_ns:
+            return Refusal.NOT_KNOWN_YET
+        if job is None:
+            unread = number in snapshot.unreadable or not snapshot.complete
+            return Refusal.NOT_KNOWN_YET if unread else Refusal.UNKNOWN
+        return Refusal.NOT_PLACED if job.runs else Refusal.ENDED
+
     # --- what others see ---------------------------------------------------------------------------------------------
 
     def measures(self) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
@@ -334,6 +354,7 @@ class SlurmBackend:
 
     async def _look(self, now: float) -> None:
         """Raises BackendError, and what is known stays as it was."""
+        began_ns = self._clock.monotonic_ns()
         listed_nodes = await self._commands.nodes()
         listing = await self._commands.running()
         pending = self._wishes.nodes or self._hands.touched.excluded or self._findings.wants_queue
@@ -352,7 +373,7 @@ class SlurmBackend:
         self._hurry |= await self._consents.learn(jobs.values()) or self._unread
         if self._trouble:
             _log.info("Slurm answers: %d nodes, %d jobs", len(nodes), len(jobs))
-        self._snapshot = Snapshot(self._clock.monotonic_ns(), nodes, jobs, unread, complete)
+        self._snapshot = Snapshot(began_ns, nodes, jobs, unread, complete)
         self._listing, self._trouble = listing, ""
         self._listed_seconds = listed_seconds
         self._newest_seconds, self._due_seconds = now, now + self._settings.idle_seconds
