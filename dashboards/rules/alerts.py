@@ -226,6 +226,15 @@ TELEMETRY = (
         "Prometheus may still reach the agent, but no fault of this node is found while its frames do not arrive.",
     ),
     Alert(
+        "GangwatchForeignRanks",
+        "warning",
+        'sum by (cluster, node) (increase(gangwatch_watch_records_refused_total{reason=~"attempt|not-placed|rank"}[10m]))'
+        " > 0",
+        "5m",
+        "The agent of node {{ $labels.node }} (cluster {{ $labels.cluster }}) reports ranks that do not run there",
+        "What it reports of them is dropped. It is misconfigured, or somebody has its node or its certificate.",
+    ),
+    Alert(
         "GangwatchCollectorFailing",
         "warning",
         "gangwatch_collector_success == 0",

@@ -31,7 +31,7 @@ from scheduler_feedback.feed.arriving import Arriving
 from scheduler_feedback.feed.connection import Connection, EndedError, Passage
 from scheduler_feedback.feed.names import POLL_SECONDS, Address, Names, literal
 from scheduler_feedback.feed.response import RefusedError
-from scheduler_feedback.feed.streams import Follower, Stream
+from scheduler_feedback.feed.streams import ALLOWED_A_SECOND, LAYOUT_WEIGHT, Allowance, Follower, Stream
 
 DISCOVERY_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
@@ -104,6 +104,7 @@ class Feed:
         self._followers: dict[str, Follower] = {}
         self._open: dict[int, Follower] = {}
         self._due: list[tuple[int, int, Follower]] = []
+        self._paused: list[tuple[int, int, Follower, Connection]] = []
         self._turn = 0
         self._names: Names[Follower] = Names()
         self._arriving: Arriving[Follower] = Arriving()
@@ -152,6 +153,7 @@ class Feed:
             yield "gangwatch_feed_connected", labels, float(stream.connected)
             yield "gangwatch_feed_frames_total", labels, float(stream.frames)
             yield "gangwatch_feed_malformed_total", labels, float(stream.malformed)
+            yield "gangwatch_feed_pauses_total", labels, float(stream.pauses)
             if stream.received_ns is not None:
                 yield "gangwatch_feed_frame_age_seconds", labels, (now_ns - stream.received_ns) / 1e9
 
@@ -168,9 +170,11 @@ class Feed:
                         self._sweep(now_ns)
                         sweep_ns = now_ns + int(DISCOVERY_SECONDS * 1e9)
                     self._open_due(now_ns)
+                    self._resume(now_ns)
                     self._take_addresses()
                     self._let_in()
                     until_ns = min(sweep_ns, self._due[0][0] if self._due else sweep_ns)
+                    until_ns = min(until_ns, self._paused[0][0] if self._paused else until_ns)
                     wait_seconds = self._let_look()
                     until_ns = min(until_ns, self._clock.monotonic_ns() + int(wait_seconds * 1e9))
                     self._read_ready(until_ns)
@@ -380,7 +384,7 @@ class Feed:
                     self._hear(follower, messages)
                 if connection.ended:
                     raise EndedError("the agent ended it")
-                if connection.writes:
+                if connection.writes and follower.deadline_ns != NEVER_NS:
                     self._epoll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
             return
         except VersionError as error:
@@ -408,6 +412,7 @@ class Feed:
     def _hear(self, follower: Follower, messages: list[bytes]) -> None:
         """Take messages of one agent. Raises FrameError for what is no frame of ours, or not of this node."""
         stream, layout, decode = follower.stream, follower.layout, follower.decoder.decode
+        cost = 0
         received_ns = self._clock.monotonic_ns()
         deadline_ns = received_ns - self._away_ns + int(SILENCE_SECONDS * 1e9)
         for message in messages:
@@ -417,7 +422,9 @@ class Feed:
             follower.burst += 1
             if follower.burst > MOST_FRAMES_AT_ONCE:
                 raise FrameError(f"it says more than {MOST_FRAMES_A_SECOND} messages a second")
+            cost += len(message)
             if isinstance(told, Layout):
+                cost += (LAYOUT_WEIGHT - 1) * len(message)
                 layout = follower.layout = pack(told)
                 if told.tiers:
                     stream.interval_seconds = told.tiers[0].interval_seconds
@@ -438,6 +445,35 @@ class Feed:
             follower.deadline_ns = deadline_ns
             self._heard += 1
             self._deliver(layout, told, received_ns)
+        if follower.allowance is None:
+            follower.allowance = Allowance(received_ns)
+        if pause_seconds := follower.allowance.take(cost, received_ns):
+            self._pause(follower, received_ns + int(pause_seconds * 1e9))
+
+    def _pause(self, follower: Follower, until_ns: int) -> None:
+        """Read no more of the stream until then: what one agent sends too much delays itself, and no other."""
+        stream = follower.stream
+        stream.pauses += 1
+        if stream.pauses == 1:
+            _log.warning(
+                "node=%s reason=too-much: its agent sends more than %d MiB a second, layouts counted %d-fold; its "
+                "stream is read more slowly (gangwatch_feed_pauses_total)",
+                stream.node, ALLOWED_A_SECOND >> 20, LAYOUT_WEIGHT,
+            )  # fmt: skip
+        assert follower.connection is not None
+        self._epoll.modify(follower.descriptor, 0)
+        follower.deadline_ns = NEVER_NS
+        self._turn += 1
+        heapq.heappush(self._paused, (until_ns, self._turn, follower, follower.connection))
+
+    def _resume(self, now_ns: int) -> None:
+        """Read those again that have paused long enough."""
+        while self._paused and self._paused[0][0] <= now_ns:
+            _, _, follower, connection = heapq.heappop(self._paused)
+            if follower.connection is connection:
+                follower.deadline_ns = self._listened_ns() + int(SILENCE_SECONDS * 1e9)
+                writes = select.EPOLLOUT if connection.writes else 0
+                self._epoll.modify(follower.descriptor, select.EPOLLIN | writes)
 
     def _lost(self, follower: Follower, complaint: str, longest: bool = False) -> None:
         """The stream is no more: close it, and open it again after a pause."""

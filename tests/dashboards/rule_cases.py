@@ -171,6 +171,16 @@ _ALERTS = (
     ),
     Case({'gangwatch_feed_connected{cluster="c", node="n1"}': "1x20 0x200"}, "GangwatchFeedLost", _NODE, "6m", "8m"),
     Case(
+        {
+            'gangwatch_watch_records_refused_total{cluster="c", node="n1", reason="not-placed"}': "0x20 0+1x200",
+            'gangwatch_watch_records_refused_total{cluster="c", node="n2", reason="ended"}': "0x20 0+1x200",
+        },
+        "GangwatchForeignRanks",
+        _NODE,
+        "9m",
+        "11m",
+    ),
+    Case(
         {'gangwatch_collector_success{cluster="c", node="n1", collector="rdma"}': "1x20 0x200"},
         "GangwatchCollectorFailing",
         _NODE | {"collector": "rdma"},

@@ -539,3 +539,53 @@ def test_the_pause_after_a_look_does_not_grow_with_the_look() -> None:
         assert watch.between() == pytest.approx(pause)
     clock.now_ns += 249_000_000
     assert watch.between() == pytest.approx(0.001) and len(begun) == 4, "and until then there is none"
+
+
+def test_an_agent_that_sends_too_much_is_read_more_slowly_and_delays_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new layout with every frame is what costs its reader most."""
+    monkeypatch.setattr(streams_module, "ALLOWED_A_SECOND", 16 * 1024)
+    monkeypatch.setattr(streams_module, "ALLOWED_AT_ONCE", 32 * 1024)
+
+    async def flood(send: Send) -> None:
+        for seq in range(1, 400):
+            layout = make_layout(
+                "evil", [Tier("host", 1.0)], [Column("gangwatch_rank_step", (("x", str(seq)),))],
+                [Column("gangwatch_rank_steps_total")],
+            )  # fmt: skip
+            await send(with_length(encode_layout(layout)) + with_length(encode_frame(frame_of(layout, seq))))
+
+    async def speak(send: Send) -> None:
+        await send(said("n0", 1))
+        for seq in range(2, 40):
+            await send(with_length(encode_frame(frame_of(layout_of("n0"), seq))))
+            await asyncio.sleep(0.02)
+
+    async def scene() -> None:
+        async with (
+            Agent(flood).listening(tmp_path, "evil"),
+            Agent(speak).listening(tmp_path, "n0"),
+            feeding(tmp_path) as (feed, got),
+        ):
+            await until(lambda: ("n0", 39) in got)
+            assert 1 <= len([seq for node, seq in got if node == "evil"]) < 400
+            samples = {(name, dict(labels)["node"]): value for name, labels, value in feed.measures()}
+            assert samples["gangwatch_feed_pauses_total", "evil"] >= 1
+            assert samples["gangwatch_feed_pauses_total", "n0"] == 0
+            assert samples["gangwatch_feed_connected", "evil"] == 1, "it is not cut off"
+            seen = len(got)
+            await until(lambda: len(got) > seen + 10)
+
+    asyncio.run(scene())
+    assert "node=evil reason=too-much" in caplog.text
+
+
+def test_what_an_agent_may_send_comes_back_with_time() -> None:
+    allowance = streams_module.Allowance(0)
+    assert allowance.take(streams_module.ALLOWED_AT_ONCE, 0) == 0.0
+    assert allowance.take(streams_module.ALLOWED_A_SECOND, 0) == 1.0
+    assert allowance.take(0, 500_000_000) == 0.5
+    assert allowance.take(0, 1_000_000_000) == 0.0
+    assert allowance.take(streams_module.ALLOWED_AT_ONCE, 1_000_000_000_000) == 0.0, "no more than this is saved up"
+    assert allowance.take(1, 1_000_000_000_000) > 0.0

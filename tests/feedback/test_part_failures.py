@@ -81,7 +81,7 @@ class Boundary:
 
 def frames(site: Site) -> None:
     """Offer one node's frames, as the feed does."""
-    machine = Machine("n9", (("g", 0),))
+    machine = Machine("n9", (("uid-0/g", 0),))
     for _ in range(3):
         now_ns = time.monotonic_ns()
         site.controller._watch.offer(machine.layout(), machine.frame(now_ns), now_ns)

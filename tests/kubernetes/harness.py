@@ -306,7 +306,9 @@ def running(
                 kept = asyncio.run_coroutine_threadsafe(read(backend.client, *memory), backend.loop).result(30)
             begin_anew(folder, backend, policy, kept=kept)
         detectors = None if watching else ()
-        with Controller(folder, backend, policy, detectors=detectors, named=naming(backend)) as controller:
+        with Controller(
+            folder, backend, policy, detectors=detectors, named=naming(backend), attest=backend.world.attest
+        ) as controller:
             publishing = Publishing(backend, controller, lambda: True, memory=memory) if publish else None
             try:
                 with reading(controller) if watching else nullcontext():

@@ -107,6 +107,9 @@ FEEDBACK: tuple[Metric, ...] = (
     Metric("gangwatch_feed_frames_total", "counter", "Frames received from the agent.", "", (), "the feed"),
     Metric("gangwatch_feed_malformed_total", "counter", "Messages from the agent that were refused.", "", (),
            "the feed"),
+    Metric("gangwatch_feed_pauses_total", "counter",
+           "Times that the agent's stream was not read for a while because it sent more than an agent has to.", "", (),
+           "the feed"),
     Metric("gangwatch_feed_frame_age_seconds", "gauge", "Time since the newest frame was received.", "seconds", (),
            "the feed"),
 )  # fmt: skip

@@ -4,6 +4,8 @@ from benchmarks.mutants.mutant import Mutant
 
 _F = "tests/feedback/test_"
 
+_FRAMES = ("tests/security/test_frames.py",)
+
 _OCCURRENCES = tuple(
     f"{_F}occurrences.py::test_{name}"
     for name in (
@@ -162,7 +164,13 @@ MUTANTS = (
     Mutant("core.node_clock:NodeClock.to_wall_ns", " - self.skew_ns", "", (_F + "node_clock.py",)),
     Mutant("core.fleet:Fleet.observe", "not (superseded and continues)", "not superseded", (_F + "fleet.py",)),
     Mutant("core.fleet:Fleet.observe", "if frame.node != layout.node:", "if False:", (_F + "fleet.py",)),
-    Mutant("core.fleet:Fleet.shares_machine", "> 1", "> 0", (_F + "fleet.py",)),
+    Mutant("core.fleet:Fleet.shares_machine", "- {node}", "", (_F + "fleet.py",)),
+    Mutant(
+        "core.fleet:Fleet.observe",
+        "node._here, node._records, node._opened = here, (), ()",
+        "node._here = here",
+        _FRAMES,
+    ),
     Mutant("core.fleet:Fleet._move", "left.discard(node.name)", "pass", (_F + "fleet.py",)),
     Mutant("core.fleet:Fleet._read_layout", "self._consumption.settle()", "pass", (_F + "consumption.py",)),
     Mutant("core.fleet:Fleet.readmit", " and known.attempt == attempt", "", (_F + "fleet.py",)),
@@ -193,8 +201,8 @@ MUTANTS = (
     Mutant("core.fleet_records:Attempts.forget_silent", "> FORGET_NS", "> 2 * FORGET_NS", (_F + "fleet.py",)),
     Mutant(
         "core.fleet_records:Attempts._take",
-        "self._stepped.get(name, -1) < attempt",
-        "self._stepped.get(name, -1) <= attempt",
+        "self._stepped.get(gang.name, -1) < gang.attempt",
+        "self._stepped.get(gang.name, -1) <= gang.attempt",
         (_F + "fleet.py",),
     ),
     Mutant("core.fleet_records:_possible", "0 <= wait_ns <= duration_ns", "0 <= wait_ns", (_F + "fleet.py",)),
@@ -207,7 +215,7 @@ MUTANTS = (
     ),
     Mutant(
         "core.fleet_records:Attempts.of",
-        "if gang is None and len(self.gangs) >= MOST_GANGS:",
+        "if gang is None and len(self.gangs) >= (MOST_GANGS if placed else MOST_GANGS // 2):",
         "if False:",
         (_F + "fleet.py",),
     ),
@@ -337,6 +345,22 @@ MUTANTS = (
         "job.expected_start_ns - state.now_ns",
         (_F + "measures.py",),
     ),
+    # --- membership ---
+    Mutant("core.membership:Membership.counted", "if claim.ranks is not None:", "if False:", _FRAMES),
+    Mutant("core.membership:Membership._outside", "!= node:", "is None:", _FRAMES),
+    Mutant("core.membership:Membership._names", "member.rank not in found.ranks", "False", _FRAMES),
+    # --- parts ---
+    Mutant("core.parts:Parts.list", "elif owner != node:", "elif False:", _FRAMES),
+    Mutant("core.parts:Parts.list", "if self._owner.get(part) == node:", "if False:", _FRAMES),
+    # --- placements ---
+    Mutant("core.placements:Placed.refuses", "attempt > self.attempt", "False", _FRAMES),
+    Mutant(
+        "core.placements:Placements.claim",
+        "Refusal.ENDED if was_here else Refusal.NOT_PLACED",
+        "Refusal.ENDED",
+        _FRAMES,
+    ),
+    Mutant("core.placements:Placements.follow", "self._remove(gang, known, touched)", "pass", _FRAMES),
     # --- occurrences ---
     Mutant("core.occurrences:Occurrences._record", ' or "before_start" in detail', "", _OCCURRENCES),
     Mutant(

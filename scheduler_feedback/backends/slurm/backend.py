@@ -224,8 +224,7 @@ class SlurmBackend:
         if snapshot is None or snapshot.at_ns <= came_ns:
             return Refusal.NOT_KNOWN_YET
         if job is None:
-            unread = number in snapshot.unreadable or not snapshot.complete
-            return Refusal.NOT_KNOWN_YET if unread else Refusal.UNKNOWN
+            return Refusal.UNKNOWN if snapshot.knows_that_gone(number) else Refusal.NOT_KNOWN_YET
         return Refusal.NOT_PLACED if job.runs else Refusal.ENDED
 
     # --- what others see ---------------------------------------------------------------------------------------------
