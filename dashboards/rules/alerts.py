@@ -228,8 +228,8 @@ TELEMETRY = (
     Alert(
         "GangwatchForeignRanks",
         "warning",
-        'sum by (cluster, node) (increase(gangwatch_watch_records_refused_total{reason=~"attempt|not-placed|rank"}[10m]))'
-        " > 0",
+        "sum by (cluster, node) (increase("
+        'gangwatch_watch_records_refused_total{reason=~"attempt|not-placed|rank"}[10m])) > 0',
         "5m",
         "The agent of node {{ $labels.node }} (cluster {{ $labels.cluster }}) reports ranks that do not run there",
         "What it reports of them is dropped. It is misconfigured, or somebody has its node or its certificate.",
