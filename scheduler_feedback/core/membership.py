@@ -92,11 +92,10 @@ class Membership:
             return Refusal.LIMIT if name is None else Counted(name, attempt, None, False)
         if isinstance(claim, Refusal):
             return claim
-        if attempt != claim.attempt:
-            if attempt < claim.attempt:
-                return Refusal.ENDED
-            if claim.ranks is not None:
-                return Refusal.ATTEMPT
+        if attempt < claim.attempt:
+            return Refusal.ENDED
+        if attempt > claim.attempt and claim.ranks is not None:
+            return Refusal.ATTEMPT
         return Counted(gang, claim.attempt, claim.ranks, True)
 
     def refuse(self, node: str, gang: str, why: Refusal, count: int = 1) -> None:

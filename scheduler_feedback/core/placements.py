@@ -61,21 +61,8 @@ class Placed:
     attempt: int
     """The attempt that runs, as the scheduler counts."""
     ranks: frozenset[int] | None
-    """The ranks on this node; None where the scheduler does not know which of the gang's ranks are here."""
-
-    def refuses(self, attempt: int, rank: int) -> Refusal | None:
-        """Why the node may not report this rank of this attempt; None where it may.
-
-        Where ranks are not known the attempt is the launcher's count, which may be ahead of the scheduler's: a
-        launcher that starts ranks again by itself counts on.
-        """
-        if attempt < self.attempt:
-            return Refusal.ENDED
-        if self.ranks is None:
-            return None
-        if attempt > self.attempt:
-            return Refusal.ATTEMPT
-        return None if rank in self.ranks else Refusal.RANK
+    """The ranks on this node; None where the scheduler does not know which of the gang's ranks are here. Then attempts
+    are the launcher's count, which may be ahead of the scheduler's: one that starts ranks again by itself counts on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,7 @@ class Bed:
         seconds: float = 0.5,
         layout: Layout | None = None,
         records: Sequence[Record] | None = None,
+        record_seq: int | None = None,
     ) -> None:
         """A frame of the node in which each of these ranks has finished a step and begun the next."""
         self.now_ns += SECOND // 100
@@ -121,7 +122,9 @@ class Bed:
             made.append(OpenRecord(member, "step", step + 1, self.now_ns - 5))
         layout = layout or layout_of(node, members)
         seq = self._seq[node] = self._seq.get(node, 0) + 1
-        frame = frame_of(layout, seq, self.now_ns, made if records is None else records, record_seq=seq * 100_000)
+        frame = frame_of(layout, seq, self.now_ns, made if records is None else records)
+        first = seq * 100_000 if record_seq is None else record_seq
+        frame = msgspec.structs.replace(frame, record_seq=first)
         assert self.fleet.observe(layout, frame, self.now_ns)
 
     @property
@@ -169,11 +172,14 @@ def test_no_attempt_that_does_not_run_replaces_the_one_that_does(attempt: int) -
     victim(bed, 1)
     for node in ("evil", "n0"):  # also from a node of the gang
         bed.send(node, Member("j-1", attempt, 0), step=2)
+    assert bed.fleet.gangs["j-1"].newest_steps().tolist() == [1, 1, 1, 1]
     victim(bed, 2)
     assert bed.fleet.gangs["j-1"].attempt == 1
     assert len(bed.fleet.gangs["j-1"].ranks) == 4
     assert not bed.fleet.records_of_ended_attempts
     assert set(bed.refused("evil")) == {"not-placed"}
+    if attempt >= 0:  # of what is no attempt at all the records are refused for that
+        assert set(bed.refused("n0")) == {"attempt" if attempt > 1 else "ended"}
 
 
 def test_a_node_of_a_gang_reports_its_own_ranks_and_no_others() -> None:
@@ -203,6 +209,22 @@ def test_frames_that_come_after_a_jobs_end_or_move_are_no_attack(caplog: pytest.
     assert bed.where("j-1") == {0: "n4"}
     bed.send("n8", Member("j-1", 1, 0), step=2)
     assert set(bed.refused("n8")) == {"not-placed"}
+
+
+def test_what_a_rank_is_inside_of_counts_no_longer_than_its_attempt_runs() -> None:
+    """Records that are as they were a frame ago are not looked at one by one."""
+    bed = Bed(job_of("j-1", "n0"))
+    member = Member("j-1", 1, 0)
+    opened = (OpenRecord(member, "collective", 7, bed.now_ns),)
+    layout = layout_of("n0", ())
+    for seq in range(3):
+        bed.send("n0", layout=layout, records=opened, record_seq=seq)
+    heard_ns = bed.fleet.gangs["j-1"].received_ns
+    assert heard_ns == bed.now_ns
+    bed.placements.follow(())
+    bed.send("n0", layout=layout, records=opened, record_seq=3)
+    assert bed.fleet.gangs["j-1"].received_ns == heard_ns
+    assert bed.refused("n0") == {"ended": 1.0}
 
 
 def test_jobs_that_ended_before_the_controller_began_are_known_to_have_ended() -> None:
@@ -368,6 +390,9 @@ def test_events_about_another_nodes_gpu_accuse_a_part_of_the_senders_own() -> No
     )
     events = Look(bed.fleet).next(bed.now_ns).events
     assert [(one.node, one.event.entity) for one in events] == [("n7", f"n7/{gpu_of('n1')}"), ("n1", gpu_of("n1"))]
+    counted = bed.fleet.counting.nodes
+    bed.send("n7", Member("uid-0/x", 0, 0), layout=layout_of("n7", (Member("uid-0/x", 0, 0),), gpu_of("n1")))
+    assert [one.gpu for one in (*counted["n1"].devices, *counted["n7"].devices)] == [gpu_of("n1"), f"n7/{gpu_of('n1')}"]
     # A part that was moved is its new node's as soon as the old one lists it no more.
     bed.send("n1", layout=layout_of("n1", (), gpu_of("n5")))
     bed.now_ns += 2 * SECOND

@@ -346,14 +346,14 @@ MUTANTS = (
         (_F + "measures.py",),
     ),
     # --- membership ---
-    Mutant("core.membership:Membership.counted", "if claim.ranks is not None:", "if False:", _FRAMES),
+    Mutant("core.membership:Membership.counted", " and claim.ranks is not None:", " and False:", _FRAMES),
     Mutant("core.membership:Membership._outside", "!= node:", "is None:", _FRAMES),
     Mutant("core.membership:Membership._names", "member.rank not in found.ranks", "False", _FRAMES),
     # --- parts ---
     Mutant("core.parts:Parts.list", "elif owner != node:", "elif False:", _FRAMES),
     Mutant("core.parts:Parts.list", "if self._owner.get(part) == node:", "if False:", _FRAMES),
     # --- placements ---
-    Mutant("core.placements:Placed.refuses", "attempt > self.attempt", "False", _FRAMES),
+    Mutant("core.placements:Placements._place", "if known.nodes == nodes:", "if False:", _FRAMES),
     Mutant(
         "core.placements:Placements.claim",
         "Refusal.ENDED if was_here else Refusal.NOT_PLACED",
