@@ -133,10 +133,10 @@ class Fleet:
                 yield "gangwatch_node_clock_skew_seconds", (("node", name),), node.clock.skew_ns / 1e9
         if self._membership is not None:
             refused = self._membership.refused.copy()
-            for node, count in self.occurrences.passed_over.items():
-                refused[node, Refusal.LIMIT] += count
-            for (node, why), count in refused.items():
-                labels = (("node", node), ("reason", why.value))
+            for name, count in self.occurrences.passed_over.items():
+                refused[name, Refusal.LIMIT] += count
+            for (name, why), count in refused.items():
+                labels = (("node", name), ("reason", why.value))
                 yield "gangwatch_watch_records_refused_total", labels, float(count)
 
     # --- folding ------------------------------------------------------------------------------------------------------
