@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "reload": ("gangwatch.commands.configuration:reload", "Let the controller take over a changed configuration."),
     "agent": ("gangwatch.commands.lifecycle:agent", "Run one node's agent in the foreground."),
     "controller": ("gangwatch.commands.lifecycle:controller", "Run the controller in the foreground."),
+    "certificates": ("gangwatch.commands.certificates:certificates", "One certificate a node: issue, renew, revoke."),
     "kubernetes": ("gangwatch.commands.kubernetes:kubernetes", "Schedule a Kubernetes cluster, or advise who does."),
 }
 """Every command: where it is, and its line in the overview. A command's module is imported when it is called."""

@@ -1,0 +1,257 @@
+"""An authority: what it signs, for whom and for how long. Bytes in, bytes out; PEM everywhere.
+
+Keys are ECDSA on P-256: every TLS library in use knows it, and a signature takes a fifth of a millisecond. Serial
+numbers are random (RFC 5280 section 4.1.2.2). A certificate begins a little before it is made, because clocks differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from agent.schema.errors import ConfigError
+from agent.schema.identity import CONTROLLER, node_of
+
+EARLY = timedelta(minutes=5)
+"""How much before it is made a certificate begins: a node's clock may be behind."""
+
+AUTHORITY_DAYS = 3650
+DAYS = 90
+LEAST_RSA_BITS = 2048
+"""Of a request's key (NIST SP 800-57 part 1, table 2: 112 bits of strength)."""
+
+MOST_COMMON_NAME = 64
+"""Of the subject's common name (X.520, ub-common-name). It is for people: nothing is checked by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A certificate in PEM, and what it says."""
+
+    certificate: bytes
+    names: tuple[str, ...]
+    serial: str
+    not_before: datetime
+    not_after: datetime
+
+
+def new_key() -> bytes:
+    """A new private key."""
+    return _key_bytes(ec.generate_private_key(ec.SECP256R1()))
+
+
+def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def new_request(key: bytes, names: Iterable[str]) -> bytes:
+    """A certificate signing request (PKCS#10) of the key's owner for these names."""
+    wanted = tuple(names)
+    builder = x509.CertificateSigningRequestBuilder().subject_name(_subject(wanted[0]))
+    builder = builder.add_extension(x509.SubjectAlternativeName([_general(name) for name in wanted]), critical=False)
+    return builder.sign(_private(key), hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def requested(request: bytes) -> tuple[x509.CertificateSigningRequest, tuple[str, ...]]:
+    """A request and the names that it asks for. Raises ConfigError for one that is malformed, asks for anything else
+    than names and uses, or whose key is weak or not its sender's."""
+    try:
+        found = x509.load_pem_x509_csr(request)
+        signed = found.is_signature_valid
+        extensions = list(found.extensions)
+        key = found.public_key()
+    except (ValueError, TypeError, InvalidSignature, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise ConfigError(f"not a certificate signing request: {error}") from None
+    except Exception as error:  # of the library: what it can't decode it tells in many ways
+        raise ConfigError(f"not a certificate signing request: {type(error).__name__}: {error}") from None
+    if not signed:
+        raise ConfigError("the request is not signed by the key that it names")
+    _check_key(key)
+    names: tuple[str, ...] = ()
+    for extension in extensions:
+        if isinstance(extension.value, x509.SubjectAlternativeName):
+            names = tuple(_text(name) for name in extension.value)
+        elif not isinstance(extension.value, x509.KeyUsage | x509.ExtendedKeyUsage):
+            raise ConfigError(f"the request asks for {extension.oid.dotted_string}, which no agent needs")
+    if not names:
+        raise ConfigError("the request names nobody (no subjectAltName)")
+    return found, names
+
+
+def _check_key(key: object) -> None:
+    if isinstance(key, rsa.RSAPublicKey):
+        if key.key_size < LEAST_RSA_BITS:
+            raise ConfigError(f"an RSA key of {key.key_size} bits; at least {LEAST_RSA_BITS}")
+    elif isinstance(key, ec.EllipticCurvePublicKey):
+        if not isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1 | ec.SECP521R1):
+            raise ConfigError(f"a key on the curve {key.curve.name}; take P-256")
+    elif not isinstance(key, ed25519.Ed25519PublicKey):
+        raise ConfigError(f"a key of the kind {type(key).__name__}; take ECDSA on P-256")
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """What signs: its certificate and key, in PEM."""
+
+    certificate: bytes
+    key: bytes
+
+    @classmethod
+    def make(cls, name: str = "gangwatch", days: int = AUTHORITY_DAYS, now: datetime | None = None) -> Authority:
+        """A new one."""
+        now = datetime.now(UTC) if now is None else now
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = _subject(name)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - EARLY)
+            .not_valid_after(now + timedelta(days=days))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        )
+        made = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        return cls(made, _key_bytes(key))
+
+    def issue(
+        self,
+        request: bytes,
+        names: Iterable[str],
+        days: float = DAYS,
+        now: datetime | None = None,
+        since: datetime | None = None,
+    ) -> Issued:
+        """Sign a request. names: whom the certificate is made out to, whatever the request says. since: the earliest
+        instant at which it may begin: what was made before is revoked.
+
+        Raises ConfigError for a request that is malformed, and where the authority itself ends before it would.
+        """
+        now = datetime.now(UTC) if now is None else now
+        found, _ = requested(request)
+        issuer = self._loaded()
+        end = now + timedelta(days=days)
+        if end > issuer.not_valid_after_utc:
+            raise ConfigError(
+                f"the authority ends on {issuer.not_valid_after_utc:%Y-%m-%d}, before a certificate of {days:g} days: "
+                "make a new one, and let both be trusted while certificates are renewed"
+            )
+        begin = now - EARLY if since is None else max(now - EARLY, since)
+        wanted = tuple(names)
+        identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(_subject(wanted[0]))
+            .issuer_name(issuer.subject)
+            .public_key(found.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(begin)
+            .not_valid_after(end)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(_uses(wanted)), critical=False)
+            .add_extension(x509.SubjectAlternativeName([_general(name) for name in wanted]), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(found.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        )
+        return read(builder.sign(_private(self.key), hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+    def _loaded(self) -> x509.Certificate:
+        return _certificate(self.certificate)
+
+    def check(self) -> None:
+        """Raise ConfigError where the two do not belong together, or it is no authority."""
+        found = self._loaded()
+        try:
+            constraints = found.extensions.get_extension_for_class(x509.BasicConstraints).value
+        except x509.ExtensionNotFound:
+            constraints = x509.BasicConstraints(ca=False, path_length=None)
+        if not constraints.ca:
+            raise ConfigError("the certificate is no authority's")
+        if _public(found.public_key()) != _public(_private(self.key).public_key()):
+            raise ConfigError("the key is not that of the authority's certificate")
+
+
+def read(certificate: bytes) -> Issued:
+    """What a certificate says. Raises ConfigError for one that is malformed."""
+    found = _certificate(certificate)
+    try:
+        told = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = tuple(_text(name) for name in told)
+    except x509.ExtensionNotFound:
+        names = ()
+    serial = f"{found.serial_number:x}"
+    return Issued(certificate, names, serial, found.not_valid_before_utc, found.not_valid_after_utc)
+
+
+# --- the library's words ---------------------------------------------------------------------------------------------
+
+
+def _certificate(pem: bytes) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise ConfigError(f"not a certificate in PEM: {error}") from None
+
+
+def _private(pem: bytes) -> ec.EllipticCurvePrivateKey:
+    try:
+        found = serialization.load_pem_private_key(pem, None)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"not a private key in PEM: {error}") from None
+    # Helm's genCA makes RSA keys; both sign in the same words.
+    if not isinstance(found, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
+        raise ConfigError(f"a key of the kind {type(found).__name__}; take ECDSA on P-256")
+    return found  # type: ignore[return-value]
+
+
+def _public(key: object) -> bytes:
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_bytes(serialization.Encoding.DER, form)  # type: ignore[attr-defined, no-any-return]
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:MOST_COMMON_NAME])])
+
+
+def _general(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _text(name: x509.GeneralName) -> str:
+    if isinstance(name, x509.DNSName | x509.IPAddress):
+        return str(name.value)
+    raise ConfigError(f"a name of the kind {type(name).__name__}: only DNS names and addresses are made out")
+
+
+def _usage(signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs, content_commitment=False, key_encipherment=False, data_encipherment=False,
+        key_agreement=False, key_cert_sign=signs, crl_sign=signs, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _uses(names: Iterable[str]) -> list[x509.ObjectIdentifier]:
+    """A node's certificate serves, a reader's asks; the controller does both."""
+    wanted = tuple(names)
+    if any(node_of(name) is not None for name in wanted):
+        return [ExtendedKeyUsageOID.SERVER_AUTH]
+    if CONTROLLER in wanted:
+        return [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+    return [ExtendedKeyUsageOID.CLIENT_AUTH]
