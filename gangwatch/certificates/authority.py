@@ -151,7 +151,6 @@ class Authority:
             )
         begin = now - EARLY if since is None else max(now - EARLY, since)
         wanted = tuple(names)
-        identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
         builder = (
             x509.CertificateBuilder()
             .subject_name(_subject(wanted[0]))
@@ -165,7 +164,7 @@ class Authority:
             .add_extension(x509.ExtendedKeyUsage(_uses(wanted)), critical=False)
             .add_extension(x509.SubjectAlternativeName([_general(name) for name in wanted]), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(found.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+            .add_extension(_issued_by(issuer), critical=False)
         )
         return read(builder.sign(_private(self.key), hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
@@ -238,6 +237,14 @@ def _text(name: x509.GeneralName) -> str:
     if isinstance(name, x509.DNSName | x509.IPAddress):
         return str(name.value)
     raise ConfigError(f"a name of the kind {type(name).__name__}: only DNS names and addresses are made out")
+
+
+def _issued_by(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    try:
+        identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    except x509.ExtensionNotFound:
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key())  # type: ignore[arg-type]
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
 
 
 def _usage(signs: bool) -> x509.KeyUsage:
