@@ -12,13 +12,12 @@ import time
 import unicodedata
 from collections import OrderedDict, deque
 
-import msgspec
-
 from agent.attribution import Attribution, Identity
 from agent.collectors.block import Block
+from agent.collectors.step_columns import REFUSED, StepColumns
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import REFUSAL_REASONS, ReporterError
-from agent.schema.frame import MAX_RECORDS, Column, EventRecord, Member, OpenRecord, Record, StepRecord
+from agent.schema.frame import MAX_RECORDS, EventRecord, Member, OpenRecord, Record, StepRecord
 from agent.sources.pod_doors import PodDoors
 from agent.sources.proc import TICK_NS
 from agent.sources.rings import COLLECTIVE_ENTERED, COLLECTIVE_LEFT, STEP_BEGUN, STEP_ENDED, RingRecord
@@ -70,17 +69,6 @@ ATTESTED = ("pod-", "slurm-")
 _NAME_MARKS = " !#$%&()*+,-./:;=?@[]^_{|}~"
 
 _WRAP = 2**64 - 1
-
-_COUNTERS = (
-    "gangwatch_rank_steps_total",
-    "gangwatch_rank_step_seconds_total",
-    "gangwatch_rank_wait_seconds_total",
-    "gangwatch_rank_tokens_total",
-    "gangwatch_rank_collectives_entered_total",
-    "gangwatch_rank_collectives_left_total",
-)
-_REFUSED = "gangwatch_step_reporters_refused_total"
-_RECORD_COUNTERS = ("gangwatch_step_records_malformed_total", "gangwatch_step_records_lost_total")
 
 
 class Progress:
@@ -169,7 +157,7 @@ class Progress:
         return found
 
     def totals(self) -> tuple[int | None, ...]:
-        """Values of _COUNTERS, None where the rank's newest step did not tell it. They wrap at 2^64."""
+        """Values of RANK_COUNTERS, None where the rank's newest step did not tell it. They wrap at 2^64."""
         return (
             self.steps & _WRAP,
             self.step_ns & _WRAP,
@@ -269,8 +257,7 @@ class StepCollector:
         self._records: dict[Tenant, deque[StepRecord]] = {}
         self._events: deque[EventRecord] = deque(maxlen=MAX_REMEMBERED_REFUSALS)
         self._inside: list[OpenRecord] = []
-        self._block = Block()
-        self._members: tuple[tuple[Member, Place], ...] | None = None
+        self._columns = StepColumns()
         doors = None if pods is None else PodDoors(pods)
         self._socket = StepSocket(
             socket_path,
@@ -473,7 +460,7 @@ class StepCollector:
         _log.warning(
             "step reporter refused: tenant=%s reason=%s process=%d uid=%d: %s (more of this tenant for this reason are "
             "counted in %s only)",
-            *(refusal.tenant, refusal.label, *refusal.peer, refusal.reason, _REFUSED),
+            *(refusal.tenant, refusal.label, *refusal.peer, refusal.reason, REFUSED),
         )
 
     def _refusals(self, now_ns: int) -> list[EventRecord]:
@@ -493,42 +480,11 @@ class StepCollector:
         return events
 
     def _fill(self, reporters: int) -> Block:
-        members = tuple(sorted(self._progress, key=lambda member: (member.gang, member.attempt, member.rank)))
-        standing = tuple((member, self._progress[member].place) for member in members)
-        if standing != self._members:
-            self._members = standing
-            self._block = _layout(standing)
-        block = self._block
-        block.clear()
-        block.set_gauge(0, reporters)
-        block.gauges[1 + len(members) :] = 1.0  # where they stand
+        standing: dict[Tenant, list[tuple[Member, Place]]] = {}
+        for member, tenant in self._tenants.items():
+            standing.setdefault(tenant, []).append((member, self._progress[member].place))
+        self._columns.follow(standing, self._clock.monotonic_ns() / 1e9)
         refused = self._socket.refused
         own = (*(refused[reason] for reason in REFUSAL_REASONS), self._malformed, self._lost)
-        for index, total in enumerate(own):
-            block.set_counter(index, total & _WRAP)
-        at = len(own)
-        for row, member in enumerate(members, 1):
-            progress = self._progress[member]
-            if progress.newest_step is not None:
-                block.set_gauge(row, progress.newest_step)
-            for index, value in enumerate(progress.totals(), at):
-                if value is not None:
-                    block.set_counter(index, value)
-            at += len(_COUNTERS)
-        return block
-
-
-def _layout(standing: tuple[tuple[Member, Place], ...]) -> Block:
-    """A block with the agent's own columns first, then each member's, then where those stand that said so."""
-    gauges = [Column("gangwatch_step_reporters")]
-    counters = [Column(_REFUSED, (("reason", reason),)) for reason in REFUSAL_REASONS]
-    counters.extend(Column(name) for name in _RECORD_COUNTERS)
-    places = []
-    for member, place in standing:
-        labels = (("attempt", str(member.attempt)), ("gang", member.gang), ("rank", str(member.rank)))
-        gauges.append(Column("gangwatch_rank_step", labels))
-        counters.extend(Column(name, labels) for name in _COUNTERS)
-        if place != Place():
-            told = {name: "" if index is None else str(index) for name, index in msgspec.structs.asdict(place).items()}
-            places.append(Column("gangwatch_rank_place_info", tuple(sorted((dict(labels) | told).items()))))
-    return Block(gauges + places, counters)
+        ranks = {member: (progress.newest_step, progress.totals()) for member, progress in self._progress.items()}
+        return self._columns.fill(reporters, [total & _WRAP for total in own], ranks)

@@ -101,6 +101,10 @@ class Allowance:
         self._level = level - 1.0
         return 0.0
 
+    def is_full(self, now: float, rate: float, burst: float) -> bool:
+        """Whether it is as if nothing had ever been taken."""
+        return self._level is None or self._level + (now - self._at) * rate >= burst
+
 
 @dataclass(slots=True)
 class _Account:
@@ -176,9 +180,10 @@ class Accounts:
                 "ring",
             )
         if account.reporters >= most or account.closed >= most:
+            remedy = "" if tenant.attested else "start them in a job or pod, "
             raise ReporterError(
                 f"{tenant} has {account.reporters} step reporters, which is the most allowed "
-                f"(step_quotas.reporters_per_{tenant.kind}): close some, or have the limit raised",
+                f"(step_quotas.reporters_per_{tenant.kind}): close some, {remedy}or have the limit raised",
                 "quota",
             )
         if not tenant.attested and self._reporters[False] >= quotas.reporters_unattested:

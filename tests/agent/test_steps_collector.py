@@ -84,7 +84,7 @@ class Bench:
 
     def value(self, metric: str, member: Member | None = SELF) -> float | int | None:
         """The newest value of a series, None where it is absent."""
-        return value(self.collector._block, metric, member)
+        return value(self.collector._columns.block, metric, member)
 
     def close(self) -> None:
         for reporter in self.reporters:

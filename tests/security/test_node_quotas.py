@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 
 from agent.attribution import Attribution
 from agent.collectors import steps as module
+from agent.collectors.step_columns import CHANGES_BURST, OWN_COUNTERS, StepColumns
 from agent.collectors.steps import StepCollector, usable_name
 from agent.schema.errors import REFUSAL_REASONS, ReporterError
-from agent.schema.frame import MAX_RECORDS, StepRecord
+from agent.schema.frame import MAX_RECORDS, Member, StepRecord
 from agent.sources import closers, rings, tenants
 from agent.sources.cgroup import user_of_cgroup
 from agent.sources.closers import Closer
-from agent.sources.step_messages import Claim, Peer
+from agent.sources.step_messages import Claim, Peer, Place
 from agent.sources.tenants import Accounts, Allowance, Quotas, Tenant, fair_shares
 from benchmarks.attack.attacks_node import answer, connect, lingering_socket, message, ring_file, send
 from tests.fakes.processes import ProcTree
@@ -191,6 +192,45 @@ def test_series_of_a_tenant_are_bounded_though_its_ranks_come_and_go(make: Calla
         assert bench.gangs()[f"pod-{PODS[0]}"] <= 8
     assert bench.gangs()[f"pod-{PODS[1]}"] == 1
     other.close()
+
+
+def test_a_tenant_changes_the_nodes_columns_only_so_often(make: Callable[..., Bench]) -> None:
+    """Each change is a new layout for every subscriber, and an exposition that is written anew."""
+    bench = make()
+    bench.be_pod(PODS[0])
+    bench.register(0)
+    (client,) = bench.clients
+    blocks = []
+    for stage in range(15):
+        body = json.dumps({"v": 1, "place": {"stage": stage}}).encode()
+        client.sendall(len(body).to_bytes(4, "big") + body)
+        (registered,) = bench.collector._socket.registered()
+        wait_until(lambda stage=stage, one=registered: one.place.stage == stage, "it is not heard")  # type: ignore[misc]
+        blocks.append(bench.collector.collect())
+    assert len({id(block) for block in blocks}) <= CHANGES_BURST
+    bench.be_pod(PODS[1])
+    assert bench.register(0) == ""
+    assert f"pod-{PODS[1]}" in bench.gangs(), "the other tenant waits for nobody"
+
+
+def test_what_a_tenant_may_not_show_yet_shows_later() -> None:
+    columns, tenant, other = StepColumns(), Tenant("pod", "a"), Tenant("pod", "b")
+    for number in range(CHANGES_BURST + 5):
+        columns.follow({tenant: [(Member("g", number, 0), Place())]}, 10.0)
+    assert columns.members == (Member("g", CHANGES_BURST - 1, 0),)
+    wanted = {tenant: [(Member("g", 99, 0), Place(stage=1))], other: [(Member("h", 0, 0), Place())]}
+    columns.follow(wanted, 10.0)
+    assert columns.members == (Member("g", CHANGES_BURST - 1, 0), Member("h", 0, 0))
+    values = (5, (1, 2, None, None, 3, 4))
+    block = columns.fill(2, range(OWN_COUNTERS), {Member("h", 0, 0): values})
+    assert np.isnan(block.gauges[1]) and block.gauges[2] == 5.0
+    assert not block.counters_valid[OWN_COUNTERS : OWN_COUNTERS + 6].any()
+    assert block.counters_valid[OWN_COUNTERS + 6 :].tolist() == [True, True, False, False, True, True]
+    columns.follow(wanted, 15.0)
+    assert columns.members == (Member("g", 99, 0), Member("h", 0, 0))
+    columns.follow({}, 1000.0)
+    columns.follow({}, 2000.0)
+    assert columns.members == () and columns._changes == {}
 
 
 def test_a_reporter_that_is_refused_becomes_nobodys_rank(make: Callable[..., Bench]) -> None:
@@ -552,6 +592,40 @@ def test_no_order_of_events_breaks_the_accounts(events: list[tuple[str, int]]) -
                 closed[which] -= 1
         assert sum(open_ones) <= 6 and sum(open_ones[3:]) <= 2
         assert all(count <= quotas.reporters_of(one) for one, count in zip(known, open_ones, strict=True))
+
+
+def connect_all(accounts: Accounts, tenant: Tenant, count: int) -> int:
+    """How many of so many connections are accepted."""
+    accepted = 0
+    for _ in range(count):
+        with contextlib.suppress(ReporterError):
+            accounts.connect(tenant, 0.0)
+            accepted += 1
+    return accepted
+
+
+def test_connections_that_wait_are_bounded_for_each_tenant_for_the_unattested_and_in_all() -> None:
+    accounts = Accounts(Quotas())
+    users = [connect_all(accounts, Tenant("user", str(uid)), 200) for uid in range(5)]
+    assert users == [128, 128, 0, 0, 0]
+    pods = [connect_all(accounts, Tenant("pod", str(number)), 200) for number in range(5)]
+    assert pods == [128, 128, 0, 0, 0] and sum(users + pods) == tenants.CONNECTIONS
+    accounts.disconnect(Tenant("pod", "0"))
+    with pytest.raises(ReporterError, match="unattested processes have not registered"):
+        accounts.connect(Tenant("user", "7"), 0.0)
+    accounts.connect(Tenant("job", "a"), 0.0)
+
+
+def test_rings_that_are_still_to_be_read_count_for_whom_they_are_of() -> None:
+    """Without it a tenant that registers and leaves would have the agent hold ever more of its files."""
+    accounts, tenant = Accounts(Quotas(reporters_per_pod=3, registrations_per_second=1000)), Tenant("pod", "a")
+    for _ in range(3):
+        accounts.register(tenant, 256, 0.0)
+        accounts.close(tenant)
+    with pytest.raises(ReporterError, match="the most allowed"):
+        accounts.register(tenant, 256, 1.0)
+    accounts.forget(tenant)
+    accounts.register(tenant, 256, 2.0)
 
 
 def test_tenants_that_have_gone_are_forgotten() -> None:
