@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from agent.collectors.step_columns import CHANGES_BURST, OWN_COUNTERS, StepColum
 from agent.collectors.steps import StepCollector, usable_name
 from agent.schema.errors import REFUSAL_REASONS, ReporterError
 from agent.schema.frame import MAX_RECORDS, Member, StepRecord
-from agent.sources import closers, rings, tenants
+from agent.sources import closers, rings, step_socket, tenants
 from agent.sources.cgroup import user_of_cgroup
 from agent.sources.closers import Closer
 from agent.sources.step_messages import Claim, Peer, Place
@@ -423,6 +424,29 @@ def test_a_file_of_a_hung_fuse_server_bars_its_sender_and_nobody_else(
         os.close(descriptor)
 
 
+def test_descriptors_of_one_tenant_are_taken_one_message_at_a_time(make: Callable[..., Bench], tmp_path: Path) -> None:
+    """Each message may bring 253: a tenant whose descriptors cannot be closed must not fill the agent's table."""
+    folder = tmp_path / "fuse"
+    folder.mkdir()
+    with HungFuse(folder) as fuse:
+        descriptor = fuse.open()
+        bench = make()
+        clients = [connect(bench.path) for _ in range(8)]
+        wait_until(lambda: len(bench.collector._socket._pending) == len(clients), "they are not accepted")
+        before = open_descriptors()
+        for client in clients:
+            send(client, message(rank=0), [descriptor] * 200)
+        assert fuse.flushing.wait(10)
+        said = [answer(client) for client in clients]
+        assert open_descriptors() <= before + 200
+        assert sorted("cannot be closed" in one for one in said) == [False] + [True] * 7
+        fuse.answer()
+        wait_until(lambda: open_descriptors() <= before, "descriptors stay open")
+        for client in clients:
+            client.close()
+        os.close(descriptor)
+
+
 def test_where_no_signal_ends_the_wait_one_tenant_loses_its_own_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a FUSE server that does not answer FLUSH: the close returns when the other party wants it to."""
     gate, closed = {}, []
@@ -475,6 +499,74 @@ def test_who_cannot_be_rid_of_a_descriptor_may_send_no_more(make: Callable[..., 
     assert "try again later" in bench.register(0)
     socket_closer._stuck_tenants = frozenset()
     assert bench.register(0) == ""
+
+
+# --- processor time --------------------------------------------------------------------------------------------------
+
+
+def test_the_socket_rests_once_its_time_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(step_socket.time, "monotonic", lambda: now[0])
+    pace = step_socket._Pace()
+    pace.spend(0.09)
+    assert not pace.used_up and pace.rest_seconds() == 0.0
+    pace.spend(0.02)
+    assert pace.used_up
+    rest_seconds = pace.rest_seconds()
+    assert rest_seconds == pytest.approx((0.01 + step_socket.SLICE_SECONDS) / step_socket.BUSY_SHARE)
+    now[0] += rest_seconds
+    assert pace.rest_seconds() == 0.0 and not pace.used_up
+    now[0] += 1000.0
+    pace.spend(step_socket.BUSY_BURST_SECONDS)
+    assert pace.used_up, "no more than a burst is saved up"
+
+
+def test_whoever_has_used_least_is_served_first_and_the_rest_wait(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[str] = []
+    passes: list[list[str]] = []
+    true_attend, true_show_out = step_socket.StepSocket._attend, step_socket.StepSocket._show_out
+
+    def attend(self: step_socket.StepSocket, connection: step_socket._Connection, now: float) -> bool:
+        served.append(connection.tenant.name)
+        return true_attend(self, connection, now)
+
+    def show_out(self: step_socket.StepSocket, now: float) -> None:
+        passes.append(served[:])
+        served.clear()
+        true_show_out(self, now)
+
+    monkeypatch.setattr(step_socket.StepSocket, "_attend", attend)
+    monkeypatch.setattr(step_socket.StepSocket, "_show_out", show_out)
+    monkeypatch.setattr(step_socket._Pace, "used_up", True)
+    bench = make(reporters_per_user=100)
+    socket_accounts = bench.collector._socket._accounts
+    bench.register(0)
+    monkeypatch.setattr(socket_accounts, "settle", lambda now: None)
+    socket_accounts.spend(Tenant("user", str(os.getuid())), 100.0, time.monotonic())
+    gate = threading.Event()
+    monkeypatch.setattr(bench.collector._socket, "_admit", lambda *_: gate.wait(10) and None)
+    busy = [connect(bench.path) for _ in range(3)]
+    descriptors = [ring_file() for _ in range(4)]
+    wait_until(lambda: len(bench.collector._socket._pending) == 3, "they are not accepted")
+    bench.be_pod(PODS[0])
+    modest = connect(bench.path)
+    wait_until(lambda: len(bench.collector._socket._pending) == 4, "it is not accepted")
+    passes.clear()
+    send(busy[0], message(rank=1), [descriptors[0]])  # holds the thread until all others are ready
+    wait_until(lambda: served, "it is not served")
+    for client, descriptor in zip((*busy[1:], modest), descriptors[1:], strict=True):
+        send(client, message(rank=1), [descriptor])
+    gate.set()
+    wait_until(lambda: sum(len(one) for one in passes) >= 4, "they are not served")
+    order = [one for one in passes if one][:3]
+    assert all(len(one) == 1 for one in order), "one connection a pass"
+    assert order[1] == [PODS[0]], "the modest one goes before the busy one's others"
+    for client in (*busy, modest):
+        client.close()
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
