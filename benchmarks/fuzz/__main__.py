@@ -187,6 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--replay", type=Path, metavar="FILE", help="parse one saved input again, and nothing else")
     given = parser.parse_args(arguments)
     if given.replay is not None:
+        prepare()
         print(replay(given.replay))
         return 0
     names = [name for name in targets() if not given.only or any(part in name for part in given.only)]

@@ -33,14 +33,14 @@ def _field(chance: random.Random, number: int, content: bytes | int) -> bytes:
     """A field; one in some has another number, wire type or length than it should."""
     if isinstance(content, int):
         return _varint(number << 3) + _varint(content)
-    wire = 2 if chance.random() < 0.97 else chance.choice((0, 1, 3, 5, 7))
-    number = number if chance.random() < 0.97 else chance.choice((0, 9, 17, 1 << 29))
-    length = len(content) + (0 if chance.random() < 0.97 else chance.choice((-1, 1, 1000, 1 << 40)))
+    wire = 2 if chance.random() < 0.99 else chance.choice((0, 1, 3, 5, 7))
+    number = number if chance.random() < 0.99 else chance.choice((0, 9, 17, 1 << 29))
+    length = len(content) + (0 if chance.random() < 0.99 else chance.choice((-1, 1, 1000, 1 << 40)))
     return _varint(number << 3 | wire) + (_varint(max(length, 0)) if wire == 2 else b"") + content
 
 
 def _word(chance: random.Random) -> bytes:
-    if chance.random() < 0.04:
+    if chance.random() < 0.01:
         return b"\xff\xfe"
     return chance.choice(
         ("nvidia.com/gpu", "GPU-1", "default", "train-0", "", "0", chance.choice(mutate.TEXTS))
@@ -129,7 +129,7 @@ def _headers(chance: random.Random, pairs: list[tuple[str, str]], last: bool) ->
 
 def _make_call(chance: random.Random) -> bytes:
     """A server's side of one call, behind a byte for the size in which the socket gives it."""
-    body = _make_pods(chance)[1:]
+    body = _make_pods(chance)[1:] if chance.random() < 0.4 else b""
     length = len(body) if chance.random() < 0.9 else chance.choice((0, 1, len(body) + 1, 2**32 - 1))
     flag = b"\0" if chance.random() < 0.95 else b"\1"
     message = flag + length.to_bytes(4, "big") + body

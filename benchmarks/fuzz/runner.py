@@ -168,13 +168,15 @@ def save(failure: Failure, folder: Path) -> Path:
 
 
 def replay(path: Path) -> str:
-    """Parse a saved input again; the outcome. Raises what it raised, ValueError for a file of another form."""
+    """Parse a saved input again; the outcome. Raises what it raised, ValueError for a file of another form.
+
+    ``prepare`` was called in this process.
+    """
     document = json.loads(path.read_text(encoding="utf-8"))
     target = targets().get(document["target"])
     if target is None:
         raise ValueError(f"{path}: there is no target {document['target']!r}")
     data = document.get("data")
-    prepare()
     return parsed(
         target, made(target, document["seed"], document["number"]) if data is None else base64.b64decode(data)
     )
