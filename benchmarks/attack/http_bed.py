@@ -1,0 +1,286 @@
+"""Real daemons for the attacks on HTTP, and the honest clients whose waits are measured."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+START_SECONDS = 60.0
+"""Longest wait for a daemon that starts, or for the answer of one under attack: a shared machine is slow at times."""
+
+NODE = "node-0"
+"""The node of every bed here."""
+
+TENANT_UID = 65_534
+"""Who attacks where this program may change its user: nobody."""
+
+
+class BedError(Exception):
+    """A daemon did not start, or did not answer an honest client."""
+
+
+@dataclass(slots=True)
+class Daemon:
+    """One process of ours under attack."""
+
+    process: subprocess.Popen[bytes]
+    """The daemon."""
+
+    url: str
+    """Where it listens."""
+
+    folder: Path
+    """Its state folder."""
+
+    token: str = ""
+    """The state folder's token."""
+
+    waits: list[float] = field(default_factory=list)
+    """Seconds that each honest request took, of the present measurement."""
+
+    failures: list[str] = field(default_factory=list)
+    """Honest requests that got no answer, or a refusal."""
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        port = urlsplit(self.url).port
+        assert port is not None
+        return port
+
+    def alive(self) -> bool:
+        """Whether the process that was started still runs."""
+        return self.process.poll() is None
+
+    def rss_mib(self) -> float:
+        """Resident memory in MiB; 0 once the process has ended."""
+        try:
+            for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+                if line.startswith("VmRSS:"):
+                    return int(line.split()[1]) / 1024
+        except OSError:
+            pass
+        return 0.0
+
+    def descriptors(self) -> int:
+        """Open descriptors of the process."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def ask(self, method: str, path: str, body: Any = None, token: bool = True, seconds: float = 20.0) -> Any:
+        """One request on a connection of its own. Raises BedError where it is not answered with success."""
+        headers = {"Authorization": f"Bearer {self.token}"} if token and self.token else {}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            content = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise BedError(f"{method} {path}: {error or type(error).__name__}") from None
+        finally:
+            connection.close()
+        if response.status >= 300:
+            raise BedError(f"{method} {path}: {response.status} {content[:200]!r}")
+        return json.loads(content) if "json" in (response.headers["content-type"] or "") else content
+
+    def honest(self, method: str, path: str, body: Any = None, token: bool = True, seconds: float = 20.0) -> None:
+        """``ask``, whose wait or failure is kept."""
+        begun = time.perf_counter()
+        try:
+            self.ask(method, path, body, token, seconds)
+        except BedError as error:
+            self.failures.append(str(error))
+        self.waits.append(time.perf_counter() - begun)
+
+    def measured(self, honest: Callable[[Daemon], None], until: Callable[[], bool]) -> list[float]:
+        """Waits in seconds of the requests that `honest` makes again and again until `until`; at least one."""
+        self.waits = []
+        while not self.waits or not until():
+            honest(self)
+        return self.waits
+
+
+def write(daemon: Daemon) -> None:
+    """An operator's command."""
+    daemon.honest("POST", f"/api/nodes/{NODE}/release", {"by": "operator"})
+
+
+def scrape(daemon: Daemon) -> None:
+    """A scrape of an agent."""
+    daemon.honest("GET", "/metrics", token=False)
+    time.sleep(0.02)
+
+
+def percentile(waits: Sequence[float], share: float) -> float:
+    """The wait in milliseconds that this share of the requests did not exceed."""
+    ordered = sorted(waits)
+    return 1000 * ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def for_seconds(seconds: float) -> Callable[[], bool]:
+    """Whether so much time has passed since now."""
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() >= end
+
+
+# --- starting --------------------------------------------------------------------------------------------------------
+
+
+def _start(arguments: Sequence[str], folder: Path, nofile: int | None) -> subprocess.Popen[bytes]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GANGWATCH_", "XDG_"))}
+    # -P as the program's own guard would: no module of the present folder is taken for one of ours.
+    command = [sys.executable, "-m", "gangwatch", *arguments]
+    prefix = ["prlimit", f"--nofile={nofile}:{nofile}"] if nofile is not None else []
+    return subprocess.Popen(
+        [*prefix, *command],
+        env=kept | {"HOME": str(folder)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], file: Path) -> dict[str, Any]:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            found: dict[str, Any] = json.loads(file.read_bytes())
+            return found
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise BedError(f"{file}: the daemon has not written it; exit code {process.poll()}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def controller(*options: str, jobs: int = 0, nofile: int | None = None, slots: int = 2) -> Iterator[Daemon]:
+    """A real controller of two nodes that share so many slots, ready; with so many jobs, of which all but one are pending."""
+    with tempfile.TemporaryDirectory(prefix="gangwatch-attack-") as name:
+        folder = Path(name)
+        state = folder / "state"
+        arguments = ("controller", "--state", str(state), "--nodes", "2", "--slots", str(slots // 2), "--port", "0")
+        process = _start([*arguments, "--no-gpus", *options], folder, nofile)
+        try:
+            record = _wait(process, state / "controller.json")
+            daemon = Daemon(process, record["url"], state, (state / "token").read_text().strip())
+            deadline = time.monotonic() + START_SECONDS
+            while True:
+                with contextlib.suppress(BedError):
+                    daemon.ask("GET", "/readyz", seconds=5.0)
+                    break
+                if time.monotonic() > deadline or not daemon.alive():
+                    raise BedError("the controller is not ready")
+                time.sleep(0.05)
+            if jobs:
+                _fill(daemon, jobs, slots)
+            yield daemon
+            if jobs:
+                with contextlib.suppress(BedError):
+                    for job in daemon.ask("GET", "/api/jobs?state=running,starting"):
+                        daemon.ask("POST", f"/api/jobs/{job['job']}/cancel", {})
+                time.sleep(0.5)
+        finally:
+            _stop(process)
+
+
+def _fill(daemon: Daemon, jobs: int, slots: int) -> None:
+    """Submit one job that runs and others that wait for it, as many users would: names, users and queues differ."""
+    common = {"command": ["sleep", "3600"], "grace_seconds": 0.1, "time_limit_seconds": 86_400}
+    daemon.ask("POST", "/api/jobs", common | {"name": "head", "ranks": slots, "user": "ana"})
+    left, number = jobs - 1, 0
+    while left:
+        size = min(left, 500)
+        body = common | {"name": f"sweep-{number}", "ranks": slots, "user": f"user-{number % 20}", "array_size": size}
+        daemon.ask("POST", "/api/jobs", body, seconds=START_SECONDS)
+        left, number = left - size, number + 1
+
+
+@contextlib.contextmanager
+def agent(*options: str, nofile: int | None = None) -> Iterator[Daemon]:
+    """A real agent of one node, once it has made a frame."""
+    with tempfile.TemporaryDirectory(prefix="gangwatch-attack-") as name:
+        folder = Path(name)
+        state = folder / "state"
+        process = _start(
+            ["agent", "--state", str(state), "--node", NODE, "--slots", "2", "--listen", "127.0.0.1:0", *options],
+            folder,
+            nofile,
+        )
+        try:
+            record = _wait(process, state / "agents" / f"{NODE}.json")
+            daemon = Daemon(process, record["url"], state)
+            deadline = time.monotonic() + START_SECONDS
+            while True:
+                with contextlib.suppress(BedError):
+                    daemon.ask("GET", "/readyz", seconds=5.0)
+                    break
+                if time.monotonic() > deadline or not daemon.alive():
+                    raise BedError("the agent is not ready")
+                time.sleep(0.05)
+            yield daemon
+        finally:
+            _stop(process)
+
+
+# --- attackers -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def attacker(program: str, *arguments: object, tenant: bool = True) -> Iterator[subprocess.Popen[str]]:
+    """A Python program that attacks in a process of its own: it and we share no interpreter lock.
+
+    tenant: as another user than ours, where we may (root may). What it prints goes to the pipe.
+    """
+    other = {"user": TENANT_UID, "group": TENANT_UID} if tenant and os.geteuid() == 0 else {}
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", program, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd="/",
+        **other,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    """What an attacker prints first: that it has begun."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def allow_descriptors() -> None:
+    """Let this process and those that it starts open as many files as may be."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
