@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import uvicorn
 
+from agent.schema.errors import ConfigError
 from exporter.http import STOP_SECONDS
 from exporter.http_messages import Answer, Request
 from exporter.loopback import LoopbackOnly
+from exporter.prometheus import Sample
 from exporter.security import Security
 from exporter.server import listen
+from exporter.serving.admission import Admission, App, HoldsToken, Message, Receive, Scope, Send
+from exporter.serving.gate import Connection, Gate
+from exporter.serving.limits import HEAD_BYTES, IDLE_SECONDS, Limits
+from exporter.serving.protocol import BoundedProtocol
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+__all__ = ["App", "Guarded", "Message", "Receive", "Scope", "Send", "Server", "create_server"]
 
 
 class Guarded:
@@ -37,8 +39,10 @@ class Guarded:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # In a thread: a password that is not remembered takes bcrypt tens of milliseconds.
-        refusal = await asyncio.to_thread(self._guard.refusal, _request(scope))
+        if isinstance(self._guard, LoopbackOnly):
+            refusal = self._guard.refusal(_request(scope))
+        else:  # in a thread: a password that is not remembered takes bcrypt tens of milliseconds
+            refusal = await asyncio.to_thread(self._guard.refusal, _request(scope))
         if refusal is not None:
             await _send_answer(refusal, scope["method"], send)
             return
@@ -52,43 +56,88 @@ class Guarded:
         await self._app(scope, receive, with_headers)
 
 
-class _Context(ssl.SSLContext):
-    """Encrypts each new connection as the guard says at that moment, so that a changed certificate needs no restart."""
+class Server(uvicorn.Server):
+    """uvicorn's server behind a gate of our own, which bounds connections (exporter/serving).
 
-    guard: Security
+    When it stops it first ends the app's endless responses: otherwise it would wait for them.
+    """
 
-    def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
-        context = self.guard.context()
-        if context is None:
-            raise ssl.SSLError("there is no TLS any more")
-        return context.wrap_bio(*arguments, **named)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server that first ends the app's endless responses when it stops: otherwise it waits for them."""
-
-    def __init__(self, config: uvicorn.Config, closing: Sequence[Callable[[], None]]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        closing: Sequence[Callable[[], None]],
+        limits: Limits,
+        admission: Admission,
+        guard: Security | LoopbackOnly,
+    ) -> None:
         super().__init__(config)
         self._closing = closing
+        self._limits = limits
+        self._admission = admission
+        self._guard = guard
+        self._gates: list[Gate] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, but connections come through the gate."""
+        assert sockets is not None, "create_server has bound it"
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise ConfigError("the server's app could not start; the log says why")
+        for listener in sockets:
+            self._gates.append(Gate(listener, self._limits, self._guard.context, self._protocol))
+        self.servers = cast("list[asyncio.base_events.Server]", self._gates)
+        self.started = True
+
+    def _protocol(self, connection: Connection) -> BoundedProtocol:
+        return BoundedProtocol(self.config, self.server_state, self.lifespan.state, connection, self._guard.admits)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for close in self._closing:
             close()
         await super().shutdown(sockets)
+        for gate in self._gates:
+            gate.end()
+
+    def measures(self) -> Iterator[Sample]:
+        """Series of the catalogue; from any thread."""
+        refused: Counter[str] = Counter(self._admission.refused)
+        for gate in self._gates:
+            yield from gate.measures()
+            refused.update(gate.refused)
+        yield from self._admission.measures()
+        for reason, count in sorted(refused.items()):
+            yield "gangwatch_http_refused_total", (("reason", reason),), float(count)
+        for status, count in sorted(self._guard.refused.items()):
+            yield "gangwatch_exporter_requests_refused_total", (("status", str(status)),), float(count)
 
 
 def create_server(
-    app: App, host: str, port: int, closing: Sequence[Callable[[], None]] = (), security: Security | None = None
-) -> tuple[uvicorn.Server, socket.socket]:
+    app: App,
+    host: str,
+    port: int,
+    closing: Sequence[Callable[[], None]] = (),
+    security: Security | None = None,
+    limits: Limits | None = None,
+    holds_token: HoldsToken | None = None,
+) -> tuple[Server, socket.socket]:
     """A server of `app`, not yet running, and its socket, which is bound already: its port is known.
 
     Run it with ``server.run(sockets=[socket])`` or, in a running loop, ``await server.serve(sockets=[socket])``; in the
     main thread either takes SIGINT and SIGTERM while it runs, and raises them again once it has stopped. ``closing`` is
-    called in the loop when it begins to stop. Raises ConfigError as ``listen`` does.
+    called in the loop when it begins to stop. limits: of connections and requests. holds_token: whose requests wait
+    for nobody. Raises ConfigError as ``listen`` does.
     """
     listener = listen(host, port, security)
+    guard = security or LoopbackOnly()
+    limits = limits or Limits()
+    admission = Admission(Guarded(app, guard), limits, holds_token)
     config = uvicorn.Config(
-        Guarded(app, security or LoopbackOnly()),
+        admission,
+        # Not whatever parser happens to be installed: h11 bounds a request's head, others do not.
+        http=BoundedProtocol,
+        loop="asyncio",
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        timeout_keep_alive=int(IDLE_SECONDS),
         log_config=None,
         access_log=False,
         ws="none",
@@ -97,12 +146,7 @@ def create_server(
         proxy_headers=False,
         timeout_graceful_shutdown=int(STOP_SECONDS),
     )
-    if security is not None and security.config.tls is not None:
-        config.load()
-        context = _Context(ssl.PROTOCOL_TLS_SERVER)
-        context.guard = security
-        config.ssl = context
-    return _Server(config, closing), listener
+    return Server(config, closing, limits, admission, guard), listener
 
 
 def _request(scope: Scope) -> Request:

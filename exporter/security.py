@@ -64,12 +64,24 @@ class Bucket:
 
     def take(self, now: float) -> bool:
         """Whether there was a token. now: monotonic seconds."""
-        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) / self._seconds)
-        self._at = now
+        self._fill(now)
         if self._tokens < 1.0:
             return False
         self._tokens -= 1.0
         return True
+
+    def wait_seconds(self, now: float) -> float:
+        """How long from now until there is a token, with those that are owed; 0 where there is one."""
+        self._fill(now)
+        return max(0.0, (1.0 - self._tokens) * self._seconds)
+
+    def owe(self) -> None:
+        """Take a token that may still have to come: whoever takes it waits for it."""
+        self._tokens -= 1.0
+
+    def _fill(self, now: float) -> None:
+        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) / self._seconds)
+        self._at = now
 
 
 class Passwords:

@@ -131,6 +131,10 @@ class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     instead of the port; off loopback it needs web_config, a file in the exporter-toolkit's format, with TLS in it. Whom
     that file names, or who has the token of the state folder, may read; changing anything always takes the token.
     topology_file: which switch each node stands below, as Slurm's topology.conf or as TOML (fabric_file.py).
+
+    connections: most that are open at one time; connections_per_peer: of one address, or on loopback of one user.
+    requests_per_second: of one peer; more wait for their turn. streams: most event streams, those of open pages among
+    them; streams_per_peer: of one peer. Whoever has the token waits for nobody.
     """
 
     port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
@@ -138,6 +142,11 @@ class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     listen: str | None = None
     web_config: str | None = None
     topology_file: str | None = None
+    connections: Annotated[int, Meta(ge=16, le=65536)] = 1024
+    connections_per_peer: Annotated[int, Meta(ge=8, le=65536)] = 256
+    requests_per_second: Annotated[float, Meta(ge=1, le=100_000)] = 100.0
+    streams: Annotated[int, Meta(ge=1, le=16384)] = 256
+    streams_per_peer: Annotated[int, Meta(ge=1, le=16384)] = 64
 
     def address(self) -> tuple[str, int]:
         """Host and port to listen at. Raises ConfigError where `listen` is none."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from exporter.asgi import App, Receive, Scope, Send
     from exporter.exposition import Settings
     from exporter.push import PushTarget
+    from exporter.serving.limits import Limits
     from gangwatch.otlp_push import OtlpPush
     from scheduler_feedback.backends.slurm import SlurmBackend
     from scheduler_feedback.core.state import Policy
@@ -328,8 +329,10 @@ def run_controller(
     from exporter.prometheus import TEXT_TYPE
     from exporter.security import Security
     from exporter.server import certificate_of, url_of
+    from exporter.serving.descriptors import raise_limit
     from gangwatch.controller_metrics import exposition
     from gangwatch.launcher import plan
+    from scheduler_feedback.api_requests import carries_token
     from scheduler_feedback.backends.local import LocalBackend, LocalNode
     from scheduler_feedback.controller import Controller
     from scheduler_feedback.fabric_file import read_fabric
@@ -338,6 +341,7 @@ def run_controller(
     nodes = () if config.slurm.enabled else plan(_as_one_node(config)) if planned is None else planned
     state.prepare()
     configure_logging(state, "controller")
+    raise_limit()
     # Until the loop takes it, a reload asked for too early must not end us.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if (other := state.controller()) is not None:
@@ -356,7 +360,10 @@ def run_controller(
     host, port = config.controller.address()
     web_config = config.controller.web_config
     security = Security(Path(web_config), token=lambda: controller.token) if web_config is not None else None
-    server, listener = create_server(app, host, port, (lambda: controller.end_streams(),), security)
+    server, listener = create_server(
+        app, host, port, (lambda: controller.end_streams(),), security, limits_of(config),
+        lambda header: carries_token(header, controller.token),
+    )  # fmt: skip
     push = otlp_push_of(config, socket.gethostname())
     with listener, _stopped_by_signals(server):
         controller = Controller(
@@ -377,7 +384,12 @@ def run_controller(
         def failed() -> None:
             server.should_exit = True
 
-        sources = [controller.measures, push.measures, *([slurm.measures] if slurm is not None else [])]
+        sources = [
+            controller.measures,
+            server.measures,
+            push.measures,
+            *([slurm.measures] if slurm is not None else []),
+        ]
 
         def metrics(_request: Request) -> Response:
             return Response(exposition(controller.failures, sources), media_type=TEXT_TYPE)
@@ -408,6 +420,18 @@ def run_controller(
         if controller.failure is not None:
             raise controller.failure
     _log.info("the controller stopped")
+
+
+def limits_of(config: Config) -> Limits:
+    """How much of the controller's server each peer may have."""
+    from exporter.serving.limits import Limits
+
+    section = config.controller
+    return Limits(
+        connections=section.connections,
+        connections_each=section.connections_per_peer,
+        requests_per_second=section.requests_per_second,
+    )
 
 
 def _as_one_node(config: Config) -> Config:

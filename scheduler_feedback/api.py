@@ -11,6 +11,11 @@
          /api/nodes  /api/nodes/NODE/jobs  /api/nodes/NODE/story  /api/verdicts  /api/queue  /api/decisions
          /api/journal                     one line a cycle, for a replay                 (token)
          /api/events[?since=ENTRY]        entries as they are written, as server-sent events
+
+    Lists (jobs, nodes, verdicts, queue, decisions, stories) come in pages where a request has ?limit=N: the header
+    Link: <...>; rel="next" leads to the next page, until there is none. Without a limit a list comes whole. Answers
+    about the state have an ETag; a request with If-None-Match that still holds is answered with 304.
+
     POST /api/jobs  /api/jobs/JOB/cancel  /api/nodes/NODE/{release|quarantine|maintenance|remove}
          /api/verdicts/VERDICT/{confirm|reject}  /api/freeze  /api/thaw  /api/reload     (token)
 
@@ -18,21 +23,22 @@ and the live page, which reads only: /  /jobs  /jobs/JOB  /nodes  /nodes/NODE (w
 
 Submitting a job runs a program: whatever changes something needs the token of the state folder, and so does what jobs
 wrote. Every error is {"error": text}: 400 malformed, 401 token, 403 Host or Origin, 404, 405, 409 not now, 413 too
-long, 415 no JSON, 422 not on this cluster, 500 a bug (one request's; it is logged, and nothing else ends), 503 not
-ready, 507 the journal can't be written.
+long, 415 no JSON, 422 not on this cluster, 429 too much at one time or too often, 500 a bug (one request's; it is
+logged, and nothing else ends), 503 not ready, 507 the journal can't be written.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -41,8 +47,10 @@ from starlette.routing import Route
 
 from agent.schema.errors import BackendError, ConfigError, GangwatchError, StoreError, SubmissionError
 from scheduler_feedback import api_documents as documents
+from scheduler_feedback import api_streams
 from scheduler_feedback.api_barrier import Barrier, ended_by_bug
 from scheduler_feedback.api_logs import tail_of
+from scheduler_feedback.api_pages import EventStream, entry_of, key_of, next_link, page_of, peer_of
 from scheduler_feedback.api_requests import (
     NodeReason,
     Reason,
@@ -58,24 +66,26 @@ from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.pace import MOST_ROWS, Pace, Speed
 from scheduler_feedback.core.state import State
-from scheduler_feedback.cycle import admit_check, explain
+from scheduler_feedback.cycle import admit_check
 from scheduler_feedback.feed.hearing import Hearing
 from scheduler_feedback.inbox import StoppedError
 from scheduler_feedback.loop import CycleThread
 from scheduler_feedback.part_failures import PartFailures, in_words
 from scheduler_feedback.policies.draining import why_not_removed
 from scheduler_feedback.policies.wishes import array_members
+from scheduler_feedback.reading import lists
+from scheduler_feedback.reading.desk import SLICE, Answer, Desk, Frame
+from scheduler_feedback.reading.listing import Listing
+from scheduler_feedback.reading.lists import Lister
+from scheduler_feedback.reading.reads import BusyError
 from scheduler_feedback.store import Reader
-from scheduler_feedback.stories import story_of
-from scheduler_feedback.subscribers import Subscribers
+from scheduler_feedback.stories import Story
+from scheduler_feedback.subscribers import FullError, Subscribers
 from scheduler_feedback.web import paces, views
 from scheduler_feedback.web.pages import Pages
 
-HEARTBEAT_SECONDS = 15.0
-"""A silent event stream says so much, so that proxies (60 s is usual) and readers know that it lives."""
-
-MAX_STREAMS = 64
-"""Event streams open at one time: people's pages and tools; the bound keeps a mistake from eating memory."""
+STORY_SLICE, JOURNAL_SLICE, JOURNAL_BLOCKS = 200, 200, 16
+"""Entries of a story, and cycles and blocks of the journal, that are read in one piece."""
 
 DEFAULT_TAIL, MAX_TAIL = 100, 10_000
 
@@ -85,6 +95,7 @@ _STATUS: tuple[tuple[type[GangwatchError], int], ...] = (
     (SubmissionError, 422),
     (ConfigError, 422),
     (StoreError, 507),
+    (BusyError, 429),
     (StoppedError, 503),
     (BackendError, 503),
 )
@@ -96,6 +107,7 @@ class Control(Protocol):
     token: str
     folder: Path
     cycle: CycleThread
+    desk: Desk
     subscribers: Subscribers
     failures: PartFailures
     elsewhere: str
@@ -104,8 +116,8 @@ class Control(Protocol):
     def store(self) -> Reader: ...
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
-    def speeds(self) -> dict[str, Speed]: ...
-    def hearing(self) -> dict[str, Hearing]: ...
+    async def shared_speeds(self) -> Mapping[str, Speed]: ...
+    def shared_hearing(self) -> Mapping[str, Hearing]: ...
     def alive(self) -> tuple[bool, str]: ...
     def scheduling(self) -> tuple[bool, str]: ...
     def ready(self) -> tuple[bool, str]: ...
@@ -117,7 +129,7 @@ class Control(Protocol):
 def create_api(controller: Control) -> Starlette:
     """The app. It holds no state of its own."""
     return Starlette(
-        routes=[*_Api(controller).routes(), *Pages(controller, MAX_STREAMS).routes()],
+        routes=[*_Api(controller).routes(), *Pages(controller).routes()],
         exception_handlers={
             RefusedError: _refused,
             GangwatchError: _refused,
@@ -143,7 +155,11 @@ async def _refused(_request: Request, error: Exception) -> Response:
         response = _json({"error": str(error)}, error.status)
         if error.status == 401:
             response.headers["www-authenticate"] = "Bearer"
+        if error.status == 429:
+            response.headers["retry-after"] = "1"
         return response
+    if isinstance(error, BusyError):
+        return await _refused(_request, RefusedError(429, str(error)))
     return _json({"error": str(error)}, next((status for kind, status in _STATUS if isinstance(error, kind)), 500))
 
 
@@ -152,30 +168,46 @@ def _known(state: State, job_id: str) -> bool:
     return job_id in state.jobs or bool(array_members(state, job_id))
 
 
+_FRESH = {"cache-control": "private, no-cache"}
+"""Kept by whoever asked alone, and only to ask whether it still holds."""
+
+
+def _tagged(request: Request, answer: Answer) -> Response:
+    """The answer, or that the one which the reader has still holds."""
+    headers = _FRESH | {"etag": answer.tag}
+    if answer.tag in (tag.strip() for tag in request.headers.get("if-none-match", "").split(",")):
+        return Response(status_code=304, headers=headers)
+    return Response(answer.content, headers=headers, media_type="application/json")
+
+
 class _Api:
     def __init__(self, controller: Control) -> None:
         self._controller = controller
 
     def routes(self) -> Iterator[Route]:
         """Every path with who may ask for it."""
-        reading: dict[str, Callable[[State, Request], Any]] = {
-            "/api/jobs/{job}": lambda state, request: documents.job_document(state, _job(state, request)),
+        reading: dict[str, Callable[[Listing, Request], Any]] = {
+            "/api/jobs/{job}": lambda listing, request: _job_document(listing, _job(listing.state, request)),
             "/api/jobs/{job}/explain": _explained,
-            "/api/verdicts": lambda state, _: documents.verdicts_document(state),
-            "/api/queue": lambda state, _: documents.queue_document(state),
-            "/api/decisions": lambda state, _: documents.decisions_document(state),
+            "/api/nodes/{node}/jobs": _left_on,
+        }
+        listed: dict[str, tuple[Lister, Frame | None]] = {
+            "/api/nodes": (lists.nodes(self._controller.shared_hearing), None),
+            "/api/verdicts": (lists.verdicts, None),
+            "/api/queue": (lists.waiting, Frame("waiting", lambda listing: documents.queue_frame(listing.state))),
+            "/api/decisions": (lists.decisions, None),
         }
         yield self._route("/healthz", self._healthz)
         yield self._route("/readyz", self._readyz)
         yield Route("/api/jobs", self._guarded_by_method(self._list_jobs, self._submit), methods=["GET", "POST"])
         for path, document in reading.items():
             yield self._route(path, self._of_state(document))
-        yield self._route("/api/nodes", self._nodes)
+        for path, (lister, frame) in listed.items():
+            yield self._route(path, self._of_list(lister, frame))
         yield self._route("/api/overview", self._overview)
         yield self._route("/api/parts", self._parts)
         yield self._route("/api/jobs/{job}/pace", self._pace)
         yield self._route("/api/jobs/{job}/story", self._job_story)
-        yield self._route("/api/nodes/{node}/jobs", self._of_state(_left_on))
         yield self._route("/api/nodes/{node}/story", self._node_story)
         yield self._route("/api/events", self._events)
         yield self._route("/api/jobs/{job}/logs", self._logs, token=True)
@@ -207,8 +239,8 @@ class _Api:
 
         return guarded
 
-    async def _ask(self, question: Callable[[State], _T]) -> _T:
-        return await asyncio.wrap_future(self._controller.cycle.ask(question))
+    async def _ask(self, request: Request, question: Callable[[Listing], _T]) -> _T:
+        return await self._controller.desk.ask(peer_of(request), question)
 
     async def _wish(self, make: Callable[[State], Event]) -> Event:
         return await asyncio.wrap_future(self._controller.cycle.wish(make))
@@ -229,11 +261,35 @@ class _Api:
     async def _parts(self, _request: Request) -> Response:
         return _json([{**trouble, "words": in_words(trouble)} for trouble in self._controller.failures.troubles()])
 
-    def _of_state(self, document: Callable[[State, Request], Any]) -> _Endpoint:
+    def _of_state(self, document: Callable[[Listing, Request], Any]) -> _Endpoint:
         async def endpoint(request: Request) -> Response:
-            return _json(await self._ask(lambda state: document(state, request)))
+            desk = self._controller.desk
+            answer = await desk.document(peer_of(request), key_of(request), lambda listing: document(listing, request))
+            return _tagged(request, answer)
 
         return endpoint
+
+    def _of_list(self, lister: Lister, frame: Frame | None = None) -> _Endpoint:
+        async def endpoint(request: Request) -> Response:
+            return await self._list(request, lister, frame)
+
+        return endpoint
+
+    async def _list(self, request: Request, lister: Lister, frame: Frame | None = None) -> Response:
+        """A page of the list, where a limit is given; else the whole."""
+        most, mark = page_of(request)
+        desk, peer = self._controller.desk, peer_of(request)
+        try:
+            answer = await desk.page(peer, key_of(request), lister, mark, most or SLICE, frame)
+        except lists.MarkError as error:
+            raise RefusedError(400, f"continue: no mark of this list: {error}") from None
+        if most is None and answer.rest is not None:
+            whole = ended_by_bug(desk.whole(peer, lister, frame), self._controller.failures, "api", again=True)
+            return StreamingResponse(whole, headers={"cache-control": "no-store"}, media_type="application/json")
+        response = _tagged(request, answer)
+        if answer.rest is not None:
+            response.headers["link"] = next_link(request, lists.mark_text(answer.rest))
+        return response
 
     async def _list_jobs(self, request: Request) -> Response:
         active = bool(number_of(request, "active", 0, 0, 1))
@@ -244,104 +300,133 @@ class _Api:
                 raise RefusedError(
                     400, f"state: {unknown[0]!r} is none of {', '.join(known.value for known in JobState)}"
                 )
-        user, queue = given.get("user", ""), given.get("queue", "")
-        return _json(await self._ask(lambda state: documents.jobs_document(state, active, states, user, queue)))
+        wanted = lists.Wanted(active, states, given.get("user", ""), given.get("queue", ""))
+        return await self._list(request, lists.jobs(wanted))
 
-    async def _nodes(self, _request: Request) -> Response:
-        listed = await self._ask(documents.nodes_document)
-        return _json(documents.with_hearing(listed, self._controller.hearing()))
-
-    async def _overview(self, _request: Request) -> Response:
-        speeds = await run_in_threadpool(self._controller.speeds)
-        document, present = await self._ask(
-            lambda state: (views.overview(state, speeds, time.time_ns()), documents.present_nodes(state))
+    async def _overview(self, request: Request) -> Response:
+        desk, speeds = self._controller.desk, await self._controller.shared_speeds()
+        answer = await desk.document(
+            peer_of(request), key_of(request), lambda listing: self._overview_document(listing, speeds)
         )
+        return _tagged(request, answer)
+
+    def _overview_document(self, listing: Listing, speeds: Mapping[str, Speed]) -> documents.Document:
+        document = views.overview(listing.state, speeds, time.time_ns(), listing.reasons)
         known = {job["job"]: speeds[job["job"]] for job in document["running"] if job["job"] in speeds}
-        return _json(
-            document
-            | {
-                "silent_agents": documents.silent_agents(self._controller.hearing(), present),
-                "step_seconds": {job: speed.seconds for job, speed in known.items()},
-                "last_step_ns": {job: speed.end_ns for job, speed in known.items()},
-                "troubles": [in_words(trouble) for trouble in self._controller.failures.troubles()],
-            }
-        )
+        return document | {
+            "silent_agents": documents.silent_agents(self._controller.shared_hearing(), listing.present),
+            "step_seconds": {job: speed.seconds for job, speed in known.items()},
+            "last_step_ns": {job: speed.end_ns for job, speed in known.items()},
+            "troubles": [in_words(trouble) for trouble in self._controller.failures.troubles()],
+        }
 
     async def _pace(self, request: Request) -> Response:
         since = number_of(request, "since", None, 0, 1 << 62)
-        job = await self._ask(lambda state: _job(state, request).job_id)
+        job = await self._ask(request, lambda listing: _job(listing.state, request).job_id)
         pace = await run_in_threadpool(self._controller.pace_of, job, -1 if since is None else since)
         if pace is None:
             raise RefusedError(404, f"no step of {job} is known")
-        return _json(await run_in_threadpool(paces.document, pace, ()))
+        return _json(await self._controller.desk.make(peer_of(request), lambda: paces.document(pace, ())))
 
     async def _job_story(self, request: Request) -> Response:
         job_id: str = request.path_params["job"]
-        told = await run_in_threadpool(story_of, self._controller.store, job_id)
-        if not told:
-            raise _no_job(job_id)
-        return _json(told)
+        story = Story(self._controller.store, job_id)
+        return await self._story(request, story.page, _no_job(job_id))
 
     async def _node_story(self, request: Request) -> Response:
         node: str = request.path_params["node"]
-        entries = await run_in_threadpool(self._controller.store.entries_of, f"node:{node}")
-        if not entries:
-            raise RefusedError(404, f"no node {node}")
-        return _json([documents.entry_document(entry) for entry in entries])
+
+        def page(after: int, most: int) -> list[documents.Document]:
+            entries = self._controller.store.entries_of(f"node:{node}", after, most)
+            return [documents.entry_document(entry) for entry in entries]
+
+        return await self._story(request, page, RefusedError(404, f"no node {node}"))
+
+    async def _story(
+        self, request: Request, page: Callable[[int, int], Sequence[documents.Document]], unknown: RefusedError
+    ) -> Response:
+        """Entries, oldest first: a page where a limit is given, else all of them, read in pieces."""
+        desk, peer = self._controller.desk, peer_of(request)
+        most, mark = page_of(request)
+        after = entry_of(mark)
+
+        def content(after: int, most: int) -> tuple[bytes, int | None]:
+            found = page(after, most + 1)
+            last = found[most - 1]["id"] if len(found) > most else None
+            return msgspec.json.encode(found[:most])[1:-1], last
+
+        told, rest = await desk.read(peer, partial(content, after, most or STORY_SLICE))
+        if not told and mark is None:
+            raise unknown
+        if rest is None or most is not None:
+            response = Response(b"[%b]" % told, headers=_FRESH, media_type="application/json")
+            if rest is not None:
+                response.headers["link"] = next_link(request, lists.mark_text([rest]))
+            return response
+
+        async def whole() -> AsyncIterator[bytes]:
+            yield b"[" + told
+            left: int | None = rest
+            while left is not None:
+                more, left = await desk.read(peer, partial(content, left, STORY_SLICE), patient=True)
+                yield b"," + more
+            yield b"]"
+
+        stream = ended_by_bug(whole(), self._controller.failures, "api", again=True)
+        return StreamingResponse(stream, headers=_FRESH, media_type="application/json")
 
     async def _logs(self, request: Request) -> Response:
         lines = number_of(request, "tail", DEFAULT_TAIL, 0, MAX_TAIL)
         rank = number_of(request, "rank", 0, 0, 1 << 20)
-        job_id, ranks, newest = await self._ask(lambda state: _place_of_logs(_job(state, request)))
+        job_id, ranks, newest = await self._ask(request, lambda listing: _place_of_logs(_job(listing.state, request)))
         attempt = number_of(request, "attempt", newest, 1, max(newest, 1))
         assert rank is not None and lines is not None
         if rank >= ranks:
             raise RefusedError(404, f"{job_id} has no rank {rank}; its ranks are 0 to {ranks - 1}")
         path = self._controller.folder / "jobs" / job_id / "logs" / str(attempt) / f"rank-{rank}.log"
         try:
-            text = await run_in_threadpool(tail_of, path, lines)
+            text = await self._controller.desk.read(peer_of(request), lambda: tail_of(path, lines))
         except FileNotFoundError:
             raise RefusedError(404, f"rank {rank} of {job_id} has written nothing in attempt {attempt}") from None
         return _json({"job": job_id, "attempt": attempt, "rank": rank, "text": text})
 
-    async def _journal(self, _request: Request) -> Response:
-        loaded = await run_in_threadpool(self._controller.store.journal_all)
+    async def _journal(self, request: Request) -> Response:
+        desk, peer, store = self._controller.desk, peer_of(request), self._controller.store
+        begin = await desk.read(peer, store.journal_extent)
+        cycles, counted = 0, begin.after
+        while counted < begin.last:
+            count = partial(store.journal_count, counted, begin.last, JOURNAL_BLOCKS)
+            more, counted = await desk.read(peer, count, patient=True)
+            cycles += more
 
-        def lines() -> Iterator[bytes]:
-            yield msgspec.json.encode({"complete": loaded.state is None, "cycles": len(loaded.journal)}) + b"\n"
-            for row in loaded.journal:
-                yield msgspec.json.encode(documents.journal_document(row)) + b"\n"
+        def part(after: int) -> tuple[bytes, int | None]:
+            rows = store.journal_part(after, begin.last, JOURNAL_SLICE)
+            lines = [msgspec.json.encode(documents.journal_document(row)) + b"\n" for row in rows]
+            return b"".join(lines), rows[-1].cycle if len(rows) == JOURNAL_SLICE else None
 
-        return StreamingResponse(iterate_in_threadpool(lines()), media_type="application/x-ndjson")
+        async def lines() -> AsyncIterator[bytes]:
+            yield msgspec.json.encode({"complete": begin.complete, "cycles": cycles}) + b"\n"
+            after: int | None = begin.after
+            while after is not None:
+                content, after = await desk.read(peer, partial(part, after), patient=True)
+                yield content
+
+        stream = ended_by_bug(lines(), self._controller.failures, "api", again=True)
+        return StreamingResponse(stream, media_type="application/x-ndjson")
 
     async def _events(self, request: Request) -> Response:
         given = request.headers.get("last-event-id", "")
         since = number_of(request, "since", int(given[:18]) if given.isdecimal() else None, 0, 1 << 62)
-        if self._controller.subscribers.closed or len(self._controller.subscribers) >= MAX_STREAMS:
-            raise RefusedError(503, f"stopping, or {MAX_STREAMS} streams are open already")
+        peer, subscribers = peer_of(request), self._controller.subscribers
         if since is None:
-            since = await run_in_threadpool(self._controller.store.newest_entry_id)
-        stream = ended_by_bug(self._stream(since), self._controller.failures, "api")
-        return StreamingResponse(stream, headers={"cache-control": "no-store"}, media_type="text/event-stream")
-
-    async def _stream(self, since: int) -> AsyncIterator[bytes]:
-        subscribers = self._controller.subscribers
-        wake = subscribers.add()
+            since = await api_streams.newest_entry(self._controller, peer)
         try:
-            yield b"retry: 1000\n\n"
-            while not subscribers.closed:
-                wake.clear()
-                for numbered in await run_in_threadpool(self._controller.store.entries_after, since):
-                    since = numbered.entry_id
-                    wake.set()  # there may be more than one call gives
-                    data = msgspec.json.encode(documents.entry_document(numbered))
-                    yield b"id: %d\nevent: entry\ndata: %b\n\n" % (since, data)
-                try:
-                    await asyncio.wait_for(wake.wait(), HEARTBEAT_SECONDS)
-                except TimeoutError:
-                    yield b": alive\n\n"
-        finally:
-            subscribers.remove(wake)
+            subscription = subscribers.open(peer)
+        except FullError as error:
+            raise RefusedError(503 if subscribers.closed else 429, str(error)) from None
+        entries = api_streams.stream(self._controller, subscription, peer, since)
+        stream = ended_by_bug(entries, self._controller.failures, "api")
+        return EventStream(stream, lambda: subscribers.remove(subscription))
 
     # --- wishes ------------------------------------------------------------------------------------------------------
 
@@ -393,7 +478,8 @@ class _Api:
         if reason.drain and word != NodeCommand.MAINTENANCE:
             raise RefusedError(400, f"drain: belongs to maintenance, not to {word}")
         await self._wish(make)
-        return _json({"node": name, "command": word} | await self._ask(lambda state: documents.left_on(state, name)))
+        left = await self._ask(request, lambda listing: documents.left_on(listing.state, name))
+        return _json({"node": name, "command": word} | left)
 
     async def _judge(self, request: Request) -> Response:
         verdict_id, ruling = request.path_params["verdict"], request.path_params["ruling"]
@@ -436,19 +522,27 @@ def _job(state: State, request: Request) -> Job:
     return state.jobs[job_id]
 
 
-def _explained(state: State, request: Request) -> Explanation:
+def _job_document(listing: Listing, job: Job) -> documents.Document:
+    verdicts = [
+        documents.verdict_document(listing.state, verdict, past)
+        for verdict, past in listing.verdicts_of.get(job.job_id, ())
+    ]
+    return documents.job_document(listing.state, job, verdicts, listing.reasons_for(job))
+
+
+def _explained(listing: Listing, request: Request) -> Explanation:
     job_id: str = request.path_params["job"]
-    explanation = explain(state, job_id)
+    explanation = listing.explain(job_id)
     if explanation is None:
         raise _no_job(job_id)
     return explanation
 
 
-def _left_on(state: State, request: Request) -> documents.Document:
+def _left_on(listing: Listing, request: Request) -> documents.Document:
     name: str = request.path_params["node"]
-    if name not in state.nodes:
+    if name not in listing.state.nodes:
         raise RefusedError(404, f"no node {name}")
-    return documents.left_on(state, name)
+    return documents.left_on(listing.state, name)
 
 
 def _place_of_logs(job: Job) -> tuple[str, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import logging
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -10,7 +11,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agent.schema.errors import GangwatchError
 from scheduler_feedback.part_failures import PartFailures
+
+_log = logging.getLogger(__name__)
 
 _JSON_PATHS = ("/api/", "/healthz", "/readyz", "/metrics")
 
@@ -20,6 +24,10 @@ def part_of(path: str) -> str:
     if path == "/metrics":
         return "metrics"
     return "api" if path.startswith(_JSON_PATHS) else "page"
+
+
+class HalfAnsweredError(Exception):
+    """What was to be sent next can't be had any more, and the answer has begun. No bug."""
 
 
 class Barrier:
@@ -47,6 +55,8 @@ class Barrier:
             await self._app(scope, receive, watched)
         except ClientDisconnect:
             return  # the client went away before it had sent all: no bug, and no answer that anyone would read
+        except HalfAnsweredError as error:
+            _log.warning("an answer was broken off: %s", error)  # the server closes a connection without its end
         except Exception as error:
             request = Request(scope)
             part = part_of(request.url.path)
@@ -71,10 +81,21 @@ def _answer(part: str, error: Exception) -> Response:
     return Response(page, 500, {"cache-control": "no-store"}, media_type="text/html")
 
 
-async def ended_by_bug(stream: AsyncIterator[bytes], failures: PartFailures, part: str) -> AsyncIterator[bytes]:
-    """The stream of events, which a bug ends without a word more: who reads it connects again."""
+async def ended_by_bug(
+    stream: AsyncIterator[bytes], failures: PartFailures, part: str, again: bool = False
+) -> AsyncIterator[bytes]:
+    """The stream, which a bug ends without a word more. Who reads events connects again.
+
+    again: what was raised is raised again, so that the connection breaks: half a document must not pass for all of it.
+    """
     try:
         async for chunk in stream:
             yield chunk
+    except GangwatchError as error:
+        if again:
+            raise HalfAnsweredError(str(error)) from error
+        failures.report(part, error, "event stream")
     except Exception as error:
+        if again:
+            raise
         failures.report(part, error, "event stream")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from scheduler_feedback.core.actions import Action, StartGang
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.codec import printable
 from scheduler_feedback.core.events import Event, Submitted
-from scheduler_feedback.core.job import Job, Slot
+from scheduler_feedback.core.job import Job, JobState, Slot
 from scheduler_feedback.core.state import Decision, PastVerdict, State
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.core.verdict_text import sentence, short
@@ -25,8 +25,11 @@ from scheduler_feedback.store import JournalRow, NumberedEntry, RecordedAction
 Document = dict[str, Any]
 
 
-def job_document(state: State, job: Job, verdicts: list[Document] | None = None) -> Document:
-    """A job with its newest attempt and every verdict about it, active or past. verdicts: those, where known."""
+def job_document(
+    state: State, job: Job, verdicts: list[Document] | None = None, reasons: State | None = None
+) -> Document:
+    """A job with its newest attempt and every verdict about it, active or past. verdicts: those, where known. reasons:
+    the state to ask why the job waits, where it is another."""
     spec = job.spec
     if verdicts is None:
         verdicts = [verdict for verdict in verdicts_document(state) if verdict["job"] == job.job_id]
@@ -62,7 +65,7 @@ def job_document(state: State, job: Job, verdicts: list[Document] | None = None)
         "attempt_started_ns": job.attempt_started_ns,
         "first_step_ns": job.first_step_ns,
         "ended_ns": job.ended_ns,
-        "waiting_because": why_waits(state, job),
+        "waiting_because": waiting_because(reasons or state, job),
         "expected_start_ns": job.expected_start_ns,
         "reason": job.end_reason or job.failure,
         "run_seconds": run_seconds(state, job),
@@ -87,6 +90,11 @@ def jobs_document(
         and user in ("", job.spec.user)
         and queue in ("", job.spec.queue)
     ]
+
+
+def waiting_because(state: State, job: Job) -> str:
+    """Why the job waits; '' where it does not. Only then the state's scheduling index is asked, and built."""
+    return why_waits(state, job) if job.state is JobState.PENDING else ""
 
 
 def run_seconds(state: State, job: Job) -> float:
@@ -127,7 +135,7 @@ def nodes_document(state: State) -> list[Document]:
             for rank in job.ranks:
                 jobs = on_node.setdefault(rank.slot.node, {})
                 jobs[job.job_id] = jobs.get(job.job_id, 0) + 1
-    return [_node(node, on_node[name]) for name, node in sorted(state.nodes.items())]
+    return [node_document(node, on_node[name]) for name, node in sorted(state.nodes.items())]
 
 
 def present_nodes(state: State) -> list[str]:
@@ -153,7 +161,8 @@ def silent_agents(hearing: Mapping[str, Hearing], nodes: Iterable[str]) -> list[
     ]
 
 
-def _node(node: Node, jobs: dict[str, int]) -> Document:
+def node_document(node: Node, jobs: Mapping[str, int]) -> Document:
+    """A node with who is on it. jobs: ranks by job."""
     return {
         "node": node.name,
         "state": node.state.value,
@@ -198,20 +207,28 @@ def left_on(state: State, node: str) -> Document:
 
 def queue_document(state: State) -> Document:
     """Who waits, first the first, and what is kept for the head."""
+    frame = queue_frame(state)
+    return frame | {"waiting": [waiting_document(job, state) for job in order.queue(state)]}
+
+
+def waiting_document(job: Job, reasons: State) -> Document:
+    """A job that waits. reasons: the state to ask why."""
+    return {
+        "job": job.job_id,
+        "name": job.spec.name,
+        "size": job.spec.ranks,
+        "submitted_ns": job.submitted_ns,
+        "waiting_because": waiting_because(reasons, job),
+        "expected_start_ns": job.expected_start_ns,
+    }
+
+
+def queue_frame(state: State) -> Document:
+    """What is said of the queue as a whole."""
     return {
         "frozen": state.frozen,
         "frozen_by": state.frozen_by,
-        "waiting": [
-            {
-                "job": job.job_id,
-                "name": job.spec.name,
-                "size": job.spec.ranks,
-                "submitted_ns": job.submitted_ns,
-                "waiting_because": why_waits(state, job),
-                "expected_start_ns": job.expected_start_ns,
-            }
-            for job in order.queue(state)
-        ],
+        "waiting": [],
         "reserved_for": state.reserved_for,
         "reserved_from_ns": state.reserved_from_ns,
         "reserved_nodes": dict(state.reserved_nodes),
@@ -220,10 +237,11 @@ def queue_document(state: State) -> Document:
 
 def decisions_document(state: State) -> list[Document]:
     """Every migration that was decided, or that observe mode would have made, with how it turned out."""
-    return [_decision(decision) for decision in state.decisions]
+    return [decision_document(decision) for decision in state.decisions]
 
 
-def _decision(decision: Decision) -> Document:
+def decision_document(decision: Decision) -> Document:
+    """A migration that was decided."""
     document: Document = msgspec.to_builtins(decision)
     return document
 
@@ -246,28 +264,6 @@ def entry_document(numbered: NumberedEntry) -> Document:
 def placement_of(recorded: RecordedAction) -> tuple[Slot, ...]:
     """Where the action starts a gang; empty for one that starts none."""
     return recorded.action.placement if isinstance(recorded.action, StartGang) else ()
-
-
-def story(
-    own: Sequence[NumberedEntry],
-    actions: Sequence[RecordedAction],
-    of_node: Mapping[str, Sequence[NumberedEntry]],
-    ended_cycle: int | None,
-) -> list[Document]:
-    """A job's entries, with those of its nodes from the start of the attempt that was there to the start of the next.
-
-    Up to the next start, because what is done to a node that a gang was moved away from belongs to the gang's story.
-    of_node: entries by node. ended_cycle: of the job's end, None where it has not ended.
-    """
-    told = {numbered.entry_id: numbered for numbered in own}
-    begun = [recorded for recorded in actions if placement_of(recorded)]
-    ends = [*(recorded.cycle for recorded in begun[1:]), ended_cycle]
-    for recorded, until in zip(begun, ends, strict=True) if begun else ():
-        for node in {slot.node for slot in placement_of(recorded)}:
-            for numbered in of_node.get(node, ()):
-                if recorded.cycle <= numbered.cycle and (until is None or numbered.cycle <= until):
-                    told[numbered.entry_id] = numbered
-    return [entry_document(told[entry_id]) for entry_id in sorted(told)]
 
 
 def journal_document(row: JournalRow) -> Document:

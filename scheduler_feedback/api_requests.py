@@ -60,10 +60,15 @@ def _is_loopback(host: str, port: int | None) -> bool:
         return False
 
 
+def carries_token(authorization: str, token: str) -> bool:
+    """Whether an Authorization header is the state folder's token."""
+    scheme, _, given = authorization.partition(" ")
+    return scheme.lower() == "bearer" and compare_digest(given.strip().encode(), token.encode())
+
+
 def check_token(request: Request, token: str) -> None:
     """Raises RefusedError (401) unless the request carries the state folder's token."""
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not compare_digest(given.strip().encode(), token.encode()):
+    if not carries_token(request.headers.get("authorization", ""), token):
         raise RefusedError(401, "this needs 'Authorization: Bearer TOKEN', with the token of the state folder")
 
 

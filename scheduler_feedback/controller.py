@@ -19,7 +19,8 @@ import secrets
 import signal
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -48,10 +49,11 @@ from scheduler_feedback.loop import SNAPSHOT_SECONDS, CycleThread, Hooks
 from scheduler_feedback.part_failures import PartFailures
 from scheduler_feedback.policies.outlook import outlook
 from scheduler_feedback.progress import STUCK_SECONDS
+from scheduler_feedback.reading.desk import Desk
 from scheduler_feedback.recovery import recover
 from scheduler_feedback.store import NumberedEntry, Retention, Store
 from scheduler_feedback.store_needs import UNCHANGED
-from scheduler_feedback.subscribers import Subscribers
+from scheduler_feedback.subscribers import MOST_STREAMS, MOST_STREAMS_EACH, Subscribers
 from scheduler_feedback.watch import Watch
 
 STOP_SECONDS = 2.0
@@ -61,6 +63,9 @@ FEED_PAUSE_SECONDS, FEED_PAUSE_MOST_SECONDS = 1.0, 60.0
 
 FEED_PROVEN_SECONDS = 30.0
 """A feed that has run for so long is in service again: every agent's stream was opened and read by then."""
+
+SPEEDS_SECONDS = 0.5
+"""Speeds are as old as the newest look of the detectors anyway, which look twice a second."""
 
 _log = logging.getLogger(__name__)
 
@@ -101,10 +106,11 @@ class Controller:
         heard: Callable[[Sequence[Event]], Sequence[Event]] | None = None,
         told: Callable[[Sequence[NumberedEntry]], None] | None = None,
         elsewhere: str = "",
+        streams: tuple[int, int] = (MOST_STREAMS, MOST_STREAMS_EACH),
     ) -> None:
         self.folder = folder
         self.elsewhere = elsewhere
-        self.subscribers = Subscribers()
+        self.subscribers = Subscribers(*streams)
         self.failure: BaseException | None = None
         self._backend = backend
         self._policy = policy
@@ -127,6 +133,8 @@ class Controller:
         self._on_failure: Callable[[], None] | None = None
         self._served_ns: int | None = None  # when the loop that serves the API last took its turn
         self._lock: int | None = None
+        self._speeds: tuple[float, asyncio.Task[dict[str, Speed]]] | None = None
+        self._hearing: tuple[float, dict[str, Hearing]] | None = None
 
     # --- coming and going ---------------------------------------------------------------------------------------------
 
@@ -158,6 +166,7 @@ class Controller:
         self.cycle = CycleThread(
             self.store, recovered, self._backend, self._gate, self._policy, self._clock, hooks, self._snapshot_seconds
         )
+        self.desk = Desk(self.cycle.snapshots)
         self._watch.start()
         self.cycle.start()
         return self
@@ -168,6 +177,7 @@ class Controller:
         """Stop within two seconds, with a snapshot; jobs go on."""
         assert self._lock is not None
         self._watch.stop()
+        self.desk.close()
         if self.cycle.stop(STOP_SECONDS):
             self.store.close()
         else:
@@ -274,7 +284,7 @@ class Controller:
         """Samples of the catalogue: of state, cycle, store, watch and feed; from any thread. A part whose samples can't
         be taken because of a bug has none."""
         found: list[Sample] = []
-        for part in (self.cycle, self._watch, self._feed):
+        for part in (self.cycle, self._watch, self._feed, self.desk, self.subscribers):
             try:
                 found += list(part.measures())
             except Exception as error:
@@ -306,6 +316,24 @@ class Controller:
             if served_seconds > STUCK_SECONDS:
                 stuck = f"the API's thread has been stuck for {served_seconds:.0f} s"
         return not stuck, stuck
+
+    async def shared_speeds(self) -> Mapping[str, Speed]:
+        """``speeds``, of this half second: readers at one time share one look. In the loop that serves the API."""
+        now_s = asyncio.get_running_loop().time()
+        kept = self._speeds
+        if kept is None or now_s - kept[0] > SPEEDS_SECONDS:
+            task = asyncio.ensure_future(asyncio.to_thread(self.speeds))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            kept = self._speeds = now_s, task
+        return await asyncio.shield(kept[1])
+
+    def shared_hearing(self) -> Mapping[str, Hearing]:
+        """``hearing``, of this half second: readers at one time share it. From any thread."""
+        now_s = time.monotonic()
+        kept = self._hearing
+        if kept is None or now_s - kept[0] > SPEEDS_SECONDS:
+            kept = self._hearing = now_s, self.hearing()
+        return kept[1]
 
     def scheduling(self) -> tuple[bool, str]:
         """Whether jobs are scheduled, and if not, why."""
@@ -376,7 +404,7 @@ class Controller:
             if isinstance(event, AttemptEnded):
                 self._watch.forget(event.job_id)
         if entries:
-            self.subscribers.wake()
+            self.subscribers.wrote(entries)
             if self._told is not None:
                 self._told(entries)
 

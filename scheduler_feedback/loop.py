@@ -37,6 +37,7 @@ from scheduler_feedback.gate import Gate
 from scheduler_feedback.inbox import Inbox, Question, StoppedError, Wish
 from scheduler_feedback.progress import Progress
 from scheduler_feedback.recovery import Recovered, recover
+from scheduler_feedback.snapshots import Snapshots
 from scheduler_feedback.store import NumberedEntry, Store
 
 POLL_SECONDS = 0.15
@@ -93,6 +94,7 @@ class CycleThread:
         self._snapshot_seconds = snapshot_seconds
         self._inbox = Inbox()
         self.progress = Progress(clock)
+        self.snapshots = Snapshots(recovered.state, clock, self._inbox.wake)
         self._thread = threading.Thread(target=self._main, name="cycle", daemon=True)
         self._stop = False
         self._job_number = store.job_number
@@ -170,6 +172,7 @@ class CycleThread:
             ("gangwatch_cycles_total", (), float(self.progress.cycles)),
             ("gangwatch_cycle_duration_seconds", (), self._cycle_seconds),
             ("gangwatch_cycle_age_seconds", (), self.progress.cycle_age_seconds()),
+            ("gangwatch_snapshot_duration_seconds", (), self.snapshots.seconds),
         ]
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -188,10 +191,12 @@ class CycleThread:
             self._hooks.died(error)
         finally:
             self._inbox.close()
+            self.snapshots.close()
 
     def _turn(self) -> None:
+        wait_seconds = POLL_SECONDS if self._state_is_ahead else self.snapshots.wait_seconds(POLL_SECONDS)
         self.progress.doing("waiting for events")
-        arrived = self._inbox.take(POLL_SECONDS)
+        arrived = self._inbox.take(wait_seconds)
         self.progress.doing("answering questions about the state")
         self._observed += arrived.events
         for question in arrived.questions:
@@ -199,6 +204,8 @@ class CycleThread:
         now_ns = self._clock.monotonic_ns()
         if self._store_trouble and not self._try_store(now_ns):
             _refuse(arrived.wishes, StoreError(self._store_trouble))
+            if not self._state_is_ahead:
+                self.snapshots.publish(self._state)
             return
         self._observe(now_ns)
         due = now_ns - self._tick_ns >= TICK_SECONDS * 1e9
@@ -212,6 +219,8 @@ class CycleThread:
             self._tick_ns = now_ns
             self._measure()
             self._heed_flag()
+        if not self._state_is_ahead:
+            self.snapshots.publish(self._state)
         if self._unrecorded:
             self._record_outcomes()
         if now_ns - self._snapshot_ns >= self._snapshot_seconds * 1e9 and not self._store_trouble:
@@ -300,6 +309,7 @@ class CycleThread:
         self._ready = self._looked
         self.progress.cycled()
         self._cycle_seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
+        self.snapshots.changed()
         gate_trouble = self._move_gate(events)
         for wish, event in granted:
             if gate_trouble is not None and isinstance(event, FreezeSet):
@@ -310,6 +320,7 @@ class CycleThread:
             self._hooks.written(events, record.entries)
         except Exception as error:
             self._hooks.failed("entries", error)
+        self.snapshots.publish(self._state, needed=bool(granted))  # before the actions, which may take long
         for action in outcome.actions:
             self._carry_out(action)
             # A backend that is slow with many actions is slow, not stuck.
@@ -363,6 +374,7 @@ class CycleThread:
             self._state = recovered.state
             self._place()
             self._state_is_ahead = False
+            self.snapshots.changed()
             self._counters["gangwatch_replay_mismatches_total"] += recovered.mismatches
 
     def _try_store(self, now_ns: int) -> bool:

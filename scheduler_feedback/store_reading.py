@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import sqlite3
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -106,6 +106,15 @@ class RecordedAction:
     outcome: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What the journal can replay: the cycles after `after`, up to `last`; complete: from the first cycle ever."""
+
+    complete: bool
+    after: int
+    last: int
+
+
 class _EntryError(StoreError):
     """One entry of the journal can't be read; names its cycle and place in it."""
 
@@ -180,6 +189,14 @@ def _detail_of(text: str) -> tuple[tuple[str, str], ...]:
         return _detail.decode(text)
     except _UNREADABLE as error:
         return (("unreadable", str(error)),)
+
+
+_ENTRIES = "SELECT id, cycle, wall_ns, subject, kind, text, applied, detail FROM entries"
+
+
+def _entry_of(row: tuple[Any, ...]) -> NumberedEntry:
+    entry_id, cycle, wall_ns, subject, kind, text, applied, detail = row
+    return NumberedEntry(entry_id, cycle, Entry(wall_ns, subject, kind, text, bool(applied), _detail_of(detail)))
 
 
 class Reader:
@@ -260,6 +277,38 @@ class Reader:
             "SELECT min(cycle), max(cycle) FROM entries WHERE subject = ?", (job,)
         ).fetchone()
         return None if first is None else (int(first), int(last))
+
+    def journal_extent(self) -> Extent:
+        """From where to where ``journal_all`` reads, for whoever reads it in parts."""
+        with self._reading("read the journal") as database:
+            start = self._start(database, "", ())
+            last = int(database.execute("SELECT coalesce(max(cycle), 0) FROM journal").fetchone()[0])
+            if _has_blocks(database):
+                last = max(last, int(database.execute("SELECT coalesce(max(last_cycle), 0) FROM blocks").fetchone()[0]))
+        return Extent(start is None, start or 0, last)
+
+    def journal_count(self, after: int, last: int, most_blocks: int) -> tuple[int, int]:
+        """How many cycles the journal has after `after`, up to `last`, in at most so many of its blocks; and up to
+        which cycle that is."""
+        with self._reading("count the journal's cycles") as database:
+            found, until = 0, last
+            if _has_blocks(database):
+                blocks = database.execute(
+                    "SELECT first_cycle, last_cycle, body FROM blocks WHERE last_cycle > ? AND first_cycle <= ? "
+                    "ORDER BY last_cycle LIMIT ?",
+                    (after, last, most_blocks),
+                ).fetchall()
+                for first_cycle, last_cycle, body in blocks:
+                    found += sum(after < cycle <= last for cycle, _, _ in _block_of(first_cycle, last_cycle, body))
+                if len(blocks) == most_blocks:
+                    until = min(int(blocks[-1][1]), last)
+            count = "SELECT count(*) FROM journal WHERE cycle > ? AND cycle <= ?"
+            return found + int(database.execute(count, (after, until)).fetchone()[0]), until
+
+    def journal_part(self, after: int, last: int, most: int) -> list[JournalRow]:
+        """The cycles after `after`, up to `last`; at most so many, the oldest of them."""
+        with self._reading("read the journal") as database, closing(self._rows(database, after, last)) as rows:
+            return list(islice(rows, most))
 
     def parts(self) -> list[tuple[int | None, int | None]]:
         """The whole journal cut at its snapshots: (cycle of the snapshot to begin with, last cycle) of each part.
@@ -404,9 +453,34 @@ class Reader:
                 for cycle, now_ns, action_id, body, outcome in rows
             ]
 
-    def entries_of(self, subject: str) -> list[NumberedEntry]:
-        """Every entry kept of the subject (a job id, or 'node:NAME'), in the order in which they were written."""
-        return self._entries("WHERE subject = ? ORDER BY id", (subject,))
+    def entries_of(self, subject: str, after: int = 0, most: int = _LARGEST) -> list[NumberedEntry]:
+        """Entries kept of the subject (a job id, or 'node:NAME') in the order in which they were written; after this
+        one, and at most so many."""
+        return self.entries_of_all([(subject, 0, _LARGEST)], after, most)
+
+    def entries_of_all(
+        self, wanted: Iterable[tuple[str, int, int]], after: int = 0, most: int = _LARGEST, newest: bool = False
+    ) -> list[NumberedEntry]:
+        """Entries of several subjects together, each with its first and last cycle; after this one, at most so many.
+
+        newest: the newest of them, the newest first; else the oldest, the oldest first.
+        """
+        where = "WHERE subject = ? AND cycle >= ? AND cycle <= ? AND id > ? ORDER BY id " + ("DESC " if newest else "")
+        found: dict[int, tuple[Any, ...]] = {}
+        with self._reading("read entries") as database:
+            for subject, first, last in wanted:
+                values = (subject, first, last, after, most)
+                for row in database.execute(f"{_ENTRIES} {where} LIMIT ?", values):
+                    found[row[0]] = row
+        return [_entry_of(found[entry_id]) for entry_id in sorted(found, reverse=newest)[:most]]
+
+    def end_of(self, job_id: str) -> int | None:
+        """The cycle in which the job ended, as its story has it; None where it has not."""
+        with self._reading(f"read the story of {job_id}") as database:
+            row = database.execute(
+                "SELECT cycle FROM entries WHERE subject = ? AND kind = 'ended' ORDER BY id DESC LIMIT 1", (job_id,)
+            ).fetchone()
+        return None if row is None else int(row[0])
 
     def entries_after(self, entry_id: int, limit: int = 1000) -> list[NumberedEntry]:
         """Entries of every subject after this one, oldest first."""
@@ -419,13 +493,7 @@ class Reader:
 
     def _entries(self, where: str, values: tuple[object, ...]) -> list[NumberedEntry]:
         with self._reading("read entries") as database:
-            rows = database.execute(
-                f"SELECT id, cycle, wall_ns, subject, kind, text, applied, detail FROM entries {where}", values
-            ).fetchall()
-        return [
-            NumberedEntry(entry_id, cycle, Entry(wall_ns, subject, kind, text, bool(applied), _detail_of(detail)))
-            for entry_id, cycle, wall_ns, subject, kind, text, applied, detail in rows
-        ]
+            return [_entry_of(row) for row in database.execute(f"{_ENTRIES} {where}", values).fetchall()]
 
     @contextmanager
     def _reading(self, what: str, any_release: bool = False) -> Iterator[sqlite3.Connection]:

@@ -27,6 +27,17 @@ NODE = "node-0"
 TENANT_UID = 65_534
 """Who attacks where this program may change its user: nobody."""
 
+_PREAMBLE = """
+import http.client, json, os, random, resource, select, socket, ssl, struct, sys, threading, time
+"".encode("idna")
+user = int(sys.argv.pop(1))
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+if user and os.geteuid() == 0:
+    os.setgroups([]); os.setgid(user); os.setuid(user)
+"""
+"""What every attacker begins with. It becomes another user after its imports: that user may be unable to read them."""
+
 
 class BedError(Exception):
     """A daemon did not start, or did not answer an honest client."""
@@ -77,7 +88,7 @@ class Daemon:
 
     def descriptors(self) -> int:
         """Open descriptors of the process."""
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def ask(self, method: str, path: str, body: Any = None, token: bool = True, seconds: float = 20.0) -> Any:
         """One request on a connection of its own. Raises BedError where it is not answered with success."""
@@ -178,7 +189,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def controller(*options: str, jobs: int = 0, nofile: int | None = None, slots: int = 2) -> Iterator[Daemon]:
-    """A real controller of two nodes that share so many slots, ready; with so many jobs, of which all but one are pending."""
+    """A real controller of two nodes that share so many slots, ready. jobs: of which one runs, and all others wait."""
     with tempfile.TemporaryDirectory(prefix="gangwatch-attack-") as name:
         folder = Path(name)
         state = folder / "state"
@@ -250,19 +261,17 @@ def agent(*options: str, nofile: int | None = None) -> Iterator[Daemon]:
 
 
 @contextlib.contextmanager
-def attacker(program: str, *arguments: object, tenant: bool = True) -> Iterator[subprocess.Popen[str]]:
+def attacker(program: str, *arguments: object, user: int = TENANT_UID) -> Iterator[subprocess.Popen[str]]:
     """A Python program that attacks in a process of its own: it and we share no interpreter lock.
 
-    tenant: as another user than ours, where we may (root may). What it prints goes to the pipe.
+    user: as whom, where we may choose (root may); 0: as ourselves. What it prints goes to the pipe.
     """
-    other = {"user": TENANT_UID, "group": TENANT_UID} if tenant and os.geteuid() == 0 else {}
     process = subprocess.Popen(
-        [sys.executable, "-S", "-c", program, *map(str, arguments)],
+        [sys.executable, "-S", "-c", _PREAMBLE + program, *map(str, (user, *arguments))],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
         cwd="/",
-        **other,
     )
     try:
         yield process

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.schema.errors import GangwatchError
+from exporter.serving.descriptors import raise_limit
 from gangwatch.commands.kubernetes_standby import LEADS, standing_by
 from gangwatch.config import Config
 from gangwatch.logs import configure_logging
@@ -74,6 +75,7 @@ def run(state: StateFolder, config: Config, settings: Settings) -> None:
     """
     state.prepare()
     configure_logging(state, "controller")
+    raise_limit()
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: ending.set())
@@ -203,7 +205,8 @@ def _serve(
     from exporter.security import Security
     from exporter.server import certificate_of, url_of
     from gangwatch.controller_metrics import exposition
-    from gangwatch.daemons import credentials_of
+    from gangwatch.daemons import credentials_of, limits_of
+    from scheduler_feedback.api_requests import carries_token
     from scheduler_feedback.controller import Controller
 
     mounted: list[App] = []
@@ -214,7 +217,10 @@ def _serve(
     host, port = config.controller.address()
     web_config = config.controller.web_config
     security = Security(Path(web_config), token=lambda: controller.token) if web_config is not None else None
-    server, listener = create_server(app, host, port, (lambda: controller.end_streams(),), security)
+    server, listener = create_server(
+        app, host, port, (lambda: controller.end_streams(),), security, limits_of(config),
+        lambda header: carries_token(header, controller.token),
+    )  # fmt: skip
     credentials, named = credentials_of(config), naming(backend)
     attest = backend.world.attest
     with (
@@ -228,8 +234,10 @@ def _serve(
         def leads() -> list[Sample]:
             return [(LEADS, (), float(leadership.may_act()))]
 
+        sources = (controller.measures, server.measures, leads)
+
         def metrics(_request: Request) -> Response:
-            return Response(exposition(controller.failures, (controller.measures, leads)), media_type=TEXT_TYPE)
+            return Response(exposition(controller.failures, sources), media_type=TEXT_TYPE)
 
         routes = [Route("/metrics", metrics), Mount("/", controller.api())]
         mounted.append(Starlette(routes=routes, lifespan=lambda _: controller.serving(failed)))

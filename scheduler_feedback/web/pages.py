@@ -10,30 +10,32 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from scheduler_feedback import api_documents as documents
 from scheduler_feedback.api_barrier import ended_by_bug
+from scheduler_feedback.api_pages import EventStream, peer_of
 from scheduler_feedback.api_requests import RefusedError, check_origin, number_of
+from scheduler_feedback.api_streams import entries_after, newest_entry
 from scheduler_feedback.core.pace import MOST_ROWS, NEWEST_ROWS, Pace, Speed
-from scheduler_feedback.core.state import State
 from scheduler_feedback.feed.hearing import Hearing
-from scheduler_feedback.loop import CycleThread
 from scheduler_feedback.part_failures import PartFailures, in_words
+from scheduler_feedback.reading.desk import Desk
+from scheduler_feedback.reading.listing import Listing
 from scheduler_feedback.store import NumberedEntry, Reader
-from scheduler_feedback.stories import story_of
-from scheduler_feedback.subscribers import Subscribers
+from scheduler_feedback.stories import Story
+from scheduler_feedback.subscribers import FullError, Subscribers, Subscription
 from scheduler_feedback.web import frame, job, lists, node, overview, paces, views
 from scheduler_feedback.web.markup import Markup, join, tag
 
@@ -83,13 +85,12 @@ HEADERS = {
 
 _FOLDER = Path(__file__).parent
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-_T = TypeVar("_T")
 
 
 class Source(Protocol):
     """What the pages need of a controller."""
 
-    cycle: CycleThread
+    desk: Desk
     subscribers: Subscribers
     failures: PartFailures
 
@@ -97,8 +98,8 @@ class Source(Protocol):
     def store(self) -> Reader: ...
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
-    def speeds(self) -> dict[str, Speed]: ...
-    def hearing(self) -> dict[str, Hearing]: ...
+    async def shared_speeds(self) -> Mapping[str, Speed]: ...
+    def shared_hearing(self) -> Mapping[str, Hearing]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +140,8 @@ class Seen:
 class Pages:
     """Every page of one controller."""
 
-    def __init__(self, source: Source, most_streams: int) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
-        self._most_streams = most_streams
         self._looks: OrderedDict[View, tuple[float, asyncio.Task[Seen]]] = OrderedDict()
         self._stories: OrderedDict[str, tuple[int, list[documents.Document]]] = OrderedDict()
 
@@ -165,7 +165,7 @@ class Pages:
             check_origin(request)
             view = _view(kind, request)
             try:
-                seen = await self._look(view, time.monotonic() - LOOK_SECONDS)
+                seen = await self._look(view, time.monotonic() - LOOK_SECONDS, peer_of(request))
             except RefusedError as error:
                 return _html(frame.page("Not here", "", "", tag("section", tag("h1", str(error)), class_="panel")), 404)
             return _html(_whole(view, seen))
@@ -178,48 +178,49 @@ class Pages:
         async def endpoint(request: Request) -> Response:
             check_origin(request)
             view = _view(kind, request)
-            subscribers = self._source.subscribers
-            if subscribers.closed or len(subscribers) >= self._most_streams:
-                raise RefusedError(503, f"stopping, or {self._most_streams} streams are open already")
-            await self._look(view, time.monotonic() - LOOK_SECONDS)  # refuses what there is not
-            stream = ended_by_bug(self._stream(view), self._source.failures, "page")
-            return StreamingResponse(stream, headers={"cache-control": "no-store"}, media_type="text/event-stream")
+            subscribers, peer = self._source.subscribers, peer_of(request)
+            await self._look(view, time.monotonic() - LOOK_SECONDS, peer)  # refuses what there is not
+            try:
+                subscription = subscribers.open(peer)
+            except FullError as error:
+                raise RefusedError(503 if subscribers.closed else 429, str(error)) from None
+            stream = ended_by_bug(self._stream(view, subscription, peer), self._source.failures, "page")
+            return EventStream(stream, lambda: subscribers.remove(subscription))
 
         return endpoint
 
-    async def _stream(self, view: View) -> AsyncIterator[bytes]:
-        subscribers = self._source.subscribers
-        wake = subscribers.add()
+    async def _stream(self, view: View, subscription: Subscription, peer: str) -> AsyncIterator[bytes]:
         try:
             yield b"retry: 1000\n\n"
             told: dict[str, Markup] = {}
             drawn = _Drawn()
-            since = await run_in_threadpool(self._source.store.newest_entry_id)
+            since = await newest_entry(self._source, peer)
             said_s = not_before_s = time.monotonic()
-            while not subscribers.closed:
-                seen = await self._look(view, not_before_s)
+            while not subscription.ended:
+                seen = await self._look(view, not_before_s, peer)
                 for name, markup in seen.parts.items():
                     if told.get(name) != markup:
                         told[name] = markup
                         yield _event("part", {"name": name, "html": str(markup)})
                         said_s = time.monotonic()
-                if view.kind == "job" and (document := await self._drawing(view.name, seen, drawn)) is not None:
+                if view.kind == "job" and (document := await self._drawing(view.name, seen, drawn, peer)) is not None:
                     yield _event("pace", document)
                     said_s = time.monotonic()
-                if wake.is_set():
-                    wake.clear()
-                    entries = await run_in_threadpool(self._source.store.entries_after, since)
+                if subscription.wake.is_set():
+                    subscription.wake.clear()
+                    written, _ = await entries_after(self._source, peer, since)
+                    entries = [one.numbered for one in written]
                     since = entries[-1].entry_id if entries else since
                     if news := _news(view, entries):
                         yield _event("news", {"text": news})
                 if time.monotonic() - said_s > HEARTBEAT_SECONDS:
                     yield _event("alive", {})
                     said_s = time.monotonic()
-                not_before_s = await _due(wake)
+                not_before_s = await _due(subscription)
         finally:
-            subscribers.remove(wake)
+            self._source.subscribers.remove(subscription)
 
-    async def _drawing(self, name: str, seen: Seen, drawn: _Drawn) -> documents.Document | None:
+    async def _drawing(self, name: str, seen: Seen, drawn: _Drawn, peer: str) -> documents.Document | None:
         """What the page's drawings lack; None where that is nothing. whole: they are to begin anew."""
         pace = await run_in_threadpool(self._source.pace_of, name, drawn.sequence)
         if pace is None:
@@ -229,17 +230,20 @@ class Pages:
         if whole:
             drawn.of = of
             pace = await run_in_threadpool(self._source.pace_of, name) or pace
-        made = await run_in_threadpool(paces.document, pace, seen.accused, time.time_ns(), seen.ended_ns)
+        made = await self._source.desk.make(
+            peer, partial(paces.document, pace, seen.accused, time.time_ns(), seen.ended_ns)
+        )
         drawn.sequence = made["sequence"] if made["at"] else drawn.sequence
         return {**made, "whole": whole} if whole or made["at"] else None
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
-    async def _look(self, view: View, not_before_s: float) -> Seen:
-        """The page as it was at some moment after this one (monotonic). Raises RefusedError where there is none."""
+    async def _look(self, view: View, not_before_s: float, peer: str) -> Seen:
+        """The page as it was at some moment after this one (monotonic); what that costs is the peer's, unless another
+        has looked. Raises RefusedError where there is none."""
         kept = self._looks.get(view)
         if kept is None or kept[0] < not_before_s:
-            task = asyncio.ensure_future(self._see(view))
+            task = asyncio.ensure_future(self._see(view, peer))
             # Who asked may have gone by then; what went wrong is told to whoever asks next.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             kept = self._looks[view] = time.monotonic(), task
@@ -248,54 +252,63 @@ class Pages:
                 self._looks.popitem(last=False)
         return await asyncio.shield(kept[1])
 
-    async def _see(self, view: View) -> Seen:
-        seen = await self._see_parts(view)
+    async def _see(self, view: View, peer: str) -> Seen:
+        seen = await self._see_parts(view, peer)
         troubles = [in_words(one) for one in self._source.failures.troubles()]
-        present = await self._ask(documents.present_nodes)
-        silent = documents.silent_agents(self._source.hearing(), present)
+        silent = await self._source.desk.ask(
+            peer, lambda listing: documents.silent_agents(self._source.shared_hearing(), listing.present)
+        )
         seen.parts[frame.TROUBLES] = frame.troubles(troubles, silent)
         return seen
 
-    async def _see_parts(self, view: View) -> Seen:
+    async def _see_parts(self, view: View, peer: str) -> Seen:
+        desk = self._source.desk
         match view.kind:
             case "overview":
-                speeds, now_ns = await self._speeds(), time.time_ns()
-                document = await self._ask(lambda state: views.overview(state, speeds, now_ns))
-                latest = await run_in_threadpool(self._latest)
-                made = await run_in_threadpool(overview.parts, document, latest, speeds, now_ns)
-                return Seen(made)
+                speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
+                latest = await desk.read(peer, self._latest)
+
+                def whole(listing: Listing) -> Seen:
+                    document = views.overview(listing.state, speeds, now_ns, listing.reasons)
+                    return Seen(overview.parts(document, latest, speeds, now_ns))
+
+                return await desk.ask(peer, whole)
             case "jobs":
-                document = await self._ask(lambda state: views.jobs_page(state, view.state, view.words, view.page))
-                speeds, now_ns = await self._speeds(), time.time_ns()
-                return Seen(await run_in_threadpool(lists.job_parts, document, view.query, speeds, now_ns))
+                speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
+
+                def jobs(listing: Listing) -> Seen:
+                    document = views.jobs_page(listing.state, view.state, view.words, view.page)
+                    return Seen(lists.job_parts(document, view.query, speeds, now_ns))
+
+                return await desk.ask(peer, jobs)
             case "nodes":
-                document = await self._ask(lambda state: views.nodes_page(state, view.state, view.words, view.page))
-                document["nodes"] = documents.with_hearing(document["nodes"], self._source.hearing())
-                return Seen(await run_in_threadpool(lists.node_parts, document, view.query))
+
+                def nodes(listing: Listing) -> Seen:
+                    document = views.nodes_page(listing.state, view.state, view.words, view.page)
+                    document["nodes"] = documents.with_hearing(document["nodes"], self._source.shared_hearing())
+                    return Seen(lists.node_parts(document, view.query))
+
+                return await desk.ask(peer, nodes)
             case "node":
-                found = await self._ask(lambda state: views.node_page(state, view.name))
+                found = await desk.ask(peer, lambda listing: views.node_page(listing.state, view.name))
                 if found is None:
                     raise RefusedError(404, f"no node {view.name}")
-                (found,) = documents.with_hearing([found], self._source.hearing())
-                story = await run_in_threadpool(self._story, f"node:{view.name}")
-                speeds, now_ns = await self._speeds(), time.time_ns()
-                return Seen(await run_in_threadpool(node.parts, found, story, speeds, now_ns))
+                (found,) = documents.with_hearing([found], self._source.shared_hearing())
+                story = await desk.read(peer, lambda: self._story(f"node:{view.name}"))
+                speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
+                return Seen(await desk.make(peer, partial(node.parts, found, story, speeds, now_ns)))
         pace = await run_in_threadpool(self._source.pace_of, view.name, -1, NEWEST_ROWS)
-        summary = None if pace is None else await run_in_threadpool(paces.summary, pace)
+        summary = None if pace is None else await desk.make(peer, partial(paces.summary, pace))
         slowest = () if summary is None else summary["slowest"]
-        found = await self._ask(lambda state: views.job_page(state, view.name, slowest))
+        found = await desk.ask(
+            peer, lambda listing: views.job_page(listing.state, view.name, slowest, listing.reasons, listing.explain)
+        )
         if found is None:
             raise RefusedError(404, f"no job {view.name}")
-        story = await run_in_threadpool(self._story, view.name)
+        story = await desk.read(peer, lambda: self._story(view.name))
         accused = tuple(found["accused"][: paces.MOST_ACCUSED])
-        made = await run_in_threadpool(job.parts, found, story, summary, time.time_ns())
+        made = await desk.make(peer, partial(job.parts, found, story, summary, time.time_ns()))
         return Seen(made, accused, pace is not None, found["ended_ns"])
-
-    async def _ask(self, question: Callable[[State], _T]) -> _T:
-        return await asyncio.wrap_future(self._source.cycle.ask(question))
-
-    async def _speeds(self) -> dict[str, Speed]:
-        return await run_in_threadpool(self._source.speeds)
 
     def _latest(self) -> list[documents.Document]:
         store = self._source.store
@@ -305,14 +318,18 @@ class Pages:
     def _story(self, subject: str) -> list[documents.Document]:
         """The newest entries, the newest first; read again only where something was written since."""
         store = self._source.store
-        newest = store.newest_entry_id()
+        newest = self._source.subscribers.newest
+        if newest is None:
+            newest = store.newest_entry_id()
         kept = self._stories.get(subject)
         if kept is None or kept[0] != newest:
             if subject.startswith("node:"):
-                told = [documents.entry_document(entry) for entry in store.entries_of(subject)]
+                whole = [(subject, 0, 2**63 - 1)]
+                entries = store.entries_of_all(whole, most=MOST_ENTRIES, newest=True)
+                told = [documents.entry_document(entry) for entry in entries]
             else:
-                told = list(story_of(store, subject))
-            kept = newest, told[: -MOST_ENTRIES - 1 : -1]
+                told = Story(store, subject).newest(MOST_ENTRIES)
+            kept = newest, told
             self._stories[subject] = kept
             while len(self._stories) > MOST_KEPT:
                 self._stories.popitem(last=False)
@@ -376,10 +393,10 @@ def _news(view: View, entries: list[NumberedEntry]) -> str:
     return ". ".join([*words, f"and {len(told) - MOST_NEWS} more"] if len(told) > MOST_NEWS else words)
 
 
-async def _due(wake: asyncio.Event) -> float:
+async def _due(subscription: Subscription) -> float:
     """Wait until the next look is due; from when on (monotonic) somebody else's look is new enough."""
     try:
-        await asyncio.wait_for(wake.wait(), LOOK_SECONDS)
+        await asyncio.wait_for(subscription.wake.wait(), LOOK_SECONDS)
     except TimeoutError:
         return time.monotonic() - LOOK_SECONDS / 2
     woken_s = time.monotonic()

@@ -1,14 +1,14 @@
 """Views: the state as bounded documents for the page and for `gangwatch top`. Pure.
 
-Each is made on the cycle's thread, between two cycles: what it costs, decisions wait for. So it counts over all jobs
-and nodes, and describes at most so many of them as a person looks at.
+Each is made of a snapshot, on the one thread that all readers share. So it counts over all jobs and nodes, and
+describes at most so many of them as a person looks at.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from scheduler_feedback import api_documents as documents
 from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.pace import Speed
 from scheduler_feedback.core.plan import tier_of
@@ -46,10 +47,11 @@ _WORST_FIRST = {
 }
 
 
-def overview(state: State, speeds: Mapping[str, Speed], now_ns: int) -> Document:
+def overview(state: State, speeds: Mapping[str, Speed], now_ns: int, reasons: State | None = None) -> Document:
     """What the first page and `gangwatch top` show.
 
-    speeds: how fast each gang runs. now_ns: wall time against which the end of a last step is held.
+    speeds: how fast each gang runs. now_ns: wall time against which the end of a last step is held. reasons: the state
+    to ask why jobs wait and when they end, where it is another.
     """
     jobs = state.jobs.values()
     running = [job for job in jobs if job.state.holds_slots]
@@ -81,13 +83,13 @@ def overview(state: State, speeds: Mapping[str, Speed], now_ns: int) -> Document
         "slots": slots_by_use(state),
         "running": [brief(job, by_gang.get(job.job_id, ())) for job in shown],
         "progress": dict(Counter(word.value for word in progress.values())),
-        "waiting": [brief(job, ()) | _wait(state, job) for job in waiting[:MOST_WAITING]],
+        "waiting": [brief(job, ()) | _wait(reasons or state, job) for job in waiting[:MOST_WAITING]],
         "waiting_total": len(waiting),
         "ended": [brief(job, ()) for job in ended],
         "verdicts": [documents.verdict_document(state, verdict) for verdict in verdicts[:MOST_VERDICTS]],
         "verdicts_total": len(verdicts),
         "troubled": [node_row(node) for node in _troubled(state)],
-        "timetable": timetable.of_state(state),
+        "timetable": timetable.of_state(reasons or state),
     }
 
 
@@ -244,10 +246,17 @@ def node_row(node: Node) -> Document:
 # --- one job, one node ------------------------------------------------------------------------------------------------
 
 
-def job_page(state: State, job_id: str, slowest: Sequence[int] = ()) -> Document | None:
+def job_page(
+    state: State,
+    job_id: str,
+    slowest: Sequence[int] = (),
+    reasons: State | None = None,
+    explained: Callable[[str], Explanation | None] | None = None,
+) -> Document | None:
     """A job with its verdicts and, where it waits, why; None where there is none of that name.
 
-    slowest: ranks that are listed next to those with a verdict. placed: every rank of the newest attempt.
+    slowest: ranks that are listed next to those with a verdict. reasons: the state to ask why it waits, where it is
+    another; explained: who is asked in full. placed: every rank of the newest attempt.
     """
     job = state.jobs.get(job_id)
     if job is None:
@@ -266,7 +275,7 @@ def job_page(state: State, job_id: str, slowest: Sequence[int] = ()) -> Document
             one.rank,
         ),
     )
-    return documents.job_document(state, replace(job, ranks=[])) | {
+    return documents.job_document(state, replace(job, ranks=[]), verdicts, reasons) | {
         "now_ns": state.now_ns,
         "frozen": state.frozen,
         "verdicts": verdicts,
@@ -280,8 +289,14 @@ def job_page(state: State, job_id: str, slowest: Sequence[int] = ()) -> Document
         ],
         "migrations": job.migrations,
         "preemptions": job.preemptions,
-        "explained": explain(state, job_id) if job.state is JobState.PENDING else None,
+        "explained": _explained(state, job, explained),
     }
+
+
+def _explained(state: State, job: Job, explained: Callable[[str], Explanation | None] | None) -> Explanation | None:
+    if job.state is not JobState.PENDING:
+        return None
+    return explain(state, job.job_id) if explained is None else explained(job.job_id)
 
 
 def node_page(state: State, name: str) -> Document | None:

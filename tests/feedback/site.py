@@ -105,7 +105,8 @@ class Site:
 
 
 @contextmanager
-def serving(folder: Path, world: World) -> Iterator[Site]:
+def serving(folder: Path, world: World, streams: tuple[int, int] = (256, 64)) -> Iterator[Site]:
+    """streams: most event streams, in all and of one peer."""
     reloads: list[Policy | Exception] = []
 
     def reload() -> Policy:
@@ -114,7 +115,7 @@ def serving(folder: Path, world: World) -> Iterator[Site]:
             raise answer
         return answer
 
-    with Controller(folder, MemoryBackend(world), Policy(), reload=reload, detectors=()) as controller:
+    with Controller(folder, MemoryBackend(world), Policy(), reload=reload, detectors=(), streams=streams) as controller:
         app = Starlette(routes=[Mount("/", controller.api())], lifespan=lambda _: controller.serving(lambda: None))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=2))

@@ -14,13 +14,14 @@ import aiohttp
 import pytest
 
 from agent.schema.errors import ConfigError
-from scheduler_feedback import api as api_module
+from scheduler_feedback import api_streams
 from scheduler_feedback import loop as loop_module
 from scheduler_feedback.api_logs import tail_of
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Policy, Queue, State
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind, Verdict
 from scheduler_feedback.replay import replay
+from scheduler_feedback.reading import listing
 from scheduler_feedback.store import Store
 from tests.feedback.memory_backend import World
 from tests.feedback.site import JOB, Site, serving
@@ -415,7 +416,7 @@ def test_a_bug_is_500_and_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(api_module, "explain", broken)
+    monkeypatch.setattr(listing, "explain", broken)
     job_id = site.submit()
     answer = site.ask("GET", f"/api/jobs/{job_id}/explain")
     assert answer.status == 500
@@ -541,8 +542,8 @@ def test_a_stream_ends_when_the_server_stops(tmp_path: Path) -> None:
 
 
 def test_silent_streams_breathe_and_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_module, "HEARTBEAT_SECONDS", 0.05)
-    monkeypatch.setattr(api_module, "MAX_STREAMS", 1)
+    monkeypatch.setattr(api_streams, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(site.controller.subscribers._places, "most_each", 1)
 
     async def scene() -> None:
         async with (
@@ -552,7 +553,7 @@ def test_silent_streams_breathe_and_are_bounded(site: Site, monkeypatch: pytest.
         ):
             lines = [await response.content.readline() for _ in range(5)]
             assert b": alive\n" in lines
-            assert (await asyncio.to_thread(site.ask, "GET", "/api/events")).status == 503
+            assert (await asyncio.to_thread(site.ask, "GET", "/api/events", None, Authorization=None)).status == 429
         while len(site.controller.subscribers):
             await asyncio.sleep(0.01)
 

@@ -137,7 +137,7 @@ BOUNDARIES = {
         "page", lambda _, patch: patch.setattr(pages_module.views, "nodes_page", raises), asks("/nodes")
     ),
     "an API handler": Boundary(
-        "api", lambda _, patch: patch.setattr(api_module.documents, "nodes_document", raises), asks("/api/nodes")
+        "api", lambda _, patch: patch.setattr(api_module.documents, "node_document", raises), asks("/api/nodes")
     ),
 }
 

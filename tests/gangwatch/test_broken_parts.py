@@ -30,7 +30,7 @@ if "controller" in sys.orig_argv:
     HangDetector.tick = broken
     Look._job = broken
     lists.job_parts = broken
-    api_documents.queue_document = broken
+    api_documents.queue_frame = broken
 """
 
 

@@ -11,9 +11,9 @@ from http.client import HTTPConnection, HTTPResponse
 
 import pytest
 
-from scheduler_feedback import api as api_module
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.pace import Speed
+from scheduler_feedback.subscribers import MOST_STREAMS_EACH
 from scheduler_feedback.web import frame, pages, timetable, words
 from scheduler_feedback.web.markup import Markup, join, tag
 from scheduler_feedback.web.progress import Progress, progress_of
@@ -314,10 +314,11 @@ def test_a_jobs_stream_tells_only_of_that_job(site: Site) -> None:
 
 
 def test_streams_are_bounded_and_end_with_the_server(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    streams = [Stream(site, "/live/") for _ in range(api_module.MAX_STREAMS)]
-    answer = site.ask("GET", "/live/")
-    assert answer.status == 503
-    assert str(api_module.MAX_STREAMS) in answer.error
+    streams = [Stream(site, "/live/") for _ in range(MOST_STREAMS_EACH)]
+    answer = site.ask("GET", "/live/", Authorization=None)
+    assert answer.status == 429
+    assert str(MOST_STREAMS_EACH) in answer.error
+    assert answer.headers["retry-after"] == "1"
     site.controller.end_streams()
     assert streams[0].response.read().endswith(b"\n\n")
     for stream in streams:

@@ -27,6 +27,7 @@ from agent.schema.catalog.pcie import PCIE
 from agent.schema.catalog.process import PROCESS
 from agent.schema.catalog.rdma import RDMA
 from agent.schema.catalog.renamed import RENAMED, Renamed
+from agent.schema.catalog.serving import SERVING
 from agent.schema.catalog.slurm import SLURM
 from agent.schema.catalog.step import STEP
 from agent.schema.catalog.topology import TOPOLOGY
@@ -48,6 +49,7 @@ METRICS: tuple[Metric, ...] = (
     *TOPOLOGY,
     *KERNEL_LOG,
     *FEEDBACK,
+    *SERVING,
     *SLURM,
 )
 

@@ -1,0 +1,267 @@
+"""The gate of the controller's server: accepts connections, shares places out among peers, and ends what is late.
+
+asyncio's own listener accepts whatever comes, for as long as there are descriptors. This one is a listener of the same
+make (``add_reader``, ``accept``) which asks `places` first. Every connection is accepted at once, also where all places
+are taken: what waits in the kernel's queue could not be told apart by peer, and a flood there would shut everybody out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import struct
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+
+from agent.schema.places import NoPlaceError, Places
+from exporter.prometheus import Sample
+from exporter.security import Bucket
+from exporter.serving import limits as bounds
+from exporter.serving.descriptors import exhausted, most_connections
+from exporter.serving.limits import Limits
+from exporter.serving.peers import Peers
+from exporter.serving.protocol import BoundedProtocol, Worth
+
+ACCEPTED_AT_ONCE = 16
+"""Connections accepted before the loop has a turn at those that are open: two milliseconds."""
+
+ACCEPT_PAUSE_SECONDS = 0.2
+"""After accept(2) fails for want of descriptors, and no connection could be ended to have one."""
+
+LOOK_SECONDS = 1.0
+COMPLAIN_SECONDS = 60.0
+"""What is refused is counted; the log has a line of it at most so often."""
+
+MOST_BUCKETS = 4096
+"""Peers whose rate is remembered; the one that came last the longest ago goes first."""
+
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER of no time: closing sends a reset, and leaves nothing behind for a minute (socket(7))."""
+
+_log = logging.getLogger(__name__)
+
+
+class Connection:
+    """One connection's place: its protocol, once it has one; before that, the handshake."""
+
+    __slots__ = ("_gate", "handshake", "peer", "protocol")
+
+    def __init__(self, gate: Gate, peer: str) -> None:
+        self._gate = gate
+        self.peer = peer
+        self.handshake: asyncio.Task[None] | None = None
+        self.protocol: BoundedProtocol | None = None
+
+    def value(self, worth: int) -> None:
+        """Say what it is worth from now on: Worth."""
+        self._gate.places.value(self, worth)
+
+    def gone(self) -> None:
+        """The connection is closed."""
+        self._gate.places.drop(self)
+
+    def malformed(self) -> None:
+        """The connection brought what is no request."""
+        self._gate.refused["malformed"] += 1
+
+    def abort(self) -> None:
+        """End it at once."""
+        if self.protocol is not None and self.protocol.transport is not None:
+            self.protocol.transport.abort()
+        elif self.handshake is not None:
+            self.handshake.cancel()
+
+
+class Buckets:
+    """A token bucket for each peer, of those that came lately."""
+
+    def __init__(self, per_second: float) -> None:
+        self._per_second = per_second
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def of(self, peer: str, now_s: float) -> Bucket:
+        """The peer's bucket: twice a second's worth at once."""
+        bucket = self._buckets.get(peer)
+        if bucket is None:
+            bucket = self._buckets[peer] = Bucket(1 / self._per_second, int(2 * self._per_second), now_s)
+            if len(self._buckets) > MOST_BUCKETS:
+                self._buckets.popitem(last=False)
+        else:
+            self._buckets.move_to_end(peer)
+        return bucket
+
+
+class Gate:
+    """Accepts what comes to one listening socket. uvicorn closes it as it would close asyncio's server.
+
+    context: with what the next connection is encrypted; None for not at all. make: a connection's protocol.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        limits: Limits,
+        context: Callable[[], ssl.SSLContext | None],
+        make: Callable[[Connection], BoundedProtocol],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._context = context
+        self._make = make
+        self._peers = Peers()
+        self.places: Places[Connection] = Places(
+            most_connections(limits.connections),
+            limits.connections_each,
+            worth_own=Worth.IDLE,
+            worth_others=Worth.ANSWERING,
+        )
+        self._connects = Buckets(limits.connects_per_second)
+        self._closed = False
+        self._paused: asyncio.TimerHandle | None = None
+        self._complained_s: dict[str, float] = {}
+        self.refused: Counter[str] = Counter()
+        """Connections that were refused or ended, by why."""
+        self.accepted = 0
+        listener.setblocking(False)
+        self._loop.add_reader(listener.fileno(), self._accept)
+        self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
+
+    def measures(self) -> Iterator[Sample]:
+        """Series of the catalogue."""
+        yield "gangwatch_http_connections", (), float(len(self.places))
+        yield "gangwatch_http_connections_limit", (), float(self.places.most)
+        yield "gangwatch_http_peers", (), float(self.places.peers())
+        yield "gangwatch_http_connections_total", (), float(self.accepted)
+
+    # --- as uvicorn asks a server ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Accept no more."""
+        if self._closed:
+            return
+        self._closed = True
+        self._looking.cancel()
+        if self._paused is not None:
+            self._paused.cancel()
+        else:
+            self._loop.remove_reader(self._listener.fileno())
+        self._peers.close()
+        for connection in self._connections():
+            if connection.protocol is None:
+                connection.abort()
+
+    async def wait_closed(self) -> None:
+        """Nothing is left to wait for: uvicorn knows the connections."""
+
+    def end(self) -> None:
+        """End every connection that is still open."""
+        for connection in self._connections():
+            connection.abort()
+
+    # --- accepting ---------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._make_room(error)
+                return
+            try:
+                self._take(accepted, address)
+            except OSError:  # it has gone already
+                accepted.close()
+
+    def _take(self, accepted: socket.socket, address: object) -> None:
+        accepted.setblocking(False)
+        now_s = time.monotonic()
+        peer = self._peers.of(accepted, address)
+        self.accepted += 1
+        if not self._connects.of(peer, now_s).take(now_s):
+            self._refuse(accepted, peer, "too many new connections", "rate")
+            return
+        connection = Connection(self, peer)
+        try:
+            displaced = self.places.take(peer, connection, now_s, Worth.SILENT)
+        except NoPlaceError as error:
+            self._refuse(accepted, peer, str(error), "places")
+            return
+        if displaced is not None:
+            self.refused["displaced"] += 1
+            displaced.abort()
+        connection.handshake = self._loop.create_task(self._open(connection, accepted))
+
+    async def _open(self, connection: Connection, accepted: socket.socket) -> None:
+        """Do the handshake, where there is one, and hand the connection to its protocol."""
+        try:
+            context = self._context()
+
+            def protocol() -> BoundedProtocol:
+                connection.protocol = self._make(connection)
+                return connection.protocol
+
+            await self._loop.connect_accepted_socket(
+                protocol,
+                accepted,
+                ssl=context,
+                ssl_handshake_timeout=bounds.HEAD_SECONDS if context is not None else None,
+                ssl_shutdown_timeout=bounds.LINGER_SECONDS if context is not None else None,
+            )
+        except asyncio.CancelledError:
+            connection.gone()
+            accepted.close()
+        except (OSError, ssl.SSLError):  # the peer went away, speaks no TLS, or too slowly
+            self.refused["handshake"] += 1
+            connection.gone()
+            accepted.close()
+        except BaseException:
+            connection.gone()
+            accepted.close()
+            raise
+
+    def _refuse(self, accepted: socket.socket, peer: str, why: str, reason: str) -> None:
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        accepted.close()
+        self.refused[reason] += 1
+        self._complain(reason, f"connections of {peer} are refused: {why}")
+
+    def _make_room(self, error: OSError) -> None:
+        """accept(2) has failed: end the connection that is worth the least, or wait a moment."""
+        self.refused["descriptors" if exhausted(error) else "accept"] += 1
+        self._complain("accept", f"no connection can be accepted: {error}; {len(self.places)} are open")
+        displaced = self.places.least(time.monotonic()) if exhausted(error) else None
+        if displaced is not None:
+            displaced.gone()
+            displaced.abort()
+        # Also then: its descriptor is free only once the loop has had a turn.
+        self._loop.remove_reader(self._listener.fileno())
+        self._paused = self._loop.call_later(0.001 if displaced is not None else ACCEPT_PAUSE_SECONDS, self._resume)
+
+    def _resume(self) -> None:
+        self._paused = None
+        if not self._closed:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _complain(self, about: str, text: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._complained_s.get(about, -COMPLAIN_SECONDS) >= COMPLAIN_SECONDS:
+            self._complained_s[about] = now_s
+            _log.warning("%s", text)
+
+    # --- the connections that are open -------------------------------------------------------------------------------
+
+    def _connections(self) -> list[Connection]:
+        return list(self.places)
+
+    def _look(self) -> None:
+        """Once a second: end what is late."""
+        now_s = self._loop.time()
+        for connection in self._connections():
+            if connection.protocol is not None and (late := connection.protocol.look(now_s)):
+                self.refused[f"late {late}"] += 1
+        self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
