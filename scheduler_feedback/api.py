@@ -284,7 +284,9 @@ class _Api:
         except lists.MarkError as error:
             raise RefusedError(400, f"continue: no mark of this list: {error}") from None
         if most is None and answer.rest is not None:
-            whole = ended_by_bug(desk.whole(peer, lister, frame), self._controller.failures, "api", again=True)
+            whole = ended_by_bug(
+                desk.whole(peer, key_of(request), lister, frame), self._controller.failures, "api", again=True
+            )
             return StreamingResponse(whole, headers={"cache-control": "no-store"}, media_type="application/json")
         response = _tagged(request, answer)
         if answer.rest is not None:
@@ -478,7 +480,8 @@ class _Api:
         if reason.drain and word != NodeCommand.MAINTENANCE:
             raise RefusedError(400, f"drain: belongs to maintenance, not to {word}")
         await self._wish(make)
-        left = await self._ask(request, lambda listing: documents.left_on(listing.state, name))
+        # Of the cycle's thread, as the command was: a command's answer waits for no snapshot.
+        left = await asyncio.wrap_future(self._controller.cycle.ask(lambda state: documents.left_on(state, name)))
         return _json({"node": name, "command": word} | left)
 
     async def _judge(self, request: Request) -> Response:

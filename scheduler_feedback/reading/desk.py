@@ -24,7 +24,7 @@ published last is the answer, and says by its now_ns how old it is."""
 SLICE = 100
 """Items of a list that are made in one piece: about a millisecond."""
 
-MOST_ANSWERS, MOST_ANSWER_BYTES = 128, 16 * 1024 * 1024
+MOST_ANSWERS, MOST_ANSWER_BYTES = 512, 32 * 1024 * 1024
 """Answers that are kept while the state is the same, for whoever asks the same."""
 
 _T = TypeVar("_T")
@@ -50,7 +50,7 @@ class Desk:
         self._listing: Listing | None = None
         self._answers: OrderedDict[str, tuple[int, Answer]] = OrderedDict()
         self._answer_bytes = 0
-        self._making: dict[tuple[str, int], asyncio.Task[Answer]] = {}
+        self._making: dict[tuple[str, str, int], asyncio.Task[Answer]] = {}
 
     def close(self) -> None:
         """Answer nothing more."""
@@ -89,29 +89,31 @@ class Desk:
 
         return await self._answer(peer, key, question)
 
-    async def whole(self, peer: str, lister: Lister, frame: Frame | None = None) -> AsyncIterator[bytes]:
+    async def whole(self, peer: str, key: str, lister: Lister, frame: Frame | None = None) -> AsyncIterator[bytes]:
         """The whole list as JSON, of one snapshot, in slices: each is a piece of its own, and waits for its turn."""
         snapshot = await self._fresh()
+        # Kept to the end: another reader's may be of a newer snapshot by then.
+        listing = await self._documents.run(peer, lambda: self._listed(snapshot), patient=True)
         before, after = b"[", b"]"
         if frame is not None:
             framed = await self._documents.run(
-                peer, lambda: msgspec.json.encode(frame.around(self._listed(snapshot), [])), patient=True
+                peer, lambda: msgspec.json.encode(frame.around(listing, [])), patient=True
             )
             before, _, after = framed.partition(frame.gap)
             before, after = before + frame.gap[:-1], b"]" + after
         mark: Mark | None = None
         while True:
-            taken = mark
 
-            def slice_of(taken: Mark | None = taken) -> tuple[bytes, Mark | None]:
-                part = lister(self._listed(snapshot), taken, SLICE)
-                return msgspec.json.encode(part.items)[1:-1], part.mark
+            def slice_of(listing: Listing, taken: Mark | None = mark) -> tuple[Any, Mark | None]:
+                part = lister(listing, taken, SLICE)
+                return part.items, part.mark
 
-            content, mark = await self._documents.run(peer, slice_of, patient=True)
-            yield before + content
-            if mark is None:
+            slice_key = f"{key} {mark}"
+            answer = await self._answer_of(snapshot, peer, slice_key, slice_of, lambda: listing, patient=True)
+            yield before + answer.content[1:-1]
+            if answer.rest is None:
                 break
-            before = b"," if content else b""
+            mark, before = answer.rest, b","
         yield after
 
     async def _fresh(self) -> Snapshot:
@@ -124,7 +126,7 @@ class Desk:
             return self._snapshots.newest
 
     def _listed(self, snapshot: Snapshot) -> Listing:
-        """On the thread of reads. A reader of an earlier snapshot has its own listing made again."""
+        """The snapshot as lists; on the thread of reads."""
         listing = self._listing
         if listing is None or listing.version < snapshot.version:
             listing = self._listing = Listing(snapshot, self._reasons)
@@ -136,31 +138,49 @@ class Desk:
 
     async def _answer(self, peer: str, key: str, question: Callable[[Listing], tuple[Any, Mark | None]]) -> Answer:
         snapshot = await self._fresh()
+        return await self._answer_of(snapshot, peer, key, question, lambda: self._listed(snapshot))
+
+    async def _answer_of(
+        self,
+        snapshot: Snapshot,
+        peer: str,
+        key: str,
+        question: Callable[[Listing], tuple[Any, Mark | None]],
+        listed: Callable[[], Listing],
+        patient: bool = False,
+    ) -> Answer:
         version = snapshot.version
         kept = self._answers.get(key)
         if kept is not None and kept[0] == version:
             self._answers.move_to_end(key)
             return kept[1]
-        task = self._making.get((key, version))
+        # By peer: an answer that one is made to wait for is no reason for another to wait as long.
+        task = self._making.get((peer, key, version))
         if task is None:
 
             def make() -> Answer:
-                document, mark = question(self._listed(snapshot))
+                made = self._answers.get(key)
+                if made is not None and made[0] == version:
+                    return made[1]
+                document, mark = question(listed())
                 content = msgspec.json.encode(document)
                 return Answer(content, f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"', mark)
 
-            task = asyncio.ensure_future(self._documents.run(peer, make))
-            self._making[key, version] = task
-            task.add_done_callback(lambda done: self._made(key, version, done))
+            task = asyncio.ensure_future(self._documents.run(peer, make, patient))
+            self._making[peer, key, version] = task
+            task.add_done_callback(lambda done: self._made(peer, key, version, done))
         return await asyncio.shield(task)
 
-    def _made(self, key: str, version: int, task: asyncio.Task[Answer]) -> None:
-        self._making.pop((key, version), None)
+    def _made(self, peer: str, key: str, version: int, task: asyncio.Task[Answer]) -> None:
+        self._making.pop((peer, key, version), None)
         if task.cancelled() or task.exception() is not None:
             return
         answer = task.result()
-        earlier = self._answers.pop(key, None)
+        earlier = self._answers.get(key)
         if earlier is not None:
+            if earlier[0] > version:
+                return
+            del self._answers[key]
             self._answer_bytes -= len(earlier[1].content)
         self._answers[key] = version, answer
         self._answer_bytes += len(answer.content)
