@@ -15,12 +15,17 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
+from agent.schema.places import NoPlaceError, Places
+from exporter.buckets import Buckets
 from exporter.http_messages import Answer, BadRequestError, Request, parse_request, text_answer
+from exporter.serving.descriptors import exhausted, most_connections
+from exporter.serving.peers import Peers
 
 if TYPE_CHECKING:
     import ssl  # two megabytes, which an agent on loopback never needs
@@ -30,8 +35,15 @@ log = logging.getLogger(__name__)
 MOST_HEADER_BYTES = 16 * 1024
 """Of a request line and its headers together; nginx and Apache allow 8 KiB a line."""
 
-MOST_CONNECTIONS = 128
-"""At one time: twice the streams that may be open. At the bound the connection that idles longest makes room."""
+MOST_CONNECTIONS, MOST_CONNECTIONS_EACH = 128, 32
+"""At one time, and of one peer: on loopback a user, elsewhere an address. Twice the streams that may be open. At the
+bound a connection that waits for a request makes room, of the peer that has the most."""
+
+REQUESTS_PER_SECOND = 100.0
+"""Of one peer in the long run, and twice as many at once; a scraper makes one. More wait for their turn."""
+
+MOST_WAIT_SECONDS = 2.0
+"""A request that would wait longer for its turn is refused with 429."""
 
 IDLE_SECONDS = 330.0
 """A kept connection is closed after this; Prometheus keeps its side for five minutes."""
@@ -50,6 +62,12 @@ STOP_SECONDS = 2.0
 
 ACCEPT_PAUSE_SECONDS = 0.2
 """After accept(2) fails for want of descriptors or memory."""
+
+COMPLAIN_SECONDS = 60.0
+"""What is refused is counted; the log has a line of it at most so often."""
+
+_SILENT, _IDLE, _ANSWERING = range(3)
+"""What a connection's place is worth: it has said nothing whole yet; it is between two requests; it is answered."""
 
 Application = Callable[[Request], Answer]
 """Answers one request; called from many threads."""
@@ -73,7 +91,8 @@ class Transport(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    """One client's. idle_since: monotonic seconds since which it waits for a request; None while one is answered.
+    """One client's. peer: who it is of (serving/peers.py). idle_since: monotonic seconds since which it waits for a
+    request; None while one is answered. answered: whether one was.
 
     newest: its last request and whether it may be kept, by the bytes that said so: a scraper sends the same each time.
     """
@@ -81,6 +100,7 @@ class _Connection:
     socket: socket.socket
     peer: str
     idle_since: float | None
+    answered: bool = False
     rest: bytes = b""
     context: ssl.SSLContext | None = field(default=None, repr=False)
     newest: tuple[bytes, Request, bool] | None = None
@@ -93,7 +113,14 @@ class HttpServer:
         self._application = application
         self._listener = listener
         self._transport = transport
-        self._connections: set[_Connection] = set()
+        self._peers = Peers()
+        self._connections: Places[_Connection] = Places(
+            most_connections(MOST_CONNECTIONS), MOST_CONNECTIONS_EACH, worth_own=_IDLE, worth_others=_ANSWERING
+        )
+        self._rates = Buckets(REQUESTS_PER_SECOND)
+        self.refused: Counter[str] = Counter()
+        """Connections and requests that were refused, or ended early, by why."""
+        self._complained_s = -COMPLAIN_SECONDS
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._acceptor = threading.Thread(target=self._accept, name="http", daemon=True)
@@ -113,6 +140,7 @@ class HttpServer:
         if self._acceptor.ident is not None:
             self._acceptor.join()
         self._listener.close()
+        self._peers.close()
         deadline = time.monotonic() + STOP_SECONDS
         while True:
             with self._lock:
@@ -124,42 +152,73 @@ class HttpServer:
                     return
             time.sleep(0.01)
 
+    def measures(self) -> Iterator[tuple[str, tuple[tuple[str, str], ...], float]]:
+        """Series of the catalogue."""
+        yield "gangwatch_http_connections", (), float(len(self._connections))
+        yield "gangwatch_http_connections_limit", (), float(self._connections.most)
+        for reason, count in sorted(self.refused.items()):
+            yield "gangwatch_http_refused_total", (("reason", reason),), float(count)
+
     def _accept(self) -> None:
         while not self._stopping.is_set():
             try:
                 accepted, address = self._listener.accept()
+            except ConnectionAbortedError:
+                continue
             except OSError as error:
                 if self._stopping.is_set():
                     return
-                log.warning("no connection can be accepted: %s", error)
-                time.sleep(ACCEPT_PAUSE_SECONDS)
+                self._wait_for_room(error)
                 continue
-            connection = _Connection(accepted, str(address[0]), time.monotonic())
+            try:
+                peer = self._peers.of(accepted, address)
+            except OSError:  # it has gone already
+                accepted.close()
+                continue
+            connection = _Connection(accepted, peer, time.monotonic())
             if not self._admit(connection):
                 accepted.close()
                 continue
             try:
                 threading.Thread(target=self._serve, args=(connection,), name="http client", daemon=True).start()
             except RuntimeError as error:
-                log.warning("no thread for a connection: %s", error)
+                self._complain("threads", f"no thread for a connection: {error}")
                 self._forget(connection)
 
+    def _wait_for_room(self, error: OSError) -> None:
+        """accept(2) has failed: end a connection that waits for a request, and go on after a moment."""
+        self._complain("descriptors" if exhausted(error) else "accept", f"no connection can be accepted: {error}")
+        if exhausted(error):
+            with self._lock:
+                displaced = self._connections.least(time.monotonic())
+                if displaced is not None:
+                    self._connections.drop(displaced)
+                    _shut(displaced.socket)
+        self._stopping.wait(ACCEPT_PAUSE_SECONDS)
+
+    def _complain(self, reason: str, text: str) -> None:
+        self.refused[reason] += 1
+        now_s = time.monotonic()
+        if now_s - self._complained_s >= COMPLAIN_SECONDS:
+            self._complained_s = now_s
+            log.warning("%s", text)
+
     def _admit(self, connection: _Connection) -> bool:
-        """Count the connection in; at the bound the one that idles longest has to go, and without one the new."""
+        """Give the connection a place; where all are taken one that waits for a request has to go, or the new one."""
         with self._lock:
-            if len(self._connections) >= MOST_CONNECTIONS:
-                idle = [one for one in self._connections if one.idle_since is not None]
-                if not idle:
-                    return False
-                oldest = min(idle, key=lambda one: one.idle_since or 0.0)
-                self._connections.discard(oldest)
-                _shut(oldest.socket)
-            self._connections.add(connection)
+            try:
+                displaced = self._connections.take(connection.peer, connection, time.monotonic(), _SILENT)
+            except NoPlaceError as error:
+                self._complain("places", f"connections of {connection.peer} are refused: {error}")
+                return False
+            if displaced is not None:
+                self.refused["displaced"] += 1
+                _shut(displaced.socket)
             return True
 
     def _forget(self, connection: _Connection) -> None:
         with self._lock:
-            self._connections.discard(connection)
+            self._connections.drop(connection)
         connection.socket.close()
 
     # --- one connection ----------------------------------------------------------------------------------------------
@@ -200,10 +259,11 @@ class HttpServer:
                 connection.newest = head, *parse_request(head, connection.peer, connection.context is not None)
             _, request, kept = connection.newest
         except BadRequestError as error:
+            self.refused["late head" if error.status == 408 else "malformed"] += 1
             self._send(connection, text_answer(error.status, str(error)), keep=False, head_only=False)
             _drain(connection.socket)
             return False
-        answer = self._answer(request)
+        answer = self._busy(connection) or self._answer(request)
         keep = kept and not self._stopping.is_set() and self._is_current(connection)
         if isinstance(answer.body, bytes):
             self._send(connection, answer, keep, request.method == "HEAD")
@@ -213,6 +273,21 @@ class HttpServer:
     def _is_current(self, connection: _Connection) -> bool:
         """Whether the connection is encrypted as a new one would be; one that is not ends with its answer."""
         return self._transport is None or self._transport.context() is connection.context
+
+    def _busy(self, connection: _Connection) -> Answer | None:
+        """Let a peer that asks too often wait; the refusal where it would wait too long."""
+        with self._lock:
+            now_s = time.monotonic()
+            bucket = self._rates.of(connection.peer, now_s)
+            wait_seconds = bucket.wait_seconds(now_s)
+            if wait_seconds <= MOST_WAIT_SECONDS:
+                bucket.owe()
+        if wait_seconds > MOST_WAIT_SECONDS:
+            self.refused["rate"] += 1
+            return text_answer(429, f"more than {REQUESTS_PER_SECOND:g} requests a second", ("Retry-After", "1"))
+        if wait_seconds:
+            self._stopping.wait(wait_seconds)
+        return None
 
     def _answer(self, request: Request) -> Answer:
         try:
@@ -227,7 +302,9 @@ class HttpServer:
         """A request's line and headers; None where the peer sends no more. Raises BadRequestError, TimeoutError."""
         data = connection.rest.lstrip(b"\r\n")
         deadline: float | None = None
-        connection.idle_since = time.monotonic()
+        with self._lock:
+            connection.idle_since = time.monotonic()
+            self._connections.value(connection, _IDLE if connection.answered and not data else _SILENT)
         while b"\r\n\r\n" not in data:
             if len(data) > MOST_HEADER_BYTES:
                 raise BadRequestError(431, f"line and headers are longer than {MOST_HEADER_BYTES} bytes")
@@ -248,7 +325,8 @@ class HttpServer:
             data = (data + more) if data else more.lstrip(b"\r\n")
         with self._lock:
             # Under the lock: from here on stop() and the bound leave the connection alone.
-            connection.idle_since = None
+            connection.idle_since, connection.answered = None, True
+            self._connections.value(connection, _ANSWERING)
         head, _, connection.rest = data.partition(b"\r\n\r\n")
         if len(head) > MOST_HEADER_BYTES:
             raise BadRequestError(431, f"line and headers are longer than {MOST_HEADER_BYTES} bytes")
@@ -319,7 +397,8 @@ def _drain(connection: socket.socket) -> None:
 def _has_gone(connection: socket.socket) -> bool:
     """Whether the reader of a stream has closed. One that sends something amid an answer is not waited for either."""
     try:
-        readable, _, _ = select.select((connection,), (), (), 0)
-        return bool(readable)
+        poll = select.poll()  # and not select(2), which knows no descriptor above 1,023
+        poll.register(connection, select.POLLIN | select.POLLHUP)
+        return bool(poll.poll(0))
     except (OSError, ValueError):
         return True

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.schema.errors import ConfigError
+from exporter.buckets import Bucket
 from exporter.http_messages import Answer, Request, text_answer
 from exporter.loopback import LoopbackOnly
 from exporter.web_config import WebConfig, load_web_config, make_context, names_of
@@ -51,37 +52,6 @@ BCRYPT_BYTES = 72
 
 _NOBODY = "$2b$10$fDyuMbrq81RUIpjWpyOdmeV1ThN7Bbpg0DYx8.YNSt0VsGoro2BEK"
 """The hash of random bytes that were thrown away: an unknown user takes as long as a known one."""
-
-
-class Bucket:
-    """A token bucket: `burst` at once, and one more every `seconds`."""
-
-    __slots__ = ("_at", "_burst", "_seconds", "_tokens")
-
-    def __init__(self, seconds: float, burst: int, now: float) -> None:
-        self._seconds, self._burst = seconds, max(1, burst)
-        self._tokens, self._at = float(self._burst), now
-
-    def take(self, now: float) -> bool:
-        """Whether there was a token. now: monotonic seconds."""
-        self._fill(now)
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
-
-    def wait_seconds(self, now: float) -> float:
-        """How long from now until there is a token, with those that are owed; 0 where there is one."""
-        self._fill(now)
-        return max(0.0, (1.0 - self._tokens) * self._seconds)
-
-    def owe(self) -> None:
-        """Take a token that may still have to come: whoever takes it waits for it."""
-        self._tokens -= 1.0
-
-    def _fill(self, now: float) -> None:
-        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) / self._seconds)
-        self._at = now
 
 
 class Passwords:

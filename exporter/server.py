@@ -24,6 +24,7 @@ from urllib.parse import parse_qs
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import ConfigError, FrameError
 from agent.schema.frame import Frame, Layout, Selection
+from agent.schema.places import NoPlaceError, Places
 from agent.schema.wire import encode_frame, encode_layout, with_length
 from exporter.exposition import EVERYTHING, Exposition, Settings
 from exporter.frames import FRAME_TYPE, JSON_TYPE, frame_json, frame_messages, selection, wanted_metrics
@@ -47,13 +48,21 @@ OLD_SECONDS = 10.0
 STREAM_FRAMES = 16
 """Frames that wait for one slow reader of /frames; it loses the oldest beyond that and sees the gap in ``seq``."""
 
-MOST_STREAMS = 64
-"""Readers of /frames at one time: a controller, its standby, people; the bound keeps a mistake from eating memory."""
+MOST_STREAMS, MOST_STREAMS_EACH = 64, 16
+"""Readers of /frames at one time, and of one peer: a controller, its standby, people."""
+
+LEAST_STREAM_SECONDS = 10.0
+"""A stream that has been open for so long makes room where its peer opens one too many, or where all are taken and a
+peer with fewer opens one. A younger one does not, so that too many readers do not end each other's streams in a circle.
+"""
 
 HABIT_FRAMES = 3
 """Who asked for so many frames in a row is expected to ask for the next: it is rendered when it is made, while its
 numbers and the interpreter are still in the processor's caches, and the scrape finds it ready. Of a slower scraper
 nothing is rendered in vain."""
+
+BACKLOG = 512
+"""Connections that wait to be accepted; the kernel may allow fewer (net.core.somaxconn)."""
 
 UNKNOWN_HEADER = "Gangwatch-Unknown-Metrics"
 """Of an answer of /frames: what was asked for and is not in this build's catalogue. Another release may know it."""
@@ -120,7 +129,8 @@ class AgentApp:
         self._add_listener = add_listener
         self._clock = clock
         self._own = own
-        self._streams: set[FrameStream] = set()
+        self._streams: Places[FrameStream] = Places(MOST_STREAMS, MOST_STREAMS_EACH, least_s=LEAST_STREAM_SECONDS)
+        self._newest_json: tuple[Frame, bytes] | None = None
         self._lock = threading.Lock()
         self._remove_listener: Callable[[], None] | None = None
         self._closing = False
@@ -165,7 +175,14 @@ class AgentApp:
             return self._metrics(request, newest)
         if FRAME_TYPE in request.headers.get("accept", ""):
             return Answer(200, FRAME_TYPE, frame_messages(*newest))
-        return Answer(200, JSON_TYPE, frame_json(*newest))
+        return Answer(200, JSON_TYPE, self._json(*newest))
+
+    def _json(self, layout: Layout, frame: Frame) -> bytes:
+        """The frame as JSON, made once however many ask for it."""
+        kept = self._newest_json
+        if kept is None or kept[0] is not frame:
+            kept = self._newest_json = frame, frame_json(layout, frame)
+        return kept[1]
 
     def _metrics(self, request: Request, newest: tuple[Layout, Frame]) -> Answer:
         open_metrics = wants_open_metrics(request.headers.get("accept", ""))
@@ -232,9 +249,14 @@ class AgentApp:
         if request.method == "HEAD":
             return Answer(200, FRAME_TYPE, stream, headers)
         with self._lock:
-            if self._closing or len(self._streams) >= MOST_STREAMS:
-                return text_answer(503, "stopping" if self._closing else f"{MOST_STREAMS} streams are open already")
-            self._streams.add(stream)
+            if self._closing:
+                return text_answer(503, "stopping")
+            try:
+                displaced = self._streams.take(request.peer, stream, self._clock.monotonic_ns() / 1e9)
+            except NoPlaceError as error:
+                return text_answer(503, f"no further stream can be opened now: {error}", ("Retry-After", "10"))
+            if displaced is not None:
+                displaced.end()
             self._listen()
         newest = self._newest()
         if newest is not None:
@@ -243,7 +265,7 @@ class AgentApp:
 
     def _close_stream(self, stream: FrameStream) -> None:
         with self._lock:
-            self._streams.discard(stream)
+            self._streams.drop(stream)
             if not self._streams:
                 self._listen_no_more()
 
@@ -337,7 +359,7 @@ def listen(host: str, port: int, security: Security | None = None) -> socket.soc
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
-        listener.listen(128)
+        listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
         reason = str(error)
@@ -385,6 +407,7 @@ class ThreadedServer:
 
     def measures(self) -> Iterator[Sample]:
         """The server's own series."""
+        yield from self._server.measures()
         for status, count in sorted(self._guard.refused.items()):
             yield "gangwatch_exporter_requests_refused_total", (("status", str(status)),), count
         if not isinstance(self._guard, LoopbackOnly):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +19,26 @@ TIMEOUT_SECONDS = 15.0
 """Longest wait for an answer: a submission waits for its journal entry, and a busy disk takes seconds over that."""
 
 
+PAGE = 500
+"""Items of a list that are asked for at once."""
+
+MOST_BUSY_SECONDS = 30.0
+"""A controller that says it is busy (429) is asked again for so long, as often as it allows."""
+
 _MOST_WORDS = 200
+
+_NEXT = re.compile(r'<([^<>]+)>; rel="next"')
+"""A header Link that leads to a list's next page (RFC 8288), as the controller writes it."""
 
 
 class RefusedError(GangwatchError):
-    """The controller refused a request; the text is the controller's own. status: of HTTP."""
+    """The controller refused a request; the text is the controller's own. status: of HTTP. retry_seconds: after which
+    it may be asked again, where it is only busy (429)."""
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, status: int, reason: str, retry_seconds: float = 1.0) -> None:
         super().__init__(reason)
         self.status = status
+        self.retry_seconds = retry_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +71,33 @@ class Client:
 
         Raises NotRunningError where no controller runs, RefusedError where it says no.
         """
-        return self._ask("GET", path, None)
+        return self._ask("GET", path, None)[0]
+
+    def get_all(self, path: str, field: str = "") -> Any:
+        """The list at `path`, or the document whose `field` is the list, read in pages. Raises as `get` does."""
+        document, following = self._ask("GET", f"{path}{'&' if '?' in path else '?'}limit={PAGE}", None)
+        items = document[field] if field else document
+        while following:
+            more, following = self._ask("GET", following, None)
+            items += more[field] if field else more
+        return document
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """Send `body` and return the JSON answer. Raises as `get` does."""
-        return self._ask("POST", path, json.dumps(body or {}).encode())
+        return self._ask("POST", path, json.dumps(body or {}).encode())[0]
 
-    def _ask(self, method: str, path: str, body: bytes | None) -> Any:
+    def _ask(self, method: str, path: str, body: bytes | None) -> tuple[Any, str]:
+        """The answer, and the path of the list's next page ('' where there is none)."""
+        give_up_s = time.monotonic() + MOST_BUSY_SECONDS
+        while True:
+            try:
+                return self._ask_once(method, path, body)
+            except RefusedError as error:
+                if error.status != 429 or time.monotonic() + error.retry_seconds > give_up_s:
+                    raise
+                time.sleep(error.retry_seconds)
+
+    def _ask_once(self, method: str, path: str, body: bytes | None) -> tuple[Any, str]:
         remote, who = self._find()
         headers = {"Accept": "application/json"}
         if remote.token_file is not None:
@@ -80,7 +113,10 @@ class Client:
             raise NotRunningError(f"{who} does not answer: {error or type(error).__name__}") from None
         finally:
             connection.close()
-        return _answer(response.status, content, f"{method} {path}")
+        retry_after = response.headers.get("retry-after", "")
+        answer = _answer(response.status, content, f"{method} {path}", retry_after)
+        following = _NEXT.search(response.headers.get("link", ""))
+        return answer, following[1] if following is not None else ""
 
     def _find(self) -> tuple[Remote, str]:
         """Where the controller is, and what to call it. Raises NotRunningError."""
@@ -101,7 +137,7 @@ def _token(file: Path) -> str:
         raise GangwatchError(f"{file}: {error.strerror}: the controller's token can't be read") from None
 
 
-def _answer(status: int, content: bytes, request: str) -> Any:
+def _answer(status: int, content: bytes, request: str, retry_after: str) -> Any:
     try:
         answer = json.loads(content) if content else None
     except ValueError:
@@ -112,4 +148,5 @@ def _answer(status: int, content: bytes, request: str) -> Any:
     if answer is None:
         # The server's guard, before the API, says why in a line of text.
         reason = content[:_MOST_WORDS].decode(errors="replace").partition("\n")[0]
-    raise RefusedError(status, str(reason) if reason else f"{request} was answered with {status}")
+    retry_seconds = float(retry_after) if retry_after.isdecimal() else 1.0
+    raise RefusedError(status, str(reason) if reason else f"{request} was answered with {status}", retry_seconds)

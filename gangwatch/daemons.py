@@ -50,6 +50,9 @@ and to look after every 700, as Python does by default, is a twentieth of its pr
 _RECENT_NS = 60_000_000_000
 """A supervisor starts a controller again within ten seconds: an end of longer ago is none that brought this start."""
 
+CONTROLLER_DESCRIPTORS = 65_536
+"""One for each agent of the largest cluster (12,500), and connections of those who ask."""
+
 AGENT_DESCRIPTORS = 16384
 """Two for each step reporter of the largest quota in use (1,024), as many for those that come and go, and the files of
 processes and devices: 6,000 at most, and room."""
@@ -329,7 +332,6 @@ def run_controller(
     from exporter.prometheus import TEXT_TYPE
     from exporter.security import Security
     from exporter.server import certificate_of, url_of
-    from exporter.serving.descriptors import raise_limit
     from gangwatch.controller_metrics import exposition
     from gangwatch.launcher import plan
     from scheduler_feedback.api_requests import carries_token
@@ -341,7 +343,7 @@ def run_controller(
     nodes = () if config.slurm.enabled else plan(_as_one_node(config)) if planned is None else planned
     state.prepare()
     configure_logging(state, "controller")
-    raise_limit()
+    allow_descriptors(CONTROLLER_DESCRIPTORS)
     # Until the loop takes it, a reload asked for too early must not end us.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if (other := state.controller()) is not None:

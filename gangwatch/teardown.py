@@ -63,7 +63,7 @@ def _cancel_jobs(state: StateFolder, say: Say) -> int:
                 pass  # it ended meanwhile
         if waiting:
             say(f"stopping {len(waiting)} job(s)")
-        if client.get("/api/queue")["frozen"]:
+        if client.get("/api/queue?limit=1")["frozen"]:
             # It takes the wishes and carries none of them out: step 3 ends what runs.
             return 0
         graces = [attempt.grace_seconds for attempt in open_attempts(state)]
@@ -83,7 +83,7 @@ def _cancel_jobs(state: StateFolder, say: Say) -> int:
 
 
 def _unended(client: Client) -> list[str]:
-    listed: list[dict[str, Any]] = client.get("/api/jobs?active=1")
+    listed: list[dict[str, Any]] = client.get_all("/api/jobs?active=1")
     # Pending jobs first: otherwise each running job that is cancelled leaves slots in which a pending one starts.
     return [job["job"] for job in sorted(listed, key=lambda job: job["state"] != "pending")]
 

@@ -85,10 +85,14 @@ class Places(Generic[_Holder]):
         return displaced
 
     def value(self, holder: _Holder, worth: int) -> None:
-        """Say what the holder's place is worth from now on."""
+        """Say what the holder's place is worth from now on. Of those that are worth as much, the one of which that was
+        said the longest ago makes room first."""
         place = self._places.get(holder)
-        if place is not None:
+        if place is not None and place.worth != worth:
             place.worth = worth
+            holders = self._of_peer[place.peer]
+            del holders[holder]
+            holders[holder] = None
 
     def drop(self, holder: _Holder) -> None:
         """The holder needs its place no longer; nothing where it had none."""
@@ -110,7 +114,7 @@ class Places(Generic[_Holder]):
         """Of the peer's holders the one to make room, the oldest of those that are worth the least; None: none has."""
         found: _Holder | None = None
         least = most_worth + 1
-        for holder in self._of_peer.get(peer, ()):  # in the order in which they came
+        for holder in self._of_peer.get(peer, ()):  # in the order in which they came, or changed their worth
             place = self._places[holder]
             if place.worth < least and now_s - place.since_s >= self._least_s:
                 found, least = holder, place.worth

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
 from agent.schema.places import NoPlaceError, Places
+from exporter.buckets import Buckets
 from exporter.prometheus import Sample
-from exporter.serving.gate import Buckets
 from exporter.serving.limits import BODY_BYTES, Limits
 from exporter.serving.protocol import PEER, PLACE, Place, Worth
 

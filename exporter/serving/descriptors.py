@@ -28,14 +28,4 @@ def most_connections(wanted: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
-    return max(min(wanted, (soft - KEPT) // 2), LEAST)
-
-
-def raise_limit(wanted: int = 65_536) -> None:
-    """Let this process open as many files as it may, at most so many. Shells and systemd begin with 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if most > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return min(wanted, max((soft - KEPT) // 2, LEAST))

@@ -13,12 +13,12 @@ import socket
 import ssl
 import struct
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from agent.schema.places import NoPlaceError, Places
+from exporter.buckets import Buckets
 from exporter.prometheus import Sample
-from exporter.security import Bucket
 from exporter.serving import limits as bounds
 from exporter.serving.descriptors import exhausted, most_connections
 from exporter.serving.limits import Limits
@@ -34,9 +34,6 @@ ACCEPT_PAUSE_SECONDS = 0.2
 LOOK_SECONDS = 1.0
 COMPLAIN_SECONDS = 60.0
 """What is refused is counted; the log has a line of it at most so often."""
-
-MOST_BUCKETS = 4096
-"""Peers whose rate is remembered; the one that came last the longest ago goes first."""
 
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER of no time: closing sends a reset, and leaves nothing behind for a minute (socket(7))."""
@@ -73,25 +70,6 @@ class Connection:
             self.protocol.transport.abort()
         elif self.handshake is not None:
             self.handshake.cancel()
-
-
-class Buckets:
-    """A token bucket for each peer, of those that came lately."""
-
-    def __init__(self, per_second: float) -> None:
-        self._per_second = per_second
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
-
-    def of(self, peer: str, now_s: float) -> Bucket:
-        """The peer's bucket: twice a second's worth at once."""
-        bucket = self._buckets.get(peer)
-        if bucket is None:
-            bucket = self._buckets[peer] = Bucket(1 / self._per_second, int(2 * self._per_second), now_s)
-            if len(self._buckets) > MOST_BUCKETS:
-                self._buckets.popitem(last=False)
-        else:
-            self._buckets.move_to_end(peer)
-        return bucket
 
 
 class Gate:

@@ -35,7 +35,7 @@ def nodes(state: StateFolder, as_json: bool) -> None:
     Example:
       gangwatch nodes --json
     """
-    listed = client_of(state).get("/api/nodes")
+    listed = client_of(state).get_all("/api/nodes")
     if as_json:
         print_json(listed)
         return
@@ -58,13 +58,13 @@ def queue(state: StateFolder, as_json: bool) -> None:
       gangwatch queue --json
     """
     client = client_of(state)
-    waiting = client.get("/api/queue")
+    waiting = client.get_all("/api/queue", "waiting")
     if as_json:
         print_json(waiting)
         return
     from gangwatch import rendering
 
-    rendering.queue(waiting, client.get("/api/nodes"), client.get("/api/jobs?active=1"))
+    rendering.queue(waiting, client.get_all("/api/nodes"), client.get_all("/api/jobs?active=1"))
 
 
 @click.command()

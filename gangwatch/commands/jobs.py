@@ -318,7 +318,7 @@ def _listed(client: Client, states: set[JobState], user: str, queue: str) -> lis
     if not states:
         return []
     query = {"state": ",".join(sorted(states)), "user": user, "queue": queue}
-    listed = client.get("/api/jobs?" + urlencode({name: value for name, value in query.items() if value}))
+    listed = client.get_all("/api/jobs?" + urlencode({name: value for name, value in query.items() if value}))
     return [job for job in listed if job["kind"] != JobKind.PROBE]
 
 

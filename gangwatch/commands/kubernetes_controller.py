@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.schema.errors import GangwatchError
-from exporter.serving.descriptors import raise_limit
 from gangwatch.commands.kubernetes_standby import LEADS, standing_by
 from gangwatch.config import Config
+from gangwatch.daemons import CONTROLLER_DESCRIPTORS, allow_descriptors
 from gangwatch.logs import configure_logging
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.backends.kubernetes import Access, KubernetesBackend
@@ -75,7 +75,7 @@ def run(state: StateFolder, config: Config, settings: Settings) -> None:
     """
     state.prepare()
     configure_logging(state, "controller")
-    raise_limit()
+    allow_descriptors(CONTROLLER_DESCRIPTORS)
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: ending.set())

@@ -47,7 +47,7 @@ def story(state: StateFolder, subject: str, as_json: bool) -> None:
     path = (
         f"/api/nodes/{quote(name, safe='')}/story" if kind == "node" else f"/api/jobs/{quote(subject, safe='')}/story"
     )
-    told: list[dict[str, Any]] = client_of(state).get(path)
+    told: list[dict[str, Any]] = client_of(state).get_all(path)
     if as_json:
         print_json(told)
         return
@@ -78,7 +78,7 @@ def verdict(state: StateFolder, action: str, verdict_id: str | None, as_json: bo
         return
     if verdict_id is not None:
         raise click.UsageError("list takes no verdict's id")
-    listed: list[dict[str, Any]] = client.get("/api/verdicts")
+    listed: list[dict[str, Any]] = client.get_all("/api/verdicts")
     if as_json:
         print_json(listed)
         return

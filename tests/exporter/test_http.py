@@ -117,8 +117,12 @@ def test_who_sends_slowly_is_let_go(address: tuple[str, int], monkeypatch: pytes
     assert talk(address, GOOD[:10], end=False).startswith(b"HTTP/1.1 408 ")
 
 
-def test_at_the_bound_the_longest_idle_makes_room(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MOST_CONNECTIONS", 3)
+@pytest.mark.parametrize("bound", ["MOST_CONNECTIONS", "MOST_CONNECTIONS_EACH"])
+def test_at_the_bound_the_longest_idle_makes_room(
+    bound: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(http, bound, 3)
+    address: tuple[str, int] = request.getfixturevalue("address")
     idle = []
     for _ in range(3):
         client = socket.create_connection(address, timeout=30)
@@ -126,8 +130,11 @@ def test_at_the_bound_the_longest_idle_makes_room(address: tuple[str, int], monk
         assert client.recv(65536).startswith(b"HTTP/1.1 200")
         idle.append(client)
         time.sleep(0.05)
+    idle[0].sendall(GOOD)
+    assert idle[0].recv(65536).startswith(b"HTTP/1.1 200")
+    time.sleep(0.05)
     assert talk(address, GOOD).startswith(b"HTTP/1.1 200")
-    assert idle[0].recv(1) == b"", "the one that idled longest"
+    assert idle[1].recv(1) == b"", "the one that idled longest"
     idle[2].sendall(GOOD)
     assert idle[2].recv(65536).startswith(b"HTTP/1.1 200")
     for client in idle:

@@ -22,7 +22,8 @@ from exporter.loopback import is_loopback
 from exporter.prometheus import OPEN_METRICS_TYPE, TEXT_TYPE
 from exporter.server import (
     HABIT_FRAMES,
-    MOST_STREAMS,
+    LEAST_STREAM_SECONDS,
+    MOST_STREAMS_EACH,
     STREAM_FRAMES,
     UNKNOWN_HEADER,
     AgentApp,
@@ -368,11 +369,14 @@ def test_a_reader_that_goes_is_forgotten(server: ThreadedServer, source: Source,
     wait_until(lambda: source.listeners == [])
 
 
-def test_streams_are_bounded(server: ThreadedServer, source: Source) -> None:
-    readers = [Reader(server) for _ in range(MOST_STREAMS)]
+def test_streams_are_bounded(server: ThreadedServer, source: Source, clock: ManualClock) -> None:
+    readers = [Reader(server) for _ in range(MOST_STREAMS_EACH)]
     status, _, body = ask(server, "/frames")
     assert status == 503
-    assert str(MOST_STREAMS).encode() in body
+    assert str(MOST_STREAMS_EACH).encode() in body
+    clock.advance(LEAST_STREAM_SECONDS)
+    readers.append(Reader(server))  # the oldest makes room
+    assert readers[0].next() is None
     for reader in readers:
         reader.close()
     wait_until(lambda: source.listeners == [])

@@ -1,0 +1,58 @@
+"""Token buckets: how often something may happen, in the long run and at once. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+MOST_BUCKETS = 4096
+"""Peers whose rate is remembered; the one that came last the longest ago goes first."""
+
+
+class Bucket:
+    """A token bucket: `burst` at once, and one more every `seconds`."""
+
+    __slots__ = ("_at", "_burst", "_seconds", "_tokens")
+
+    def __init__(self, seconds: float, burst: int, now: float) -> None:
+        self._seconds, self._burst = seconds, max(1, burst)
+        self._tokens, self._at = float(self._burst), now
+
+    def take(self, now: float) -> bool:
+        """Whether there was a token. now: monotonic seconds."""
+        self._fill(now)
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+    def wait_seconds(self, now: float) -> float:
+        """How long from now until there is a token, with those that are owed; 0 where there is one."""
+        self._fill(now)
+        return max(0.0, (1.0 - self._tokens) * self._seconds)
+
+    def owe(self) -> None:
+        """Take a token that may still have to come: whoever takes it waits for it."""
+        self._tokens -= 1.0
+
+    def _fill(self, now: float) -> None:
+        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) / self._seconds)
+        self._at = now
+
+
+class Buckets:
+    """A token bucket for each peer, of those that came lately."""
+
+    def __init__(self, per_second: float) -> None:
+        self._per_second = per_second
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def of(self, peer: str, now_s: float) -> Bucket:
+        """The peer's bucket: twice a second's worth at once."""
+        bucket = self._buckets.get(peer)
+        if bucket is None:
+            bucket = self._buckets[peer] = Bucket(1 / self._per_second, int(2 * self._per_second), now_s)
+            if len(self._buckets) > MOST_BUCKETS:
+                self._buckets.popitem(last=False)
+        else:
+            self._buckets.move_to_end(peer)
+        return bucket
