@@ -118,27 +118,28 @@ def test_who_sends_slowly_is_let_go(address: tuple[str, int], monkeypatch: pytes
 
 
 @pytest.mark.parametrize("bound", ["MOST_CONNECTIONS", "MOST_CONNECTIONS_EACH"])
-def test_at_the_bound_the_longest_idle_makes_room(
-    bound: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_at_the_bound_the_longest_idle_makes_room(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, bound, 3)
-    address: tuple[str, int] = request.getfixturevalue("address")
-    idle = []
-    for _ in range(3):
-        client = socket.create_connection(address, timeout=30)
+    listener = listen("127.0.0.1", 0)
+    server = HttpServer(hello, listener)
+    server.start()
+
+    def ask(client: socket.socket) -> None:
         client.sendall(GOOD)
         assert client.recv(65536).startswith(b"HTTP/1.1 200")
-        idle.append(client)
-        time.sleep(0.05)
-    idle[0].sendall(GOOD)
-    assert idle[0].recv(65536).startswith(b"HTTP/1.1 200")
-    time.sleep(0.05)
-    assert talk(address, GOOD).startswith(b"HTTP/1.1 200")
+        while any(one.idle_since is None for one in server._connections):
+            time.sleep(0.01)
+
+    idle = [socket.create_connection(listener.getsockname(), timeout=30) for _ in range(3)]
+    for client in (*idle, idle[0]):
+        ask(client)
+    assert talk(listener.getsockname(), GOOD).startswith(b"HTTP/1.1 200")
     assert idle[1].recv(1) == b"", "the one that idled longest"
     idle[2].sendall(GOOD)
     assert idle[2].recv(65536).startswith(b"HTTP/1.1 200")
     for client in idle:
         client.close()
+    server.stop()
 
 
 def test_it_stops_with_connections_open_and_leaves_no_thread() -> None:
