@@ -35,9 +35,6 @@ _ANY_INTERFACE, _NO_COOKIE = b"\0" * 4, b"\xff" * 8
 _USER = struct.Struct("=II")
 """The last two fields of struct inet_diag_msg: uid, inode."""
 
-_ESTABLISHED = 1
-"""net/tcp_states.h."""
-
 _MESSAGE_BYTES = _HEADER.size + 4 + _SOCKET_ID.size + 12 + 12 + _USER.size
 
 _log = logging.getLogger(__name__)
@@ -107,10 +104,9 @@ class Peers:
             raise OSError(-number, os.strerror(-number))
         if len(message) < _MESSAGE_BYTES:
             return None
-        state = message[_HEADER.size + 1]
         uid, inode = _USER.unpack_from(message, _MESSAGE_BYTES - _USER.size)
         # A socket without an inode is one that its process has closed: the kernel then says user 0 of it.
-        if state != _ESTABLISHED or not inode or message[_HEADER.size + 4 :][: _SOCKET_ID.size] != wanted:
+        if not inode or message[_HEADER.size + 4 :][: _SOCKET_ID.size] != wanted:
             return None
         return int(uid)
 
@@ -120,13 +116,13 @@ class Peers:
         if len(self._file_reads) >= MOST_FILE_READS_PER_SECOND:
             return None
         self._file_reads.append(now)
-        wanted = f" {_in_hexadecimal(host)}:{port:04X} {_in_hexadecimal(ours)}:{our_port:04X} 01 "
+        wanted = f" {_in_hexadecimal(host)}:{port:04X} {_in_hexadecimal(ours)}:{our_port:04X} "
         table = Path("/proc/net/tcp" if host.version == 4 else "/proc/net/tcp6").read_text()
         place = table.find(wanted)
         if place < 0:
             return None
-        # tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode (proc(5))
-        _, _, _, uid, _, inode, *_ = table[place + len(wanted) :].partition("\n")[0].split()
+        # st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode (proc(5))
+        _, _, _, _, uid, _, inode, *_ = table[place + len(wanted) :].partition("\n")[0].split()
         return int(uid) if inode != "0" else None
 
 
