@@ -50,7 +50,7 @@ from scheduler_feedback import api_documents as documents
 from scheduler_feedback import api_streams
 from scheduler_feedback.api_barrier import Barrier, ended_by_bug
 from scheduler_feedback.api_logs import tail_of
-from scheduler_feedback.api_pages import EventStream, entry_of, key_of, next_link, page_of, peer_of
+from scheduler_feedback.api_pages import EventStream, entry_of, key_of, key_of_now, next_link, page_of, peer_of
 from scheduler_feedback.api_requests import (
     NodeReason,
     Reason,
@@ -280,12 +280,12 @@ class _Api:
         most, mark = page_of(request)
         desk, peer = self._controller.desk, peer_of(request)
         try:
-            answer = await desk.page(peer, key_of(request), lister, mark, most or SLICE, frame)
+            answer = await desk.page(peer, key_of_now(request), lister, mark, most or SLICE, frame)
         except lists.MarkError as error:
             raise RefusedError(400, f"continue: no mark of this list: {error}") from None
         if most is None and answer.rest is not None:
             whole = ended_by_bug(
-                desk.whole(peer, key_of(request), lister, frame), self._controller.failures, "api", again=True
+                desk.whole(peer, key_of_now(request), lister, frame), self._controller.failures, "api", again=True
             )
             return StreamingResponse(whole, headers={"cache-control": "no-store"}, media_type="application/json")
         response = _tagged(request, answer)
@@ -308,7 +308,7 @@ class _Api:
     async def _overview(self, request: Request) -> Response:
         desk, speeds = self._controller.desk, await self._controller.shared_speeds()
         answer = await desk.document(
-            peer_of(request), key_of(request), lambda listing: self._overview_document(listing, speeds)
+            peer_of(request), key_of_now(request), lambda listing: self._overview_document(listing, speeds)
         )
         return _tagged(request, answer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlencode
 
@@ -14,6 +15,9 @@ from scheduler_feedback.reading.lists import Mark, MarkError, read_mark
 
 MOST_A_PAGE = 1000
 """Items that a request may ask for at once."""
+
+VOLATILE_SECONDS = 0.5
+"""For so long what changes by itself is taken to be the same."""
 
 PEER, TOKEN = "gangwatch_peer", "token"
 """In the ASGI scope's state the server says who asks: a user of this machine, an address, or a holder of the token."""
@@ -31,6 +35,11 @@ def key_of(request: Request) -> str:
     """What names an answer: the question, and what the reader may see."""
     rights = TOKEN if peer_of(request) == TOKEN else ""
     return f"{rights} {request.url.path}?{request.url.query}"
+
+
+def key_of_now(request: Request) -> str:
+    """``key_of``, where the answer also follows from what changes by itself, as the age of a frame does."""
+    return f"{key_of(request)} {int(time.monotonic() / VOLATILE_SECONDS)}"
 
 
 def page_of(request: Request) -> tuple[int | None, Mark | None]:

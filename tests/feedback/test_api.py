@@ -20,8 +20,8 @@ from scheduler_feedback.api_logs import tail_of
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Policy, Queue, State
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind, Verdict
-from scheduler_feedback.replay import replay
 from scheduler_feedback.reading import listing
+from scheduler_feedback.replay import replay
 from scheduler_feedback.store import Store
 from tests.feedback.memory_backend import World
 from tests.feedback.site import JOB, Site, serving
