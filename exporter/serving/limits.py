@@ -40,7 +40,8 @@ class Limits:
     """Of one peer: a proxy with twenty people's browsers behind it has about 120."""
 
     connects_per_second: float = 200.0
-    """New connections of one peer, in the long run; twice as many at once. A scraper needs one a minute."""
+    """New connections of one peer, in the long run; twice as many at once. A scraper needs one a minute. Root and the
+    server's own user on this machine have no such bound: they could end the server anyway."""
 
     answering_each: int = 128
     """Requests of one peer that are being answered, or wait for their turn; event streams are among them."""

@@ -136,7 +136,9 @@ class BoundedProtocol(H11Protocol):
 
     def look(self, now_s: float) -> str:
         """End the connection where it is late; with what, for the count, or ''."""
-        transport = self.transport
+        transport: asyncio.Transport | None = self.transport
+        if transport is None:  # its TLS handshake is under way, which has a deadline of its own
+            return ""
         if self._has_stalled(now_s):
             transport.abort()
             return "send"
