@@ -175,34 +175,35 @@ class Gate:
             self.refused["displaced"] += 1
             displaced.abort()
         connection.handshake = self._loop.create_task(self._open(connection, accepted))
+        # And not in the task: one that is cancelled before its first turn runs none of its own clean-up.
+        connection.handshake.add_done_callback(lambda task: self._opened(task, connection, accepted))
 
     async def _open(self, connection: Connection, accepted: socket.socket) -> None:
         """Do the handshake, where there is one, and hand the connection to its protocol."""
-        try:
-            context = self._context()
+        context = self._context()
 
-            def protocol() -> BoundedProtocol:
-                connection.protocol = self._make(connection)
-                return connection.protocol
+        def protocol() -> BoundedProtocol:
+            connection.protocol = self._make(connection)
+            return connection.protocol
 
-            await self._loop.connect_accepted_socket(
-                protocol,
-                accepted,
-                ssl=context,
-                ssl_handshake_timeout=bounds.HEAD_SECONDS if context is not None else None,
-                ssl_shutdown_timeout=bounds.LINGER_SECONDS if context is not None else None,
-            )
-        except asyncio.CancelledError:
-            connection.gone()
-            accepted.close()
-        except (OSError, ssl.SSLError):  # the peer went away, speaks no TLS, or too slowly
+        await self._loop.connect_accepted_socket(
+            protocol,
+            accepted,
+            ssl=context,
+            ssl_handshake_timeout=bounds.HEAD_SECONDS if context is not None else None,
+            ssl_shutdown_timeout=bounds.LINGER_SECONDS if context is not None else None,
+        )
+
+    def _opened(self, task: asyncio.Task[None], connection: Connection, accepted: socket.socket) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is None and not task.cancelled():
+            return
+        connection.gone()
+        accepted.close()
+        if isinstance(error, OSError):  # the peer went away, speaks no TLS, or too slowly
             self.refused["handshake"] += 1
-            connection.gone()
-            accepted.close()
-        except BaseException:
-            connection.gone()
-            accepted.close()
-            raise
+        elif error is not None:
+            _log.error("a connection of %s could not be opened", connection.peer, exc_info=error)
 
     def _refuse(self, accepted: socket.socket, peer: str, why: str, reason: str) -> None:
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

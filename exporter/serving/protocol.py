@@ -127,10 +127,24 @@ class BoundedProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         self._place.malformed()
-        try:
+        if self._give_up():
             super().send_400_response(msg)
-        except h11.LocalProtocolError:  # an answer is under way already, and can't be taken back
+
+    def _give_up(self) -> bool:
+        """Have nothing more sent by whoever answers now; whether an answer of ours can be sent instead."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            # As uvicorn does where the client has gone: what the app sends from now on is dropped.
+            cycle.disconnected = True
+            cycle.message_event.set()
+            self.flow.resume_writing()
+            if cycle.response_started:  # half of it must not pass for all of it
+                self.transport.abort()
+                return False
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
+            return False
+        return True
 
     # --- the gate ----------------------------------------------------------------------------------------------------
 
@@ -170,16 +184,13 @@ class BoundedProtocol(H11Protocol):
 
     def _time_out(self) -> None:
         """Say so where that is still possible, and close."""
-        answering = self.cycle is not None and not self.cycle.response_complete
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not answering:
+        if self._give_up():
             body = b"the request does not end\n"
             self.transport.write(
                 b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
                 b"content-length: %d\r\n\r\n%b" % (len(body), body)
             )
             self.transport.close()
-        else:
-            self.transport.abort()
 
 
 def _taken(connection: socket.socket) -> int:

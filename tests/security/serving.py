@@ -1,0 +1,141 @@
+"""A server of the controller's make in this process, with short deadlines, and clients that misbehave."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from exporter.asgi import Server, create_server
+from exporter.security import Security
+from exporter.serving import gate, limits
+from exporter.serving.admission import App, Message, Receive, Scope, Send
+from exporter.serving.limits import Limits
+
+TOKEN = "the token"
+
+
+@dataclass
+class Served:
+    """A server and its port."""
+
+    server: Server
+    port: int
+
+    def connect(self, sent: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
+        """A connection from this address, on which so much was sent."""
+        client = socket.socket()
+        client.settimeout(20)
+        client.bind((source, 0))
+        client.connect(("127.0.0.1", self.port))
+        client.sendall(sent)
+        return client
+
+    def ask(self, path: str = "/", token: bool = False, method: str = "GET", body: bytes | None = None) -> int:
+        """The status of one well-formed request."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request(method, path, body, {"Authorization": f"Bearer {TOKEN}"} if token else {})
+            response = connection.getresponse()
+            response.read()
+            return response.status
+        finally:
+            connection.close()
+
+    @property
+    def refused(self) -> dict[str, float]:
+        """What was refused, by reason."""
+        return {
+            labels[0][1]: value
+            for name, labels, value in self.server.measures()
+            if name == "gangwatch_http_refused_total"
+        }
+
+    def open(self) -> int:
+        """Connections that are open."""
+        return int(next(value for name, _, value in self.server.measures() if name == "gangwatch_http_connections"))
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """/ answers at once, /big with 8 MB, /wait never, and a POST once its body has come."""
+    if scope["type"] == "lifespan":
+        while True:
+            kind = (await receive())["type"]
+            await send({"type": f"{kind}.complete"})
+            if kind == "lifespan.shutdown":
+                return
+    message: Message = {"more_body": scope["method"] == "POST" and scope["path"] != "/unread"}
+    while message.get("more_body"):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+    if scope["path"] == "/wait":
+        await receive()  # until the client goes away
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        return
+    body = b"x" * 8_000_000 if scope["path"] == "/big" else b"hello"
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextmanager
+def served(bounds: Limits | None = None, security: Security | None = None, of: App = app) -> Iterator[Served]:
+    """A server while it lasts."""
+    server, listener = create_server(
+        of, "127.0.0.1", 0, security=security, limits=bounds, holds_token=lambda header: header == f"Bearer {TOKEN}"
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield Served(server, listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines of half a second and less."""
+    for name, seconds in (("HEAD_SECONDS", 0.5), ("BODY_SECONDS", 0.5), ("SEND_SECONDS", 0.5), ("LINGER_SECONDS", 0.3)):
+        monkeypatch.setattr(limits, name, seconds)
+    monkeypatch.setattr(gate, "LOOK_SECONDS", 0.1)
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.02)
+
+
+def answered(client: socket.socket) -> bytes:
+    """One whole answer of `app`."""
+    received = b""
+    while not received.endswith(b"hello"):
+        data = client.recv(65536)
+        assert data, f"it ended after {received!r}"
+        received += data
+    return received
+
+
+def ended(client: socket.socket) -> bytes:
+    """What the server sends until it ends the connection."""
+    received = b""
+    try:
+        while data := client.recv(65536):
+            received += data
+    except ConnectionResetError:
+        pass
+    client.close()
+    return received
