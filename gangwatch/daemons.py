@@ -381,6 +381,7 @@ def run_controller(
             heard=slurm.heard if slurm is not None else None,
             told=push.told,
             elsewhere=SUBMIT_TO_SLURM if slurm is not None else "",
+            streams=(config.controller.streams, config.controller.streams_per_peer),
         )
 
         def failed() -> None:

@@ -222,6 +222,7 @@ def _serve(
         lambda header: carries_token(header, controller.token),
     )  # fmt: skip
     credentials, named = credentials_of(config), naming(backend)
+    streams = config.controller.streams, config.controller.streams_per_peer
     attest = backend.world.attest
     with (
         listener,

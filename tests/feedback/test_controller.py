@@ -736,5 +736,6 @@ def test_every_sample_is_one_of_the_catalogue(tmp_path: Path, world: World) -> N
         "gangwatch_queue_quota_slots",
         "gangwatch_queue_used_slot_seconds",
         "gangwatch_watch_records_refused_total",
+        "gangwatch_node_clock_skew_seconds",  # of a node whose clock is wrong
         "gangwatch_leads",  # of controllers that stand by for each other: Kubernetes'
     }

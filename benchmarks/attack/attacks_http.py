@@ -1,0 +1,287 @@
+"""Attacks on the HTTP servers of controller and agent, and on those who wait for the controller while others read."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.attack.http_bed import (
+    BedError,
+    Daemon,
+    agent,
+    attacker,
+    controller,
+    first_line,
+    for_seconds,
+    percentile,
+    scrape,
+    write,
+)
+
+SECONDS = 8.0
+"""Of each measurement."""
+
+HALF_OPEN = r"""
+port, count = int(sys.argv[1]), int(sys.argv[2])
+def begin():
+    one = socket.socket()
+    one.settimeout(3)
+    try:
+        one.connect(("127.0.0.1", port))
+        one.send(b"GET /api/jobs HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nX-a: " % port)
+        return one
+    except OSError:
+        one.close()
+held = [begin() for _ in range(count)]
+print("begun", flush=True)
+while True:
+    time.sleep(0.5)
+    for place, one in enumerate(held):
+        try:
+            one.send(b"a")
+        except (OSError, AttributeError):
+            held[place] = begin()
+"""
+
+CONNECTS = r"""
+port = int(sys.argv[1])
+print("begun", flush=True)
+while True:
+    try:
+        one = socket.socket()
+        one.settimeout(1)
+        one.connect(("127.0.0.1", port))
+        one.close()
+    except OSError:
+        pass
+"""
+
+READERS = r"""
+port, count, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+def read():
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    while True:
+        try:
+            client.request("GET", path)
+            client.getresponse().read()
+        except (OSError, http.client.HTTPException):
+            client.close()
+            time.sleep(0.05)
+for _ in range(count):
+    threading.Thread(target=read, daemon=True).start()
+print("begun", flush=True)
+time.sleep(3600)
+"""
+
+STREAMS = r"""
+port, count, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+held = []
+for _ in range(count):
+    one = socket.socket()
+    one.settimeout(3)
+    one.connect(("127.0.0.1", port))
+    one.send(b"GET %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n" % (path.encode(), port))
+    held.append(one)
+print("begun", flush=True)
+time.sleep(3600)
+"""
+
+BODIES = r"""
+port, count = int(sys.argv[1]), int(sys.argv[2])
+held = []
+for _ in range(count):
+    one = socket.socket()
+    one.settimeout(3)
+    one.connect(("127.0.0.1", port))
+    one.send(b"POST /api/jobs HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n"
+             b"Content-Length: 1000000\r\n\r\n{" % port)
+    held.append(one)
+print("begun", flush=True)
+while True:
+    time.sleep(1)
+    for one in held:
+        try:
+            one.send(b" ")
+        except OSError:
+            pass
+"""
+
+MALFORMED = r"""
+port = int(sys.argv[1])
+chance = random.Random(7)
+base = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\nAccept-Encoding: gzip\r\n\r\n"
+print("begun", flush=True)
+while True:
+    data = bytearray(base)
+    for _ in range(chance.randrange(1, 6)):
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    kind = chance.randrange(6)
+    if kind == 0:
+        data = chance.randbytes(300)
+    elif kind == 1:
+        data = b"GET / HTTP/1.1\r\nX: " + b"a" * 70000 + b"\r\n\r\n"
+    elif kind == 2:
+        data = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /x HTTP/1.1\r\n\r\n"
+    try:
+        one = socket.socket()
+        one.settimeout(0.05)
+        one.connect(("127.0.0.1", port))
+        one.sendall(data)
+        one.recv(64)
+    except OSError:
+        pass
+    one.close()
+"""
+
+
+def _measured(
+    name: str,
+    daemon: Daemon,
+    honest: Callable[[Daemon], None],
+    program: str,
+    *arguments: object,
+    user: int | None = None,
+) -> dict[str, Any]:
+    """The outcome of one attack on a daemon that runs; `honest` is measured without the attack and during it."""
+    daemon.failures = []
+    daemon.measured(honest, for_seconds(2.0))
+    quiet = percentile(daemon.measured(honest, for_seconds(SECONDS)), 0.99)
+    before = daemon.rss_mib()
+    as_whom: dict[str, int] = {} if user is None else {"user": user}
+    with attacker(program, daemon.port, *arguments, **as_whom) as process:
+        first_line(process)
+        waits = daemon.measured(honest, for_seconds(SECONDS))
+        growth = daemon.rss_mib() - before
+    survived = daemon.alive()
+    with contextlib.suppress(BedError):
+        daemon.ask("GET", "/healthz")
+    return {
+        "name": name,
+        "survived": survived and daemon.alive(),
+        "rss_growth_mib": round(growth, 1),
+        "p99_ms_of_others": round(percentile(waits, 0.99), 1),
+        "p99_ms_of_others_quiet": round(quiet, 1),
+        "lost": len(daemon.failures),
+        "wrong_actions": 0,
+    }
+
+
+def half_open_heads() -> dict[str, Any]:
+    """600 requests that never end, opened again as often as they are closed."""
+    with controller() as daemon:
+        return _measured("half-open-heads", daemon, write, HALF_OPEN, 600)
+
+
+def half_open_heads_with_300_descriptors() -> dict[str, Any]:
+    """The same on a controller that may open 300 files."""
+    with controller(nofile=300) as daemon:
+        return _measured("half-open-heads-300-descriptors", daemon, write, HALF_OPEN, 600)
+
+
+def half_open_heads_on_an_agent() -> dict[str, Any]:
+    """The same on an agent; others scrape it."""
+    with agent() as daemon:
+        return _measured("half-open-heads-agent", daemon, scrape, HALF_OPEN, 600)
+
+
+def bodies_without_end() -> dict[str, Any]:
+    """200 submissions whose bodies never end."""
+    with controller() as daemon:
+        return _measured("bodies-without-end", daemon, write, BODIES, 200)
+
+
+def connections_without_end() -> dict[str, Any]:
+    """Connections that are closed at once, as fast as they can be made."""
+    with controller() as daemon:
+        return _measured("connection-flood", daemon, write, CONNECTS)
+
+
+def malformed_requests() -> dict[str, Any]:
+    """What is no request, or hardly one, at the controller."""
+    with controller() as daemon:
+        return _measured("malformed-requests", daemon, write, MALFORMED)
+
+
+def malformed_requests_to_an_agent() -> dict[str, Any]:
+    """The same at an agent."""
+    with agent() as daemon:
+        return _measured("malformed-requests-agent", daemon, scrape, MALFORMED)
+
+
+def _readers(count: int) -> dict[str, Any]:
+    with controller(jobs=1000) as daemon:
+        return _measured(f"readers-{count}", daemon, write, READERS, count, "/api/jobs")
+
+
+def readers_12() -> dict[str, Any]:
+    """Twelve who read all of 1,000 jobs without a pause."""
+    return _readers(12)
+
+
+def readers_64() -> dict[str, Any]:
+    """Sixty-four of them."""
+    return _readers(64)
+
+
+def explain_flood() -> dict[str, Any]:
+    """Twelve who have one job of 1,000 explained without a pause."""
+    with controller(jobs=1000) as daemon:
+        last = daemon.ask("GET", "/api/queue?limit=1")["waiting"][0]["job"]
+        return _measured("explain-flood", daemon, write, READERS, 12, f"/api/jobs/{last}/explain")
+
+
+@contextlib.contextmanager
+def _another_stream(daemon: Daemon, path: str) -> Iterator[None]:
+    """An honest reader's own stream is opened, or counts as lost."""
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=10)
+    try:
+        connection.request("GET", path)
+        if connection.getresponse().status != 200:
+            daemon.failures.append(f"{path} was not opened")
+        yield
+    except OSError as error:
+        daemon.failures.append(f"{path}: {error}")
+        yield
+    finally:
+        connection.close()
+
+
+def _streams(name: str, daemon: Daemon, path: str, honest: Callable[[Daemon], None]) -> dict[str, Any]:
+    def opens(one: Daemon) -> None:
+        with _another_stream(one, path):
+            honest(one)
+        time.sleep(0.02)
+
+    return _measured(name, daemon, opens, STREAMS, 64, path)
+
+
+def idle_event_streams() -> dict[str, Any]:
+    """64 idle event streams of one user; another opens one, and an operator commands."""
+    with controller() as daemon:
+        return _streams("idle-event-streams", daemon, "/api/events", write)
+
+
+def idle_frame_streams() -> dict[str, Any]:
+    """64 idle frame streams of one user at an agent; another opens one, and scrapes."""
+    with agent() as daemon:
+        return _streams("idle-frame-streams", daemon, "/frames", scrape)
+
+
+ATTACKS: tuple[tuple[str, Callable[[], dict[str, Any]]], ...] = (
+    ("half-open-heads", half_open_heads),
+    ("half-open-heads-300-descriptors", half_open_heads_with_300_descriptors),
+    ("half-open-heads-agent", half_open_heads_on_an_agent),
+    ("bodies-without-end", bodies_without_end),
+    ("connection-flood", connections_without_end),
+    ("malformed-requests", malformed_requests),
+    ("malformed-requests-agent", malformed_requests_to_an_agent),
+    ("readers-12", readers_12),
+    ("readers-64", readers_64),
+    ("explain-flood", explain_flood),
+    ("idle-event-streams", idle_event_streams),
+    ("idle-frame-streams", idle_frame_streams),
+)
