@@ -2,7 +2,7 @@
 
     python -m benchmarks.attack --json
     python -m benchmarks.attack --list
-    python -m benchmarks.attack --only half-open-heads --json
+    python -m benchmarks.attack --only http_half_open_heads --json
 
 Prints {"attacks": [...]}; progress goes to standard error. Exit code 1 where an attack was not survived, something was
 lost, a wrong action was taken, or others waited more than twice as long (p99) as without the attack.
@@ -22,8 +22,8 @@ from typing import Any
 import benchmarks.attack
 
 NOISE_MS = 50.0
-"""A p99 below this passes whatever it was without the attack: on two shared processors a quiet one is between 5 and 60 ms
-from one run to the next, mostly by the disk's fsync, and the double of 5 ms would fail by chance alone."""
+"""A p99 below this passes whatever it was without the attack: on two shared processors a quiet one is between 5 and
+60 ms from one run to the next, mostly by the disk's fsync, and the double of 5 ms would fail by chance alone."""
 
 Attack = Callable[[], dict[str, Any]]
 

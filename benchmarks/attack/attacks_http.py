@@ -123,7 +123,8 @@ while True:
     elif kind == 1:
         data = b"GET / HTTP/1.1\r\nX: " + b"a" * 70000 + b"\r\n\r\n"
     elif kind == 2:
-        data = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /x HTTP/1.1\r\n\r\n"
+        data = (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+                b"GET /x HTTP/1.1\r\n\r\n")
     try:
         one = socket.socket()
         one.settimeout(0.05)
@@ -171,48 +172,48 @@ def _measured(
 def half_open_heads() -> dict[str, Any]:
     """600 requests that never end, opened again as often as they are closed."""
     with controller() as daemon:
-        return _measured("half-open-heads", daemon, write, HALF_OPEN, 600)
+        return _measured("http_half_open_heads", daemon, write, HALF_OPEN, 600)
 
 
 def half_open_heads_with_300_descriptors() -> dict[str, Any]:
     """The same on a controller that may open 300 files."""
     with controller(nofile=300) as daemon:
-        return _measured("half-open-heads-300-descriptors", daemon, write, HALF_OPEN, 600)
+        return _measured("http_half_open_heads_300_descriptors", daemon, write, HALF_OPEN, 600)
 
 
 def half_open_heads_on_an_agent() -> dict[str, Any]:
     """The same on an agent; others scrape it."""
     with agent() as daemon:
-        return _measured("half-open-heads-agent", daemon, scrape, HALF_OPEN, 600)
+        return _measured("http_half_open_heads_agent", daemon, scrape, HALF_OPEN, 600)
 
 
 def bodies_without_end() -> dict[str, Any]:
     """200 submissions whose bodies never end."""
     with controller() as daemon:
-        return _measured("bodies-without-end", daemon, write, BODIES, 200)
+        return _measured("http_bodies_without_end", daemon, write, BODIES, 200)
 
 
 def connections_without_end() -> dict[str, Any]:
     """Connections that are closed at once, as fast as they can be made."""
     with controller() as daemon:
-        return _measured("connection-flood", daemon, write, CONNECTS)
+        return _measured("http_connection_flood", daemon, write, CONNECTS)
 
 
 def malformed_requests() -> dict[str, Any]:
     """What is no request, or hardly one, at the controller."""
     with controller() as daemon:
-        return _measured("malformed-requests", daemon, write, MALFORMED)
+        return _measured("http_malformed_requests", daemon, write, MALFORMED)
 
 
 def malformed_requests_to_an_agent() -> dict[str, Any]:
     """The same at an agent."""
     with agent() as daemon:
-        return _measured("malformed-requests-agent", daemon, scrape, MALFORMED)
+        return _measured("http_malformed_requests_agent", daemon, scrape, MALFORMED)
 
 
 def _readers(count: int) -> dict[str, Any]:
     with controller(jobs=1000) as daemon:
-        return _measured(f"readers-{count}", daemon, write, READERS, count, "/api/jobs")
+        return _measured(f"http_readers_{count}", daemon, write, READERS, count, "/api/jobs")
 
 
 def readers_12() -> dict[str, Any]:
@@ -229,7 +230,7 @@ def explain_flood() -> dict[str, Any]:
     """Twelve who have one job of 1,000 explained without a pause."""
     with controller(jobs=1000) as daemon:
         last = daemon.ask("GET", "/api/queue?limit=1")["waiting"][0]["job"]
-        return _measured("explain-flood", daemon, write, READERS, 12, f"/api/jobs/{last}/explain")
+        return _measured("http_explain_flood", daemon, write, READERS, 12, f"/api/jobs/{last}/explain")
 
 
 @contextlib.contextmanager
@@ -262,26 +263,26 @@ def _streams(name: str, daemon: Daemon, path: str, honest: Callable[[Daemon], No
 def idle_event_streams() -> dict[str, Any]:
     """64 idle event streams of one user; another opens one, and an operator commands."""
     with controller() as daemon:
-        return _streams("idle-event-streams", daemon, "/api/events", write)
+        return _streams("http_idle_event_streams", daemon, "/api/events", write)
 
 
 def idle_frame_streams() -> dict[str, Any]:
     """64 idle frame streams of one user at an agent; another opens one, and scrapes."""
     with agent() as daemon:
-        return _streams("idle-frame-streams", daemon, "/frames", scrape)
+        return _streams("http_idle_frame_streams", daemon, "/frames", scrape)
 
 
 ATTACKS: tuple[tuple[str, Callable[[], dict[str, Any]]], ...] = (
-    ("half-open-heads", half_open_heads),
-    ("half-open-heads-300-descriptors", half_open_heads_with_300_descriptors),
-    ("half-open-heads-agent", half_open_heads_on_an_agent),
-    ("bodies-without-end", bodies_without_end),
-    ("connection-flood", connections_without_end),
-    ("malformed-requests", malformed_requests),
-    ("malformed-requests-agent", malformed_requests_to_an_agent),
-    ("readers-12", readers_12),
-    ("readers-64", readers_64),
-    ("explain-flood", explain_flood),
-    ("idle-event-streams", idle_event_streams),
-    ("idle-frame-streams", idle_frame_streams),
+    ("http_half_open_heads", half_open_heads),
+    ("http_half_open_heads_300_descriptors", half_open_heads_with_300_descriptors),
+    ("http_half_open_heads_agent", half_open_heads_on_an_agent),
+    ("http_bodies_without_end", bodies_without_end),
+    ("http_connection_flood", connections_without_end),
+    ("http_malformed_requests", malformed_requests),
+    ("http_malformed_requests_agent", malformed_requests_to_an_agent),
+    ("http_readers_12", readers_12),
+    ("http_readers_64", readers_64),
+    ("http_explain_flood", explain_flood),
+    ("http_idle_event_streams", idle_event_streams),
+    ("http_idle_frame_streams", idle_frame_streams),
 )

@@ -226,7 +226,9 @@ def _serve(
     attest = backend.world.attest
     with (
         listener,
-        Controller(folder, backend, policy, credentials=credentials, named=named, attest=attest) as controller,
+        Controller(
+            folder, backend, policy, credentials=credentials, named=named, attest=attest, streams=streams
+        ) as controller,
     ):
 
         def failed() -> None:

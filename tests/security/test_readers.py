@@ -1,0 +1,296 @@
+"""Readers: however many there are, they are answered from a snapshot, in turns, and no cycle waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.schema.clock import ManualClock
+from scheduler_feedback.core.events import NodeSeen, Submitted
+from scheduler_feedback.core.frozen import frozen
+from scheduler_feedback.core.job import JobSpec, JobState
+from scheduler_feedback.core.state import State
+from scheduler_feedback.cycle import run
+from scheduler_feedback.reading import reads as reads_module
+from scheduler_feedback.reading.listing import Listing, Reasons
+from scheduler_feedback.reading.lists import MarkError, Wanted, jobs, mark_text, read_mark
+from scheduler_feedback.reading.reads import BusyError, Reads
+from scheduler_feedback.snapshots import PAUSE, Snapshot, Snapshots
+from scheduler_feedback.subscribers import FullError, Subscribers
+from tests.feedback.memory_backend import World
+from tests.feedback.site import Site, serving
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with serving(tmp_path, World()) as one:
+        yield one
+
+
+def state_of(count: int) -> State:
+    state = State()
+    run(state, [NodeSeen("n0", 8, (), "m0")], SECOND)
+    for number in range(count):
+        spec = JobSpec(f"train-{number}", ("true",), 4, user=f"u{number % 3}")
+        run(state, [Submitted(f"j-{number:06d}", spec)], 2 * SECOND + number // 4)
+    return state
+
+
+# --- snapshots -------------------------------------------------------------------------------------------------------
+
+
+def test_a_frozen_copy_shares_nothing_that_a_cycle_changes() -> None:
+    state = state_of(6)
+    copy = frozen(state)
+    for name in State.__dataclass_fields__:
+        live, kept = getattr(state, name), getattr(copy, name)
+        if isinstance(live, dict | list):
+            assert live is not kept, name
+    assert copy.jobs == state.jobs and copy.nodes == state.nodes
+    before = {job_id: (job.state, list(job.ranks)) for job_id, job in copy.jobs.items()}
+    for job in state.jobs.values():
+        job.state = JobState.CANCELLED
+        job.ranks.clear()
+    state.nodes["n0"].present = False
+    assert {job_id: (job.state, list(job.ranks)) for job_id, job in copy.jobs.items()} == before
+    assert copy.nodes["n0"].present
+
+
+def test_two_copies_share_what_has_not_changed() -> None:
+    state = state_of(6)
+    first = frozen(state)
+    state.jobs["j-000005"].failure = "x"
+    second = frozen(state, first)
+    shared = [job_id for job_id in state.jobs if first.jobs[job_id] is second.jobs[job_id]]
+    assert shared == [job_id for job_id in state.jobs if job_id != "j-000005"]
+    assert second.jobs["j-000005"].failure == "x" and first.jobs["j-000005"].failure == ""
+
+
+def test_a_reader_is_never_shown_less_than_what_was_answered() -> None:
+    clock, woken = ManualClock(), []
+    state = state_of(1)
+    snapshots = Snapshots(state, clock, lambda: woken.append(1))
+    assert snapshots.fresh().result(0).version == 0
+    snapshots.changed()
+    waiting = [snapshots.fresh() for _ in range(50)]
+    assert not any(one.done() for one in waiting) and len(woken) == 1, "one wakes it for all"
+    snapshots.publish(state)
+    assert {one.result(0).version for one in waiting} == {1}
+    assert snapshots.fresh().result(0).version == 1
+
+
+def test_snapshots_take_a_twentieth_of_the_cycles_time_however_many_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    state = state_of(1)
+    snapshots = Snapshots(state, clock, lambda: None)
+    made = 0
+
+    def slow(state: State, before: State | None = None) -> State:
+        nonlocal made
+        made += 1
+        clock.advance(0.01)
+        return frozen(state, before)
+
+    monkeypatch.setattr("scheduler_feedback.snapshots.frozen", slow)
+    for _ in range(1000):
+        snapshots.changed()
+        snapshots.fresh()
+        snapshots.publish(state)
+        clock.advance(0.001)
+    spent, passed = made * 0.01, clock.monotonic_ns() / 1e9
+    assert spent <= passed / (PAUSE * 0.9)
+
+
+# --- turns -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_peer_with_much_to_ask_delays_another_by_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    reads = Reads("documents", rest=0.0)
+
+    def piece(of: str) -> None:
+        until = time.thread_time() + 0.002
+        while time.thread_time() < until:
+            pass
+        done.append(of)
+
+    async def scene() -> None:
+        greedy = [asyncio.ensure_future(reads.run("greedy", lambda: piece("greedy"))) for _ in range(60)]
+        await asyncio.sleep(0.01)
+        before = len(done)
+        await reads.run("honest", lambda: piece("honest"))
+        assert done.index("honest") - before <= 3
+        with pytest.raises(BusyError):
+            await asyncio.gather(*(reads.run("greedy", lambda: piece("greedy")) for _ in range(80)))
+        await asyncio.gather(*greedy)
+
+    asyncio.run(scene())
+    reads.close()
+
+
+def test_the_thread_of_reads_rests_as_long_as_it_works() -> None:
+    reads = Reads("documents")
+
+    def work() -> None:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+
+    async def scene() -> float:
+        begun = time.monotonic()
+        for _ in range(10):
+            await reads.run("a", work)
+        return time.monotonic() - begun
+
+    assert asyncio.run(scene()) >= 0.02 * 10 + 0.02 * 9 * reads_module.REST * 0.8
+    reads.close()
+
+
+def test_a_cycle_waits_for_no_reader(site: Site) -> None:
+    """A reader whose answer takes for ever holds up other readers, and neither a cycle nor a command."""
+    going, ended = threading.Event(), threading.Event()
+
+    def endless(_: object) -> None:
+        going.set()
+        ended.wait(20)
+
+    async def reader() -> None:
+        await site.controller.desk.ask("greedy", endless)
+
+    thread = threading.Thread(target=lambda: asyncio.run(reader()))
+    thread.start()
+    assert going.wait(20)
+    begun = time.monotonic()
+    for _ in range(5):
+        site.post("/api/nodes/n0/release")
+    assert site.ask("GET", "/readyz").status == 200
+    assert time.monotonic() - begun < 10
+    ended.set()
+    thread.join()
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+def test_pages_have_every_item_once_whatever_happens_between_them() -> None:
+    state = state_of(40)
+    snapshots = Snapshots(state, ManualClock(), lambda: None)
+    reasons = Reasons()
+    seen: list[str] = []
+    mark = None
+    lister = jobs(Wanted())
+    for turn in range(40):
+        part = lister(Listing(Snapshot(turn, frozen(state)), reasons), mark, 3)
+        seen += [one["job"] for one in part.items]
+        mark = part.mark
+        if mark is None:
+            break
+        run(state, [Submitted(f"k-{turn:06d}", JobSpec("new", ("true",), 1))], 3 * SECOND + turn)
+        if turn == 4:
+            del state.jobs[str(mark[1])]  # the very one that the page ended with is forgotten
+    first = [one for one in seen if one.startswith("j-")]
+    assert set(first) == {f"j-{number:06d}" for number in range(40)}
+    assert len(first) - len(set(first)) <= 4, "those of one instant may come twice where their last is gone"
+    assert sorted(first) == sorted(first, key=lambda one: one)
+    assert snapshots.newest.version == 0
+
+
+def test_lists_of_the_api_lead_from_page_to_page(site: Site) -> None:
+    submitted = [site.submit(ranks=2, user=f"u{number % 2}") for number in range(7)]
+    for path, key in (("/api/jobs", "job"), ("/api/jobs?user=u1", "job")):
+        whole = [one[key] for one in site.get(path)]
+        found, following = [], f"{path}{'&' if '?' in path else '?'}limit=2"
+        while following:
+            answer = site.ask("GET", following)
+            assert len(answer.document) <= 2
+            found += [one[key] for one in answer.document]
+            link = answer.headers.get("link", "")
+            following = link.partition("<")[2].partition(">")[0]
+        assert found == whole and whole
+    assert submitted == [one["job"] for one in site.get("/api/jobs")]
+    queue = site.ask("GET", "/api/queue?limit=1").document
+    assert len(queue["waiting"]) == 1 and queue["frozen"] is False
+
+
+@pytest.mark.parametrize("path", ["/api/jobs", "/api/nodes", "/api/verdicts", "/api/queue", "/api/decisions"])
+@pytest.mark.parametrize("mark", ["!", "AAAA", "x" * 2000, mark_text(["a", "b", 3, 4]), mark_text([]), "%00", "é"])
+def test_a_wrong_mark_is_refused_by_its_name(site: Site, path: str, mark: str) -> None:
+    from urllib.parse import quote
+
+    answer = site.ask("GET", f"{path}?limit=5&continue={quote(mark)}")
+    assert answer.status == 400 and "continue" in answer.error
+
+
+def test_a_mark_is_read_as_it_was_written() -> None:
+    for mark in ([5], ["a"], [1 << 62, "j-000001.5"], []):
+        assert read_mark(mark_text(mark)) == mark
+    for wrong in ("W3sif", mark_text([1]) + "=", "[1]"):
+        try:
+            read_mark(wrong)
+        except MarkError:
+            pass
+
+
+def test_a_whole_list_is_made_in_slices_of_one_snapshot(site: Site) -> None:
+    for _ in range(3):
+        site.submit(array_size=90, ranks=1)
+    whole = site.get("/api/jobs")
+    assert len(whole) == 270 and len({one["job"] for one in whole}) == 270
+    assert len(site.get("/api/queue")["waiting"]) > 200
+
+
+def test_an_answer_that_still_holds_is_not_sent_again(site: Site) -> None:
+    job_id = site.submit()
+    site.wait(job_id, "running")
+    site.world.end(job_id)
+    site.wait(job_id, "completed")
+    first = site.ask("GET", f"/api/jobs/{job_id}")
+    again = site.ask("GET", f"/api/jobs/{job_id}", If_None_Match=first.headers["etag"])
+    assert (again.status, again.content) == (304, b"")
+    assert site.ask("GET", f"/api/jobs/{job_id}", If_None_Match='"other"').status == 200
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_idle_streams_of_one_peer_lock_nobody_out() -> None:
+    now_s = 0.0
+    subscribers = Subscribers(64, 16, clock=lambda: now_s)
+
+    async def scene() -> None:
+        nonlocal now_s
+        hostile = []
+        for _ in range(64):
+            try:
+                hostile.append(subscribers.open("tenant"))
+            except FullError:
+                pass
+        assert len(hostile) == 16
+        honest = [subscribers.open(f"user {number}") for number in range(48)]
+        with pytest.raises(FullError):
+            subscribers.open("late")
+        now_s = 11.0
+        late = subscribers.open("late")  # of the peer with the most, the oldest goes
+        assert hostile[0].ended and not any(one.ended for one in (*hostile[1:], *honest))
+        again = subscribers.open("tenant")
+        assert hostile[1].ended and not late.ended and not again.ended
+
+    asyncio.run(scene())
+
+
+def test_entries_are_kept_for_streams_that_keep_up(site: Site) -> None:
+    subscribers = site.controller.subscribers
+    job_id = site.submit()
+    site.wait(job_id, "running")
+    newest = subscribers.newest
+    assert newest == site.controller.store.newest_entry_id()
+    recent = subscribers.after(newest - 2)
+    assert recent is not None and [one.numbered.entry_id for one in recent] == [newest - 1, newest]
+    assert subscribers.after(newest) == []
