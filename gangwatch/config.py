@@ -77,7 +77,7 @@ _TYPE_WORDS = {
     "object": "a table",
 }
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(ms|s|m|h|d)?", re.ASCII)
 _CLOCK = re.compile(
     r"(?:(\d{1,6})-(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?|(?:(\d{1,6}):)?(\d{1,6}):(\d{1,6}))", re.ASCII
 )
@@ -124,7 +124,7 @@ def parse_duration(text: str) -> float:
     found = _DURATION.fullmatch(text.strip())
     if found is None:
         raise ValueError(
-            f"{text!r} is no duration: expected seconds, a number with ms, s, m, h or d (90, 90s, 10m), or "
+            f"{text[:60]!r} is no duration: expected seconds, a number with ms, s, m, h or d (90, 90s, 10m), or "
             "minutes:seconds, hours:minutes:seconds or days-hours:minutes:seconds (30:00, 1:00:00, 2-00:00:00)"
         )
     return float(found[1]) * _DURATION_UNITS[found[2] or ""]
@@ -455,11 +455,12 @@ def as_toml(config: Config) -> str:
 def _toml(value: object) -> str:
     """A value in TOML: a string, number or boolean is written as in JSON; what is None in a table is left out."""
     if isinstance(value, dict):
-        pairs = (f"{msgspec.json.encode(key).decode()} = {_toml(one)}" for key, one in value.items() if one is not None)
+        pairs = (f"{_toml(key)} = {_toml(one)}" for key, one in value.items() if one is not None)
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    return msgspec.json.encode(value).decode()
+    # Of the control characters that TOML forbids, JSON lets DEL stand.
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 
 class Change(msgspec.Struct, frozen=True):

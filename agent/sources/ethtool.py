@@ -169,7 +169,7 @@ def parse_recorded(data: bytes) -> dict[str, int]:
     for line in data.split(b"\n"):
         name, colon, value = line.rpartition(b":")
         digits = value.strip()
-        if colon and digits.isdigit() and name.strip() and int(digits) < 1 << 64:
+        if colon and digits.isdigit() and len(digits) <= 20 and name.strip() and int(digits) < 1 << 64:
             found[name.strip().decode("utf-8", "replace")] = int(digits)
         elif line.strip() and digits:
             raise SourceError(f"ethtool: {line[:80]!r} is no statistic")

@@ -1,0 +1,81 @@
+"""Inputs by which `python -m benchmarks.fuzz` made a parser fail, each as it was found."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from agent import attribution
+from agent.schema.errors import ConfigError, SourceError, TraceError
+from agent.sources import ethtool, kernel_log, mountstats
+from agent.sources.cgroup import parse_cgroup
+from gangwatch import config
+from scheduler_feedback.fabric_file import read_fabric
+from scheduler_feedback.sim.traces import slurm as sacct
+
+DIGITS = "9" * 5000
+"""int() refuses more than 4,300 with a ValueError that nobody expected (sys.get_int_max_str_digits)."""
+
+
+def test_digits_without_end_are_no_number() -> None:
+    with pytest.raises(SourceError, match="is no statistic"):
+        ethtool.parse_recorded(f"rx: {DIGITS}\n".encode())
+    with pytest.raises(SourceError, match="is no record"):
+        kernel_log.parse_record(f"4,{DIGITS},1,-;x".encode())
+    with pytest.raises(SourceError, match="mountstats"):
+        mountstats.parse_mountstats(
+            b"device h:/x mounted on /y with fstype nfs statvers=1.0\n\tbytes: 1 2 3 4 5 6 7 " + DIGITS.encode()
+        )
+    found = parse_cgroup(f"0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_{DIGITS}\n")
+    assert found is not None and (found.slurm_job, found.slurm_task) == ("7", None)
+    assert parse_cgroup(f"0::/system.slice/slurmstepd.scope/job_{DIGITS}\n") is None, "no part of a number is a job"
+
+
+def test_a_duration_without_end_is_none(tmp_path: Path) -> None:
+    """It was infinite, and `gangwatch config` printed it as `null`, which no TOML file may hold."""
+    with pytest.raises(ValueError, match="is no duration"):
+        config.parse_duration("9" * 400)
+    file = tmp_path / "gangwatch.toml"
+    file.write_text(f'[policy]\nreplan_seconds = "{"9" * 400}"\n')
+    with pytest.raises(ConfigError, match=r"policy\.replan_seconds: .999"):
+        config.load(file)
+
+
+def test_a_control_character_in_the_configuration_is_read_back(tmp_path: Path) -> None:
+    file = tmp_path / "gangwatch.toml"
+    file.write_text('[agent]\njob_files = "/x\\u007f"\n')
+    loaded = config.load(file)
+    file.write_text(config.as_toml(loaded))
+    assert config.load(file).agent.job_files == "/x\x7f"
+
+
+def test_a_node_list_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "topology.conf"
+    for nodes in ("[1-1000][1-1000][1-1000]", f"[{DIGITS}]"):
+        file.write_text(f"SwitchName=a Nodes=n{nodes}\n")
+        tracemalloc.start()
+        with pytest.raises(ConfigError, match="line 1"):
+            read_fabric(file)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 64 << 20
+
+
+def test_a_time_without_end_in_sacct_costs_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.txt"
+    header = "JobID|JobName|Submit|Start|End|ElapsedRaw|AllocTRES\n"
+    good = "7|a|2026-11-22T10:00:00|2026-11-22T10:00:05|2026-11-22T11:00:00|5|gres/gpu=8\n"
+    file.write_text(header + good + good.replace("2026-11-22T10:00:00", "9" * 400).replace("7|", "8|", 1))
+    trace = sacct.read(file)
+    assert [job.job.job_id if hasattr(job, "job") else job.job_id for job in trace.jobs] == ["7"]
+    assert len(trace.refused) == 1
+    file.write_text(header)
+    with pytest.raises(TraceError):
+        sacct.read(file)
+
+
+def test_a_rank_file_nested_without_end_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"x": ' + "[" * 100_000)
+    assert attribution._list(str(tmp_path)).ranks == ()
