@@ -49,6 +49,7 @@ GANG = "j-000001"
 
 NOBODY = 65534
 SECONDS = 6.0
+START_SECONDS = 3.0
 SCRAPES_A_SECOND, REGISTRATIONS_A_SECOND, STEPS_A_SECOND = 20, 8, 200
 
 
@@ -461,8 +462,8 @@ class Others:
     most_bytes: int = 0
     most_mib: float = 0.0
 
-    def watch(self, seconds: float, attack: Callable[[float], None] | None = None) -> None:
-        """Scrape, register and measure the agent's memory for so long, while `attack` runs."""
+    def watch(self, seconds: float) -> None:
+        """Scrape, register and measure the agent's memory for so long."""
         until = time.monotonic() + seconds
         threads = [
             threading.Thread(target=self._repeat, args=(until, call, rate))
@@ -470,8 +471,6 @@ class Others:
         ]
         for thread in threads:
             thread.start()
-        if attack is not None:
-            attack(until)
         for thread in threads:
             thread.join()
 
@@ -559,13 +558,14 @@ def run(name: str, seconds: float = SECONDS) -> Result:
         quiet.watch(seconds)
         before_mib = site.resident_mib()
 
-        def attack(until: float) -> None:
-            with contextlib.ExitStack() as stack:
-                for _ in range(count):
-                    stack.enter_context(attacker(name, site.socket, until))
-
         hurt = Others(site, coming)
-        hurt.watch(seconds, attack)
+        # The attackers' own start is none of the attack: they are ready, and wait, when the clock begins.
+        begin = time.monotonic() + START_SECONDS
+        with contextlib.ExitStack() as stack:
+            for _ in range(count):
+                stack.enter_context(attacker(name, site.socket, begin, begin + seconds))
+            time.sleep(max(0.0, begin - time.monotonic()))
+            hurt.watch(seconds)
         tell(reporting)
         written = int(line_of(reporting) or -1)
         time.sleep(2.5)
@@ -601,9 +601,18 @@ def _label(series: str) -> str:
 
 
 @contextlib.contextmanager
-def attacker(name: str, path: str, until: float) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that attacks until then, as nobody where this one is root's."""
-    command = [sys.executable, "-m", "benchmarks.attack.attacks_node", "--attacker", name, path, repr(until)]
+def attacker(name: str, path: str, begin: float, until: float) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that attacks from `begin` on until then, as nobody where this one is root's."""
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.attack.attacks_node",
+        "--attacker",
+        name,
+        path,
+        repr(begin),
+        repr(until),
+    ]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=REPOSITORY) as process:
         try:
             yield process
@@ -613,7 +622,7 @@ def attacker(name: str, path: str, until: float) -> Iterator[subprocess.Popen[by
             process.kill()
 
 
-def _attack(name: str, path: str, until: float) -> None:
+def _attack(name: str, path: str, begin: float, until: float) -> None:
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
@@ -621,6 +630,7 @@ def _attack(name: str, path: str, until: float) -> None:
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
+    time.sleep(max(0.0, begin - time.monotonic()))
     with contextlib.suppress(OSError, TimeoutError):
         PROGRAMS[name][0](path, until)
 
@@ -635,15 +645,15 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)}; default: all")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="without each attack, and with it")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--attacker", nargs=3, metavar=("NAME", "PATH", "UNTIL"), help=argparse.SUPPRESS)
+    parser.add_argument("--attacker", nargs=4, metavar=("NAME", "PATH", "BEGIN", "UNTIL"), help=argparse.SUPPRESS)
     parser.add_argument("--honest", choices=tuple(HONEST), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.honest:
         HONEST[options.honest]()
         return 0
     if options.attacker:
-        name, path, until = options.attacker
-        _attack(name, path, float(until))
+        name, path, begin, until = options.attacker
+        _attack(name, path, float(begin), float(until))
         return 0
     for name in options.names:
         if name not in PROGRAMS:
