@@ -187,10 +187,14 @@ class HttpServer:
 
     def _wait_for_room(self, error: OSError) -> None:
         """accept(2) has failed: end a connection that waits for a request, and go on after a moment."""
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        if exhausted(error) and not poll.poll(1000 * ACCEPT_PAUSE_SECONDS):
+            return  # without a descriptor accept(2) fails also where nobody waits
         self._complain("descriptors" if exhausted(error) else "accept", f"no connection can be accepted: {error}")
         if exhausted(error):
             with self._lock:
-                displaced = self._connections.least(time.monotonic())
+                displaced = self._connections.least(time.monotonic(), _IDLE)
                 if displaced is not None:
                     self._connections.drop(displaced)
                     _shut(displaced.socket)

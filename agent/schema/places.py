@@ -103,12 +103,15 @@ class Places(Generic[_Holder]):
             if not holders:
                 del self._of_peer[place.peer]
 
-    def least(self, now_s: float) -> _Holder | None:
-        """The holder that would make room for another peer's: of the peer with the most; None where none would."""
+    def least(self, now_s: float, idle: int) -> _Holder | None:
+        """The holder that would make room for another peer's: of the peer with the most; None where none would.
+
+        idle: what a place is worth at most that also the only one of its peer gives up.
+        """
         if not self._of_peer:
             return None
-        _, largest = max((len(holders), name) for name, holders in self._of_peer.items())
-        return self._least(largest, self._worth_others, now_s)
+        most, largest = max((len(holders), name) for name, holders in self._of_peer.items())
+        return self._least(largest, self._worth_others if most > 1 else idle, now_s)
 
     def _least(self, peer: str, most_worth: int, now_s: float) -> _Holder | None:
         """Of the peer's holders the one to make room, the oldest of those that are worth the least; None: none has."""

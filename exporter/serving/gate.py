@@ -144,13 +144,15 @@ class Gate:
     # --- accepting ---------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
+        for count in range(ACCEPTED_AT_ONCE):
             try:
                 accepted, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._make_room(error)
+                # Without a descriptor accept(2) fails also where nobody waits: only at first it is known that one does.
+                if count == 0:
+                    self._make_room(error)
                 return
             try:
                 self._take(accepted, address)
@@ -215,7 +217,7 @@ class Gate:
         """accept(2) has failed: end the connection that is worth the least, or wait a moment."""
         self.refused["descriptors" if exhausted(error) else "accept"] += 1
         self._complain("accept", f"no connection can be accepted: {error}; {len(self.places)} are open")
-        displaced = self.places.least(time.monotonic()) if exhausted(error) else None
+        displaced = self.places.least(time.monotonic(), Worth.IDLE) if exhausted(error) else None
         if displaced is not None:
             displaced.gone()
             displaced.abort()
