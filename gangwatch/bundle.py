@@ -1,9 +1,10 @@
 """Support bundle: what a bug report needs, in one archive, and nothing that anybody must keep to themselves.
 
-Secrets are kept out twice. What may hold one is not taken, or taken without its values: a job's environment keeps its
-names, its command its first word; keys of the configuration that name a secret keep their name. Then every part is
-searched for the secrets that are known here (the API's token, the passwords and tokens in the configuration and in the
-web configuration's files, all values of jobs' environments that look like one), and each is blotted out.
+Secrets are kept out twice. First by the schema (core/disclosure.py): a job's environment keeps its names without their
+values, and every argument list and folder is left out; keys of the configuration that name a secret keep their name.
+Then every part is searched (redaction.py): for the secrets that are known here (the API's tokens, the passwords and
+tokens in the configuration and the files that it names, what looks like a secret in jobs' specifications), and for
+whatever has the form of one (URLs with passwords, headers, private keys, tokens of known services).
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import io
 import json
 import os
 import platform
-import re
 import sys
 import tarfile
 import time
@@ -25,18 +25,15 @@ from typing import Any
 from agent.schema.errors import GangwatchError
 from gangwatch.connection import Trust, connect
 from gangwatch.in_force import read_in_force
+from gangwatch.redaction import SECRET_NAME, longest_first, of_file, of_specification, redacted
 from gangwatch.state_folder import StateFolder
-from scheduler_feedback.core.codec import printable
-from scheduler_feedback.core.events import Submitted
+from scheduler_feedback.core.disclosure import REMOVED, for_bundle, rule_of, shared
+from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.core.state import Policy
 from scheduler_feedback.store import JournalRow, Reader
 
-BLOT = "[removed]"
-
-_SECRET_NAME = re.compile(r"pass(word|wd)?$|secret|token|credential|api_?key|private|auth", re.IGNORECASE)
-"""Names of variables and keys whose values are secrets by custom."""
-
-_SHORTEST_SECRET = 6
-"""A shorter value would blot out ordinary text everywhere, and protects nothing."""
+_NO_SECRET_FILES = frozenset({"ca_file", "cert_file", "topology_file"})
+"""Keys of files that hold none: their lines are names, which a report needs."""
 
 _LOG_BYTES = 1024 * 1024
 """Of each log, from its end."""
@@ -46,7 +43,7 @@ def pack(state: StateFolder, target: Path, cycles: int = 1000) -> list[str]:
     """Write the archive; the names of its parts. Raises GangwatchError where the target exists or can't be written."""
     rows, complaints = _journal_end(state, cycles)
     secrets = known_secrets(state, rows)
-    parts = {name: blotted(text, secrets) for name, text in _parts(state, rows, complaints)}
+    parts = {name: redacted(text, secrets) for name, text in _parts(state, rows, complaints)}
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
@@ -68,56 +65,45 @@ def pack(state: StateFolder, target: Path, cycles: int = 1000) -> list[str]:
 def known_secrets(state: StateFolder, rows: Iterable[JournalRow]) -> list[str]:
     """Every secret that this machine's gangwatch knows, the longest first."""
     found = {_text(state.token_file).strip()}
-    in_force = _in_force(state)
-    for key, value in in_force.items():
+    for key, value in _in_force(state).items():
         if not isinstance(value, str) or not value:
             continue
-        if _SECRET_NAME.search(key):
+        if SECRET_NAME.search(key.rpartition(".")[2]) and not key.endswith("_file"):
             found.add(value)
-        if key.endswith(("_file", "web_config")):
-            found.update(_values_in(_text(Path(value))))
+        if key.endswith(("_file", "web_config")) and key.rpartition(".")[2] not in _NO_SECRET_FILES:
+            found.update(of_file(_text(Path(value))))
+    for spec in _specifications(state, rows):
+        found.update(of_specification(spec))
+    return longest_first(found)
+
+
+def _specifications(state: StateFolder, rows: Iterable[JournalRow]) -> Iterator[JobSpec]:
+    """Of every job that the journal still knows: a log may quote one that is older than the rows."""
     for row in rows:
-        for event in row.events:
-            if isinstance(event, Submitted):
-                found.update(value for name, value in event.spec.environment.items() if _SECRET_NAME.search(name))
-    return sorted((one for one in found if len(one) >= _SHORTEST_SECRET), key=len, reverse=True)
+        for told in (*row.events, *row.actions):
+            if isinstance(spec := getattr(told, "spec", None), JobSpec):
+                yield spec
+    path = state.path / "store.sqlite"
+    try:
+        loaded = Reader(path).load() if path.exists() else None
+    except GangwatchError:
+        return  # the bundle says elsewhere that the journal can't be read
+    if loaded is not None and loaded.state is not None:
+        yield from (job.spec for job in loaded.state.jobs.values())
 
 
-def _values_in(text: str) -> Iterator[str]:
-    """What stands after ':' or '=' or alone on a line of a file of secrets: headers, passwords, whole tokens."""
-    for line in text.split("\n"):
-        for piece in (line, *re.split(r"[:=]", line, maxsplit=1)[1:]):
-            piece = piece.strip().strip("\"'")
-            yield piece
-            # A header such as 'Authorization: Bearer XYZ' hides its secret in the last word.
-            yield piece.rpartition(" ")[2]
-
-
-def blotted(text: str, secrets: Iterable[str]) -> str:
-    """The text without any of them: neither as they are nor as JSON writes them, with or without escapes of letters."""
-    for secret in secrets:
-        for form in (secret, json.dumps(secret, ensure_ascii=False)[1:-1], json.dumps(secret)[1:-1]):
-            text = text.replace(form, BLOT)
-    return text
-
-
-def _without_secrets(value: Any) -> Any:
-    """A document of the journal without environments' values, commands' arguments, and values under secret names."""
-    if isinstance(value, dict):
-        kept: dict[str, Any] = {}
-        for key, inner in value.items():
-            if key == "environment" and isinstance(inner, dict):
-                kept[key] = dict.fromkeys(inner, BLOT)
-            elif key == "command" and isinstance(inner, list | tuple):
-                kept[key] = [*inner[:1], *([f"{len(inner) - 1} arguments"] if len(inner) > 1 else [])]
-            elif isinstance(inner, str) and inner and _SECRET_NAME.search(key):
-                kept[key] = BLOT
-            else:
-                kept[key] = _without_secrets(inner)
-        return kept
-    if isinstance(value, list | tuple):
-        return [_without_secrets(inner) for inner in value]
-    return value
+def _without_secrets(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without values under secret names, and without argument lists."""
+    kept: dict[str, Any] = {}
+    for key, value in flat.items():
+        section, _, name = key.partition(".")
+        if section == "policy":
+            kept[key] = shared(value, rule_of(Policy, name))
+        elif isinstance(value, str) and value and SECRET_NAME.search(name) and not name.endswith("_file"):
+            kept[key] = REMOVED
+        else:
+            kept[key] = value
+    return kept
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -126,7 +112,7 @@ def _without_secrets(value: Any) -> Any:
 def _parts(state: StateFolder, rows: Sequence[JournalRow], complaints: Sequence[str]) -> Iterator[tuple[str, str]]:
     yield "versions.json", json.dumps(_versions(state), indent=2)
     yield "configuration.json", json.dumps(_without_secrets(_in_force(state)), indent=2, default=str)
-    lines = (json.dumps(_without_secrets(_row(row)), ensure_ascii=False) for row in rows)
+    lines = (json.dumps(_row(row), ensure_ascii=False, default=str) for row in rows)
     yield "journal.jsonl", "".join(f"{line}\n" for line in lines)
     if complaints:
         yield "journal-unreadable.txt", "".join(f"{complaint}\n" for complaint in complaints)
@@ -184,8 +170,8 @@ def _row(row: JournalRow) -> dict[str, Any]:
     return {
         "cycle": row.cycle,
         "now_ns": row.now_ns,
-        "events": [printable(event) for event in row.events],
-        "actions": [printable(action) for action in row.actions],
+        "events": [{"type": type(event).__name__, **for_bundle(event)} for event in row.events],
+        "actions": [{"type": type(action).__name__, **for_bundle(action)} for action in row.actions],
     }
 
 

@@ -18,8 +18,9 @@ from gangwatch.state_folder import StateFolder
 def support_bundle(state: StateFolder, target: Path, cycles: int, as_json: bool) -> None:
     """Pack versions, configuration, the end of the journal, the daemons' logs and metrics into FILE.tar.gz.
 
-    No secret goes in: no token, no password, no job's environment, no argument of a job's command, nothing that a job
-    wrote. What was packed is searched once more for every secret that this machine's gangwatch knows.
+    No secret goes in: no token, no password, no job's environment, command line or folder, nothing that a job wrote.
+    What was packed is searched once more for every secret that this machine's gangwatch knows, and for whatever looks
+    like one (URLs with passwords, private keys, headers, tokens of known services).
 
     \b
     Example:

@@ -45,7 +45,7 @@ class Checkpoint:
     def _run(self, plan: launch.Plan, node: str, command: list[str], cgroup: str | None) -> None:
         environment = launch.rank_environment(plan, node, 0)
         directory = launch.working_directory(plan, environment)
-        program = launch.find_program(command[0], environment, directory)
+        program = launch.find_program(command[0], environment, directory, "the checkpoint command")
         path = records.checkpoint_log(plan["state_folder"], plan["job_id"], plan["attempt"])
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         parent = os.getpid()

@@ -96,18 +96,24 @@ def working_directory(plan: Plan, environment: Mapping[str, str]) -> str:
     return plan["spec"]["working_directory"] or environment.get("HOME") or "/"
 
 
-def find_program(command: str, environment: Mapping[str, str], directory: str) -> str:
-    """Path of the program, found as execvp(3) finds it from the working directory. Raises OSError saying why not."""
+def find_program(command: str, environment: Mapping[str, str], directory: str, of: str = "the command") -> str:
+    """Path of the program, found as execvp(3) finds it from the working directory. of: which command it begins.
+
+    Raises OSError saying why not. Everybody may read that in the job's story, so it quotes nothing that the user wrote:
+    the command and the folder are shown to the job's user beside it.
+    """
     if not os.path.isdir(directory):
-        raise FileNotFoundError(f"the working directory {directory} does not exist")
+        raise FileNotFoundError("the working directory does not exist")
     named = "/" in command
-    denied = ""
+    denied = False
     for folder in [""] if named else environment.get("PATH", os.defpath).split(":"):
         path = os.path.join(directory, folder, command)
         if os.path.isfile(path):
             if os.access(path, os.X_OK):
                 return path
-            denied = denied or path
+            denied = True
     if denied:
-        raise PermissionError(f"{denied} is not executable")
-    raise FileNotFoundError(f"{command} does not exist" if named else f"{command} is not on the job's PATH")
+        raise PermissionError(f"the program of {of} is not executable")
+    raise FileNotFoundError(
+        f"the program of {of} does not exist" if named else f"the program of {of} is not on the job's PATH"
+    )

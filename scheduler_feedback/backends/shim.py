@@ -132,7 +132,7 @@ class Shim:
                     found[program] = launch.find_program(program, environment, self.directory)
                 self.programs[rank] = found[program]
             if 0 in self.ranks and (saves := self.plan["spec"].get("checkpoint_command")):
-                launch.find_program(saves[0], environment, self.directory)
+                launch.find_program(saves[0], environment, self.directory, "the checkpoint command")
             for rank in self.ranks:
                 rank_file, log_file = self.paths(rank)
                 os.makedirs(os.path.dirname(rank_file), mode=0o700, exist_ok=True)

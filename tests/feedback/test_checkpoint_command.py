@@ -114,14 +114,14 @@ def test_a_program_that_has_gone_since_saves_nothing_and_says_so(gangs: LocalGan
     running(gangs, tmp_path / "job", 1)
     ended = stop(gangs, "no-such-program")
     assert ended.checkpointed is not None and ended.checkpointed.exit_code is None
-    assert "no-such-program is not on the job's PATH" in ended.checkpointed.reason
+    assert "the program of the checkpoint command is not on the job's PATH" in ended.checkpointed.reason
     gangs.assert_nothing_left()
 
 
 def test_a_program_that_does_not_exist_keeps_the_gang_from_starting(gangs: LocalGangs) -> None:
     gangs.start(RANK, 3, checkpoint_command=("no-such-program",), restartable=True)
     ended = gangs.wait_for(AttemptEnded)
-    assert not ended.started and "no-such-program is not on the job's PATH" in ended.reason
+    assert not ended.started and "the program of the checkpoint command is not on the job's PATH" in ended.reason
 
 
 def test_what_the_command_itself_ends_counts_as_saved(gangs: LocalGangs, tmp_path: Path) -> None:

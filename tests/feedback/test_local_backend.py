@@ -158,10 +158,10 @@ def test_ranks_are_told_their_place_as_torchrun_tells_them(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("command", "spec", "reason"),
     [
-        (("no-such-program",), {}, "no-such-program is not on the job's PATH"),
-        (("./no-such-program",), {}, "./no-such-program does not exist"),
-        (("/etc/passwd",), {}, "/etc/passwd is not executable"),
-        (SLEEP, {"working_directory": "/no/such/place"}, "the working directory /no/such/place does not exist"),
+        (("no-such-program",), {}, "the program of the command is not on the job's PATH"),
+        (("./no-such-program",), {}, "the program of the command does not exist"),
+        (("/etc/passwd",), {}, "the program of the command is not executable"),
+        (SLEEP, {"working_directory": "/no/such/place"}, "the working directory does not exist"),
     ],
 )
 def test_what_cannot_start_is_refused_with_rank_node_and_reason(

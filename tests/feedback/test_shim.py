@@ -144,9 +144,9 @@ def test_programs_are_found_as_execvp_finds_them(tmp_path: Path) -> None:
     assert Path(launch.find_program("./mine", search, str(tmp_path))).samefile(tmp_path / "mine")
     assert launch.find_program("/bin/sh", {}, "/") == "/bin/sh"
     assert launch.find_program("sh", {}, "/").endswith("/sh")
-    with pytest.raises(PermissionError, match="first/tool is not executable"):
+    with pytest.raises(PermissionError, match="the program of the command is not executable"):
         launch.find_program("tool", {"PATH": f"{tmp_path}/first"}, "/")
-    with pytest.raises(FileNotFoundError, match="second does not exist"):
+    with pytest.raises(FileNotFoundError, match="the program of the command does not exist"):
         launch.find_program("./second", search, str(tmp_path))
 
 

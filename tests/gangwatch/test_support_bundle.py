@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from agent.schema.errors import GangwatchError
-from gangwatch.bundle import blotted, known_secrets, pack
+from gangwatch.bundle import known_secrets, pack
 from gangwatch.cli import cli
 from gangwatch.config import load
 from gangwatch.in_force import InForce, write_in_force
+from gangwatch.redaction import blotted
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.core.actions import Entry
 from scheduler_feedback.core.events import Submitted
@@ -102,7 +103,7 @@ def test_what_a_report_needs_is_in_it(state: StateFolder, tmp_path: Path) -> Non
     assert json.loads(parts["configuration.json"])["otlp.endpoint"] == "http://127.0.0.1:9/v1"
     [row] = [json.loads(line) for line in parts["journal.jsonl"].splitlines()]
     submitted, _ = row["events"]
-    assert submitted["spec"]["command"] == ["python", "2 arguments"]
+    assert submitted["spec"]["command"] == "[removed] 3 arguments"
     assert set(submitted["spec"]["environment"]) == {"WANDB_API_KEY", "DB_PASSWORD", "HOME"}
     assert "time=1" in parts["log/controller.log"]
     assert parts["metrics.txt"] == "# no controller is running\n"

@@ -1,0 +1,153 @@
+"""Redaction of text: known secrets by their value, and unknown ones by their form.
+
+It is the second line. What may hold a secret is left out by its place in the schema (core/disclosure.py); this module
+cleans what has no schema: daemons' logs, tracebacks, sentences, metrics.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from urllib.parse import quote
+
+from scheduler_feedback.core.disclosure import REMOVED
+from scheduler_feedback.core.job import JobSpec
+
+SECRET_NAME = re.compile(
+    r"pass(word|wd|phrase)?$|secret|token|credential|(api|access|private|signing|encryption)[_-]?key|auth",
+    re.IGNORECASE,
+)
+"""Names of variables, keys and options whose values are secrets by custom."""
+
+_SHORTEST_SECRET = 6
+"""A shorter value would blot out ordinary text everywhere, and protects nothing."""
+
+_SHORTEST_KEY, _SHORTEST_HEX = 16, 32
+"""Characters from which on a value is taken for a generated key: 95 bits in letters and digits, 128 bits in hex."""
+
+_HEX = re.compile(r"[0-9a-fA-F]+")
+
+_WORDS = "password|passwd|passphrase|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|signing[_-]?key"
+_NAME = rf"(?:{_WORDS})[A-Za-z0-9_.-]{{0,64}}"
+"""A name from such a word on. What it begins with is left out, and lengths are bounded: a log may hold a megabyte
+without a blank, and a search must stay linear in it."""
+
+_FORMS: tuple[tuple[re.Pattern[str], str], ...] = (
+    # RFC 7468: a private key in PEM, whole or cut off at the end of the text, with real or escaped ends of line.
+    (
+        re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL),
+        REMOVED,
+    ),
+    # RFC 3986, 3.2.1: user and password in a URL; and secrets in its query.
+    (re.compile(r"(://)[^\s/\"'<>\\]{1,1024}@"), rf"\1{REMOVED}@"),
+    (
+        re.compile(rf"([?&](?:{_NAME}|[\w.-]{{0,64}}(?:signature|sig|auth|code))=)[^&\s\"'\\]+", re.I),
+        rf"\1{REMOVED}",
+    ),
+    # RFC 9110, 11.6.2, RFC 6750 and RFC 7617: credentials in a header.
+    (re.compile(r"\b(Bearer|Basic|Negotiate)\s+(?!\[removed\])[A-Za-z0-9._~+/=-]{8,}", re.I), rf"\1 {REMOVED}"),
+    # RFC 7519: a JSON Web Token.
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), REMOVED),
+    # Our own tokens, and those whose issuers publish their form so that they can be found (secret scanning).
+    (re.compile(r"\bgwt_[A-Za-z0-9_-]{20,}"), REMOVED),
+    (
+        re.compile(
+            r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|"
+            r"sk-[A-Za-z0-9_-]{16,}|xox[abeprs]-[A-Za-z0-9-]{10,}|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{30,}|"
+            r"nvapi-[\w-]{20,}|dckr_pat_[\w-]{16,}|npm_[A-Za-z0-9]{30,})"
+        ),
+        REMOVED,
+    ),
+    # NAME=value, "name": "value" and --name value, where the name says that the value is a secret. What is left of a
+    # line of JSON is JSON: quotes stay, and so do numbers, lists and tables.
+    (re.compile(rf"({_NAME}\\?[\"']?\s*[=:]\s*\\?[\"'])(?!\[removed\])[^\"'\\\n]+", re.I), rf"\1{REMOVED}"),
+    (re.compile(rf"({_NAME}=)(?!\[removed\])[^\s\"',;&\\]+", re.I), rf"\1{REMOVED}"),
+    (
+        re.compile(
+            rf"({_NAME}[\"']?\s*:\s*)(?!\[|\{{|-?\d+(?:\.\d+)?(?![\w.])|true\b|false\b|null\b)[^\s\"',;&\\]+", re.I
+        ),
+        rf"\1{REMOVED}",
+    ),
+)
+
+_OPTION = re.compile(rf"{_NAME}(?:\s+|\\?\",\s*\\?\")(?!\[removed\])([^\s\"'\\]+)", re.I)
+_OPTION_BEGINS = re.compile(r"(?:^|[\s\"'\[])--?[A-Za-z0-9_.-]{0,64}$")
+
+
+def _option(found: re.Match[str]) -> str:
+    """The match without its value where it is an option's: where '-' begins the word before the name."""
+    before = found.string[max(0, found.start() - 66) : found.start()]
+    if _OPTION_BEGINS.search(before) is None:
+        return found[0]
+    return found[0][: found.start(1) - found.start()] + REMOVED
+
+
+def redacted(text: str, secrets: Iterable[str] = ()) -> str:
+    """The text without these secrets, and without whatever has the form of one."""
+    text = blotted(text, secrets)
+    for form, instead in _FORMS:
+        text = form.sub(instead, text)
+    return _OPTION.sub(_option, text)
+
+
+def blotted(text: str, secrets: Iterable[str]) -> str:
+    """The text without any of them: as they are, as JSON, Python and a URL write them."""
+    for secret in secrets:
+        forms = {
+            secret,
+            json.dumps(secret, ensure_ascii=False)[1:-1],
+            json.dumps(secret)[1:-1],
+            repr(secret)[1:-1],
+            quote(secret, safe=""),
+        }
+        for form in sorted(forms, key=len, reverse=True):
+            text = text.replace(form, REMOVED)
+    return text
+
+
+def longest_first(found: Iterable[str]) -> list[str]:
+    """Those that are worth a search, without doubles; a secret that contains another is removed before it."""
+    return sorted({one for one in found if len(one) >= _SHORTEST_SECRET}, key=lambda one: (-len(one), one))
+
+
+def of_specification(spec: JobSpec) -> Iterator[str]:
+    """Values in a job's specification that are secrets by their name or their look."""
+    for name, value in spec.environment.items():
+        if SECRET_NAME.search(name) or _looks_secret(value):
+            yield value
+    for arguments in (spec.command, spec.checkpoint_command, *(group.command for group in spec.groups)):
+        yield from _of_arguments(arguments)
+
+
+def _of_arguments(arguments: tuple[str, ...]) -> Iterator[str]:
+    before = ""
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if equals and (SECRET_NAME.search(name) or _looks_secret(value)):
+            yield value
+        elif (before.startswith("-") and SECRET_NAME.search(before)) or _looks_secret(argument):
+            yield argument
+        before = argument
+
+
+def _looks_secret(text: str) -> bool:
+    """Whether a value looks like a generated key: long, without blanks or folders, of mixed case with digits, or hex.
+
+    Names of hosts, nodes and files, which a report needs, are of one case or shorter.
+    """
+    if len(text) < _SHORTEST_KEY or any(one in text for one in "/ \t\n"):
+        return False
+    if len(text) >= _SHORTEST_HEX and _HEX.fullmatch(text):
+        return True
+    return any(one.isdigit() for one in text) and any(one.isupper() for one in text) and any(map(str.islower, text))
+
+
+def of_file(text: str) -> Iterator[str]:
+    """What stands after ':' or '=' or alone on a line of a file of secrets: headers, passwords, whole tokens."""
+    for line in text.split("\n"):
+        for piece in (line, *re.split(r"[:=]", line, maxsplit=1)[1:]):
+            piece = piece.strip().strip("\"'")
+            yield piece
+            # A header such as 'Authorization: Bearer XYZ' hides its secret in the last word.
+            yield piece.rpartition(" ")[2]

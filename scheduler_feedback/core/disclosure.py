@@ -1,0 +1,262 @@
+"""Disclosure: which field may appear in which output, for whom. The one table that every output goes by.
+
+Outputs:
+
+- documents: the API's JSON, the page, `gangwatch jobs` and `top`. They differ by reader, so a field has an audience.
+- text: stories, explanations, daemons' logs, metric labels, alerts, traces. One text serves every reader, so a field is
+  in it or not.
+- journal: the export of the journal (`GET /api/journal`), which takes the operator's role.
+- bundle: the support bundle, which leaves the organisation.
+
+A field of text that the table does not name is withheld from all of them. tests/security/test_secrets.py walks the
+schema, and fails for a field that is missing here or appears where its row does not allow it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum, StrEnum
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from scheduler_feedback.core.actions import Action, StartGang
+from scheduler_feedback.core.events import Event, Hosted, Submitted
+from scheduler_feedback.core.job import JobSpec
+
+
+class Audience(StrEnum):
+    """Who sees a field in documents."""
+
+    ANYONE = "anyone"  # whoever the server answers at all
+    OWNER = "owner"  # the job's user, and operators
+    NOBODY = "nobody"  # stored because a restart needs it
+
+
+class Share(StrEnum):
+    """How much of a field goes into the support bundle."""
+
+    WHOLE = "whole"
+    KEYS = "keys"  # of a mapping: its keys, without their values
+    NOTHING = "nothing"  # that it was set, and of a list how long it was
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Where one field may appear."""
+
+    documents: Audience
+    text: bool
+    journal: bool
+    bundle: Share
+
+
+NAME = Rule(Audience.ANYONE, text=True, journal=True, bundle=Share.WHOLE)
+"""Names of jobs, users, queues, nodes, devices, types; ids; and notes that people write to be read by others."""
+
+ARGUMENTS = Rule(Audience.OWNER, text=False, journal=True, bundle=Share.NOTHING)
+"""Argument lists: a password or a key on a command line is common, and wrong in every other output."""
+
+FOLDER = Rule(Audience.OWNER, text=False, journal=True, bundle=Share.NOTHING)
+"""Paths in a user's file system."""
+
+VARIABLES = Rule(Audience.NOBODY, text=False, journal=False, bundle=Share.KEYS)
+"""Environments: keys for other services stand there by custom."""
+
+SETTINGS = Rule(Audience.ANYONE, text=True, journal=True, bundle=Share.NOTHING)
+"""An operator's own argument lists, in the configuration."""
+
+RULES: dict[str, Rule] = {
+    # what a user submits
+    "JobSpec.name": NAME,
+    "JobSpec.command": ARGUMENTS,
+    "JobSpec.user": NAME,
+    "JobSpec.queue": NAME,
+    "JobSpec.checkpoint_signal": NAME,
+    "JobSpec.working_directory": FOLDER,
+    "JobSpec.environment": VARIABLES,
+    "JobSpec.pinned_node": NAME,
+    "JobSpec.gpu_types": NAME,
+    "JobSpec.throughput": NAME,
+    "JobSpec.workload": NAME,
+    "JobSpec.constraint": NAME,
+    "JobSpec.checkpoint_command": ARGUMENTS,
+    "Group.role": NAME,
+    "Group.command": ARGUMENTS,
+    "Dependency.job_id": NAME,
+    "Submitted.job_id": NAME,
+    "Submitted.array_of": NAME,
+    "Submitted.by": NAME,
+    # what people ask for: who, and why; both are kept in the story
+    "CancelRequested.job_id": NAME,
+    "CancelRequested.by": NAME,
+    "NodeCommanded.node": NAME,
+    "NodeCommanded.by": NAME,
+    "NodeCommanded.reason": NAME,
+    "VerdictJudged.verdict_id": NAME,
+    "VerdictJudged.by": NAME,
+    "FreezeSet.by": NAME,
+    "PolicySet.by": NAME,
+    # settings
+    "Policy.probe_command": SETTINGS,
+    "Policy.throughput": NAME,
+    "Queue.name": NAME,
+    "Queue.parent": NAME,
+    # what the backend and the agents observed; their reasons name a field and never quote what a user set there
+    "NodeSeen.node": NAME,
+    "NodeSeen.devices": NAME,
+    "NodeSeen.machine": NAME,
+    "NodeSeen.gpu_type": NAME,
+    "NodeSeen.spine": NAME,
+    "NodeSeen.rack": NAME,
+    "NodeSeen.rail": NAME,
+    "NodeSeen.island": NAME,
+    "NodeSeen.refuses": NAME,
+    "NodeSeen.queues": NAME,
+    "AttemptRunning.job_id": NAME,
+    "RankSeen.node": NAME,
+    "Hosted.job_id": NAME,
+    "Slot.node": NAME,
+    "HostedWait.queue": NAME,
+    "AttemptEnded.job_id": NAME,
+    "AttemptEnded.reason": NAME,
+    "AttemptEnded.why": NAME,
+    "Checkpointed.reason": NAME,
+    "RankFailed.job_id": NAME,
+    "AttemptUnknown.job_id": NAME,
+    "FirstStep.job_id": NAME,
+    "Progressed.job_id": NAME,
+    "ActionFailed.action_id": NAME,
+    "ActionFailed.job_id": NAME,
+    "ActionFailed.reason": NAME,
+    # what detectors found
+    "Verdict.verdict_id": NAME,
+    "Verdict.gang": NAME,
+    "Verdict.node": NAME,
+    "Verdict.frames": NAME,
+    "Verdict.detector": NAME,
+    "Verdict.device": NAME,
+    "Verdict.level": NAME,
+    "Verdict.suspects": NAME,
+    "Verdict.aggressor": NAME,
+    "Verdict.resource": NAME,
+    "Evidence.measure": NAME,
+    "Evidence.unit": NAME,
+    "Evidence.against": NAME,
+    "Cleared.verdict_id": NAME,
+    "Cleared.gang": NAME,
+    "Cleared.reason": NAME,
+    "Abstention.gang": NAME,
+    "Abstention.reason": NAME,
+    "Abstention.detector": NAME,
+    # what the cycle decided
+    "StartGang.action_id": NAME,
+    "StartGang.job_id": NAME,
+    "StartGang.reason": NAME,
+    "StopGang.action_id": NAME,
+    "StopGang.job_id": NAME,
+    "StopGang.signal": NAME,
+    "StopGang.reason": NAME,
+    "StopGang.checkpoint_command": ARGUMENTS,
+    "Entry.subject": NAME,
+    "Entry.kind": NAME,
+    "Entry.text": NAME,
+    "Entry.detail": NAME,
+}
+
+WITHHELD = Rule(Audience.NOBODY, text=False, journal=False, bundle=Share.NOTHING)
+"""Of a field that has no row."""
+
+REMOVED = "[removed]"
+
+
+def rule_of(owner: type, field: str) -> Rule:
+    """The row of a field; withheld everywhere where it has none and can hold text."""
+    return RULES.get(f"{owner.__name__}.{field}", WITHHELD)
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+OWNERS_FIELDS = tuple(
+    field for field in JobSpec.__struct_fields__ if RULES.get(f"JobSpec.{field}", NAME).documents is Audience.OWNER
+)
+"""Fields of a job that its user and operators see."""
+
+
+def hide(document: dict[str, Any]) -> dict[str, Any]:
+    """The job's document for somebody who is neither its user nor an operator.
+
+    A field that is withheld keeps its type and is empty; `hidden` names it.
+    """
+    hidden = [field for field in OWNERS_FIELDS if document.get(field)]
+    empty = {field: type(document[field])() for field in hidden}
+    return {**document, **empty, "hidden": hidden}
+
+
+# --- journal ----------------------------------------------------------------------------------------------------------
+
+
+def _emptied_for_journal() -> dict[str, Any]:
+    empty = JobSpec("", (), 0)
+    return {
+        field: getattr(empty, field)
+        for field in JobSpec.__struct_fields__
+        if not RULES.get(f"JobSpec.{field}", NAME).journal
+    }
+
+
+_EMPTIED = _emptied_for_journal()
+
+
+def for_journal(told: Event | Action) -> Event | Action:
+    """The event or action with those fields of a specification emptied that the journal's export has not."""
+    if isinstance(told, Submitted | Hosted | StartGang):
+        return replace(told, spec=replace(told.spec, **_EMPTIED))
+    return told
+
+
+# --- bundle -----------------------------------------------------------------------------------------------------------
+
+
+def for_bundle(value: object) -> Any:
+    """The event, action or part of one as plain values, with what leaves the organisation and nothing else."""
+    if isinstance(value, msgspec.Struct):
+        named = [(field, getattr(value, field)) for field in value.__struct_fields__]
+    elif is_dataclass(value):
+        named = [(field.name, getattr(value, field.name)) for field in fields(value)]
+    elif isinstance(value, dict):
+        return {str(key): for_bundle(one) for key, one in value.items()}
+    elif isinstance(value, list | tuple | set | frozenset):
+        return [for_bundle(one) for one in value]
+    elif isinstance(value, Enum):
+        return value.value
+    else:
+        return value
+    return {field: shared(one, rule_of(type(value), field)) for field, one in named}
+
+
+def shared(value: object, rule: Rule) -> Any:
+    """The part of one field's value that the rule lets through. Numbers, flags and enumerations hold no secret."""
+    if rule.bundle is Share.WHOLE or not _holds_text(value):
+        return for_bundle(value)
+    if isinstance(value, dict) and rule.bundle is Share.KEYS:
+        return dict.fromkeys(map(str, value), REMOVED)
+    if isinstance(value, list | tuple):
+        return f"{REMOVED} {len(value)} argument{'' if len(value) == 1 else 's'}" if value else []
+    return REMOVED if value else value
+
+
+def _holds_text(value: object) -> bool:
+    """Whether the field itself, and not a structure inside of it that has rules of its own, holds text."""
+    if isinstance(value, Enum):
+        return False
+    if isinstance(value, str):
+        return True
+    if isinstance(value, dict):
+        return any(_holds_text(one) for one in (*value, *value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(_holds_text(one) for one in value)
+    return (
+        not isinstance(value, int | float | None) and not isinstance(value, msgspec.Struct) and not is_dataclass(value)
+    )
