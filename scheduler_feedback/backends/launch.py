@@ -91,6 +91,12 @@ def command_of(plan: Plan, rank: int) -> list[str]:
     return command
 
 
+def name_of_command(plan: Plan, rank: int) -> str:
+    """What to call that command in a sentence that everybody may read."""
+    group = group_of(plan, rank)
+    return f"the command of group {group['role']}" if group is not None and group["command"] else "the command"
+
+
 def working_directory(plan: Plan, environment: Mapping[str, str]) -> str:
     """Where ranks start: as submitted, else at home."""
     return plan["spec"]["working_directory"] or environment.get("HOME") or "/"

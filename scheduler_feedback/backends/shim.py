@@ -129,7 +129,8 @@ class Shim:
             for rank in self.ranks:
                 program = launch.command_of(self.plan, rank)[0]
                 if program not in found:
-                    found[program] = launch.find_program(program, environment, self.directory)
+                    of = launch.name_of_command(self.plan, rank)
+                    found[program] = launch.find_program(program, environment, self.directory, of)
                 self.programs[rank] = found[program]
             if 0 in self.ranks and (saves := self.plan["spec"].get("checkpoint_command")):
                 launch.find_program(saves[0], environment, self.directory, "the checkpoint command")

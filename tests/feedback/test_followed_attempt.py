@@ -398,7 +398,7 @@ def test_a_save_that_can_not_be_begun_or_has_ended_is_over_and_recorded_once(
     request = {"command": ["save"], "timeout_seconds": 10.0}
     saving = checkpoint.Checkpoint(folder.plan, str(folder.path), "b", request, None)
     assert saving.over and saving.record == {
-        "exit_code": None, "seconds": 0.0, "reason": "save is not on the job's PATH",
+        "exit_code": None, "seconds": 0.0, "reason": "the program of the checkpoint command is not on the job's PATH",
     }  # fmt: skip
     saving.over, saving.record = False, None
     now = 53.0
