@@ -1,0 +1,80 @@
+"""Attempts: how many wrong credentials a peer may send, and all peers together."""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+PER_SECOND, AT_ONCE = 1.0, 10
+"""Of one peer: what a person who mistypes needs; a guesser makes 86,400 tries a day."""
+
+ALL_PER_SECOND, ALL_AT_ONCE = 20.0, 100
+"""Of all peers together: a guesser with many addresses."""
+
+MOST_PEERS = 4096
+"""Peers that are remembered; the one longest unheard goes first."""
+
+
+class _Bucket:
+    __slots__ = ("_at", "_burst", "_per_second", "_tokens")
+
+    def __init__(self, per_second: float, burst: int, now: float) -> None:
+        self._per_second, self._burst = per_second, burst
+        self._tokens, self._at = float(burst), now
+
+    def _fill(self, now: float) -> None:
+        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) * self._per_second)
+        self._at = now
+
+    def empty(self, now: float) -> bool:
+        self._fill(now)
+        return self._tokens < 1.0
+
+    def take(self, now: float) -> None:
+        self._fill(now)
+        self._tokens = max(0.0, self._tokens - 1.0)
+
+
+class Attempts:
+    """Counts wrong credentials by peer, an IPv6 peer by its /64. May be asked from several threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._peers: OrderedDict[str, _Bucket] = OrderedDict()
+        self._all = _Bucket(ALL_PER_SECOND, ALL_AT_ONCE, clock())
+
+    def exhausted(self, peer: str) -> bool:
+        """Whether the peer, or all together, have sent more wrong ones than they may."""
+        with self._lock:
+            now = self._clock()
+            bucket = self._peers.get(_network(peer))
+            return self._all.empty(now) or (bucket is not None and bucket.empty(now))
+
+    def wrong(self, peer: str) -> None:
+        """The peer sent a wrong one."""
+        with self._lock:
+            now, network = self._clock(), _network(peer)
+            bucket = self._peers.get(network)
+            if bucket is None:
+                bucket = self._peers[network] = _Bucket(PER_SECOND, AT_ONCE, now)
+                if len(self._peers) > MOST_PEERS:
+                    self._peers.popitem(last=False)
+            self._peers.move_to_end(network)
+            bucket.take(now)
+            self._all.take(now)
+
+
+def _network(peer: str) -> str:
+    try:
+        address = ipaddress.ip_address(peer)
+    except ValueError:
+        return peer
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
+    return str(address)

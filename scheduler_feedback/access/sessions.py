@@ -1,0 +1,103 @@
+"""Sessions: logins of browsers. The cookie holds a random id; everything else stays in the controller's memory.
+
+A session ends when it is logged out, when nothing was asked for IDLE seconds, at the latest after LIFE seconds, when
+what it was opened with is not valid any more (a revoked token), and with the controller's process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hmac import compare_digest
+
+LIFE_SECONDS, IDLE_SECONDS = 12 * 3600.0, 2 * 3600.0
+"""OWASP's Session Management Cheat Sheet names idle times of 15 to 30 minutes for applications of low risk and hours in
+all; a page that hangs on a wall asks every second, and is never idle."""
+
+MOST_SESSIONS, MOST_OF_ONE = 10_000, 32
+"""In all, and of one credential or user; the oldest goes first."""
+
+
+@dataclass(slots=True)
+class Session:
+    """One login. key, source: what it was opened with, by which it is checked again at each request."""
+
+    user: str
+    source: str
+    key: str = field(repr=False)
+    csrf: str = field(repr=False)
+    opened: float
+    used: float
+    means: str = ""
+    role: int = 0
+
+
+class Sessions:
+    """All of them. May be asked from several threads. clock: monotonic seconds."""
+
+    def __init__(
+        self,
+        life_seconds: float = LIFE_SECONDS,
+        idle_seconds: float = IDLE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.life_seconds, self.idle_seconds = life_seconds, idle_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._by_id: OrderedDict[bytes, Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def open(self, user: str, source: str, key: str, means: str, role: int) -> tuple[str, Session]:
+        """A new session and its id, for the cookie. A new id at every login: one that was planted is never taken."""
+        identifier, now = secrets.token_urlsafe(32), self._clock()
+        session = Session(user, source, key, secrets.token_urlsafe(32), now, now, means, role)
+        with self._lock:
+            self._forget(now)
+            alike = [one for one, other in self._by_id.items() if (other.source, other.user) == (source, user)]
+            for one in alike[: max(0, len(alike) - MOST_OF_ONE + 1)]:
+                del self._by_id[one]
+            while len(self._by_id) >= MOST_SESSIONS:
+                self._by_id.popitem(last=False)
+            self._by_id[_digest(identifier)] = session
+        return identifier, session
+
+    def find(self, identifier: str) -> Session | None:
+        """The session of this id, which counts as used; None where there is none, or it has ended."""
+        now = self._clock()
+        with self._lock:
+            # By the hash: neither a timing nor a copy of our memory's keys gives an id.
+            digest = _digest(identifier)
+            session = self._by_id.get(digest)
+            if session is None:
+                return None
+            if self._over(session, now):
+                del self._by_id[digest]
+                return None
+            session.used = now
+            return session
+
+    def close(self, identifier: str) -> None:
+        with self._lock:
+            self._by_id.pop(_digest(identifier), None)
+
+    def intends(self, session: Session, proof: str) -> bool:
+        """Whether the proof of intent is the session's own (against cross-site requests)."""
+        return compare_digest(session.csrf.encode(), proof.encode("utf-8", "surrogateescape"))
+
+    def _over(self, session: Session, now: float) -> bool:
+        return now - session.opened >= self.life_seconds or now - session.used >= self.idle_seconds
+
+    def _forget(self, now: float) -> None:
+        for one in [one for one, session in self._by_id.items() if self._over(session, now)]:
+            del self._by_id[one]
+
+
+def _digest(identifier: str) -> bytes:
+    return hashlib.sha256(identifier.encode("utf-8", "surrogateescape")).digest()
