@@ -20,6 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 from agent.schema.errors import ConfigError
 from exporter.buckets import Bucket
@@ -117,16 +118,19 @@ class Passwords:
 class Security:
     """A web configuration in force. Changed files are taken over; a wrong change is logged and the old stays.
 
-    token: gives a secret that admits whoever sends it as 'Authorization: Bearer', beside whom the file names; None
-    where there is none.
+    proves: says of a request that it carries a proof which the app behind checks, and refuses where it is wrong (a
+    bearer token, a session's cookie), or that it is on its way to a login; None where the app checks nothing.
     """
 
     def __init__(
-        self, file: Path, clock: Callable[[], float] = time.monotonic, token: Callable[[], str] | None = None
+        self,
+        file: Path,
+        clock: Callable[[], float] = time.monotonic,
+        proves: Callable[[Request], bool] | None = None,
     ) -> None:
         """Raises ConfigError for a file that can't be used."""
         self._clock = clock
-        self._token = token
+        self._proves = proves
         self._passwords = Passwords(clock)
         self._loopback = LoopbackOnly()
         self.refused = self._loopback.refused
@@ -156,7 +160,7 @@ class Security:
             return ""
         if self._config.tls is None:
             return f"{self._config.file} has no tls_server_config"
-        if not self._config.authenticates and self._token is None:
+        if not self._config.authenticates and self._proves is None:
             return f"{self._config.file} has neither basic_auth_users nor client_auth_type: RequireAndVerifyClientCert"
         return ""
 
@@ -220,7 +224,7 @@ class Security:
     def refusal(self, request: Request) -> Answer | None:
         self._look()
         answer = self._refusal(request)
-        if answer is not None and answer.status != 403:
+        if answer is not None and answer.status not in (303, 403):
             self.refused[answer.status] += 1
         return answer
 
@@ -230,29 +234,26 @@ class Security:
                 limited = not self._limit.take(self._clock())
             if limited:
                 return text_answer(429, "more requests than rate_limit allows", ("Retry-After", "1"))
-        if self._has_token(request):
+        if self._proves is not None and self._proves(request):
             return None
-        if not self._config.authenticates and not (self._token is not None and self._config.tls is not None):
+        if not self._config.authenticates and not (self._proves is not None and self._config.tls is not None):
             return self._loopback.refusal(request)
         if request.path in OPEN_PATHS:
             return None
         if not self._config.users:
             if self._config.authenticates:
                 return None
-            return text_answer(401, "the token is needed", ("WWW-Authenticate", "Bearer"))
+            if self._proves is not None and "text/html" in request.headers.get("accept", ""):
+                where = quote(request.path, safe="/")[:500]
+                return text_answer(303, "log in at /login", ("Location", f"/login?next={where}"))
+            return text_answer(401, "a token is needed, or a login at /login", ("WWW-Authenticate", "Bearer"))
         right = self._passwords.check(dict(self._config.users), request.headers.get("authorization", ""), request.peer)
         if right is None:
             return text_answer(429, "too many passwords were tried", ("Retry-After", "10"))
         if not right:
-            needed = "a user and a password, or the token," if self._token is not None else "a user and a password"
+            needed = "a user and a password, or a token," if self._proves is not None else "a user and a password"
             return text_answer(401, f"{needed} are needed", ("WWW-Authenticate", "Basic"))
         return None
-
-    def _has_token(self, request: Request) -> bool:
-        if self._token is None:
-            return False
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token().encode())
 
 
 def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:

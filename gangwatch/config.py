@@ -16,6 +16,11 @@ strings such as "90s", "10m", "2h".
     [otlp]        endpoint, traces_endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
     [remote_write] endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
     [controller]  port = 9420, mode = "act", listen, web_config, topology_file
+    [access]      token_files, session_seconds = 12h, session_idle_seconds = 2h, audit_bytes = 67108864,
+                  audit_files = 10
+    [oidc]        issuer, client_id, client_secret_file, redirect_url, user_claim = "sub", groups_claim = "groups",
+                  roles, default_role, algorithms, scopes, ca_file
+    [token_review] enabled = false, audiences, roles, access_review = true, kubeconfig
     [client]      url, ca_file, token_file, cert_file, key_file
     [feed]        ca_file, cert_file, key_file, username, password_file
     [policy]      every field of scheduler_feedback.core.state.Policy but the mode
@@ -45,17 +50,20 @@ import msgspec
 from agent.schema.errors import ConfigError
 from gangwatch.config_sections import (
     SECTIONS,
+    AccessSection,
     AgentSection,
     ClientSection,
     ClusterSection,
     ControllerSection,
     ExporterSection,
     FeedSection,
+    OidcSection,
     OtlpSection,
     PushSection,
     SlurmSection,
     StepQuotasSection,
     StoreSection,
+    TokenReviewSection,
     parse_listen,
 )
 from gangwatch.state_folder import NodePlan
@@ -102,6 +110,9 @@ class Config(msgspec.Struct, frozen=True):
     otlp: OtlpSection = OtlpSection()
     remote_write: PushSection = PushSection()
     controller: ControllerSection = ControllerSection()
+    access: AccessSection = AccessSection()
+    oidc: OidcSection = OidcSection()
+    token_review: TokenReviewSection = TokenReviewSection()
     client: ClientSection = ClientSection()
     feed: FeedSection = FeedSection()
     policy: Policy = Policy()

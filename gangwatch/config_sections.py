@@ -129,7 +129,7 @@ class OtlpSection(PushSection, frozen=True, forbid_unknown_fields=True):
 class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """port: on loopback; 0 takes any free one. mode: whether feedback's decisions are carried out. listen: HOST:PORT
     instead of the port; off loopback it needs web_config, a file in the exporter-toolkit's format, with TLS in it. Whom
-    that file names, or who has the token of the state folder, may read; changing anything always takes the token.
+    that file names, or who has a token, may read; what else takes a role is said in [access].
     topology_file: which switch each node stands below, as Slurm's topology.conf or as TOML (fabric_file.py).
 
     connections: most that are open at one time; connections_per_peer: of one address, or on loopback of one user.
@@ -151,6 +151,63 @@ class ControllerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     def address(self) -> tuple[str, int]:
         """Host and port to listen at. Raises ConfigError where `listen` is none."""
         return ("127.0.0.1", self.port) if self.listen is None else parse_listen(self.listen, "controller.listen")
+
+
+RoleWord = Literal["viewer", "submitter", "operator"]
+
+
+class AccessSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who may do what, beside whoever has the state folder's token, which is an operator's.
+
+    token_files: tokens with names, users and roles, as `gangwatch token` writes them; read again when they change.
+    session_seconds: the longest that a login by the page lasts; session_idle_seconds: without a request.
+    audit_bytes, audit_files: size at which the audit log is rotated, and how many older ones are kept.
+    """
+
+    token_files: tuple[str, ...] = ()
+    session_seconds: Annotated[float, Meta(ge=60, le=30 * 86400)] = 12 * 3600.0
+    session_idle_seconds: Annotated[float, Meta(ge=60, le=30 * 86400)] = 2 * 3600.0
+    audit_bytes: Annotated[int, Meta(ge=65536)] = 64 * 1024 * 1024
+    audit_files: Annotated[int, Meta(ge=1, le=1000)] = 10
+
+
+class OidcSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """People who log in at an OpenID provider; needs `gangwatch[oidc]`.
+
+    issuer: its URL, '' for none. client_id: of this controller there; only tokens for it are taken.
+    client_secret_file: where the provider gave a secret. redirect_url: https://HOST:PORT/login/oidc/callback, where the
+    page's login comes back to; '': bearer tokens alone. user_claim: what of a token is the user's name; it has to be
+    one that nobody can choose for themselves, and the one that jobs have. groups_claim: where groups are; roles: role
+    by group; default_role: of whoever is in none of these, '' refuses them. algorithms: with which tokens are signed.
+    scopes: asked for at the login. ca_file: who vouches for the provider, None for the system's.
+    """
+
+    issuer: str = ""
+    client_id: str = ""
+    client_secret_file: str | None = None
+    redirect_url: str = ""
+    user_claim: str = "sub"
+    groups_claim: str = "groups"
+    roles: dict[str, RoleWord] = {}
+    default_role: Literal["", "viewer", "submitter", "operator"] = ""
+    algorithms: tuple[str, ...] = ("RS256", "ES256")
+    scopes: tuple[str, ...] = ("openid", "profile", "groups")
+    ca_file: str | None = None
+
+
+class TokenReviewSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tokens that a Kubernetes API server knows: of service accounts, and whatever else it authenticates.
+
+    audiences: for whom tokens have to be issued; none: for the API server. roles: role by the name of a user or group.
+    access_review: whether the cluster's RBAC grants roles, too: verb use, apiGroup gangwatch.io, resource roles, by
+    name. kubeconfig: how to reach the API server; None: as a pod does.
+    """
+
+    enabled: bool = False
+    audiences: tuple[str, ...] = ()
+    roles: dict[str, RoleWord] = {}
+    access_review: bool = True
+    kubeconfig: str | None = None
 
 
 class ClientSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -225,6 +282,9 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "otlp": OtlpSection,
     "remote_write": PushSection,
     "controller": ControllerSection,
+    "access": AccessSection,
+    "oidc": OidcSection,
+    "token_review": TokenReviewSection,
     "client": ClientSection,
     "feed": FeedSection,
     "slurm": SlurmSection,

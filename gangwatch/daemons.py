@@ -332,9 +332,9 @@ def run_controller(
     from exporter.prometheus import TEXT_TYPE
     from exporter.security import Security
     from exporter.server import certificate_of, url_of
+    from gangwatch.access import audit_of, authentication_of, delegating
     from gangwatch.controller_metrics import exposition
     from gangwatch.launcher import plan
-    from scheduler_feedback.api_requests import carries_token
     from scheduler_feedback.backends.local import LocalBackend, LocalNode
     from scheduler_feedback.controller import Controller
     from scheduler_feedback.fabric_file import read_fabric
@@ -361,10 +361,10 @@ def run_controller(
     # The port first: where it can't be had, no cycle has begun and nothing was started.
     host, port = config.controller.address()
     web_config = config.controller.web_config
-    security = Security(Path(web_config), token=lambda: controller.token) if web_config is not None else None
+    access = authentication_of(state, config)
+    security = Security(Path(web_config), proves=delegating(access)) if web_config is not None else None
     server, listener = create_server(
-        app, host, port, (lambda: controller.end_streams(),), security, limits_of(config),
-        lambda header: carries_token(header, controller.token),
+        app, host, port, (lambda: controller.end_streams(),), security, limits_of(config), access.is_operators,
     )  # fmt: skip
     push = otlp_push_of(config, socket.gethostname())
     with listener, _stopped_by_signals(server):
@@ -382,6 +382,8 @@ def run_controller(
             told=push.told,
             elsewhere=SUBMIT_TO_SLURM if slurm is not None else "",
             streams=(config.controller.streams, config.controller.streams_per_peer),
+            access=access,
+            audit=audit_of(state, config),
         )
 
         def failed() -> None:
@@ -406,7 +408,7 @@ def run_controller(
             configuration.write()
             mounted.append(
                 Starlette(
-                    routes=[Route("/metrics", metrics), Mount("/", controller.api())],
+                    routes=[Mount("/", controller.api([Route("/metrics", metrics)]))],
                     lifespan=lambda _: controller.serving(failed),
                 )
             )

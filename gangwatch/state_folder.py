@@ -8,6 +8,7 @@
     agents/NODE.json    each agent that listens       run/NODE.sock     each node's step socket
     log/NAME.log        log of each daemon            log/NAME.err      what its newest start wrote on stderr
     jobs/, ranks/       the local backend's           store.sqlite      the journal
+    tokens.toml         hashes of named tokens        audit/            who did what, one line of JSON a step
     daemon-ends.json    how each daemon ended last, where nobody had asked for it
 
 A process is identified by pid and start time (field 22 of /proc/PID/stat, clock ticks since boot); a pid alone is
@@ -176,6 +177,15 @@ class StateFolder:
     @property
     def token_file(self) -> Path:
         return self.path / "token"
+
+    @property
+    def tokens_file(self) -> Path:
+        """Hashes of the tokens that `gangwatch token` made."""
+        return self.path / "tokens.toml"
+
+    @property
+    def audit_file(self) -> Path:
+        return self.path / "audit" / "audit.jsonl"
 
     @property
     def controller_file(self) -> Path:

@@ -5,26 +5,30 @@
     GET  /healthz  /readyz
     GET  /api/jobs[?active=1][&state=S,S][&user=U][&queue=Q]  /api/jobs/JOB  /api/jobs/JOB/explain  /api/jobs/JOB/story
          /api/jobs/JOB/pace[?since=SEQUENCE]   own step times by rank, of the newest minutes
-         /api/jobs/JOB/logs?rank=R[&attempt=A][&tail=LINES]                              (token)
+         /api/jobs/JOB/logs?rank=R[&attempt=A][&tail=LINES]              (the job's user, operator)
          /api/overview                    what the first page and `gangwatch top` show
          /api/parts                       parts of the controller that a bug has hit
          /api/nodes  /api/nodes/NODE/jobs  /api/nodes/NODE/story  /api/verdicts  /api/queue  /api/decisions
-         /api/journal                     one line a cycle, for a replay                 (token)
+         /api/journal                     one line a cycle, for a replay                     (operator)
          /api/events[?since=ENTRY]        entries as they are written, as server-sent events
+         /api/whoami                      whom the controller takes the request to be from
 
     Lists (jobs, nodes, verdicts, queue, decisions, stories) come in pages where a request has ?limit=N: the header
     Link: <...>; rel="next" leads to the next page, until there is none. Without a limit a list comes whole. Answers
     about the state have an ETag; a request with If-None-Match that still holds is answered with 304.
 
-    POST /api/jobs  /api/jobs/JOB/cancel  /api/nodes/NODE/{release|quarantine|maintenance|remove}
-         /api/verdicts/VERDICT/{confirm|reject}  /api/freeze  /api/thaw  /api/reload     (token)
+    POST /api/jobs                                                                                  (submitter)
+         /api/jobs/JOB/cancel                                            (the job's user as submitter, operator)
+         /api/nodes/NODE/{release|quarantine|maintenance|remove}  /api/verdicts/VERDICT/{confirm|reject}
+         /api/freeze  /api/thaw  /api/reload                                                         (operator)
 
-and the live page, which reads only: /  /jobs  /jobs/JOB  /nodes  /nodes/NODE (web/pages.py).
+and the live page: /  /jobs  /jobs/JOB  /nodes  /nodes/NODE (web/pages.py), with its /login (web/login.py).
 
-Submitting a job runs a program: whatever changes something needs the token of the state folder, and so does what jobs
-wrote. Every error is {"error": text}: 400 malformed, 401 token, 403 Host or Origin, 404, 405, 409 not now, 413 too
-long, 415 no JSON, 422 not on this cluster, 429 too much at one time or too often, 500 a bug (one request's; it is
-logged, and nothing else ends), 503 not ready, 507 the journal can't be written.
+Submitting a job runs a program: whatever changes something needs a role (access/), and so does what jobs wrote. A job's
+command line and folder are shown to its user and to operators; `hidden` names what was left out for anybody else. Every
+error is {"error": text}: 400 malformed, 401 not logged in, 403 another role, Host or Origin, 404, 405, 409 not now, 413
+too long, 415 no JSON, 422 not on this cluster, 429 too much at one time or too often, or too many wrong tokens, 500 a
+bug (one request's; it is logged, and nothing else ends), 503 not ready, 507 journal or audit can't be written.
 """
 
 from __future__ import annotations
@@ -48,6 +52,10 @@ from starlette.routing import Route
 from agent.schema.errors import BackendError, ConfigError, GangwatchError, StoreError, SubmissionError
 from scheduler_feedback import api_documents as documents
 from scheduler_feedback import api_streams
+from scheduler_feedback.access.audit import Audit
+from scheduler_feedback.access.authentication import Authentication
+from scheduler_feedback.access.middleware import AccessMiddleware, note, principal_of, refusal, sensitive, still
+from scheduler_feedback.access.principal import AccessError, Principal, Role
 from scheduler_feedback.api_barrier import Barrier, ended_by_bug
 from scheduler_feedback.api_logs import tail_of
 from scheduler_feedback.api_pages import EventStream, entry_of, key_of, key_of_now, next_link, page_of, peer_of
@@ -58,9 +66,10 @@ from scheduler_feedback.api_requests import (
     Submission,
     body_of,
     check_origin,
-    check_token,
     number_of,
+    submitted_by,
 )
+from scheduler_feedback.core.disclosure import hide
 from scheduler_feedback.core.events import CancelRequested, Event, NodeCommand, NodeCommanded, Submitted, VerdictJudged
 from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import Job, JobState
@@ -76,12 +85,13 @@ from scheduler_feedback.policies.wishes import array_members
 from scheduler_feedback.reading import lists
 from scheduler_feedback.reading.desk import SLICE, Answer, Desk, Frame
 from scheduler_feedback.reading.listing import Listing
-from scheduler_feedback.reading.lists import Lister
+from scheduler_feedback.reading.lists import Lister, Mark, Slice
 from scheduler_feedback.reading.reads import BusyError
 from scheduler_feedback.store import Reader
 from scheduler_feedback.stories import Story
 from scheduler_feedback.subscribers import FullError, Subscribers
 from scheduler_feedback.web import paces, views
+from scheduler_feedback.web.login import Login
 from scheduler_feedback.web.pages import Pages
 
 STORY_SLICE, JOURNAL_SLICE, JOURNAL_BLOCKS = 200, 200, 16
@@ -104,7 +114,8 @@ _STATUS: tuple[tuple[type[GangwatchError], int], ...] = (
 class Control(Protocol):
     """What the API needs of a controller."""
 
-    token: str
+    access: Authentication
+    audit: Audit
     folder: Path
     cycle: CycleThread
     desk: Desk
@@ -126,16 +137,20 @@ class Control(Protocol):
     async def reload(self, by: str) -> None: ...
 
 
-def create_api(controller: Control) -> Starlette:
-    """The app. It holds no state of its own."""
+def create_api(controller: Control, more: Sequence[Route] = ()) -> Starlette:
+    """The app. It holds no state of its own. more: routes beside its own, for whose requests it is known who asks."""
+    pages = (*Login(controller).routes(), *Pages(controller).routes())
     return Starlette(
-        routes=[*_Api(controller).routes(), *Pages(controller).routes()],
+        routes=[*more, *_Api(controller).routes(), *pages],
         exception_handlers={
             RefusedError: _refused,
             GangwatchError: _refused,
             HTTPException: _refused,
         },
-        middleware=[Middleware(Barrier, failures=controller.failures)],
+        middleware=[
+            Middleware(Barrier, failures=controller.failures),
+            Middleware(AccessMiddleware, authentication=controller.access, audit=controller.audit),
+        ],
     )
 
 
@@ -146,20 +161,21 @@ def _json(document: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(document), status, {"cache-control": "no-store"}, media_type="application/json")
 
 
-async def _refused(_request: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
+    refusal(request, error.detail if isinstance(error, HTTPException) else str(error))
     if isinstance(error, HTTPException):
         response = _json({"error": error.detail}, error.status_code)
         response.headers.update(error.headers or {})
         return response
-    if isinstance(error, RefusedError):
+    if isinstance(error, RefusedError | AccessError):
         response = _json({"error": str(error)}, error.status)
         if error.status == 401:
             response.headers["www-authenticate"] = "Bearer"
         if error.status == 429:
-            response.headers["retry-after"] = "1"
+            response.headers["retry-after"] = "10" if isinstance(error, AccessError) else "1"
         return response
     if isinstance(error, BusyError):
-        return await _refused(_request, RefusedError(429, str(error)))
+        return await _refused(request, RefusedError(429, str(error)))
     return _json({"error": str(error)}, next((status for kind, status in _STATUS if isinstance(error, kind)), 500))
 
 
@@ -187,7 +203,9 @@ class _Api:
     def routes(self) -> Iterator[Route]:
         """Every path with who may ask for it."""
         reading: dict[str, Callable[[Listing, Request], Any]] = {
-            "/api/jobs/{job}": lambda listing, request: _job_document(listing, _job(listing.state, request)),
+            "/api/jobs/{job}": lambda listing, request: shown(
+                _job_document(listing, _job(listing.state, request)), principal_of(request)
+            ),
             "/api/jobs/{job}/explain": _explained,
             "/api/nodes/{node}/jobs": _left_on,
         }
@@ -199,6 +217,7 @@ class _Api:
         }
         yield self._route("/healthz", self._healthz)
         yield self._route("/readyz", self._readyz)
+        yield self._route("/api/whoami", self._whoami)
         yield Route("/api/jobs", self._guarded_by_method(self._list_jobs, self._submit), methods=["GET", "POST"])
         for path, document in reading.items():
             yield self._route(path, self._of_state(document))
@@ -210,29 +229,36 @@ class _Api:
         yield self._route("/api/jobs/{job}/story", self._job_story)
         yield self._route("/api/nodes/{node}/story", self._node_story)
         yield self._route("/api/events", self._events)
-        yield self._route("/api/jobs/{job}/logs", self._logs, token=True)
-        yield self._route("/api/journal", self._journal, token=True)
-        yield self._route("/api/jobs/{job}/cancel", self._cancel, method="POST")
-        yield self._route("/api/nodes/{node}/{command}", self._command_node, method="POST")
-        yield self._route("/api/verdicts/{verdict:path}/{ruling}", self._judge, method="POST")
-        yield self._route("/api/freeze", self._freeze, method="POST")
-        yield self._route("/api/thaw", self._thaw, method="POST")
-        yield self._route("/api/reload", self._reload, method="POST")
+        yield self._route("/api/jobs/{job}/logs", self._logs, Role.VIEWER, "reading a job's logs")
+        yield self._route("/api/journal", self._journal, Role.OPERATOR, "reading the journal")
+        yield self._route("/api/jobs/{job}/cancel", self._cancel, Role.SUBMITTER, "cancelling a job", "POST")
+        for path, post, what in (
+            ("/api/nodes/{node}/{command}", self._command_node, "commanding a node"),
+            ("/api/verdicts/{verdict:path}/{ruling}", self._judge, "ruling on a verdict"),
+            ("/api/freeze", self._freeze, "freezing the scheduler"),
+            ("/api/thaw", self._thaw, "thawing the scheduler"),
+            ("/api/reload", self._reload, "reloading the configuration"),
+        ):
+            yield self._route(path, post, Role.OPERATOR, what, "POST")
 
-    def _route(self, path: str, endpoint: _Endpoint, method: str = "GET", token: bool = False) -> Route:
-        return Route(path, self._guarded(endpoint, token or method == "POST"), methods=[method])
+    def _route(
+        self, path: str, endpoint: _Endpoint, role: Role = Role.NOBODY, what: str = "", method: str = "GET"
+    ) -> Route:
+        return Route(path, self._guarded(endpoint, role, what), methods=[method])
 
-    def _guarded(self, endpoint: _Endpoint, token: bool) -> _Endpoint:
+    def _guarded(self, endpoint: _Endpoint, role: Role, what: str = "") -> _Endpoint:
+        """The endpoint for whoever has the role; what: they do there, in words for whoever has not."""
+
         async def guarded(request: Request) -> Response:
             check_origin(request)
-            if token:
-                check_token(request, self._controller.token)
+            if role is not Role.NOBODY:
+                principal_of(request).require(role, what)
             return await endpoint(request)
 
         return guarded
 
     def _guarded_by_method(self, get: _Endpoint, post: _Endpoint) -> _Endpoint:
-        reads, writes = self._guarded(get, token=False), self._guarded(post, token=True)
+        reads, writes = self._guarded(get, Role.NOBODY), self._guarded(post, Role.SUBMITTER, "submitting a job")
 
         async def guarded(request: Request) -> Response:
             return await (writes if request.method == "POST" else reads)(request)
@@ -257,6 +283,10 @@ class _Api:
             return _json({"ready": True, "scheduling": True})
         scheduling, _ = self._controller.scheduling()
         return _json({"ready": False, "scheduling": scheduling, "error": reason}, 503)
+
+    async def _whoami(self, request: Request) -> Response:
+        who = principal_of(request)
+        return _json({"user": who.user, "role": who.role.word, "means": who.means, "peer": who.peer})
 
     async def _parts(self, _request: Request) -> Response:
         return _json([{**trouble, "words": in_words(trouble)} for trouble in self._controller.failures.troubles()])
@@ -303,7 +333,7 @@ class _Api:
                     400, f"state: {unknown[0]!r} is none of {', '.join(known.value for known in JobState)}"
                 )
         wanted = lists.Wanted(active, states, given.get("user", ""), given.get("queue", ""))
-        return await self._list(request, lists.jobs(wanted))
+        return await self._list(request, shown_to(principal_of(request), lists.jobs(wanted)))
 
     async def _overview(self, request: Request) -> Response:
         desk, speeds = self._controller.desk, await self._controller.shared_speeds()
@@ -380,7 +410,12 @@ class _Api:
     async def _logs(self, request: Request) -> Response:
         lines = number_of(request, "tail", DEFAULT_TAIL, 0, MAX_TAIL)
         rank = number_of(request, "rank", 0, 0, 1 << 20)
-        job_id, ranks, newest = await self._ask(request, lambda listing: _place_of_logs(_job(listing.state, request)))
+        place = await self._ask(request, lambda listing: _place_of_logs(_job(listing.state, request)))
+        job_id, ranks, newest, user = place
+        sensitive(request)
+        note(request, job=job_id, user=user)
+        if not principal_of(request).sees(user):
+            raise AccessError(403, f"the logs of {job_id} are shown to its user, {user or 'nobody'}, and to operators")
         attempt = number_of(request, "attempt", newest, 1, max(newest, 1))
         assert rank is not None and lines is not None
         if rank >= ranks:
@@ -393,6 +428,7 @@ class _Api:
         return _json({"job": job_id, "attempt": attempt, "rank": rank, "text": text})
 
     async def _journal(self, request: Request) -> Response:
+        sensitive(request)
         desk, peer, store = self._controller.desk, peer_of(request), self._controller.store
         begin = await desk.read(peer, store.journal_extent)
         cycles, counted = 0, begin.after
@@ -426,7 +462,12 @@ class _Api:
             subscription = subscribers.open(peer)
         except FullError as error:
             raise RefusedError(503 if subscribers.closed else 429, str(error)) from None
-        entries = api_streams.stream(self._controller, subscription, peer, since)
+        reader = principal_of(request)
+
+        async def goes_on() -> bool:
+            return await still(request, self._controller.access) == reader
+
+        entries = api_streams.stream(self._controller, subscription, peer, since, goes_on)
         stream = ended_by_bug(entries, self._controller.failures, "api")
         return EventStream(stream, lambda: subscribers.remove(subscription))
 
@@ -436,7 +477,9 @@ class _Api:
         if self._controller.elsewhere:
             raise RefusedError(409, self._controller.elsewhere)
         submission = await body_of(request, Submission)
-        spec = submission.spec()
+        submitter = principal_of(request)
+        spec = submitted_by(submission.spec(), submitter)
+        note(request, user=spec.user, name=spec.name, ranks=spec.ranks, queue=spec.queue)
 
         def make(state: State) -> Event:
             if (why_not := admit_check(state, spec)) is not None:
@@ -445,21 +488,25 @@ class _Api:
                 raise SubmissionError(
                     f"it is to wait for {', '.join(unknown)}, which is not known here; `gangwatch jobs --all` lists all"
                 )
-            return Submitted(self._controller.cycle.new_job_id(), spec)
+            by = "" if submitter.user == spec.user else submitter.user
+            return Submitted(self._controller.cycle.new_job_id(), spec, by=by)
 
         submitted = await self._wish(make)
         assert isinstance(submitted, Submitted)
+        note(request, job=submitted.job_id)
         return _json({"job": submitted.job_id}, 201)
 
     async def _cancel(self, request: Request) -> Response:
-        reason = await body_of(request, Reason)
+        reason, who = await body_of(request, Reason), principal_of(request)
 
         def make(state: State) -> Event:
             job_id: str = request.path_params["job"]
             jobs = [state.jobs[member] for member in array_members(state, job_id)] or [_job(state, request)]
+            for job in jobs:
+                who.require_own(job.spec.user, f"cancelling {job_id}")
             if all(job.state.ended for job in jobs):
                 raise RefusedError(409, f"{job_id} has ended already: {jobs[0].state.value}")
-            return CancelRequested(job_id, reason.by)
+            return CancelRequested(job_id, who.signature(reason.by))
 
         await self._wish(make)
         return _json({"job": request.path_params["job"]})
@@ -474,9 +521,10 @@ class _Api:
                 raise RefusedError(404, f"no node {name}; there are {', '.join(sorted(state.nodes)) or 'none'}")
             if word == NodeCommand.REMOVE and (why_not := why_not_removed(state, state.nodes[name])) is not None:
                 raise RefusedError(409, why_not)
-            return NodeCommanded(name, NodeCommand(word), reason.by, reason.reason, reason.drain)
+            return NodeCommanded(name, NodeCommand(word), by, reason.reason, reason.drain)
 
         reason = await body_of(request, NodeReason)
+        by = _signed(request, reason)
         if reason.drain and word != NodeCommand.MAINTENANCE:
             raise RefusedError(400, f"drain: belongs to maintenance, not to {word}")
         await self._wish(make)
@@ -489,29 +537,36 @@ class _Api:
         if ruling not in ("confirm", "reject"):
             raise RefusedError(404, f"verdicts know confirm and reject, not {ruling!r}")
         reason = await body_of(request, Reason)
+        by = _signed(request, reason)
 
         def make(state: State) -> Event:
             if not _is_known(state, verdict_id):
                 raise RefusedError(404, f"no verdict {verdict_id}: `gangwatch verdict list` shows their ids")
-            return VerdictJudged(verdict_id, ruling == "confirm", reason.by)
+            return VerdictJudged(verdict_id, ruling == "confirm", by)
 
         await self._wish(make)
         return _json({"verdict_id": verdict_id, "ruling": ruling})
 
     async def _freeze(self, request: Request) -> Response:
-        warning = await self._controller.freeze((await body_of(request, Reason)).by)
+        warning = await self._controller.freeze(_signed(request, await body_of(request, Reason)))
         return _json({"frozen": True, "warning": warning} if warning else {"frozen": True})
 
     async def _thaw(self, request: Request) -> Response:
-        await self._controller.thaw((await body_of(request, Reason)).by)
+        await self._controller.thaw(_signed(request, await body_of(request, Reason)))
         return _json({"frozen": False})
 
     async def _reload(self, request: Request) -> Response:
-        await self._controller.reload((await body_of(request, Reason)).by)
+        await self._controller.reload(_signed(request, await body_of(request, Reason)))
         return _json({"reloaded": True})
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _signed(request: Request, reason: Reason) -> str:
+    """Who is named in the story. The audit has what the request said of it, and why, too."""
+    note(request, **{key: text for key, text in (("claimed", reason.by), ("reason", reason.reason)) if text})
+    return principal_of(request).signature(reason.by)
 
 
 def _no_job(job_id: str) -> RefusedError:
@@ -548,8 +603,23 @@ def _left_on(listing: Listing, request: Request) -> documents.Document:
     return documents.left_on(listing.state, name)
 
 
-def _place_of_logs(job: Job) -> tuple[str, int, int]:
-    return job.job_id, job.spec.ranks, job.attempt
+def _place_of_logs(job: Job) -> tuple[str, int, int, str]:
+    return job.job_id, job.spec.ranks, job.attempt, job.spec.user
+
+
+def shown_to(reader: Principal, lister: Lister) -> Lister:
+    """The list of jobs as this reader may see it."""
+
+    def shown_list(listing: Listing, mark: Mark | None, most: int) -> Slice:
+        part = lister(listing, mark, most)
+        return Slice([shown(document, reader) for document in part.items], part.mark)
+
+    return shown_list
+
+
+def shown(document: documents.Document, reader: Principal) -> documents.Document:
+    """A job's document as this reader may see it."""
+    return document if reader.sees(document["user"]) else hide(document)
 
 
 def _is_known(state: State, verdict_id: str) -> bool:

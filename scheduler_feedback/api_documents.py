@@ -1,4 +1,7 @@
-"""What the API answers with: the state as documents for people and programs. Pure; the environment is never shown."""
+"""What the API answers with: the state as documents for people and programs. Pure; the environment is never shown.
+
+What of a document a reader sees: core/disclosure.py.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,11 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
-from scheduler_feedback.core.actions import Action, StartGang
+from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.codec import printable
-from scheduler_feedback.core.events import Event, Submitted
+from scheduler_feedback.core.disclosure import for_journal
 from scheduler_feedback.core.job import Job, JobState, Slot
 from scheduler_feedback.core.state import Decision, PastVerdict, State
 from scheduler_feedback.core.verdict import Verdict
@@ -55,6 +57,7 @@ def job_document(
         "queue": spec.queue,
         "size": spec.ranks,
         "command": list(spec.command),
+        "checkpoint_command": list(spec.checkpoint_command),
         "working_directory": spec.working_directory,
         "restartable": spec.restartable,
         "time_limit_seconds": spec.time_limit_seconds,
@@ -271,12 +274,6 @@ def journal_document(row: JournalRow) -> Document:
     return {
         "cycle": row.cycle,
         "now_ns": row.now_ns,
-        "events": [printable(_without_environment(event)) for event in row.events],
-        "actions": [printable(_without_environment(action)) for action in row.actions],
+        "events": [printable(for_journal(event)) for event in row.events],
+        "actions": [printable(for_journal(action)) for action in row.actions],
     }
-
-
-def _without_environment(told: Event | Action) -> Event | Action:
-    if isinstance(told, Submitted | StartGang):
-        return replace(told, spec=replace(told.spec, environment={}))
-    return told

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from scheduler_feedback.access.middleware import principal_of
 from scheduler_feedback.api_requests import RefusedError, number_of
 from scheduler_feedback.reading.lists import Mark, MarkError, read_mark
 
@@ -33,7 +34,8 @@ def peer_of(request: Request) -> str:
 
 def key_of(request: Request) -> str:
     """What names an answer: the question, and what the reader may see."""
-    rights = TOKEN if peer_of(request) == TOKEN else ""
+    reader = principal_of(request)
+    rights = (reader.role.word, reader.user) if reader.logged_in else ()
     return f"{rights} {request.url.path}?{request.url.query}"
 
 

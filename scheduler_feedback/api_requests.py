@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import ipaddress
-from hmac import compare_digest
 from typing import Annotated, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from agent.schema.errors import GangwatchError
+from scheduler_feedback.access.principal import AccessError, Principal, Role
 from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.job import Dependency, Group, JobSpec, Packing
 from scheduler_feedback.core.plain_text import misleading
 
 MAX_BODY_BYTES = 1024 * 1024
 """Of a request: a submission carries an environment, which execve(2) limits to about twice as much anyway."""
+
+
+MOST_PRIORITY = 0
+"""Of a submitter's job: as with Slurm's --nice, users lower the priority of their jobs, and operators raise it."""
 
 
 class RefusedError(GangwatchError):
@@ -60,16 +65,17 @@ def _is_loopback(host: str, port: int | None) -> bool:
         return False
 
 
-def carries_token(authorization: str, token: str) -> bool:
-    """Whether an Authorization header is the state folder's token."""
-    scheme, _, given = authorization.partition(" ")
-    return scheme.lower() == "bearer" and compare_digest(given.strip().encode(), token.encode())
+def submitted_by(spec: JobSpec, who: Principal) -> JobSpec:
+    """The specification with the user that was authenticated, whatever it claims; an operator may submit for others.
 
-
-def check_token(request: Request, token: str) -> None:
-    """Raises RefusedError (401) unless the request carries the state folder's token."""
-    if not carries_token(request.headers.get("authorization", ""), token):
-        raise RefusedError(401, "this needs 'Authorization: Bearer TOKEN', with the token of the state folder")
+    Raises AccessError for a priority that takes an operator: with it a job goes before everybody's, and may have
+    others' stopped.
+    """
+    if who.role >= Role.OPERATOR:
+        return spec if spec.user else replace(spec, user=who.user)
+    if spec.priority > MOST_PRIORITY:
+        raise AccessError(403, f"a priority above {MOST_PRIORITY} takes the role operator; you are {who.name}")
+    return replace(spec, user=who.user)
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------

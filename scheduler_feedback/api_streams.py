@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 from scheduler_feedback.reading.desk import Desk
@@ -46,12 +46,17 @@ async def entries_after(source: Source, peer: str, entry_id: int) -> tuple[list[
     return found, len(found) == MOST_AT_ONCE
 
 
-async def stream(source: Source, subscription: Subscription, peer: str, since: int) -> AsyncIterator[bytes]:
-    """Entries after `since`, and then each as it is written, until the subscription ends."""
+async def stream(
+    source: Source, subscription: Subscription, peer: str, since: int, goes_on: Callable[[], Awaitable[bool]]
+) -> AsyncIterator[bytes]:
+    """Entries after `since`, and then each as it is written, until the subscription ends.
+
+    goes_on: whether the reader is still let in: a token may be revoked while its stream is open.
+    """
     subscribers = source.subscribers
     try:
         yield b"retry: 1000\n\n"
-        while not subscription.ended:
+        while not subscription.ended and await goes_on():
             subscription.wake.clear()
             found, more = await entries_after(source, peer, since)
             for written in found:

@@ -26,10 +26,14 @@ from pathlib import Path
 from types import TracebackType
 
 from starlette.applications import Starlette
+from starlette.routing import Route
 
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import ConfigError, GangwatchError, StateFolderBusyError, StoreError
 from agent.schema.frame import AnyLayout, Frame
+from scheduler_feedback.access.audit import Audit
+from scheduler_feedback.access.authentication import Authentication
+from scheduler_feedback.access.tokens import OWN_TOKENS, Tokens
 from scheduler_feedback.api import create_api
 from scheduler_feedback.backends import Backend
 from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, PolicySet
@@ -84,8 +88,9 @@ class Controller:
     which nodes they run. heard: what detectors found passes through it on its way
     to the cycle: a backend may know a gang under another name than the agents do. told: given the entries of each
     cycle, on its thread, and may not wait. elsewhere: how jobs are submitted where another scheduler starts them; ''
-    where this one does. Entering raises StateFolderBusyError where the folder has a controller, StoreError where its
-    journal can't be used.
+    where this one does. access: says who makes a request; by default the tokens of the folder do. audit: where it is
+    written down who did what. Entering raises StateFolderBusyError where the folder has a controller, StoreError where
+    its journal can't be used.
     """
 
     def __init__(
@@ -107,8 +112,12 @@ class Controller:
         told: Callable[[Sequence[NumberedEntry]], None] | None = None,
         elsewhere: str = "",
         streams: tuple[int, int] = (MOST_STREAMS, MOST_STREAMS_EACH),
+        access: Authentication | None = None,
+        audit: Audit | None = None,
     ) -> None:
         self.folder = folder
+        self.access = access or Authentication(Tokens(folder / "token", own_file=folder / OWN_TOKENS))
+        self.audit = audit or Audit(folder / "audit" / "audit.jsonl")
         self.elsewhere = elsewhere
         self.subscribers = Subscribers(*streams)
         self.failure: BaseException | None = None
@@ -142,7 +151,7 @@ class Controller:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _hold(self.folder / "lock")
         try:
-            self.token = _token(self.folder / "token")
+            _make_token(self.folder / "token")
             _refuse_emptied(self.folder / "store.sqlite", self.folder / "jobs")
             self.store = Store(self.folder / "store.sqlite", self._retention)
             try:
@@ -183,6 +192,7 @@ class Controller:
         else:
             _log.error("the cycle's thread is still busy after %.0f s; it is left behind", STOP_SECONDS)
         (self.folder / "controller.json").unlink(missing_ok=True)
+        self.audit.close()
         os.close(self._lock)
 
     def announce(self, url: str, certificate: str = "") -> None:
@@ -234,6 +244,7 @@ class Controller:
             self.end_streams()
             feed.cancel()
             await asyncio.gather(feed, answering, *reloads, return_exceptions=True)
+            await self.access.close()
 
     async def _note_that_it_answers(self) -> None:
         while True:
@@ -274,9 +285,14 @@ class Controller:
         """End the API's endless answers, so that its server can stop. In the loop that serves them."""
         self.subscribers.close()
 
-    def api(self) -> Starlette:
-        """The API's app, for the front door to mount."""
-        return create_api(self)
+    def api(self, more: Sequence[Route] = ()) -> Starlette:
+        """The API's app, for the front door to mount. more: routes beside its own, behind the same login."""
+        return create_api(self, more)
+
+    @property
+    def token(self) -> str:
+        """The state folder's token, as its file has it now."""
+        return self.access.tokens.state_token()
 
     # --- what others see ----------------------------------------------------------------------------------------------
 
@@ -284,7 +300,8 @@ class Controller:
         """Samples of the catalogue: of state, cycle, store, watch and feed; from any thread. A part whose samples can't
         be taken because of a bug has none."""
         found: list[Sample] = []
-        for part in (self.cycle, self._watch, self._feed, self.desk, self.subscribers):
+        parts = (self.cycle, self._watch, self._feed, self.desk, self.subscribers, self.access, self.audit)
+        for part in parts:
             try:
                 found += list(part.measures())
             except Exception as error:
@@ -441,7 +458,7 @@ def _refuse_emptied(journal: Path, jobs: Path) -> None:
         )
 
 
-def _token(path: Path) -> str:
+def _make_token(path: Path) -> None:
     """The API's token; made at the first start. A finished file is linked: nobody ever reads half of one."""
     if not path.exists():
         temporary = path.with_name(f".token.{os.getpid()}")
@@ -454,7 +471,6 @@ def _token(path: Path) -> str:
         finally:
             os.close(descriptor)
             temporary.unlink()
-    return path.read_text().strip()
 
 
 def _write_atomically(path: Path, content: bytes) -> None:

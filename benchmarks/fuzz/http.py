@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import tempfile
+from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -20,6 +23,10 @@ from exporter.server import wants_open_metrics
 from exporter.serving.admission import Admission, Receive, Scope, Send
 from exporter.serving.limits import BODY_BYTES, HEAD_BYTES, Limits
 from exporter.serving.protocol import BoundedProtocol
+from scheduler_feedback.access.authentication import Authentication
+from scheduler_feedback.access.middleware import asked_of
+from scheduler_feedback.access.principal import AccessError, Principal, Role
+from scheduler_feedback.access.tokens import Tokens
 from scheduler_feedback.api_pages import entry_of, key_of, next_link, page_of
 from scheduler_feedback.api_requests import (
     NodeReason,
@@ -27,15 +34,30 @@ from scheduler_feedback.api_requests import (
     RefusedError,
     Submission,
     body_of,
-    carries_token,
     check_origin,
-    check_token,
     number_of,
+    submitted_by,
 )
 from scheduler_feedback.reading.lists import mark_text
 
 TOKEN = "a-token-of-the-state-folder"
 PORT = 9420
+
+
+@cache
+def _token_file() -> Any:
+    """A file with the token, which is gone when this process is."""
+    file = tempfile.NamedTemporaryFile("w", prefix="gangwatch-fuzz-")  # noqa: SIM115 - it is kept open
+    file.write(TOKEN)
+    file.flush()
+    return file
+
+
+@cache
+def _access() -> Authentication:
+    """Who is let in: whoever has the token."""
+    return Authentication(Tokens(Path(_token_file().name)))
+
 
 # --- inputs ----------------------------------------------------------------------------------------------------------
 
@@ -61,7 +83,20 @@ _HEADERS: tuple[tuple[bytes, tuple[bytes, ...]], ...] = (
     (b"Content-Length", (b"0", b"2", b"-1", b"+2", b"2, 2", b"18446744073709551616", b"1048577", b"0x2", b" 2")),
     (b"Transfer-Encoding", (b"chunked", b"identity", b"chunked, chunked", b"gzip, chunked")),
     (b"Content-Type", (b"application/json", b"application/json; charset=utf-8", b"text/plain")),
-    (b"Authorization", (b"Bearer " + TOKEN.encode(), b"bearer x", b"Basic YTpi", b"Basic !", b"Bearer", b"\xff")),
+    (
+        b"Authorization",
+        (
+            b"Bearer " + TOKEN.encode(),
+            b"bearer x",
+            b"Bearer gwt_" + b"A" * 43,
+            b"Bearer a.b.c",
+            b"Basic YTpi",
+            b"Basic !",
+            b"Bearer",
+            b"\xff",
+        ),
+    ),
+    (b"Cookie", (b"gangwatch-9420=x", b"gangwatch-9420=", b";;=", b"a=b; gangwatch-9420=\xff", b"x" * 9000)),
     (b"Origin", (b"http://127.0.0.1:9420", b"http://evil.example", b"null")),
     (b"Expect", (b"100-continue",)),
     (b"If-None-Match", (b'"a"', b"*", b"W/")),
@@ -289,7 +324,7 @@ class _Server:
         asyncio.set_event_loop(self.loop)
         self.failed: list[BaseException] = []
         limits = Limits(requests_per_second=1e9, requests_per_second_all=1e9)
-        app = Admission(Guarded(self._watched, LoopbackOnly()), limits, lambda header: carries_token(header, TOKEN))
+        app = Admission(Guarded(self._watched, LoopbackOnly()), limits, _access().is_operators)
         self.config = uvicorn.Config(
             app, http=BoundedProtocol, ws="none", log_config=None, h11_max_incomplete_event_size=HEAD_BYTES
         )
@@ -391,10 +426,12 @@ def _parse_api(content: bytes) -> str:
         key_of(asked)
         next_link(asked, mark_text(mark or [1]))
         made = _run(body_of(asked, _KINDS[kind]))
+        who = _run(_access().identify(asked_of(scope)))
+        who.require(Role.SUBMITTER, "submitting a job")
         if isinstance(made, Submission):
-            made.spec()
-        check_token(asked, TOKEN)
-    except RefusedError as error:
+            submitted_by(made.spec(), who)
+            submitted_by(made.spec(), Principal("ana", Role.SUBMITTER))
+    except (RefusedError, AccessError) as error:
         assert 400 <= error.status < 500
         return REFUSED_FIRST if first else REFUSED
     return ACCEPTED

@@ -204,9 +204,9 @@ def _serve(
     from exporter.prometheus import TEXT_TYPE
     from exporter.security import Security
     from exporter.server import certificate_of, url_of
+    from gangwatch.access import audit_of, authentication_of, delegating
     from gangwatch.controller_metrics import exposition
     from gangwatch.daemons import credentials_of, limits_of
-    from scheduler_feedback.api_requests import carries_token
     from scheduler_feedback.controller import Controller
 
     mounted: list[App] = []
@@ -216,18 +216,27 @@ def _serve(
 
     host, port = config.controller.address()
     web_config = config.controller.web_config
-    security = Security(Path(web_config), token=lambda: controller.token) if web_config is not None else None
+    state = StateFolder(folder)
+    access = authentication_of(state, config)
+    security = Security(Path(web_config), proves=delegating(access)) if web_config is not None else None
     server, listener = create_server(
-        app, host, port, (lambda: controller.end_streams(),), security, limits_of(config),
-        lambda header: carries_token(header, controller.token),
+        app, host, port, (lambda: controller.end_streams(),), security, limits_of(config), access.is_operators,
     )  # fmt: skip
     credentials, named = credentials_of(config), naming(backend)
     streams = config.controller.streams, config.controller.streams_per_peer
-    attest = backend.world.attest
+    attest, audit = backend.world.attest, audit_of(state, config)
     with (
         listener,
         Controller(
-            folder, backend, policy, credentials=credentials, named=named, attest=attest, streams=streams
+            folder,
+            backend,
+            policy,
+            credentials=credentials,
+            named=named,
+            attest=attest,
+            streams=streams,
+            access=access,
+            audit=audit,
         ) as controller,
     ):
 
@@ -242,7 +251,7 @@ def _serve(
         def metrics(_request: Request) -> Response:
             return Response(exposition(controller.failures, sources), media_type=TEXT_TYPE)
 
-        routes = [Route("/metrics", metrics), Mount("/", controller.api())]
+        routes = [Mount("/", controller.api([Route("/metrics", metrics)]))]
         mounted.append(Starlette(routes=routes, lifespan=lambda _: controller.serving(failed)))
         controller.announce(url_of(listener, security), str(certificate_of(security) or ""))
         leadership.follow(lambda: controller.cycle.progress.cycles)

@@ -19,8 +19,7 @@ import os
 import secrets
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from typing import Any
 import msgspec
 
 from agent.schema.errors import StoreError
+from scheduler_feedback.core.measures import Sample
 
 FILE_BYTES, FILES = 64 * 1024 * 1024, 10
 """Of one file, and how many older ones are kept: with 300 bytes a line two million lines in all."""
@@ -70,8 +70,8 @@ class Audit:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = path
-        self.lines: Counter[str] = Counter()
-        """Lines by what became of the request: done, refused, failed; and 'lost' that could not be written."""
+        self.lost = 0
+        """Lines that could not be written."""
         self._file_bytes, self._files = file_bytes, files
         self._wall, self._clock = wall, clock
         self._lock = threading.Lock()
@@ -116,7 +116,7 @@ class Audit:
                     raise OSError(28, "No space left on device")
             except OSError as error:
                 self._suppressed = line.suppressed
-                self.lines["lost"] += 1
+                self.lost += 1
                 if not self._complained:
                     self._complained = True
                     _log.error("the audit log %s can't be written, changes are refused: %s", self.path, error.strerror)
@@ -127,6 +127,9 @@ class Audit:
             if self._complained:
                 self._complained = False
                 _log.warning("the audit log %s is written again", self.path)
+
+    def measures(self) -> Iterator[Sample]:
+        yield "gangwatch_audit_lines_lost_total", (), float(self.lost)
 
     def close(self) -> None:
         with self._lock:

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import os
 import pwd
+import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import aiohttp
@@ -31,12 +31,20 @@ from scheduler_feedback.access.principal import LOG_IN, AccessError, Principal, 
 from scheduler_feedback.access.sessions import Session, Sessions
 from scheduler_feedback.access.token_review import Reviewing, TokenReviews
 from scheduler_feedback.access.tokens import Tokens
+from scheduler_feedback.core.measures import Sample
 
 MOST_BEARER_BYTES = 16 * 1024
 MOST_COOKIE_BYTES = 8 * 1024
 CSRF_HEADER = "x-gangwatch-csrf"
 UNIX_PEER = "uid:"
 """Begins the peer of a connection by the unix socket; no address of a TCP peer begins so."""
+
+LOGIN_PATHS = ("/login/oidc", "/static/")
+"""What the page of the login needs, and says nothing of jobs."""
+
+REASONS = ("token", "session", "intent", "attempts")
+"""Why a request is not let in: a wrong token; a session that is over; a cookie without the page's proof; a wrong token
+after too many."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # RFC 9110, 9.2.1
 
@@ -68,14 +76,19 @@ class Authentication:
         issuer: Issuer | None = None,
         reviewing: Reviewing | None = None,
         clock: Callable[[], float] = time.monotonic,
+        closed: bool = False,
+        trust: ssl.SSLContext | None = None,
     ) -> None:
-        """Raises ConfigError where [oidc] can't be used."""
+        """closed: whether the server before us lets nobody in who proves nothing. trust: who vouches for the provider.
+
+        Raises ConfigError where [oidc] can't be used.
+        """
+        self._closed, self._trust = closed, trust
         self.tokens = tokens
         self.sessions = sessions or Sessions()
         self.attempts = Attempts(clock)
         self.refused: Counter[str] = Counter()
-        """Requests that were not let in, by reason: 'token', 'session', 'intent', 'attempts', 'role'."""
-        self._stack = AsyncExitStack()
+        """Requests that were not let in, by reason."""
         self._session: aiohttp.ClientSession | None = None
         self.oidc = Oidc(issuer, self._fetch) if issuer is not None else None
         by_page = self.oidc is not None and self.oidc.issuer.redirect_url
@@ -89,6 +102,12 @@ class Authentication:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    def measures(self) -> Iterator[Sample]:
+        for reason in REASONS:
+            yield "gangwatch_access_refused_total", (("reason", reason),), float(self.refused[reason])
+        yield "gangwatch_access_sessions", (), float(len(self.sessions))
+        yield "gangwatch_access_token_file_failures", (), float(len(self.tokens.failures()))
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -141,6 +160,27 @@ class Authentication:
                 return Principal(reviewed.user, reviewed.role, "Kubernetes", peer), "kubernetes", token
         raise AccessError(401, f"the token is not known here, was revoked or has expired: {LOG_IN}")
 
+    def proves(self, path: str, headers: Mapping[str, str]) -> bool:
+        """Whether a request carries a proof that we check and refuse where it is wrong, or is on its way to a login."""
+        if path == "/login" or path.startswith(LOGIN_PATHS):
+            return True
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and given.strip():
+            return True
+        names = ((part.strip().partition("=")) for part in headers.get("cookie", "")[:MOST_COOKIE_BYTES].split(";"))
+        return any(
+            name.removeprefix("__Host-").startswith("gangwatch-") and self.sessions.find(value) is not None
+            for name, _, value in names
+        )
+
+    def is_operators(self, authorization: str) -> bool:
+        """Whether an Authorization header is an operator's token of ours: its requests wait for nobody's."""
+        scheme, _, given = authorization.partition(" ")
+        if scheme.lower() != "bearer" or len(given) > MOST_BEARER_BYTES:
+            return False
+        known = self.tokens.find(given.strip())
+        return known is not None and known.role >= Role.OPERATOR
+
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def open_session(self, principal: Principal, source: str, key: str) -> tuple[str, Session]:
@@ -158,7 +198,7 @@ class Authentication:
         if session is None or principal is None:
             self.sessions.close(identifier)
             self.refused["session"] += 1
-            if asked.method in SAFE_METHODS:
+            if asked.method in SAFE_METHODS and not self._closed:
                 return Principal(means=ENDED, peer=asked.peer)
             raise AccessError(401, "this login has ended: log in again at /login")
         if asked.method not in SAFE_METHODS:
@@ -201,7 +241,8 @@ class Authentication:
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
             # No cookies, no proxies' environment: what is fetched is public, and whom we ask is configured.
-            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+            connector = aiohttp.TCPConnector(ssl=self._trust if self._trust is not None else True)
+            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self._session
 
     async def _fetch(self, url: str) -> bytes:

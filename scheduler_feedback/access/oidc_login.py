@@ -1,18 +1,19 @@
 """Login of a browser at an OpenID provider: the authorisation code flow, with PKCE, state and nonce.
 
-RFC 6749, 4.1; RFC 7636; OpenID Connect Core 1.0, 3.1; RFC 9700 (best current practice). A login under way is kept here
-and not in the browser: its state is random, is bound to the browser by a cookie, counts once, and for ten minutes.
+RFC 6749, 4.1; RFC 7636; OpenID Connect Core 1.0, 3.1; RFC 9700 (best current practice). What a login under way needs
+(state, nonce, verifier, where to go on) is in a cookie of the browser that began it, under our HMAC and for ten
+minutes: nothing is kept here, so nobody who begins a million logins pushes out another's. The provider redeems a code
+once.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from hmac import compare_digest
 from urllib.parse import quote, urlencode
 
@@ -23,20 +24,20 @@ from scheduler_feedback.access.oidc import FETCH_SECONDS, MOST_DOCUMENT_BYTES, I
 from scheduler_feedback.access.principal import AccessError
 
 UNDER_WAY_SECONDS = 600.0
-MOST_UNDER_WAY = 1000
-"""Logins begun and not ended; the oldest goes first."""
+"""A person finds a password, and a second factor, in that time."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnderWay:
-    """A login that the provider has still to answer."""
+class _UnderWay(msgspec.Struct, frozen=True):
+    """A login that the provider has still to answer. until: wall seconds."""
 
-    browser: str = field(repr=False)
-    """What the browser's cookie has to be."""
-    verifier: str = field(repr=False)
-    nonce: str = field(repr=False)
-    next: str
-    began: float
+    state: str
+    nonce: str
+    verifier: str
+    following: str
+    until: float
+
+
+_under_way = msgspec.json.Decoder(_UnderWay)
 
 
 class _Tokens(msgspec.Struct):
@@ -47,27 +48,20 @@ class CodeFlow:
     """Logins by one provider. Used in one event loop."""
 
     def __init__(
-        self, oidc: Oidc, session: Callable[[], aiohttp.ClientSession], clock: Callable[[], float] = time.monotonic
+        self, oidc: Oidc, session: Callable[[], aiohttp.ClientSession], wall: Callable[[], float] = time.time
     ) -> None:
         self._oidc = oidc
         self._session = session
-        self._clock = clock
-        self._under_way: OrderedDict[str, UnderWay] = OrderedDict()
+        self._wall = wall
+        self._key = secrets.token_bytes(32)
 
     async def begin(self, following: str) -> tuple[str, str]:
         """Where to send the browser, and the cookie that it has to bring back. following: where it goes in the end."""
         issuer, metadata = self._oidc.issuer, await self._oidc.metadata()
         if not metadata.authorization_endpoint or not metadata.token_endpoint:
             raise AccessError(503, f"the identity provider {issuer.issuer} offers no login for browsers")
-        state, browser, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(4))
-        now = self._clock()
-        self._under_way[state] = UnderWay(browser, verifier, nonce, following, now)
-        while (
-            len(self._under_way) > MOST_UNDER_WAY
-            or now - next(iter(self._under_way.values())).began > UNDER_WAY_SECONDS
-        ):
-            self._under_way.popitem(last=False)
-        challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+        state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
+        begun = _UnderWay(state, nonce, verifier, following, self._wall() + UNDER_WAY_SECONDS)
         query = {
             "response_type": "code",
             "client_id": issuer.client_id,
@@ -75,21 +69,32 @@ class CodeFlow:
             "scope": " ".join(issuer.scopes),
             "state": state,
             "nonce": nonce,
-            "code_challenge": challenge,
+            "code_challenge": _encoded(hashlib.sha256(verifier.encode()).digest()),
             "code_challenge_method": "S256",
         }
-        joined = "&" if "?" in metadata.authorization_endpoint else "?"
-        return f"{metadata.authorization_endpoint}{joined}{urlencode(query)}", browser
+        joint = "&" if "?" in metadata.authorization_endpoint else "?"
+        return f"{metadata.authorization_endpoint}{joint}{urlencode(query)}", self._sealed(begun)
 
-    async def end(self, state: str, code: str, browser: str) -> tuple[Identity, str]:
-        """Who logged in, and where to go. browser: the cookie. Raises AccessError."""
-        begun = self._under_way.pop(state, None)
-        if begun is None or self._clock() - begun.began > UNDER_WAY_SECONDS:
-            raise AccessError(401, "this login is not under way any more: begin again at /login")
-        if not compare_digest(begun.browser.encode(), browser.encode("utf-8", "surrogateescape")):
-            raise AccessError(401, "this login was begun by another browser: begin again at /login")
+    async def end(self, state: str, code: str, cookie: str) -> tuple[Identity, str]:
+        """Who logged in, and where to go. cookie: as the browser brought it back. Raises AccessError."""
+        begun = self._opened(cookie)
+        if begun is None or not compare_digest(begun.state.encode(), state.encode("utf-8", "surrogateescape")):
+            raise AccessError(401, "this browser has begun no such login, or too long ago: begin again at /login")
         token = await self._redeem(code, begun.verifier)
-        return await self._oidc.check(token, begun.nonce), begun.next
+        return await self._oidc.check(token, begun.nonce), begun.following
+
+    def _sealed(self, begun: _UnderWay) -> str:
+        body = _encoded(msgspec.json.encode(begun))
+        return f"{body}.{_encoded(hmac.digest(self._key, body.encode(), 'sha256'))}"
+
+    def _opened(self, cookie: str) -> _UnderWay | None:
+        """What ``_sealed`` sealed, while it lasts; None for anything else."""
+        body, _, seal = cookie.partition(".")
+        right = _encoded(hmac.digest(self._key, body.encode("utf-8", "surrogateescape"), "sha256"))
+        if not compare_digest(right.encode(), seal.encode("utf-8", "surrogateescape")):
+            return None
+        begun = _under_way.decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        return begun if self._wall() <= begun.until else None
 
     async def _redeem(self, code: str, verifier: str) -> str:
         """The ID token for the code."""
@@ -120,6 +125,10 @@ class CodeFlow:
             raise AccessError(503, f"the identity provider can't be reached: {type(error).__name__}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise AccessError(503, "the identity provider's answer has no ID token") from None
+
+
+def _encoded(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
 
 async def bounded(response: aiohttp.ClientResponse) -> bytes:

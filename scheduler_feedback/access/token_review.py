@@ -52,28 +52,28 @@ class Reviewing:
     access_review: bool = True
 
 
-class _User(msgspec.Struct):
+class _User(msgspec.Struct, frozen=True):
     username: str = ""
     uid: str = ""
     groups: tuple[str, ...] = ()
     extra: dict[str, tuple[str, ...]] = {}
 
 
-class _Reviewed(msgspec.Struct):
+class _Reviewed(msgspec.Struct, frozen=True):
     authenticated: bool = False
     user: _User = _User()
     audiences: tuple[str, ...] = ()
 
 
-class _TokenReview(msgspec.Struct):
+class _TokenReview(msgspec.Struct, frozen=True):
     status: _Reviewed = _Reviewed()
 
 
-class _Allowed(msgspec.Struct):
+class _Allowed(msgspec.Struct, frozen=True):
     allowed: bool = False
 
 
-class _AccessReview(msgspec.Struct):
+class _AccessReview(msgspec.Struct, frozen=True):
     status: _Allowed = _Allowed()
 
 

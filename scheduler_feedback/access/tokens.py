@@ -41,6 +41,9 @@ from scheduler_feedback.core.plain_text import misleading
 PREFIX = "gwt_"
 """What a token begins with, so that secret scanners and our own redaction find it."""
 
+OWN_TOKENS = "tokens.toml"
+"""Token file of the state folder, which `gangwatch token` writes."""
+
 _TOKEN = re.compile(r"gwt_[A-Za-z0-9_-]{43}", re.ASCII)
 _MOST_TOKENS = 100_000
 _MOST_FILE_BYTES = 64 * 1024 * 1024

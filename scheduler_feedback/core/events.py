@@ -21,13 +21,15 @@ from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 class Submitted(msgspec.Struct, frozen=True):
     """A job was submitted. The id is given by the shell, so that the answer can name it before the cycle runs.
 
-    array_of, array_index: of a job that is a member of an array already, and which; '' for none.
+    array_of, array_index: of a job that is a member of an array already, and which; '' for none. by: who submitted it
+    for its user; '' where that was the user.
     """
 
     job_id: str
     spec: JobSpec
     array_of: str = ""
     array_index: int = 0
+    by: str = ""
 
 
 class CancelRequested(msgspec.Struct, frozen=True):

@@ -38,7 +38,7 @@ def submitted(turn: Turn, event: Submitted) -> None:
     turn.state.jobs[event.job_id] = job
     limit = "no time limit" if spec.time_limit_seconds is None else f"time limit {spec.time_limit_seconds:g} s"
     ranks = f"{spec.ranks} rank{'' if spec.ranks == 1 else 's'}"
-    turn.tell(job.job_id, "submitted", f"{spec.name or job.job_id}: {ranks}, {limit}{_by(spec.user)}")
+    turn.tell(job.job_id, "submitted", f"{spec.name or job.job_id}: {ranks}, {limit}{_by(spec.user)}{_for(event)}")
     if (wrong := malformed(spec)) is not None:
         end(turn, job, JobState.FAILED, wrong)
     else:
@@ -49,6 +49,7 @@ def _submitted_array(turn: Turn, event: Submitted) -> None:
     """Each member is a job of its own, 'ID.0' and so on."""
     spec = event.spec
     text = f"{spec.name or event.job_id}: an array of {spec.array_size} jobs, {spec.ranks} ranks each{_by(spec.user)}"
+    text += _for(event)
     turn.tell(event.job_id, "submitted", text)
     for index in range(spec.array_size):
         job_id = f"{event.job_id}.{index}"
@@ -170,3 +171,8 @@ def end(turn: Turn, job: Job, state: JobState, reason: str) -> None:
 
 def _by(who: str) -> str:
     return f" by {who}" if who else ""
+
+
+def _for(event: Submitted) -> str:
+    """Who submitted the job, where that was not its user."""
+    return f", submitted by {event.by}" if event.by else ""

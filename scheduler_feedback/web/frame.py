@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
+from urllib.parse import urlencode
 
 from scheduler_feedback.web import words
 from scheduler_feedback.web.markup import Child, Markup, join, tag
@@ -48,15 +50,32 @@ def troubles(broken: list[str], silent: Sequence[Mapping[str, Any]] = ()) -> Mar
     return tag("div", told, class_="notice", role="alert") if told else Markup("")
 
 
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Whom a page is shown to. name: '' where nobody is logged in. csrf: the session's proof that one of our pages
+    made a request; '' where there is no session. here: the page's path, to come back to after a login."""
+
+    name: str = ""
+    csrf: str = ""
+    here: str = "/"
+
+
 def page(
-    title: str, here: str, stream: str, main: Child, scripts: tuple[str, ...] = (), modules: tuple[str, ...] = ()
+    title: str,
+    here: str,
+    stream: str,
+    main: Child,
+    scripts: tuple[str, ...] = (),
+    modules: tuple[str, ...] = (),
+    visitor: Visitor = Visitor(),
 ) -> Markup:
     """A whole page. here: which of PLACES it belongs to. stream: where its events come from. scripts, modules: what it
-    loads besides what all do."""
+    loads besides what all do. visitor: whom it is shown to."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="csrf", content=visitor.csrf) if visitor.csrf else None,
         tag("title", f"{title} · gangwatch"),
         tag("link", rel="icon", href="/static/icon.svg", type="image/svg+xml"),
         tag("link", rel="stylesheet", href="/static/uPlot.min.css") if scripts else None,
@@ -69,17 +88,22 @@ def page(
     body = tag(
         "body",
         tag("a", "Skip to the content", href="#content", class_="skip"),
-        _banner(here),
+        _banner(here, visitor),
         tag("main", main, id="content", tabindex="-1"),
-        tag("footer", tag("p", f"gangwatch {version('gangwatch')}. Nothing here changes anything without the token.")),
+        tag("footer", tag("p", f"gangwatch {version('gangwatch')}. Nothing here changes anything without a login.")),
         tag("p", id="news", class_="unseen", role="status", aria_live="polite"),
-        _dialog(),
+        _dialog(visitor),
         data_stream=stream,
     )
     return Markup("<!doctype html>" + tag("html", head, body, lang="en"))
 
 
-def _banner(here: str) -> Markup:
+def _banner(here: str, visitor: Visitor) -> Markup:
+    who: Markup
+    if visitor.name:
+        who = join((tag("span", visitor.name, class_="who"), _log_out(visitor)))
+    else:
+        who = tag("a", "Log in", href=_login_of(visitor), class_="login")
     return tag(
         "header",
         tag("a", tag("span", "gang", class_="first"), "watch", href="/", class_="brand", aria_label="gangwatch"),
@@ -90,6 +114,7 @@ def _banner(here: str) -> Markup:
         ),
         tag(
             "div",
+            who,
             tag("span", "not live", id="liveness", class_="liveness", data_state="off"),
             tag("button", "Theme", type="button", id="theme", class_="plain", aria_label="Theme: as the system's"),
             class_="tools",
@@ -99,7 +124,7 @@ def _banner(here: str) -> Markup:
 
 
 def action(what: str, path: str, question: str, class_: str = "", reason: bool = False) -> Markup:
-    """A button that asks the API for something, once the token was given."""
+    """A button that asks the API for something, where somebody is logged in."""
     return tag(
         *("button", what),
         type="button",
@@ -110,25 +135,33 @@ def action(what: str, path: str, question: str, class_: str = "", reason: bool =
     )
 
 
-def _dialog() -> Markup:
-    """Where the token is typed. It is kept by nobody but, where the person wants that, the browser."""
+def _login_of(visitor: Visitor) -> str:
+    return f"/login?{urlencode({'next': visitor.here})}"
+
+
+def _log_out(visitor: Visitor) -> Markup | None:
+    """The way out of a session; who is let in by another proof has none."""
+    if not visitor.csrf:
+        return None
+    return tag("button", "Log out", type="button", id="log-out", class_="plain")
+
+
+def _dialog(visitor: Visitor) -> Markup:
+    """Where an action is confirmed by who is logged in, and who is not finds the way to the login."""
     return tag(
         "dialog",
         tag(
             "form",
             tag("h2", "Sure?", id="dialog-question"),
             tag("label", "Why (kept in the story)", tag("input", name="reason", autocomplete="off"), class_="reason"),
-            tag(
-                "label",
-                "Token",
-                tag("input", name="token", type="password", autocomplete="current-password", required=True),
-            ),
-            tag("p", "It stands in the file ", tag("code", "token"), " of the state folder.", class_="hint"),
+            None
+            if visitor.csrf
+            else tag("p", "This takes a login. ", tag("a", "Log in", href=_login_of(visitor)), class_="hint"),
             tag("p", id="dialog-answer", role="alert", class_="answer"),
             tag(
                 "div",
                 tag("button", "Leave it", type="button", class_="plain", data_close=True),
-                tag("button", "Do it", type="submit", class_="primary"),
+                tag("button", "Do it", type="submit", class_="primary", disabled=not visitor.csrf),
                 class_="buttons",
             ),
             method="dialog",
@@ -164,7 +197,6 @@ def pager(path: str, query: Mapping[str, str], page_number: int, pages: int) -> 
     """Links to the pages before and after."""
     if pages < 2:
         return None
-    from urllib.parse import urlencode
 
     def link(words: str, to: int) -> Markup:
         if not 1 <= to <= pages:

@@ -367,11 +367,18 @@ def _facts(job: Document) -> Markup:
     facts = (
         ("Queue", job["queue"]),
         ("User", job["user"] or "–"),
-        ("Command", tag("code", " ".join(job["command"]))),
-        ("Folder", tag("code", job["working_directory"] or "–")),
+        ("Command", _own(job, "command", " ".join(job["command"]))),
+        ("Folder", _own(job, "working_directory", job["working_directory"])),
         ("Restartable", "yes: it may be moved" if job["restartable"] else "no: it is never signalled"),
         ("Time limit", "none given" if limit is None else words.seconds(limit)),
         ("Submitted", words.instant(job["submitted_ns"], "ago")),
         ("First step", words.instant(job["first_step_ns"], "ago")),
     )
     return tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in facts], class_="facts")
+
+
+def _own(job: Document, field: str, text: str) -> Markup:
+    """A field that the job's user and operators see."""
+    if field in job.get("hidden", ()):
+        return tag("span", "shown to its user and to operators, when logged in", class_="hint")
+    return tag("code", text or "–")

@@ -24,10 +24,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from scheduler_feedback import api_documents as documents
+from scheduler_feedback.access.authentication import Authentication
+from scheduler_feedback.access.middleware import asked_of, principal_of, still
+from scheduler_feedback.access.principal import Principal, Role
 from scheduler_feedback.api_barrier import ended_by_bug
 from scheduler_feedback.api_pages import EventStream, peer_of
 from scheduler_feedback.api_requests import RefusedError, check_origin, number_of
 from scheduler_feedback.api_streams import entries_after, newest_entry
+from scheduler_feedback.core.disclosure import hide
 from scheduler_feedback.core.pace import MOST_ROWS, NEWEST_ROWS, Pace, Speed
 from scheduler_feedback.feed.hearing import Hearing
 from scheduler_feedback.part_failures import PartFailures, in_words
@@ -93,6 +97,7 @@ class Source(Protocol):
     desk: Desk
     subscribers: Subscribers
     failures: PartFailures
+    access: Authentication
 
     @property
     def store(self) -> Reader: ...
@@ -111,6 +116,9 @@ class View:
     state: str = ""
     words: str = ""
     page: int = 1
+    all_jobs: bool = False
+    """Of a job's page: whether its reader sees the owner's fields of every job, or of those of `user` alone."""
+    user: str = ""
 
     @property
     def query(self) -> dict[str, str]:
@@ -163,12 +171,13 @@ class Pages:
     def _page(self, kind: str) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             check_origin(request)
-            view = _view(kind, request)
+            view, visitor = _view(kind, request), visitor_of(request, self._source.access)
             try:
                 seen = await self._look(view, time.monotonic() - LOOK_SECONDS, peer_of(request))
             except RefusedError as error:
-                return _html(frame.page("Not here", "", "", tag("section", tag("h1", str(error)), class_="panel")), 404)
-            return _html(_whole(view, seen))
+                nothing = tag("section", tag("h1", str(error)), class_="panel")
+                return _html(frame.page("Not here", "", "", nothing, visitor=visitor), 404)
+            return _html(_whole(view, seen, visitor))
 
         return endpoint
 
@@ -184,19 +193,21 @@ class Pages:
                 subscription = subscribers.open(peer)
             except FullError as error:
                 raise RefusedError(503 if subscribers.closed else 429, str(error)) from None
-            stream = ended_by_bug(self._stream(view, subscription, peer), self._source.failures, "page")
+            stream = ended_by_bug(self._stream(view, subscription, request), self._source.failures, "page")
             return EventStream(stream, lambda: subscribers.remove(subscription))
 
         return endpoint
 
-    async def _stream(self, view: View, subscription: Subscription, peer: str) -> AsyncIterator[bytes]:
+    async def _stream(self, view: View, subscription: Subscription, request: Request) -> AsyncIterator[bytes]:
+        """What changes on the page, until its reader's rights do: a browser then begins anew, with those."""
+        peer, rights = peer_of(request), _rights(principal_of(request))
         try:
             yield b"retry: 1000\n\n"
             told: dict[str, Markup] = {}
             drawn = _Drawn()
             since = await newest_entry(self._source, peer)
             said_s = not_before_s = time.monotonic()
-            while not subscription.ended:
+            while not subscription.ended and _rights(await still(request, self._source.access)) == rights:
                 seen = await self._look(view, not_before_s, peer)
                 for name, markup in seen.parts.items():
                     if told.get(name) != markup:
@@ -305,6 +316,8 @@ class Pages:
         )
         if found is None:
             raise RefusedError(404, f"no job {view.name}")
+        if not (view.all_jobs or (view.user and view.user == found["user"])):
+            found = hide(found)
         story = await desk.read(peer, lambda: self._story(view.name))
         accused = tuple(found["accused"][: paces.MOST_ACCUSED])
         made = await desk.make(peer, partial(job.parts, found, story, summary, time.time_ns()))
@@ -349,7 +362,12 @@ class _Drawn:
 
 def _view(kind: str, request: Request) -> View:
     """Raises RefusedError for a page that is no number."""
-    if kind in ("job", "node"):
+    if kind == "job":
+        reader = principal_of(request)
+        everything = reader.role >= Role.OPERATOR
+        user = reader.user if reader.logged_in and not everything else ""
+        return View(kind, request.path_params["name"], all_jobs=everything, user=user)
+    if kind == "node":
         return View(kind, request.path_params["name"])
     if kind == "overview":
         return View(kind)
@@ -359,11 +377,26 @@ def _view(kind: str, request: Request) -> View:
     return View(kind, "", query.get("state", "")[:40], query.get("words", "")[:100], page)
 
 
-def _whole(view: View, seen: Seen) -> Markup:
+def visitor_of(request: Request, access: Authentication) -> frame.Visitor:
+    """Whom a page says that it is shown to."""
+    principal = principal_of(request)
+    session = access.session_of(asked_of(request.scope)) if principal.by_cookie else None
+    name = principal.name if principal.logged_in else ""
+    return frame.Visitor(name, session.csrf if session is not None else "", request.url.path)
+
+
+def _rights(principal: Principal) -> tuple[str, Role]:
+    return principal.user, principal.role
+
+
+def _whole(view: View, seen: Seen, visitor: frame.Visitor) -> Markup:
     stream = view.stream
 
-    def page(title: str, here: str, main: Markup, *loads: tuple[str, ...]) -> Markup:
-        return frame.page(title, here, stream, join((frame.live(frame.TROUBLES, seen.parts), main)), *loads)
+    def page(
+        title: str, here: str, main: Markup, scripts: tuple[str, ...] = (), modules: tuple[str, ...] = ()
+    ) -> Markup:
+        whole = join((frame.live(frame.TROUBLES, seen.parts), main))
+        return frame.page(title, here, stream, whole, scripts, modules, visitor)
 
     match view.kind:
         case "overview":

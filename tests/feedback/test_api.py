@@ -16,6 +16,7 @@ import pytest
 from agent.schema.errors import ConfigError
 from scheduler_feedback import api_streams
 from scheduler_feedback import loop as loop_module
+from scheduler_feedback.access.attempts import Attempts
 from scheduler_feedback.api_logs import tail_of
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Policy, Queue, State
@@ -58,6 +59,7 @@ WRITES = [
 @pytest.mark.parametrize("path", WRITES)
 @pytest.mark.parametrize("given", [None, "Bearer ", "Bearer wrong", "Basic abc", "token"])
 def test_what_changes_something_needs_the_token(refusing: Site, path: str, given: str | None) -> None:
+    refusing.controller.access.attempts = Attempts()  # of wrong tokens: all tests come from one address
     answer = refusing.ask("POST", path, JOB, Authorization=given)
     assert answer.status == 401
     assert "Authorization: Bearer TOKEN" in answer.error

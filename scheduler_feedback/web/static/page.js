@@ -126,16 +126,41 @@ byId("theme").addEventListener("click", () => {
   showTheme();
 });
 
-// --- what needs the token -----------------------------------------------------------------------------------------------
+// --- what needs a login -------------------------------------------------------------------------------------------------
 
 const dialog = byId("dialog");
 const form = dialog.querySelector("form");
 const answer = byId("dialog-answer");
+// Proof that a page of ours makes a request: the session's cookie alone would go with anybody's.
+const csrf = document.querySelector("meta[name=csrf]")?.content ?? "";
 let asked = null;
 
-// gangwatch may be opened as .../#token=TOKEN: a fragment is never sent to a server, and leaves the address at once.
-let token = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
-if (token) history.replaceState(null, "", location.pathname + location.search);
+// gangwatch may be opened as .../#token=TOKEN: a fragment is never sent to a server, and leaves the address at once. It
+// is typed into the login's form, and sent when the person says so: a link must not log anybody in as somebody else.
+const fragment = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
+if (fragment) {
+  history.replaceState(null, "", location.pathname + location.search);
+  const login = byId("login");
+  if (login) {
+    login.elements.token.value = fragment;
+    login.querySelector("button").focus();
+  } else if (!csrf) {
+    location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}#token=${encodeURIComponent(fragment)}`);
+  }
+}
+
+function post(path, body) {
+  return fetch(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-Gangwatch-Csrf": csrf },
+    body: JSON.stringify(body),
+  });
+}
+
+byId("log-out")?.addEventListener("click", async () => {
+  await post("/logout", {}).catch(() => null);
+  location.reload();
+});
 
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-post]");
@@ -144,10 +169,9 @@ document.addEventListener("click", (event) => {
   byId("dialog-question").textContent = button.dataset.question;
   dialog.querySelector(".reason").hidden = !("reason" in button.dataset);
   form.elements.reason.value = "";
-  form.elements.token.value = token;
   answer.textContent = "";
   dialog.showModal();
-  (token ? dialog.querySelector("button[type=submit]") : form.elements.token).focus();
+  (csrf ? dialog.querySelector("button[type=submit]") : dialog.querySelector(".hint a")).focus();
 });
 
 dialog.querySelector("[data-close]").addEventListener("click", () => dialog.close());
@@ -157,13 +181,8 @@ form.addEventListener("submit", async (event) => {
   const body = { by: "the page", ...(form.elements.reason.value ? { reason: form.elements.reason.value } : {}) };
   answer.textContent = "";
   try {
-    const response = await fetch(asked.path, {
-      method: "POST",
-      headers: { "Content-Type": "application/json", Authorization: `Bearer ${form.elements.token.value.trim()}` },
-      body: JSON.stringify(body),
-    });
+    const response = await post(asked.path, body);
     if (response.ok) {
-      token = form.elements.token.value.trim();
       dialog.close();
       return;
     }

@@ -1,0 +1,101 @@
+"""Access as it is configured: what of [access], [oidc] and [token_review] the controller authenticates by."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from exporter.http_messages import Request
+    from gangwatch.config import Config
+    from gangwatch.config_sections import OidcSection, TokenReviewSection
+    from gangwatch.state_folder import StateFolder
+    from scheduler_feedback.access.audit import Audit
+    from scheduler_feedback.access.authentication import Authentication
+    from scheduler_feedback.access.oidc import Issuer
+    from scheduler_feedback.access.token_review import Reviewing
+
+
+def authentication_of(state: StateFolder, config: Config) -> Authentication:
+    """Who is let in by this configuration. Raises ConfigError naming the key, or the token file."""
+    from scheduler_feedback.access.authentication import Authentication
+    from scheduler_feedback.access.sessions import Sessions
+    from scheduler_feedback.access.tokens import Tokens
+
+    section = config.access
+    return Authentication(
+        Tokens(state.token_file, [_path(file) for file in section.token_files], state.tokens_file),
+        Sessions(section.session_seconds, section.session_idle_seconds),
+        _issuer(config.oidc),
+        _reviewing(config.token_review),
+        closed=config.controller.web_config is not None,
+        trust=_trust(config.oidc),
+    )
+
+
+def audit_of(state: StateFolder, config: Config) -> Audit:
+    """Where it is written down who did what."""
+    from scheduler_feedback.access.audit import Audit
+
+    return Audit(state.audit_file, config.access.audit_bytes, config.access.audit_files)
+
+
+def delegating(access: Authentication) -> Callable[[Request], bool]:
+    """For the web configuration's guard: whether the app behind it checks who makes a request."""
+    return lambda request: access.proves(request.path, request.headers)
+
+
+def _issuer(section: OidcSection) -> Issuer | None:
+    from scheduler_feedback.access.oidc import Issuer
+    from scheduler_feedback.access.principal import ROLES, Role
+
+    if not section.issuer:
+        if section.client_id or section.redirect_url or section.roles:
+            raise ConfigError("oidc.issuer: is missing, and other keys of [oidc] are set")
+        return None
+    issuer = Issuer(
+        section.issuer,
+        section.client_id,
+        {group: ROLES[role] for group, role in section.roles.items()},
+        ROLES.get(section.default_role, Role.NOBODY),
+        section.user_claim,
+        section.groups_claim,
+        section.algorithms,
+        _path(section.client_secret_file) if section.client_secret_file is not None else None,
+        section.redirect_url,
+        section.scopes,
+    )
+    issuer.check()
+    return issuer
+
+
+def _reviewing(section: TokenReviewSection) -> Reviewing | None:
+    if not section.enabled:
+        return None
+    from scheduler_feedback.access.principal import ROLES
+    from scheduler_feedback.access.token_review import Reviewing
+    from scheduler_feedback.backends.kubernetes.client import from_kubeconfig, in_cluster
+
+    access = from_kubeconfig(_path(section.kubeconfig)) if section.kubeconfig is not None else in_cluster()
+    if access is None:
+        raise ConfigError("token_review.kubeconfig: is missing, and this is no pod of a cluster")
+    roles = {name: ROLES[role] for name, role in section.roles.items()}
+    return Reviewing(access, section.audiences, roles, section.access_review)
+
+
+def _trust(section: OidcSection) -> ssl.SSLContext | None:
+    if section.ca_file is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(_path(section.ca_file)))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"oidc.ca_file: {section.ca_file}: {error}") from None
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser().absolute()
