@@ -43,6 +43,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("gangwatch.demo.command:demo", "Show a real straggler found and moved away from, on this machine."),
     "config": ("gangwatch.commands.configuration:config", "Show the effective configuration, or what is wrong in it."),
     "reload": ("gangwatch.commands.configuration:reload", "Let the controller take over a changed configuration."),
+    "token": ("gangwatch.commands.token:token", "Make, list and revoke tokens with roles."),
+    "whoami": ("gangwatch.commands.token:whoami", "Say whom the controller takes you for."),
     "agent": ("gangwatch.commands.lifecycle:agent", "Run one node's agent in the foreground."),
     "controller": ("gangwatch.commands.lifecycle:controller", "Run the controller in the foreground."),
     "certificates": ("gangwatch.commands.certificates:certificates", "One certificate a node: issue, renew, revoke."),

@@ -138,8 +138,9 @@ def job_details(listed: Sequence[dict[str, Any]]) -> None:
             "time limit": span(job["time_limit_seconds"]) if job["time_limit_seconds"] else "none given",
             "restartable": "yes: it may be moved" if job["restartable"] else "no: it is never stopped or moved",
             "exit codes": _exit_codes(job["ranks"]),
-            "folder": job["working_directory"],
-            "command": shlex.join(job["command"]),
+            "folder": _own(job, "working_directory", job["working_directory"]),
+            "command": _own(job, "command", shlex.join(job["command"])),
+            "saves by": _own(job, "checkpoint_command", shlex.join(job.get("checkpoint_command", ()))),
         }
         for name, text in facts.items():
             if text:
@@ -147,6 +148,12 @@ def job_details(listed: Sequence[dict[str, Any]]) -> None:
         for verdict in job["verdicts"]:
             when = "" if verdict["standing"] else f" (until {_clock(verdict['until_ns'])}: {verdict['ended_because']})"
             console.print(f"{'verdict:':<13}{verdict['sentence']}{when}")
+
+
+def _own(job: dict[str, Any], field: str, text: str) -> str:
+    """A field that the job's user and operators see."""
+    hidden = field in job.get("hidden", ())
+    return "shown to its user and to operators: `gangwatch whoami` says who you are" if hidden else text
 
 
 def _exit_codes(ranks: Sequence[dict[str, Any]]) -> str:
@@ -168,6 +175,14 @@ def span(seconds: float) -> str:
     if days:
         return f"{days}-{hours:02}:{minutes:02}:{rest % 60:02}"
     return f"{hours}:{minutes:02}:{rest % 60:02}" if hours else f"{minutes}:{rest % 60:02}"
+
+
+def tokens(listed: Sequence[dict[str, Any]]) -> None:
+    """The table of `gangwatch token list`."""
+    table = _table("NAME", "USER", "ROLE", "CREATED", "EXPIRES")
+    for one in listed:
+        _row(table, one["name"], one["user"], one["role"], one.get("created", "-"), one.get("expires", "never"))
+    _print(_console(), table)
 
 
 def nodes(listed: Sequence[dict[str, Any]]) -> None:

@@ -1,0 +1,159 @@
+"""Commands for who may do what: token create, list, revoke, rotate; whoami."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from agent.schema.errors import GangwatchError
+from gangwatch.commands.options import client_of, duration, json_option, plain, print_json, say, state_option
+from gangwatch.state_folder import StateFolder, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from scheduler_feedback.access.tokens import TokenEntry
+
+ROLE_WORDS = ("viewer", "submitter", "operator")
+
+
+@click.group()
+def token() -> None:
+    """Make, list and revoke tokens: each has a name, a user and a role. A running controller follows at once.
+
+    \b
+    viewer      reads; sees the command lines and logs of the own jobs
+    submitter   submits jobs, and cancels the own ones
+    operator    reads all but environments, acts on all jobs, nodes and verdicts, submits for others
+
+    The file `token` in the state folder is an operator's. Hashes are kept in tokens.toml beside it.
+    """
+
+
+@token.command()
+@state_option
+@click.argument("name", callback=plain)
+@click.option("--role", type=click.Choice(ROLE_WORDS), required=True, help="What it may do.")
+@click.option("--user", default="", callback=plain, help="Whose jobs are its own. Default: NAME.")
+@click.option("--expires", callback=duration, metavar="DURATION", help="From now: 12h, 90d. Default: never.")
+@json_option
+def create(state: StateFolder, name: str, role: str, user: str, expires: float | None, as_json: bool) -> None:
+    """Make a token called NAME and print it, this once: only its hash is kept.
+
+    Give it to its user in a file of mode 0600, for `client.token_file`, or to be typed into the page's login.
+
+    \b
+    Example:
+      gangwatch token create ana-laptop --user ana --role submitter --expires 90d
+    """
+    from scheduler_feedback.access.tokens import TokenEntry, hash_of, make_token
+
+    state.prepare()
+    made, now = make_token(), datetime.now(UTC).replace(microsecond=0)
+    until = now + timedelta(seconds=expires) if expires is not None else None
+    entry = TokenEntry(name, role, hash_of(made), user, now, until)
+    with state.hold("tokens.lock", "another `gangwatch token`"):
+        entries = _read(state)
+        if any(one.name == name for one in entries):
+            raise GangwatchError(
+                f"there is a token {name} already: `gangwatch token revoke {name}`, or use another name"
+            )
+        _write(state, (*entries, entry))
+    if as_json:
+        print_json({**_document(entry), "token": made})
+    else:
+        click.echo(made)
+        say(f"{name}: {role}, jobs of {entry.owner}; shown this once")
+
+
+@token.command(name="list")
+@state_option
+@json_option
+def list_(state: StateFolder, as_json: bool) -> None:
+    """List tokens by name; the tokens themselves are known to nobody.
+
+    \b
+    Example:
+      gangwatch token list --json
+    """
+    listed = [_document(entry) for entry in _read(state)]
+    if as_json:
+        print_json(listed)
+        return
+    from gangwatch import rendering
+
+    rendering.tokens(listed)
+
+
+@token.command()
+@state_option
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def revoke(state: StateFolder, names: tuple[str, ...]) -> None:
+    """Revoke tokens: from the next request on they are refused, and logins by them have ended.
+
+    \b
+    Example:
+      gangwatch token revoke ana-laptop
+    """
+    with state.hold("tokens.lock", "another `gangwatch token`"):
+        entries = _read(state)
+        if unknown := sorted(set(names) - {entry.name for entry in entries}):
+            raise GangwatchError(f"there is no token {unknown[0]}: `gangwatch token list`")
+        _write(state, [entry for entry in entries if entry.name not in names])
+    for name in names:
+        say(f"{name}: revoked")
+
+
+@token.command()
+@state_option
+def rotate(state: StateFolder) -> None:
+    """Replace the state folder's own token. Copies of the old one are refused from the next request on.
+
+    \b
+    Example:
+      gangwatch token rotate
+    """
+    import secrets
+
+    state.token()  # there is one to replace
+    write_atomically(state.token_file, secrets.token_urlsafe(32).encode())
+    say(f"{state.token_file}: replaced")
+
+
+@click.command()
+@state_option
+@json_option
+def whoami(state: StateFolder, as_json: bool) -> None:
+    """Say whom the controller takes you for: user, role, and by what proof.
+
+    \b
+    Example:
+      gangwatch whoami --json
+    """
+    found = client_of(state).get("/api/whoami")
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(f"{found['user'] or 'no user'}, {found['role']}: {found['means']}, from {found['peer'] or 'here'}")
+
+
+def _read(state: StateFolder) -> tuple[TokenEntry, ...]:
+    from scheduler_feedback.access.tokens import read_entries
+
+    return read_entries(state.tokens_file) if state.tokens_file.exists() else ()
+
+
+def _write(state: StateFolder, entries: Sequence[TokenEntry]) -> None:
+    from scheduler_feedback.access.tokens import write_entries
+
+    write_atomically(Path(state.tokens_file), write_entries(entries))
+
+
+def _document(entry: TokenEntry) -> dict[str, object]:
+    document: dict[str, object] = msgspec.to_builtins(entry)
+    document.pop("sha256")
+    return {"user": entry.owner, **document}
