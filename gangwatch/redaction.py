@@ -71,7 +71,7 @@ _FORMS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
 )
 
-_OPTION = re.compile(rf"{_NAME}(?:\s+|\\?\",\s*\\?\")(?!\[removed\])([^\s\"'\\]+)", re.I)
+_OPTION = re.compile(rf"{_NAME}(?:\s+|\\?\",\s*\\?\")(?!\[removed\])(?P<value>'[^'\n]*'|[^\s\"'\\]+)", re.I)
 _OPTION_BEGINS = re.compile(r"(?:^|[\s\"'\[])--?[A-Za-z0-9_.-]{0,64}$")
 
 
@@ -80,7 +80,7 @@ def _option(found: re.Match[str]) -> str:
     before = found.string[max(0, found.start() - 66) : found.start()]
     if _OPTION_BEGINS.search(before) is None:
         return found[0]
-    return found[0][: found.start(1) - found.start()] + REMOVED
+    return found[0][: found.start("value") - found.start()] + REMOVED
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:
