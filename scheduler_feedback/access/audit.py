@@ -14,6 +14,7 @@ lines and tokens are never in it.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
@@ -107,7 +108,8 @@ class Audit:
         with self._lock:
             line.suppressed, self._suppressed = self._suppressed, 0
             line.path, line.error = line.path[:_MOST_TEXT], line.error[:_MOST_TEXT]
-            content = msgspec.json.encode(line) + b"\n"
+            # ASCII alone: neither U+2028 nor a character that turns a line around can make one line look like two.
+            content = json.dumps(msgspec.to_builtins(line)).encode() + b"\n"
             try:
                 descriptor = self._open(len(content))
                 written = os.write(descriptor, content)

@@ -118,21 +118,27 @@ class AccessMiddleware:
         await self._watched(scope, receive, send, changes, identifier)
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send, changes: bool, identifier: str) -> None:
-        status = 0
+        """Run the app, and write its answer down before anybody has it: whoever looks then finds the line."""
+        written = False
+
+        async def write(status: int) -> None:
+            nonlocal written
+            written = True
+            if changes or scope.get(f"{_NOTES}.sensitive"):
+                line = self._line(scope, "answered", status, scope.get(f"{_NOTES}.error", ""))
+                line.id = identifier or line.id
+                await self._write(line, unknown=not scope[_PRINCIPAL].logged_in)
 
         async def seen(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                await write(message["status"])
             await send(message)
 
         try:
             await self._app(scope, receive, seen)
         finally:
-            if changes or scope.get(f"{_NOTES}.sensitive"):
-                line = self._line(scope, "answered", status, scope.get(f"{_NOTES}.error", ""))
-                line.id = identifier or line.id
-                await self._write(line, unknown=not scope[_PRINCIPAL].logged_in)
+            if not written:  # a bug, or a client that went away: Barrier answers
+                await write(0)
 
     def _line(self, scope: Scope, stage: str, status: int = 0, error: str = "") -> Line:
         principal: Principal = scope[_PRINCIPAL]

@@ -1,0 +1,418 @@
+"""Roles: who may do what, whatever they claim; and the audit of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from starlette.routing import Route
+
+from agent.schema.errors import ConfigError, StoreError
+from gangwatch.config import load_defaults
+from gangwatch.state_folder import StateFolder
+from scheduler_feedback.access import audit as audit_module
+from scheduler_feedback.access.audit import Audit, Line
+from scheduler_feedback.access.principal import AccessError, Principal, Role
+from scheduler_feedback.access.tokens import (
+    TokenEntry,
+    Tokens,
+    hash_of,
+    is_token,
+    make_token,
+    read_entries,
+    write_entries,
+)
+from scheduler_feedback.core.events import Submitted
+from scheduler_feedback.store import Reader
+from tests.security.asking import JOB, PEOPLE, People, people
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[People]:
+    with people(tmp_path_factory.mktemp("state")) as made:
+        yield made
+
+
+EVERYBODY = ("", "vic", "ana", "boss", "state")
+
+CHANGES = {
+    # least role, by route; 'own' where a submitter may do it to the own jobs alone
+    "/api/jobs": "submitter",
+    "/api/jobs/{job}/cancel": "own",
+    "/api/nodes/{node}/{command}": "operator",
+    "/api/verdicts/{verdict:path}/{ruling}": "operator",
+    "/api/freeze": "operator",
+    "/api/thaw": "operator",
+    "/api/reload": "operator",
+    "/login": "nobody",
+    "/logout": "nobody",
+}
+
+
+def test_every_route_that_changes_something_is_in_the_table(site: People) -> None:
+    routes = [route for route in site.site.controller.api().routes if isinstance(route, Route)]
+    assert {route.path for route in routes if "POST" in (route.methods or ())} == set(CHANGES)
+    assert {method for route in routes for method in route.methods or ()} <= {"GET", "HEAD", "POST"}
+
+
+@pytest.mark.parametrize("who", EVERYBODY)
+@pytest.mark.parametrize("path", [path for path, role in CHANGES.items() if role != "nobody"])
+def test_a_role_does_what_is_its_own_and_a_refusal_says_what_is_missing(site: People, who: str, path: str) -> None:
+    job = site.submit("bob")
+    concrete = path.replace("{job}", job).replace("{node}/{command}", "n0/release")
+    concrete = concrete.replace("{verdict:path}/{ruling}", "v-1/confirm")
+    answer = site.ask(who, "POST", concrete, JOB if path == "/api/jobs" else {})
+    least = {"own": "operator"}.get(CHANGES[path], CHANGES[path])
+    have = {"": "nobody", "state": "operator"}.get(who, PEOPLE.get(who, ""))
+    order = ("nobody", "viewer", "submitter", "operator")
+    if order.index(have) >= order.index(least):
+        assert answer.status not in (401, 403), answer.content
+    elif who == "":
+        assert answer.status == 401 and "log in at /login" in answer.error
+        assert answer.headers["www-authenticate"] == "Bearer"
+    else:
+        missing = "submitter" if (CHANGES[path], have) == ("own", "viewer") else least
+        assert answer.status == 403 and missing in answer.error and f"you are {who} ({have})" in answer.error
+
+
+def test_a_job_is_of_whom_was_authenticated_whatever_it_claims(site: People) -> None:
+    job = site.submit("ana", user="bob")
+    assert site.ask("boss", "GET", f"/api/jobs/{job}").document["user"] == "ana"
+    for body in ({"user": ["bob"]}, {"user": None}, {"kind": "probe"}):
+        assert site.ask("ana", "POST", "/api/jobs", JOB | body).status == 400
+    raw = json.dumps(JOB)[:-1] + ', "user": "bob", "user": "bob"}'
+    twice = site.ask("ana", "POST", "/api/jobs", raw.encode())
+    assert site.ask("boss", "GET", f"/api/jobs/{twice.document['job']}").document["user"] == "ana"
+
+
+def test_an_operator_submits_for_others_and_the_story_says_so(site: People) -> None:
+    job = site.submit("boss", user="ana")
+    assert site.ask("", "GET", f"/api/jobs/{job}").document["user"] == "ana"
+    story = site.ask("", "GET", f"/api/jobs/{job}/story").document
+    assert "by ana, submitted by boss" in story[0]["text"]
+    assert site.ask("boss", "GET", f"/api/jobs/{site.submit('boss')}").document["user"] == "boss"
+    events = [event for row in Reader(site.folder / "store.sqlite").journal_all().journal for event in row.events]
+    assert [event.by for event in events if isinstance(event, Submitted) and event.job_id == job] == ["boss"]
+
+
+def test_the_state_folders_token_is_an_operators_as_before(site: People) -> None:
+    job = site.submit("state", user="carl")
+    story = site.ask("", "GET", f"/api/jobs/{job}/story").document
+    assert story[0]["text"].endswith("by carl")
+    assert site.ask("state", "POST", f"/api/jobs/{job}/cancel", {"by": "somebody"}).status == 200
+    assert "by somebody" in site.ask("", "GET", f"/api/jobs/{job}/story").document[-1]["text"]
+
+
+def test_nobody_signs_as_somebody_else(site: People) -> None:
+    job = site.submit("ana")
+    assert site.ask("ana", "POST", f"/api/jobs/{job}/cancel", {"by": "boss"}).status == 200
+    assert "by ana" in site.ask("", "GET", f"/api/jobs/{job}/story").document[-1]["text"]
+    assert site.ask("boss", "POST", "/api/freeze", {"by": "ana"}).status == 200
+    assert site.ask("", "GET", "/api/queue").document["frozen_by"] == "boss"
+    assert site.ask("boss", "POST", "/api/thaw", {}).status == 200
+
+
+def test_own_jobs_are_cancelled_and_no_others(site: People) -> None:
+    own, other, nobodys = site.submit("ana"), site.submit("bob"), site.submit("state")
+    array = site.submit("bob", array_size=3)
+    for job in (other, nobodys, array, f"{array}.1"):
+        refused = site.ask("ana", "POST", f"/api/jobs/{job}/cancel", {"by": "bob"})
+        assert refused.status == 403 and "you are ana (submitter)" in refused.error
+    assert site.ask("ana", "POST", f"/api/jobs/{own}/cancel").status == 200
+    assert site.ask("bob", "POST", f"/api/jobs/{array}/cancel").status == 200
+    states = {job["job"]: job["state"] for job in site.ask("", "GET", "/api/jobs").document}
+    assert states[own] == "cancelled" and states[other] != "cancelled" and states[nobodys] != "cancelled"
+    assert {states[f"{array}.{index}"] for index in range(3)} == {"cancelled"}
+
+
+def test_a_job_without_a_user_is_nobodys_own() -> None:
+    assert not Principal("", Role.SUBMITTER, "test").owns("")
+    assert not Principal("", Role.NOBODY).sees("")
+
+
+def test_priority_above_zero_takes_an_operator(site: People) -> None:
+    refused = site.ask("ana", "POST", "/api/jobs", JOB | {"priority": 1})
+    assert refused.status == 403 and "priority above 0 takes the role operator" in refused.error
+    site.submit("ana", priority=-5)
+    site.submit("boss", priority=1000)
+
+
+def test_logs_and_command_lines_are_the_owners_and_operators(site: People) -> None:
+    job = site.submit("ana", command=["python", "--key=x"], working_directory="/home/ana")
+    for who, sees in (("", False), ("vic", False), ("bob", False), ("ana", True), ("boss", True), ("state", True)):
+        for document in (
+            site.ask(who, "GET", f"/api/jobs/{job}").document,
+            next(one for one in site.ask(who, "GET", "/api/jobs").document if one["job"] == job),
+            next(one for one in site.ask(who, "GET", "/api/jobs?limit=1000").document if one["job"] == job),
+        ):
+            assert document["command"] == (["python", "--key=x"] if sees else [])
+            assert document["working_directory"] == ("/home/ana" if sees else "")
+            assert document.get("hidden", []) == ([] if sees else ["command", "working_directory"])
+        status = site.ask(who, "GET", f"/api/jobs/{job}/logs?rank=0").status
+        assert status == (404 if sees else 401 if not who else 403), who  # it has written nothing
+
+
+def test_a_kept_answer_is_not_given_to_a_reader_with_fewer_rights(site: People) -> None:
+    """Answers are kept while the state is the same: by question and by what the reader may see."""
+    job = site.submit("ana", command=["python", "--key=x"])
+    site.ask("boss", "POST", "/api/freeze", {})
+    try:
+        for _ in range(3):
+            full = site.ask("ana", "GET", f"/api/jobs/{job}")
+            assert full.document["command"] == ["python", "--key=x"]
+            for who in ("", "bob", "vic"):
+                answer = site.ask(who, "GET", f"/api/jobs/{job}", If_None_Match=full.headers.get("etag"))
+                assert answer.status == 200 and answer.document["command"] == []
+    finally:
+        site.ask("boss", "POST", "/api/thaw", {})
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_revoked_rotated_or_expired_token_ends_at_once(site: People) -> None:
+    token = make_token()
+    entry = TokenEntry("dora", "submitter", hash_of(token))
+    site.forgive()
+
+    def whoami() -> int:
+        return site.ask("", "GET", "/api/whoami", Authorization=f"Bearer {token}").status
+
+    assert whoami() == 401
+    site.write(entry)
+    assert whoami() == 200
+    site.write(TokenEntry("dora", "submitter", hash_of(make_token())))
+    assert whoami() == 401, "rotated"
+    site.write(TokenEntry("dora", "submitter", hash_of(token), expires=datetime.now(UTC) - timedelta(seconds=1)))
+    assert whoami() == 401, "expired"
+    site.write(TokenEntry("dora", "submitter", hash_of(token), expires=datetime.now(UTC) + timedelta(hours=1)))
+    assert whoami() == 200
+    site.write()
+    assert whoami() == 401, "revoked"
+    (site.folder / "tokens.toml").unlink()
+    assert site.ask("ana", "GET", "/api/whoami").status == 401, "the file is gone"
+    site.write()
+    assert site.ask("ana", "GET", "/api/whoami").document["means"] == "token ana-laptop"
+
+
+def test_the_state_folders_token_is_replaced_without_a_restart(site: People) -> None:
+    file, before = site.folder / "token", site.site.token
+    new = file.with_name("token.new")
+    new.write_text("A" * 43)
+    new.replace(file)
+    site.forgive()
+    assert site.ask("", "GET", "/api/whoami", Authorization=f"Bearer {before}").status == 401
+    assert site.ask("state", "GET", "/api/whoami").document["role"] == "operator"
+    file.unlink()
+    assert site.ask("", "GET", "/api/whoami", Authorization="Bearer").status == 401
+    assert site.ask("", "GET", "/api/whoami", Authorization="Bearer ").status == 401, "no token is no token"
+    file.write_text(before)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"[[token]]\nname = 'x'", "not|missing|Object"),
+        (b"nonsense", "not TOML"),
+        (b"\xff", "not TOML"),
+        (b"[[token]]\nname='x'\nrole='root'\nsha256='%b'" % (b"0" * 64), "'root' is none of viewer"),
+        (b"[[token]]\nname='x'\nrole='viewer'\nsha256='abc'", "sha256|regex"),
+        (b"[[token]]\nname='x'\nrole='viewer'\nsha256='%b'\nadmin=true" % (b"0" * 64), "admin"),
+        (b"[[token]]\nname='\\\\'\nrole='viewer'\nsha256='%b'\nuser=\"a\\u202eb\"" % (b"0" * 64), "direction"),
+        (b"[[token]]\nname='x'\nrole='viewer'\nsha256='%b'\n" % (b"0" * 64) * 2, "same name"),
+    ],
+)
+def test_a_token_file_that_is_wrong_is_refused_and_named(tmp_path: Path, content: bytes, complaint: str) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=complaint) as raised:
+        read_entries(file)
+    assert str(file) in str(raised.value)
+
+
+def test_a_token_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_bytes(write_entries([]))
+    for mode in (0o660, 0o606, 0o622):
+        file.chmod(mode)
+        with pytest.raises(ConfigError, match="chmod go-w"):
+            read_entries(file)
+    file.chmod(0o644)  # hashes of random bits may be read
+    assert read_entries(file) == ()
+
+
+def test_a_wrong_change_leaves_the_tokens_of_before_and_is_counted(tmp_path: Path) -> None:
+    file, token = tmp_path / "tokens.toml", make_token()
+    file.write_bytes(write_entries([TokenEntry("ana", "viewer", hash_of(token))]))
+    file.chmod(0o600)
+    tokens = Tokens(tmp_path / "token", [file])
+    assert tokens.find(token) is not None and tokens.failures() == []
+    file.write_bytes(b"nonsense" * 100)
+    assert tokens.find(token) is not None and "not TOML" in tokens.failures()[0]
+    with pytest.raises(ConfigError):
+        Tokens(tmp_path / "token", [tmp_path / "absent.toml"])
+
+
+def test_a_token_is_256_random_bits_and_nothing_else_is_looked_up(tmp_path: Path) -> None:
+    assert is_token(make_token()) and len({make_token() for _ in range(1000)}) == 1000
+    file = tmp_path / "tokens.toml"
+    file.write_bytes(write_entries([TokenEntry("weak", "operator", hash_of("password1"))]))
+    assert Tokens(tmp_path / "token", [file]).find("password1") is None
+
+
+def test_written_entries_are_read_back(tmp_path: Path) -> None:
+    now = datetime.now(UTC).replace(microsecond=0)
+    odd = 'a "quoted" \\ name ü'
+    entries = (
+        TokenEntry(odd, "viewer", "0" * 64, "ü", now, now + timedelta(days=1)),
+        TokenEntry("b", "operator", "1" * 64),
+    )
+    file = tmp_path / "tokens.toml"
+    file.write_bytes(write_entries(entries))
+    assert read_entries(file) == entries
+
+
+# --- audit ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_audit_names_who_did_what(site: People) -> None:
+    before = len(site.audit())
+    job = site.submit("ana", environment={"KEY": "hidden-value"}, command=["python", "--hidden-argument"])
+    site.ask("ana", "POST", "/api/nodes/n0/release", {"reason": "because"})
+    site.ask("boss", "POST", "/api/nodes/n0/release", {"reason": "because", "by": "claimed"})
+    site.ask("", "POST", "/api/freeze", {})
+    site.ask("ana", "GET", f"/api/jobs/{job}/logs?rank=0")
+    site.ask("ana", "GET", "/api/jobs")
+    lines = site.audit()[before:]
+    told = [(one["stage"], one["user"], one["role"], one["path"], one.get("status")) for one in lines]
+    assert told == [
+        ("asked", "ana", "submitter", "/api/jobs", None),
+        ("answered", "ana", "submitter", "/api/jobs", 201),
+        ("asked", "ana", "submitter", "/api/nodes/n0/release", None),
+        ("answered", "ana", "submitter", "/api/nodes/n0/release", 403),
+        ("asked", "boss", "operator", "/api/nodes/n0/release", None),
+        ("answered", "boss", "operator", "/api/nodes/n0/release", 200),
+        ("answered", "", "nobody", "/api/freeze", 401),
+        ("answered", "ana", "submitter", f"/api/jobs/{job}/logs", 404),
+    ]
+    assert lines[0]["id"] == lines[1]["id"] != lines[2]["id"]
+    assert lines[1]["about"] == {"user": "ana", "name": "train", "ranks": 2, "queue": "default", "job": job}
+    assert lines[1]["means"] == "token ana-laptop" and lines[1]["peer"] == "127.0.0.1"
+    assert lines[5]["about"] == {"claimed": "claimed", "reason": "because"}
+    assert "operator" in lines[3]["error"]
+    text = site.site.controller.audit.path.read_text()
+    assert "hidden" not in text and not any(token in text for token in (*site.tokens.values(), site.site.token))
+    assert site.site.controller.audit.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_is_changed_that_is_not_written_down(site: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: changes are refused, but for a freeze; reads go on; once there is room, so do changes."""
+    jobs = len(site.ask("", "GET", "/api/jobs").document)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(audit_module.os, "write", full)
+        refused = site.ask("ana", "POST", "/api/jobs", JOB)
+        assert refused.status == 507 and "audit log" in refused.error and "free space" in refused.error
+        assert site.ask("boss", "POST", "/api/freeze", {}).status == 200
+        assert site.ask("boss", "POST", "/api/thaw", {}).status == 507
+        assert len(site.ask("", "GET", "/api/jobs").document) == jobs
+    assert site.site.controller.audit.lost >= 3
+    assert site.ask("boss", "POST", "/api/thaw", {}).status == 200
+    site.submit("ana")
+
+
+def _line(audit: Audit, path: str) -> Line:
+    return Line(audit.now(), audit.number(), "answered", "ana", "operator", "test", "::1", "POST", path, status=200)
+
+
+def test_the_audit_rotates_and_loses_nothing_on_the_way(tmp_path: Path) -> None:
+    audit = Audit(tmp_path / "audit" / "audit.jsonl", file_bytes=2000, files=3)
+    for index in range(40):
+        audit.write(_line(audit, f"/{index}"))
+    files = sorted((tmp_path / "audit").iterdir())
+    assert [file.name for file in files] == [f"audit.jsonl{end}" for end in ("", ".1", ".2", ".3")]
+    lines = [line for file in (*files[:0:-1], files[0]) for line in file.read_text().splitlines()]
+    paths = [json.loads(line)["path"] for line in lines]
+    assert paths == [f"/{index}" for index in range(40 - len(paths), 40)] and len(paths) > 20
+    assert all(file.stat().st_size <= 2000 for file in files)
+
+
+def test_a_moved_audit_is_begun_anew_and_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    audit = Audit(path)
+    audit.write(_line(audit, "/1"))
+    path.rename(tmp_path / "moved")
+    audit.write(_line(audit, "/2"))
+    assert [json.loads(line)["path"] for line in path.read_text().splitlines()] == ["/2"]
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    with pytest.raises(StoreError, match="can't be written"):
+        audit.write(_line(audit, "/3"))
+    path.unlink()
+    audit.write(_line(audit, "/4"))
+    assert json.loads(path.read_text())["path"] == "/4"
+
+
+def test_a_flood_of_refusals_rotates_nothing_out(tmp_path: Path) -> None:
+    now = 0.0
+    audit = Audit(tmp_path / "audit.jsonl", clock=lambda: now)
+    taken = sum(audit.has_room() for _ in range(100_000))
+    assert taken == audit_module.REFUSALS_AT_ONCE
+    line = _line(audit, "/")
+    audit.write(line)
+    assert json.loads(audit.path.read_text())["suppressed"] == 100_000 - taken
+    now = 10.0
+    assert audit.has_room()
+
+
+def test_what_anybody_writes_into_a_path_breaks_no_line(site: People) -> None:
+    before = len(site.audit())
+    site.ask("boss", "POST", "/api/jobs/%22%7D%E2%80%A8%7B%22user%22%3A%22root%22/cancel", {})
+    assert site.ask("boss", "POST", f"/api/jobs/{'x' * 5000}/cancel", {}).status == 404
+    lines = site.audit()[before:]
+    assert len(lines) == 4 and {one["user"] for one in lines} == {"boss"}
+    assert all(len(one["path"]) <= 500 for one in lines)
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"oidc.issuer": "http://idp.example", "oidc.client_id": "x", "oidc.default_role": "viewer"}, "oidc.issuer"),
+        ({"oidc.issuer": "https://idp.example", "oidc.default_role": "viewer"}, "oidc.client_id"),
+        ({"oidc.issuer": "https://idp.example", "oidc.client_id": "x"}, "oidc.roles"),
+        ({"oidc.client_id": "x"}, "oidc.issuer"),
+        (
+            {"oidc.issuer": "https://idp.example", "oidc.client_id": "x", "oidc.default_role": "viewer",
+             "oidc.algorithms": ["HS256"]},
+            "oidc.algorithms",
+        ),
+        ({"oidc.roles": {"g": "root"}}, "oidc.roles"),
+        ({"token_review.enabled": True}, "token_review.kubeconfig"),
+        ({"access.token_files": ["/absent/tokens.toml"]}, "/absent/tokens.toml"),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_would_let_in_the_wrong_ones_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, object], complaint: str
+) -> None:
+    from gangwatch.access import authentication_of
+
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    state = StateFolder(tmp_path / "state")
+    state.prepare()
+    with pytest.raises(ConfigError, match=complaint):
+        authentication_of(state, load_defaults(keys))
+
+
+def test_a_refusal_without_a_login_says_how_to_log_in() -> None:
+    with pytest.raises(AccessError, match="takes the role operator") as raised:
+        Principal().require(Role.OPERATOR, "freezing")
+    assert "send 'Authorization: Bearer TOKEN'" in str(raised.value) and "log in at /login" in str(raised.value)
