@@ -17,6 +17,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from scheduler_feedback.access.authentication import Authentication
 from scheduler_feedback.controller import Controller
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Policy
@@ -105,7 +106,9 @@ class Site:
 
 
 @contextmanager
-def serving(folder: Path, world: World, streams: tuple[int, int] = (256, 64)) -> Iterator[Site]:
+def serving(
+    folder: Path, world: World, streams: tuple[int, int] = (256, 64), access: Authentication | None = None
+) -> Iterator[Site]:
     """streams: most event streams, in all and of one peer."""
     reloads: list[Policy | Exception] = []
 
@@ -115,7 +118,9 @@ def serving(folder: Path, world: World, streams: tuple[int, int] = (256, 64)) ->
             raise answer
         return answer
 
-    with Controller(folder, MemoryBackend(world), Policy(), reload=reload, detectors=(), streams=streams) as controller:
+    with Controller(
+        folder, MemoryBackend(world), Policy(), reload=reload, detectors=(), streams=streams, access=access
+    ) as controller:
         app = Starlette(routes=[Mount("/", controller.api())], lifespan=lambda _: controller.serving(lambda: None))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=2))

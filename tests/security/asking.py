@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from scheduler_feedback.access.attempts import Attempts
+from scheduler_feedback.access.authentication import Authentication
 from scheduler_feedback.access.tokens import OWN_TOKENS, TokenEntry, hash_of, make_token, write_entries
 from tests.feedback.memory_backend import World
 from tests.feedback.site import JOB, Answer, Site, serving
@@ -58,8 +59,8 @@ class People:
 
 
 @contextmanager
-def people(folder: Path) -> Iterator[People]:
-    with serving(folder, World()) as site:
+def people(folder: Path, access: Authentication | None = None) -> Iterator[People]:
+    with serving(folder, World(), access=access) as site:
         yield People(site, folder)
 
 
