@@ -10,7 +10,7 @@ COPY scheduler_feedback scheduler_feedback
 COPY dashboards dashboards
 COPY gangwatch gangwatch
 COPY examples/train_dp.py examples/train_dp.py
-RUN /opt/gangwatch/bin/pip install --no-cache-dir --disable-pip-version-check '.[remote-write]'
+RUN /opt/gangwatch/bin/pip install --no-cache-dir --disable-pip-version-check '.[remote-write,oidc]'
 
 FROM docker.io/library/python:3.12-slim-bookworm
 # One arena: each thread's own would add a megabyte of fragments.

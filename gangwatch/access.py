@@ -42,7 +42,9 @@ def audit_of(state: StateFolder, config: Config) -> Audit:
     """Where it is written down who did what."""
     from scheduler_feedback.access.audit import Audit
 
-    return Audit(state.audit_file, config.access.audit_bytes, config.access.audit_files)
+    section = config.access
+    path = state.audit_file if section.audit_target == "file" else None
+    return Audit(path, section.audit_bytes, section.audit_files)
 
 
 def delegating(access: Authentication) -> Callable[[Request], bool]:

@@ -16,8 +16,8 @@ strings such as "90s", "10m", "2h".
     [otlp]        endpoint, traces_endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
     [remote_write] endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
     [controller]  port = 9420, mode = "act", listen, web_config, topology_file
-    [access]      token_files, session_seconds = 12h, session_idle_seconds = 2h, audit_bytes = 67108864,
-                  audit_files = 10
+    [access]      token_files, session_seconds = 12h, session_idle_seconds = 2h, audit_target = "file",
+                  audit_bytes = 67108864, audit_files = 10
     [oidc]        issuer, client_id, client_secret_file, redirect_url, user_claim = "sub", groups_claim = "groups",
                   roles, default_role, algorithms, scopes, ca_file
     [token_review] enabled = false, audiences, roles, access_review = true, kubeconfig

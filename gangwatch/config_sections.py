@@ -161,12 +161,15 @@ class AccessSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     token_files: tokens with names, users and roles, as `gangwatch token` writes them; read again when they change.
     session_seconds: the longest that a login by the page lasts; session_idle_seconds: without a request.
-    audit_bytes, audit_files: size at which the audit log is rotated, and how many older ones are kept.
+    audit_target: where it is written down who did what: 'file', in the state folder's audit/, or 'stdout', where others
+    collect what a container writes. audit_bytes, audit_files: size at which the file is rotated, and how many older
+    ones are kept.
     """
 
     token_files: tuple[str, ...] = ()
     session_seconds: Annotated[float, Meta(ge=60, le=30 * 86400)] = 12 * 3600.0
     session_idle_seconds: Annotated[float, Meta(ge=60, le=30 * 86400)] = 2 * 3600.0
+    audit_target: Literal["file", "stdout"] = "file"
     audit_bytes: Annotated[int, Meta(ge=65536)] = 64 * 1024 * 1024
     audit_files: Annotated[int, Meta(ge=1, le=1000)] = 10
 

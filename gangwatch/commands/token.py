@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -14,11 +16,22 @@ from gangwatch.commands.options import client_of, duration, json_option, plain, 
 from gangwatch.state_folder import StateFolder, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from scheduler_feedback.access.tokens import TokenEntry
 
 ROLE_WORDS = ("viewer", "submitter", "operator")
+
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _file_option(command: _Command) -> _Command:
+    """--file FILE, given to the command as a path or None."""
+    return click.option(
+        "--file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Token file, for access.token_files or a Secret. Default: tokens.toml of the state folder.",
+    )(command)
 
 
 @click.group()
@@ -36,6 +49,7 @@ def token() -> None:
 
 @token.command()
 @state_option
+@_file_option
 @click.argument("name", callback=plain)
 @click.option("--role", type=click.Choice(ROLE_WORDS), required=True, help="What it may do.")
 @click.option("--user", default="", callback=plain, help="Whose jobs are its own. Default: NAME.")
@@ -52,17 +66,16 @@ def create(state: StateFolder, name: str, role: str, user: str, expires: float |
     """
     from scheduler_feedback.access.tokens import TokenEntry, hash_of, make_token
 
-    state.prepare()
     made, now = make_token(), datetime.now(UTC).replace(microsecond=0)
     until = now + timedelta(seconds=expires) if expires is not None else None
     entry = TokenEntry(name, role, hash_of(made), user, now, until)
-    with state.hold("tokens.lock", "another `gangwatch token`"):
-        entries = _read(state)
+    with _held(state, file) as path:
+        entries = _read(path)
         if any(one.name == name for one in entries):
             raise GangwatchError(
                 f"there is a token {name} already: `gangwatch token revoke {name}`, or use another name"
             )
-        _write(state, (*entries, entry))
+        _write(path, (*entries, entry))
     if as_json:
         print_json({**_document(entry), "token": made})
     else:
@@ -72,15 +85,16 @@ def create(state: StateFolder, name: str, role: str, user: str, expires: float |
 
 @token.command(name="list")
 @state_option
+@_file_option
 @json_option
-def list_(state: StateFolder, as_json: bool) -> None:
+def list_(state: StateFolder, file: Path | None, as_json: bool) -> None:
     """List tokens by name; the tokens themselves are known to nobody.
 
     \b
     Example:
       gangwatch token list --json
     """
-    listed = [_document(entry) for entry in _read(state)]
+    listed = [_document(entry) for entry in _read(file or state.tokens_file)]
     if as_json:
         print_json(listed)
         return
@@ -91,19 +105,20 @@ def list_(state: StateFolder, as_json: bool) -> None:
 
 @token.command()
 @state_option
+@_file_option
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-def revoke(state: StateFolder, names: tuple[str, ...]) -> None:
+def revoke(state: StateFolder, file: Path | None, names: tuple[str, ...]) -> None:
     """Revoke tokens: from the next request on they are refused, and logins by them have ended.
 
     \b
     Example:
       gangwatch token revoke ana-laptop
     """
-    with state.hold("tokens.lock", "another `gangwatch token`"):
-        entries = _read(state)
+    with _held(state, file) as path:
+        entries = _read(path)
         if unknown := sorted(set(names) - {entry.name for entry in entries}):
             raise GangwatchError(f"there is no token {unknown[0]}: `gangwatch token list`")
-        _write(state, [entry for entry in entries if entry.name not in names])
+        _write(path, [entry for entry in entries if entry.name not in names])
     for name in names:
         say(f"{name}: revoked")
 
@@ -141,16 +156,30 @@ def whoami(state: StateFolder, as_json: bool) -> None:
         click.echo(f"{found['user'] or 'no user'}, {found['role']}: {found['means']}, from {found['peer'] or 'here'}")
 
 
-def _read(state: StateFolder) -> tuple[TokenEntry, ...]:
+@contextmanager
+def _held(state: StateFolder, file: Path | None) -> Iterator[Path]:
+    """The token file, which nobody else of us writes meanwhile."""
+    if file is not None:
+        yield file
+        return
+    state.prepare()
+    with state.hold("tokens.lock", "another `gangwatch token`"):
+        yield state.tokens_file
+
+
+def _read(path: Path) -> tuple[TokenEntry, ...]:
     from scheduler_feedback.access.tokens import read_entries
 
-    return read_entries(state.tokens_file) if state.tokens_file.exists() else ()
+    return read_entries(path) if path.exists() else ()
 
 
-def _write(state: StateFolder, entries: Sequence[TokenEntry]) -> None:
+def _write(path: Path, entries: Sequence[TokenEntry]) -> None:
     from scheduler_feedback.access.tokens import write_entries
 
-    write_atomically(Path(state.tokens_file), write_entries(entries))
+    try:
+        write_atomically(path, write_entries(entries))
+    except OSError as error:
+        raise GangwatchError(f"{path}: {error.strerror}") from None
 
 
 def _document(entry: TokenEntry) -> dict[str, object]:

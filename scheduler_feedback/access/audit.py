@@ -60,17 +60,18 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 
 class Audit:
-    """Appends to one file. May be used from several threads."""
+    """Appends to one file, or to standard output where there is no path. May be used from several threads."""
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         file_bytes: int = FILE_BYTES,
         files: int = FILES,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = path
+        self.name = str(path) if path is not None else "standard output"
         self.lost = 0
         """Lines that could not be written."""
         self._file_bytes, self._files = file_bytes, files
@@ -121,14 +122,14 @@ class Audit:
                 self.lost += 1
                 if not self._complained:
                     self._complained = True
-                    _log.error("the audit log %s can't be written, changes are refused: %s", self.path, error.strerror)
+                    _log.error("the audit log %s can't be written, changes are refused: %s", self.name, error.strerror)
                 raise StoreError(
-                    f"the audit log {self.path} can't be written ({error.strerror}), so nothing is changed: free space "
+                    f"the audit log {self.name} can't be written ({error.strerror}), so nothing is changed: free space "
                     "there or repair its folder"
                 ) from None
             if self._complained:
                 self._complained = False
-                _log.warning("the audit log %s is written again", self.path)
+                _log.warning("the audit log %s is written again", self.name)
 
     def measures(self) -> Iterator[Sample]:
         yield "gangwatch_audit_lines_lost_total", (), float(self.lost)
@@ -141,6 +142,8 @@ class Audit:
 
     def _open(self, more: int) -> int:
         """The file, with room for so many bytes; opened again where somebody moved it away."""
+        if self.path is None:
+            return 1
         if self._descriptor is not None:
             status = os.fstat(self._descriptor)
             try:
@@ -159,6 +162,7 @@ class Audit:
 
     def _rotate(self) -> None:
         """audit.jsonl becomes audit.jsonl.1, that .2, and so on. Where that fails, the file grows on."""
+        assert self.path is not None
         try:
             for index in range(self._files - 1, 0, -1):
                 older = self._numbered(index)
@@ -167,13 +171,14 @@ class Audit:
             self.path.replace(self._numbered(1))
         except OSError as error:
             if not self._stuck:
-                _log.error("the audit log %s is not rotated and grows on: %s", self.path, error.strerror)
+                _log.error("the audit log %s is not rotated and grows on: %s", self.name, error.strerror)
             self._stuck = True
             return
         self._stuck = False
         self._forget()
 
     def _numbered(self, index: int) -> Path:
+        assert self.path is not None
         return self.path.with_name(f"{self.path.name}.{index}")
 
     def _forget(self) -> None:

@@ -43,6 +43,13 @@ WISHES: dict[str, list[str]] = {
     ],
     "advise, plain": ["controller.mode=advise", "tls.mode=plain", "networkPolicy.enabled=false"],
     "own certificates": ["tls.mode=secret", "tls.secretName=mine", "auth.password=known"],
+    "logins": [
+        "controller.access.tokensSecret=tokens",
+        "controller.access.tokenReview.enabled=true",
+        "controller.access.oidc.issuer=https://idp.example",
+        "controller.access.oidc.clientId=gangwatch",
+        "controller.access.oidc.clientSecretName=client",
+    ],
     "agents alone": ["controller.enabled=false"],
     "controller alone": ["agent.enabled=false", "controller.replicas=1", "agent.features.kubelet=false"],
 }
@@ -103,6 +110,8 @@ def test_every_object_is_valid_by_its_schema(wishes: list[str], tmp_path: Path) 
         ("controller.mode=both", "controller"),
         ("agent.features.everything=true", "everything"),
         ("nonsense=1", "nonsense"),
+        ("controller.access.oidc.issuer=http://idp.example", "issuer"),
+        ("controller.access.oidc.roles.admins=root", "roles"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_and_named(wish: str, words: str) -> None:
@@ -211,6 +220,40 @@ def test_an_advisor_may_neither_bind_nor_evict() -> None:
     assert ("nodes", "patch") in granted
     assert not {resource for resource, _ in granted} & {"pods/binding", "pods/eviction", "jobs"}
     assert ("pods", "delete") not in granted
+
+
+def test_logins_are_configured_as_the_values_say(tmp_path: Path) -> None:
+    """The file is read by the program itself; a role of RBAC comes with the review of tokens alone."""
+    from gangwatch.config import load
+
+    def configuration(*wishes: str) -> tuple[Any, list[dict[str, Any]]]:
+        objects = render(*wishes)
+        file = tmp_path / "gangwatch.toml"
+        file.write_text(one(objects, "ConfigMap", "gangwatch-controller")["data"]["gangwatch.toml"])
+        return load(file), objects
+
+    def reviews(objects: list[dict[str, Any]]) -> bool:
+        return "tokenreviews" in str(one(objects, "ClusterRole", "gangwatch-controller")["rules"])
+
+    plain, objects = configuration()
+    assert (plain.access.token_files, plain.token_review.enabled, plain.oidc.issuer) == ((), False, "")
+    assert plain.access.audit_target == "stdout" and not reviews(objects)
+    own, _ = configuration("controller.config=[access]\\naudit_files = 3".replace("\\n", "\n"))
+    assert (own.access.audit_files, own.access.audit_target) == (3, "file")
+    made, objects = configuration(
+        *WISHES["logins"],
+        "controller.access.oidc.roles.gpu\\.admins=operator",
+        "controller.access.tokenReview.roles.system:masters=operator",
+    )
+    assert made.access.token_files == ("/etc/gangwatch-tokens/tokens.toml",)
+    assert (made.token_review.audiences, made.token_review.roles) == (("gangwatch",), {"system:masters": "operator"})
+    assert (made.oidc.client_id, made.oidc.roles) == ("gangwatch", {"gpu.admins": "operator"})
+    assert made.oidc.client_secret_file == "/etc/gangwatch-oidc/client-secret" and reviews(objects)
+    spec = one(objects, "Deployment", "gangwatch-controller")["spec"]["template"]["spec"]
+    mounts = {
+        mount["mountPath"]: mount["readOnly"] for mount in spec["containers"][0]["volumeMounts"] if "readOnly" in mount
+    }
+    assert mounts["/etc/gangwatch-tokens"] and mounts["/etc/gangwatch-oidc"]
 
 
 # --- monitoring ------------------------------------------------------------------------------------------------------

@@ -55,7 +55,9 @@ class People:
 
     def audit(self) -> list[dict[str, Any]]:
         """The lines of the audit, the oldest first."""
-        return [json.loads(line) for line in self.site.controller.audit.path.read_text().splitlines()]
+        path = self.site.controller.audit.path
+        assert path is not None
+        return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @contextmanager

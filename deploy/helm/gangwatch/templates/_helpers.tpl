@@ -37,3 +37,46 @@ httpGet:
   {{- end }}
 timeoutSeconds: 5
 {{- end }}
+
+{{- /* What of controller.access stands in gangwatch.toml. A JSON string is a TOML string, too. */ -}}
+{{- define "gangwatch.access" -}}
+{{- $config := .Values.controller.config }}
+{{- with .Values.controller.access }}
+{{- if not (contains "[access]" $config) }}
+[access]
+audit_target = "stdout"
+{{- if .tokensSecret }}
+token_files = ["/etc/gangwatch-tokens/tokens.toml"]
+{{- end }}
+{{- end }}
+{{- if .tokenReview.enabled }}
+[token_review]
+enabled = true
+audiences = {{ .tokenReview.audiences | toJson }}
+{{- if .tokenReview.roles }}
+[token_review.roles]
+{{- range $name, $role := .tokenReview.roles }}
+{{ $name | toJson }} = {{ $role | toJson }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if .oidc.issuer }}
+[oidc]
+issuer = {{ .oidc.issuer | toJson }}
+client_id = {{ .oidc.clientId | toJson }}
+{{- if .oidc.clientSecretName }}
+client_secret_file = "/etc/gangwatch-oidc/client-secret"
+{{- end }}
+redirect_url = {{ .oidc.redirectUrl | toJson }}
+user_claim = {{ .oidc.userClaim | toJson }}
+groups_claim = {{ .oidc.groupsClaim | toJson }}
+default_role = {{ .oidc.defaultRole | toJson }}
+{{- if .oidc.roles }}
+[oidc.roles]
+{{- range $name, $role := .oidc.roles }}
+{{ $name | toJson }} = {{ $role | toJson }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
