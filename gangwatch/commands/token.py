@@ -55,7 +55,9 @@ def token() -> None:
 @click.option("--user", default="", callback=plain, help="Whose jobs are its own. Default: NAME.")
 @click.option("--expires", callback=duration, metavar="DURATION", help="From now: 12h, 90d. Default: never.")
 @json_option
-def create(state: StateFolder, name: str, role: str, user: str, expires: float | None, as_json: bool) -> None:
+def create(
+    state: StateFolder, file: Path | None, name: str, role: str, user: str, expires: float | None, as_json: bool
+) -> None:
     """Make a token called NAME and print it, this once: only its hash is kept.
 
     Give it to its user in a file of mode 0600, for `client.token_file`, or to be typed into the page's login.
