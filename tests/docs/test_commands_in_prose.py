@@ -55,6 +55,19 @@ def test_the_configuration_that_is_shown_is_taken(tmp_path: Path) -> None:
     assert client.client.url == "https://head.example:9420"
 
 
+def test_the_configuration_of_logins_that_is_shown_is_taken(tmp_path: Path) -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/how-to/roles-and-login.md").read_text(), flags=re.DOTALL)
+    loaded = []
+    for block in blocks:
+        (tmp_path / "gangwatch.toml").write_text(block)
+        loaded.append(config.load(tmp_path / "gangwatch.toml"))
+    _, files, sessions, oidc, reviews = loaded
+    assert files.access.token_files == ("/etc/gangwatch/tokens.toml",)
+    assert (sessions.access.session_seconds, sessions.access.session_idle_seconds) == (43_200.0, 7200.0)
+    assert oidc.oidc.roles == {"gpu-admins": "operator", "researchers": "submitter"}
+    assert reviews.token_review.audiences == ("gangwatch",)
+
+
 def test_the_agents_configuration_that_is_shown_is_taken(tmp_path: Path) -> None:
     first, quotas = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/how-to/agent.md").read_text(), flags=re.DOTALL)
     (tmp_path / "gangwatch.toml").write_text(first + quotas)

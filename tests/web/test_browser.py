@@ -314,7 +314,7 @@ def test_by_keyboard_alone(url: str, browser: Browser) -> None:
         _tab_to(page, "#verdicts button[data-post$='/reject']")
         page.keyboard.press("Enter")
         expect(page.get_by_role("dialog")).to_be_visible()
-        expect(page.get_by_label("Token")).to_be_focused()
+        expect(page.get_by_role("dialog").get_by_role("link", name="Log in")).to_be_focused()
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_be_hidden()
         expect(page.locator("#verdicts button[data-post$='/reject']")).to_be_focused()
@@ -352,41 +352,89 @@ def test_what_is_new_is_said_to_who_does_not_see_it(site: Site, url: str, browse
         expect(status).to_contain_text("j-000004: completed")
 
 
-def test_nothing_is_changed_without_the_token(site: Site, url: str, browser: Browser) -> None:
+def _log_in(page: Page, url: str, token: str, path: str = "/") -> None:
+    """By the form, from a page and back to it."""
+    page.goto(f"{url}{path}")
+    page.get_by_role("link", name="Log in").first.click()
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_text("operator", exact=True)).to_be_visible()
+
+
+def test_nothing_is_changed_without_a_login(site: Site, url: str, browser: Browser) -> None:
     with page_of(browser) as page:
         _live(page, f"{url}/jobs/j-000003")
         page.get_by_role("button", name="Cancel").click()
         dialog = page.get_by_role("dialog", name="Cancel j-000003?")
-        dialog.get_by_label("Why").fill("a typo")
-        dialog.get_by_role("button", name="Do it").click()  # the field is empty: the browser itself says so
-        expect(dialog).to_be_visible()
+        expect(dialog.get_by_role("button", name="Do it")).to_be_disabled()
         assert site.get("/api/jobs/j-000003")["state"] == "pending"
-        dialog.get_by_label("Token").fill(site.token)
+        dialog.get_by_role("link", name="Log in").click()
+        page.get_by_label("Token").fill(site.token)
+        page.get_by_role("button", name="Log in").click()
+        expect(page).to_have_url(f"{url}/jobs/j-000003")
+        page.get_by_role("button", name="Cancel").click()
+        dialog.get_by_label("Why").fill("a typo")
         dialog.get_by_role("button", name="Do it").click()
         expect(dialog).to_be_hidden()
         expect(page.locator("#head")).to_contain_text("cancelled")
         assert site.token not in page.content()
-        assert page.evaluate("() => JSON.stringify([localStorage, sessionStorage, document.cookie])") == '[{},{},""]'
+        kept = page.evaluate("() => JSON.stringify([localStorage, sessionStorage, document.cookie])")
+        assert kept == '[{},{},""]', "no script sees the cookie"
 
 
 def test_a_wrong_token_is_refused_in_words(site: Site, url: str, browser: Browser) -> None:
     with page_of(browser, refused="401") as page:
-        _live(page, f"{url}/nodes/n0")
-        page.get_by_role("button", name="Release").click()
+        page.goto(f"{url}/login?next=/nodes")
         page.get_by_label("Token").fill("wrong")
-        page.get_by_role("button", name="Do it").click()
-        expect(page.get_by_role("alert")).to_contain_text("Authorization: Bearer TOKEN")
-        assert site.get("/api/nodes")[0]["state"] == "suspect"
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("alert")).to_contain_text("the token is not known here")
+        page.get_by_label("Token").fill(site.token)
+        page.get_by_role("button", name="Log in").click()
+        expect(page).to_have_url(f"{url}/nodes")
 
 
 def test_a_token_in_the_fragment_leaves_the_address_at_once(site: Site, url: str, browser: Browser) -> None:
     with page_of(browser) as page:
-        _live(page, f"{url}/nodes/n0#token={site.token}")
+        page.goto(f"{url}/nodes/n0#token={site.token}")
+        expect(page).to_have_url(re.compile(r"/login\?next=%2Fnodes%2Fn0$"))
+        expect(page.get_by_label("Token")).to_have_value(site.token)
+        page.get_by_role("button", name="Log in").click()
         expect(page).to_have_url(f"{url}/nodes/n0")
         page.get_by_role("button", name="Release").click()
         page.get_by_role("button", name="Do it").click()
         expect(page.get_by_role("dialog")).to_be_hidden()
         expect(page.locator("#head")).to_contain_text("healthy")
+
+
+def test_a_login_shows_the_command_and_a_logout_hides_it(site: Site, url: str, browser: Browser) -> None:
+    with page_of(browser) as page:
+        _live(page, f"{url}/jobs/j-000002")
+        expect(page.locator("main")).to_contain_text("shown to its user and to operators")
+        _log_in(page, url, site.token, "/jobs/j-000002")
+        expect(page.locator("main")).to_contain_text("python train.py")
+        page.get_by_role("button", name="Log out").click()
+        expect(page.get_by_role("link", name="Log in").first).to_be_visible()
+        expect(page.locator("main")).not_to_contain_text("python train.py")
+        assert page.context.cookies() == []
+
+
+def test_the_login_is_for_everybody(url: str, browser: Browser) -> None:
+    """By axe-core, on a phone, and without a script."""
+    with page_of(browser, width=400, height=800, allow_eval=True) as page:
+        page.goto(f"{url}/login")
+        assert serious_findings(Axe().run(page)) == []
+        assert page.evaluate("() => document.scrollingElement.scrollWidth") <= 400
+
+
+def test_a_login_takes_no_script(site: Site, url: str, browser: Browser) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{url}/login?next=/jobs/j-000002")
+    page.get_by_label("Token").fill(site.token)
+    page.get_by_role("button", name="Log in").click()
+    expect(page).to_have_url(f"{url}/jobs/j-000002")
+    expect(page.locator("main")).to_contain_text("python train.py")
+    context.close()
 
 
 def test_the_theme_is_chosen_and_kept(url: str, browser: Browser) -> None:
