@@ -6,9 +6,12 @@ An agent is served by exporter/http.py, which costs less; the controller's API a
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import cast
 
 import uvicorn
@@ -26,6 +29,8 @@ from exporter.serving.limits import HEAD_BYTES, IDLE_SECONDS, Limits
 from exporter.serving.protocol import BoundedProtocol
 
 __all__ = ["App", "Guarded", "Message", "Receive", "Scope", "Send", "Server", "create_server"]
+
+_log = logging.getLogger(__name__)
 
 
 class Guarded:
@@ -84,7 +89,10 @@ class Server(uvicorn.Server):
         if self.lifespan.should_exit:
             raise ConfigError("the server's app could not start; the log says why")
         for listener in sockets:
-            self._gates.append(Gate(listener, self._limits, self._guard.context, self._protocol))
+            # A socket in a folder of ours needs no TLS: the kernel names who is at its other end.
+            plain = listener.family == socket.AF_UNIX
+            context = _no_tls if plain else self._guard.context
+            self._gates.append(Gate(listener, self._limits, context, self._protocol))
         self.servers = cast("list[asyncio.base_events.Server]", self._gates)
         self.started = True
 
@@ -109,6 +117,10 @@ class Server(uvicorn.Server):
             yield "gangwatch_http_refused_total", (("reason", reason),), float(count)
         for status, count in sorted(self._guard.refused.items()):
             yield "gangwatch_exporter_requests_refused_total", (("status", str(status)),), float(count)
+
+
+def _no_tls() -> None:
+    return None
 
 
 def create_server(
@@ -147,6 +159,28 @@ def create_server(
         timeout_graceful_shutdown=int(STOP_SECONDS),
     )
     return Server(config, closing, limits, admission, guard), listener
+
+
+@contextmanager
+def local_socket(path: Path) -> Iterator[list[socket.socket]]:
+    """A unix socket at `path`, whose folder lets our own user and root in; none, and a line in the log, where that
+    can't be (a path longer than sun_path holds, unix(7))."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(64)
+    except OSError as error:
+        _log.warning("no socket at %s: %s", path, error)
+        listener.close()
+        yield []
+        return
+    try:
+        yield [listener]
+    finally:
+        listener.close()
+        path.unlink(missing_ok=True)
 
 
 def _request(scope: Scope) -> Request:

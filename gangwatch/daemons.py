@@ -328,7 +328,7 @@ def run_controller(
     from starlette.responses import Response
     from starlette.routing import Mount, Route
 
-    from exporter.asgi import create_server
+    from exporter.asgi import create_server, local_socket
     from exporter.prometheus import TEXT_TYPE
     from exporter.security import Security
     from exporter.server import certificate_of, url_of
@@ -417,8 +417,8 @@ def run_controller(
             notify("READY=1", f"STATUS=controller at {url_of(listener, security)}")
             push.start(controller)
             try:
-                with heartbeats(lambda: controller.alive()[0]):
-                    server.run(sockets=[listener])
+                with heartbeats(lambda: controller.alive()[0]), local_socket(state.path / "api.sock") as unix:
+                    server.run(sockets=[listener, *unix])
             finally:
                 notify("STOPPING=1")
                 push.stop()

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 
 from agent.schema.errors import GangwatchError
+from scheduler_feedback.access.authentication import UNIX_PEER
 from scheduler_feedback.access.principal import AccessError, Principal, Role
 from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.job import Dependency, Group, JobSpec, Packing
@@ -44,7 +45,8 @@ def check_origin(request: Request) -> None:
     """
     host = request.headers.get("host", "")
     server = request.scope.get("server")
-    if request.url.scheme != "https" and not _is_loopback(host, server[1] if server else None):
+    by_unix_socket = request.client is not None and request.client.host.startswith(UNIX_PEER)
+    if not by_unix_socket and request.url.scheme != "https" and not _is_loopback(host, server[1] if server else None):
         raise RefusedError(403, f"Host {host!r} is not this server's loopback address")
     origin = request.headers.get("origin")
     if origin is not None and origin != f"{request.url.scheme}://{host}":

@@ -27,6 +27,9 @@ _quiet.setLevel(logging.ERROR)  # uvicorn warns of each malformed request: they 
 PEER = "gangwatch_peer"
 """In the ASGI scope's state: who asks (peers.py), or the name of the token's holder."""
 
+UNIX_PEER = "uid:"
+"""Begins the client of a connection by a unix socket, before its user's number."""
+
 _BYTES_ACKED = struct.Struct("=Q")
 """tcpi_bytes_acked, at byte 120 of struct tcp_info (linux/tcp.h, since Linux 4.1)."""
 
@@ -86,6 +89,10 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family == socket.AF_UNIX:
+            pid, uid, _ = struct.unpack("=iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            self.client = (f"{UNIX_PEER}{uid}", pid)  # no address of a TCP client looks so
         session = transport.get_extra_info("ssl_object")
         if session is not None and not self._admits(session):
             transport.abort()

@@ -200,7 +200,7 @@ def _serve(
     from starlette.responses import Response
     from starlette.routing import Mount, Route
 
-    from exporter.asgi import create_server
+    from exporter.asgi import create_server, local_socket
     from exporter.prometheus import TEXT_TYPE
     from exporter.security import Security
     from exporter.server import certificate_of, url_of
@@ -282,7 +282,8 @@ def _serve(
         attending = threading.Thread(target=attend, name="attend", daemon=True)
         attending.start()
         try:
-            server.run(sockets=[listener])
+            with local_socket(state.path / "api.sock") as local:
+                server.run(sockets=[listener, *local])
         finally:
             done.set()
             attending.join()

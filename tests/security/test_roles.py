@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from starlette.routing import Route
@@ -27,6 +30,7 @@ from scheduler_feedback.access.tokens import (
 )
 from scheduler_feedback.core.events import Submitted
 from scheduler_feedback.store import Reader
+from tests.gangwatch.front_door import front_door
 from tests.security.asking import JOB, PEOPLE, People, people
 
 
@@ -378,6 +382,41 @@ def test_what_anybody_writes_into_a_path_breaks_no_line(site: People) -> None:
     lines = site.audit()[before:]
     assert len(lines) == 4 and {one["user"] for one in lines} == {"boss"}
     assert all(len(one["path"]) <= 500 for one in lines)
+
+
+# --- the local socket -------------------------------------------------------------------------------------------------
+
+
+def test_the_local_socket_gives_rights_by_the_kernels_word_alone(tmp_path: Path) -> None:
+    """The same user is an operator; another, though the socket were open to it, and a forged header, are nobody."""
+    import subprocess
+    import sys
+
+    with front_door(tmp_path) as door:
+        door.up()
+        path = door.state.path / "api.sock"
+        assert path.stat().st_mode & 0o777 == 0o600
+        asked = "GET /api/whoami HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: uid:0\r\nConnection: close\r\n\r\n"
+        program = (
+            "import os,socket,sys;os.setuid(int(sys.argv[2]));s=socket.socket(socket.AF_UNIX);s.connect(sys.argv[1]);"
+            f"s.sendall({asked.encode()!r});print(s.makefile().read())"
+        )
+        command = [sys.executable, "-S", "-c", program, str(path)]
+        own = subprocess.run([*command, str(os.geteuid())], capture_output=True, text=True, check=True).stdout
+        assert '"role":"operator"' in own and "local socket, uid" in own
+        record = door.state.controller()
+        assert record is not None
+        if os.geteuid() == 0:
+            for folder in (path, *path.parents):
+                if tmp_path in folder.parents or folder == tmp_path:
+                    folder.chmod(0o777)
+            other = subprocess.run([*command, "65534"], capture_output=True, text=True)
+            assert '"role":"operator"' not in other.stdout
+        forged = HTTPConnection(urlsplit(record.url).netloc, timeout=10)
+        forged.request("GET", "/api/whoami", headers={"X-Forwarded-For": "uid:0", "Forwarded": "for=uid:0"})
+        assert json.loads(forged.getresponse().read())["role"] == "nobody"
+        forged.close()
+        door.state.path.chmod(0o700)
 
 
 # --- configuration ----------------------------------------------------------------------------------------------------
