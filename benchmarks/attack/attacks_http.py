@@ -251,11 +251,15 @@ def _another_stream(daemon: Daemon, path: str) -> Iterator[None]:
         connection.close()
 
 
-def _streams(name: str, daemon: Daemon, path: str, honest: Callable[[Daemon], None]) -> dict[str, Any]:
+def _streams(
+    name: str, daemon: Daemon, path: str, honest: Callable[[Daemon], None], pause_seconds: float
+) -> dict[str, Any]:
+    """pause_seconds: between two streams of the honest reader, which may have only so many until one is seen to end."""
+
     def opens(one: Daemon) -> None:
         with _another_stream(one, path):
             honest(one)
-        time.sleep(0.02)
+        time.sleep(pause_seconds)
 
     return _measured(name, daemon, opens, STREAMS, 64, path)
 
@@ -263,13 +267,13 @@ def _streams(name: str, daemon: Daemon, path: str, honest: Callable[[Daemon], No
 def idle_event_streams() -> dict[str, Any]:
     """64 idle event streams of one user; another opens one, and an operator commands."""
     with controller() as daemon:
-        return _streams("http_idle_event_streams", daemon, "/api/events", write)
+        return _streams("http_idle_event_streams", daemon, "/api/events", write, 0.02)
 
 
 def idle_frame_streams() -> dict[str, Any]:
     """64 idle frame streams of one user at an agent; another opens one, and scrapes."""
     with agent() as daemon:
-        return _streams("http_idle_frame_streams", daemon, "/frames", scrape)
+        return _streams("http_idle_frame_streams", daemon, "/frames", scrape, 0.15)
 
 
 ATTACKS: tuple[tuple[str, Callable[[], dict[str, Any]]], ...] = (

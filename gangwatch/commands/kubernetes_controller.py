@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from agent.schema.errors import GangwatchError
 from gangwatch.commands.kubernetes_standby import LEADS, standing_by
 from gangwatch.config import Config
-from gangwatch.daemons import CONTROLLER_DESCRIPTORS, allow_descriptors
+from gangwatch.daemons import CONTROLLER_DESCRIPTORS, SWITCH_SECONDS, allow_descriptors
 from gangwatch.logs import configure_logging
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.backends.kubernetes import Access, KubernetesBackend
@@ -76,6 +77,7 @@ def run(state: StateFolder, config: Config, settings: Settings) -> None:
     state.prepare()
     configure_logging(state, "controller")
     allow_descriptors(CONTROLLER_DESCRIPTORS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: ending.set())
