@@ -123,7 +123,7 @@ def test_a_handshake_that_does_not_end_is_given_up_and_so_is_what_is_no_tls(tmp_
     certificate, key = authority.sign("server")
     file = tmp_path / "web.yml"
     file.write_text(f"tls_server_config: {{cert_file: {certificate}, key_file: {key}}}\n")
-    with served(security=Security(file, token=lambda: "x")) as site:
+    with served(security=Security(file, proves=lambda _: False)) as site:
         silent = [site.connect(b"\x16\x03\x01\x02\x00\x01") for _ in range(5)]
         plain = site.connect(WHOLE)
         ended(plain)
