@@ -58,6 +58,8 @@ class Asked:
     peer: str
     secure: bool
     port: int
+    source: str = ""
+    """Whom wrong tokens are counted for: on loopback the user that the server found out; '' for the peer."""
 
 
 def cookie_name(secure: bool, port: int) -> str:
@@ -115,20 +117,17 @@ class Authentication:
         """Who makes the request. Raises AccessError for a proof that is wrong."""
         scheme, _, given = asked.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return await self.by_token(given.strip(), asked.peer)
+            return (await self.credential(given.strip(), asked.peer, asked.source))[0]
         if (identifier := session_id(asked)) is not None:
             return await self._by_session(asked, identifier)
         if asked.peer.startswith(UNIX_PEER):
             return _by_uid(asked.peer)
         return Principal(peer=asked.peer)
 
-    async def by_token(self, token: str, peer: str) -> Principal:
-        """Who has this token. Raises AccessError: 401, 429 where too many wrong ones came from there, 503."""
-        return (await self.credential(token, peer))[0]
-
-    async def credential(self, token: str, peer: str) -> tuple[Principal, str, str]:
-        """Who has this token; and source and key by which a session checks it again. Raises AccessError."""
-        over = self.attempts.exhausted(peer)
+    async def credential(self, token: str, peer: str, source: str = "") -> tuple[Principal, str, str]:
+        """Who has this token; and source and key by which a session checks it again. source: whom wrong tokens are
+        counted for, '' for the peer. Raises AccessError: 401, 429 where too many wrong ones came from there, 503."""
+        over = self.attempts.exhausted(source or peer)
         # A right token of ours is let in also while somebody at the same address guesses: 256 bits are not guessed.
         may_be = len(token) <= MOST_BEARER_BYTES and not (over and self.tokens.guessable(token))
         if may_be and (known := self.tokens.find(token)) is not None:
@@ -137,7 +136,7 @@ class Authentication:
             return await self._by_provider(token, peer, over)
         except AccessError as error:
             if error.status == 401:
-                self.attempts.wrong(peer)
+                self.attempts.wrong(source or peer)
                 self.refused["attempts" if over else "token"] += 1
                 if over:
                     raise AccessError(

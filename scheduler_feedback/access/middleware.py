@@ -79,6 +79,7 @@ def asked_of(scope: Scope) -> Asked:
         str(client[0]) if client else "",
         scope.get("scheme") == "https",
         int(server[1]) if server and server[1] else 0,
+        str((scope.get("state") or {}).get("gangwatch_peer", "")),
     )
 
 

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from scheduler_feedback.access.authentication import Authentication, cookie_name, session_id
 from scheduler_feedback.access.middleware import asked_of, note, refusal, sensitive, signed
 from scheduler_feedback.access.oidc_login import UNDER_WAY_SECONDS
-from scheduler_feedback.access.principal import AccessError, Principal
+from scheduler_feedback.access.principal import LOG_IN, AccessError, Principal
 from scheduler_feedback.api_requests import check_origin
 from scheduler_feedback.web import frame
 from scheduler_feedback.web.markup import tag
@@ -62,13 +62,13 @@ class Login:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             raise AccessError(403, "this login was begun by another site")
         token, goes_on, by_form = await _given(request)
-        peer = asked_of(request.scope).peer
+        asked = asked_of(request.scope)
         try:
-            principal, source, key = await self._access.credential(token, peer)
+            principal, source, key = await self._access.credential(token, asked.peer, asked.source)
         except AccessError as error:
             refusal(request, str(error))
             if by_form:
-                return self._page(request, goes_on, str(error), error.status)
+                return self._page(request, goes_on, str(error).removesuffix(f": {LOG_IN}"), error.status)
             raise
         self._close_former(request)
         answer: Response
