@@ -44,6 +44,11 @@ def token() -> None:
     operator    reads all but environments, acts on all jobs, nodes and verdicts, submits for others
 
     The file `token` in the state folder is an operator's. Hashes are kept in tokens.toml beside it.
+
+    \b
+    Example:
+      gangwatch token create ana-laptop --user ana --role submitter --expires 90d
+      gangwatch token list
     """
 
 
