@@ -241,7 +241,7 @@ def _parse_agent(head: bytes) -> str:
     except BadRequestError as error:
         return REFUSED_FIRST if "first line" in str(error) else REFUSED
     accepts_gzip(asked.headers)
-    weighted(asked.headers.get("accept", ""))
+    weighted.__wrapped__(asked.headers.get("accept", ""))  # past its cache, so that each input is parsed
     wants_open_metrics(asked.headers.get("accept", ""))
     try:
         wanted_metrics(asked.query.removeprefix("metrics="))
@@ -452,7 +452,7 @@ TARGETS: tuple[Target, ...] = (
         "http-controller",
         request,
         _parse_controller,
-        ("exporter.serving.protocol:BoundedProtocol", "exporter.serving.admission", "exporter.asgi:Guarded"),
+        ("exporter.asgi:_request", "exporter.serving.admission:_authorization", "exporter.serving.admission:_length"),
     ),
     Target(
         "http-api",
