@@ -1,8 +1,14 @@
-# The suite's image, for amd64 and arm64: docker buildx build --platform linux/amd64,linux/arm64 .
-# Nothing in it is compiled for one machine: wheels are taken for the platform that is built for.
-FROM docker.io/library/python:3.12-slim-bookworm AS build
+# The suite's image, for amd64 and arm64: docker buildx build --platform linux/amd64,linux/arm64 --sbom=true .
+# Nothing in it is compiled for one machine: wheels are taken for the platform that is built for, each by its hash.
+
+# By digest, so that two builds have the same Debian and Python (CONTRIBUTING.md says how to take a newer one).
+ARG BASE=docker.io/library/python:3.12-slim-bookworm@sha256:0f5b26b9518d002b6173fd61daad821fa340635ebfec5bba471013f9ca114579
+FROM ${BASE} AS build
 WORKDIR /source
-RUN python -m venv /opt/gangwatch
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+COPY packaging/locks packaging/locks
+RUN python -m venv /opt/tools && /opt/tools/bin/pip install --require-hashes --only-binary :all: -r packaging/locks/build.txt -r packaging/locks/tools.txt
+RUN python -m venv --without-pip /opt/gangwatch && /opt/tools/bin/pip --python /opt/gangwatch/bin/python install --require-hashes --only-binary :all: -r packaging/locks/image.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY agent agent
 COPY exporter exporter
@@ -10,9 +16,11 @@ COPY scheduler_feedback scheduler_feedback
 COPY dashboards dashboards
 COPY gangwatch gangwatch
 COPY examples/train_dp.py examples/train_dp.py
-RUN /opt/gangwatch/bin/pip install --no-cache-dir --disable-pip-version-check '.[remote-write,oidc]'
+RUN /opt/tools/bin/python -m hatchling build -t wheel && /opt/tools/bin/pip --python /opt/gangwatch/bin/python install --no-deps --no-index dist/*.whl
+# What of PyPI's is in the image; of Debian's, `--sbom=true` of buildx tells.
+RUN mkdir -p /opt/gangwatch/share/sbom && /opt/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o /opt/gangwatch/share/sbom/gangwatch.cdx.json /opt/gangwatch/bin/python
 
-FROM docker.io/library/python:3.12-slim-bookworm
+FROM ${BASE}
 # One arena: each thread's own would add a megabyte of fragments.
 ENV PATH=/opt/gangwatch/bin:$PATH MALLOC_ARENA_MAX=1 PYTHONDONTWRITEBYTECODE=1
 COPY --from=build /opt/gangwatch /opt/gangwatch

@@ -4,18 +4,29 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 DEVELOPS := $(VENV)/.develops
+TOOLS := .cache/tools
 DEMO ?= --report demo-report.json
+LOCKS := packaging/locks
+# What is installed has the versions and hashes of packaging/locks, and builds nothing.
+LOCKED := install --quiet --disable-pip-version-check --require-hashes --only-binary :all:
+OURSELVES := install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 
-.PHONY: demo test test-dashboards test-kubernetes test-slurm check format docs components clean
+.PHONY: demo test test-dashboards test-kubernetes test-slurm check format docs components lock sbom clean
 
 # What running needs comes first and alone: a demonstration should not wait for linters.
-$(RUNS): pyproject.toml
+$(RUNS): pyproject.toml $(LOCKS)/runtime.txt $(LOCKS)/build.txt
 	@./packaging/environment.sh $(PYTHON) $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/pip $(LOCKED) -r $(LOCKS)/runtime.txt -r $(LOCKS)/build.txt
+	$(BIN)/pip $(OURSELVES)
 	@touch $@
 
-$(DEVELOPS): $(RUNS)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+$(DEVELOPS): $(RUNS) $(LOCKS)/dev.txt
+	$(BIN)/pip $(LOCKED) -r $(LOCKS)/dev.txt
+	@touch $@
+
+$(TOOLS)/.made: $(LOCKS)/tools.txt $(LOCKS)/build.txt
+	@./packaging/environment.sh $(PYTHON) $(TOOLS)
+	$(TOOLS)/bin/pip $(LOCKED) -r $(LOCKS)/tools.txt -r $(LOCKS)/build.txt
 	@touch $@
 
 demo: $(RUNS)  ## a real straggler on this machine: found, moved away from, backfilled behind
@@ -40,6 +51,7 @@ check: $(DEVELOPS)  ## style, types, import rules, generated pages
 	$(BIN)/mypy dashboards/*/*.dashboard.py
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python packaging/lock.py --check
 
 format: $(DEVELOPS)
 	$(BIN)/ruff format .
@@ -48,6 +60,12 @@ format: $(DEVELOPS)
 docs: $(DEVELOPS)  ## the reference pages, from the catalogue and --help; dashboards and rules into the chart
 	$(BIN)/python docs/generate.py
 	$(BIN)/python deploy/helm/build.py
+
+lock: $(TOOLS)/.made  ## versions and hashes for what pyproject.toml asks for; UPGRADE=--upgrade takes the newest
+	$(TOOLS)/bin/python packaging/lock.py $(UPGRADE)
+
+sbom: $(TOOLS)/.made  ## the bill of materials of the image, as CycloneDX JSON: build/gangwatch.cdx.json
+	./packaging/sbom.sh $(PYTHON) $(TOOLS) build/gangwatch.cdx.json
 
 components:  ## the real components that some tests run against (as root, on Debian)
 	./packaging/components.sh

@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""Locks of what is installed: versions with hashes, for Python 3.11 on, on Linux on x86_64 and aarch64.
+
+    make lock                    # after a change of pyproject.toml; versions stay where they still fit
+    make lock UPGRADE=--upgrade  # the newest versions of everything
+    python packaging/lock.py --check  # part of `make check`: no network
+
+    locks/runtime.txt  what gangwatch runs with               make demo
+    locks/image.txt    the same with remote-write             Dockerfile
+    locks/build.txt    what makes the wheel                   make, Dockerfile
+    locks/dev.txt      what develops and tests it             make test, make check
+    locks/tools.txt    uv, and what writes the SBOM           make lock, make sbom, Dockerfile
+
+Every file is pip's: `pip install --require-hashes --only-binary :all: -r FILE`. No address of an index or mirror stands in
+it, and the check refuses one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCKS = ROOT / "packaging" / "locks"
+PYTHONS = ("3.11", "3.12", "3.13")
+MACHINES = ("x86_64", "aarch64")
+EDITABLE = "editables>=0.5"
+"""hatchling asks for it when it builds an editable wheel (hatchling.build, get_requires_for_build_editable)."""
+
+TOOLS = ("uv>=0.11", "cyclonedx-bom>=7.2")
+_DIGEST = "# Made by `make lock`. Digest of what it was made from: "
+_PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.+!_-]+)(?: ; (?P<marker>[^\\]+))? \\")
+_HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}(?P<more> \\)?")
+
+
+class Pin(NamedTuple):
+    """One locked package. marker: where it is installed; '' for everywhere."""
+
+    name: str
+    version: str
+    marker: str
+    hashes: int
+
+
+class LockError(Exception):
+    """A lock that can't be used; the text says which line, and what to do."""
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def inputs(tree: dict[str, Any]) -> dict[str, list[str]]:
+    """The direct requirements of each lock, by its name."""
+    runs: list[str] = tree["project"]["dependencies"]
+    extras: dict[str, list[str]] = tree["project"]["optional-dependencies"]
+    build = [*tree["build-system"]["requires"], EDITABLE]
+    return {
+        "dev": [*runs, *extras["dev"], *build],
+        "runtime": runs,
+        "image": [*runs, *extras["remote-write"]],
+        "build": build,
+        "tools": list(TOOLS),
+    }
+
+
+def digest(requirements: list[str], requires_python: str) -> str:
+    """What a lock was made from, in few characters."""
+    told = json.dumps([sorted(requirements), requires_python]).encode()
+    return hashlib.sha256(told).hexdigest()[:16]
+
+
+# --- making ----------------------------------------------------------------------------------------------------------
+
+
+def make(upgrade: bool) -> None:
+    """Write every lock anew. Raises CalledProcessError where uv finds no versions that fit."""
+    tree = project()
+    python = tree["project"]["requires-python"]
+    LOCKS.mkdir(exist_ok=True)
+    for name, requirements in inputs(tree).items():
+        path = LOCKS / f"{name}.txt"
+        with tempfile.TemporaryDirectory() as folder:
+            asked, made = Path(folder, "asked.in"), Path(folder, "made.txt")
+            asked.write_text("\n".join(requirements) + "\n", encoding="utf-8")
+            if path.exists():
+                made.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+            command = [
+                sys.executable, "-m", "uv", "pip", "compile", str(asked), "--output-file", str(made), "--quiet", "--universal",
+                "--generate-hashes", "--no-header", "--no-annotate", f"--python-version={PYTHONS[0]}", "--no-config",
+            ]  # fmt: skip
+            command += ["--upgrade"] if upgrade else []
+            # One version of a package for all of us: what runs is what was tested.
+            command += [f"--constraint={LOCKS / 'dev.txt'}"] if name in ("runtime", "image", "build") else []
+            subprocess.run(command, check=True)
+            path.write_text(f"{_DIGEST}{digest(requirements, python)}\n{made.read_text(encoding='utf-8')}", encoding="utf-8")
+        print(f"{path.relative_to(ROOT)}: {len(list(pins(path)))} packages")
+    check_wheels()
+
+
+def check_wheels() -> None:
+    """Ask the index whether every lock has wheels for every Python and machine. Raises CalledProcessError."""
+    for name, python, machine in itertools.product(inputs(project()), PYTHONS, MACHINES):
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(
+                [
+                    sys.executable, "-m", "uv", "pip", "install", "--dry-run", "--quiet", "--require-hashes",
+                    "--only-binary=:all:", f"--target={folder}", f"--python-version={python}",
+                    f"--python-platform={machine}-manylinux_2_28", "--no-config", "-r", str(LOCKS / f"{name}.txt"),
+                ],
+                check=True,
+            )  # fmt: skip
+
+
+# --- checking, without a network -------------------------------------------------------------------------------------
+
+
+def pins(path: Path) -> Iterator[Pin]:
+    """The packages of a lock. Raises LockError for any line that is neither a pin with hashes nor a comment."""
+    pin: Pin | None = None
+    open_pin = False
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        where = f"{path.name}, line {number}"
+        if open_pin:
+            found = _HASH.fullmatch(line)
+            if found is None or pin is None:
+                raise LockError(f"{where}: {line[:60]!r}: expected --hash=sha256:...")
+            pin = pin._replace(hashes=pin.hashes + 1)
+            open_pin = found["more"] is not None
+            if not open_pin:
+                yield pin
+        elif line and not line.startswith("#"):
+            match = _PIN.fullmatch(line)
+            if match is None:
+                raise LockError(f"{where}: {line[:60]!r} is no pin with hashes: an option, an address or a path?")
+            pin = Pin(match["name"].lower(), match["version"], (match["marker"] or "").strip(), 0)
+            open_pin = True
+    if open_pin:
+        raise LockError(f"{path.name}: it ends in the middle of a pin")
+
+
+def complaints() -> list[str]:
+    """What is wrong with the locks; nothing where they fit pyproject.toml."""
+    tree = project()
+    found: list[str] = []
+    locked: dict[str, list[Pin]] = {}
+    for name, requirements in inputs(tree).items():
+        path = LOCKS / f"{name}.txt"
+        try:
+            locked[name] = list(pins(path))
+        except (OSError, LockError) as error:
+            found.append(str(error))
+            continue
+        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        if first != f"{_DIGEST}{digest(requirements, tree['project']['requires-python'])}":
+            found.append(f"{path.name}: was made from other requirements than pyproject.toml has")
+        found += [f"{path.name}: {wrong}" for wrong in _unmet(requirements, locked[name])]
+    versions = {(pin.name, pin.marker): pin.version for pin in locked.get("dev", ())}
+    for name in ("runtime", "image", "build"):
+        for pin in locked.get(name, ()):
+            tested = {version for (known, _), version in versions.items() if known == pin.name}
+            if pin.version not in tested:
+                found.append(f"{name}.txt: {pin.name} {pin.version}, and dev.txt, which is tested, has {sorted(tested)}")
+    return found
+
+
+def _unmet(requirements: list[str], locked: list[Pin]) -> Iterator[str]:
+    """Direct requirements that a lock does not fulfil, on any Python and machine that it is for."""
+    from packaging.markers import Marker
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    for python, machine in itertools.product(PYTHONS, MACHINES):
+        here = {
+            "python_version": python, "python_full_version": f"{python}.0", "platform_machine": machine,
+            "sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "implementation_name": "cpython",
+            "platform_python_implementation": "CPython", "extra": "",
+        }  # fmt: skip
+        by_name = {
+            canonicalize_name(pin.name): pin.version for pin in locked if not pin.marker or Marker(pin.marker).evaluate(here)
+        }
+        for text in requirements:
+            requirement = Requirement(text)
+            if requirement.marker is not None and not requirement.marker.evaluate(here):
+                continue
+            version = by_name.get(canonicalize_name(requirement.name))
+            if version is None or not requirement.specifier.contains(version, prereleases=True):
+                yield f"{text} is not fulfilled by {version or 'anything'} (Python {python} on {machine})"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare with pyproject.toml, and change nothing")
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
+    given = parser.parse_args()
+    if not given.check:
+        make(given.upgrade)
+        return 0
+    found = complaints()
+    for one in found:
+        print(f"packaging/locks/{one}", file=sys.stderr)
+    if found:
+        print("Run `make lock`, and commit packaging/locks with pyproject.toml.", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
