@@ -6,13 +6,13 @@
     python packaging/lock.py --check  # part of `make check`: no network
 
     locks/runtime.txt  what gangwatch runs with               make demo
-    locks/image.txt    the same with remote-write             Dockerfile
+    locks/image.txt    the same with some extras              Dockerfile
     locks/build.txt    what makes the wheel                   make, Dockerfile
     locks/dev.txt      what develops and tests it             make test, make check
     locks/tools.txt    uv, and what writes the SBOM           make lock, make sbom, Dockerfile
 
-Every file is pip's: `pip install --require-hashes --only-binary :all: -r FILE`. No address of an index or mirror stands in
-it, and the check refuses one.
+Every file is pip's: `pip install --require-hashes --only-binary :all: -r FILE`. No address of an index or mirror stands
+in it, and the check refuses one.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 EDITABLE = "editables>=0.5"
 """hatchling asks for it when it builds an editable wheel (hatchling.build, get_requires_for_build_editable)."""
+
+IN_THE_IMAGE = ("remote-write", "oidc")
+"""Extras that the image has."""
 
 TOOLS = ("uv>=0.11", "cyclonedx-bom>=7.2")
 _DIGEST = "# Made by `make lock`. Digest of what it was made from: "
@@ -68,7 +71,7 @@ def inputs(tree: dict[str, Any]) -> dict[str, list[str]]:
     return {
         "dev": [*runs, *extras["dev"], *build],
         "runtime": runs,
-        "image": [*runs, *extras["remote-write"]],
+        "image": [*runs, *(requirement for extra in IN_THE_IMAGE for requirement in extras[extra])],
         "build": build,
         "tools": list(TOOLS),
     }
@@ -96,15 +99,17 @@ def make(upgrade: bool) -> None:
             if path.exists():
                 made.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
             command = [
-                sys.executable, "-m", "uv", "pip", "compile", str(asked), "--output-file", str(made), "--quiet", "--universal",
-                "--generate-hashes", "--no-header", "--no-annotate", f"--python-version={PYTHONS[0]}", "--no-config",
+                sys.executable, "-m", "uv", "pip", "compile", str(asked), "--output-file", str(made), "--quiet",
+                "--universal", "--generate-hashes", "--no-header", "--no-annotate", f"--python-version={PYTHONS[0]}", "--no-config",
             ]  # fmt: skip
             command += ["--upgrade"] if upgrade else []
             # One version of a package for all of us: what runs is what was tested.
             command += [f"--constraint={LOCKS / 'dev.txt'}"] if name in ("runtime", "image", "build") else []
             subprocess.run(command, check=True)
-            path.write_text(f"{_DIGEST}{digest(requirements, python)}\n{made.read_text(encoding='utf-8')}", encoding="utf-8")
-        print(f"{path.relative_to(ROOT)}: {len(list(pins(path)))} packages")
+            path.write_text(
+                f"{_DIGEST}{digest(requirements, python)}\n{made.read_text(encoding='utf-8')}", encoding="utf-8"
+            )
+        sys.stdout.write(f"{path.relative_to(ROOT)}: {len(list(pins(path)))} packages\n")
     check_wheels()
 
 
@@ -170,7 +175,9 @@ def complaints() -> list[str]:
         for pin in locked.get(name, ()):
             tested = {version for (known, _), version in versions.items() if known == pin.name}
             if pin.version not in tested:
-                found.append(f"{name}.txt: {pin.name} {pin.version}, and dev.txt, which is tested, has {sorted(tested)}")
+                found.append(
+                    f"{name}.txt: {pin.name} {pin.version}, and dev.txt, which is tested, has {sorted(tested)}"
+                )
     return found
 
 
@@ -180,21 +187,22 @@ def _unmet(requirements: list[str], locked: list[Pin]) -> Iterator[str]:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
+    told: set[str] = set()
     for python, machine in itertools.product(PYTHONS, MACHINES):
         here = {
             "python_version": python, "python_full_version": f"{python}.0", "platform_machine": machine,
             "sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "implementation_name": "cpython",
             "platform_python_implementation": "CPython", "extra": "",
         }  # fmt: skip
-        by_name = {
-            canonicalize_name(pin.name): pin.version for pin in locked if not pin.marker or Marker(pin.marker).evaluate(here)
-        }
+        applies = (pin for pin in locked if not pin.marker or Marker(pin.marker).evaluate(here))
+        by_name = {canonicalize_name(pin.name): pin.version for pin in applies}
         for text in requirements:
             requirement = Requirement(text)
-            if requirement.marker is not None and not requirement.marker.evaluate(here):
+            if text in told or (requirement.marker is not None and not requirement.marker.evaluate(here)):
                 continue
             version = by_name.get(canonicalize_name(requirement.name))
             if version is None or not requirement.specifier.contains(version, prereleases=True):
+                told.add(text)
                 yield f"{text} is not fulfilled by {version or 'anything'} (Python {python} on {machine})"
 
 
@@ -208,9 +216,9 @@ def main() -> int:
         return 0
     found = complaints()
     for one in found:
-        print(f"packaging/locks/{one}", file=sys.stderr)
+        sys.stderr.write(f"packaging/locks/{one}\n")
     if found:
-        print("Run `make lock`, and commit packaging/locks with pyproject.toml.", file=sys.stderr)
+        sys.stderr.write("Run `make lock`, and commit packaging/locks with pyproject.toml.\n")
     return 1 if found else 0
 
 

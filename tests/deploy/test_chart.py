@@ -91,6 +91,15 @@ def test_helm_finds_nothing_wrong() -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_an_image_s_digest_goes_before_its_tag() -> None:
+    digest = "sha256:" + "ab" * 32
+    wished = template("image.repository=registry.example/gw", "image.tag=1.2", f"image.digest={digest}")
+    assert f"image: registry.example/gw@{digest}\n" in wished and "gw:1.2" not in wished
+    assert "image: registry.example/gw:1.2\n" in template("image.repository=registry.example/gw", "image.tag=1.2")
+    with pytest.raises(subprocess.CalledProcessError):
+        template("image.digest=latest")
+
+
 @pytest.mark.parametrize("wishes", WISHES.values(), ids=WISHES.keys())
 def test_every_object_is_valid_by_its_schema(wishes: list[str], tmp_path: Path) -> None:
     kubernetes_validate = needs.package("kubernetes_validate")

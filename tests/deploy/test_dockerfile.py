@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,12 +16,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def stages() -> list[list[list[str]]]:
-    """Instructions by stage, each as its words."""
+    """Instructions by stage, each as its words; what stands before the first stage is left out."""
     found: list[list[list[str]]] = []
     for line in (ROOT / "Dockerfile").read_text().splitlines():
         if line.startswith("FROM "):
             found.append([])
-        if line and not line.startswith("#"):
+        if found and line and not line.startswith("#"):
             found[-1].append(shlex.split(line))
     return found
 
@@ -65,3 +66,29 @@ def test_the_image_runs_without_root_and_holds_nothing_of_the_build() -> None:
     ]
     assert final[-1][0] == "ENTRYPOINT"
     assert build[0][1] == final[0][1]  # the same Python: a virtual environment runs with the one that it was made by
+
+
+def test_the_base_image_is_named_by_its_digest_in_one_place() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    (base,) = re.findall(r"^ARG BASE=(.*)$", text, re.MULTILINE)
+    assert re.fullmatch(r"docker\.io/library/python:3\.12-slim-bookworm@sha256:[0-9a-f]{64}", base)
+    assert [stage[0][1] for stage in stages()] == ["${BASE}", "${BASE}"]
+
+
+def test_nothing_is_installed_without_its_hash_but_the_wheel_made_there() -> None:
+    installs = [
+        part
+        for words in stages()[0]
+        if words[0] == "RUN"
+        for part in " ".join(words).split(" && ")
+        if " install " in part
+    ]
+    assert len(installs) == 3
+    for one in installs:
+        assert ("--require-hashes --only-binary :all:" in one) != ("--no-deps --no-index dist/*.whl" in one), one
+    assert not [words for words in stages()[1] if "pip" in " ".join(words)]
+
+
+def test_the_image_has_a_bill_of_materials() -> None:
+    bill = [words for words in stages()[0] if "cyclonedx-py" in " ".join(words)]
+    assert len(bill) == 1 and "/opt/gangwatch/share/sbom/gangwatch.cdx.json" in bill[0]

@@ -1,0 +1,90 @@
+"""What is installed is locked, by versions and hashes; `make check` notices a lock that does not fit. No network."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The script, on a copy of the locks and of pyproject.toml."""
+    spec = importlib.util.spec_from_file_location("gangwatch_lock", ROOT / "packaging" / "lock.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    shutil.copytree(ROOT / "packaging" / "locks", tmp_path / "packaging" / "locks")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "LOCKS", tmp_path / "packaging" / "locks")
+    yield module
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_the_locks_fit_pyproject(lock: ModuleType) -> None:
+    assert lock.complaints() == []
+
+
+def test_a_requirement_that_was_added_changed_or_removed_is_noticed(lock: ModuleType) -> None:
+    for old, new, said in (
+        ('"bcrypt>=4.1"', '"bcrypt>=4.1",\n  "somethingelse>=1"', "somethingelse>=1 is not fulfilled by anything"),
+        ('"bcrypt>=4.1"', '"bcrypt>=400"', "bcrypt>=400 is not fulfilled by "),
+        ('"bcrypt>=4.1",', "", "runtime.txt: was made from other requirements"),
+        ('"hatchling>=1.27"]', '"hatchling>=1.28"]', "build.txt: was made from other requirements"),
+        ('requires-python = ">=3.11"', 'requires-python = ">=3.12"', "was made from other requirements"),
+    ):
+        before = (lock.ROOT / "pyproject.toml").read_text()
+        change(lock.ROOT / "pyproject.toml", old, new)
+        assert any(said in one for one in lock.complaints()), said
+        (lock.ROOT / "pyproject.toml").write_text(before)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--index-url https://mirror.example/simple",
+        "--extra-index-url https://mirror.example/simple",
+        "--find-links /opt/wheels",
+        "-e .",
+        "evil @ https://example.com/evil.whl",
+        "evil==1.0",
+        "evil>=1.0 \\",
+        "-r other.txt",
+        "./dist/evil.whl",
+    ],
+)
+def test_an_address_an_option_or_a_package_without_a_hash_is_noticed(lock: ModuleType, line: str) -> None:
+    path = lock.LOCKS / "runtime.txt"
+    path.write_text(f"{path.read_text()}{line}\n")
+    assert any("runtime.txt, line" in one or "runtime.txt: it ends" in one for one in lock.complaints())
+
+
+def test_a_hash_of_another_kind_and_a_version_that_is_not_tested_are_noticed(lock: ModuleType) -> None:
+    path = lock.LOCKS / "runtime.txt"
+    before = path.read_text()
+    change(path, "--hash=sha256:", "--hash=md5:")
+    assert any("expected --hash=sha256" in one for one in lock.complaints())
+    path.write_text(re.sub(r"^msgspec==\S+", "msgspec==99.0", before, flags=re.MULTILINE))
+    assert any("runtime.txt: msgspec 99.0, and dev.txt, which is tested" in one for one in lock.complaints())
+    path.unlink()
+    assert any("runtime.txt" in one for one in lock.complaints())
+
+
+def test_make_installs_by_hash_and_checks_the_locks() -> None:
+    text = (ROOT / "Makefile").read_text()
+    installs = [line for line in text.split("\n") if line.startswith("\t") and "/pip " in line]
+    assert installs and all("$(LOCKED)" in line or "$(OURSELVES)" in line for line in installs)
+    assert "--require-hashes --only-binary :all:" in text and "packaging/lock.py --check" in text
