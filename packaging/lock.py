@@ -100,7 +100,8 @@ def make(upgrade: bool) -> None:
                 made.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
             command = [
                 sys.executable, "-m", "uv", "pip", "compile", str(asked), "--output-file", str(made), "--quiet",
-                "--universal", "--generate-hashes", "--no-header", "--no-annotate", f"--python-version={PYTHONS[0]}", "--no-config",
+                "--universal", "--generate-hashes", "--no-header", "--no-annotate", "--no-config",
+                f"--python-version={PYTHONS[0]}",
             ]  # fmt: skip
             command += ["--upgrade"] if upgrade else []
             # One version of a package for all of us: what runs is what was tested.
