@@ -14,6 +14,8 @@ import pytest
 
 from agent.schema.errors import BackendError
 from benchmarks.slurm.printed import Printed, PrintedCommands, Queue, as_json, as_text, in_columns, in_places
+from gangwatch import slurm_health
+from gangwatch.config_sections import SlurmSection
 from scheduler_feedback.backends.slurm import SlurmBackend, columns, parse_json, parse_text
 from scheduler_feedback.backends.slurm.facts import SlurmJob
 from scheduler_feedback.backends.slurm.opt_in import of_comment
@@ -208,3 +210,25 @@ def test_two_answers_about_the_nodes_of_a_job_are_none() -> None:
     assert columns.places(first + second) == columns.places(b"7|gpu[|\n") == columns.places(b"7|a|b|c\nx|y|z\n") == {}
     found = columns.jobs(in_columns([VICTIM, Printed(8)]), columns.places(first + second + in_places([Printed(8)])))
     assert found.records.keys() == {8} and [one.key for one in found.refused] == [7]
+
+
+def test_check_names_the_records_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue([VICTIM, Printed(8, b" Nodes=gpu001 CPU_IDs=0 Mem=0 GRES=gpu:1")])
+    monkeypatch.setattr(slurm_health, "Commands", lambda *_: PrintedCommands(queue, text=True))
+    assert slurm_health.findings(SlurmSection()) == ()
+    whole, one = slurm_health.findings(SlurmSection(enabled=True))
+    assert (whole.name, whole.state) == ("slurm", "limited")
+    assert whole.detail == "4 nodes, 1 jobs; 1 records can't be read"
+    assert (one.name, one.state) == ("slurm: job 8", "limited") and "imitates Slurm's own words" in one.detail
+    queue.jobs = [VICTIM]
+    (found,) = slurm_health.findings(SlurmSection(enabled=True))
+    assert (found.state, found.detail) == ("found", "4 nodes, 1 jobs, every record readable")
+
+    async def away(_: tuple[str, ...], given: str | None = None) -> bytes:
+        raise BackendError("sinfo --version: no end within 20 s; it was killed")
+
+    commands = PrintedCommands(queue, text=False)
+    monkeypatch.setattr(commands, "_run", away)
+    monkeypatch.setattr(slurm_health, "Commands", lambda *_: commands)
+    (missing,) = slurm_health.findings(SlurmSection(enabled=True))
+    assert missing.state == "missing" and "it was killed" in missing.detail
