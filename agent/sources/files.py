@@ -30,9 +30,13 @@ def read_file(path: str) -> bytes:
         os.close(descriptor)
 
 
+MOST_DIGITS = 20
+"""Of 2^64 - 1."""
+
+
 def whole(digits: bytes) -> int:
     """A count as the kernel writes it. Raises ValueError for anything else: int() alone takes signs and underscores."""
-    if not digits.isdigit():
+    if not digits.isdigit() or len(digits) > MOST_DIGITS:
         raise ValueError(f"{digits[:40]!r} is no count")
     return int(digits)
 

@@ -11,7 +11,7 @@ import os
 from typing import NamedTuple
 
 from agent.schema.errors import SourceError
-from agent.sources.files import read_file, whole
+from agent.sources.files import MOST_DIGITS, read_file, whole
 
 CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 """USER_HZ, the unit of ticks in /proc (100 on every Linux that people run)."""
@@ -92,7 +92,7 @@ def _line_number(data: bytes, key: bytes, file: str) -> int:
     start += 1 + len(key)
     end = data.find(b"\n", start)
     digits = data[start : end if end >= 0 else len(data)].strip()
-    if not digits.isdigit():
+    if not digits.isdigit() or len(digits) > MOST_DIGITS:
         raise SourceError(f"{file}: {data[start - len(key) : start + 40]!r}")
     return int(digits)
 

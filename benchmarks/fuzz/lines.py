@@ -67,8 +67,11 @@ def all_lines(places: Iterable[str]) -> frozenset[tuple[str, int]]:
     return frozenset((code.co_filename, line) for place in places for code in codes_of(place) for line in _lines(code))
 
 
-def reached(places: Iterable[str], run: Callable[[], None]) -> Lines:
-    """The lines of these places that `run` reaches in this thread. Slow: some ten times, so on a sample."""
+def reached(places: Iterable[str], runs: Iterable[Callable[[], object]]) -> Lines:
+    """The lines of these places that the runs reach in this thread. Slow: some ten times, so on a sample.
+
+    What a run raises is passed over.
+    """
     wanted = all_lines(places)
     left: dict[tuple[str, str, int], set[int]] = {}
     for place in places:
@@ -88,9 +91,14 @@ def reached(places: Iterable[str], run: Callable[[], None]) -> Lines:
         return in_function if left.get((code.co_filename, code.co_qualname, code.co_firstlineno)) else None
 
     before = sys.gettrace()
-    sys.settrace(in_any)
     try:
-        run()
+        for run in runs:
+            # Again for each: Python takes a tracer away that was called with no stack left (RecursionError).
+            sys.settrace(in_any)
+            try:
+                run()
+            except Exception:
+                continue
     finally:
         sys.settrace(before)
     missed = {(path, line) for (path, _, _), lines in left.items() for line in lines}

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -127,16 +128,10 @@ def run(name: str, seed: int, start: int, count: int) -> Chunk:
 def cover(name: str, seed: int, count: int) -> Lines:
     """The lines that the first `count` inputs of the target reach. What fails is counted elsewhere."""
     target = targets()[name]
-    inputs = [made(target, seed, number) for number in range(count)]
-
-    def all_of_them() -> None:
-        for data in inputs:
-            try:
-                parsed(target, data)
-            except Exception:
-                continue
-
-    return reached(target.covers, all_of_them)
+    return reached(
+        target.covers,
+        (partial(parsed, target, data) for data in (made(target, seed, number) for number in range(count))),
+    )
 
 
 def _words(error: Exception) -> str:

@@ -135,7 +135,11 @@ class BoundedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         self._place.malformed()
         if self._give_up():
-            super().send_400_response(msg)
+            try:
+                super().send_400_response(msg)
+            except h11.LocalProtocolError:
+                # The answer to a HEAD has no body, and uvicorn sends one: its head is written, and that is the answer.
+                self.transport.close()
 
     def _give_up(self) -> bool:
         """Have nothing more sent by whoever answers now; whether an answer of ours can be sent instead."""

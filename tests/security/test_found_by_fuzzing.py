@@ -14,6 +14,7 @@ from agent.sources.cgroup import parse_cgroup
 from gangwatch import config
 from scheduler_feedback.fabric_file import read_fabric
 from scheduler_feedback.sim.traces import slurm as sacct
+from tests.security.serving import ended, served
 
 DIGITS = "9" * 5000
 """int() refuses more than 4,300 with a ValueError that nobody expected (sys.get_int_max_str_digits)."""
@@ -79,3 +80,13 @@ def test_a_time_without_end_in_sacct_costs_its_line(tmp_path: Path) -> None:
 def test_a_rank_file_nested_without_end_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"x": ' + "[" * 100_000)
     assert attribution._list(str(tmp_path)).ranks == ()
+
+
+def test_a_head_request_with_a_malformed_body_is_answered_without_one(caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn wrote a body to it, which h11 refuses: a traceback in the log for each such request."""
+    with served() as site:
+        sent = b"HEAD /wait HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n"
+        answer = ended(site.connect(sent + b"GET / HTTP/1.1\r\n\r\n"))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert (head.partition(b"\r\n")[0], body) == (b"HTTP/1.1 400 Bad Request", b"")
+    assert not [record for record in caplog.records if record.exc_info]
