@@ -219,6 +219,16 @@ def partition() -> ScriptedRun:
     return _quiet(script)
 
 
+def foreign_ranks() -> ScriptedRun:
+    """An agent reports ranks that the scheduler has placed elsewhere."""
+
+    def script(run: ScriptedRun, now: float) -> Sequence[Event]:
+        run.foreign["node-00001"] += int(ONSET <= now < ONSET + 60.0)
+        return ()
+
+    return _quiet(script)
+
+
 def _alerts(*names: str) -> frozenset[str]:
     return frozenset(f"Gangwatch{name}" for name in names)
 
@@ -256,6 +266,7 @@ SCENARIOS: dict[str, Scenario] = {
         down=(ONSET, ONSET + LENGTH),
     ),
     "partition": Scenario(partition, _alerts("FeedLost"), labels=(("node", "node-00001"),)),
+    "foreign-ranks": Scenario(foreign_ranks, _alerts("ForeignRanks"), labels=(("node", "node-00001"),)),
     "failing-collector": Scenario(
         failing_collector, _alerts("CollectorFailing"), labels=(("node", "node-00001"), ("collector", "gpu"))
     ),

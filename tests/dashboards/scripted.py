@@ -151,8 +151,8 @@ class ScriptedRun:
     What a script may set: unread, nodes whose streams the controller can't read; failing, nodes with a collector that
     fails; halted, jobs that report no more steps; broken: detectors and parts that a bug has hit; stuck, no cycle runs;
     leads, as a controller on Kubernetes says it, which answers with nothing else where it does not; counters of the
-    cycle's thread. A job that is
-    stopped reports no more; its GPUs' counters go on as they were, which no test here looks at.
+    cycle's thread; foreign, records of ranks that do not run there, by node. A job that is stopped reports no more; its
+    GPUs' counters go on as they were, which no test here looks at.
     """
 
     def __init__(
@@ -171,6 +171,7 @@ class ScriptedRun:
         self.state = State(policy=policy)
         self.now = 0.0
         self.counters: Counter[str] = Counter()
+        self.foreign: Counter[str] = Counter()
         self.unread: set[str] = set()
         self.failing: set[str] = set()
         self.halted: set[str] = set()
@@ -287,6 +288,10 @@ class ScriptedRun:
             ),
             *((name, (), float(self.counters[name])) for name in COUNTERS),
             ("gangwatch_cycle_duration_seconds", (), 0.001),
+            *(
+                ("gangwatch_watch_records_refused_total", (("node", node), ("reason", "not-placed")), float(count))
+                for node, count in self.foreign.items()
+            ),
         ]
         for node, agent in self._agents.items():
             labels = (("node", node),)
