@@ -120,7 +120,7 @@ FEEDBACK: tuple[Metric, ...] = (
            "Nodes or gangs whose telemetry is not used because of a bug that it showed.", "", ("kind",), "the watch"),
     Metric("gangwatch_node_clock_skew_seconds", "gauge",
            "How far a node's wall clock is ahead of the controller's; only of nodes that are more than 2 s off.",
-           "seconds", ("node",), "the controller"),
+           "seconds", (), "the controller"),
     Metric("gangwatch_watch_frames_dropped_total", "counter", "Frames dropped because folding could not keep up.", "",
            (), "the watch"),
     Metric("gangwatch_watch_frames_refused_total", "counter", "Frames that did not fit their layout or node.", "", (),
