@@ -114,7 +114,7 @@ class Gate:
         yield "gangwatch_http_connections", (), float(len(self.places))
         yield "gangwatch_http_connections_limit", (), float(self.places.most)
         yield "gangwatch_http_peers", (), float(self.places.peers())
-        yield "gangwatch_http_connections_total", (), float(self.accepted)
+        yield "gangwatch_http_accepted_total", (), float(self.accepted)
 
     # --- as uvicorn asks a server ------------------------------------------------------------------------------------
 

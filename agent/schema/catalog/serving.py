@@ -11,7 +11,7 @@ SERVING: tuple[Metric, ...] = (
            "the server"),
     Metric("gangwatch_http_peers", "gauge", "Addresses, or on loopback users, that have a connection open.", "", (),
            "the server"),
-    Metric("gangwatch_http_connections_total", "counter", "Connections that came.", "", (), "the server"),
+    Metric("gangwatch_http_accepted_total", "counter", "Connections that came.", "", (), "the server"),
     Metric("gangwatch_http_requests_total", "counter", "Requests that came.", "", (), "the server"),
     Metric("gangwatch_http_requests_waited_total", "counter",
            "Requests that waited for their turn, because their peer asked too often.", "", (), "the server"),
