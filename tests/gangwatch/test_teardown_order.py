@@ -25,6 +25,9 @@ class FakeClient:
             return {"frozen": False}
         return [{"job": job, "state": state} for job, state in self.jobs.items()]
 
+    def get_all(self, path: str) -> Any:
+        return self.get(path)
+
     def post(self, path: str, _body: dict[str, Any]) -> None:
         del self.jobs[path.split("/")[3]]
         if "running" not in self.jobs.values() and self.jobs:
