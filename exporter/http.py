@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
+from agent.schema.identity import Certificate
 from agent.schema.places import NoPlaceError, Places
 from exporter.buckets import Buckets
 from exporter.http_messages import Answer, BadRequestError, Request, parse_request, text_answer
@@ -79,8 +80,9 @@ class Transport(Protocol):
     def context(self) -> ssl.SSLContext | None:
         """With what the next connection is encrypted; None for not at all."""
 
-    def admits(self, connection: ssl.SSLSocket) -> bool:
-        """Whether the peer of a finished handshake may go on."""
+    def admits(self, connection: ssl.SSLSocket) -> Certificate | None:
+        """The certificate of the peer of a finished handshake, without names where it has shown none; None where it may
+        not go on."""
 
     def refusal(self, request: Request) -> Answer | None:
         """Why this request is not answered; None where it is."""
@@ -103,6 +105,7 @@ class _Connection:
     answered: bool = False
     rest: bytes = b""
     context: ssl.SSLContext | None = field(default=None, repr=False)
+    certificate: Certificate | None = None
     newest: tuple[bytes, Request, bool] | None = None
 
 
@@ -251,7 +254,8 @@ class HttpServer:
         wrapped = context.wrap_socket(connection.socket, server_side=True, do_handshake_on_connect=False)
         connection.socket, connection.context = wrapped, context
         wrapped.do_handshake()
-        return self._transport.admits(wrapped)
+        connection.certificate = self._transport.admits(wrapped)
+        return connection.certificate is not None
 
     def _exchange(self, connection: _Connection) -> bool:
         """Read one request and answer it; whether another may follow."""
@@ -260,7 +264,8 @@ class HttpServer:
             if head is None:
                 return False
             if connection.newest is None or connection.newest[0] != head:
-                connection.newest = head, *parse_request(head, connection.peer, connection.context is not None)
+                parsed = parse_request(head, connection.peer, connection.context is not None, connection.certificate)
+                connection.newest = head, *parsed
             _, request, kept = connection.newest
         except BadRequestError as error:
             self.refused["late head" if error.status == 408 else "malformed"] += 1

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
+from agent.schema.identity import Certificate
+
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.([01])")
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
 """RFC 9112 section 5: a token, a colon with nothing before it, and a value without control characters."""
@@ -17,7 +19,8 @@ _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t -~\x80-\xff]*?
 class Request:
     """A request without its connection. headers: by lower-case name; several of one name are joined by commas.
 
-    old: of HTTP/1.0, whose answers end where the connection does. encrypted: came over TLS.
+    old: of HTTP/1.0, whose answers end where the connection does. encrypted: came over TLS. certificate: that the peer
+    has shown and that was verified; without names where it has shown none, None without TLS.
     """
 
     method: str
@@ -27,6 +30,7 @@ class Request:
     peer: str = ""
     encrypted: bool = False
     old: bool = False
+    certificate: Certificate | None = None
 
 
 class Stream(Protocol):
@@ -61,7 +65,9 @@ class BadRequestError(Exception):
         self.status = status
 
 
-def parse_request(head: bytes, peer: str = "", encrypted: bool = False) -> tuple[Request, bool]:
+def parse_request(
+    head: bytes, peer: str = "", encrypted: bool = False, certificate: Certificate | None = None
+) -> tuple[Request, bool]:
     """A request from its line and headers, without the empty line, and whether the connection may be kept.
 
     Raises BadRequestError for what is no request of ours, or has a body.
@@ -89,7 +95,8 @@ def parse_request(head: bytes, peer: str = "", encrypted: bool = False) -> tuple
     path, _, query = target.partition("?")
     options = {option.strip().lower() for option in headers.get("connection", "").split(",")}
     kept = "close" not in options and (minor == b"1" or "keep-alive" in options)
-    return Request(method, path, query.partition("#")[0], headers, peer, encrypted, minor == b"0"), kept
+    request = Request(method, path, query.partition("#")[0], headers, peer, encrypted, minor == b"0", certificate)
+    return request, kept
 
 
 def accepts_gzip(headers: Mapping[str, str]) -> bool:

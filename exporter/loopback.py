@@ -7,6 +7,7 @@ from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from agent.schema.identity import Certificate
 from exporter.http_messages import Answer, Request, text_answer
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class LoopbackOnly:
     def context(self) -> ssl.SSLContext | None:
         return None
 
-    def admits(self, connection: ssl.SSLSocket) -> bool:  # noqa: ARG002 - there are no such connections
-        return True
+    def admits(self, connection: ssl.SSLSocket) -> Certificate | None:  # noqa: ARG002 - there are no such connections
+        return None
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         return ()

@@ -13,6 +13,7 @@ from exporter.push import Pusher, PushTarget
 from exporter.server import ThreadedServer, agent_app
 
 if TYPE_CHECKING:
+    from exporter.frame_readers import FrameReaders
     from exporter.security import Security
 
 Listener = Callable[[Layout, Frame], None]
@@ -37,10 +38,13 @@ class Publisher:
         web_config: Path | None,
         settings: Settings,
         targets: Mapping[str, PushTarget],
+        readers: FrameReaders | None = None,
     ) -> None:
-        """Raises ConfigError for an address, a web configuration or a target that can't be used."""
+        """readers: who may read frames over TLS; None: whoever may read metrics.
+
+        Raises ConfigError for an address, a web configuration or a target that can't be used."""
         self._source = source
-        self.security = _security(web_config) if web_config is not None else None
+        self.security = _security(web_config, readers) if web_config is not None else None
         self._app = agent_app(source.newest, source.add_listener, settings=settings, own=self._own)
         self._pushers = _make_pushers(source, settings, targets)
         self._server = ThreadedServer(self._app, host, port, self.security)
@@ -87,10 +91,10 @@ class Publisher:
             yield from pusher.measures()
 
 
-def _security(file: Path) -> Security:
+def _security(file: Path, readers: FrameReaders | None) -> Security:
     from exporter.security import Security
 
-    return Security(file)
+    return Security(file, readers=readers)
 
 
 def _make_pushers(source: Source, settings: Settings, targets: Mapping[str, PushTarget]) -> list[Pusher]:

@@ -18,14 +18,19 @@ import ssl
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+from agent.schema.certificate_file import validity
 from agent.schema.errors import ConfigError
+from agent.schema.identity import Certificate, read_certificate
 from exporter.buckets import Bucket
+from exporter.frame_readers import PATHS as FRAME_PATHS
+from exporter.frame_readers import FrameReaders
 from exporter.http_messages import Answer, Request, text_answer
 from exporter.loopback import LoopbackOnly
+from exporter.prometheus import Sample
 from exporter.web_config import WebConfig, load_web_config, make_context, names_of
 
 log = logging.getLogger(__name__)
@@ -119,7 +124,8 @@ class Security:
     """A web configuration in force. Changed files are taken over; a wrong change is logged and the old stays.
 
     proves: says of a request that it carries a proof which the app behind checks, and refuses where it is wrong (a
-    bearer token, a session's cookie), or that it is on its way to a login; None where the app checks nothing.
+    bearer token, a session's cookie), or that it is on its way to a login; None where the app checks nothing. readers:
+    who may read frames, whatever else admits to metrics; None: whoever may read those.
     """
 
     def __init__(
@@ -127,10 +133,12 @@ class Security:
         file: Path,
         clock: Callable[[], float] = time.monotonic,
         proves: Callable[[Request], bool] | None = None,
+        readers: FrameReaders | None = None,
     ) -> None:
         """Raises ConfigError for a file that can't be used."""
         self._clock = clock
         self._proves = proves
+        self._readers = readers
         self._passwords = Passwords(clock)
         self._loopback = LoopbackOnly()
         self.refused = self._loopback.refused
@@ -138,8 +146,9 @@ class Security:
         self._limit: Bucket | None = None
         self._seen = _stamps((file,))
         self._config = load_web_config(file)
-        self._seen = _stamps(self._config.files())
+        self._seen = _stamps(self._files())
         self._context = make_context(self._config)
+        self._ends = _end_of(self._config)
         self._checked = clock()
         self._set_limit()
         self.failure = ""
@@ -148,6 +157,20 @@ class Security:
     @property
     def config(self) -> WebConfig:
         return self._config
+
+    def measures(self) -> Iterator[Sample]:
+        """When the certificate that is shown ends; nothing without one."""
+        if self._ends is not None:
+            yield "gangwatch_certificate_expiry_seconds", (("use", "server"),), self._ends
+
+    @property
+    def has_frame_readers(self) -> bool:
+        """Whether anybody can prove to be a reader of frames: clients' certificates are asked for and verified."""
+        tls = self._config.tls
+        return self._readers is None or tls is None or tls.client_ca is not None
+
+    def _files(self) -> tuple[Path, ...]:
+        return (*self._config.files(), *(() if self._readers is None else self._readers.files()))
 
     @property
     def hashed(self) -> int:
@@ -170,10 +193,13 @@ class Security:
             self._read()
 
     def _read(self) -> None:
-        seen = _stamps(self._config.files())
+        seen = _stamps(self._files())
         try:
             config = load_web_config(self._config.file)
             context = make_context(config)
+            ends = _end_of(config)
+            if self._readers is not None:
+                self._readers.read()
             was_protected = not self.protects()
             previous, self._config = self._config, config
             if was_protected and (missing := self.protects()):
@@ -182,7 +208,7 @@ class Security:
         except ConfigError as error:
             self._seen, self.failure = seen, str(error)
             raise
-        self._context, self._seen, self.failure = context, _stamps(config.files()), ""
+        self._context, self._ends, self._seen, self.failure = context, ends, _stamps(self._files()), ""
         self._set_limit()
 
     def _set_limit(self) -> None:
@@ -198,7 +224,7 @@ class Security:
             if now - self._checked < CHECK_SECONDS:
                 return
             self._checked = now
-            if _stamps(self._config.files()) == self._seen:
+            if _stamps(self._files()) == self._seen:
                 return
             try:
                 self._read()
@@ -212,11 +238,12 @@ class Security:
         self._look()
         return self._context
 
-    def admits(self, connection: ssl.SSLSocket) -> bool:
+    def admits(self, connection: ssl.SSLSocket) -> Certificate | None:
         tls = self._config.tls
-        if tls is None or not tls.client_names:
-            return True
-        return bool(names_of(connection.getpeercert() or {}) & tls.client_names)
+        told = connection.getpeercert() or {}
+        if tls is not None and tls.client_names and not names_of(told) & tls.client_names:
+            return None
+        return read_certificate(told)
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         return self._config.headers
@@ -224,7 +251,7 @@ class Security:
     def refusal(self, request: Request) -> Answer | None:
         self._look()
         answer = self._refusal(request)
-        if answer is not None and answer.status not in (303, 403):
+        if answer is not None and (answer.status not in (303, 403) or request.path in FRAME_PATHS):
             self.refused[answer.status] += 1
         return answer
 
@@ -234,6 +261,8 @@ class Security:
                 limited = not self._limit.take(self._clock())
             if limited:
                 return text_answer(429, "more requests than rate_limit allows", ("Retry-After", "1"))
+        if self._readers is not None and self._config.tls is not None and request.path in FRAME_PATHS:
+            return self._readers.refusal(request)
         if self._proves is not None and self._proves(request):
             return None
         if not self._config.authenticates and not (self._proves is not None and self._config.tls is not None):
@@ -253,6 +282,19 @@ class Security:
         if not right:
             needed = "a user and a password, or a token," if self._proves is not None else "a user and a password"
             return text_answer(401, f"{needed} are needed", ("WWW-Authenticate", "Basic"))
+        return None
+
+
+def _end_of(config: WebConfig) -> float | None:
+    """When the server's certificate ends; None where that can't be told: the context has read it all the same."""
+    tls = config.tls
+    if tls is None:
+        return None
+    try:
+        pem = tls.certificate.read_bytes() if isinstance(tls.certificate, Path) else tls.certificate.encode()
+        return validity(pem)[1]
+    except (OSError, ConfigError) as error:
+        log.warning("%s: when its certificate ends can't be told: %s", config.file, error)
         return None
 
 

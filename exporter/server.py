@@ -412,6 +412,7 @@ class ThreadedServer:
             yield "gangwatch_exporter_requests_refused_total", (("status", str(status)),), count
         if not isinstance(self._guard, LoopbackOnly):
             yield "gangwatch_exporter_web_config_in_force", (), int(not self._guard.failure)
+            yield from self._guard.measures()
 
     def __enter__(self) -> ThreadedServer:
         self.start()

@@ -301,6 +301,15 @@ class _Reading:
         return float(interval), burst
 
 
+def certificate_path(file: Path) -> Path | None:
+    """The file of the certificate that a web configuration names, whether it is there yet or not; None for none.
+
+    Raises ConfigError for a configuration that can't be read.
+    """
+    tls = load_web_config(file).tls
+    return tls.certificate if tls is not None and isinstance(tls.certificate, Path) else None
+
+
 # --- contexts --------------------------------------------------------------------------------------------------------
 
 

@@ -97,9 +97,24 @@ class Client:
                     raise
                 time.sleep(error.retry_seconds)
 
+    def text(self, path: str) -> str:
+        """The text at `path`, such as /metrics. Raises as `get` does."""
+        response, content = self._exchange("GET", path, None, "text/plain")
+        if response.status != 200:
+            _answer(response.status, content, f"GET {path}", "")
+        return content.decode("utf-8", "replace")
+
     def _ask_once(self, method: str, path: str, body: bytes | None) -> tuple[Any, str]:
+        response, content = self._exchange(method, path, body, "application/json")
+        answer = _answer(response.status, content, f"{method} {path}", response.headers.get("retry-after", ""))
+        following = _NEXT.search(response.headers.get("link", ""))
+        return answer, following[1] if following is not None else ""
+
+    def _exchange(
+        self, method: str, path: str, body: bytes | None, accept: str
+    ) -> tuple[http.client.HTTPResponse, bytes]:
         remote, who = self._find()
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": accept}
         if remote.token_file is not None:
             headers["Authorization"] = f"Bearer {_token(remote.token_file)}"
         if body is not None:
@@ -113,10 +128,7 @@ class Client:
             raise NotRunningError(f"{who} does not answer: {error or type(error).__name__}") from None
         finally:
             connection.close()
-        retry_after = response.headers.get("retry-after", "")
-        answer = _answer(response.status, content, f"{method} {path}", retry_after)
-        following = _NEXT.search(response.headers.get("link", ""))
-        return answer, following[1] if following is not None else ""
+        return response, content
 
     def _find(self) -> tuple[Remote, str]:
         """Where the controller is, and what to call it. Raises NotRunningError."""

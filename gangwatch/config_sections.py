@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.schema.errors import ConfigError
+from agent.schema.identity import CONTROLLER
 
 DEFAULT_PORT = 9420
 """The controller's port: in the range that exporters use by custom (9100 and up), our own choice."""
@@ -63,6 +64,16 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rdma_excluded: tuple[str, ...] = ()
     gpu_burst: bool = False
     kubelet_pods: str = ""
+    step_folder: str | None = None
+    """A folder of the agent's own in which every user's ranks report, at `agent.sock`: it is made, with mode 0711."""
+    frame_readers: tuple[str, ...] = (CONTROLLER,)
+    """Off loopback frames are given over TLS to whoever shows a certificate of one of these names, and to nobody by a
+    password. Empty: to whoever may read metrics, which one password of all agents may open."""
+    revoked_file: str | None = None
+    """List of revoked certificates (`gangwatch certificates revoke`), for those of frame_readers."""
+    certificate_command: tuple[str, ...] = ()
+    """Argument list, no shell. It is run at the start until web_config's certificate is there, and when a third of its
+    life is left; it makes the files anew. GANGWATCH_NODE in its environment is the node's name."""
 
 
 class StepQuotasSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -236,6 +247,10 @@ class FeedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_file: str | None = None
     username: str = ""
     password_file: str | None = None
+    verify: Literal["node", "host"] = "node"
+    """'node': an agent's certificate must be made out to its node. 'host': to the host that its URL names."""
+    revoked_file: str | None = None
+    """List of revoked certificates (`gangwatch certificates revoke`); read again when it changes."""
 
 
 class StoreSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

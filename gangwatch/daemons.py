@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ import msgspec
 
 from agent.schema.errors import ConfigError, GangwatchError, StateFolderBusyError
 from gangwatch.config import NODE_NAME, Config, changes
-from gangwatch.config_sections import parse_listen
+from gangwatch.config_sections import AgentSection, parse_listen
 from gangwatch.daemon_ends import read_ends
 from gangwatch.in_force import InForce, write_in_force
 from gangwatch.logs import configure_logging
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
 
     from exporter.asgi import App, Receive, Scope, Send
     from exporter.exposition import Settings
+    from exporter.frame_readers import FrameReaders
     from exporter.push import PushTarget
     from exporter.serving.limits import Limits
+    from gangwatch.certificates.renewal import Renewal
     from gangwatch.otlp_push import OtlpPush
     from scheduler_feedback.backends.slurm import SlurmBackend
+    from scheduler_feedback.core.fleet import Sample
     from scheduler_feedback.core.state import Policy
     from scheduler_feedback.credentials import Credentials
 
@@ -162,10 +166,7 @@ class _Agent:
         self._state, self._config, self._name = state, config, node_name
         self._slots, self._devices, self._reload = slots, devices, reload
         section = config.agent
-        named = config.agent.step_socket
-        self._socket_path = (
-            state.socket_path(node_name) if named is None else Path(named.replace("{node}", node_name)).absolute()
-        )
+        self._socket_path = _step_socket(config.agent, state, node_name)
         machine = Machine(
             Attribution(str(state.path / "ranks" / node_name), section.proc_root),
             str(self._socket_path),
@@ -188,7 +189,23 @@ class _Agent:
         self._node = Node(node_name, collectors, interval_seconds=section.interval_seconds, proc_root=section.proc_root)
         host, port = self._address(position)
         web_config = Path(section.web_config) if section.web_config is not None else None
-        self._publisher = Publisher(self._node, host, port, web_config, settings_of(config), pushes_of(config))
+        self._renewal = _renewal_of(section, web_config, node_name)
+        if self._renewal is not None and not self._renewal.first(lambda: bool(signal.sigpending() & _ENDS)):
+            raise GangwatchError("stopped before there was a certificate")
+        self._publisher = Publisher(
+            self._node, host, port, web_config, settings_of(config), pushes_of(config), _readers_of(section, host)
+        )
+        self._say_who_reads_frames()
+
+    def _say_who_reads_frames(self) -> None:
+        """Where nobody can: an agent that is scraped and has no controller is none's mistake."""
+        security = self._publisher.security
+        if security is not None and not security.has_frame_readers:
+            _log.warning(
+                "frames are given to nobody: %s verifies no client's certificate (client_ca_file, client_auth_type: "
+                "VerifyClientCertIfGiven), by which the controller would prove that it may read them",
+                security.config.file,
+            )
 
     def _address(self, position: int) -> tuple[str, int]:
         section = self._config.agent
@@ -217,6 +234,8 @@ class _Agent:
         self._node.start()
         try:
             self._publisher.start()
+            if self._renewal is not None:
+                self._renewal.start()
             write_atomically(self._state.agent_file(self._name), msgspec.json.encode(record))
             _log.info("node %s listens at %s", self._name, record.url)
             notify("READY=1", f"STATUS=node {self._name} at {record.url}")
@@ -226,6 +245,8 @@ class _Agent:
         finally:
             notify("STOPPING=1")
             self._state.agent_file(self._name).unlink(missing_ok=True)
+            if self._renewal is not None:
+                self._renewal.stop()
             self._publisher.stop()
             self._node.stop()
         _log.info("node %s stopped", self._name)
@@ -270,6 +291,47 @@ class _Agent:
         except ConfigError as error:
             _log.error("the configuration is not taken over: %s", error)
         notify("READY=1")
+
+
+def _step_socket(section: AgentSection, state: StateFolder, node: str) -> Path:
+    """Where ranks report. Raises ConfigError for a folder that can't be the agent's own."""
+    if section.step_folder is not None:
+        if section.step_socket is not None:
+            raise ConfigError("agent.step_folder: step_socket is given, too: one of them says where ranks report")
+        folder = Path(section.step_folder).absolute()
+        try:
+            folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+            if folder.stat().st_uid != os.geteuid() or folder.is_symlink():
+                raise ConfigError(f"agent.step_folder: {folder}: belongs to another user")
+            folder.chmod(0o711)  # all may enter it, and nobody else may list or change it
+        except OSError as error:
+            raise ConfigError(f"agent.step_folder: {folder}: {error.strerror}") from None
+        return folder / "agent.sock"
+    named = section.step_socket
+    return state.socket_path(node) if named is None else Path(named.replace("{node}", node)).absolute()
+
+
+def _readers_of(section: AgentSection, host: str) -> FrameReaders | None:
+    """Who may read frames over TLS; None: whoever may read metrics. Raises ConfigError for a list that is damaged."""
+    from exporter.frame_readers import FrameReaders
+    from exporter.loopback import is_loopback
+
+    if is_loopback(host) or not section.frame_readers:
+        return None
+    return FrameReaders(section.frame_readers, Path(section.revoked_file) if section.revoked_file else None)
+
+
+def _renewal_of(section: AgentSection, web_config: Path | None, node: str) -> Renewal | None:
+    """What keeps the certificate new. Raises ConfigError where nothing says which certificate that is."""
+    if not section.certificate_command:
+        return None
+    from exporter.web_config import certificate_path
+    from gangwatch.certificates.renewal import Renewal
+
+    path = certificate_path(web_config) if web_config is not None else None
+    if path is None:
+        raise ConfigError("agent.certificate_command: agent.web_config names no cert_file that it could make")
+    return Renewal(section.certificate_command, path, node)
 
 
 def settings_of(config: Config) -> Settings:
@@ -395,12 +457,8 @@ def run_controller(
         def failed() -> None:
             server.should_exit = True
 
-        sources = [
-            controller.measures,
-            server.measures,
-            push.measures,
-            *([slurm.measures] if slurm is not None else []),
-        ]
+        sources: list[Callable[[], Iterable[Sample]]] = [controller.measures, server.measures, push.measures]
+        sources += [part.measures for part in (slurm, security) if part is not None]
 
         def metrics(_request: Request) -> Response:
             return Response(exposition(controller.failures, sources), media_type=TEXT_TYPE)
@@ -479,9 +537,10 @@ def credentials_of(config: Config) -> Credentials | None:
         Path(file) if file is not None else None
         for file in (section.ca_file, section.cert_file, section.key_file, section.password_file)
     )
-    if ca_file is cert_file is password_file is None:
+    revoked_file = Path(section.revoked_file) if section.revoked_file is not None else None
+    if ca_file is cert_file is password_file is revoked_file is None and section.verify == "node":
         return None
-    return Credentials(ca_file, cert_file, key_file, section.username, password_file)
+    return Credentials(ca_file, cert_file, key_file, section.username, password_file, section.verify, revoked_file)
 
 
 class _Configuration:

@@ -6,25 +6,42 @@ import base64
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
+from agent.schema.certificate_file import validity
 from agent.schema.errors import ConfigError
+from agent.schema.identity import Certificate, Revocations, of_node, read_revocations, speaks_for
+
+Verify = Literal["node", "host"]
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """ca_file: who vouches for agents, None for the system's. cert_file, key_file: our own certificate, where agents
-    ask for one. username, password_file: where they ask for a password; the file is read at every connection.
-    """
+    """Files, and what is checked. All files are read again when one of them changes."""
 
     ca_file: Path | None = None
+    """Who vouches for agents; None: the system's authorities."""
     cert_file: Path | None = None
+    """Our own certificate: agents give frames to nobody else."""
     key_file: Path | None = None
     username: str = ""
+    """With password_file: for agents whose frames a password opens."""
     password_file: Path | None = None
+    """Read at every connection."""
+    verify: Verify = "node"
+    """'node': an agent's certificate must be made out to its node. 'host': to the host that it is reached at, which
+    tells nodes apart only where each is reached by a name of its own."""
+    revoked_file: Path | None = None
+    """List of revoked certificates (agent/schema/identity.py)."""
 
-    def context(self) -> ssl.SSLContext:
-        """What connections are made with. Raises ConfigError naming the key of [feed] and the file."""
+    def files(self) -> tuple[Path, ...]:
+        """What is read again when it changes."""
+        files = (self.ca_file, self.cert_file, self.key_file, self.revoked_file)
+        return tuple(file for file in files if file is not None)
+
+    def read(self) -> Trust:
+        """Read all files. Raises ConfigError naming the key of [feed] and the file."""
         key, file = "ca_file", self.ca_file
         try:
             context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file is not None else None)
@@ -34,7 +51,29 @@ class Credentials:
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"feed.{key}: {file}: {reason}") from None
-        return context
+        # Whose the certificate is, is checked once the chain is verified: OpenSSL knows hosts alone, and would take a
+        # name with '*' for every node's.
+        context.check_hostname = self.verify == "host"
+        return Trust(context, self.verify, self._revocations(), self._ends())
+
+    def _ends(self) -> float | None:
+        if self.cert_file is None:
+            return None
+        try:
+            return validity(self.cert_file.read_bytes())[1]
+        except OSError as error:
+            raise ConfigError(f"feed.cert_file: {self.cert_file}: {error.strerror}") from None
+
+    def _revocations(self) -> Revocations:
+        if self.revoked_file is None:
+            return Revocations()
+        try:
+            data = self.revoked_file.read_bytes()
+        except FileNotFoundError:
+            return Revocations()
+        except OSError as error:
+            raise ConfigError(f"feed.revoked_file: {self.revoked_file}: {error.strerror}") from None
+        return read_revocations(data, f"feed.revoked_file: {self.revoked_file}")
 
     def headers(self, url: str) -> dict[str, str]:
         """Of a request to this URL: a password goes over TLS only. Raises OSError where its file can't be read."""
@@ -43,6 +82,35 @@ class Credentials:
         password = self.password_file.read_text(encoding="utf-8").rstrip("\n")
         encoded = base64.b64encode(f"{self.username}:{password}".encode()).decode()
         return {"Authorization": f"Basic {encoded}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What the files of the credentials say now. context: what connections are made with."""
+
+    context: ssl.SSLContext
+    verify: Verify
+    revocations: Revocations
+    ends: float | None = None
+    """When our own certificate ends, in seconds since the epoch; None without one."""
+
+    def name_of(self, node: str, host: str) -> str:
+        """The name that a node's agent is asked for (SNI)."""
+        if self.verify == "host":
+            return host
+        try:
+            return of_node(node)
+        except ConfigError:
+            return host
+
+    def refusal(self, certificate: Certificate, node: str, host: str) -> str:
+        """Why a verified certificate is not accepted for a node's agent, reached at this host; '' where it is."""
+        if self.verify == "node" and not speaks_for(certificate, node, host):
+            shown = ", ".join(sorted(certificate.names)) or "nobody"
+            return f"its certificate is made out to {shown[:200]}, not to node {node}"
+        if why := self.revocations.refuses(certificate):
+            return f"its certificate is not accepted: {why}"
+        return ""
 
 
 def _no_password() -> str:

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -248,7 +248,8 @@ def _serve(
         def leads() -> list[Sample]:
             return [(LEADS, (), float(leadership.may_act()))]
 
-        sources = (controller.measures, server.measures, leads)
+        sources: list[Callable[[], Iterable[Sample]]] = [controller.measures, server.measures, leads]
+        sources += [part.measures for part in (security,) if part is not None]
 
         def metrics(_request: Request) -> Response:
             return Response(exposition(controller.failures, sources), media_type=TEXT_TYPE)

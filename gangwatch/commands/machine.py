@@ -64,7 +64,7 @@ def check(
         _check_cluster(kubeconfig, namespace, release, required, as_json)
         return
 
-    from gangwatch import config, config_notices, controller_health, machine, slurm_health, survey
+    from gangwatch import certificate_health, config, config_notices, controller_health, machine, slurm_health, survey
 
     loaded = config.load(
         config_file,
@@ -87,6 +87,7 @@ def check(
             config_notices.finding_of(state, loaded.policy, config_file is not None),
             *controller_health.findings(state),
             *slurm_health.findings(loaded.slurm),
+            *certificate_health.findings(state, loaded),
         ),
     )
     _known(required, found.findings)

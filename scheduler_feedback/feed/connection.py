@@ -12,9 +12,11 @@ import errno
 import os
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 from agent.schema.errors import GangwatchError
+from agent.schema.identity import Certificate, read_certificate
 from scheduler_feedback.feed.response import Response
 
 RECORD_BYTES = 16 * 1024
@@ -26,6 +28,14 @@ BUFFER_BYTES = 64 * 1024
 
 class EndedError(GangwatchError):
     """The agent ended its stream."""
+
+
+class IdentityError(GangwatchError):
+    """The agent's certificate was verified, and is not that of its node, or was revoked."""
+
+
+Check = Callable[[Certificate], str]
+"""Why a verified certificate is not accepted; '' where it is."""
 
 
 class Passage:
@@ -46,9 +56,14 @@ class Passage:
 
 class Connection:
     """A connection to one agent and the request that it is opened for. Raises OSError (ssl's errors are) and
-    ``EndedError`` from whatever meets the end, and what ``Response`` raises."""
+    ``EndedError`` from whatever meets the end, ``IdentityError``, and what ``Response`` raises.
 
-    __slots__ = ("_connecting", "_passage", "_request", "_response", "_socket", "_tls", "_unsent")
+    certificate: that the agent has shown, once it is accepted; None before, and without TLS.
+    """
+
+    __slots__ = (
+        "_check", "_connecting", "_passage", "_request", "_response", "_socket", "_tls", "_unsent", "certificate",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -58,8 +73,12 @@ class Connection:
         request: bytes,
         passage: Passage,
         context: ssl.SSLContext | None,
+        check: Check = lambda _: "",
     ) -> None:
-        """Begin to connect. host: what the agent's certificate must be made out to, where there is a context."""
+        """Begin to connect. host: the name that the agent is asked for, where there is a context. check: of the
+        certificate that it shows; nothing is sent before it is accepted."""
+        self._check = check
+        self.certificate: Certificate | None = None
         self._passage = passage
         self._response = Response()
         self._request = request
@@ -154,6 +173,10 @@ class Connection:
         """Go on with the handshake; once it is done, with the request."""
         try:
             tls.do_handshake()
+            certificate = read_certificate(tls.getpeercert() or {})
+            if refusal := self._check(certificate):
+                raise IdentityError(refusal)
+            self.certificate = certificate
             tls.write(self._request)
             self._request = b""
         except ssl.SSLWantReadError:

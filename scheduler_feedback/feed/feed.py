@@ -22,13 +22,14 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from agent.schema.clock import Clock
-from agent.schema.errors import FrameError, VersionError
+from agent.schema.errors import ConfigError, FrameError, VersionError
 from agent.schema.frame import AnyLayout, Frame, Layout, check_fits, pack
+from agent.schema.identity import Certificate
 from scheduler_feedback.core.fleet import Sample
-from scheduler_feedback.credentials import Credentials
+from scheduler_feedback.credentials import Credentials, Trust
 from scheduler_feedback.feed.agents import AgentRecord, Agents
 from scheduler_feedback.feed.arriving import Arriving
-from scheduler_feedback.feed.connection import Connection, EndedError, Passage
+from scheduler_feedback.feed.connection import Connection, EndedError, IdentityError, Passage
 from scheduler_feedback.feed.names import POLL_SECONDS, Address, Names, literal
 from scheduler_feedback.feed.response import RefusedError
 from scheduler_feedback.feed.streams import ALLOWED_A_SECOND, LAYOUT_WEIGHT, Allowance, Follower, Stream
@@ -37,6 +38,9 @@ DISCOVERY_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 10.0
 """Ten frames at the usual second: a stream that completes none for so long is dead, whatever TCP believes."""
+
+CREDENTIALS_SECONDS = 5.0
+"""Between two looks at the files of certificates: a revoked one is refused ten seconds later at most."""
 
 OPENED_A_TURN = 128
 """Most connections begun between two looks at the open streams: 10,000 agents that come back at once delay no frame by
@@ -93,7 +97,8 @@ class Feed:
     ) -> None:
         """Raises ConfigError for credentials that can't be used."""
         self._credentials = credentials or Credentials()
-        self._context = self._credentials.context() if credentials is not None else None
+        self._stamps = _stamps(self._credentials)
+        self._trust = self._credentials.read() if credentials is not None else None
         self._deliver = deliver
         self._between = between
         self._failed = failed
@@ -110,7 +115,7 @@ class Feed:
         self._arriving: Arriving[Follower] = Arriving()
         self._passage = Passage()
         self._stopping = False
-        self._asked_ns = self._swept_ns = self._away_ns = self._heard = 0
+        self._asked_ns = self._swept_ns = self._away_ns = self._heard = self._credentials_ns = 0
         self.streams: dict[str, Stream] = {}
 
     # --- from the loop of whoever has us run -------------------------------------------------------------------------
@@ -148,12 +153,17 @@ class Feed:
     def measures(self) -> Iterator[Sample]:
         """The feed's own series; from any thread."""
         now_ns = self._clock.monotonic_ns()
+        if self._trust is not None and self._trust.ends is not None:
+            yield "gangwatch_certificate_expiry_seconds", (("use", "feed"),), self._trust.ends
         for stream in list(self.streams.values()):
             labels = (("node", stream.node),)
             yield "gangwatch_feed_connected", labels, float(stream.connected)
             yield "gangwatch_feed_frames_total", labels, float(stream.frames)
             yield "gangwatch_feed_malformed_total", labels, float(stream.malformed)
             yield "gangwatch_feed_pauses_total", labels, float(stream.pauses)
+            yield "gangwatch_feed_identity_refused_total", labels, float(stream.identity_refused)
+            if stream.certificate_ends is not None:
+                yield "gangwatch_feed_certificate_expiry_seconds", labels, stream.certificate_ends
             if stream.received_ns is not None:
                 yield "gangwatch_feed_frame_age_seconds", labels, (now_ns - stream.received_ns) / 1e9
 
@@ -223,9 +233,17 @@ class Feed:
         """
         if self._agents.look(now_ns, self._clock.wall_ns()):
             self._match(now_ns)
+        if now_ns - self._credentials_ns >= CREDENTIALS_SECONDS * 1e9:
+            self._credentials_ns = now_ns
+            self._read_credentials()
         allowed = MOST_FRAMES_A_SECOND * (now_ns - self._swept_ns) / 1e9
         self._swept_ns = now_ns
+        wall_seconds = self._clock.wall_ns() / 1e9
         for follower in list(self._open.values()):
+            ends = follower.stream.certificate_ends
+            if ends is not None and ends < wall_seconds and follower.stream.connected:
+                self._lost(follower, "its certificate has ended")
+                continue
             if follower.deadline_ns < self._asked_ns:
                 connecting = follower.connection is not None and follower.connection.writes
                 self._lost(follower, "no connection in time" if connecting else "it has fallen silent")
@@ -310,13 +328,14 @@ class Feed:
         follower.tries += 1
         follower.layout, follower.frames_before = None, follower.stream.frames
         family, address = addresses[follower.tries % len(addresses)]
-        url = urlsplit(follower.record.url)
         try:
             request = self._request(follower.record.url)
-            context = self._tls() if url.scheme == "https" else None
-            connection = Connection(family, address, url.hostname or "", request, self._passage, context)
+            connection = self._open_connection(follower, family, address, request)
         except OSError as error:
             self._lost(follower, _words(error))
+            return
+        except ValueError as error:  # of a name that TLS can't ask for
+            self._lost(follower, f"{follower.record.url}: {error}", longest=True)
             return
         follower.connection, follower.descriptor = connection, connection.fileno()
         if self._reached is not None:
@@ -324,6 +343,18 @@ class Feed:
         follower.deadline_ns = self._listened_ns() + int(CONNECT_SECONDS * 1e9)
         self._open[follower.descriptor] = follower
         self._epoll.register(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
+
+    def _open_connection(self, follower: Follower, family: int, address: tuple[str, int], request: bytes) -> Connection:
+        url, node = urlsplit(follower.record.url), follower.record.node
+        host = url.hostname or ""
+        if url.scheme != "https":
+            return Connection(family, address, host, request, self._passage, None)
+        trust = self._trusted()
+
+        def check(certificate: Certificate) -> str:
+            return self._trusted().refusal(certificate, node, host)  # as it is by then
+
+        return Connection(family, address, trust.name_of(node, host), request, self._passage, trust.context, check)
 
     def _may_go_on(self, follower: Follower) -> bool:
         """Whether one that has its connection may begin its handshake; else it waits until others have arrived."""
@@ -342,10 +373,31 @@ class Feed:
             follower.deadline_ns = now_ns + int(CONNECT_SECONDS * 1e9)
             self._epoll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
 
-    def _tls(self) -> ssl.SSLContext:
-        if self._context is None:
-            self._context = self._credentials.context()
-        return self._context
+    def _trusted(self) -> Trust:
+        if self._trust is None:
+            self._trust = self._credentials.read()
+        return self._trust
+
+    def _read_credentials(self) -> None:
+        """Take over certificates, keys and revocations that have changed. A wrong change is logged, the old ones stay.
+
+        Streams go on with the certificates that they were opened with, unless these were revoked.
+        """
+        stamps = _stamps(self._credentials)
+        if stamps == self._stamps:
+            return
+        self._stamps = stamps
+        try:
+            self._trust = trust = self._credentials.read()
+        except ConfigError as error:
+            _log.error("the change is not taken over: %s", error)
+            return
+        _log.info("the feed's certificates are in force as they now stand")
+        for follower in list(self._open.values()):
+            certificate = follower.connection.certificate if follower.connection is not None else None
+            if certificate is not None and (why := trust.revocations.refuses(certificate)):
+                follower.stream.identity_refused += 1
+                self._lost(follower, f"its certificate is not accepted: {why}", longest=True)
 
     def _request(self, url: str) -> bytes:
         parts = urlsplit(url)
@@ -393,6 +445,9 @@ class Feed:
         except FrameError as error:
             follower.stream.malformed += 1
             complaint = f"not a stream of frames: {error}"
+        except IdentityError as error:
+            follower.stream.identity_refused += 1
+            complaint, longest = str(error), True
         except (EndedError, RefusedError) as error:
             complaint = str(error)
         except OSError as error:
@@ -440,6 +495,8 @@ class Feed:
             if not stream.connected:
                 _log.info("stream of %s (%s) is open", stream.node, follower.record.url)
                 stream.connected, stream.complaint = True, ""
+                certificate = follower.connection.certificate if follower.connection is not None else None
+                stream.certificate_ends = certificate.not_after if certificate is not None else None
             stream.frames += 1
             stream.received_ns = received_ns
             follower.deadline_ns = deadline_ns
@@ -495,6 +552,18 @@ class Feed:
             self._epoll.unregister(follower.descriptor)
             follower.connection.close()
             follower.connection, follower.layout = None, None
+
+
+def _stamps(credentials: Credentials) -> tuple[tuple[int, int, int] | None, ...]:
+    """What changes when a file does, also where a link in its path now leads elsewhere (as Kubernetes does it)."""
+    stamps: list[tuple[int, int, int] | None] = []
+    for file in credentials.files():
+        try:
+            status = file.stat()
+            stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
+        except OSError:
+            stamps.append(None)
+    return tuple(stamps)
 
 
 def _words(error: OSError) -> str:

@@ -29,6 +29,10 @@ class Stream:
     received_ns: int | None = None
     interval_seconds: float = 1.0
     known_ns: int = 0
+    identity_refused: int = 0
+    """Connections that were refused because the agent's certificate is not the node's."""
+    certificate_ends: float | None = None
+    """When the certificate that it has shown ends, in seconds since the epoch; None without one."""
     complaint: str = field(default="", repr=False)
 
 

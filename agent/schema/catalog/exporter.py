@@ -19,6 +19,10 @@ EXPORTER: tuple[Metric, ...] = (
     Metric("gangwatch_exporter_web_config_in_force", "gauge",
            "Whether the web configuration is in force as its files stand; 0 after a change that can't be used.", "", (),
            "itself"),
+    Metric("gangwatch_certificate_expiry_seconds", "gauge",
+           "When the certificate that the agent or controller shows ends, in seconds since 1970: to whoever asks it "
+           "(server), or to agents (feed).", "seconds", ("use",),
+           "itself"),
     Metric("gangwatch_push_sent_total", "counter",
            "Messages that the receiver has taken: a frame, a sample of the controller, or spans.", "", ("sink",),
            "itself"),

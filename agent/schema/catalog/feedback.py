@@ -137,6 +137,11 @@ FEEDBACK: tuple[Metric, ...] = (
     Metric("gangwatch_feed_pauses_total", "counter",
            "Times that the agent's stream was not read for a while because it sent more than an agent has to.", "", (),
            "the feed"),
+    Metric("gangwatch_feed_identity_refused_total", "counter",
+           "Connections to the agent that were refused because its certificate is not the node's, or was revoked.", "",
+           (), "the feed"),
+    Metric("gangwatch_feed_certificate_expiry_seconds", "gauge",
+           "When the certificate that the agent has shown ends, in seconds since 1970.", "seconds", (), "the feed"),
     Metric("gangwatch_feed_frame_age_seconds", "gauge", "Time since the newest frame was received.", "seconds", (),
            "the feed"),
 )  # fmt: skip
