@@ -45,7 +45,7 @@ def validity(pem: bytes) -> tuple[float, float]:
 
 
 def _content(data: bytes, wanted: int) -> bytes:
-    tag, body = next(_fields(data))
+    tag, body = next(_fields(data), (0, b""))
     if tag != wanted:
         raise ValueError(f"a field of the kind {tag:#x}, not {wanted:#x}")
     return body

@@ -29,6 +29,8 @@ from scheduler_feedback.feed.connection import Connection, EndedError, Passage
 from tests.exporter.certificates import Authority
 from tests.exporter.sample_frames import small_frame, small_layout
 
+NAMES = "DNS:n0.node.gangwatch.internal,DNS:localhost,IP:127.0.0.1"
+
 
 def follow(folder: Path, url: str, credentials: Credentials | None, until: Callable[[Feed, int], bool]) -> int:
     """Follow one agent at the URL until something holds; how many frames came."""
@@ -72,7 +74,7 @@ def arrived(_feed: Feed, count: int) -> bool:
 
 def test_a_password_over_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    certificate, key = authority.sign("server")
+    certificate, key = authority.sign("server", NAMES)
     file, password, agents = tmp_path / "web.yml", tmp_path / "password", tmp_path / "agents"
     agents.mkdir()
     hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
@@ -90,7 +92,7 @@ def test_a_password_over_tls(tmp_path: Path) -> None:
 
 def test_a_client_certificate(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    certificate, key = authority.sign("server")
+    certificate, key = authority.sign("server", NAMES)
     own, own_key = authority.sign("controller")
     file, agents = tmp_path / "web.yml", tmp_path / "agents"
     agents.mkdir()
@@ -108,7 +110,7 @@ def test_credentials_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"feed\.ca_file: /absent: No such file"):
         Feed(tmp_path, lambda *_: None, (), SystemClock(), Credentials(ca_file=Path("/absent")))
     with pytest.raises(ConfigError, match=r"feed\.cert_file: /absent: No such file"):
-        Credentials(cert_file=Path("/absent")).context()
+        Credentials(cert_file=Path("/absent")).read()
 
 
 @contextmanager
@@ -150,18 +152,16 @@ def test_connections_that_share_one_passage_keep_apart(tmp_path: Path) -> None:
     """Records of several streams come in parts, by turns; one of them can't be decrypted."""
     authority = Authority(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*authority.sign("server"))
+    context.load_cert_chain(*authority.sign("server", NAMES))
     head = b"HTTP/1.1 200 OK\r\n\r\n"
     said = [[with_length(bytes([65 + one]) * 3000) for _ in range(20)] for one in range(3)]
     said[1] = [*said[1][:10], SPOILT]
-    client = Credentials(ca_file=authority.certificate).context()
+    client = Credentials(ca_file=authority.certificate).read().context
     passage = Passage()
     passage.buffer = passage.buffer[:70]  # what is taken at a time: less than a record
     heard: list[list[bytes]] = [[], [], []]
     with speaking(context, [[head, *parts] for parts in said]) as port:
-        streams = [
-            Connection(socket.AF_INET, ("127.0.0.1", port), "127.0.0.1", b"GET", passage, client) for _ in range(3)
-        ]
+        streams = [Connection(socket.AF_INET, ("127.0.0.1", port), "n0", b"GET", passage, client) for _ in range(3)]
         ended: set[int] = set()
         while len(ended) < 3:
             for one, stream in enumerate(streams):

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import base64
+import http.client
 import json
 import ssl
 import stat
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+import bcrypt
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
 
+from agent.schema.certificate_file import validity
+from agent.schema.clock import SystemClock
 from agent.schema.errors import ConfigError
+from agent.schema.frame import make_layout
 from agent.schema.identity import (
     CONTROLLER,
     Certificate,
@@ -22,9 +34,18 @@ from agent.schema.identity import (
     read_revocations,
     speaks_for,
 )
+from exporter.frame_readers import FrameReaders
+from exporter.security import Security
+from exporter.server import ThreadedServer, agent_app
 from gangwatch.certificates.authority import Authority, new_key, new_request, read, requested
-from gangwatch.certificates.folder import AuthorityFolder
+from gangwatch.certificates.folder import AuthorityFolder, write_pair
 from gangwatch.cli import cli
+from scheduler_feedback.credentials import Credentials
+from scheduler_feedback.feed import Feed
+from scheduler_feedback.feed import feed as feed_module
+from tests.exporter.certificates import Authority as OpenSsl
+from tests.exporter.sample_frames import small_frame, small_layout
+from tests.feedback.test_feed_over_tls import follow
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 
@@ -115,8 +136,6 @@ def test_what_is_no_request_is_refused(request_: bytes) -> None:
 
 
 def test_a_request_whose_names_were_changed_after_it_was_signed_is_refused() -> None:
-    import base64
-
     lines = new_request(new_key(), (of_node("n1"),)).decode().splitlines()
     body = bytearray(base64.b64decode("".join(lines[1:-1])))
     at = body.rindex(b"n1.node")
@@ -243,3 +262,263 @@ def test_times_of_a_peers_certificate_are_read_as_openssl_writes_them() -> None:
     assert found.names == {"n1"}
     assert found.not_after == datetime(2038, 1, 5, 9, 34, 43, tzinfo=UTC).timestamp()
     assert read_certificate({}).names == frozenset()
+
+
+# --- the feed and agents ---------------------------------------------------------------------------------------------
+
+
+class Site:
+    """An authority, and an agent of node n0 behind TLS whose requests are counted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.agents = folder, folder / "agents"
+        self.agents.mkdir(parents=True)
+        self.authority = AuthorityFolder(folder / "ca")
+        self.authority.make(3650)
+        self.asked: list[str] = []
+        self.log = folder / "log"
+
+    def issue(self, kind: str, name: str = "", **more: Any) -> Path:
+        return self.authority.issue(kind, name, **more).path.parent
+
+    def web_config(self, shown: Path, client_auth: str = "VerifyClientCertIfGiven") -> Path:
+        hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+        file = self.folder / "web.yml"
+        file.write_text(
+            f"tls_server_config:\n  cert_file: {shown}/tls.crt\n  key_file: {shown}/tls.key\n"
+            f"  client_ca_file: {self.authority.path}/authority.crt\n  client_auth_type: {client_auth}\n"
+            f"basic_auth_users: {{scraper: {hashed}}}\n"
+        )
+        return file
+
+    def agent(self, shown: Path, revoked: Path | None = None, **more: Any) -> ThreadedServer:
+        """An agent that shows a certificate."""
+        layout = structs.replace(small_layout(), node="n0")
+        layout = make_layout("n0", layout.tiers, layout.gauges, layout.counters)
+        made = layout, structs.replace(small_frame(layout), node="n0", layout_id=layout.layout_id)
+        app = agent_app(lambda: made, lambda _: lambda: None)
+        readers = FrameReaders((CONTROLLER,), revoked)
+        return ThreadedServer(app, security=Security(self.web_config(shown, **more), readers=readers))
+
+    def credentials(self, own: Path | None, **more: Any) -> Credentials:
+        files = (own / "tls.crt", own / "tls.key") if own is not None else (None, None)
+        return Credentials(self.authority.path / "authority.crt", *files, **more)
+
+    def ask(self, server: ThreadedServer, path: str, own: Path | None = None, password: str = "") -> int:
+        """Status of a request as a scraper or an intruder makes it; 0 where the handshake is refused."""
+        context = ssl.create_default_context(cafile=str(self.authority.path / "authority.crt"))
+        context.check_hostname = False
+        if own is not None:
+            context.load_cert_chain(own / "tls.crt", own / "tls.key")
+        port = urlsplit(server.url).port
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=context)
+        headers = {"Accept-Encoding": "identity"}
+        if password:
+            headers["Authorization"] = "Basic " + base64.b64encode(f"scraper:{password}".encode()).decode()
+        try:
+            connection.request("GET", path, headers=headers)
+            return connection.getresponse().status
+        except (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected):
+            return 0
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_frames_are_for_the_controllers_certificate_and_no_password_opens_them(site: Site) -> None:
+    controller, other, scraper = site.issue("controller"), site.issue("node", "n1"), site.issue("client", "prometheus")
+    with site.agent(site.issue("node", "n0")) as server:
+        assert site.ask(server, "/frame", controller) == 200
+        for path in ("/frame", "/frames", "/frames?metrics=gangwatch_gpu_*"):
+            assert site.ask(server, path) == 403
+            assert site.ask(server, path, password="secret") == 403, "the scrapers' password"
+            assert site.ask(server, path, scraper, "secret") == 403, "a scraper's certificate"
+            assert site.ask(server, path, other) == 0, "an agent's certificate asks for nothing"
+        assert site.ask(server, "/metrics", password="secret") == 200
+        assert site.ask(server, "/metrics", password="wrong") == 401
+        assert site.ask(server, "/metrics", scraper) == 401, "the web configuration asks for the password"
+        refused = {dict(labels)["status"]: count for name, labels, count in server.measures() if "refused" in name}
+        assert refused["403"] == 9
+        ends = [value for name, _, value in server.measures() if name == "gangwatch_certificate_expiry_seconds"]
+        assert ends[0] - time.time() > 89 * 86400
+
+
+def test_the_feed_believes_an_agent_that_shows_its_own_nodes_certificate(site: Site) -> None:
+    credentials = site.credentials(site.issue("controller"))
+    ends: list[float] = []
+
+    def arrived(feed: Feed, count: int) -> bool:
+        ends[:] = [value for name, _, value in feed.measures() if name == "gangwatch_feed_certificate_expiry_seconds"]
+        return bool(count and ends)
+
+    with site.agent(site.issue("node", "n0")) as server:
+        assert follow(site.agents, server.url, credentials, arrived)
+    assert ends[0] - time.time() > 89 * 86400
+
+
+@pytest.mark.parametrize(
+    "whose", ["n1", "strangers", "*.node.gangwatch.internal", "gangwatch-agents.gangwatch.svc", "localhost", CONTROLLER]
+)
+def test_the_feed_sends_and_takes_nothing_where_the_certificate_is_not_the_nodes(site: Site, whose: str) -> None:
+    """Also where the frames say that they are of the node that was dialled."""
+    controller = site.issue("controller")
+    credentials = site.credentials(controller)
+    if whose == "n1":
+        shown = site.issue("node", "n1")
+    elif whose == "strangers":
+        shown = Site(site.folder / "elsewhere").issue("node", "n0")
+    else:  # of an authority that is trusted and makes certificates out to more than nodes
+        trusted = OpenSsl(site.folder)
+        certificate, key = trusted.sign("shown", f"DNS:{whose}")
+        shown = site.folder / "shown"
+        write_pair(shown, key.read_bytes(), certificate.read_bytes(), trusted.certificate.read_bytes())
+        credentials = Credentials(trusted.certificate)
+    refused: list[float] = []
+
+    def complained(feed: Feed, count: int) -> bool:
+        assert not count
+        stream = feed.streams.get("n0")
+        refused[:] = [value for name, _, value in feed.measures() if name == "gangwatch_feed_identity_refused_total"]
+        return stream is not None and bool(stream.complaint)
+
+    with site.agent(shown) as server:
+        assert follow(site.agents, server.url, credentials, complained) == 0
+    assert refused == [0.0 if whose == "strangers" else 1.0], "of a stranger's OpenSSL says so"
+
+
+def test_a_revoked_certificate_ends_the_stream_that_is_open(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "CREDENTIALS_SECONDS", 0.1)
+    monkeypatch.setattr(feed_module, "DISCOVERY_SECONDS", 0.05)
+    revoked = site.authority.path / "revoked.json"
+    credentials = site.credentials(site.issue("controller"), revoked_file=revoked)
+
+    def revoke_then_see(feed: Feed, count: int) -> bool:
+        if count and not revoked.exists():
+            site.authority.revoke("node", "n0", "its disk was stolen")
+        return "its disk was stolen" in getattr(feed.streams.get("n0"), "complaint", "")
+
+    with site.agent(site.issue("node", "n0")) as server:
+        follow(site.agents, server.url, credentials, revoke_then_see)
+        assert follow(site.agents, server.url, credentials, lambda feed, _: bool(
+            feed.streams["n0"].identity_refused if "n0" in feed.streams else 0)) == 0  # fmt: skip
+    site.authority.admit("node", "n0")
+    with site.agent(site.issue("node", "n0")) as server:
+        assert follow(site.agents, server.url, credentials, lambda _, count: count > 0), "its new one is valid"
+
+
+def test_a_revoked_controllers_certificate_opens_no_frames(site: Site) -> None:
+    revoked = site.authority.path / "revoked.json"
+    controller = site.issue("controller")
+    with site.agent(site.issue("node", "n0"), revoked) as server:
+        assert site.ask(server, "/frame", controller) == 200
+        site.authority.revoke("controller", "", "left a laptop in a train")
+        deadline = time.monotonic() + 20
+        while site.ask(server, "/frame", controller) != 403:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        site.authority.admit("controller", "")
+        assert site.ask(server, "/frame", site.issue("controller")) == 200
+
+
+def test_renewed_certificates_are_taken_over_without_a_restart(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "CREDENTIALS_SECONDS", 0.1)
+    monkeypatch.setattr(feed_module, "DISCOVERY_SECONDS", 0.05)
+    node, controller = site.issue("node", "n0"), site.issue("controller")
+    credentials = site.credentials(controller)
+    shown: list[float] = []
+
+    def renew_then_see(feed: Feed, count: int) -> bool:
+        told = {name: value for name, _, value in feed.measures()}
+        own = told.get("gangwatch_certificate_expiry_seconds", 0.0)
+        shown.append(own)
+        if count and len(set(shown)) == 1:
+            site.authority.renew(1.0, days=30)
+        return len(set(shown)) == 2
+
+    with site.agent(node) as server:
+        follow(site.agents, server.url, credentials, renew_then_see)
+        assert shown[-1] < shown[0] - 50 * 86400, "the feed's own"
+        time.sleep(1.1)  # the agent's server looks at its files once a second
+        ends: list[float] = []
+
+        def arrived(feed: Feed, count: int) -> bool:
+            ends[:] = [
+                value for name, _, value in feed.measures() if name == "gangwatch_feed_certificate_expiry_seconds"
+            ]
+            return bool(count and ends)
+
+        follow(site.agents, server.url, credentials, arrived)
+        assert ends[0] - time.time() < 31 * 86400, "the agent's"
+
+
+def test_a_stream_does_not_outlive_the_certificate_that_it_was_opened_with(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "DISCOVERY_SECONDS", 0.05)
+    late: list[float] = [0.0]
+    wall_ns = SystemClock.wall_ns
+    monkeypatch.setattr(SystemClock, "wall_ns", lambda self: wall_ns(self) + int(late[0] * 1e9))
+
+    def ended(feed: Feed, count: int) -> bool:
+        late[0] = 91 * 86400.0 if count else 0.0
+        return "has ended" in getattr(feed.streams.get("n0"), "complaint", "")
+
+    with site.agent(site.issue("node", "n0")) as server:
+        follow(site.agents, server.url, site.credentials(site.issue("controller")), ended)
+
+
+def test_a_frame_of_another_node_ends_the_stream_whatever_the_certificate(site: Site) -> None:
+    site.agents.mkdir(exist_ok=True)
+    layout = small_layout()
+    layout = make_layout("n1", layout.tiers, layout.gauges, layout.counters)
+    frame = structs.replace(small_frame(layout), node="n1")
+    app = agent_app(lambda: (layout, frame), lambda _: lambda: None)
+    readers = FrameReaders((CONTROLLER,))
+    shown = site.issue("node", "n0")
+    with ThreadedServer(app, security=Security(site.web_config(shown), readers=readers)) as server:
+        credentials = site.credentials(site.issue("controller"))
+        seen: list[str] = []
+
+        def complained(feed: Feed, count: int) -> bool:
+            seen[:] = [getattr(feed.streams.get("n0"), "complaint", "")]
+            return bool(seen[0])
+
+        assert follow(site.agents, server.url, credentials, complained) == 0
+        assert "speaks in the stream of 'n0'" in seen[0]
+
+
+# --- what is read of a certificate's file ----------------------------------------------------------------------------
+
+
+def test_the_life_of_a_certificate_is_read_from_its_file(authority: Authority) -> None:
+    for days in (1, 90, 3600):
+        made = authority.issue(new_request(new_key(), ("x",)), ("x",), days, NOW)
+        assert validity(made.certificate) == (made.not_before.timestamp(), made.not_after.timestamp())
+    far = Authority.make(days=20_000, now=NOW)
+    assert validity(far.certificate)[1] == read(far.certificate).not_after.timestamp(), (
+        "after 2050 years have four digits"
+    )
+    for wrong in (b"", b"x", made.certificate[:200], b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----"):
+        with pytest.raises(ConfigError, match="certificate"):
+            validity(wrong)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_damaged_certificate_file_is_refused_and_raises_nothing_else(data: st.DataObject) -> None:
+    lines = KEPT.decode().splitlines()
+    body = bytearray(base64.b64decode("".join(lines[1:-1])))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    body = body[: data.draw(st.integers(1, len(body)))]
+    try:
+        validity(f"{lines[0]}\n{base64.encodebytes(bytes(body)).decode()}{lines[-1]}\n".encode())
+    except ConfigError:
+        pass
+
+
+KEPT = Authority.make(now=NOW).certificate
