@@ -86,7 +86,9 @@ async def measure(folder: Path, ca_file: Path, expected: int, warm_seconds: floa
     empty_mib = resident_mib("VmRSS")
     watch = Watch(make_all(), lambda events: observer.told(events), clock)
     observer = Observer(watch, ignored)
-    feed = Feed(folder / "agents", observer.offer, WANTED, clock, Credentials(ca_file=ca_file, verify="host"), watch.between)
+    feed = Feed(
+        folder / "agents", observer.offer, WANTED, clock, Credentials(ca_file=ca_file, verify="host"), watch.between
+    )
     watch.start()
     running = asyncio.ensure_future(feed.run())
     begun, begun_cpu = time.monotonic(), cpu_seconds()

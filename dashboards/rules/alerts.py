@@ -235,6 +235,18 @@ TELEMETRY = (
         "What it reports of them is dropped. It is misconfigured, or somebody has its node or its certificate.",
     ),
     Alert(
+        "GangwatchCertificateEnds",
+        "warning",
+        "min by (cluster, node, use) (label_replace("
+        'gangwatch_feed_certificate_expiry_seconds, "use", "agent", "", "")'
+        " or gangwatch_certificate_expiry_seconds) - time() < 14 * 86400",
+        "1h",
+        "The certificate of {{ with $labels.node }}node {{ . }}{{ else }}the controller{{ end }} (cluster "
+        "{{ $labels.cluster }}) ends in {{ $value | humanizeDuration }}",
+        "Renewal begins when a third of its life is left, and has failed since. Once it has ended, the controller "
+        "reads no frames of the node, and finds no fault there.",
+    ),
+    Alert(
         "GangwatchCollectorFailing",
         "warning",
         "gangwatch_collector_success == 0",

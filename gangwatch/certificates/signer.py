@@ -158,7 +158,6 @@ class Signer:
     """
 
     access: Access
-    namespace: str
     rules: Rules
     authority: Path | None = None
     revoked: Path | None = None

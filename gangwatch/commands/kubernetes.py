@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.schema.errors import ConfigError
-from gangwatch.commands.options import config_option, state_option
+from gangwatch.commands.options import config_option, plain, state_option
 from gangwatch.state_folder import StateFolder
 
 if TYPE_CHECKING:
@@ -75,6 +75,11 @@ kubeconfig_option = click.option(
 @click.option("--agents-service", metavar="HOST", help="Headless service of the agents. Default: none are read.")
 @click.option("--agents-port", type=click.IntRange(1, 65535), default=9400, show_default=True, help="Theirs.")
 @click.option("--agents-plain", is_flag=True, help="They speak HTTP without TLS.")
+@click.option("--agents-account", metavar="NAME", help="Their service account: its certificate requests are approved.")
+@click.option("--signer", default="gangwatch.io/agent", show_default=True, help="Signer of their certificates.")
+@click.option("--signing-folder", metavar="DIR", help="With ca.crt and ca.key: sign them, too.")
+@click.option("--signing-days", type=click.IntRange(1, 825), default=90, show_default=True, help="How long they last.")
+@click.option("--revoked-file", metavar="FILE", help="List of revoked certificates: for these no new one is signed.")
 def controller(
     state: StateFolder,
     config_file: Path | None,
@@ -97,12 +102,19 @@ def controller(
     agents_service: str | None,
     agents_port: int,
     agents_plain: bool,
+    agents_account: str | None,
+    signer: str,
+    signing_folder: str | None,
+    signing_days: int,
+    revoked_file: str | None,
 ) -> None:
     """Run the cluster's controller in the foreground, until SIGTERM or until another leads.
 
     Several may run: one leads, the others wait, and take over within 15 seconds of its end. All that matters stands in
     the API's objects, so the state folder may be empty.
     """
+    from dataclasses import replace
+
     from gangwatch.commands.kubernetes_controller import Settings, run
     from gangwatch.config import load
     from scheduler_feedback.backends.kubernetes.translate import TopologyLabels
@@ -123,6 +135,13 @@ def controller(
         probe_image=probe_image or "",
         upstream_groups=upstream_groups,
     )
+    signing = None
+    if agents_account is not None:
+        from gangwatch.commands.kubernetes_controller import Signing
+
+        signing = Signing(agents_account, (agents_service,) if agents_service else (), signer, signing_folder,
+                          signing_days, revoked_file)  # fmt: skip
+    settings = replace(settings, signing=signing)
     run(
         state,
         load(config_file, {"controller.port": port, "controller.listen": listen, "controller.web_config": web_config}),
@@ -174,3 +193,89 @@ def renew_certificate(
     access = access_of(kubeconfig)
     done = asyncio.run(renew(access, namespace or access.namespace, authority, secret, days, left))
     click.echo(f"{'renewed' if done.renewed else 'kept'}: it lasts until {done.until:%Y-%m-%d %H:%M} UTC")
+
+
+@kubernetes.command(name="certificate")
+@kubeconfig_option
+@click.option("--node", envvar="GANGWATCH_NODE", required=True, metavar="NAME", help="Default: $GANGWATCH_NODE.")
+@click.option("--signer", default="gangwatch.io/agent", show_default=True, help="Who signs it.")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="A DNS name to be in it, too; repeatable.")
+@click.option(
+    "--folder", type=click.Path(file_okay=False, path_type=Path), required=True, help="Where tls.crt and tls.key go."
+)
+@click.option(
+    "--authority",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="Certificate of who signs; copied there as ca.crt.",
+)
+@click.option("--wait", type=click.FloatRange(min=1), default=120.0, show_default=True, help="Seconds for the answer.")
+def certificate(
+    kubeconfig: Path | None,
+    node: str,
+    signer: str,
+    hosts: tuple[str, ...],
+    folder: Path,
+    authority: Path,
+    wait: float,
+) -> None:
+    """Ask the API server for a certificate of this node's agent, with a new key. The agent runs this by itself
+    (agent.certificate_command); the controller approves it where the pod that asks runs on that node.
+
+    \b
+    Example:
+      gangwatch kubernetes certificate --node gpu-7 --folder /run/gangwatch/tls --authority /etc/gangwatch/ca/ca.crt
+    """
+    import asyncio
+
+    from gangwatch.certificates.request import obtain
+
+    access = access_of(kubeconfig)
+    click.echo(asyncio.run(obtain(access, signer, node, hosts, folder, authority, wait)))
+
+
+@kubernetes.command()
+@kubeconfig_option
+@click.option("--namespace", metavar="NAME", help="Of the release. Default: the kubeconfig's, or the pod's own.")
+@click.option("--release", default="gangwatch", show_default=True, help="The chart's release.")
+@click.option("--reason", default="", callback=plain, metavar="TEXT", help="For whoever is refused because of it.")
+@click.argument("nodes", nargs=-1, required=True)
+def revoke(kubeconfig: Path | None, namespace: str | None, release: str, reason: str, nodes: tuple[str, ...]) -> None:
+    """Revoke the certificates that the agents of these nodes have until now, and sign no new one.
+
+    The controller ends their streams within two minutes: so long a kubelet takes to hand it the list.
+
+    \b
+    Example:
+      gangwatch kubernetes revoke gpu-7 --reason "somebody had root there" && kubectl cordon gpu-7
+    """
+    _change_revocations(kubeconfig, namespace, release, nodes, reason)
+
+
+@kubernetes.command()
+@kubeconfig_option
+@click.option("--namespace", metavar="NAME", help="Of the release. Default: the kubeconfig's, or the pod's own.")
+@click.option("--release", default="gangwatch", show_default=True, help="The chart's release.")
+@click.argument("nodes", nargs=-1, required=True)
+def admit(kubeconfig: Path | None, namespace: str | None, release: str, nodes: tuple[str, ...]) -> None:
+    """Let the agents of these nodes have new certificates; the revoked ones stay so. Delete their pods afterwards: a
+    new pod asks for a new certificate at once.
+
+    \b
+    Example:
+      gangwatch kubernetes admit gpu-7
+    """
+    _change_revocations(kubeconfig, namespace, release, nodes, None)
+
+
+def _change_revocations(
+    kubeconfig: Path | None, namespace: str | None, release: str, nodes: tuple[str, ...], reason: str | None
+) -> None:
+    """reason: None to admit."""
+    import asyncio
+
+    from gangwatch.certificates.cluster import change
+
+    access = access_of(kubeconfig)
+    for words in asyncio.run(change(access, namespace or access.namespace, release, nodes, reason)):
+        click.echo(words)

@@ -35,6 +35,7 @@ from scheduler_feedback.backends.kubernetes.translate import TopologyLabels, wit
 
 if TYPE_CHECKING:
     from exporter.asgi import App, Receive, Scope, Send
+    from gangwatch.certificates.signer import Signer
     from scheduler_feedback.controller import Controller
     from scheduler_feedback.core.fleet import Sample
     from scheduler_feedback.core.state import Policy
@@ -46,6 +47,19 @@ _CYCLES_AFTER = 50_000
 
 _STORE_FILES = ("store.sqlite", "store.sqlite-wal", "store.sqlite-shm")
 _log = logging.getLogger("gangwatch.kubernetes")
+
+
+@dataclass(frozen=True, slots=True)
+class Signing:
+    """Certificates of agents. account: their service account's name. hosts: names that all of them have. folder: with
+    ca.crt and ca.key; None where another signs what is approved here. revoked: file of what is revoked."""
+
+    account: str
+    hosts: tuple[str, ...]
+    signer: str
+    folder: str | None
+    days: int
+    revoked: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,7 @@ class Settings:
     device_taints: bool = False
     probe_image: str = ""
     upstream_groups: bool = False
+    signing: Signing | None = None
 
 
 def run(state: StateFolder, config: Config, settings: Settings) -> None:
@@ -86,17 +101,34 @@ def run(state: StateFolder, config: Config, settings: Settings) -> None:
     lost = threading.Event()
     leadership = Leadership(settings.access, settings.namespace, settings.lease, identity, lost=lost.set)
     leadership.start()
+    signer = _signer_of(settings)
+    if signer is not None:
+        signer.start()  # whether we lead or not: certificates must be had while leaders change
     try:
         if not _stand_by(config, leadership, ending):
             return
-        _lead(state.path, config, settings, leadership, identity, ending, lost)
+        _lead(state.path, config, settings, leadership, identity, ending, lost, signer)
     finally:
         leadership.stop()
+        if signer is not None:
+            signer.stop()
     if lost.is_set():
         raise GangwatchError(
             f"lease {settings.namespace}/{settings.lease} was lost: another controller leads, or ours could not finish "
             "its cycles"
         )
+
+
+def _signer_of(settings: Settings) -> Signer | None:
+    """What approves and signs the agents' certificates; None where somebody else does."""
+    signing = settings.signing
+    if signing is None:
+        return None
+    from gangwatch.certificates.signer import Rules, Signer
+
+    rules = Rules(f"{settings.namespace}:{signing.account}", signing.hosts, signing.signer, float(signing.days))
+    folder, revoked = (Path(one) if one is not None else None for one in (signing.folder, signing.revoked))
+    return Signer(settings.access, rules, folder, revoked)
 
 
 def _stand_by(config: Config, leadership: Leadership, ending: threading.Event) -> bool:
@@ -119,6 +151,7 @@ def _lead(
     identity: str,
     ending: threading.Event,
     lost: threading.Event,
+    signer: Signer | None = None,
 ) -> None:
     backend: KubernetesBackend | AdvisorBackend
     if settings.advise:
@@ -140,7 +173,7 @@ def _lead(
         if leadership.before != identity:
             begin_anew(folder, backend, policy, kept=_kept(backend, settings))
         _log.info("%s leads %s", identity, settings.access.url)
-        _serve(folder, config, backend, policy, settings, leadership, lambda: ending.is_set() or lost.is_set())
+        _serve(folder, config, backend, policy, settings, leadership, lambda: ending.is_set() or lost.is_set(), signer)
     finally:
         backend.stop()
 
@@ -195,6 +228,7 @@ def _serve(
     settings: Settings,
     leadership: Leadership,
     over: Callable[[], bool],
+    signer: Signer | None = None,
 ) -> None:
     """Be the controller, with its API and metrics, until it is over."""
     from starlette.applications import Starlette
@@ -249,7 +283,7 @@ def _serve(
             return [(LEADS, (), float(leadership.may_act()))]
 
         sources: list[Callable[[], Iterable[Sample]]] = [controller.measures, server.measures, leads]
-        sources += [part.measures for part in (security,) if part is not None]
+        sources += [part.measures for part in (security, signer) if part is not None]
 
         def metrics(_request: Request) -> Response:
             return Response(exposition(controller.failures, sources), media_type=TEXT_TYPE)

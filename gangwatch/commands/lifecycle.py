@@ -186,6 +186,7 @@ def down(state: StateFolder, keep_jobs: bool, as_json: bool) -> None:
 @click.option("--proc-root", metavar="DIR", help="Default: /proc.")
 @click.option("--kubelet-socket", metavar="FILE", help="Of the kubelet's pod-resources; '' asks none.")
 @click.option("--kubelet-pods", metavar="DIR", help="The kubelet's folder of pods: their ranks report in an emptyDir.")
+@click.option("--step-folder", metavar="DIR", help="Made, for every user's ranks to report at its agent.sock.")
 @click.option("--kernel-log", metavar="FILE", help="Default: /dev/kmsg.")
 @click.option("--job-files", metavar="DIR", help="Where a Slurm prolog writes which job has which GPU.")
 @click.option("--gpu-burst", is_flag=True, help="Read each GPU ten times a second, for extremes within the interval.")
@@ -207,6 +208,7 @@ def agent(
     proc_root: str | None,
     kubelet_socket: str | None,
     kubelet_pods: str | None,
+    step_folder: str | None,
     kernel_log: str | None,
     job_files: str | None,
     gpu_burst: bool,
@@ -239,6 +241,7 @@ def agent(
         "agent.proc_root": proc_root,
         "agent.kubelet_socket": kubelet_socket,
         "agent.kubelet_pods": kubelet_pods,
+        "agent.step_folder": step_folder,
         "agent.kernel_log": kernel_log,
         "agent.job_files": job_files,
         "agent.gpu_burst": True if gpu_burst else None,

@@ -181,6 +181,18 @@ _ALERTS = (
         "11m",
     ),
     Case(
+        # 14 days after the beginning of promtool's time, less half an hour.
+        {
+            'gangwatch_feed_certificate_expiry_seconds{cluster="c", node="n1"}': "1211400x1000",
+            'gangwatch_feed_certificate_expiry_seconds{cluster="c", node="n2"}': "9999999x1000",
+            'gangwatch_certificate_expiry_seconds{cluster="c", node="n2", use="server"}': "9999999x1000",
+        },
+        "GangwatchCertificateEnds",
+        _NODE | {"use": "agent"},
+        "59m",
+        "95m",
+    ),
+    Case(
         {'gangwatch_collector_success{cluster="c", node="n1", collector="rdma"}': "1x20 0x200"},
         "GangwatchCollectorFailing",
         _NODE | {"collector": "rdma"},

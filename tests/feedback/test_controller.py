@@ -737,5 +737,7 @@ def test_every_sample_is_one_of_the_catalogue(tmp_path: Path, world: World) -> N
         "gangwatch_queue_used_slot_seconds",
         "gangwatch_watch_records_refused_total",
         "gangwatch_node_clock_skew_seconds",  # of a node whose clock is wrong
+        "gangwatch_feed_certificate_expiry_seconds",  # of agents behind TLS
+        "gangwatch_certificates_signed_total",  # by the signer, on Kubernetes
         "gangwatch_leads",  # of controllers that stand by for each other: Kubernetes'
     }

@@ -1,0 +1,64 @@
+"""What is revoked in a cluster: a ConfigMap beside the release, which the controller mounts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from agent.schema.errors import ConfigError
+from agent.schema.identity import Revocations, of_node, read_revocations
+from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.client import Client, RefusedError
+from scheduler_feedback.backends.kubernetes.objects import Metadata, Part
+
+FILE = "revoked.json"
+
+
+class _ConfigMap(Part):
+    metadata: Metadata
+    data: dict[str, str] | None = None
+
+
+_maps = msgspec.json.Decoder(_ConfigMap)
+
+
+async def change(access: Access, namespace: str, release: str, nodes: Iterable[str], reason: str | None) -> list[str]:
+    """Revoke what the agents of these nodes have or, where `reason` is None, admit them again; a line a node.
+
+    Raises ConfigError for a node that is not revoked and for a damaged list, BackendError where the API server refuses.
+    """
+    name = f"{release}-revoked"
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    async with Client(access, agent="gangwatch-revoke") as client:
+        try:
+            present = await client.get(f"{path}/{name}", _maps)
+        except RefusedError as error:
+            if error.code != 404:
+                raise
+            present = None
+        text = ((present.data or {}) if present is not None else {}).get(FILE, "")
+        known, told = read_revocations(text.encode(), f"ConfigMap {namespace}/{name}"), []
+        before = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=1)
+        for node in nodes:
+            known = _changed(known, of_node(node), before, reason)
+            told.append(f"node {node}: {'may have a new certificate' if reason is None else 'revoked'}")
+        data = {FILE: known.encode().decode()}
+        if present is None:
+            labels = {"app.kubernetes.io/name": "gangwatch", "app.kubernetes.io/instance": release}
+            made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}, "data": data}
+            await client.create(path, made)
+        else:
+            # Only in place of the one that was read: two who revoke at once must not undo each other.
+            version = {"resourceVersion": present.metadata.resource_version}
+            await client.patch(f"{path}/{name}", {"metadata": version, "data": data})
+    return told
+
+
+def _changed(known: Revocations, name: str, before: datetime, reason: str | None) -> Revocations:
+    if reason is not None:
+        return known.revoking(name, before, reason)
+    if name not in known.by_name:
+        raise ConfigError(f"{name} is not revoked")
+    return known.admitting(name)
