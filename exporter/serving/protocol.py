@@ -70,7 +70,7 @@ class BoundedProtocol(H11Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         place: Place,
-        admits: Callable[[Any], bool],
+        admits: Callable[[Any], object],
     ) -> None:
         super().__init__(config, server_state, {**app_state, PEER: place.peer, PLACE: place})
         self.logger = _quiet

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import random
 import secrets
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -21,10 +23,14 @@ from gangwatch.certificates.authority import new_key, new_request, read
 from gangwatch.certificates.folder import write_pair
 from gangwatch.certificates.signer import PATH, Request
 from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.client import Client, UnreachableError
+from scheduler_feedback.backends.kubernetes.client import Client, RefusedError, UnreachableError
 
 POLL_SECONDS = 1.0
 LONGEST_POLL_SECONDS = 10.0
+
+PENDING = "pending"
+"""Folder, below the certificate's, of a request that is not decided yet: its name and key. An agent that is started
+again waits for the same one: thousands of agents that wait for a controller must not fill the API server's store."""
 
 _requests = msgspec.json.Decoder(Request)
 
@@ -37,31 +43,75 @@ async def obtain(
     authority: the file of the authority's certificate. Raises GangwatchError where the request is refused, or not
     decided in time, and BackendError where the API server refuses it.
     """
-    key = new_key()
     names = (of_node(node), *hosts)
-    name = f"gangwatch-agent-{secrets.token_hex(8)}"
-    body = {
-        "apiVersion": "certificates.k8s.io/v1",
-        "kind": "CertificateSigningRequest",
-        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "gangwatch"}},
-        "spec": {
-            "request": base64.b64encode(new_request(key, names)).decode(),
-            "signerName": signer,
-            "usages": ["digital signature", "server auth"],
-        },
-    }
     try:
         trusted = authority.read_bytes()
     except OSError as error:
         raise ConfigError(f"{authority}: {error.strerror}") from None
+    pending = folder / PENDING
     async with Client(access, agent="gangwatch-agent") as client:
-        await client.create(PATH, body)
-        certificate = await _issued(client, name, signer, wait_seconds)
+        name, key = _pending(pending)
+        if name and await _find(client, name) is None:
+            name = ""  # the server forgets requests after a day
+        if not name:
+            name, key = f"gangwatch-agent-{secrets.token_hex(8)}", new_key()
+            await client.create(PATH, _body(name, signer, new_request(key, names)))
+            _keep(pending, name, key)
+        try:
+            certificate = await _issued(client, name, signer, wait_seconds)
+        except RefusalError:
+            shutil.rmtree(pending, ignore_errors=True)
+            raise
     made = read(certificate)
     if names[0] not in made.names:
+        shutil.rmtree(pending, ignore_errors=True)
         raise GangwatchError(f"certificate request {name}: what was signed is not made out to {names[0]}")
     write_pair(folder, key, certificate, trusted)
+    shutil.rmtree(pending, ignore_errors=True)
     return f"{names[0]}: serial {made.serial}, until {made.not_after:%Y-%m-%d}"
+
+
+class RefusalError(GangwatchError):
+    """The request was denied, or can't be signed: the same one will never be granted."""
+
+
+def _body(name: str, signer: str, request: bytes) -> dict[str, object]:
+    return {
+        "apiVersion": "certificates.k8s.io/v1",
+        "kind": "CertificateSigningRequest",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "gangwatch"}},
+        "spec": {
+            "request": base64.b64encode(request).decode(),
+            "signerName": signer,
+            "usages": ["digital signature", "server auth"],
+        },
+    }
+
+
+def _pending(folder: Path) -> tuple[str, bytes]:
+    """Name and key of the request that is under way; ('', b'') for none."""
+    try:
+        return (folder / "name").read_text(encoding="ascii").strip(), (folder / "tls.key").read_bytes()
+    except (OSError, UnicodeDecodeError):
+        return "", b""
+
+
+def _keep(folder: Path, name: str, key: bytes) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder / "tls.key", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(key)
+    (folder / "name").write_text(name, encoding="ascii")
+
+
+async def _find(client: Client, name: str) -> Request | None:
+    """The request; None where there is none. Raises UnreachableError."""
+    try:
+        return await client.get(f"{PATH}/{name}", _requests)
+    except RefusedError as error:
+        if error.code == 404:
+            return None
+        raise
 
 
 async def _issued(client: Client, name: str, signer: str, wait_seconds: float) -> bytes:
@@ -71,13 +121,13 @@ async def _issued(client: Client, name: str, signer: str, wait_seconds: float) -
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(1.5 * pause, LONGEST_POLL_SECONDS)
         try:
-            found = await client.get(f"{PATH}/{name}", _requests)
+            found = await _find(client, name)
         except UnreachableError:
             found = None  # asked again: the request itself is in the server's store
         if found is not None:
             for one in found.status.conditions or ():
                 if one.type in ("Denied", "Failed"):
-                    raise GangwatchError(f"certificate request {name}: {one.type.lower()}: {one.message or one.reason}")
+                    raise RefusalError(f"certificate request {name}: {one.type.lower()}: {one.message or one.reason}")
             if found.status.certificate:
                 return base64.b64decode(found.status.certificate)
         if loop.time() >= until:

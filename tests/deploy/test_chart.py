@@ -31,6 +31,8 @@ WISHES: dict[str, list[str]] = {
         "agent.features.hostNetwork=true",
         "agent.features.podNetworks=true",
         "agent.features.steps=true",
+        "agent.features.stepsInVolumes=true",
+        "steps.namespaces={team-a,team-b}",
         "agent.runtimeClassName=nvidia",
         "podMonitor.enabled=true",
         "podMonitor.labels.release=prometheus",
@@ -42,7 +44,12 @@ WISHES: dict[str, list[str]] = {
         "imagePullSecrets[0].name=registry",
     ],
     "advise, plain": ["controller.mode=advise", "tls.mode=plain", "networkPolicy.enabled=false"],
-    "own certificates": ["tls.mode=secret", "tls.secretName=mine", "auth.password=known"],
+    "own certificates": [
+        "tls.mode=secret",
+        "tls.secretName=mine",
+        "tls.signer=clusterissuers.cert-manager.io/ours",
+        "auth.password=known",
+    ],
     "logins": [
         "controller.access.tokensSecret=tokens",
         "controller.access.tokenReview.enabled=true",
@@ -116,6 +123,8 @@ def test_every_object_is_valid_by_its_schema(wishes: list[str], tmp_path: Path) 
         ("agent.port=80", "agent"),
         ("tls.mode=none", "tls"),
         ("tls.mode=secret", "secretName"),
+        ("tls.mode=secret,tls.secretName=mine", "tls.signer"),
+        ("tls.signer=somebody", "signer"),
         ("controller.mode=both", "controller"),
         ("agent.features.everything=true", "everything"),
         ("nonsense=1", "nonsense"),
@@ -147,7 +156,14 @@ def test_by_default_the_agent_may_read_and_nothing_else() -> None:
     assert not agent["hostPID"] and "hostNetwork" not in agent and not agent["automountServiceAccountToken"]
     of_host = {volume["name"] for volume in agent["volumes"] if "hostPath" in volume}
     assert of_host == {"sys", "proc", "pod-resources"}
-    assert all(mount.get("readOnly") for mount in container["volumeMounts"] if mount["name"] != "state")
+    written = {mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert written == {"state", "tls"}, "and neither is the host's"
+    (tls,) = (volume for volume in agent["volumes"] if volume["name"] == "tls")
+    assert tls["emptyDir"]["medium"] == "Memory", "its key touches no disk"
+    role = one(render(), "ClusterRole", "gangwatch-agent")
+    assert [(rule["resources"], rule["verbs"]) for rule in role["rules"]] == [
+        (["certificatesigningrequests"], ["create", "get"])
+    ]
 
 
 def test_each_privilege_comes_with_its_feature_alone() -> None:
@@ -175,9 +191,69 @@ def test_the_agent_has_the_host_s_processes_and_network_where_a_feature_needs_th
     assert pod("agent.features.hostNetwork=true") == (False, True, True)
     assert pod("agent.features.steps=true") == (True, False, False)
     agent = one(render("agent.features.steps=true"), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
-    (mount,) = (one for one in agent["containers"][0]["volumeMounts"] if one["name"] == "pods")
-    assert f"--kubelet-pods={mount['mountPath']}" in agent["containers"][0]["args"]
+    (mount,) = (one for one in agent["containers"][0]["volumeMounts"] if one["name"] == "steps")
+    assert f"--step-folder={mount['mountPath']}" in agent["containers"][0]["args"]
     assert agent["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_ranks_report_where_nothing_of_the_pods_is_open_to_the_agent() -> None:
+    """The kubelet's folder has every secret and token that is mounted on the node: only a wish of its own opens it."""
+
+    def folders(*wishes: str) -> dict[str, bool]:
+        """Of the host, and whether each may be written to."""
+        agent = one(render(*wishes), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
+        read_only = {mount["name"]: mount.get("readOnly", False) for mount in agent["containers"][0]["volumeMounts"]}
+        return {
+            volume["hostPath"]["path"]: not read_only[volume["name"]]
+            for volume in agent["volumes"]
+            if "hostPath" in volume
+        }
+
+    before = folders()
+    opened = folders("agent.features.steps=true").items() - before.items()
+    assert opened == {("/run/gangwatch-steps", True)}
+    opened = folders("agent.features.stepsInVolumes=true").items() - before.items()
+    assert opened == {("/var/lib/kubelet/pods", True)}
+    objects = render("agent.features.steps=true", "steps.namespaces={team-a,team-b}")
+    claims = [body for body in objects if body["kind"] == "PersistentVolumeClaim"]
+    assert [claim["metadata"]["namespace"] for claim in claims] == ["team-a", "team-b"]
+    for claim in claims:
+        volume = one(objects, "PersistentVolume", claim["spec"]["volumeName"])["spec"]
+        assert volume["local"]["path"] == "/run/gangwatch-steps"
+        assert volume["mountOptions"] == ["ro"], "no pod changes what others find there"
+        assert volume["claimRef"]["namespace"] == claim["metadata"]["namespace"]
+    assert not [body for body in render("steps.namespaces={team-a}") if body["kind"] == "PersistentVolume"]
+
+
+def test_no_password_opens_the_frames_of_agents_and_each_has_a_certificate_of_its_own(tmp_path: Path) -> None:
+    from gangwatch.config import load
+
+    objects = render()
+    web = yaml.safe_load(one(objects, "Secret", "gangwatch-agent")["stringData"]["web.yml"])["tls_server_config"]
+    assert web["client_auth_type"] == "VerifyClientCertIfGiven"
+    agent = one(objects, "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
+    (shown,) = (mount for mount in agent["containers"][0]["volumeMounts"] if mount["name"] == "tls")
+    assert web["cert_file"].startswith(shown["mountPath"])
+    secrets = [volume["secret"] for volume in agent["volumes"] if "secret" in volume]
+    assert not [item for secret in secrets for item in secret["items"] if item["key"].endswith(".key")]
+    (tmp_path / "agent.toml").write_text(one(objects, "ConfigMap", "gangwatch-agent")["data"]["gangwatch.toml"])
+    section = load(tmp_path / "agent.toml").agent
+    assert section.frame_readers == ("controller.gangwatch.internal",)
+    assert section.certificate_command[:3] == ("gangwatch", "kubernetes", "certificate")
+    (tmp_path / "controller.toml").write_text(
+        one(objects, "ConfigMap", "gangwatch-controller")["data"]["gangwatch.toml"]
+    )
+    feed = load(tmp_path / "controller.toml").feed
+    assert (feed.verify, feed.password_file, feed.username) == ("node", None, "")
+    assert feed.cert_file and feed.revoked_file
+    role = one(objects, "ClusterRole", "gangwatch-controller")
+    (signers,) = (rule for rule in role["rules"] if "signers" in rule["resources"])
+    assert signers["resourceNames"] == ["gangwatch.io/agent"] and set(signers["verbs"]) == {"approve", "sign"}
+    others = render("tls.signer=clusterissuers.cert-manager.io/ours")
+    role = one(others, "ClusterRole", "gangwatch-controller")
+    (signers,) = (rule for rule in role["rules"] if "signers" in rule["resources"])
+    assert signers["verbs"] == ["approve"] and "certificatesigningrequests/status" not in str(role["rules"])
+    assert "authority" not in str(one(others, "Deployment", "gangwatch-controller")["spec"]["template"]["spec"])
 
 
 def test_nothing_leaves_a_node_unprotected_unless_that_is_asked_for() -> None:
@@ -300,14 +376,19 @@ def test_whoever_answers_metrics_is_scraped_with_the_certificate_s_name_and_pass
     assert endpoint["scheme"] == "http" and "basicAuth" not in endpoint
 
 
-def test_nobody_but_the_renewal_may_see_the_key_that_signs() -> None:
+def test_nobody_but_the_controller_and_the_renewal_may_see_the_key_that_signs() -> None:
     objects = render()
     one(objects, "Secret", "gangwatch-authority")
-    for body in objects:
-        if body["kind"] in ("DaemonSet", "Deployment", "Job", "CronJob"):
-            assert "secretName: gangwatch-authority" not in yaml.safe_dump(body)
+    mounting = {
+        (body["kind"], body["metadata"]["name"])
+        for body in objects
+        if body["kind"] in ("DaemonSet", "Deployment", "Job", "CronJob") and "gangwatch-authority" in str(body["spec"])
+    }
+    # The renewal names it, and reads it by a right of its own.
+    assert mounting == {("Deployment", "gangwatch-controller"), ("CronJob", "gangwatch-renewal")}
     roles = {
         body["metadata"]["name"] for body in objects if "Role" in body["kind"] and "gangwatch-authority" in str(body)
     }
     assert roles == {"gangwatch-renewal"}
-    assert not [body for body in render("tls.mode=secret", "tls.secretName=mine") if body["kind"] == "CronJob"]
+    own = render("tls.mode=secret", "tls.secretName=mine", "tls.signer=clusterissuers.cert-manager.io/ours")
+    assert not [body for body in own if body["kind"] == "CronJob" or "gangwatch-authority" in str(body)]

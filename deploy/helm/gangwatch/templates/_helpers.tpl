@@ -84,3 +84,19 @@ default_role = {{ .oidc.defaultRole | toJson }}
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{- /* Whether each agent has a certificate of its own: a controller is there to approve it. */ -}}
+{{- define "gangwatch.ownCertificates" -}}
+{{- if and .Values.agent.enabled .Values.controller.enabled (ne .Values.tls.mode "plain") }}yes{{ end }}
+{{- end }}
+
+{{- /* Who signs them: we, with the authority that the chart made, or the one that is named. */ -}}
+{{- define "gangwatch.signer" -}}
+{{- if .Values.tls.signer -}}
+{{ .Values.tls.signer }}
+{{- else if eq .Values.tls.mode "secret" -}}
+{{ fail "tls.signer: with tls.mode secret the authority's key is not here: name who signs the agents' certificates, such as clusterissuers.cert-manager.io/NAME" }}
+{{- else -}}
+gangwatch.io/agent
+{{- end -}}
+{{- end }}
