@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -11,6 +13,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from agent.schema.certificate_file import validity
+from agent.schema.errors import ConfigError
+from gangwatch.certificate_health import SOON_SECONDS
+from gangwatch.certificates.signer import PATH as REQUESTS
+from gangwatch.certificates.signer import Request
 from gangwatch.machine import Finding
 from scheduler_feedback.backends.kubernetes import Access
 from scheduler_feedback.backends.kubernetes.advice import RULES
@@ -56,6 +63,19 @@ RIGHTS: tuple[Right, ...] = (
 """What a controller that schedules needs cluster-wide; an advisor needs less."""
 
 
+SIGNING: tuple[Right, ...] = (
+    *(("certificates.k8s.io", "certificatesigningrequests", verb) for verb in ("get", "list", "watch")),
+    ("certificates.k8s.io", "certificatesigningrequests/approval", "update"),
+    ("certificates.k8s.io", "certificatesigningrequests/status", "update"),
+    ("certificates.k8s.io", "signers", "approve"),
+    ("certificates.k8s.io", "signers", "sign"),
+)
+"""What it needs to give each agent a certificate of its own; where another signs, less."""
+
+WAITING_SECONDS = 300.0
+"""A controller decides a request within seconds."""
+
+
 class Survey(msgspec.Struct, frozen=True):
     """The whole answer."""
 
@@ -84,6 +104,14 @@ class _Review(Part):
     status: dict[str, Any]
 
 
+class _Secret(Part):
+    data: dict[str, str] | None = None
+
+
+class _Requests(Part):
+    items: list[Request]
+
+
 class _Schema(Part):
     spec: dict[str, Any]
 
@@ -107,6 +135,7 @@ async def _survey(access: Access, namespace: str, release: str) -> Survey:
             findings += cluster_findings(nodes, pods)
         findings.append(await _controller(client, namespace, release))
         findings += await _rights(client, namespace, release)
+        findings.append(await _certificates(client, namespace, release))
         findings += await _kinds(client)
         return Survey(access.url, version.git_version, len(nodes or ()), len(pods or ()), tuple(findings))
 
@@ -242,6 +271,48 @@ async def _rights(client: Client, namespace: str, release: str) -> list[Finding]
         ]
     remedy = "the ClusterRole is not the chart's: upgrade the release"
     return [Finding("rights", "limited", f"{user} may not {_names(lacking)}", remedy)]
+
+
+async def _certificates(client: Client, namespace: str, release: str) -> Finding:
+    """How the agents' requests stand, and when the controller's own certificate ends."""
+    remedy = "docs/how-to/certificates.md, When something is wrong"
+    secret = await _find(client, f"/api/v1/namespaces/{namespace}/secrets/{release}-tls", msgspec.json.Decoder(_Secret))
+    words = "the controller's is not known: its secret may not be read, or is named otherwise"
+    if not isinstance(secret, str):
+        try:
+            _, ends = validity(base64.b64decode((secret.data or {}).get("tls.crt", "")))
+        except (ConfigError, ValueError) as error:
+            return Finding("certificates", "missing", f"secret {release}-tls: {error}", remedy)
+        words = f"the controller's ends on {datetime.fromtimestamp(ends, UTC):%Y-%m-%d}"
+        if ends - time.time() < SOON_SECONDS:
+            return Finding("certificates", "limited", words, f"see the CronJob {release}-renewal, or who issues it")
+    try:
+        requests = (await client.get(REQUESTS, msgspec.json.Decoder(_Requests))).items
+    except RefusedError as error:
+        return Finding("certificates", "limited", f"{words}; requests of agents: {error}", "ask as who may list them")
+    account = f"system:serviceaccount:{namespace}:{release}-agent"
+    asked = [one for one in requests if one.spec.username == account]
+    if not asked and secret == "":
+        detail = f"neither secret {release}-tls nor a request of an agent: there is no chart, or tls.mode is plain"
+        return Finding("certificates", "missing", detail, "install the chart with tls.mode generated")
+    denied = [one for one in asked if one.has("Denied") or one.has("Failed")]
+    now_ns = datetime.now(UTC).timestamp() * 1e9
+    waiting = [
+        one
+        for one in asked
+        if not one.status.certificate
+        and one not in denied
+        and now_ns - wall_ns(one.metadata.creation_timestamp) > WAITING_SECONDS * 1e9
+    ]
+    if waiting:
+        named = _names([one.metadata.name for one in waiting])
+        detail = f"{words}; {len(waiting)} requests of agents wait: {named}"
+        return Finding("certificates", "missing", detail, f"a controller approves them; {remedy}")
+    if denied:
+        said = next((one.message for one in denied[-1].status.conditions or () if one.message), "")
+        detail = f"{words}; {len(denied)} requests of agents were denied, the last: {said}"
+        return Finding("certificates", "limited", detail, remedy)
+    return Finding("certificates", "found", f"{words}; no request of an agent waits")
 
 
 async def _kinds(client: Client) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -90,18 +91,21 @@ def test_its_controller_is_forbidden_nothing_and_granted_nothing_that_it_does_no
         assert leadership.wait(30)
         with FakeKubelet(audited.access()) as kubelet:
             work(cluster, access, folder, kubelet)
+        sign(api, access, folder)
     finally:
         leadership.stop()
         api.close()
     used, refused = audit(audited)
     assert not refused
-    assert granted(objects) - used == set()
+    # Whether it may sign is asked inside of the server, which writes no line about it.
+    assert granted(objects) - used == {("signers", "approve"), ("signers", "sign")}
     assert used - granted(objects) == set()
 
 
-def token_of(api: Api, account: str = "gangwatch-controller") -> str:
-    """A token of the chart's service account."""
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+def token_of(api: Api, account: str = "gangwatch-controller", bound: dict[str, str] | None = None) -> str:
+    """A token of the chart's service account. bound: the pod that it is for, if any."""
+    spec = {} if bound is None else {"boundObjectRef": bound}
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     token: str = api.create(f"{PATHS['ServiceAccount']}/{account}/token", request)["status"]["token"]
     return token
 
@@ -140,6 +144,40 @@ def work(cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet) -
         cluster.finish("moved")
         wait_for("it was tried", lambda: "rejected" in it.jobs() and it.jobs()["rejected"].attempt >= 1)
         wait_for("and deleted", lambda: not cluster.pods("rejected"))
+
+
+def sign(api: Api, access: Access, folder: Path) -> None:
+    """An agent's certificate, asked for by a pod that is bound to a node."""
+    from gangwatch.certificates.authority import Authority, new_key, new_request
+    from gangwatch.certificates.signer import PATH, Rules, Signer
+
+    authority = Authority.make()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "ca.crt").write_bytes(authority.certificate)
+    (folder / "ca.key").write_bytes(authority.key)
+    signer = Signer(access, Rules(f"{NAMESPACE}:gangwatch-agent", ()), folder)
+    signer.start()
+    try:
+        request = base64.b64encode(new_request(new_key(), ("n1.node.gangwatch.internal",))).decode()
+        spec = {"request": request, "signerName": "gangwatch.io/agent", "usages": ["digital signature", "server auth"]}
+        own = Api(replace(access, token=token_of(api, "gangwatch-agent", agent_pod(api))))
+        body = {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "spec": spec}
+        own.create(PATH, {**body, "metadata": {"name": "agent"}})
+        wait_for("it is signed", lambda: own.get(f"{PATH}/agent")["status"].get("certificate"))
+        own.close()
+    finally:
+        signer.stop()
+
+
+def agent_pod(api: Api) -> dict[str, str]:
+    """An agent's pod on node n1, as a token is bound to it."""
+    from tests.kubernetes.makers import pod_body
+
+    body = pod_body("agent", 0, nodeName="n1", schedulerName="x")
+    body["metadata"]["namespace"] = NAMESPACE
+    body["spec"]["serviceAccountName"] = "gangwatch-agent"
+    uid = api.create(f"/api/v1/namespaces/{NAMESPACE}/pods", body)["metadata"]["uid"]
+    return {"apiVersion": "v1", "kind": "Pod", "name": "agent", "uid": uid}
 
 
 def ended_well(it: Running, job_id: str) -> bool:

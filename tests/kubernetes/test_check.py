@@ -11,7 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from gangwatch.commands.check_kubernetes import RIGHTS, cluster_findings
+from gangwatch.commands.check_kubernetes import RIGHTS, SIGNING, cluster_findings
 from gangwatch.commands.machine import check as command
 from scheduler_feedback.backends.kubernetes.lease import Leadership
 from tests.deploy.test_chart import render
@@ -60,7 +60,9 @@ def test_of_an_empty_cluster_it_says_what_is_missing_and_what_would_bring_it(
         "pod-groups",
         "queues",
     }
-    assert {"gpus", "controller", "rights"} <= {name for name, state in found.items() if state == "missing"}
+    assert {"gpus", "controller", "rights", "certificates"} <= {
+        name for name, state in found.items() if state == "missing"
+    }
     words = check(plane).output
     assert "no node offers a GPU" in words and "-> install NVIDIA's GPU operator" in words
     assert "-> install the chart" in words
@@ -110,7 +112,7 @@ def test_the_rights_that_are_asked_for_are_the_chart_s() -> None:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert granted == set(RIGHTS)
+    assert granted == {*RIGHTS, *SIGNING}
 
 
 def test_a_server_that_is_away_ends_the_check_with_its_name(tmp_path: Path) -> None:
