@@ -109,9 +109,12 @@ class Server(uvicorn.Server):
     def measures(self) -> Iterator[Sample]:
         """Series of the catalogue; from any thread."""
         refused: Counter[str] = Counter(self._admission.refused)
-        for gate in self._gates:
-            yield from gate.measures()
+        together: dict[str, float] = {}
+        for gate in self._gates:  # a port and a socket in a folder have no peer in common, and bounds of their own
+            for name, _, value in gate.measures():
+                together[name] = together.get(name, 0.0) + value
             refused.update(gate.refused)
+        yield from ((name, (), value) for name, value in together.items())
         yield from self._admission.measures()
         for reason, count in sorted(refused.items()):
             yield "gangwatch_http_refused_total", (("reason", reason),), float(count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ import bcrypt
 import pytest
 
 from exporter import security
-from exporter.asgi import Receive, Scope, Send, create_server
+from exporter.asgi import Receive, Scope, Send, create_server, local_socket
+from exporter.prometheus import expose_samples
 from exporter.security import Security
 from tests.exporter.certificates import Authority
 
@@ -56,6 +58,25 @@ def test_without_a_configuration_only_a_host_that_names_loopback_is_answered() -
     with served(None) as port:
         assert get(http.client.HTTPConnection("127.0.0.1", port, timeout=30))[0] == 200
         assert get(http.client.HTTPConnection("127.0.0.1", port, timeout=30), Host="evil.example")[0] == 403
+
+
+def test_a_port_and_a_socket_in_a_folder_have_one_series_together(tmp_path: Path) -> None:
+    server, listener = create_server(hello, "127.0.0.1", 0)
+    with local_socket(tmp_path / "api.sock") as unix:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener, *unix]})
+        thread.start()
+        try:
+            assert get(http.client.HTTPConnection("127.0.0.1", listener.getsockname()[1], timeout=30))[0] == 200
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.connect(str(tmp_path / "api.sock"))
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                assert connection.recv(12) == b"HTTP/1.1 200"
+            told = expose_samples(server.measures())
+        finally:
+            server.should_exit = True
+            thread.join()
+            listener.close()
+    assert "gangwatch_http_connections_total 2" in told
 
 
 def test_tls_a_password_and_a_certificate_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
