@@ -39,7 +39,7 @@ class _Seen:
     made.
     """
 
-    attempt: int
+    gang: Gang
     cursor: int = 0
     shape: Shape = field(default_factory=lambda: Shape("", 0, np.zeros(0, np.int64), ()))
     nodes: tuple[str, ...] = ()
@@ -251,8 +251,9 @@ class Look:
     def _of(self, gang: Gang, touched: set[str]) -> _Seen:
         """What was handed out of the gang, brought up to date. touched: nodes that are not as they were."""
         seen = self._seen.get(gang.name)
-        if seen is None or seen.attempt != gang.attempt:
-            seen = self._seen[gang.name] = _Seen(gang.attempt)
+        # One that was forgotten may have begun again since the last look, with other ranks under the same attempt.
+        if seen is None or seen.gang is not gang:
+            seen = self._seen[gang.name] = _Seen(gang)
         changed = seen.changes != gang.changes
         if changed or not touched.isdisjoint(seen.nodes):
             if changed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from agent.schema.frame import Column, Frame, Layout, Member, OpenRecord, StepRecord, Tier, make_layout
 from scheduler_feedback.core.fabric import Fabric, Leaf
@@ -122,6 +123,24 @@ def test_a_gang_that_begins_anew_begins_anew_for_its_reader() -> None:
     site.sends(6)
     [job] = site.look.next(WALL).jobs
     assert job.steps is not None and job.steps.number.tolist() == [5, 6]
+
+
+def test_a_gang_that_is_forgotten_and_begins_anew_between_two_looks_is_another() -> None:
+    site = Site()
+    for second in range(1, 5):
+        site.sends(second)
+    site.look.next(WALL)
+    site.fleet.forget("g")  # as of a Slurm job, whose attempt stays 0 whoever is in it
+    site.layouts = {node: layout(node, rank + 6) for rank, node in enumerate(BOOTED)}
+    for second in (5, 6):
+        for node in BOOTED:
+            one = site.frame(node, second)
+            records = tuple(replace(record, member=Member("g", 1, record.member.rank + 6)) for record in one.records)
+            assert site.fleet.observe(site.layouts[node], replace(one, records=records), one.wall_ns)
+    [job] = site.look.next(WALL).jobs
+    assert job.shape.ranks.tolist() == [6, 7]
+    assert job.steps is not None and job.steps.number.tolist() == [5, 6]
+    assert not site.look.failed
 
 
 def test_what_ranks_share_is_told_only_of_machines_that_are_one_nodes_own() -> None:
