@@ -8,7 +8,7 @@ strings such as "90s", "10m", "2h".
     [cluster]     nodes = 1, slots, gpus = true, names
     [agent]       interval_seconds = 1, port = 0, listen, web_config, nvml_library, sysfs_root, proc_root,
                   kubelet_socket, job_files, step_socket, kernel_log, rdma_excluded, gpu_burst = false,
-                  kubelet_pods
+                  kubelet_pods, step_folder, frame_readers, revoked_file, certificate_command
     [step_quotas] reporters = 1024, reporters_unattested = 256, reporters_per_pod = 64, reporters_per_job = 256,
                   reporters_per_user = 16, registrations_per_second = 4, ring_slots, ring_slots_unattested,
                   name_length = 128
@@ -22,7 +22,7 @@ strings such as "90s", "10m", "2h".
                   roles, default_role, algorithms, scopes, ca_file
     [token_review] enabled = false, audiences, roles, access_review = true, kubeconfig
     [client]      url, ca_file, token_file, cert_file, key_file
-    [feed]        ca_file, cert_file, key_file, username, password_file
+    [feed]        ca_file, cert_file, key_file, username, password_file, verify = "node", revoked_file
     [policy]      every field of scheduler_feedback.core.state.Policy but the mode
     [slurm]       enabled = false, mode = "advise", programs, configuration, agents, text, timeout_seconds,
                   idle_seconds = 30, attentive_seconds = 5, partition_share = 0.25, requeues_per_hour,

@@ -109,7 +109,7 @@ class Fleet:
         view = self._nodes.get(node)
         if view is None:
             return False
-        others = self._machines[view.machine] - {node}
+        others = self._machines.get(view.machine, set()) - {node}  # absent: of a node that has named no machine
         return bool(others) and (
             self._membership is None or any(self._membership.same_host(node, other) for other in others)
         )

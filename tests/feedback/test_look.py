@@ -160,6 +160,15 @@ def test_what_ranks_share_is_told_only_of_machines_that_are_one_nodes_own() -> N
     assert job.shared_machine is not None and job.shared_machine.all()
 
 
+def test_a_node_that_names_no_machine_costs_no_job_its_telemetry() -> None:
+    site = Site(boots=("", ""))
+    for second in range(1, 5):
+        site.sends(second)
+    [job] = site.look.next(WALL).jobs
+    assert job.shape.sharing["host"] == ("n0", "n1")
+    assert not site.look.failed
+
+
 def test_uplinks_are_those_of_each_ranks_rail() -> None:
     fabric = Fabric([Leaf("leaf-0", ("n0",), 0), Leaf("leaf-1", ("n0", "n1"), 1)])
     site = Site(fabric)

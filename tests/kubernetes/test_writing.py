@@ -678,7 +678,7 @@ def test_everything_of_ours_is_taken_away_and_what_users_wrote_stays() -> None:
         "/apis/scheduling.x-k8s.io/v1alpha1/podgroups/others": msgspec.to_builtins(others),
         "/apis/batch/v1/jobs/train": a_job({"suspend": True}),
         f"{JOBS}/train": a_job({"suspend": True}),
-        f"{MAPS}/main-memory": {"metadata": {}},
+        f"{MAPS}/main-memory": {"metadata": {}}, f"{MAPS}/main-revoked": {"metadata": {}},
     }
     for one in (theirs, placed, probe):
         for path in ("/api/v1/pods", PODS):
@@ -686,7 +686,7 @@ def test_everything_of_ours_is_taken_away_and_what_users_wrote_stays() -> None:
     removed = asyncio.run(remove_all(api, "ours", "main"))
     assert removed == {
         "nodes": 1, "pods": 1, "probes": 1, "groups": 2, "suspended Jobs": 1, "leases": 0, "device rules": 0,
-        "memories": 1,
+        "memories": 1, "revocations": 1,
     }  # fmt: skip
     assert api.objects["/api/v1/nodes/n1"]["metadata"]["labels"] == {"app": "x"}
     assert api.objects[f"{PODS}/placed"]["metadata"]["annotations"] == {f"{OURS}time-limit-seconds": "60"}
@@ -695,6 +695,7 @@ def test_everything_of_ours_is_taken_away_and_what_users_wrote_stays() -> None:
     assert api.body_of("PATCH", f"{GROUPS}/scheduled/status") == {"status": {"conditions": None, "phase": None}}
     assert api.objects[f"{JOBS}/train"]["spec"]["suspend"] is False
     assert f"{MAPS}/main-memory" not in api.objects
+    assert f"{MAPS}/main-revoked" not in api.objects
     assert not [
         path
         for _, path in api.done

@@ -66,6 +66,8 @@ async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, in
         work["suspended Jobs"].append(resume(client, path))
     memory = f"/api/v1/namespaces/{namespace}/configmaps/{memory_name(lease)}"
     work["memories"] = [_remove(client, memory)]
+    # Of `gangwatch kubernetes revoke`. The lease is named after the release.
+    work["revocations"] = [_remove(client, f"/api/v1/namespaces/{namespace}/configmaps/{lease}-revoked")]
     work["leases"].append(_remove(client, f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}"))
     gate = asyncio.Semaphore(_AT_ONCE)
 
