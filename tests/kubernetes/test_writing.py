@@ -678,7 +678,8 @@ def test_everything_of_ours_is_taken_away_and_what_users_wrote_stays() -> None:
         "/apis/scheduling.x-k8s.io/v1alpha1/podgroups/others": msgspec.to_builtins(others),
         "/apis/batch/v1/jobs/train": a_job({"suspend": True}),
         f"{JOBS}/train": a_job({"suspend": True}),
-        f"{MAPS}/main-memory": {"metadata": {}}, f"{MAPS}/main-revoked": {"metadata": {}},
+        f"{MAPS}/main-memory": {"metadata": {}},
+        f"{MAPS}/main-revoked": {"metadata": {}},
     }
     for one in (theirs, placed, probe):
         for path in ("/api/v1/pods", PODS):
