@@ -77,6 +77,9 @@ SECOND = 1_000_000_000
 JOBS = {"j-000001": ("n0", "n1", "n2", "n3"), "j-000002": ("n4", "n5")}
 HONEST = tuple(node for nodes in JOBS.values() for node in nodes)
 ROGUE, IMPERSONATED = "n7", "n6"
+FRAMES_A_SECOND = 4
+"""Of an honest agent: more than the product's one, for more waits to measure."""
+
 RECORDS = 100_000
 """More than a frame has."""
 
@@ -120,7 +123,7 @@ def foreign_ranks(attempt: int = 1) -> Lies:
     for seq in itertools.count(1):
         yield (
             layout if seq == 1 else None,
-            _frame(layout, seq, _steps(members, 4 * seq, time.monotonic_ns(), 10), seq * RECORDS),
+            _frame(layout, seq, _steps(members, FRAMES_A_SECOND * seq, time.monotonic_ns(), 10), seq * RECORDS),
         )
 
 
@@ -279,7 +282,7 @@ async def _ask_for_frames(folder: Path) -> None:
 
 
 class _Honest:
-    """The agent of a node with a rank: four steps a second, by the product's own server."""
+    """The agent of a node with a rank, which makes a step a frame; by the product's own server."""
 
     def __init__(self, folder: Path, node: str) -> None:
         job, rank = next((job, nodes.index(node)) for job, nodes in JOBS.items() if node in nodes)
@@ -299,13 +302,9 @@ class _Honest:
     def tick(self) -> None:
         self.seq += 1
         at_ns = time.monotonic_ns()
-        steps = [
-            StepRecord(
-                self.member, 4 * self.seq + part, at_ns - (4 - part) * SECOND // 4, SECOND // 4 - 1000, SECOND // 40
-            )
-            for part in range(4)
-        ]
-        frame = _frame(self.layout, self.seq, steps, 4 * self.seq)
+        duration_ns = SECOND // FRAMES_A_SECOND
+        steps = [StepRecord(self.member, self.seq, at_ns - duration_ns, duration_ns - 1000, duration_ns // 10)]
+        frame = _frame(self.layout, self.seq, steps, self.seq)
         self.newest = self.layout, frame
         for listener in tuple(self._listeners):
             listener(self.layout, frame)
@@ -320,7 +319,7 @@ def _serve_honest(folder: Path) -> None:
     while True:
         for one in agents:
             one.tick()
-            time.sleep(1 / len(agents))
+            time.sleep(1 / FRAMES_A_SECOND / len(agents))
 
 
 # --- the controller --------------------------------------------------------------------------------------------------
@@ -412,8 +411,8 @@ async def _measure(folder: Path, seconds: float) -> Result:
         controller.waits.clear()
         await asyncio.sleep(seconds)
         attacked, came = _p99(controller.waits), len(controller.waits)
-        # A frame a second and node; one may be under way at each end.
-        late = max(0, int(len(HONEST) * (seconds - 2)) - came)
+        # What does not come is late. Agents on a loaded machine make some frames fewer than they are to make.
+        late = max(0, int(0.7 * FRAMES_A_SECOND * len(HONEST) * seconds) - came)
         given = json.loads((folder / "given").read_text()) if (folder / "given").exists() else [0, 0]
         return {
             "survived": not running.done() and controller.watch.broken() == "" and came > 0,
