@@ -58,6 +58,12 @@ def _mount(what: str, *arguments: str) -> None:
         absent(f"{what} here: run the tests as root, with CAP_SYS_ADMIN")
 
 
+def root(what: str) -> None:
+    """Skip the test where this process is not root; `what` says what for: "to act as another user"."""
+    if os.geteuid() != 0:
+        absent(f"root is needed {what}: run the tests as root")
+
+
 def data(*parts: str) -> Path:
     """Path in the folder of public traces (GANGWATCH_DATA, default ../shared/data beside the checkout)."""
     root = Path(os.environ.get("GANGWATCH_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))

@@ -143,6 +143,7 @@ def test_a_secret_is_blotted_out_in_every_form_that_a_part_may_have_it_in() -> N
     for form in (LETTERS, json.dumps(LETTERS)[1:-1], json.dumps(LETTERS, ensure_ascii=False)[1:-1]):
         assert blotted(f"<{form}>", [LETTERS]) == "<[removed]>"
     assert blotted("<abcdef>", ["abcdef"]) == "<[removed]>"
+    assert blotted(json.dumps("abcdef\\"), ["abcdef\\"]) == '"[removed]"', "as JSON, which contains it as it is"
 
 
 def test_secrets_are_blotted_out_longest_first(state: StateFolder) -> None:

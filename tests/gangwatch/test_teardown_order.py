@@ -21,7 +21,7 @@ class FakeClient:
         pass
 
     def get(self, path: str) -> Any:
-        if path == "/api/queue":
+        if path.startswith("/api/queue"):
             return {"frozen": False}
         return [{"job": job, "state": state} for job, state in self.jobs.items()]
 

@@ -21,6 +21,7 @@ from exporter.security import Security
 from exporter.serving import limits, peers
 from exporter.serving.limits import Limits
 from exporter.serving.peers import UNKNOWN_LOCAL, Peers
+from tests import needs
 from tests.exporter.certificates import Authority
 from tests.security.serving import Served, answered, ended, hasty, served, until
 
@@ -231,8 +232,7 @@ def test_a_request_that_announces_too_much_is_refused_before_it_comes() -> None:
 
 
 def test_connections_of_other_users_have_a_rate() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can be another user")
+    needs.root("to act as another user")
     program = (
         "import os, socket, sys; ''.encode('idna'); os.setuid(65534)\n"
         "n = 0\n"
@@ -265,7 +265,7 @@ def test_a_local_peer_is_a_user(family: socket.AddressFamily, by_file: bool, mon
         try:
             listener.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
         except OSError:
-            pytest.skip("no IPv6 here")
+            needs.absent("the loopback interface has no IPv6 address: sysctl net.ipv6.conf.lo.disable_ipv6=0")
         listener.listen()
         client = socket.create_connection(listener.getsockname()[:2])
         accepted, address = listener.accept()
@@ -279,8 +279,7 @@ def test_a_local_peer_is_a_user(family: socket.AddressFamily, by_file: bool, mon
 
 
 def test_a_local_peer_of_another_user_is_that_user() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can be another user")
+    needs.root("to act as another user")
     found = Peers()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         program = (

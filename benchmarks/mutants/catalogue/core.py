@@ -6,6 +6,16 @@ _F = "tests/feedback/test_"
 
 _FRAMES = ("tests/security/test_frames.py",)
 
+_TABLE = tuple(
+    f"tests/security/test_secrets.py::test_{name}"
+    for name in ("a_field_without_a_row_is_withheld", "what_is_hidden_keeps_its_type_and_is_named")
+)
+
+_COPIES = tuple(
+    f"tests/security/test_readers.py::test_{name}"
+    for name in ("a_frozen_copy_shares_nothing_that_a_cycle_changes", "two_copies_share_what_has_not_changed")
+)
+
 _OCCURRENCES = tuple(
     f"{_F}occurrences.py::test_{name}"
     for name in (
@@ -23,6 +33,14 @@ _OCCURRENCES = tuple(
 """Without the one that starts an agent."""
 
 MUTANTS = (
+    # --- disclosure ---
+    Mutant("core.disclosure:rule_of", "WITHHELD)", "NAME)", _TABLE),
+    Mutant("core.disclosure:hide", "**empty, ", "", _TABLE),
+    Mutant("core.disclosure:shared", "and rule.bundle is Share.KEYS", "and False", _TABLE),
+    # --- frozen ---
+    Mutant("core.frozen:_job", "ranks=job.ranks[:], ", "", _COPIES),
+    Mutant("core.frozen:_node", "Node(*_OF_NODE(node))", "node", _COPIES),
+    Mutant("core.frozen:_shared", "kept is not None and kept == value", "kept is not None", _COPIES),
     # --- codec ---
     Mutant(
         "core.codec:decode_state",

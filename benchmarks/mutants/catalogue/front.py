@@ -4,14 +4,14 @@ from benchmarks.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
-        "gangwatch.bundle:blotted",
-        "for form in (secret, json",
-        "for form in (json",
+        "gangwatch.redaction:blotted",
+        "key=len, reverse=True",
+        "key=len",
         ("tests/gangwatch/test_support_bundle.py",),
     ),
     Mutant(
-        "gangwatch.bundle:blotted",
-        "json.dumps(secret, ensure_ascii=False)[1:-1], ",
+        "gangwatch.redaction:blotted",
+        "json.dumps(secret, ensure_ascii=False)[1:-1],\n            ",
         "",
         ("tests/gangwatch/test_support_bundle.py",),
     ),
