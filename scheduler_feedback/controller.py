@@ -176,6 +176,7 @@ class Controller:
             self.store, recovered, self._backend, self._gate, self._policy, self._clock, hooks, self._snapshot_seconds
         )
         self.desk = Desk(self.cycle.snapshots)
+        self.audit.begin()
         self._watch.start()
         self.cycle.start()
         return self

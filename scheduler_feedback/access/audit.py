@@ -83,6 +83,15 @@ class Audit:
         self._suppressed = 0
         self._complained = self._stuck = False
 
+    def begin(self) -> None:
+        """Open the file, so that a process that runs out of descriptors can write it. A failure is told and no error:
+        each write tries again, and refuses what it can't write down."""
+        with self._lock:
+            try:
+                self._open(0)
+            except OSError as error:
+                self._complain(error)
+
     def number(self) -> str:
         """A new id, for the lines of one request."""
         with self._lock:
@@ -120,9 +129,7 @@ class Audit:
             except OSError as error:
                 self._suppressed = line.suppressed
                 self.lost += 1
-                if not self._complained:
-                    self._complained = True
-                    _log.error("the audit log %s can't be written, changes are refused: %s", self.name, error.strerror)
+                self._complain(error)
                 raise StoreError(
                     f"the audit log {self.name} can't be written ({error.strerror}), so nothing is changed: free space "
                     "there or repair its folder"
@@ -159,6 +166,11 @@ class Audit:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptor = os.open(self.path, flags, 0o600)
         return self._descriptor
+
+    def _complain(self, error: OSError) -> None:
+        if not self._complained:
+            self._complained = True
+            _log.error("the audit log %s can't be written, changes are refused: %s", self.name, error.strerror)
 
     def _rotate(self) -> None:
         """audit.jsonl becomes audit.jsonl.1, that .2, and so on. Where that fails, the file grows on."""

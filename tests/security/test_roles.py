@@ -347,6 +347,26 @@ def test_the_audit_rotates_and_loses_nothing_on_the_way(tmp_path: Path) -> None:
     assert all(file.stat().st_size <= 2000 for file in files)
 
 
+def test_an_audit_that_has_begun_needs_no_descriptor_and_says_where_it_cant(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = Audit(tmp_path / "audit.jsonl")
+    audit.begin()
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("it is open"))
+    audit.write(_line(audit, "/1"))
+    monkeypatch.undo()
+    (tmp_path / "file").touch()
+    elsewhere = Audit(tmp_path / "file" / "audit.jsonl")
+    elsewhere.begin()
+    assert "can't be written, changes are refused: File exists" in caplog.text
+    with pytest.raises(StoreError, match="so nothing is changed"):
+        elsewhere.write(_line(elsewhere, "/2"))
+    (tmp_path / "file").unlink()
+    elsewhere.write(_line(elsewhere, "/3"))
+    audit.close()
+    elsewhere.close()
+
+
 def test_a_moved_audit_is_begun_anew_and_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     audit = Audit(path)
