@@ -2,7 +2,7 @@
 
 Windows, `for` and Alertmanager's waits are divided by the speed. `rate` then counts what happens in a second of the
 clock, which is so many seconds of the world, and is divided by it too; `increase` counts what happened in the window
-and stays. Nothing of ours asks for the time of day.
+and stays. The time of day is the clock's: what compares with it, the ends of certificates, counts in its seconds.
 """
 
 from __future__ import annotations

@@ -229,6 +229,16 @@ def foreign_ranks() -> ScriptedRun:
     return _quiet(script)
 
 
+def certificate_ends() -> ScriptedRun:
+    """The renewal of an agent's certificate fails, until somebody sees to it."""
+
+    def script(run: ScriptedRun, now: float) -> Sequence[Event]:
+        run.days_left = {"node-00000": 60.0, "node-00001": 13.0 if ONSET <= now < ONSET + LENGTH else 90.0}
+        return ()
+
+    return _quiet(script)
+
+
 def _alerts(*names: str) -> frozenset[str]:
     return frozenset(f"Gangwatch{name}" for name in names)
 
@@ -267,6 +277,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "partition": Scenario(partition, _alerts("FeedLost"), labels=(("node", "node-00001"),)),
     "foreign-ranks": Scenario(foreign_ranks, _alerts("ForeignRanks"), labels=(("node", "node-00001"),)),
+    "certificate-ends": Scenario(certificate_ends, _alerts("CertificateEnds"), labels=(("node", "node-00001"),)),
     "failing-collector": Scenario(
         failing_collector, _alerts("CollectorFailing"), labels=(("node", "node-00001"), ("collector", "gpu"))
     ),

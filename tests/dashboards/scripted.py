@@ -8,6 +8,7 @@ gang's processes have started or stopped, how the controller's streams stand, an
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -151,7 +152,8 @@ class ScriptedRun:
     What a script may set: unread, nodes whose streams the controller can't read; failing, nodes with a collector that
     fails; halted, jobs that report no more steps; broken: detectors and parts that a bug has hit; stuck, no cycle runs;
     leads, as a controller on Kubernetes says it, which answers with nothing else where it does not; counters of the
-    cycle's thread; foreign, records of ranks that do not run there, by node. A job that is stopped reports no more; its
+    cycle's thread; foreign, records of ranks that do not run there, by node; days_left, how long an agent's certificate
+    lives on, by node. A job that is stopped reports no more; its
     GPUs' counters go on as they were, which no test here looks at.
     """
 
@@ -172,6 +174,7 @@ class ScriptedRun:
         self.now = 0.0
         self.counters: Counter[str] = Counter()
         self.foreign: Counter[str] = Counter()
+        self.days_left: dict[str, float] = {}
         self.unread: set[str] = set()
         self.failing: set[str] = set()
         self.halted: set[str] = set()
@@ -291,6 +294,11 @@ class ScriptedRun:
             *(
                 ("gangwatch_watch_records_refused_total", (("node", node), ("reason", "not-placed")), float(count))
                 for node, count in self.foreign.items()
+            ),
+            *(
+                # Prometheus holds it against its own clock, which tells the time of day also where it runs faster.
+                ("gangwatch_feed_certificate_expiry_seconds", (("node", node),), time.time() + days * 86_400.0)
+                for node, days in self.days_left.items()
             ),
         ]
         for node, agent in self._agents.items():

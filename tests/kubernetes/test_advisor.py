@@ -36,7 +36,7 @@ from tests.kubernetes.bed import ControlPlane, assets
 from tests.kubernetes.fake_kubelet import FakeKubelet
 from tests.kubernetes.harness import Api, Cluster, wait_for
 from tests.kubernetes.makers import pod_body
-from tests.kubernetes.test_chart_installed import NAMESPACE, PATHS, audit, granted
+from tests.kubernetes.test_chart_installed import ASKED_INSIDE, NAMESPACE, PATHS, audit, granted, sign
 from tests.needs import absent
 from tests.ports import held_port
 
@@ -308,10 +308,12 @@ def test_the_chart_s_advisor_is_forbidden_nothing_uses_all_that_it_is_granted_an
         wait_for("the node is out", lambda: "gangwatch.io/quarantine" in ours(node(cluster, "n1")))
         wait_for("a rule stands", lambda: len(cluster.api.get(RULES)["items"]) == 2)
         wait_for("the lease is renewed", lambda: ("leases", "update") in audit(advised, USER)[0])
+    sign(cluster.api, access_of(advised, f"{RELEASE}-controller"), folder, RELEASE)
     roles = objects()
     used, refused = audit(advised, USER)
     assert not refused
-    assert granted(roles, f"{RELEASE}-controller") == used
+    assert granted(roles, f"{RELEASE}-controller") - used == ASKED_INSIDE
+    assert used - granted(roles, f"{RELEASE}-controller") == set()
 
     async def uninstall() -> dict[str, int]:
         async with Client(access_of(advised, f"{RELEASE}-uninstall")) as client:

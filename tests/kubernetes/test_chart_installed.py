@@ -48,6 +48,9 @@ PATHS = {
     "CronJob": "/apis/batch/v1/namespaces/gangwatch/cronjobs",
 }
 
+ASKED_INSIDE = {("signers", "approve"), ("signers", "sign")}
+"""(resource, verb) that the API server asks of its own roles, without a line in its audit log."""
+
 
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
@@ -97,8 +100,7 @@ def test_its_controller_is_forbidden_nothing_and_granted_nothing_that_it_does_no
         api.close()
     used, refused = audit(audited)
     assert not refused
-    # Whether it may sign is asked inside of the server, which writes no line about it.
-    assert granted(objects) - used == {("signers", "approve"), ("signers", "sign")}
+    assert granted(objects) - used == ASKED_INSIDE
     assert used - granted(objects) == set()
 
 
@@ -146,7 +148,7 @@ def work(cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet) -
         wait_for("and deleted", lambda: not cluster.pods("rejected"))
 
 
-def sign(api: Api, access: Access, folder: Path) -> None:
+def sign(api: Api, access: Access, folder: Path, release: str = "gangwatch") -> None:
     """An agent's certificate, asked for by a pod that is bound to a node."""
     from gangwatch.certificates.authority import Authority, new_key, new_request
     from gangwatch.certificates.signer import PATH, Rules, Signer
@@ -155,12 +157,12 @@ def sign(api: Api, access: Access, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "ca.crt").write_bytes(authority.certificate)
     (folder / "ca.key").write_bytes(authority.key)
-    signer = Signer(access, Rules(f"{NAMESPACE}:gangwatch-agent", ()), folder)
+    signer = Signer(access, Rules(f"{NAMESPACE}:{release}-agent", ()), folder)
     signer.start()
     try:
         request = base64.b64encode(new_request(new_key(), ("n1.node.gangwatch.internal",))).decode()
         spec = {"request": request, "signerName": "gangwatch.io/agent", "usages": ["digital signature", "server auth"]}
-        own = Api(replace(access, token=token_of(api, "gangwatch-agent", agent_pod(api))))
+        own = Api(replace(access, token=token_of(api, f"{release}-agent", agent_pod(api, release))))
         body = {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "spec": spec}
         own.create(PATH, {**body, "metadata": {"name": "agent"}})
         wait_for("it is signed", lambda: own.get(f"{PATH}/agent")["status"].get("certificate"))
@@ -169,13 +171,13 @@ def sign(api: Api, access: Access, folder: Path) -> None:
         signer.stop()
 
 
-def agent_pod(api: Api) -> dict[str, str]:
+def agent_pod(api: Api, release: str) -> dict[str, str]:
     """An agent's pod on node n1, as a token is bound to it."""
     from tests.kubernetes.makers import pod_body
 
     body = pod_body("agent", 0, nodeName="n1", schedulerName="x")
     body["metadata"]["namespace"] = NAMESPACE
-    body["spec"]["serviceAccountName"] = "gangwatch-agent"
+    body["spec"]["serviceAccountName"] = f"{release}-agent"
     uid = api.create(f"/api/v1/namespaces/{NAMESPACE}/pods", body)["metadata"]["uid"]
     return {"apiVersion": "v1", "kind": "Pod", "name": "agent", "uid": uid}
 
