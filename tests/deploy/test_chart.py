@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -223,6 +224,33 @@ def test_ranks_report_where_nothing_of_the_pods_is_open_to_the_agent() -> None:
         assert volume["mountOptions"] == ["ro"], "no pod changes what others find there"
         assert volume["claimRef"]["namespace"] == claim["metadata"]["namespace"]
     assert not [body for body in render("steps.namespaces={team-a}") if body["kind"] == "PersistentVolume"]
+
+
+@pytest.mark.parametrize("mode", ["generated", "plain"])
+def test_an_agent_has_the_quotas_of_the_values(tmp_path: Path, mode: str) -> None:
+    from gangwatch.config import load
+
+    wishes = (f"tls.mode={mode}", "steps.quotas.ring_slots=65536", "steps.quotas.registrations_per_second=2")
+    objects = render(*wishes)
+    template = one(objects, "DaemonSet", "gangwatch-agent")["spec"]["template"]
+    assert "--config=/etc/gangwatch/config/gangwatch.toml" in template["spec"]["containers"][0]["args"]
+    file = tmp_path / "gangwatch.toml"
+    file.write_text(one(objects, "ConfigMap", "gangwatch-agent")["data"]["gangwatch.toml"])
+    quotas = load(file).step_quotas
+    assert (quotas.ring_slots, quotas.registrations_per_second, quotas.reporters) == (65536, 2.0, 1024)
+    other = one(render(*wishes, "steps.quotas.reporters=9"), "DaemonSet", "gangwatch-agent")["spec"]["template"]
+    assert other["metadata"]["annotations"] != template["metadata"]["annotations"], "so that agents start again"
+
+
+def test_quotas_that_no_configuration_can_have_are_refused() -> None:
+    from gangwatch.config_sections import StepQuotasSection
+
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["steps"]["properties"]["quotas"]
+    assert set(schema["properties"]) == set(StepQuotasSection.__struct_fields__)
+    for wish in ("steps.quotas.reporters=0", "steps.quotas.reporter=4", "steps.quotas.name_length=many"):
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            render(wish)
+        assert "/steps/quotas" in refused.value.stderr
 
 
 def test_no_password_opens_the_frames_of_agents_and_each_has_a_certificate_of_its_own(tmp_path: Path) -> None:
