@@ -76,7 +76,7 @@ def test_a_port_and_a_socket_in_a_folder_have_one_series_together(tmp_path: Path
             server.should_exit = True
             thread.join()
             listener.close()
-    assert "gangwatch_http_connections_total 2" in told
+    assert "gangwatch_http_accepted_total 2" in told
 
 
 def test_tls_a_password_and_a_certificate_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
