@@ -151,7 +151,7 @@ def test_what_is_published_is_clean_and_says_the_same_in_both_forms(door: FrontD
             if left_out_by(name.partition("{")[0], "default", (), ()) is None
         }
         assert len(expected) < len(framed)
-        own = {name for name in published if name.startswith("gangwatch_exporter_")}
+        own = {name for name in published if name.startswith(("gangwatch_exporter_", "gangwatch_http_"))}
         assert {name: float(value) for name, value in published.items() if name not in own} == expected
 
 
