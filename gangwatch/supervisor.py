@@ -452,10 +452,11 @@ class Supervisor:
                 continue
             pid = daemon.record.pid
             silent_seconds = self._heartbeats.silent_seconds(pid, now_s)
-            if silent_seconds < WATCHDOG_SECONDS:
-                continue
-            if is_stopped(pid):  # somebody's doing, and to be undone by him
+            # A stopped process is somebody's doing. Excused at each look, it has the whole time again once it goes on.
+            if silent_seconds > WATCHDOG_SECONDS / 4 and is_stopped(pid):
                 self._heartbeats.excuse(pid, now_s)
+                continue
+            if silent_seconds < WATCHDOG_SECONDS:
                 continue
             waits = where_it_waits(pid)
             daemon.stuck = f"it was stuck: no work done for {silent_seconds:.0f} s{': ' + waits if waits else ''}"

@@ -127,6 +127,10 @@ if "controller" in sys.orig_argv or "agent" in sys.orig_argv or "up" in sys.orig
     from gangwatch import heartbeats
 
     heartbeats.WATCHDOG_SECONDS = 4.0
+    if "supervise" in sys.orig_argv or "up" in sys.orig_argv:
+        from gangwatch import supervisor
+
+        supervisor.LOOK_SECONDS = 0.5
     import scheduler_feedback.progress as progress
 
     progress.STUCK_SECONDS = 1.0
