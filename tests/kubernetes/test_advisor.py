@@ -312,7 +312,8 @@ def test_the_chart_s_advisor_is_forbidden_nothing_uses_all_that_it_is_granted_an
     roles = objects()
     used, refused = audit(advised, USER)
     assert not refused
-    assert granted(roles, f"{RELEASE}-controller") - used == ASKED_INSIDE
+    # Before Kubernetes 1.30 a token does not say its pod's node: then the signer asks for the pod.
+    assert granted(roles, f"{RELEASE}-controller") - used == ASKED_INSIDE | {("pods", "get")}
     assert used - granted(roles, f"{RELEASE}-controller") == set()
 
     async def uninstall() -> dict[str, int]:

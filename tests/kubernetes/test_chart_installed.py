@@ -167,6 +167,7 @@ def sign(api: Api, access: Access, folder: Path, release: str = "gangwatch") -> 
         own.create(PATH, {**body, "metadata": {"name": "agent"}})
         wait_for("it is signed", lambda: own.get(f"{PATH}/agent")["status"].get("certificate"))
         own.close()
+        api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/agent", {"gracePeriodSeconds": 0})
     finally:
         signer.stop()
 
