@@ -16,7 +16,7 @@ from scheduler_feedback.access.token_review import Reviewed, Reviewing, TokenRev
 from scheduler_feedback.access.tokens import OWN_TOKENS, Tokens
 from scheduler_feedback.backends.kubernetes import Access
 from tests.kubernetes.bed import ControlPlane
-from tests.kubernetes.harness import Api
+from tests.kubernetes.harness import Api, wait_for
 from tests.security.asking import JOB, Browser, People, people
 
 pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
@@ -52,6 +52,13 @@ class Accounts:
         binding = kind | {"kind": "ClusterRoleBinding", "subjects": [subject], "roleRef": reference}
         self.api.create(f"{RBAC}/clusterrolebindings", binding)
         self._made += [f"{RBAC}/clusterrolebindings/{name}-{role}", f"{RBAC}/clusterroles/{name}-{role}"]
+        wait_for("the API server's authorizer has seen the binding", lambda: self._may(name, role))
+
+    def _may(self, name: str, role: str) -> bool:
+        what = {"group": "gangwatch.io", "resource": "roles", "name": role, "verb": "use"}
+        spec = {"user": f"system:serviceaccount:{NAMESPACE}:{name}", "resourceAttributes": what}
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+        return bool(self.api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", body)["status"]["allowed"])
 
     def token(self, name: str, *audiences: str) -> str:
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{name}/token"
