@@ -10,7 +10,9 @@ a line that RFC 9112 does not allow. Whatever is refused closes its connection, 
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import select
 import socket
 import threading
@@ -26,7 +28,7 @@ from agent.schema.places import NoPlaceError, Places
 from exporter.buckets import Buckets
 from exporter.http_messages import Answer, BadRequestError, Request, parse_request, text_answer
 from exporter.serving.descriptors import exhausted, most_connections
-from exporter.serving.peers import Peers
+from exporter.serving.peers import Peers, reset
 
 if TYPE_CHECKING:
     import ssl  # two megabytes, which an agent on loopback never needs
@@ -39,6 +41,10 @@ MOST_HEADER_BYTES = 16 * 1024
 MOST_CONNECTIONS, MOST_CONNECTIONS_EACH = 128, 32
 """At one time, and of one peer: on loopback a user, elsewhere an address. Twice the streams that may be open. At the
 bound a connection that waits for a request makes room, of the peer that has the most."""
+
+CONNECTIONS_PER_SECOND = 50.0
+"""New ones of one peer in the long run, and twice as many at once; more are refused before they cost a thread. Root and
+our own user have no such rate: they could end us anyway."""
 
 REQUESTS_PER_SECOND = 100.0
 """Of one peer in the long run, and twice as many at once; a scraper makes one. More wait for their turn."""
@@ -121,6 +127,8 @@ class HttpServer:
             most_connections(MOST_CONNECTIONS), MOST_CONNECTIONS_EACH, worth_own=_IDLE, worth_others=_ANSWERING
         )
         self._rates = Buckets(REQUESTS_PER_SECOND)
+        self._connects = Buckets(CONNECTIONS_PER_SECOND)
+        self._exempt = frozenset({"uid 0", f"uid {os.geteuid()}"})
         self.refused: Counter[str] = Counter()
         """Connections and requests that were refused, or ended early, by why."""
         self._complained_s = -COMPLAIN_SECONDS
@@ -178,7 +186,14 @@ class HttpServer:
             except OSError:  # it has gone already
                 accepted.close()
                 continue
-            connection = _Connection(accepted, peer, time.monotonic())
+            now_s = time.monotonic()
+            if peer not in self._exempt and not self._connects.of(peer, now_s).take(now_s):
+                most = f"{CONNECTIONS_PER_SECOND:g} a second"
+                self._complain("rate", f"connections of {peer} are refused: more than {most}")
+                with contextlib.suppress(OSError):
+                    reset(accepted)
+                continue
+            connection = _Connection(accepted, peer, now_s)
             if not self._admit(connection):
                 accepted.close()
                 continue

@@ -21,9 +21,9 @@ from typing import Any
 
 import benchmarks.attack
 
-NOISE_MS = 50.0
-"""A p99 below this passes whatever it was without the attack: on two shared processors a quiet one is between 5 and
-60 ms from one run to the next, mostly by the disk's fsync, and the double of 5 ms would fail by chance alone."""
+NOISE_MS = 10.0
+"""A p99 below this passes whatever it was without the attack: on two idle processors a quiet one is between 1 and 7 ms
+from one run to the next, so that the double of 2 ms would fail by chance alone."""
 
 Attack = Callable[[], dict[str, Any]]
 

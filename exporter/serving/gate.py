@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import ssl
-import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from exporter.prometheus import Sample
 from exporter.serving import limits as bounds
 from exporter.serving.descriptors import exhausted, most_connections
 from exporter.serving.limits import Limits
-from exporter.serving.peers import Peers
+from exporter.serving.peers import Peers, reset
 from exporter.serving.protocol import BoundedProtocol, Worth
 
 ACCEPTED_AT_ONCE = 16
@@ -35,9 +34,6 @@ ACCEPT_PAUSE_SECONDS = 0.2
 LOOK_SECONDS = 1.0
 COMPLAIN_SECONDS = 60.0
 """What is refused is counted; the log has a line of it at most so often."""
-
-_RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER of no time: closing sends a reset, and leaves nothing behind for a minute (socket(7))."""
 
 _log = logging.getLogger(__name__)
 
@@ -208,8 +204,7 @@ class Gate:
             _log.error("a connection of %s could not be opened", connection.peer, exc_info=error)
 
     def _refuse(self, accepted: socket.socket, peer: str, why: str, reason: str) -> None:
-        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        accepted.close()
+        reset(accepted)
         self.refused[reason] += 1
         self._complain(reason, f"connections of {peer} are refused: {why}")
 

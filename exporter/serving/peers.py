@@ -126,6 +126,17 @@ class Peers:
         return int(uid) if inode != "0" else None
 
 
+def reset(connection: socket.socket) -> None:
+    """Close the connection by a reset, which leaves nothing of it behind: SO_LINGER of no time (socket(7)).
+
+    Raises OSError where it has gone already.
+    """
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    finally:
+        connection.close()
+
+
 _Host = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -140,6 +141,31 @@ def test_at_the_bound_the_longest_idle_makes_room(bound: str, monkeypatch: pytes
     for client in idle:
         client.close()
     server.stop()
+
+
+def test_new_connections_of_a_peer_have_a_rate_and_those_of_our_own_user_have_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "CONNECTIONS_PER_SECOND", 0.01)
+    listener = listen("127.0.0.1", 0)
+    server = HttpServer(hello, listener)
+    server.start()
+    place = listener.getsockname()
+    try:
+        assert all(talk(place, GOOD).startswith(b"HTTP/1.1 200") for _ in range(10))
+        monkeypatch.setattr(http.Peers, "of", lambda *_: "uid 4711")
+        answers = []
+        for _ in range(5):
+            with contextlib.suppress(ConnectionError):
+                answers.append(talk(place, GOOD))
+        assert len([answer for answer in answers if answer.startswith(b"HTTP/1.1 200")]) == 1, (
+            "one at once, and the next in 100 s"
+        )
+        monkeypatch.undo()
+        assert talk(place, GOOD).startswith(b"HTTP/1.1 200"), "and nobody else is held up"
+        assert server.refused["rate"] == 4
+    finally:
+        server.stop()
 
 
 def test_it_stops_with_connections_open_and_leaves_no_thread() -> None:
