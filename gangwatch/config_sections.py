@@ -20,7 +20,8 @@ DEFAULT_PORT = 9420
 def parse_listen(text: str, where: str) -> tuple[str, int]:
     """Host and port of "HOST:PORT" or "[IPV6]:PORT". Raises ConfigError beginning with `where`."""
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535 or (":" in host and host[0] != "["):
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535
+    if not colon or not host or not is_port or (":" in host and host[0] != "["):
         raise ConfigError(f"{where}: expected HOST:PORT or [IPV6]:PORT, not {text!r}")
     return host, int(port)
 

@@ -12,6 +12,7 @@ from agent.schema.errors import ConfigError, SourceError, TraceError
 from agent.sources import ethtool, kernel_log, mountstats
 from agent.sources.cgroup import parse_cgroup
 from gangwatch import config
+from gangwatch.config_sections import parse_listen
 from scheduler_feedback.fabric_file import read_fabric
 from scheduler_feedback.sim.traces import slurm as sacct
 from tests.security.serving import ended, served
@@ -90,3 +91,10 @@ def test_a_head_request_with_a_malformed_body_is_answered_without_one(caplog: py
     head, _, body = answer.partition(b"\r\n\r\n")
     assert (head.partition(b"\r\n")[0], body) == (b"HTTP/1.1 400 Bad Request", b"")
     assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("port", ["9" * 5003, "65536", "-1", "٣", "", "0x10"])
+def test_a_port_that_is_none_is_refused_by_its_key(port: str) -> None:
+    """Python converts no more than 4,300 digits (sys.set_int_max_str_digits), and raised ValueError."""
+    with pytest.raises(ConfigError, match=r"^agent\.listen: expected HOST:PORT"):
+        parse_listen(f"127.0.0.1:{port}", "agent.listen")
