@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from agent.collectors.block import Block
-from agent.meter import Cost
 from agent.runner import Runner, Sample
 from agent.schema.frame import Column, CounterArray, GaugeArray, Layout, Tier, TimeArray, ValidArray, make_layout
+from agent.self_usage import Cost
 
 NODE_TIER = "node"
 

@@ -1,4 +1,4 @@
-"""A node: runs its collectors, in lanes (agent/lane.py), and puts frames together (agent/assembly.py).
+"""A node: runs its collectors, in lanes (agent/worker_thread.py), and puts frames together (agent/assembly.py).
 
 The node's thread takes at every interval what each collector gave last, waits for none, and makes a ``Frame`` of it.
 What a collector gave goes stale after three of its intervals (two seconds at least), or at once where its present run
@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 
 from agent.assembly import NODE_TIER, Assembly, Own
 from agent.collectors.block import Collector
-from agent.lane import Lane
-from agent.meter import Meter
+from agent.frame_subscription import Listener, Subscription
 from agent.runner import Runner, next_due_ns
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.frame import MAX_RECORDS, Frame, Layout, Record
-from agent.sources.proc import read_boot_id
-from agent.subscription import Listener, Subscription
+from agent.self_usage import Meter
+from agent.sources.proc.proc import read_boot_id
+from agent.worker_thread import Lane
 
 log = logging.getLogger(__name__)
 

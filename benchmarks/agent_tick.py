@@ -28,16 +28,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector as PeerCollector
 
-from agent.attribution import RankFile
-from agent.collectors.host import HostCollector
-from agent.collectors.process import ProcessCollector
+from agent.collectors.host.host import HostCollector
+from agent.collectors.host.rank_processes import ProcessCollector
 from agent.node import Node
+from agent.rank_attribution import RankFile
 from agent.schema.catalog import BY_NAME
 from agent.schema.frame import Frame, Layout
-from agent.sources.proc import read_process_stat
-from agent.sources.rings import HEADER_BYTES, SLOT_BYTES, Ring
-from exporter.exposition import EVERYTHING, Exposition
-from exporter.series import labels_of
+from agent.sources.proc.proc import read_process_stat
+from agent.sources.steps.rings import HEADER_BYTES, SLOT_BYTES, Ring
+from exporter.prometheus.exposition import EVERYTHING, Exposition
+from exporter.prometheus.series import labels_of
 from gangwatch.steps import Reporter
 
 IDLE = "import sys, threading; [threading.Thread(target=sys.stdin.read, daemon=True).start() for _ in range({})]; \

@@ -33,7 +33,7 @@ from dashboards.board import expressions_of
 from dashboards.expressions import names_of
 from dashboards.loading import load_all
 from dashboards.rules import GROUPS, Recording
-from exporter.profiles import left_out_by
+from exporter.prometheus.profiles import left_out_by
 
 STEP_SECONDS, SECONDS = 15, 3600
 GPUS, NODES_A_GANG, RACK = 8, 16, 32

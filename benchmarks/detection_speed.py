@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry import (
+from scheduler_feedback.core.telemetry.telemetry import (
     FEATURE,
     FEATURES,
     Counters,
@@ -33,8 +33,8 @@ from scheduler_feedback.core.telemetry import (
 )
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.detectors import make_all
-from scheduler_feedback.detectors.panel import ALARM, Panel
-from scheduler_feedback.detectors.signatures import Priors, weigh
+from scheduler_feedback.detectors.counters.cause_signatures import Priors, weigh
+from scheduler_feedback.detectors.counters.counter_statistics import ALARM, Panel
 
 SIZES = (1_000, 10_000, 100_000)
 TICKS = 100

@@ -17,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from scheduler_feedback.backends import records
-from scheduler_feedback.backends.local import LocalBackend, LocalNode
+from scheduler_feedback.backends.local import attempt_files
+from scheduler_feedback.backends.local.local_backend import LocalBackend, LocalNode
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, Event
 from scheduler_feedback.core.job import JobSpec, Slot, StopReason
@@ -42,7 +42,7 @@ def gang(backend: LocalBackend, state_folder: Path, job_id: str) -> tuple[float,
     started = time.perf_counter()
     if not isinstance(running, AttemptRunning):
         raise SystemExit(f"the gang did not start: {running}")
-    about = records.read(str(state_folder / "jobs" / job_id / "1" / "n0" / records.SHIM)) or {}
+    about = attempt_files.read(str(state_folder / "jobs" / job_id / "1" / "n0" / attempt_files.SHIM)) or {}
     resident_pages = int(Path(f"/proc/{about['pid']}/statm").read_text().split()[1])
     stopping = time.perf_counter()
     backend.apply(StopGang(f"stop-{job_id}", job_id, 1, "SIGTERM", 10.0, StopReason.CANCEL))

@@ -23,19 +23,19 @@ from typing import Any
 
 import numpy as np
 
-from agent.collectors import nvml
 from agent.collectors.block import Collector
-from agent.collectors.gpu import fast_fields
-from agent.collectors.gpu_slow import slow_fields
-from agent.collectors.nvlink import link_count
-from agent.collectors.nvml import NvmlCollector
+from agent.collectors.gpu import nvml_collector
+from agent.collectors.gpu.gpu import fast_fields
+from agent.collectors.gpu.gpu_slow import slow_fields
+from agent.collectors.gpu.nvlink import link_count
+from agent.collectors.gpu.nvml_collector import NvmlCollector
 from agent.node import Node
 from agent.schema.errors import SourceError
 from agent.schema.frame import Column
-from agent.sources.nvml import Library, Values, find_devices
-from agent.sources.nvml_fields import FieldBatch, Source, counter
-from agent.sources.nvml_interface import SUCCESS
-from agent.sources.nvml_survey import TimedLibrary, ask_fields
+from agent.sources.nvml.nvml import Library, Values, find_devices
+from agent.sources.nvml.nvml_fields import FieldBatch, Source, counter
+from agent.sources.nvml.nvml_interface import SUCCESS
+from agent.sources.nvml.nvml_survey import TimedLibrary, ask_fields
 
 SPREAD = 8
 """Instants of ``--spread``."""
@@ -209,7 +209,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.spread:
-        nvml.INSTANTS = tuple((place + 0.5) / SPREAD for place in range(SPREAD))
+        nvml_collector.INSTANTS = tuple((place + 0.5) / SPREAD for place in range(SPREAD))
     if options.real:
         try:
             report = run(options.library, options.runs, options.live, real=True)

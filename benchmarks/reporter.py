@@ -27,9 +27,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.schema.frame import Member
-from agent.sources.step_messages import Claim, Peer
-from agent.sources.step_socket import Admission, StepSocket
-from agent.sources.tenants import Tenant
+from agent.sources.steps.step_messages import Claim, Peer
+from agent.sources.steps.step_socket import Admission, StepSocket
+from agent.sources.steps.tenants import Tenant
 from gangwatch.steps import Reporter
 
 CALLS = 20_000

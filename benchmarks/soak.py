@@ -35,15 +35,15 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.attribution import Attribution
 from agent.collectors import Machine, make_collectors
-from agent.collectors import attribution as attribution_collector
+from agent.collectors.host import owners as attribution_collector
 from agent.node import Node
+from agent.rank_attribution import Attribution
 from agent.schema.clock import ManualClock
-from agent.sources import nvml as nvml_source
-from agent.sources import nvml_events
-from agent.sources.proc import PAGE_BYTES
-from exporter.exposition import Exposition, Settings
+from agent.sources.nvml import nvml as nvml_source
+from agent.sources.nvml import nvml_events
+from agent.sources.proc.proc import PAGE_BYTES
+from exporter.prometheus.exposition import Exposition, Settings
 from gangwatch.daemons import use_one_arena
 from tests.agent.rates_of_frames import Rates
 from tests.fakes.nvml.build import build as build_nvml

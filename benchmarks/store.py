@@ -34,7 +34,6 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 from scheduler_feedback import cycle
-from scheduler_feedback.collecting import collecting_rarely
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.codec import encode_state
 from scheduler_feedback.core.events import (
@@ -49,8 +48,9 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.recovery import recover, replay_journal, replay_parts
-from scheduler_feedback.store import CycleRow, Retention, Store
+from scheduler_feedback.journal.garbage_collection import collecting_rarely
+from scheduler_feedback.journal.recovery import recover, replay_journal, replay_parts
+from scheduler_feedback.journal.store import CycleRow, Retention, Store
 
 SECOND = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND

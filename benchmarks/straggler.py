@@ -31,12 +31,12 @@ import numpy as np
 
 from agent.schema.frame import Column, Frame, Layout, Member, StepRecord, Tier, make_layout
 from benchmarks.detection.baselines import dlrover, nvrx
-from scheduler_feedback.core.fleet import Fleet
-from scheduler_feedback.core.gangs import CONSUMED
-from scheduler_feedback.core.look import Look
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED
+from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Abstention, Finding, Verdict
 from scheduler_feedback.detectors import Detector
-from scheduler_feedback.detectors.straggler import StragglerDetector
+from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 from scheduler_feedback.sim.world import load as weather
 from scheduler_feedback.sim.world.processes import NS, WALL_START_NS, Gang, History, frames, happen, stopped_by
 

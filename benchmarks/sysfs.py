@@ -25,16 +25,16 @@ from functools import partial
 from pathlib import Path
 
 from agent.collectors.block import Block, Collector
-from agent.collectors.host import HostCollector
-from agent.collectors.host_devices import HostDeviceCollector
-from agent.collectors.kernel_log import KernelLogCollector
-from agent.collectors.network import NetworkCollector
-from agent.collectors.nfs import NfsCollector
-from agent.collectors.pcie import PcieCollector
-from agent.collectors.rdma import RdmaCollector
-from agent.collectors.topology import TopologyCollector
-from agent.sources.netlink import Shape
-from agent.sources.proc import CLOCK_TICKS_PER_SECOND, parse_process_stat
+from agent.collectors.host.gpu_nic_topology import TopologyCollector
+from agent.collectors.host.host import HostCollector
+from agent.collectors.host.host_devices import HostDeviceCollector
+from agent.collectors.host.kernel_events import KernelLogCollector
+from agent.collectors.host.network import NetworkCollector
+from agent.collectors.host.nfs import NfsCollector
+from agent.collectors.host.pcie import PcieCollector
+from agent.collectors.rdma.rdma import RdmaCollector
+from agent.sources.proc.proc import CLOCK_TICKS_PER_SECOND, parse_process_stat
+from agent.sources.rdma.netlink import Shape
 from tests.fakes.netlink import FakeRdma, message, statistics
 from tests.fakes.sysfs.names import HARDWARE
 from tests.fakes.sysfs.tree import Tree, build

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from agent.schema import catalog
-from exporter.profiles import left_out_by
+from exporter.prometheus.profiles import left_out_by
 from gangwatch.cli import cli
 
 FOLDER = Path(__file__).resolve().parent / "reference"

@@ -15,7 +15,7 @@ import numpy as np
 from agent.schema.catalog import BY_NAME, METRICS, RENAMED, Renamed
 from agent.schema.frame import Column, Frame, Layout, Selection, check_fits, make_layout
 from agent.schema.wire import encode_frame, encode_layout, with_length
-from exporter.series import gauge_text, labels_of, metric_of, render_of
+from exporter.prometheus.series import gauge_text, labels_of, metric_of, render_of
 
 JSON_TYPE = "application/json"
 FRAME_TYPE = "application/vnd.gangwatch.frame"
@@ -30,7 +30,7 @@ _encode = msgspec.json.encode
 
 
 def frame_json(layout: Layout, frame: Frame) -> bytes:
-    """The frame as a JSON document. Raises FrameError as ``exporter.prometheus.expose`` does."""
+    """The frame as a JSON document. Raises FrameError as ``exporter.prometheus.text_format.expose`` does."""
     check_fits(layout, frame)
     head = {
         "node": frame.node,

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from agent.schema.frame import Frame, Layout
-from exporter.exposition import Settings
-from exporter.prometheus import Sample
-from exporter.push import Pusher, PushTarget
+from exporter.prometheus.exposition import Settings
+from exporter.prometheus.text_format import Sample
+from exporter.push.push import Pusher, PushTarget
 from exporter.server import ThreadedServer, agent_app
 
 if TYPE_CHECKING:
-    from exporter.frame_readers import FrameReaders
-    from exporter.security import Security
+    from exporter.security.frame_readers import FrameReaders
+    from exporter.security.security import Security
 
 Listener = Callable[[Layout, Frame], None]
 
@@ -92,7 +92,7 @@ class Publisher:
 
 
 def _security(file: Path, readers: FrameReaders | None) -> Security:
-    from exporter.security import Security
+    from exporter.security.security import Security
 
     return Security(file, readers=readers)
 
@@ -101,6 +101,6 @@ def _make_pushers(source: Source, settings: Settings, targets: Mapping[str, Push
     """A pusher for each target; each sink is imported only where it is wanted."""
     if not targets:
         return []
-    from exporter.sinks import SINKS
+    from exporter.push.sinks import SINKS
 
     return [Pusher(sink(), targets[sink.name], source, settings) for sink in SINKS if sink.name in targets]

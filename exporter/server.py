@@ -24,17 +24,17 @@ from urllib.parse import parse_qs
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import ConfigError, FrameError
 from agent.schema.frame import Frame, Layout, Selection
-from agent.schema.places import NoPlaceError, Places
+from agent.schema.peer_quota import NoPlaceError, Places
 from agent.schema.wire import encode_frame, encode_layout, with_length
-from exporter.exposition import EVERYTHING, Exposition, Settings
 from exporter.frames import FRAME_TYPE, JSON_TYPE, frame_json, frame_messages, selection, wanted_metrics
-from exporter.http import HttpServer
-from exporter.http_messages import Answer, Request, accepts_gzip, text_answer, weighted
-from exporter.loopback import LoopbackOnly, is_loopback
-from exporter.prometheus import Sample
+from exporter.prometheus.exposition import EVERYTHING, Exposition, Settings
+from exporter.prometheus.text_format import Sample
+from exporter.security.loopback import LoopbackOnly, is_loopback
+from exporter.serving.agent_http import HttpServer
+from exporter.serving.http_messages import Answer, Request, accepts_gzip, text_answer, weighted
 
 if TYPE_CHECKING:
-    from exporter.security import Security
+    from exporter.security.security import Security
 
 Newest = Callable[[], tuple[Layout, Frame] | None]
 Listener = Callable[[Layout, Frame], None]

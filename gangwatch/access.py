@@ -11,21 +11,21 @@ from agent.schema.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from exporter.http_messages import Request
-    from gangwatch.config import Config
-    from gangwatch.config_sections import OidcSection, TokenReviewSection
+    from exporter.serving.http_messages import Request
+    from gangwatch.configuration.config_file import Config
+    from gangwatch.configuration.sections import OidcSection, TokenReviewSection
     from gangwatch.state_folder import StateFolder
-    from scheduler_feedback.access.audit import Audit
-    from scheduler_feedback.access.authentication import Authentication
-    from scheduler_feedback.access.oidc import Issuer
-    from scheduler_feedback.access.token_review import Reviewing
+    from scheduler_feedback.api.access.audit import Audit
+    from scheduler_feedback.api.access.authentication import Authentication
+    from scheduler_feedback.api.access.oidc import Issuer
+    from scheduler_feedback.api.access.token_review import Reviewing
 
 
 def authentication_of(state: StateFolder, config: Config) -> Authentication:
     """Who is let in by this configuration. Raises ConfigError naming the key, or the token file."""
-    from scheduler_feedback.access.authentication import Authentication
-    from scheduler_feedback.access.sessions import Sessions
-    from scheduler_feedback.access.tokens import Tokens
+    from scheduler_feedback.api.access.authentication import Authentication
+    from scheduler_feedback.api.access.sessions import Sessions
+    from scheduler_feedback.api.access.tokens import Tokens
 
     section = config.access
     return Authentication(
@@ -40,7 +40,7 @@ def authentication_of(state: StateFolder, config: Config) -> Authentication:
 
 def audit_of(state: StateFolder, config: Config) -> Audit:
     """Where it is written down who did what."""
-    from scheduler_feedback.access.audit import Audit
+    from scheduler_feedback.api.access.audit import Audit
 
     section = config.access
     path = state.audit_file if section.audit_target == "file" else None
@@ -49,14 +49,14 @@ def audit_of(state: StateFolder, config: Config) -> Audit:
 
 def delegating(access: Authentication) -> Callable[[Request], bool]:
     """For the web configuration's guard: whether the app behind it checks who makes a request."""
-    from scheduler_feedback.access.authentication import UNIX_PEER
+    from scheduler_feedback.api.access.authentication import UNIX_PEER
 
     return lambda request: request.peer.startswith(UNIX_PEER) or access.proves(request.path, request.headers)
 
 
 def _issuer(section: OidcSection) -> Issuer | None:
-    from scheduler_feedback.access.oidc import Issuer
-    from scheduler_feedback.access.principal import ROLES, Role
+    from scheduler_feedback.api.access.oidc import Issuer
+    from scheduler_feedback.api.access.principal import ROLES, Role
 
     if not section.issuer:
         if section.client_id or section.redirect_url or section.roles:
@@ -81,9 +81,9 @@ def _issuer(section: OidcSection) -> Issuer | None:
 def _reviewing(section: TokenReviewSection) -> Reviewing | None:
     if not section.enabled:
         return None
-    from scheduler_feedback.access.principal import ROLES
-    from scheduler_feedback.access.token_review import Reviewing
-    from scheduler_feedback.backends.kubernetes.client import from_kubeconfig, in_cluster
+    from scheduler_feedback.api.access.principal import ROLES
+    from scheduler_feedback.api.access.token_review import Reviewing
+    from scheduler_feedback.backends.kubernetes.api_server.client import from_kubeconfig, in_cluster
 
     access = from_kubeconfig(_path(section.kubeconfig)) if section.kubeconfig is not None else in_cluster()
     if access is None:

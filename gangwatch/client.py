@@ -12,8 +12,8 @@ from typing import Any
 
 from agent.schema.errors import GangwatchError
 from gangwatch.connection import Trust, connect
-from gangwatch.daemon_ends import why_no_controller
 from gangwatch.state_folder import NotRunningError, StateFolder
+from gangwatch.supervisor.daemon_ends import why_no_controller
 
 TIMEOUT_SECONDS = 15.0
 """Longest wait for an answer: a submission waits for its journal entry, and a busy disk takes seconds over that."""

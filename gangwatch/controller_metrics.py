@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from exporter.prometheus import expose_samples
-from scheduler_feedback.core.fleet import Sample
+from exporter.prometheus.text_format import expose_samples
+from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.part_failures import PartFailures
 
 

@@ -18,28 +18,28 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.schema.errors import ConfigError, GangwatchError, StateFolderBusyError
-from gangwatch.config import NODE_NAME, Config, changes
-from gangwatch.config_sections import AgentSection, parse_listen
-from gangwatch.daemon_ends import read_ends
-from gangwatch.in_force import InForce, write_in_force
+from gangwatch.configuration.config_file import NODE_NAME, Config, changes
+from gangwatch.configuration.in_force import InForce, write_in_force
+from gangwatch.configuration.sections import AgentSection, parse_listen
 from gangwatch.logs import configure_logging
-from gangwatch.service import heartbeats, notify, reloading, watchdog_seconds
 from gangwatch.state_folder import AgentRecord, NodePlan, StateFolder, agent_name, this_process, write_atomically
+from gangwatch.supervisor.daemon_ends import read_ends
+from gangwatch.supervisor.service_manager import heartbeats, notify, reloading, watchdog_seconds
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from exporter.asgi import App, Receive, Scope, Send
-    from exporter.exposition import Settings
-    from exporter.frame_readers import FrameReaders
-    from exporter.push import PushTarget
+    from exporter.prometheus.exposition import Settings
+    from exporter.push.push import PushTarget
+    from exporter.security.frame_readers import FrameReaders
+    from exporter.serving.asgi import App, Receive, Scope, Send
     from exporter.serving.limits import Limits
     from gangwatch.certificates.renewal import Renewal
     from gangwatch.otlp_push import OtlpPush
     from scheduler_feedback.backends.slurm import SlurmBackend
-    from scheduler_feedback.core.fleet import Sample
     from scheduler_feedback.core.state import Policy
-    from scheduler_feedback.credentials import Credentials
+    from scheduler_feedback.core.telemetry.fleet import Sample
+    from scheduler_feedback.feed.credentials import Credentials
 
 LOOPBACK = "127.0.0.1"
 
@@ -157,10 +157,10 @@ class _Agent:
         position: int,
         reload: Callable[[], Config] | None,
     ) -> None:
-        from agent.attribution import Attribution
         from agent.collectors import Machine, make_collectors
         from agent.node import Node
-        from agent.sources.tenants import Quotas
+        from agent.rank_attribution import Attribution
+        from agent.sources.steps.tenants import Quotas
         from exporter.publisher import Publisher
 
         self._state, self._config, self._name = state, config, node_name
@@ -313,8 +313,8 @@ def _step_socket(section: AgentSection, state: StateFolder, node: str) -> Path:
 
 def _readers_of(section: AgentSection, host: str) -> FrameReaders | None:
     """Who may read frames over TLS; None: whoever may read metrics. Raises ConfigError for a list that is damaged."""
-    from exporter.frame_readers import FrameReaders
-    from exporter.loopback import is_loopback
+    from exporter.security.frame_readers import FrameReaders
+    from exporter.security.loopback import is_loopback
 
     if is_loopback(host) or not section.frame_readers:
         return None
@@ -325,7 +325,7 @@ def _renewal_of(section: AgentSection, web_config: Path | None, node: str) -> Re
     """What keeps the certificate new. Raises ConfigError where nothing says which certificate that is."""
     if not section.certificate_command:
         return None
-    from exporter.web_config import certificate_path
+    from exporter.security.web_config import certificate_path
     from gangwatch.certificates.renewal import Renewal
 
     path = certificate_path(web_config) if web_config is not None else None
@@ -336,7 +336,7 @@ def _renewal_of(section: AgentSection, web_config: Path | None, node: str) -> Re
 
 def settings_of(config: Config) -> Settings:
     """What the exporter is to publish."""
-    from exporter.exposition import Settings
+    from exporter.prometheus.exposition import Settings
 
     section = config.exporter
     return Settings(
@@ -352,7 +352,7 @@ def settings_of(config: Config) -> Settings:
 
 def pushes_of(config: Config) -> dict[str, PushTarget]:
     """Where the exporter is to push, by the sink's name."""
-    from exporter.push import PushTarget
+    from exporter.push.push import PushTarget
 
     return {
         name: PushTarget(
@@ -395,17 +395,17 @@ def run_controller(
     from starlette.responses import Response
     from starlette.routing import Mount, Route
 
-    from exporter.asgi import create_server, local_socket
-    from exporter.prometheus import TEXT_TYPE
-    from exporter.security import Security
+    from exporter.prometheus.text_format import TEXT_TYPE
+    from exporter.security.security import Security
     from exporter.server import certificate_of, url_of
+    from exporter.serving.asgi import create_server, local_socket
     from gangwatch.access import audit_of, authentication_of, delegating
     from gangwatch.controller_metrics import exposition
-    from gangwatch.launcher import plan
-    from scheduler_feedback.backends.local import LocalBackend, LocalNode
-    from scheduler_feedback.controller import Controller
+    from gangwatch.supervisor.launcher import plan
+    from scheduler_feedback.backends.local.local_backend import LocalBackend, LocalNode
+    from scheduler_feedback.controller.controller import Controller
     from scheduler_feedback.fabric_file import read_fabric
-    from scheduler_feedback.store import Retention
+    from scheduler_feedback.journal.store import Retention
 
     nodes = () if config.slurm.enabled else plan(_as_one_node(config)) if planned is None else planned
     state.prepare()
@@ -530,7 +530,7 @@ def slurm_backend(state: StateFolder, config: Config) -> SlurmBackend:
 
 def credentials_of(config: Config) -> Credentials | None:
     """How the feed reaches agents over TLS; None for the system's authorities and nothing to show."""
-    from scheduler_feedback.credentials import Credentials
+    from scheduler_feedback.feed.credentials import Credentials
 
     section = config.feed
     ca_file, cert_file, key_file, password_file = (
@@ -552,7 +552,7 @@ class _Configuration:
 
     def write(self) -> None:
         """Leave it for the command line, and log the settings of it that have no effect."""
-        from gangwatch.config_notices import notices  # the controller's alone: an agent need not load it
+        from gangwatch.configuration.notices import notices  # the controller's alone: an agent need not load it
 
         write_in_force(self._state, self._in_force)
         for notice in notices(self._in_force.config.policy):

@@ -1,7 +1,7 @@
 """What the controller pushes by OTLP: its own series, and each job's life as a trace.
 
 Nothing waits for it: the cycle puts its entries in a bounded queue, a thread here makes spans of them once a second,
-and an outbox (exporter/push.py) sends them. What is lost is counted, and harms nothing else.
+and an outbox (exporter/push/push.py) sends them. What is lost is counted, and harms nothing else.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from agent.schema.errors import GangwatchError
 from agent.schema.span import Span
-from exporter.otlp_samples import OtlpSamples, Scrape, scrape
-from exporter.otlp_spans import OtlpSpans
-from exporter.prometheus import Sample
-from exporter.push import Outbox, PushTarget
+from exporter.otlp.otlp_samples import OtlpSamples, Scrape, scrape
+from exporter.otlp.otlp_spans import OtlpSpans
+from exporter.prometheus.text_format import Sample
+from exporter.push.push import Outbox, PushTarget
+from scheduler_feedback.api.job_spans import MOST_LINKS, About, Traces
 from scheduler_feedback.core.actions import Entry
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import State
 from scheduler_feedback.cycle import explain
-from scheduler_feedback.traces import MOST_LINKS, About, Traces
 
 if TYPE_CHECKING:
-    from scheduler_feedback.loop import CycleThread
-    from scheduler_feedback.store import NumberedEntry, Reader
+    from scheduler_feedback.controller.cycle_thread import CycleThread
+    from scheduler_feedback.journal.store import NumberedEntry, Reader
 
 GATHER_SECONDS = 1.0
 """Spans of so long go in one request."""

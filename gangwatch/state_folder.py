@@ -211,7 +211,7 @@ class StateFolder:
 
     def socket_path(self, node: str) -> Path:
         """Where the node's step socket lies: in the state folder, or under /tmp where that path is too long."""
-        from scheduler_feedback.backends.local import step_socket
+        from scheduler_feedback.backends.local.local_backend import step_socket
 
         return Path(step_socket(self.path, node))
 

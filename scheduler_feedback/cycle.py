@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler_feedback.core.actions import Action, Entry
+from scheduler_feedback.core.cycle_context import Turn
 from scheduler_feedback.core.events import (
     ActionFailed,
     AttemptEnded,
@@ -33,31 +34,21 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.state import Order, State
-from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
-from scheduler_feedback.policies import (
-    defragmentation,
-    draining,
-    findings,
-    hosted,
-    observations,
-    preemption,
-    reclaim,
-    resizing,
-    spares,
-    timeouts,
-    wishes,
-)
-from scheduler_feedback.policies.admission import admit_check
-from scheduler_feedback.policies.beside import start_beside
-from scheduler_feedback.policies.clocks import let_clocks_run_out
-from scheduler_feedback.policies.ledger import Ledger, ledger_of
-from scheduler_feedback.policies.migration import judge_running_gangs
-from scheduler_feedback.policies.overtaking import backfill
-from scheduler_feedback.policies.quarantine import mark_accused_nodes
-from scheduler_feedback.policies.starting import choose_anew, place_or_reserve, restart_moved, start_probes
-from scheduler_feedback.policies.stopping import ask_for_stops
-from scheduler_feedback.policies.waiting import explain, why_waits
+from scheduler_feedback.policies.index import timeouts
+from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
+from scheduler_feedback.policies.intake import external_jobs, observations, user_requests, verdict_events
+from scheduler_feedback.policies.intake.expired_timeouts import let_clocks_run_out
+from scheduler_feedback.policies.intake.job_admission import admit_check
+from scheduler_feedback.policies.nodes import draining, spares
+from scheduler_feedback.policies.nodes.quarantine import mark_accused_nodes
+from scheduler_feedback.policies.queue import defragmentation, preemption, reclaim, resizing
+from scheduler_feedback.policies.queue.backfill_scheduling import backfill
+from scheduler_feedback.policies.queue.slow_node_placement import start_beside
+from scheduler_feedback.policies.queue.starting import choose_anew, place_or_reserve, restart_moved, start_probes
+from scheduler_feedback.policies.queue.waiting_reasons import explain, why_waits
+from scheduler_feedback.policies.remediation.migration import judge_running_gangs
+from scheduler_feedback.policies.remediation.stopping import ask_for_stops
 
 __all__ = ["Explanation", "Outcome", "admit_check", "explain", "next_wake_ns", "run", "why_waits"]
 
@@ -130,16 +121,16 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
 _Handlers = dict[type, Callable[[Turn, Any], None]]
 
 WISHES_AND_OBSERVATIONS: _Handlers = {
-    Submitted: wishes.submitted,
-    CancelRequested: wishes.cancel_requested,
-    NodeCommanded: wishes.node_commanded,
-    VerdictJudged: wishes.verdict_judged,
-    FreezeSet: wishes.freeze_set,
-    PolicySet: wishes.policy_set,
+    Submitted: user_requests.submitted,
+    CancelRequested: user_requests.cancel_requested,
+    NodeCommanded: user_requests.node_commanded,
+    VerdictJudged: user_requests.verdict_judged,
+    FreezeSet: user_requests.freeze_set,
+    PolicySet: user_requests.policy_set,
     NodeSeen: observations.node_seen,
     AttemptRunning: observations.attempt_running,
-    Hosted: hosted.found,
-    HostWaits: hosted.waits,
+    Hosted: external_jobs.found,
+    HostWaits: external_jobs.waits,
     FirstStep: observations.first_step,
     Progressed: observations.progressed,
     RankFailed: observations.rank_failed,
@@ -148,9 +139,9 @@ WISHES_AND_OBSERVATIONS: _Handlers = {
     ActionFailed: observations.action_failed,
 }
 FINDINGS: _Handlers = {
-    Verdict: findings.verdict_found,
-    Cleared: findings.verdict_cleared,
-    Abstention: findings.abstained,
+    Verdict: verdict_events.verdict_found,
+    Cleared: verdict_events.verdict_cleared,
+    Abstention: verdict_events.abstained,
 }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypedDict
 
-from scheduler_feedback.core.fleet import Sample
+from scheduler_feedback.core.telemetry.fleet import Sample
 
 PARTS = ("feed", "fleet", "pace", "verdicts", "entries", "baselines", "metrics", "page", "api")
 """feed: reading agents' streams. fleet: folding frames. pace: step times for the page. verdicts: handing detector

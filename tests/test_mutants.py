@@ -27,9 +27,9 @@ WITHOUT_LOGIC = {
     "core.explanation": "dataclasses",
     "core.state": "enums and dataclasses",
     "core.verdict": "enums, dataclasses and constants",
-    "detectors.suspicion": "a dataclass",
-    "detectors.switches": "a dataclass",
-    "detectors.workload_claim": "a dataclass and constants",
+    "detectors.health.suspicion": "a dataclass",
+    "detectors.ablation_switches": "a dataclass",
+    "detectors.workload.workload_claim": "a dataclass and constants",
 }
 """Modules that need no mutants, and what is in them."""
 
@@ -82,7 +82,7 @@ def says_nothing(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"place": "backends.records:no_such"}, "nowhere"),
+        ({"place": "backends.local.attempt_files:no_such"}, "nowhere"),
         ({"old": "no such fragment"}, "0 times"),
         ({"new": "GO if ("}, "no Python"),
         ({"new": "unheard_of if word == GO else ABORT"}, "unknown name unheard_of"),
@@ -90,7 +90,9 @@ def says_nothing(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     ],
 )
 def test_what_cannot_be_applied_is_an_error_and_no_kill(changed: dict[str, str], said: str) -> None:
-    sound = Mutant("backends.records:decision", "GO if word == GO else ABORT", "ABORT if word == ABORT else GO")
+    sound = Mutant(
+        "backends.local.attempt_files:decision", "GO if word == GO else ABORT", "ABORT if word == ABORT else GO"
+    )
     apply(sound, ROOT)
     with pytest.raises(NotApplicableError, match=said):
         apply(dataclasses.replace(sound, **changed), ROOT)
@@ -107,7 +109,7 @@ def test_each_is_judged_once_and_those_of_the_same_tests_by_one_process() -> Non
 @pytest.mark.timeout(300)
 def test_a_break_is_killed_where_a_test_fails_and_survives_where_none_does() -> None:
     noticed = Mutant(
-        "backends.records:decision", "GO if word == GO else ABORT", "ABORT if word == ABORT else GO",
+        "backends.local.attempt_files:decision", "GO if word == GO else ABORT", "ABORT if word == ABORT else GO",
         ("tests/feedback/test_attempt_records.py",),
     )  # fmt: skip
     passed_over = dataclasses.replace(noticed, tests=("tests/feedback/test_medians.py",))

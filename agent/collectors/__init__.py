@@ -6,25 +6,25 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agent.attribution import Attribution
-from agent.collectors.attribution import KubeletCollector, OwnerCollector, PodTable
 from agent.collectors.block import Block, Collector, RecordSource
-from agent.collectors.host import HostCollector
-from agent.collectors.host_devices import HostDeviceCollector
-from agent.collectors.kernel_log import KernelLogCollector
-from agent.collectors.network import NetworkCollector
-from agent.collectors.nfs import NfsCollector
-from agent.collectors.nvml import NvmlCollector
-from agent.collectors.pcie import PcieCollector
-from agent.collectors.process import ProcessCollector
-from agent.collectors.rdma import RdmaCollector
-from agent.collectors.steps import StepCollector
-from agent.collectors.topology import TopologyCollector
-from agent.collectors.xid import XidCollector, XidLedger
-from agent.inventory import Inventory
+from agent.collectors.gpu.nvml_collector import NvmlCollector
+from agent.collectors.gpu.xid import XidCollector, XidLedger
+from agent.collectors.host.gpu_nic_topology import TopologyCollector
+from agent.collectors.host.host import HostCollector
+from agent.collectors.host.host_devices import HostDeviceCollector
+from agent.collectors.host.kernel_events import KernelLogCollector
+from agent.collectors.host.network import NetworkCollector
+from agent.collectors.host.nfs import NfsCollector
+from agent.collectors.host.owners import KubeletCollector, OwnerCollector, PodTable
+from agent.collectors.host.pcie import PcieCollector
+from agent.collectors.host.rank_processes import ProcessCollector
+from agent.collectors.rdma.rdma import RdmaCollector
+from agent.collectors.steps.steps import StepCollector
+from agent.gpu_inventory import Inventory
+from agent.rank_attribution import Attribution
 from agent.schema.errors import UnsupportedError
-from agent.sources.pod_resources import SOCKET as KUBELET_SOCKET
-from agent.sources.tenants import Quotas
+from agent.sources.kubelet.pod_resources import SOCKET as KUBELET_SOCKET
+from agent.sources.steps.tenants import Quotas
 
 
 @dataclass(frozen=True, slots=True)

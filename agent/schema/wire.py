@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from agent.schema.errors import FrameError, VersionError
 from agent.schema.frame import MAX_RECORDS, Frame, Layout, Record, make_layout
-from agent.schema.outline import Outline, outline
+from agent.schema.stream_outline import Outline, outline
 
 WIRE_VERSION = 1
 """Version of the wire form that this build writes."""

@@ -67,7 +67,7 @@ class HardwareProcess:
 
 def main(folder: Path) -> None:
     """Build the node and move its counters on once a second until the process is stopped."""
-    from agent.sources.pod_resources import Container, Pod
+    from agent.sources.kubelet.pod_resources import Container, Pod
     from tests.fakes.kubelet import FakeKubelet
     from tests.fakes.nvml.build import build as build_nvml
     from tests.fakes.sysfs.tree import build as build_tree

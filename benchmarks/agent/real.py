@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from agent.collectors.nvml import NvmlCollector
+from agent.collectors.gpu.nvml_collector import NvmlCollector
 from agent.node import Node
 from agent.schema.catalog import BY_NAME
 from agent.schema.errors import SourceError
-from agent.sources.nvml import Library
-from agent.sources.nvml_survey import TimedLibrary
+from agent.sources.nvml.nvml import Library
+from agent.sources.nvml.nvml_survey import TimedLibrary
 from benchmarks.agent.__main__ import FULL, TEN_HERTZ, Figures, agent, measure
 from benchmarks.agent.scraping import distinct_series
 

@@ -53,18 +53,18 @@ from agent.schema.frame import (
 from agent.schema.identity import CONTROLLER
 from agent.schema.wire import encode_frame, encode_layout, with_length
 from benchmarks.ingest.generator import HEAD, chunk
-from exporter.frame_readers import FrameReaders
-from exporter.security import Security
+from exporter.security.frame_readers import FrameReaders
+from exporter.security.security import Security
 from exporter.server import ThreadedServer, agent_app
 from gangwatch.certificates.folder import AuthorityFolder
+from scheduler_feedback.controller.detection_thread import Watch
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
-from scheduler_feedback.core.placements import Placements
+from scheduler_feedback.core.telemetry.placements import Placements
 from scheduler_feedback.core.verdict import Verdict
-from scheduler_feedback.credentials import Credentials
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.feed import Feed
-from scheduler_feedback.watch import Watch
+from scheduler_feedback.feed.credentials import Credentials
 from tests.security.rogue import layout_of
 
 Result = dict[str, Any]

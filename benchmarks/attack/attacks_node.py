@@ -36,8 +36,8 @@ from types import TracebackType
 from typing import TypedDict
 from urllib.parse import urlparse
 
-from agent.sources.proc import read_process_stat
-from agent.sources.rings import HEADER_BYTES, MAGIC, MAX_SLOTS, MIN_SLOTS, SLOT_BYTES, STEP_ENDED
+from agent.sources.proc.proc import read_process_stat
+from agent.sources.steps.rings import HEADER_BYTES, MAGIC, MAX_SLOTS, MIN_SLOTS, SLOT_BYTES, STEP_ENDED
 from gangwatch import steps
 from gangwatch.state_folder import StateFolder
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from benchmarks.attack.http_bed import NODE, BedError, Daemon, attacker, controller, percentile
-from scheduler_feedback.access.tokens import OWN_TOKENS, TokenEntry, hash_of, make_token, write_entries
+from scheduler_feedback.api.access.tokens import OWN_TOKENS, TokenEntry, hash_of, make_token, write_entries
 
 SECONDS = 5.0
 THREADS = 4

@@ -23,9 +23,9 @@ from typing import Any
 from agent.schema.errors import BackendError
 from benchmarks.slurm.printed import Printed, PrintedCommands, Queue, as_text
 from scheduler_feedback.backends.slurm import Settings, SlurmBackend
-from scheduler_feedback.backends.slurm.audit import lines
-from scheduler_feedback.backends.slurm.facts import SlurmJob
-from scheduler_feedback.backends.slurm.opt_in import of_comment
+from scheduler_feedback.backends.slurm.parsing.opt_in import of_comment
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob
+from scheduler_feedback.backends.slurm.slurm_audit import lines
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.job import StopReason

@@ -18,7 +18,7 @@ from benchmarks.detection.baselines import NAMES
 from benchmarks.detection.cells import MINUTES, Cell, drawn, grid
 from benchmarks.detection.fleet import Fleet, Result
 from benchmarks.detection.healthy import Alarms, Health
-from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.sim.world.fault import DISORDERS
 
 QUICK_CELLS, QUICK_LOCATED, QUICK_HEALTHY_DAYS = 110, 8, 560.0

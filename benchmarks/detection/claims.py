@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scheduler_feedback.core.telemetry import Telemetry
+from scheduler_feedback.core.telemetry.telemetry import Telemetry
 
 ACCUSING = frozenset({"straggler", "hang", "health"})
 """Kinds that accuse hardware; 'interference' accuses another job."""

@@ -13,7 +13,7 @@ from benchmarks.detection.cells import Cell, Staged, stage
 from benchmarks.detection.claims import ACCUSING, Heard
 from benchmarks.detection.ours import Ours
 from benchmarks.detection.score import Outcome, Truth, judge
-from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.sim.world.telemetry import ROUGH, Delivery, World
 
 SAMPLING_SECONDS = (1.0, 10.0, 30.0)

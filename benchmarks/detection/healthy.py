@@ -15,7 +15,7 @@ from benchmarks.detection.baselines import BASELINES, Panel
 from benchmarks.detection.claims import ACCUSING, Claim, Heard
 from benchmarks.detection.ours import Ours
 from scheduler_feedback.core.state import Policy
-from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.sim.world import fabric, plan
 from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.fabric import NODES_PER_POD

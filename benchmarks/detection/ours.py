@@ -8,10 +8,10 @@ from typing import Protocol, runtime_checkable
 from benchmarks.detection.claims import OF_WORKLOAD, Claim
 from scheduler_feedback import detectors
 from scheduler_feedback.core.state import Policy
-from scheduler_feedback.core.telemetry import Telemetry
+from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.verdict import Abstention, Verdict
-from scheduler_feedback.detectors.switches import Switches
-from scheduler_feedback.policies.answers import lacks
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.policies.remediation.mitigation_options import lacks
 from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS
 
 

@@ -12,14 +12,14 @@ from agent.schema.errors import ConfigError
 from benchmarks.fuzz import mutate
 from benchmarks.fuzz.files import written
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
-from exporter.push import _read_headers
-from exporter.web_config import load_web_config
-from gangwatch import config
+from exporter.push.push import _read_headers
+from exporter.security.web_config import load_web_config
+from gangwatch.configuration import config_file
 from scheduler_feedback.fabric_file import read_fabric
 
 # --- gangwatch.toml --------------------------------------------------------------------------------------------------
 
-DEFAULTS: dict[str, Any] = tomllib.loads(config.as_toml(config.load_defaults()))
+DEFAULTS: dict[str, Any] = tomllib.loads(config_file.as_toml(config_file.load_defaults()))
 MORE: dict[str, dict[str, tuple[Any, ...]]] = {
     "cluster": {"names": (["a", "b"], ["a", "a"], ["-x"], ["a b"], [], [1]), "nodes": (2, 0, -1, "2"), "slots": (8, 0)},
     "agent": {"listen": ("0.0.0.0:9400", ":0", "x", "[::1]:1", "h:99999"), "kubelet_socket": ("", "/x", 7)},
@@ -85,14 +85,14 @@ def _make_toml(chance: random.Random) -> bytes:
 
 def _parse_toml(data: bytes) -> str:
     try:
-        loaded = config.load(written(data, ".toml"), {"cluster.nodes": 4} if len(data) % 5 == 0 else None)
+        loaded = config_file.load(written(data, ".toml"), {"cluster.nodes": 4} if len(data) % 5 == 0 else None)
     except ConfigError as error:
         return REFUSED_FIRST if "not TOML" in str(error) else REFUSED
-    again = config.load(written(config.as_toml(loaded).encode(), ".again.toml"))
-    assert config.flatten(again) | {"x": 0} == config.flatten(loaded) | {"x": 0}, (
+    again = config_file.load(written(config_file.as_toml(loaded).encode(), ".again.toml"))
+    assert config_file.flatten(again) | {"x": 0} == config_file.flatten(loaded) | {"x": 0}, (
         "what is written is read back the same"
     )
-    config.changes(config.load_defaults(), config.take_over(config.load_defaults(), loaded))
+    config_file.changes(config_file.load_defaults(), config_file.take_over(config_file.load_defaults(), loaded))
     return ACCEPTED
 
 
@@ -110,7 +110,7 @@ def _make_duration(chance: random.Random) -> bytes:
 def _parse_duration(data: bytes) -> str:
     text = data.decode("utf-8", "replace")
     try:
-        seconds = config.parse_duration(text)
+        seconds = config_file.parse_duration(text)
     except ValueError:
         return REFUSED if text[:1].isdigit() else REFUSED_FIRST
     assert seconds >= 0
@@ -245,33 +245,33 @@ TARGETS = (
         _make_toml,
         _parse_toml,
         (
-            "gangwatch.config:load",
-            "gangwatch.config:_with_overrides",
-            "gangwatch.config:_convert",
-            "gangwatch.config:_section",
-            "gangwatch.config:_policy",
-            "gangwatch.config:_policy_value",
-            "gangwatch.config:_check_queue_keys",
-            "gangwatch.config:_policy_range",
-            "gangwatch.config:_prepared",
-            "gangwatch.config:_elsewhere",
-            "gangwatch.config:_nearest",
-            "gangwatch.config:_check_names",
-            "gangwatch.config:_toml",
+            "gangwatch.configuration.config_file:load",
+            "gangwatch.configuration.config_file:_with_overrides",
+            "gangwatch.configuration.config_file:_convert",
+            "gangwatch.configuration.config_file:_section",
+            "gangwatch.configuration.config_file:_policy",
+            "gangwatch.configuration.config_file:_policy_value",
+            "gangwatch.configuration.config_file:_check_queue_keys",
+            "gangwatch.configuration.config_file:_policy_range",
+            "gangwatch.configuration.config_file:_prepared",
+            "gangwatch.configuration.config_file:_elsewhere",
+            "gangwatch.configuration.config_file:_nearest",
+            "gangwatch.configuration.config_file:_check_names",
+            "gangwatch.configuration.config_file:_toml",
         ),
     ),
     Target(
         "config-durations",
         _make_duration,
         _parse_duration,
-        ("gangwatch.config:parse_duration", "gangwatch.config:_clock_seconds"),
+        ("gangwatch.configuration.config_file:parse_duration", "gangwatch.configuration.config_file:_clock_seconds"),
     ),
     Target(
         "config-web",
         _make_web,
         _parse_web,
-        ("exporter.web_config:load_web_config", "exporter.web_config:_Reading"),
+        ("exporter.security.web_config:load_web_config", "exporter.security.web_config:_Reading"),
     ),
     Target("config-topology", _make_topology, _parse_topology, ("scheduler_feedback.fabric_file",)),
-    Target("config-headers", _make_headers, _parse_headers, ("exporter.push:_read_headers",)),
+    Target("config-headers", _make_headers, _parse_headers, ("exporter.push.push:_read_headers",)),
 )

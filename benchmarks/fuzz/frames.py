@@ -42,12 +42,12 @@ from agent.schema.identity import of_node, read_certificate, read_revocations, s
 from agent.schema.wire import Decoder, MessageSplitter, encode_frame, encode_layout, with_length
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
 from gangwatch.certificates.authority import requested
-from scheduler_feedback.core.fleet import Fleet
-from scheduler_feedback.core.gangs import CONSUMED
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
-from scheduler_feedback.core.look import Look
-from scheduler_feedback.core.placements import Placed, Placements, Refusal
-from scheduler_feedback.feed.response import RefusedError, Response
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED
+from scheduler_feedback.core.telemetry.placements import Placed, Placements, Refusal
+from scheduler_feedback.core.telemetry.telemetry_update import Look
+from scheduler_feedback.feed.frames_response import RefusedError, Response
 
 SECOND = 1_000_000_000
 AT_NS = 1_000 * SECOND
@@ -561,21 +561,21 @@ TARGETS: tuple[Target, ...] = (
             "agent.schema.wire:_array",
             "agent.schema.wire:_checked_layout",
             "agent.schema.wire:_of_neighbour",
-            "agent.schema.outline",
+            "agent.schema.stream_outline",
         ),
     ),
     Target("frames-stream", make_stream, parse_stream, ("agent.schema.wire:MessageSplitter.feed",)),
-    Target("frames-response", make_response, parse_response, ("scheduler_feedback.feed.response",)),
+    Target("frames-response", make_response, parse_response, ("scheduler_feedback.feed.frames_response",)),
     Target(
         "frames-fold",
         make_session,
         parse_session,
         (
-            "scheduler_feedback.core.fleet:Fleet.observe",
-            "scheduler_feedback.core.membership:Membership",
-            "scheduler_feedback.core.fleet_records:Attempts",
-            "scheduler_feedback.core.occurrences:Occurrences",
-            "scheduler_feedback.core.parts",
+            "scheduler_feedback.core.telemetry.fleet:Fleet.observe",
+            "scheduler_feedback.core.telemetry.membership:Membership",
+            "scheduler_feedback.core.telemetry.fleet_records:Attempts",
+            "scheduler_feedback.core.telemetry.occurrences:Occurrences",
+            "scheduler_feedback.core.telemetry.device_locations",
         ),
     ),
     Target("frames-revocations", make_revocations, parse_revocations, ("agent.schema.identity:read_revocations",)),

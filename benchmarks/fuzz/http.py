@@ -15,20 +15,21 @@ import uvicorn
 from starlette.requests import Request as StarletteRequest
 
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
-from exporter.asgi import Guarded
 from exporter.frames import wanted_metrics
-from exporter.http_messages import BadRequestError, accepts_gzip, parse_request, weighted
-from exporter.loopback import LoopbackOnly
+from exporter.security.loopback import LoopbackOnly
 from exporter.server import wants_open_metrics
 from exporter.serving.admission import Admission, Receive, Scope, Send
+from exporter.serving.asgi import Guarded
+from exporter.serving.http_messages import BadRequestError, accepts_gzip, parse_request, weighted
 from exporter.serving.limits import BODY_BYTES, HEAD_BYTES, Limits
 from exporter.serving.protocol import BoundedProtocol
-from scheduler_feedback.access.authentication import Authentication
-from scheduler_feedback.access.middleware import asked_of
-from scheduler_feedback.access.principal import AccessError, Principal, Role
-from scheduler_feedback.access.tokens import Tokens
-from scheduler_feedback.api_pages import entry_of, key_of, next_link, page_of
-from scheduler_feedback.api_requests import (
+from scheduler_feedback.api.access.authentication import Authentication
+from scheduler_feedback.api.access.middleware import asked_of
+from scheduler_feedback.api.access.principal import AccessError, Principal, Role
+from scheduler_feedback.api.access.tokens import Tokens
+from scheduler_feedback.api.list_pages import entry_of, key_of, next_link, page_of
+from scheduler_feedback.api.reading.lists import mark_text
+from scheduler_feedback.api.requests import (
     NodeReason,
     Reason,
     RefusedError,
@@ -38,7 +39,6 @@ from scheduler_feedback.api_requests import (
     number_of,
     submitted_by,
 )
-from scheduler_feedback.reading.lists import mark_text
 
 TOKEN = "a-token-of-the-state-folder"
 PORT = 9420
@@ -447,17 +447,23 @@ def _run(coroutine: Any) -> Any:
 
 
 TARGETS: tuple[Target, ...] = (
-    Target("http-agent", _agent_head, _parse_agent, ("exporter.http_messages", "exporter.frames:wanted_metrics")),
+    Target(
+        "http-agent", _agent_head, _parse_agent, ("exporter.serving.http_messages", "exporter.frames:wanted_metrics")
+    ),
     Target(
         "http-controller",
         request,
         _parse_controller,
-        ("exporter.asgi:_request", "exporter.serving.admission:_authorization", "exporter.serving.admission:_length"),
+        (
+            "exporter.serving.asgi:_request",
+            "exporter.serving.admission:_authorization",
+            "exporter.serving.admission:_length",
+        ),
     ),
     Target(
         "http-api",
         _api_request,
         _parse_api,
-        ("scheduler_feedback.api_requests", "scheduler_feedback.reading.lists:read_mark"),
+        ("scheduler_feedback.api.requests", "scheduler_feedback.api.reading.lists:read_mark"),
     ),
 )

@@ -13,7 +13,7 @@ import hpack
 import hyperframe.frame as frames
 
 from agent.schema.errors import SourceError
-from agent.sources import kubelet, pod_resources
+from agent.sources.kubelet import kubelet, pod_resources
 from benchmarks.fuzz import mutate
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
 
@@ -202,6 +202,11 @@ def _demand_theirs(error: ValueError) -> None:
 
 
 TARGETS = (
-    Target("kubelet-pod-resources", _make_pods, _parse_pods, ("agent.sources.pod_resources", "agent.sources.protobuf")),
-    Target("kubelet-http2", _make_call, _parse_call, ("agent.sources.kubelet:_Call",)),
+    Target(
+        "kubelet-pod-resources",
+        _make_pods,
+        _parse_pods,
+        ("agent.sources.kubelet.pod_resources", "agent.sources.kubelet.protobuf_reader"),
+    ),
+    Target("kubelet-http2", _make_call, _parse_call, ("agent.sources.kubelet.kubelet:_Call",)),
 )

@@ -12,12 +12,13 @@ import msgspec
 from agent.schema.errors import BackendError
 from benchmarks.fuzz import mutate
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
-from scheduler_feedback.backends.kubernetes.client import Client, RefusedError
-from scheduler_feedback.backends.kubernetes.constraints import constraint_of
-from scheduler_feedback.backends.kubernetes.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
-from scheduler_feedback.backends.kubernetes.quantities import amount, amounts, parse_quantity
-from scheduler_feedback.backends.kubernetes.rebuild import rebuild
-from scheduler_feedback.backends.kubernetes.translate import (
+from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.watch import Watch, _list_of
+from scheduler_feedback.backends.kubernetes.objects.constraints import constraint_of
+from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
+from scheduler_feedback.backends.kubernetes.objects.quantities import amount, amounts, parse_quantity
+from scheduler_feedback.backends.kubernetes.objects.translate import (
     ARRAY,
     ARRAY_PARALLEL,
     ATTEMPT,
@@ -35,9 +36,8 @@ from scheduler_feedback.backends.kubernetes.translate import (
     TopologyLabels,
     with_queues,
 )
-from scheduler_feedback.backends.kubernetes.upstream import UpstreamGroup
-from scheduler_feedback.backends.kubernetes.watch import Watch, _list_of
-from scheduler_feedback.backends.kubernetes.world import World
+from scheduler_feedback.backends.kubernetes.objects.upstream_groups import UpstreamGroup
+from scheduler_feedback.backends.kubernetes.published.rebuild import rebuild
 from scheduler_feedback.core.state import Policy
 
 _KUBERNETES = "scheduler_feedback.backends.kubernetes"

@@ -13,14 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from agent import attribution
+from agent import rank_attribution
 from agent.schema.errors import SourceError
-from agent.sources import cgroup, infiniband, kernel_log, kernel_messages, mountstats, pci, pod_logs, proc, slurm
 from agent.sources.counter_files import parse_number
+from agent.sources.kernel import kernel_log, kernel_messages
+from agent.sources.kubelet import pod_logs
+from agent.sources.proc import cgroup, mountstats, proc, slurm_node
+from agent.sources.rdma import infiniband
+from agent.sources.sysfs import pci
 from benchmarks.fuzz import mutate
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
 
-_PROC = "agent.sources.proc"
+_PROC = "agent.sources.proc.proc"
 
 
 class _File(NamedTuple):
@@ -109,7 +113,7 @@ def _parse_cgroup(data: bytes) -> str:
     cgroup.user_of_cgroup(text)
     if found is None:
         return REFUSED if "/" in text else REFUSED_FIRST
-    attribution.identity_of_cgroup(text)
+    rank_attribution.identity_of_cgroup(text)
     return ACCEPTED
 
 
@@ -218,7 +222,7 @@ def _make_environment(chance: random.Random) -> bytes:
 
 
 def _parse_environment(data: bytes) -> str:
-    found = slurm.parse_environment(data)
+    found = slurm_node.parse_environment(data)
     assert all(value.isdecimal() and value.isascii() and len(value) < 10 for value in found.values())
     return ACCEPTED if found else REFUSED_FIRST
 
@@ -252,7 +256,7 @@ def _parse_job_file(data: bytes) -> str:
         if name in (b"", b".", b"..") or len(name) > 200:
             return REFUSED_FIRST
         Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_bytes(content)
-        found = slurm.read_job_files(str(folder))
+        found = slurm_node.read_job_files(str(folder))
     finally:
         shutil.rmtree(folder)
     assert all(job and job.isprintable() for _, job in found)
@@ -285,8 +289,8 @@ def _parse_rank_file(data: bytes) -> str:
     try:
         (folder / "j-1.1.0.json").write_bytes(data)
         (folder / ".j-1.1.1.new").write_bytes(data)
-        assert not attribution._list(str(folder / "absent")).ranks
-        index = attribution._list(str(folder))
+        assert not rank_attribution._list(str(folder / "absent")).ranks
+        index = rank_attribution._list(str(folder))
     finally:
         shutil.rmtree(folder)
     return ACCEPTED if index.ranks else REFUSED if data.startswith(b'{"') and data.endswith(b"}") else REFUSED_FIRST
@@ -336,18 +340,18 @@ TARGETS = (
             f"{_PROC}:_meminfo_bytes",
         ),
     ),
-    Target("machine-cgroup", _make_cgroup, _parse_cgroup, ("agent.sources.cgroup",)),
-    Target("machine-mountstats", _make_mounts, _parse_mounts, ("agent.sources.mountstats",)),
+    Target("machine-cgroup", _make_cgroup, _parse_cgroup, ("agent.sources.proc.cgroup",)),
+    Target("machine-mountstats", _make_mounts, _parse_mounts, ("agent.sources.proc.mountstats",)),
     Target(
         "machine-devices",
         _make_device,
         _parse_device,
         (
-            "agent.sources.infiniband:parse_state",
-            "agent.sources.infiniband:parse_rate",
-            "agent.sources.pci:parse_generation",
-            "agent.sources.pci:parse_width",
-            "agent.sources.pci:parse_aer",
+            "agent.sources.rdma.infiniband:parse_state",
+            "agent.sources.rdma.infiniband:parse_rate",
+            "agent.sources.sysfs.pci:parse_generation",
+            "agent.sources.sysfs.pci:parse_width",
+            "agent.sources.sysfs.pci:parse_aer",
             "agent.sources.counter_files:parse_number",
         ),
     ),
@@ -356,13 +360,18 @@ TARGETS = (
         _make_log,
         _parse_log,
         (
-            "agent.sources.kernel_log:parse_record",
-            "agent.sources.kernel_log:KernelLog._split",
-            "agent.sources.kernel_messages",
+            "agent.sources.kernel.kernel_log:parse_record",
+            "agent.sources.kernel.kernel_log:KernelLog._split",
+            "agent.sources.kernel.kernel_messages",
         ),
     ),
-    Target("machine-environment", _make_environment, _parse_environment, ("agent.sources.slurm:parse_environment",)),
-    Target("machine-job-files", _make_job_file, _parse_job_file, ("agent.sources.slurm:read_job_files",)),
-    Target("machine-rank-files", _make_rank_file, _parse_rank_file, ("agent.attribution:_list",)),
-    Target("machine-pod-folders", _make_pod_folders, _parse_pod_folders, ("agent.sources.pod_logs",)),
+    Target(
+        "machine-environment",
+        _make_environment,
+        _parse_environment,
+        ("agent.sources.proc.slurm_node:parse_environment",),
+    ),
+    Target("machine-job-files", _make_job_file, _parse_job_file, ("agent.sources.proc.slurm_node:read_job_files",)),
+    Target("machine-rank-files", _make_rank_file, _parse_rank_file, ("agent.rank_attribution:_list",)),
+    Target("machine-pod-folders", _make_pod_folders, _parse_pod_folders, ("agent.sources.kubelet.pod_logs",)),
 )

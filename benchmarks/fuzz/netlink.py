@@ -9,7 +9,7 @@ import struct
 from typing import cast
 
 from agent.schema.errors import SourceError
-from agent.sources import ethtool, netlink
+from agent.sources.rdma import ethtool, netlink
 from benchmarks.fuzz import mutate
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
 
@@ -226,18 +226,18 @@ TARGETS = (
         _make_rdma,
         _parse_rdma,
         (
-            "agent.sources.netlink:messages",
-            "agent.sources.netlink:attributes",
-            "agent.sources.netlink:parse_device",
-            "agent.sources.netlink:parse_namespace_mode",
-            "agent.sources.netlink:parse_statistics",
-            "agent.sources.netlink:Shape",
-            "agent.sources.netlink:RdmaNetlink.list_devices",
-            "agent.sources.netlink:RdmaNetlink.exclusive",
-            "agent.sources.netlink:RdmaNetlink.statistics",
-            "agent.sources.netlink:RdmaNetlink._answer",
-            "agent.sources.netlink:RdmaNetlink._receive",
-            "agent.sources.netlink:RdmaNetlink._check",
+            "agent.sources.rdma.netlink:messages",
+            "agent.sources.rdma.netlink:attributes",
+            "agent.sources.rdma.netlink:parse_device",
+            "agent.sources.rdma.netlink:parse_namespace_mode",
+            "agent.sources.rdma.netlink:parse_statistics",
+            "agent.sources.rdma.netlink:Shape",
+            "agent.sources.rdma.netlink:RdmaNetlink.list_devices",
+            "agent.sources.rdma.netlink:RdmaNetlink.exclusive",
+            "agent.sources.rdma.netlink:RdmaNetlink.statistics",
+            "agent.sources.rdma.netlink:RdmaNetlink._answer",
+            "agent.sources.rdma.netlink:RdmaNetlink._receive",
+            "agent.sources.rdma.netlink:RdmaNetlink._check",
         ),
     ),
     Target(
@@ -245,11 +245,11 @@ TARGETS = (
         _make_ioctl,
         _parse_ioctl,
         (
-            "agent.sources.ethtool:Ethtool.read",
-            "agent.sources.ethtool:Ethtool._count",
-            "agent.sources.ethtool:Ethtool._read_names",
-            "agent.sources.ethtool:parse_names",
+            "agent.sources.rdma.ethtool:Ethtool.read",
+            "agent.sources.rdma.ethtool:Ethtool._count",
+            "agent.sources.rdma.ethtool:Ethtool._read_names",
+            "agent.sources.rdma.ethtool:parse_names",
         ),
     ),
-    Target("ethtool-recorded", _make_recorded, _parse_recorded, ("agent.sources.ethtool:parse_recorded",)),
+    Target("ethtool-recorded", _make_recorded, _parse_recorded, ("agent.sources.rdma.ethtool:parse_recorded",)),
 )

@@ -16,19 +16,19 @@ import struct
 import threading
 from collections.abc import Callable
 
-from agent.attribution import Identity
-from agent.collectors.steps import Progress, judge, usable_name
+from agent.collectors.steps.steps import Progress, judge, usable_name
+from agent.rank_attribution import Identity
 from agent.schema.errors import GangwatchError, ReporterError, SourceError
 from agent.schema.frame import Member
-from agent.sources import rings
-from agent.sources.cgroup import Membership, parse_cgroup, user_of_cgroup
-from agent.sources.closers import Closer
-from agent.sources.proc import parse_process_stat
-from agent.sources.rings import Ring, RingRecord
-from agent.sources.slurm import parse_environment
-from agent.sources.step_messages import MAX_MESSAGE_BYTES, Peer, Place, parse_claim, parse_place, take_message
-from agent.sources.step_socket import Admission, Registered, _Connection
-from agent.sources.tenants import Tenant
+from agent.sources.proc.cgroup import Membership, parse_cgroup, user_of_cgroup
+from agent.sources.proc.proc import parse_process_stat
+from agent.sources.proc.slurm_node import parse_environment
+from agent.sources.steps import rings
+from agent.sources.steps.closers import Closer
+from agent.sources.steps.rings import Ring, RingRecord
+from agent.sources.steps.step_messages import MAX_MESSAGE_BYTES, Peer, Place, parse_claim, parse_place, take_message
+from agent.sources.steps.step_socket import Admission, Registered, _Connection
+from agent.sources.steps.tenants import Tenant
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
 from gangwatch.steps import place_in_layout
 
@@ -582,27 +582,27 @@ def _in_main_thread(parse: Callable[[bytes], str]) -> Callable[[bytes], str]:
 
 
 TARGETS: tuple[Target, ...] = (
-    Target("node-ring", make_ring, parse_ring, ("agent.sources.rings", "agent.collectors.steps:Progress")),
+    Target("node-ring", make_ring, parse_ring, ("agent.sources.steps.rings", "agent.collectors.steps.steps:Progress")),
     Target(
         "node-registration",
         make_registration,
         parse_registration,
         (
-            "agent.sources.step_messages:take_message",
-            "agent.sources.step_messages:parse_claim",
-            "agent.collectors.steps:judge",
-            "agent.collectors.steps:usable_name",
+            "agent.sources.steps.step_messages:take_message",
+            "agent.sources.steps.step_messages:parse_claim",
+            "agent.collectors.steps.steps:judge",
+            "agent.collectors.steps.steps:usable_name",
         ),
     ),
-    Target("node-place", make_place, parse_later, ("agent.sources.step_messages:parse_place",)),
+    Target("node-place", make_place, parse_later, ("agent.sources.steps.step_messages:parse_place",)),
     Target(
         "node-connection",
         make_connection,
         _in_main_thread(parse_connection),
-        ("agent.sources.step_socket:_Connection", "agent.sources.step_messages"),
+        ("agent.sources.steps.step_socket:_Connection", "agent.sources.steps.step_messages"),
     ),
-    Target("node-cgroup", make_cgroup, parse_membership, ("agent.sources.cgroup",)),
-    Target("node-environment", make_environment, parse_words, ("agent.sources.slurm:parse_environment",)),
-    Target("node-stat", make_stat, parse_stat, ("agent.sources.proc:parse_process_stat",)),
+    Target("node-cgroup", make_cgroup, parse_membership, ("agent.sources.proc.cgroup",)),
+    Target("node-environment", make_environment, parse_words, ("agent.sources.proc.slurm_node:parse_environment",)),
+    Target("node-stat", make_stat, parse_stat, ("agent.sources.proc.proc:parse_process_stat",)),
     Target("node-layout", make_layout, parse_layout, ("gangwatch.steps:place_in_layout",)),
 )

@@ -23,8 +23,8 @@ from benchmarks.slurm.printed import (
     nodes_in_json,
     nodes_in_text,
 )
-from scheduler_feedback.backends.slurm import columns, opt_in, parse_json, parse_text
-from scheduler_feedback.backends.slurm.facts import Jobs, Nodes
+from scheduler_feedback.backends.slurm.parsing import columns, opt_in, parse_json, parse_text
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import Jobs, Nodes
 from scheduler_feedback.sim.traces import slurm as sacct
 
 _BACKEND = "scheduler_feedback.backends.slurm"

@@ -38,5 +38,5 @@ class Target:
     """
 
     covers: tuple[str, ...]
-    """Modules whose lines the inputs must reach ("agent.schema.wire"), or functions and classes of one
-    ("scheduler_feedback.feed.names:node_of", "exporter.http:Server") where the rest of the module parses nothing."""
+    """Modules whose lines the inputs must reach ("agent.schema.wire"), or functions and classes of one where the rest
+    of it parses nothing ("scheduler_feedback.feed.host_addresses:node_of", "exporter.serving.agent_http:Server")."""

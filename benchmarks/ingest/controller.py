@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from agent.schema.clock import SystemClock
 from agent.schema.frame import AnyLayout, Frame
+from scheduler_feedback.controller.detection_thread import Watch
 from scheduler_feedback.core.events import Event
-from scheduler_feedback.core.subscription import WANTED
-from scheduler_feedback.credentials import Credentials
+from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.feed import Feed
-from scheduler_feedback.watch import Watch
+from scheduler_feedback.feed.credentials import Credentials
 
 CONNECTED_SECONDS = 600.0
 """Ten thousand handshakes on a busy machine."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from agent.schema.wire import with_length
 from benchmarks.ingest.frames import Agents, Job, jobs
-from scheduler_feedback.core.subscription import WANTED
+from scheduler_feedback.core.telemetry.column_subscription import WANTED
 
 SLOTS = 50
 """Phases of a second."""
@@ -76,7 +76,7 @@ class Generator:
         }
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificate, key)
-        self._context.num_tickets = 0  # as exporter/web_config.py
+        self._context.num_tickets = 0  # as exporter/security/web_config.py
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         self._listener.setblocking(False)
         self._epoll = select.epoll()

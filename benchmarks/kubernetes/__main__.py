@@ -42,8 +42,8 @@ from typing import Any
 from benchmarks.kubernetes import contenders
 from benchmarks.kubernetes.contenders import memory_mib, processor_seconds
 from benchmarks.kubernetes.watching import Load, Seen, until
-from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS
-from scheduler_feedback.loop import SNAPSHOT_SECONDS
+from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, PLACEMENT, RANK, SLOTS
+from scheduler_feedback.controller.cycle_thread import SNAPSHOT_SECONDS
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.harness import Api, install_crds
 from tests.kubernetes.makers import group_body, node_body, pod_body

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.kubernetes.contenders import BARE
-from scheduler_feedback.backends.kubernetes.client import Client, from_kubeconfig
-from scheduler_feedback.backends.kubernetes.objects import Part, Pod
+from scheduler_feedback.backends.kubernetes.api_server.client import Client, from_kubeconfig
+from scheduler_feedback.backends.kubernetes.objects.objects import Part, Pod
 
 AT_ONCE = 64
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gangwatch.commands.kubernetes_controller import Publishing, begin_anew
 from scheduler_feedback.backends.kubernetes import KubernetesBackend, from_kubeconfig
-from scheduler_feedback.controller import Controller
+from scheduler_feedback.controller.controller import Controller
 from scheduler_feedback.core.events import Event, VerdictJudged
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from scheduler_feedback.backends.kubernetes.client import Access, Client, RefusedError, UnreachableError
-from scheduler_feedback.backends.kubernetes.objects import Condition, Metadata, Node, Part
-from scheduler_feedback.backends.kubernetes.watch import Watch
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, RefusedError, UnreachableError
+from scheduler_feedback.backends.kubernetes.api_server.watch import Watch
+from scheduler_feedback.backends.kubernetes.objects.objects import Condition, Metadata, Node, Part
 
 LIMIT_SECONDS = 200.0
 _AT_ONCE = 64

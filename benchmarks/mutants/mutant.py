@@ -1,8 +1,8 @@
 """A mutant: one edit of one function, class or constant, and how it is found and applied.
 
-A mutant names its place by package, module and qualified name ("policies.shares:Shares.room"), and the edit by the
-exact source fragment that it replaces, which must occur exactly once in that place. A module that moved is found by its
-last name and by what it defines; MOVED holds the exceptions. What cannot be applied is an error, never a kill.
+A mutant names its place by package, module and qualified name ("policies.index.queue_shares:Shares.room"), and the edit
+by the exact source fragment that it replaces, which must occur exactly once in that place. A module that moved is found
+by its last name and by what it defines; MOVED holds the exceptions. What cannot be applied is an error, never a kill.
 """
 
 from __future__ import annotations

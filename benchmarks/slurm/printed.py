@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm import columns
-from scheduler_feedback.backends.slurm.commands import Commands
+from scheduler_feedback.backends.slurm.parsing import columns
+from scheduler_feedback.backends.slurm.slurm_commands import Commands
 
 SUBMITTED = 1_795_430_000
 """When jobs were submitted where nothing else is said, in seconds since the epoch."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.schema.xid import XIDS
+from agent.schema.xid_codes import XIDS
 from dashboards.expressions import rose
 from dashboards.rules.rule import Alert
 

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
-from agent.schema.places import NoPlaceError, Places
-from exporter.buckets import Buckets
-from exporter.prometheus import Sample
+from agent.schema.peer_quota import NoPlaceError, Places
+from exporter.prometheus.text_format import Sample
 from exporter.serving.limits import BODY_BYTES, Limits
 from exporter.serving.protocol import PEER, PLACE, Place, Worth
+from exporter.serving.token_buckets import Buckets
 
 TOKEN = "token"
 """The peer that all holders of the token are together."""

@@ -16,14 +16,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from agent.schema.places import NoPlaceError, Places
-from exporter.buckets import Buckets
-from exporter.prometheus import Sample
+from agent.schema.peer_quota import NoPlaceError, Places
+from exporter.prometheus.text_format import Sample
 from exporter.serving import limits as bounds
 from exporter.serving.descriptors import exhausted, most_connections
 from exporter.serving.limits import Limits
 from exporter.serving.peers import Peers, reset
 from exporter.serving.protocol import BoundedProtocol, Worth
+from exporter.serving.token_buckets import Buckets
 
 ACCEPTED_AT_ONCE = 16
 """Connections accepted before the loop has a turn at those that are open: two milliseconds."""

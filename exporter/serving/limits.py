@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 HEAD_SECONDS = 10.0
 """From the first byte of a request to the end of its headers, and from connecting to the first byte; and for a TLS
-handshake. An agent's server gives as long (exporter/http.py)."""
+handshake. An agent's server gives as long (exporter/serving/agent_http.py)."""
 
 BODY_SECONDS = 30.0
 """For a request's body, a megabyte at most: 35 kB/s."""

@@ -31,9 +31,9 @@ from agent.schema.errors import BackendError, ConfigError
 from agent.schema.identity import Revocations, of_node, read_revocations
 from gangwatch.certificates.authority import Authority, requested
 from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.client import Client, RefusedError
-from scheduler_feedback.backends.kubernetes.objects import Metadata, Part
-from scheduler_feedback.backends.kubernetes.watch import Watch
+from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.watch import Watch
+from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Part
 
 SIGNER = "gangwatch.io/agent"
 PATH = "/apis/certificates.k8s.io/v1/certificatesigningrequests"

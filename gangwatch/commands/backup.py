@@ -24,7 +24,7 @@ def backup(state: StateFolder, target: Path, as_json: bool) -> None:
     Example:
       gangwatch backup /var/backups/gangwatch.sqlite
     """
-    from scheduler_feedback.backup import back_up
+    from scheduler_feedback.journal.backup import back_up
 
     copied = back_up(state.path / "store.sqlite", target)
     if as_json:

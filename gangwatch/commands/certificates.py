@@ -216,7 +216,7 @@ def _of(folder: Path) -> AuthorityFolder:
 
 def _chosen(nodes: Iterable[str], controller: bool, clients: Iterable[str]) -> list[tuple[str, str]]:
     """(kind, name) of all that is named. Raises UsageError where nothing is."""
-    from scheduler_feedback.backends.slurm.hostlist import expand
+    from scheduler_feedback.backends.slurm.parsing.hostlist import expand
 
     found = [("controller", "")] if controller else []
     found += [("client", name) for name in clients]

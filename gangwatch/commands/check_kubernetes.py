@@ -15,17 +15,16 @@ import msgspec
 
 from agent.schema.certificate_file import validity
 from agent.schema.errors import ConfigError
-from gangwatch.certificate_health import SOON_SECONDS
 from gangwatch.certificates.signer import PATH as REQUESTS
 from gangwatch.certificates.signer import Request
-from gangwatch.machine import Finding
+from gangwatch.health.certificate_health import SOON_SECONDS
+from gangwatch.health.machine import Finding
 from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.advice import RULES
 from scheduler_feedback.backends.kubernetes.agents import is_agent
-from scheduler_feedback.backends.kubernetes.client import Client, RefusedError
-from scheduler_feedback.backends.kubernetes.lease import LEASE_SECONDS
-from scheduler_feedback.backends.kubernetes.objects import Lease, Node, Part, Pod
-from scheduler_feedback.backends.kubernetes.translate import (
+from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.lease import LEASE_SECONDS
+from scheduler_feedback.backends.kubernetes.objects.objects import Lease, Node, Part, Pod
+from scheduler_feedback.backends.kubernetes.objects.translate import (
     SCHEDULER,
     TopologyLabels,
     allocatable_of,
@@ -34,6 +33,7 @@ from scheduler_feedback.backends.kubernetes.translate import (
     slots_of,
     wall_ns,
 )
+from scheduler_feedback.backends.kubernetes.published.advice import RULES
 
 OLDEST = (1, 30)
 """The chart's kubeVersion."""

@@ -39,7 +39,7 @@ def nodes(state: StateFolder, as_json: bool) -> None:
     if as_json:
         print_json(listed)
         return
-    from gangwatch import rendering
+    from gangwatch.display import rendering
 
     rendering.nodes(listed)
 
@@ -62,7 +62,7 @@ def queue(state: StateFolder, as_json: bool) -> None:
     if as_json:
         print_json(waiting)
         return
-    from gangwatch import rendering
+    from gangwatch.display import rendering
 
     rendering.queue(waiting, client.get_all("/api/nodes"), client.get_all("/api/jobs?active=1"))
 
@@ -110,7 +110,7 @@ def node(
     say({"remove": f"{node}: removed", "release": f"{node}: released"}.get(action, f"{node}: in {action}"))
     empty = True
     if action in ("maintenance", "quarantine"):
-        from gangwatch import rendering
+        from gangwatch.display import rendering
 
         for line in rendering.still_there(node, left):
             say(line)

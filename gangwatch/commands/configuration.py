@@ -13,7 +13,7 @@ from gangwatch.commands.options import config_option, json_option, print_json, s
 from gangwatch.state_folder import NotRunningError, StateFolder
 
 if TYPE_CHECKING:
-    from gangwatch.config import Change, Config
+    from gangwatch.configuration.config_file import Change, Config
 
 
 @click.command()
@@ -29,16 +29,16 @@ def config(state: StateFolder, config_file: Path | None, as_json: bool) -> None:
     Example:
       gangwatch config --config gangwatch.toml
     """
-    from gangwatch.config import load
+    from gangwatch.configuration.config_file import load
 
     show(state, load(config_file), as_json)
 
 
 def show(state: StateFolder, effective: Config, as_json: bool) -> None:
     """Print the configuration, and on standard error what it would change; nothing is done."""
-    from gangwatch.config import as_toml, changes, flatten
-    from gangwatch.config_notices import notices
-    from gangwatch.in_force import read_in_force
+    from gangwatch.configuration.config_file import as_toml, changes, flatten
+    from gangwatch.configuration.in_force import read_in_force
+    from gangwatch.configuration.notices import notices
 
     in_force = read_in_force(state)
     running = in_force is not None and state.controller() is not None
@@ -65,7 +65,7 @@ def show(state: StateFolder, effective: Config, as_json: bool) -> None:
 
 def say_notices(effective: Config) -> None:
     """What the configuration asks for and will not get, a line of standard error each."""
-    from gangwatch.config_notices import notices
+    from gangwatch.configuration.notices import notices
 
     for notice in notices(effective.policy):
         say(f"Notice: {notice}")
@@ -96,10 +96,10 @@ def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_
     Example:
       gangwatch reload --check-config
     """
-    from gangwatch.config import changes
-    from gangwatch.config_notices import notices
-    from gangwatch.daemon_ends import why_no_controller
-    from gangwatch.in_force import read_in_force
+    from gangwatch.configuration.config_file import changes
+    from gangwatch.configuration.in_force import read_in_force
+    from gangwatch.configuration.notices import notices
+    from gangwatch.supervisor.daemon_ends import why_no_controller
 
     in_force = read_in_force(state)
     if state.controller() is None or in_force is None:

@@ -56,7 +56,7 @@ def detect(files: tuple[Path, ...], format_name: str | None, html_file: Path | N
     if not reports:
         raise TraceError(f"{files[0]}: no job in it")
     if html_file is not None:
-        from gangwatch import heat_map_page
+        from gangwatch.display import heat_map_page
 
         title = "gangwatch detect: " + ", ".join(path.name for path in files)
         try:
@@ -147,7 +147,7 @@ def _step(value: int) -> int | None:
 
 
 def _show(report: JobReport, found: dict[str, Any]) -> None:
-    from gangwatch import heat_map
+    from gangwatch.display import heat_map
 
     job = found["job"]
     click.secho(f"{found['name']}: {job['steps']} steps of {job['ranks']} ranks", bold=True)

@@ -26,7 +26,7 @@ from gangwatch.commands.options import (
     user_name,
 )
 from gangwatch.commands.shape import shape_options
-from gangwatch.job_name import name_of
+from gangwatch.display.job_name import name_of
 from gangwatch.state_folder import NotRunningError, StateFolder
 from scheduler_feedback.core.job import JobKind, JobState
 
@@ -299,7 +299,7 @@ def jobs(
     if as_json:
         print_json(found)
         return
-    from gangwatch import rendering
+    from gangwatch.display import rendering
 
     if jobs:
         rendering.job_details(found)
@@ -353,7 +353,7 @@ def logs(
     Example:
       gangwatch logs j-000001 --rank 0 --tail 20 --follow
     """
-    from gangwatch.rank_logs import RankLogs
+    from gangwatch.support.rank_logs import RankLogs
 
     if JOB_ID.fullmatch(job) is None:
         raise click.BadParameter(f"{job!r} is no job id", param_hint="JOB")

@@ -116,8 +116,8 @@ def controller(
     from dataclasses import replace
 
     from gangwatch.commands.kubernetes_controller import Settings, run
-    from gangwatch.config import load
-    from scheduler_feedback.backends.kubernetes.translate import TopologyLabels
+    from gangwatch.configuration.config_file import load
+    from scheduler_feedback.backends.kubernetes.objects.translate import TopologyLabels
 
     access = access_of(kubeconfig)
     labels = TopologyLabels(spine_label, rack_label, rail_label, island_label)
@@ -160,8 +160,8 @@ def uninstall(kubeconfig: Path | None, namespace: str | None, lease: str) -> Non
     """
     import asyncio
 
-    from scheduler_feedback.backends.kubernetes.client import Client
-    from scheduler_feedback.backends.kubernetes.uninstall import remove_all
+    from scheduler_feedback.backends.kubernetes.api_server.client import Client
+    from scheduler_feedback.backends.kubernetes.published.uninstall import remove_all
 
     access = access_of(kubeconfig)
 

@@ -17,28 +17,28 @@ from typing import TYPE_CHECKING
 
 from agent.schema.errors import GangwatchError
 from gangwatch.commands.kubernetes_standby import LEADS, standing_by
-from gangwatch.config import Config
+from gangwatch.configuration.config_file import Config
 from gangwatch.daemons import CONTROLLER_DESCRIPTORS, SWITCH_SECONDS, allow_descriptors
 from gangwatch.logs import configure_logging
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.backends.kubernetes import Access, KubernetesBackend
-from scheduler_feedback.backends.kubernetes.advice import Advice
 from scheduler_feedback.backends.kubernetes.advisor import AdvisorBackend
 from scheduler_feedback.backends.kubernetes.agents import AgentFiles
-from scheduler_feedback.backends.kubernetes.keeping import Keeper, give_back, memory_name, read
-from scheduler_feedback.backends.kubernetes.lease import Leadership
-from scheduler_feedback.backends.kubernetes.naming import Naming
-from scheduler_feedback.backends.kubernetes.probing import Probes
-from scheduler_feedback.backends.kubernetes.publish import Publisher
-from scheduler_feedback.backends.kubernetes.rebuild import rebuild
-from scheduler_feedback.backends.kubernetes.translate import TopologyLabels, with_queues
+from scheduler_feedback.backends.kubernetes.api_server.lease import Leadership
+from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes
+from scheduler_feedback.backends.kubernetes.objects.rank_names import Naming
+from scheduler_feedback.backends.kubernetes.objects.translate import TopologyLabels, with_queues
+from scheduler_feedback.backends.kubernetes.published.advice import Advice
+from scheduler_feedback.backends.kubernetes.published.publish import Publisher
+from scheduler_feedback.backends.kubernetes.published.rebuild import rebuild
+from scheduler_feedback.backends.kubernetes.published.state_config_map import Keeper, give_back, memory_name, read
 
 if TYPE_CHECKING:
-    from exporter.asgi import App, Receive, Scope, Send
+    from exporter.serving.asgi import App, Receive, Scope, Send
     from gangwatch.certificates.signer import Signer
-    from scheduler_feedback.controller import Controller
-    from scheduler_feedback.core.fleet import Sample
+    from scheduler_feedback.controller.controller import Controller
     from scheduler_feedback.core.state import Policy
+    from scheduler_feedback.core.telemetry.fleet import Sample
 
 _WAIT_SECONDS = 0.5
 _WISH_SECONDS = 10.0
@@ -236,14 +236,14 @@ def _serve(
     from starlette.responses import Response
     from starlette.routing import Mount, Route
 
-    from exporter.asgi import create_server, local_socket
-    from exporter.prometheus import TEXT_TYPE
-    from exporter.security import Security
+    from exporter.prometheus.text_format import TEXT_TYPE
+    from exporter.security.security import Security
     from exporter.server import certificate_of, url_of
+    from exporter.serving.asgi import create_server, local_socket
     from gangwatch.access import audit_of, authentication_of, delegating
     from gangwatch.controller_metrics import exposition
     from gangwatch.daemons import credentials_of, limits_of
-    from scheduler_feedback.controller import Controller
+    from scheduler_feedback.controller.controller import Controller
 
     mounted: list[App] = []
 
@@ -341,7 +341,7 @@ def begin_anew(folder: Path, backend: KubernetesBackend | AdvisorBackend, policy
     queues have used and how long jobs ran, as it was kept; b'' where nothing was.
     """
     from agent.schema.clock import SystemClock
-    from scheduler_feedback.store import Store
+    from scheduler_feedback.journal.store import Store
 
     now_ns = SystemClock().wall_ns()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

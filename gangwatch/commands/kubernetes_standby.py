@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gangwatch.config import Config
+from gangwatch.configuration.config_file import Config
 
 LEADS = "gangwatch_leads"
 """1 of the controller that leads; 0 of one that stands by, so that its target is up and nobody is alarmed."""
@@ -27,10 +27,10 @@ def standing_by(config: Config) -> Iterator[str]:
     from starlette.responses import JSONResponse, PlainTextResponse, Response
     from starlette.routing import Mount, Route
 
-    from exporter.asgi import create_server
-    from exporter.prometheus import TEXT_TYPE, expose_samples
-    from exporter.security import Security
+    from exporter.prometheus.text_format import TEXT_TYPE, expose_samples
+    from exporter.security.security import Security
     from exporter.server import url_of
+    from exporter.serving.asgi import create_server
 
     def metrics(_request: Request) -> Response:
         return Response(expose_samples([(LEADS, (), 0.0)]), media_type=TEXT_TYPE)

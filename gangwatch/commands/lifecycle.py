@@ -21,7 +21,7 @@ from gangwatch.commands.options import (
 from gangwatch.state_folder import NodePlan, StateFolder
 
 if TYPE_CHECKING:
-    from gangwatch.config import Config
+    from gangwatch.configuration.config_file import Config
 
 
 def _options_again(
@@ -74,8 +74,8 @@ def up(
       gangwatch up --nodes 4 --slots 2
       gangwatch up --listen 0.0.0.0:9420 --web-config web.yml
     """
-    from gangwatch.config import load, oversubscribed
-    from gangwatch.machine import usable_processors
+    from gangwatch.configuration.config_file import load, oversubscribed
+    from gangwatch.health.machine import usable_processors
 
     effective = load(config_file, overrides(nodes, slots, port, no_gpus, listen, web_config))
     if check_config:
@@ -83,9 +83,9 @@ def up(
 
         show(state, effective, as_json)
         return
-    from gangwatch import launcher
     from gangwatch.commands.configuration import say_notices
-    from gangwatch.in_force import read_in_force
+    from gangwatch.configuration.in_force import read_in_force
+    from gangwatch.supervisor import launcher
 
     options = _options_again(nodes, slots, port, no_gpus, listen, web_config)
     # The supervisor of a detached start makes the same order again: it has been reported by then.
@@ -97,7 +97,7 @@ def up(
     running = state.supervisor()
     controller = state.controller()
     if running is None or controller is None:
-        from gangwatch.daemon_ends import why_no_controller
+        from gangwatch.supervisor.daemon_ends import why_no_controller
 
         raise GangwatchError(f"it was ready and has ended since: {why_no_controller(state)}; see {state}/log")
     if as_json:
@@ -123,7 +123,7 @@ def up(
 
 def _load_with(file: Path | None, options: tuple[str, ...]) -> Config:
     """The effective configuration of a file and the options of an `up`."""
-    from gangwatch.config import load
+    from gangwatch.configuration.config_file import load
 
     context = up.make_context("up", list(options), resilient_parsing=True)
     names = ("nodes", "slots", "port", "no_gpus", "listen", "web_config")
@@ -131,7 +131,7 @@ def _load_with(file: Path | None, options: tuple[str, ...]) -> Config:
 
 
 def _stay(order: object, report_to: int | None) -> None:
-    from gangwatch import launcher
+    from gangwatch.supervisor import launcher
 
     assert isinstance(order, launcher.Order)
     reporter = launcher.Reporter(report_to) if report_to is not None else None
@@ -161,7 +161,7 @@ def down(state: StateFolder, keep_jobs: bool, as_json: bool) -> None:
     Example:
       gangwatch down
     """
-    from gangwatch.teardown import stop_everything
+    from gangwatch.supervisor.teardown import stop_everything
 
     stopped = stop_everything(state, keep_jobs, say)
     if as_json:
@@ -229,9 +229,9 @@ def agent(
       gangwatch agent --node node-0 --slots 2
       gangwatch agent --listen 0.0.0.0:9400 --web-config web.yml --compatibility dcgm
     """
-    from gangwatch.config import load, node_name_of
+    from gangwatch.configuration.config_file import load, node_name_of
     from gangwatch.daemons import run_agent
-    from gangwatch.machine import host_name, usable_processors
+    from gangwatch.health.machine import host_name, usable_processors
 
     given = {
         "agent.listen": listen,
@@ -293,7 +293,7 @@ def controller(
       gangwatch controller --port 9420
       gangwatch controller --listen 0.0.0.0:9420 --web-config web.yml
     """
-    from gangwatch.config import load
+    from gangwatch.configuration.config_file import load
 
     given = overrides(nodes, slots, port, no_gpus, listen, web_config)
     effective = load(config_file, given)

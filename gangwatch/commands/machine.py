@@ -14,7 +14,7 @@ from gangwatch.commands.options import config_option, json_option, print_json, s
 from gangwatch.state_folder import StateFolder
 
 if TYPE_CHECKING:
-    from gangwatch.machine import Finding
+    from gangwatch.health.machine import Finding
 
 
 @click.command()
@@ -64,7 +64,9 @@ def check(
         _check_cluster(kubeconfig, namespace, release, required, as_json)
         return
 
-    from gangwatch import certificate_health, config, config_notices, controller_health, machine, slurm_health, survey
+    from gangwatch.configuration import config_file as config
+    from gangwatch.configuration import notices
+    from gangwatch.health import certificate_health, collector_survey, controller_health, machine, slurm_health
 
     loaded = config.load(
         config_file,
@@ -83,8 +85,8 @@ def check(
         found,
         findings=(
             *found.findings,
-            *survey.survey(section),
-            config_notices.finding_of(state, loaded.policy, config_file is not None),
+            *collector_survey.survey(section),
+            notices.finding_of(state, loaded.policy, config_file is not None),
             *controller_health.findings(state),
             *slurm_health.findings(loaded.slurm),
             *certificate_health.findings(state, loaded),
@@ -94,7 +96,7 @@ def check(
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:
-        from gangwatch import rendering
+        from gangwatch.display import rendering
 
         rendering.machine(found)
     _demand(required, found.findings)

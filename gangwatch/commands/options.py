@@ -20,7 +20,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
     """Callback of an option whose value is 90, 90s, 10m or 2h: seconds."""
-    from gangwatch.config import parse_duration
+    from gangwatch.configuration.config_file import parse_duration
 
     try:
         return None if value is None else parse_duration(value)
@@ -118,7 +118,7 @@ def client_of(state: StateFolder) -> Client:
     Raises ConfigError for a configuration file that is wrong.
     """
     from gangwatch.client import Client, Remote
-    from gangwatch.config import load
+    from gangwatch.configuration.config_file import load
     from gangwatch.connection import Trust
 
     section = load(None).client

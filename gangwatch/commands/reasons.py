@@ -26,7 +26,7 @@ def explain(state: StateFolder, job: str, as_json: bool) -> None:
     if as_json:
         print_json(explanation)
         return
-    from gangwatch import rendering
+    from gangwatch.display import rendering
 
     rendering.explanation(explanation)
 
@@ -51,7 +51,7 @@ def story(state: StateFolder, subject: str, as_json: bool) -> None:
     if as_json:
         print_json(told)
         return
-    from gangwatch import rendering
+    from gangwatch.display import rendering
 
     rendering.story(told)
 
@@ -82,6 +82,6 @@ def verdict(state: StateFolder, action: str, verdict_id: str | None, as_json: bo
     if as_json:
         print_json(listed)
         return
-    from gangwatch import rendering
+    from gangwatch.display import rendering
 
     rendering.verdicts(listed)

@@ -18,8 +18,8 @@ import msgspec
 
 from agent.schema.errors import GangwatchError
 from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.client import Client
-from scheduler_feedback.backends.kubernetes.objects import Metadata, Part
+from scheduler_feedback.backends.kubernetes.api_server.client import Client
+from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Part
 
 _OPENSSL_SECONDS = 30
 _FORM = "%b %d %H:%M:%S %Y %Z"

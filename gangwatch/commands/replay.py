@@ -16,8 +16,8 @@ from gangwatch.commands.options import json_option, print_json, state_option
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.core.codec import printable
 from scheduler_feedback.cycle import Outcome
-from scheduler_feedback.recovery import Replayed, replay_journal, replay_parts
-from scheduler_feedback.store import JournalRow, Reader
+from scheduler_feedback.journal.recovery import Replayed, replay_journal, replay_parts
+from scheduler_feedback.journal.store import JournalRow, Reader
 
 
 def _instant(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
@@ -138,7 +138,7 @@ def _then(replayed: Replayed) -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from gangwatch import rendering
+    from gangwatch.display import rendering
 
     for one in document["decisions"]:
         rendering.story([{**entry, "detail": dict(entry["detail"])} for entry in one["told"]])

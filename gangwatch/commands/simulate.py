@@ -16,14 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from gangwatch.commands.options import print_json, say
-from scheduler_feedback.collecting import collecting_rarely
 from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Estimates, Order, Policy
+from scheduler_feedback.journal.garbage_collection import collecting_rarely
 from scheduler_feedback.sim.account import Report
 from scheduler_feedback.sim.engine import Engine
-from scheduler_feedback.sim.journal import JournalFile
 from scheduler_feedback.sim.nodes import nodes_of
 from scheduler_feedback.sim.page import write_page
 from scheduler_feedback.sim.presets import PRESETS
+from scheduler_feedback.sim.simulated_journal import JournalFile
 from scheduler_feedback.sim.simulation import FEEDBACKS, Simulation, read_trace
 from scheduler_feedback.sim.traces import TRACES
 
@@ -139,7 +139,7 @@ def simulate(
     if as_json:
         print_json(dataclasses.asdict(report))
         return
-    from gangwatch import rendering
+    from gangwatch.display import rendering
 
     rendering.simulated(dataclasses.asdict(report))
 

@@ -42,7 +42,7 @@ def report(state: StateFolder, hours: float, as_json: bool) -> None:
 
     import msgspec
 
-    from scheduler_feedback.backends.slurm import audit
+    from scheduler_feedback.backends.slurm import slurm_audit as audit
 
     begin_ns = time.time_ns() - int(hours * 3600e9)
     lines = [line for line in audit.lines(state.path / "slurm-actions.jsonl") if line.wall_ns >= begin_ns]
@@ -85,7 +85,7 @@ def submit(
     Example:
       gangwatch slurm submit --signal USR1 --grace 60 -- --nodes=16 --gpus-per-node=8 train.sh
     """
-    from scheduler_feedback.backends.slurm.opt_in import OptIn, comment_of, of_comment
+    from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn, comment_of, of_comment
 
     if any(word == "--comment" or word.startswith("--comment=") for word in arguments):
         raise click.UsageError("the comment is where the declaration stands; leave --comment out")
@@ -136,9 +136,9 @@ def _each(
 ) -> None:
     """scontrol hold or release, for each of the jobs. Raises GangwatchError where one fails; the rest is done."""
     from agent.schema.clock import SystemClock
-    from gangwatch.config import load
-    from scheduler_feedback.backends.slurm.audit import Audit
-    from scheduler_feedback.backends.slurm.commands import Commands
+    from gangwatch.configuration.config_file import load
+    from scheduler_feedback.backends.slurm.slurm_audit import Audit
+    from scheduler_feedback.backends.slurm.slurm_commands import Commands
 
     section = load(config_file).slurm
     commands = Commands(section.programs, section.configuration, section.timeout_seconds)

@@ -26,7 +26,7 @@ def support_bundle(state: StateFolder, target: Path, cycles: int, as_json: bool)
     Example:
       gangwatch support-bundle /tmp/gangwatch-bundle.tar.gz
     """
-    from gangwatch.bundle import pack
+    from gangwatch.support.bundle import pack
 
     names = pack(state, target, cycles)
     if as_json:

@@ -16,7 +16,7 @@ from gangwatch.commands.options import client_of, duration, json_option, plain, 
 from gangwatch.state_folder import StateFolder, write_atomically
 
 if TYPE_CHECKING:
-    from scheduler_feedback.access.tokens import TokenEntry
+    from scheduler_feedback.api.access.tokens import TokenEntry
 
 ROLE_WORDS = ("viewer", "submitter", "operator")
 
@@ -71,7 +71,7 @@ def create(
     Example:
       gangwatch token create ana-laptop --user ana --role submitter --expires 90d
     """
-    from scheduler_feedback.access.tokens import TokenEntry, hash_of, make_token
+    from scheduler_feedback.api.access.tokens import TokenEntry, hash_of, make_token
 
     made, now = make_token(), datetime.now(UTC).replace(microsecond=0)
     until = now + timedelta(seconds=expires) if expires is not None else None
@@ -105,7 +105,7 @@ def list_(state: StateFolder, file: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(listed)
         return
-    from gangwatch import rendering
+    from gangwatch.display import rendering
 
     rendering.tokens(listed)
 
@@ -175,13 +175,13 @@ def _held(state: StateFolder, file: Path | None) -> Iterator[Path]:
 
 
 def _read(path: Path) -> tuple[TokenEntry, ...]:
-    from scheduler_feedback.access.tokens import read_entries
+    from scheduler_feedback.api.access.tokens import read_entries
 
     return read_entries(path) if path.exists() else ()
 
 
 def _write(path: Path, entries: Sequence[TokenEntry]) -> None:
-    from scheduler_feedback.access.tokens import write_entries
+    from scheduler_feedback.api.access.tokens import write_entries
 
     try:
         write_atomically(path, write_entries(entries))

@@ -45,7 +45,7 @@ def top(state: StateFolder, once: bool, interval: float, as_json: bool) -> None:
     if as_json:
         print_json(client.get(PATH))
         return
-    from gangwatch.top import console, screen
+    from gangwatch.display.top_screen import console, screen
 
     where = console()
     document = client.get(PATH)
@@ -61,7 +61,7 @@ def _live(client: Client, document: dict[str, Any], interval_seconds: float) -> 
     """Draw until `q` or Ctrl-C."""
     from rich.live import Live
 
-    from gangwatch.top import console, screen
+    from gangwatch.display.top_screen import console, screen
 
     where = console()
     trouble = ""

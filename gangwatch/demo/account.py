@@ -14,8 +14,8 @@ from scheduler_feedback.core.events import Event, FirstStep
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.core.verdict_text import sentence
-from scheduler_feedback.replay import about, replay, start_times
-from scheduler_feedback.store import Loaded, NumberedEntry, Store
+from scheduler_feedback.journal.replay import about, replay, start_times
+from scheduler_feedback.journal.store import Loaded, NumberedEntry, Store
 
 _WAY_BACK = {"probe": "a probe", "probation": "probation", "recovered": ""}
 """Entries about a node on its way back, and how they are called."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from scheduler_feedback.backends.local import LocalBackend
+from scheduler_feedback.backends.local.local_backend import LocalBackend
 from scheduler_feedback.backends.slurm import SlurmBackend
 from scheduler_feedback.core.actions import Action
 from scheduler_feedback.core.events import Event, NodeSeen

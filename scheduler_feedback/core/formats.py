@@ -2,7 +2,7 @@
 
 Every release reads what earlier releases wrote. An earlier release can read what a later one wrote as long as that
 contains nothing that the earlier one cannot decode. KINDS and FEATURES name those things; a store records which of them
-it contains (``scheduler_feedback.store_needs``), so that an earlier release refuses it with a clear message.
+it contains (``scheduler_feedback.journal.format_needs``), so that an earlier release refuses it with a clear message.
 
 To add a kind of event or action: add it to KINDS with the version in pyproject.toml. To add a member to a journalled
 enum, or a field whose absence would mislead an earlier release: add a Feature. Then run

@@ -17,7 +17,7 @@ class Mode(StrEnum):
 
 
 class Order(StrEnum):
-    """Who is first; one file each in ``policies/order``."""
+    """Who is first; one file each in ``policies/queue/order``."""
 
     FIFO = "fifo"
     SJF = "sjf"  # shortest estimate first

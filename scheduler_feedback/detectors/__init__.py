@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from scheduler_feedback.core.fleet import Sample
-from scheduler_feedback.core.telemetry import Telemetry
+from scheduler_feedback.core.telemetry.fleet import Sample
+from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.verdict import Finding
-from scheduler_feedback.detectors.hang import HangDetector
-from scheduler_feedback.detectors.health import HealthDetector
-from scheduler_feedback.detectors.interference import InterferenceDetector
-from scheduler_feedback.detectors.panel import Panel
-from scheduler_feedback.detectors.straggler import StragglerDetector
-from scheduler_feedback.detectors.switches import Switches
-from scheduler_feedback.detectors.workload import WorkloadDetector
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.hang.hang import HangDetector
+from scheduler_feedback.detectors.health.health import HealthDetector
+from scheduler_feedback.detectors.interference.interference import InterferenceDetector
+from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
+from scheduler_feedback.detectors.workload.workload import WorkloadDetector
 
 
 class Detector(Protocol):

@@ -15,8 +15,8 @@ client made for everything took 2.9 GB and more than a processor (docs/adr/0017)
 
 from __future__ import annotations
 
-from scheduler_feedback.feed.agents import AgentRecord
+from scheduler_feedback.feed.agent_records import AgentRecord
 from scheduler_feedback.feed.feed import Deliver, Feed
-from scheduler_feedback.feed.streams import Stream
+from scheduler_feedback.feed.stream_state import Stream
 
 __all__ = ["AgentRecord", "Deliver", "Feed", "Stream"]

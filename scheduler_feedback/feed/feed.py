@@ -25,14 +25,14 @@ from agent.schema.clock import Clock
 from agent.schema.errors import ConfigError, FrameError, VersionError
 from agent.schema.frame import AnyLayout, Frame, Layout, check_fits, pack
 from agent.schema.identity import Certificate
-from scheduler_feedback.core.fleet import Sample
-from scheduler_feedback.credentials import Credentials, Trust
-from scheduler_feedback.feed.agents import AgentRecord, Agents
-from scheduler_feedback.feed.arriving import Arriving
-from scheduler_feedback.feed.connection import Connection, EndedError, IdentityError, Passage
-from scheduler_feedback.feed.names import POLL_SECONDS, Address, Names, literal
-from scheduler_feedback.feed.response import RefusedError
-from scheduler_feedback.feed.streams import ALLOWED_A_SECOND, LAYOUT_WEIGHT, Allowance, Follower, Stream
+from scheduler_feedback.core.telemetry.fleet import Sample
+from scheduler_feedback.feed.agent_records import AgentRecord, Agents
+from scheduler_feedback.feed.credentials import Credentials, Trust
+from scheduler_feedback.feed.frames_response import RefusedError
+from scheduler_feedback.feed.handshake_slots import Arriving
+from scheduler_feedback.feed.host_addresses import POLL_SECONDS, Address, Names, literal
+from scheduler_feedback.feed.stream_connection import Connection, EndedError, IdentityError, Passage
+from scheduler_feedback.feed.stream_state import ALLOWED_A_SECOND, LAYOUT_WEIGHT, Allowance, Follower, Stream
 
 DISCOVERY_SECONDS = 1.0
 CONNECT_SECONDS = 5.0

@@ -21,6 +21,7 @@ from heapq import heappop, heappush
 from agent.schema.errors import TraceError
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
+from scheduler_feedback.core.cycle_context import nanoseconds
 from scheduler_feedback.core.events import (
     AttemptEnded,
     AttemptRunning,
@@ -33,8 +34,7 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import JobKind, StopReason
 from scheduler_feedback.core.state import Estimates, Policy, State
-from scheduler_feedback.core.turn import nanoseconds
-from scheduler_feedback.policies.admission import malformed, over_limit, oversized
+from scheduler_feedback.policies.intake.job_admission import malformed, over_limit, oversized
 from scheduler_feedback.sim.account import Account, Report, report
 from scheduler_feedback.sim.disturbances import Disturbances
 from scheduler_feedback.sim.occurrence import Occurrence
@@ -397,7 +397,7 @@ class Engine:
 
 
 PROBE_NS = 60 * 10**9
-"""How long our own probe of a node takes (``backends/probe.py`` measures for less; with its start-up, a minute)."""
+"""How long our own probe of a node takes: a minute with its start (``backends/local/slot_probe.py``)."""
 
 PROBE_FINDS_SLOWDOWN = 1.1
 """A node slower than this fails its probe."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.schema.errors import TraceError
+from scheduler_feedback.core.cycle_context import nanoseconds
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Estimates, Policy
-from scheduler_feedback.core.turn import nanoseconds
 from scheduler_feedback.sim.account import Report
 from scheduler_feedback.sim.disturbances import Disturbances
 from scheduler_feedback.sim.engine import Engine, Journal, Settings

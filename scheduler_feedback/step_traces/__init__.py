@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.schema.errors import TraceError
-from scheduler_feedback.core.telemetry import Telemetry
+from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.step_traces import bytedance, frames, json_lines, pai
 from scheduler_feedback.step_traces.trace import Trace
 

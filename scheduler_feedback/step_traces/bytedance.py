@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from agent.schema.errors import TraceError
-from scheduler_feedback.core.gangs import FloatArray
-from scheduler_feedback.core.telemetry import Shape, StepTable
-from scheduler_feedback.step_traces.replay import OWN, Operations
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
+from scheduler_feedback.step_traces.operation_replay import OWN, Operations
 from scheduler_feedback.step_traces.trace import LONGEST, Trace, check_size, ends_of, unique_columns
 
 WHOLE = ("dp_rank", "stage", "rank", "step")

@@ -12,9 +12,9 @@ from pathlib import Path
 from agent.schema.errors import FrameError, TraceError
 from agent.schema.frame import Frame, Layout
 from agent.schema.wire import MessageSplitter, decode
-from scheduler_feedback.core.fleet import Fleet
-from scheduler_feedback.core.look import Look
-from scheduler_feedback.core.telemetry import Telemetry
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.telemetry import Telemetry
+from scheduler_feedback.core.telemetry.telemetry_update import Look
 
 TICK_NS = 500_000_000
 """As watch.py: the controller looks twice a second."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from scheduler_feedback.core.gangs import FloatArray, IntArray
-from scheduler_feedback.core.telemetry import Shape, StepTable
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.core.verdict import OF_HARDWARE, Abstention, Cleared, Finding, Kind, Verdict
 from scheduler_feedback.detectors import make_all
-from scheduler_feedback.detectors.switches import Switches
-from scheduler_feedback.detectors.windows import places
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.steps.windows import places
 from scheduler_feedback.step_traces import Recording
-from scheduler_feedback.step_traces.replay import Replay
+from scheduler_feedback.step_traces.operation_replay import Replay
 from scheduler_feedback.step_traces.trace import Trace
 
 

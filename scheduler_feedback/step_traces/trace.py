@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.schema.errors import TraceError
-from scheduler_feedback.core.gangs import FloatArray, IntArray
-from scheduler_feedback.core.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
-from scheduler_feedback.step_traces.replay import Operations
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
+from scheduler_feedback.step_traces.operation_replay import Operations
 
 START_NS = 1_000_000_000_000_000_000
 """Traces say how long steps took and not when they were: they are laid one behind the other from here on."""

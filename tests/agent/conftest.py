@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sources import nvml_events
+from agent.sources.nvml import nvml_events
 from tests import needs
 from tests.fakes.nvml.build import build
 from tests.fakes.nvml.control import FakeNvml

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.collectors.block import Block, Collector
-from agent.collectors.nvml import NvmlCollector
-from agent.collectors.xid import XidLedger
-from agent.inventory import Inventory
+from agent.collectors.gpu.nvml_collector import NvmlCollector
+from agent.collectors.gpu.xid import XidLedger
+from agent.gpu_inventory import Inventory
 from agent.schema.clock import ManualClock
 from tests.fakes.nvml.control import FakeNvml
 

@@ -9,11 +9,11 @@ import pytest
 
 from agent.assembly import Assembly, Own
 from agent.collectors.block import Block
-from agent.meter import Cost
 from agent.runner import Runner
 from agent.schema.clock import ManualClock
 from agent.schema.frame import Column, check_fits
 from agent.schema.frame import Frame as WholeFrame
+from agent.self_usage import Cost
 from tests.agent.told import COUNTER, GAUGE, Told, value
 
 SECOND = 1_000_000_000

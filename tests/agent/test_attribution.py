@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.attribution import Attribution, Identity, Owner, identity_of_cgroup
+from agent.rank_attribution import Attribution, Identity, Owner, identity_of_cgroup
 from agent.schema.clock import ManualClock
-from agent.sources.pod_logs import pods_by_uid
-from agent.sources.proc import read_process_stat
-from agent.sources.slurm import parse_environment, step_of_daemon
+from agent.sources.kubelet.pod_logs import pods_by_uid
+from agent.sources.proc.proc import read_process_stat
+from agent.sources.proc.slurm_node import parse_environment, step_of_daemon
 from tests.fakes.processes import ProcTree
 
 PARENT_OF_A_CHILD = """

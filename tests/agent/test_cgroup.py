@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.sources.cgroup import Membership, parse_cgroup
+from agent.sources.proc.cgroup import Membership, parse_cgroup
 
 UID = "0123abcd-4567-89ef-0123-456789abcdef"
 SYSTEMD_UID = UID.replace("-", "_")

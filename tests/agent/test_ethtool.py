@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.ethtool_counters import ethtool_counter
-from agent.collectors.rdma_ethtool import EthtoolCounters
+from agent.collectors.rdma.ethtool_counters import ethtool_counter
+from agent.collectors.rdma.rdma_ethtool import EthtoolCounters
 from agent.schema.catalog import BY_NAME
 from agent.schema.errors import SourceError, UnsupportedError
-from agent.sources.ethtool import Ethtool, RecordedEthtool, parse_names, parse_recorded
-from agent.sources.infiniband import DeviceFinder, RdmaDevice
+from agent.sources.rdma.ethtool import Ethtool, RecordedEthtool, parse_names, parse_recorded
+from agent.sources.rdma.infiniband import DeviceFinder, RdmaDevice
 from tests import needs
 from tests.agent.catalogued import assert_catalogued, counter, gauge
 from tests.fakes.ethtool import FakeDriver

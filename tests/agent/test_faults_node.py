@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.attribution import KEEP_NS, LIST_NS, KubeletCollector, OwnerCollector
-from agent.collectors.steps import LINGER_NS
+from agent.collectors.host.owners import KEEP_NS, LIST_NS, KubeletCollector, OwnerCollector
+from agent.collectors.steps.steps import LINGER_NS
 from agent.schema.clock import SystemClock
-from agent.sources.pod_resources import Container, Pod
-from exporter import push
-from exporter.push import PushTarget
+from agent.sources.kubelet.pod_resources import Container, Pod
+from exporter.push import push
+from exporter.push.push import PushTarget
 from tests import needs
 from tests.agent.rates_of_frames import Rates
 from tests.agent.told import wait_until

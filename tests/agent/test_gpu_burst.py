@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.gpu_burst import Window
+from agent.collectors.gpu.gpu_burst import Window
 from tests.agent.catalogued import assert_catalogued, counter, gauge
 from tests.agent.gpus import machine, uuid
 from tests.fakes.nvml.control import ALL, NOT_SUPPORTED, FakeNvml

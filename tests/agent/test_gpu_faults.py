@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.collectors.gpu import THROTTLE_REASONS
-from agent.collectors.nvml import NvmlCollector
+from agent.collectors.gpu.gpu import THROTTLE_REASONS
+from agent.collectors.gpu.nvml_collector import NvmlCollector
 from agent.node import Node
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.schema.frame import Frame, Layout
 from agent.schema.rates import Change, difference
-from agent.sources.nvml import RETRY_LOST_SECONDS, GpuLostError
+from agent.sources.nvml.nvml import RETRY_LOST_SECONDS, GpuLostError
 from tests import needs
 from tests.agent.catalogued import gauge
 from tests.agent.gpus import machine, uuid

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors import gpu_processes
-from agent.inventory import GpuProcess
-from agent.owners import resolve_claimed
+from agent.collectors.gpu import gpu_processes
+from agent.device_owners import resolve_claimed
+from agent.gpu_inventory import GpuProcess
 from tests.agent.catalogued import assert_catalogued, gauge
 from tests.agent.gpus import machine, uuid
 from tests.fakes.nvml.control import NO_PERMISSION, NOT_SUPPORTED, FakeNvml

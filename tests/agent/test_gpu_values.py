@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.gpu_slow import RECOVERY_ACTIONS
-from agent.collectors.utilization import FETCH_RUNS
-from agent.collectors.xid import XidLedger
+from agent.collectors.gpu.gpu_slow import RECOVERY_ACTIONS
+from agent.collectors.gpu.utilization import FETCH_RUNS
+from agent.collectors.gpu.xid import XidLedger
 from tests.agent.catalogued import counter, gauge
 from tests.agent.gpus import machine, uuid
 from tests.fakes.nvml.control import (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.host import HostCollector
-from agent.collectors.host_devices import HostDeviceCollector
+from agent.collectors.host.host import HostCollector
+from agent.collectors.host.host_devices import HostDeviceCollector
 from agent.schema.errors import SourceError
-from agent.sources.proc import (
+from agent.sources.proc.proc import (
     TICK_NS,
     parse_diskstats,
     parse_loadavg,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.kernel_log import MOST_A_RUN, KernelLogCollector
-from agent.collectors.xid import XidLedger
+from agent.collectors.gpu.xid import XidLedger
+from agent.collectors.host.kernel_events import MOST_A_RUN, KernelLogCollector
 from agent.schema.clock import ManualClock
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.schema.frame import EventRecord
-from agent.sources.kernel_log import KernelLog, LogRecord, parse_record
-from agent.sources.kernel_messages import KINDS, parse_message
+from agent.sources.kernel.kernel_log import KernelLog, LogRecord, parse_record
+from agent.sources.kernel.kernel_messages import KINDS, parse_message
 from tests import needs
 from tests.agent.catalogued import assert_catalogued, counter
 from tests.fakes.sysfs.tree import build

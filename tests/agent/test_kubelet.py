@@ -15,9 +15,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.schema.errors import SourceError, UnsupportedError
-from agent.sources.kubelet import MAX_ANSWER_BYTES, Kubelet
-from agent.sources.pod_resources import MAX_DEVICES, ClaimedDevice, Container, Pod, parse_allocatable, parse_list
-from agent.sources.protobuf import fields
+from agent.sources.kubelet.kubelet import MAX_ANSWER_BYTES, Kubelet
+from agent.sources.kubelet.pod_resources import (
+    MAX_DEVICES,
+    ClaimedDevice,
+    Container,
+    Pod,
+    parse_allocatable,
+    parse_list,
+)
+from agent.sources.kubelet.protobuf_reader import fields
 from tests.fakes.kubelet import FakeKubelet, encode_list
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"

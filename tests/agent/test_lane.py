@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.lane import HAND_OVER_SECONDS, MOST_ABANDONED
 from agent.node import Node
 from agent.runner import MOST_SLOWING, OVER_BUDGET_RUNS
 from agent.schema.clock import ManualClock
 from agent.schema.errors import UnsupportedError
 from agent.schema.frame import EventRecord, check_fits
+from agent.worker_thread import HAND_OVER_SECONDS, MOST_ABANDONED
 from tests.agent.told import COUNTER, Finder, Hang, Holder, Recorder, Told, device, shown, value, wait_until
 
 INTERVAL = 0.05
@@ -121,8 +121,8 @@ def test_the_lanes_others_go_on_and_the_stuck_one_comes_back(started: Callable[.
 
 
 def test_where_all_hang_the_threads_are_bounded() -> None:
-    from agent.lane import Lane
     from agent.runner import Runner
+    from agent.worker_thread import Lane
 
     clock = ManualClock()
     hang = Hang(from_run=1)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agent.schema.errors import SourceError, UnsupportedError
-from agent.sources import ethtool, netlink
-from agent.sources.netlink import RdmaNetlink, Shape, messages, parse_device, parse_statistics, request
+from agent.sources.rdma import ethtool, netlink
+from agent.sources.rdma.netlink import RdmaNetlink, Shape, messages, parse_device, parse_statistics, request
 from tests import needs
 from tests.fakes.netlink import FakeRdma, device, message, statistics
 from tests.fakes.sysfs.names import HARDWARE

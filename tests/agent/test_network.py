@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.network import NetworkCollector
+from agent.collectors.host.network import NetworkCollector
 from agent.schema.errors import UnsupportedError
 from tests.agent.catalogued import assert_catalogued, counter, gauge
 from tests.fakes.sysfs.tree import build

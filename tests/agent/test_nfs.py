@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.nfs import OPERATIONS, NfsCollector
+from agent.collectors.host.nfs import OPERATIONS, NfsCollector
 from agent.schema.errors import SourceError, UnsupportedError
-from agent.sources.mountstats import parse_mountstats
+from agent.sources.proc.mountstats import parse_mountstats
 from tests.agent.catalogued import assert_catalogued, counter
 from tests.fakes.sysfs.tree import build
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.attribution import Attribution
 from agent.collectors import COLLECTORS, Machine, make_collectors
 from agent.collectors.block import Block, RecordSource
 from agent.node import Node
+from agent.rank_attribution import Attribution
 from agent.runner import STALE_SECONDS, next_due_ns
 from agent.schema.catalog import BY_NAME
 from agent.schema.clock import ManualClock

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.rdma import RdmaCollector
+from agent.collectors.rdma.rdma import RdmaCollector
 from agent.node import Node
 from agent.schema.catalog import BY_NAME
-from exporter.exposition import Settings, expose
+from exporter.prometheus.exposition import Settings, expose
 from tests import needs
 from tests.fakes.sysfs.tree import build
 from tests.ports import held_port

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.xid import XidLedger
-from agent.sources import nvml_events
-from agent.sources.nvml import Library, find_devices
-from agent.sources.nvml_events import EventWatcher, GpuEvent
+from agent.collectors.gpu.xid import XidLedger
+from agent.sources.nvml import nvml_events
+from agent.sources.nvml.nvml import Library, find_devices
+from agent.sources.nvml.nvml_events import EventWatcher, GpuEvent
 from tests.agent.gpus import machine, uuid
 from tests.fakes.nvml.build import build
 from tests.fakes.nvml.control import DRIVER_NOT_LOADED, GPU_IS_LOST, SYSTEM, UNKNOWN, FakeNvml
@@ -150,8 +150,8 @@ def test_another_process_puts_an_xid_into_a_live_one(nvml_library: Path, tmp_pat
     other.reset("a100")
     program = (
         "import sys, time\n"
-        "from agent.sources.nvml import Library, find_devices\n"
-        "from agent.sources.nvml_events import EventWatcher\n"
+        "from agent.sources.nvml.nvml import Library, find_devices\n"
+        "from agent.sources.nvml.nvml_events import EventWatcher\n"
         "library, told = Library(sys.argv[1]), []\n"
         "watcher = EventWatcher(library, find_devices(library), told.append)\n"
         "watcher.start()\n"

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.collectors.nvlink import bit_error_ratio
+from agent.collectors.gpu.nvlink import bit_error_ratio
 from agent.schema.frame import Column
-from agent.sources import nvml_fields
-from agent.sources.nvml import Device, GpuLostError, Library, LibraryDeadError, Values, find_devices
-from agent.sources.nvml_fields import FieldBatch, Source, Wanted, counter, decoded, gauge
+from agent.sources.nvml import nvml_fields
+from agent.sources.nvml.nvml import Device, GpuLostError, Library, LibraryDeadError, Values, find_devices
+from agent.sources.nvml.nvml_fields import FieldBatch, Source, Wanted, counter, decoded, gauge
 from tests.fakes.nvml.control import (
     DOUBLE,
     DRIVER_NOT_LOADED,

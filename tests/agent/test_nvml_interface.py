@@ -9,8 +9,8 @@ import pynvml
 import pytest
 
 from agent.schema.errors import SourceError, UnsupportedError
-from agent.sources import nvml_interface as ours
-from agent.sources.nvml import Library, LibraryDeadError, find_devices, growing_list, pci_address
+from agent.sources.nvml import nvml_interface as ours
+from agent.sources.nvml.nvml import Library, LibraryDeadError, find_devices, growing_list, pci_address
 from tests import needs
 from tests.fakes.nvml.build import build
 from tests.fakes.nvml.control import (

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.attribution import Attribution
-from agent.collectors.attribution import ALLOCATABLE_NS, KEEP_NS, KubeletCollector, OwnerCollector, PodTable
 from agent.collectors.block import Block
-from agent.inventory import GpuDevice, GpuProcess, Inventory
+from agent.collectors.host.owners import ALLOCATABLE_NS, KEEP_NS, KubeletCollector, OwnerCollector, PodTable
+from agent.gpu_inventory import GpuDevice, GpuProcess, Inventory
+from agent.rank_attribution import Attribution
 from agent.schema.clock import ManualClock
 from agent.schema.errors import SourceError, UnsupportedError
-from agent.sources.kubelet import Kubelet
-from agent.sources.pod_resources import Container, Pod
+from agent.sources.kubelet.kubelet import Kubelet
+from agent.sources.kubelet.pod_resources import Container, Pod
 from tests.agent.catalogued import assert_catalogued, gauge
 from tests.agent.test_attribution import write_rank
 from tests.fakes.kubelet import FakeKubelet

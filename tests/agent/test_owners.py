@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.attribution import Owner
-from agent.inventory import GpuDevice, GpuProcess, MigDevice, parse_information
-from agent.owners import (
+from agent.device_owners import (
     GPU_DRIVER,
     MAX_OWNERS,
     GpuOwner,
@@ -20,8 +18,10 @@ from agent.owners import (
     resolve_claimed,
     resolve_file,
 )
+from agent.gpu_inventory import GpuDevice, GpuProcess, MigDevice, parse_information
+from agent.rank_attribution import Owner
 from agent.schema.errors import SourceError
-from agent.sources.pod_resources import ClaimedDevice, Container, Pod
+from agent.sources.kubelet.pod_resources import ClaimedDevice, Container, Pod
 
 
 def uuid(kind: str, digit: int) -> str:

@@ -9,22 +9,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.collectors.ethtool_counters import ethtool_counter
-from agent.collectors.network import parse_bytes, parse_flag, parse_speed, parse_up
-from agent.collectors.rdma_counters import hardware_counter, port_counter
+from agent.collectors.host.network import parse_bytes, parse_flag, parse_speed, parse_up
+from agent.collectors.rdma.ethtool_counters import ethtool_counter
+from agent.collectors.rdma.rdma_counters import hardware_counter, port_counter
 from agent.schema.catalog import BY_NAME
 from agent.schema.errors import ReporterError, SourceError
-from agent.sources import netlink
-from agent.sources.cgroup import parse_cgroup
 from agent.sources.counter_files import parse_number
-from agent.sources.ethtool import parse_names, parse_recorded
-from agent.sources.infiniband import parse_rate, parse_state
-from agent.sources.kernel_log import parse_record
-from agent.sources.kernel_messages import KINDS, MOST_TEXT, parse_message
-from agent.sources.mountstats import parse_mountstats
-from agent.sources.pci import parse_aer, parse_generation, parse_width
-from agent.sources.pod_resources import parse_allocatable, parse_list
-from agent.sources.proc import (
+from agent.sources.kernel.kernel_log import parse_record
+from agent.sources.kernel.kernel_messages import KINDS, MOST_TEXT, parse_message
+from agent.sources.kubelet.pod_resources import parse_allocatable, parse_list
+from agent.sources.proc.cgroup import parse_cgroup
+from agent.sources.proc.mountstats import parse_mountstats
+from agent.sources.proc.proc import (
     parse_diskstats,
     parse_loadavg,
     parse_meminfo,
@@ -38,8 +34,12 @@ from agent.sources.proc import (
     parse_statm,
     parse_vmstat,
 )
-from agent.sources.slurm import parse_environment
-from agent.sources.step_messages import parse_claim, parse_place
+from agent.sources.proc.slurm_node import parse_environment
+from agent.sources.rdma import netlink
+from agent.sources.rdma.ethtool import parse_names, parse_recorded
+from agent.sources.rdma.infiniband import parse_rate, parse_state
+from agent.sources.steps.step_messages import parse_claim, parse_place
+from agent.sources.sysfs.pci import parse_aer, parse_generation, parse_width
 from tests.agent.test_kernel_log import MESSAGES
 from tests.fakes.netlink import message, statistics
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.pcie import PcieCollector
+from agent.collectors.host.pcie import PcieCollector
 from agent.schema.errors import SourceError
-from agent.sources.pci import parse_aer, parse_generation, parse_width
+from agent.sources.sysfs.pci import parse_aer, parse_generation, parse_width
 from tests.agent.catalogued import assert_catalogued, counter, gauge
 from tests.fakes.sysfs.tree import AER_CORRECTABLE, AER_UNCORRECTABLE, build
 

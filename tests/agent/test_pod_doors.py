@@ -17,7 +17,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from agent.sources.pod_doors import DOOR, PodDoors
+from agent.sources.steps.pod_sockets import DOOR, PodDoors
 from gangwatch.state_folder import StateFolder
 
 UIDS = ("11111111-2222-3333-4444-555555555555", "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee")

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.attribution import RankFile
-from agent.collectors.process import ProcessCollector, StorageBytes
+from agent.collectors.host.rank_processes import ProcessCollector, StorageBytes
+from agent.rank_attribution import RankFile
 from agent.schema.errors import SourceError
 from agent.schema.process_state import ProcessState
-from agent.sources.proc import (
+from agent.sources.proc.proc import (
     PAGE_BYTES,
     TICK_NS,
     parse_process_io,

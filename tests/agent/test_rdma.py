@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from agent.collectors.block import Block, Collector
-from agent.collectors.rdma import RdmaCollector
-from agent.collectors.rdma_counters import FIRST
+from agent.collectors.rdma.rdma import RdmaCollector
+from agent.collectors.rdma.rdma_counters import FIRST
 from agent.node import Node
 from agent.schema.errors import SourceError, UnsupportedError
-from agent.sources.ethtool import RecordedEthtool
-from agent.sources.infiniband import DeviceFinder, parse_rate, parse_state
-from agent.sources.netlink import RdmaNetlink
+from agent.sources.rdma.ethtool import RecordedEthtool
+from agent.sources.rdma.infiniband import DeviceFinder, parse_rate, parse_state
+from agent.sources.rdma.netlink import RdmaNetlink
 from tests.agent.catalogued import assert_catalogued, counter, gauge
 from tests.fakes.netlink import FakeRdma
 from tests.fakes.sysfs.names import EFA_DEVICE, HARDWARE, PORT_COUNTERS

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.rdma import RdmaCollector
-from agent.collectors.rdma_namespaces import ForeignDevices
+from agent.collectors.rdma.rdma import RdmaCollector
+from agent.collectors.rdma.rdma_namespaces import ForeignDevices
 from agent.schema.errors import SourceError
-from agent.sources.namespaces import inside, net_namespaces
-from agent.sources.netlink import RdmaNetlink
+from agent.sources.rdma.netlink import RdmaNetlink
+from agent.sources.rdma.network_namespaces import inside, net_namespaces
 from tests import needs
 from tests.agent.catalogued import assert_catalogued, counter, gauge
 from tests.fakes.netlink import FakeRdma

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.schema.errors import ReporterError
-from agent.sources import rings
-from agent.sources.rings import Ring
+from agent.sources.steps import rings
+from agent.sources.steps.rings import Ring
 
 SLOTS = 256
 NOW_NS = 1_000_000_000_000

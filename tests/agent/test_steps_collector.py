@@ -13,19 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.attribution import Attribution, Identity
-from agent.collectors import steps as module
 from agent.collectors.block import Block, Collector, RecordSource
-from agent.collectors.steps import Progress, StepCollector, judge
+from agent.collectors.steps import steps as module
+from agent.collectors.steps.steps import Progress, StepCollector, judge
+from agent.rank_attribution import Attribution, Identity
 from agent.schema.catalog import BY_NAME
 from agent.schema.clock import SystemClock
 from agent.schema.errors import ReporterError, SourceError
 from agent.schema.frame import MAX_RECORDS, Column, EventRecord, Member, OpenRecord, Record, StepRecord
-from agent.sources import rings
-from agent.sources.proc import read_process_stat
-from agent.sources.rings import RingRecord
-from agent.sources.step_messages import Claim, Peer
-from agent.sources.tenants import Tenant
+from agent.sources.proc.proc import read_process_stat
+from agent.sources.steps import rings
+from agent.sources.steps.rings import RingRecord
+from agent.sources.steps.step_messages import Claim, Peer
+from agent.sources.steps.tenants import Tenant
 from gangwatch import steps
 from tests.fakes.processes import ProcTree
 

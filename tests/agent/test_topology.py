@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.collectors.topology import TopologyCollector
-from agent.schema.topology import Distance, PciDevice, distance, path_of, rails, switch_of
+from agent.collectors.host.gpu_nic_topology import TopologyCollector
+from agent.schema.gpu_nic_distance import Distance, PciDevice, distance, path_of, rails, switch_of
 from tests.agent.catalogued import assert_catalogued, gauge
 from tests.fakes.sysfs.tree import build
 

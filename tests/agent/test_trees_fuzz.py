@@ -12,16 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.collectors.block import Block, Collector
-from agent.collectors.host import HostCollector
-from agent.collectors.host_devices import HostDeviceCollector
-from agent.collectors.network import NetworkCollector
-from agent.collectors.nfs import NfsCollector
-from agent.collectors.pcie import PcieCollector
-from agent.collectors.rdma import RdmaCollector
-from agent.collectors.topology import TopologyCollector
+from agent.collectors.host.gpu_nic_topology import TopologyCollector
+from agent.collectors.host.host import HostCollector
+from agent.collectors.host.host_devices import HostDeviceCollector
+from agent.collectors.host.network import NetworkCollector
+from agent.collectors.host.nfs import NfsCollector
+from agent.collectors.host.pcie import PcieCollector
+from agent.collectors.rdma.rdma import RdmaCollector
 from agent.schema.errors import SourceError
 from agent.sources.counter_files import parse_number
-from agent.sources.ethtool import RECORDED
+from agent.sources.rdma.ethtool import RECORDED
 from tests.fakes.sysfs.tree import Tree, build
 
 GARBAGE = st.one_of(

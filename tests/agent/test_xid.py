@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from agent.collectors.block import RecordSource
-from agent.collectors.xid import MOST_RECORDS, SAME_OCCURRENCE_NS, XidCollector, XidLedger
+from agent.collectors.gpu.xid import MOST_RECORDS, SAME_OCCURRENCE_NS, XidCollector, XidLedger
 from agent.schema.errors import UnsupportedError
 from agent.schema.frame import EventRecord
-from agent.schema.xid import XIDS, describe
+from agent.schema.xid_codes import XIDS, describe
 from tests.agent.catalogued import assert_catalogued, counter, gauge
 
 ADDRESS, UUID = "0000:1a:00.0", "GPU-01000100-0000-0000-0000-000000000000"

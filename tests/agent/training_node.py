@@ -19,18 +19,19 @@ from unittest import mock
 
 import pytest
 
-from agent.attribution import Attribution
-from agent.collectors import Machine, make_collectors, rdma_series
-from agent.collectors import attribution as attribution_collector
-from agent.collectors import nvml as nvml_collector
-from agent.collectors import rdma as rdma_collector
+from agent.collectors import Machine, make_collectors
+from agent.collectors.gpu import nvml_collector as nvml_collector
+from agent.collectors.host import owners as attribution_collector
+from agent.collectors.rdma import rdma as rdma_collector
+from agent.collectors.rdma import rdma_series
 from agent.node import Node
+from agent.rank_attribution import Attribution
 from agent.runner import Runner
 from agent.schema.clock import Clock, SystemClock
-from agent.sources import nvml as nvml_source
-from exporter.exposition import EVERYTHING
+from agent.sources.nvml import nvml as nvml_source
+from exporter.prometheus.exposition import EVERYTHING
 from exporter.publisher import Publisher
-from exporter.push import PushTarget
+from exporter.push.push import PushTarget
 from tests.agent.told import shown, value, wait_until
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.nvml.control import FakeNvml

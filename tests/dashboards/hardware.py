@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from exporter.exposition import Exposition, Settings
+from exporter.prometheus.exposition import Exposition, Settings
 from tests.dashboards.live import Bodies
 from tests.dashboards.scenarios import LENGTH, ONSET, Scenario, healthy
 from tests.exporter.fake_nodes import Workshop

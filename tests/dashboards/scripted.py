@@ -17,22 +17,22 @@ import numpy as np
 
 from agent.schema.clock import ManualClock
 from agent.schema.frame import Frame, Layout, StepRecord
-from exporter.exposition import Exposition, Settings
-from exporter.prometheus import expose_samples
+from exporter.prometheus.exposition import Exposition, Settings
+from exporter.prometheus.text_format import expose_samples
+from scheduler_feedback.controller.detection_thread import Watch
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, Event, NodeSeen, RankExit, RankSeen, Submitted
 from scheduler_feedback.core.fabric import Fabric, Leaf
 from scheduler_feedback.core.job import JobSpec, Packing
-from scheduler_feedback.core.measures import measure
 from scheduler_feedback.core.state import Mode, Policy, Queue, State
+from scheduler_feedback.core.state_metrics import measure
 from scheduler_feedback.cycle import run as run_cycle
 from scheduler_feedback.detectors import make_all
-from scheduler_feedback.policies.outlook import outlook
+from scheduler_feedback.policies.queue.queue_forecast import outlook
 from scheduler_feedback.sim.world import fabric, plan
 from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.frames import FrameExit, Sent
 from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS
-from scheduler_feedback.watch import Watch
 
 SCRAPE_SECONDS = 15.0
 LOOK_SECONDS = 2.0

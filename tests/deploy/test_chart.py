@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from agent.schema.errors import ConfigError
-from exporter.security import PLAIN, Security
+from exporter.security.security import PLAIN, Security
 from exporter.server import listen
 from gangwatch.cli import COMMANDS
 from tests import needs
@@ -228,7 +228,7 @@ def test_ranks_report_where_nothing_of_the_pods_is_open_to_the_agent() -> None:
 
 @pytest.mark.parametrize("mode", ["generated", "plain"])
 def test_an_agent_has_the_quotas_of_the_values(tmp_path: Path, mode: str) -> None:
-    from gangwatch.config import load
+    from gangwatch.configuration.config_file import load
 
     wishes = (f"tls.mode={mode}", "steps.quotas.ring_slots=65536", "steps.quotas.registrations_per_second=2")
     objects = render(*wishes)
@@ -243,7 +243,7 @@ def test_an_agent_has_the_quotas_of_the_values(tmp_path: Path, mode: str) -> Non
 
 
 def test_quotas_that_no_configuration_can_have_are_refused() -> None:
-    from gangwatch.config_sections import StepQuotasSection
+    from gangwatch.configuration.sections import StepQuotasSection
 
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["steps"]["properties"]["quotas"]
     assert set(schema["properties"]) == set(StepQuotasSection.__struct_fields__)
@@ -254,7 +254,7 @@ def test_quotas_that_no_configuration_can_have_are_refused() -> None:
 
 
 def test_no_password_opens_the_frames_of_agents_and_each_has_a_certificate_of_its_own(tmp_path: Path) -> None:
-    from gangwatch.config import load
+    from gangwatch.configuration.config_file import load
 
     objects = render()
     web = yaml.safe_load(one(objects, "Secret", "gangwatch-agent")["stringData"]["web.yml"])["tls_server_config"]
@@ -337,7 +337,7 @@ def test_an_advisor_may_neither_bind_nor_evict() -> None:
 
 def test_logins_are_configured_as_the_values_say(tmp_path: Path) -> None:
     """The file is read by the program itself; a role of RBAC comes with the review of tokens alone."""
-    from gangwatch.config import load
+    from gangwatch.configuration.config_file import load
 
     def configuration(*wishes: str) -> tuple[Any, list[dict[str, Any]]]:
         objects = render(*wishes)

@@ -20,7 +20,7 @@ from benchmarks.detection.baselines import (
     pairwise_distance,
     sliding_window,
 )
-from scheduler_feedback.core.telemetry import (
+from scheduler_feedback.core.telemetry.telemetry import (
     FEATURE,
     FEATURES,
     Counters,

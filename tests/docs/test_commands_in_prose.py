@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from gangwatch import config
 from gangwatch.cli import COMMANDS, cli
+from gangwatch.configuration import config_file
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -49,7 +49,7 @@ def test_the_configuration_that_is_shown_is_taken(tmp_path: Path) -> None:
     loaded = []
     for block in blocks:
         (tmp_path / "gangwatch.toml").write_text(block)
-        loaded.append(config.load(tmp_path / "gangwatch.toml"))
+        loaded.append(config_file.load(tmp_path / "gangwatch.toml"))
     own, client = loaded
     assert (own.controller.mode, own.policy.quarantine_seconds) == ("observe", 600.0)
     assert client.client.url == "https://head.example:9420"
@@ -60,7 +60,7 @@ def test_the_configuration_of_logins_that_is_shown_is_taken(tmp_path: Path) -> N
     loaded = []
     for block in blocks:
         (tmp_path / "gangwatch.toml").write_text(block)
-        loaded.append(config.load(tmp_path / "gangwatch.toml"))
+        loaded.append(config_file.load(tmp_path / "gangwatch.toml"))
     _, files, sessions, oidc, reviews = loaded
     assert files.access.token_files == ("/etc/gangwatch/tokens.toml",)
     assert (sessions.access.session_seconds, sessions.access.session_idle_seconds) == (43_200.0, 7200.0)
@@ -71,9 +71,9 @@ def test_the_configuration_of_logins_that_is_shown_is_taken(tmp_path: Path) -> N
 def test_the_agents_configuration_that_is_shown_is_taken(tmp_path: Path) -> None:
     first, quotas = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/how-to/agent.md").read_text(), flags=re.DOTALL)
     (tmp_path / "gangwatch.toml").write_text(first + quotas)
-    loaded = config.load(tmp_path / "gangwatch.toml")
+    loaded = config_file.load(tmp_path / "gangwatch.toml")
     assert (loaded.agent.listen, loaded.exporter.compatibility) == ("0.0.0.0:9400", ("dcgm",))
-    assert loaded.step_quotas == config.StepQuotasSection(), "the defaults are shown"
+    assert loaded.step_quotas == config_file.StepQuotasSection(), "the defaults are shown"
 
 
 @pytest.mark.parametrize("page", PAGES)

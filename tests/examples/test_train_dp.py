@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from agent.schema.frame import Member
-from agent.sources import rings
-from agent.sources.step_socket import Admission, StepSocket
-from agent.sources.tenants import Tenant
+from agent.sources.steps import rings
+from agent.sources.steps.step_socket import Admission, StepSocket
+from agent.sources.steps.tenants import Tenant
 from examples import train_dp
 from tests.ports import held_port
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.attribution import Attribution
 from agent.collectors import Machine, make_collectors
 from agent.node import Node
+from agent.rank_attribution import Attribution
 from agent.schema.frame import Frame, Layout
 from tests import needs
 from tests.fakes.nvml.build import build as build_nvml

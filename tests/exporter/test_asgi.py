@@ -14,10 +14,10 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-from exporter import security
-from exporter.asgi import Receive, Scope, Send, create_server, local_socket
-from exporter.prometheus import expose_samples
-from exporter.security import Security
+from exporter.prometheus.text_format import expose_samples
+from exporter.security import security
+from exporter.security.security import Security
+from exporter.serving.asgi import Receive, Scope, Send, create_server, local_socket
 from tests.exporter.certificates import Authority
 
 

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 
 from agent.schema.frame import Frame, Layout
-from exporter.exposition import Settings, expose
+from exporter.prometheus.exposition import Settings, expose
 from tests import needs
 from tests.exporter.fake_nodes import NICS, Workshop
 from tests.exporter.test_exposition import series_of

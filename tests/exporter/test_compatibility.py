@@ -9,9 +9,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from agent.schema.catalog import BY_NAME, METRICS
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
-from exporter.compatibility import CLOCK_EVENTS, COMPATIBILITY, dcgm_address
-from exporter.exposition import Exposition, Settings, expose
-from exporter.windows import WINDOW_NS, Memory
+from exporter.prometheus.compatibility import CLOCK_EVENTS, COMPATIBILITY, dcgm_address
+from exporter.prometheus.derived_values import WINDOW_NS, Memory
+from exporter.prometheus.exposition import Exposition, Settings, expose
 from tests.exporter.test_exposition import owner, series_of
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -225,7 +225,7 @@ def test_an_xid_that_comes_up_while_we_watch_counts_whole_and_a_reset_counts_fro
 
 
 def test_our_throttle_reasons_are_called_as_dcgms_clock_events() -> None:
-    from agent.collectors.gpu import THROTTLE_REASONS
+    from agent.collectors.gpu.gpu import THROTTLE_REASONS
 
     assert set(CLOCK_EVENTS) <= {reason for reason, _ in THROTTLE_REASONS}
 

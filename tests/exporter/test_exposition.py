@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from agent.schema.catalog import BY_NAME, METRICS, Renamed
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
-from exporter.exposition import EVERYTHING, Exposition, Settings, expose
-from exporter.lines import Lines
+from exporter.prometheus.exposition import EVERYTHING, Exposition, Settings, expose
+from exporter.prometheus.line_cache import Lines
 from tests.exporter.sample_frames import exposed, frame_of, small_frame, small_layout
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -175,7 +175,7 @@ def test_the_limit_holds_and_what_it_drops_is_told() -> None:
 
 
 def test_deny_goes_over_allow_and_allow_over_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporter.profiles.FULL_ONLY", ("gangwatch_gpu_*_clock_hertz",))
+    monkeypatch.setattr("exporter.prometheus.profiles.FULL_ONLY", ("gangwatch_gpu_*_clock_hertz",))
     columns = [
         Column(name, (("gpu", "GPU-1"),))
         for name in ("gangwatch_gpu_sm_clock_hertz", "gangwatch_gpu_memory_clock_hertz", "gangwatch_gpu_power_watts")

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter import http
-from exporter.http import HttpServer
-from exporter.http_messages import Answer, BadRequestError, Request, accepts_gzip, parse_request, text_answer
 from exporter.server import listen, wants_open_metrics
+from exporter.serving import agent_http
+from exporter.serving.agent_http import HttpServer
+from exporter.serving.http_messages import Answer, BadRequestError, Request, accepts_gzip, parse_request, text_answer
 
 
 def hello(request: Request) -> Answer:
@@ -114,13 +114,13 @@ def test_a_bug_costs_its_own_answer(address: tuple[str, int], caplog: pytest.Log
 
 
 def test_who_sends_slowly_is_let_go(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(agent_http, "REQUEST_SECONDS", 0.3)
     assert talk(address, GOOD[:10], end=False).startswith(b"HTTP/1.1 408 ")
 
 
 @pytest.mark.parametrize("bound", ["MOST_CONNECTIONS", "MOST_CONNECTIONS_EACH"])
 def test_at_the_bound_the_longest_idle_makes_room(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, bound, 3)
+    monkeypatch.setattr(agent_http, bound, 3)
     listener = listen("127.0.0.1", 0)
     server = HttpServer(hello, listener)
     server.start()
@@ -146,14 +146,14 @@ def test_at_the_bound_the_longest_idle_makes_room(bound: str, monkeypatch: pytes
 def test_new_connections_of_a_peer_have_a_rate_and_those_of_our_own_user_have_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "CONNECTIONS_PER_SECOND", 0.01)
+    monkeypatch.setattr(agent_http, "CONNECTIONS_PER_SECOND", 0.01)
     listener = listen("127.0.0.1", 0)
     server = HttpServer(hello, listener)
     server.start()
     place = listener.getsockname()
     try:
         assert all(talk(place, GOOD).startswith(b"HTTP/1.1 200") for _ in range(10))
-        monkeypatch.setattr(http.Peers, "of", lambda *_: "uid 4711")
+        monkeypatch.setattr(agent_http.Peers, "of", lambda *_: "uid 4711")
         answers = []
         for _ in range(5):
             with contextlib.suppress(ConnectionError):

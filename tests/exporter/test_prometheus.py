@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.schema.catalog import BY_NAME, METRICS, Metric
 from agent.schema.errors import FrameError
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
-from exporter.exposition import expose
-from exporter.prometheus import expose_samples
-from exporter.series import counter_text, decimals_of, gauge_text
+from exporter.prometheus.exposition import expose
+from exporter.prometheus.series import counter_text, decimals_of, gauge_text
+from exporter.prometheus.text_format import expose_samples
 from tests import needs
 from tests.exporter.sample_frames import (
     LABEL_TEXT,

@@ -27,13 +27,13 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import NumberDataPoint
 from agent.schema.catalog import BY_NAME
 from agent.schema.errors import ConfigError
 from agent.schema.frame import Column, Frame, Layout, Tier, make_layout
-from exporter import push
-from exporter.conventions import CONVENTIONS
-from exporter.exposition import EVERYTHING, Settings, expose
-from exporter.otlp import Otlp, partial_success
-from exporter.push import Pusher, PushTarget
-from exporter.remote_write import RemoteWrite
-from exporter.sinks import SINKS
+from exporter.otlp.conventions import CONVENTIONS
+from exporter.otlp.otlp_metrics import Otlp, partial_success
+from exporter.prometheus.exposition import EVERYTHING, Settings, expose
+from exporter.push import push
+from exporter.push.push import Pusher, PushTarget
+from exporter.push.remote_write import RemoteWrite
+from exporter.push.sinks import SINKS
 from tests import needs
 from tests.exporter.certificates import Authority
 from tests.exporter.sample_frames import exposed, frame_of, small_frame, small_layout

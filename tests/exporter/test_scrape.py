@@ -13,11 +13,11 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from agent.attribution import RankFile
-from agent.collectors.host import HostCollector
-from agent.collectors.process import ProcessCollector
+from agent.collectors.host.host import HostCollector
+from agent.collectors.host.rank_processes import ProcessCollector
 from agent.node import Node
-from agent.sources.proc import read_process_stat
+from agent.rank_attribution import RankFile
+from agent.sources.proc.proc import read_process_stat
 from exporter.server import ThreadedServer, agent_app
 from tests import needs
 from tests.ports import held_port

@@ -17,12 +17,12 @@ import pytest
 
 from agent.schema.errors import ConfigError
 from agent.schema.frame import Frame, Layout
-from exporter import security
-from exporter.exposition import Settings
-from exporter.http_messages import Request
+from exporter.prometheus.exposition import Settings
 from exporter.publisher import Publisher
-from exporter.security import TRIES_AT_ONCE, Bucket, Passwords, Security
+from exporter.security import security
+from exporter.security.security import TRIES_AT_ONCE, Bucket, Passwords, Security
 from exporter.server import ThreadedServer, agent_app
+from exporter.serving.http_messages import Request
 from tests import needs
 from tests.exporter.certificates import Authority
 from tests.exporter.sample_frames import small_frame, small_layout

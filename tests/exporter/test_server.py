@@ -16,10 +16,10 @@ from agent.schema.clock import ManualClock
 from agent.schema.errors import ConfigError
 from agent.schema.frame import Frame, Layout, check_fits
 from agent.schema.wire import MessageSplitter, decode
-from exporter.exposition import Exposition, expose
 from exporter.frames import FRAME_TYPE
-from exporter.loopback import is_loopback
-from exporter.prometheus import OPEN_METRICS_TYPE, TEXT_TYPE
+from exporter.prometheus.exposition import Exposition, expose
+from exporter.prometheus.text_format import OPEN_METRICS_TYPE, TEXT_TYPE
+from exporter.security.loopback import is_loopback
 from exporter.server import (
     HABIT_FRAMES,
     LEAST_STREAM_SECONDS,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.schema.errors import ConfigError
-from exporter.web_config import load_web_config, make_context
+from exporter.security.web_config import load_web_config, make_context
 from tests.exporter.certificates import Authority
 
 HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"

@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from agent.sources.pod_resources import Pod
+from agent.sources.kubelet.pod_resources import Pod
 
 _STRING, _MESSAGE, _INT64, _UINT64 = 9, 11, 3, 4  # FieldDescriptorProto.Type
 _OPTIONAL, _REPEATED = 1, 3  # FieldDescriptorProto.Label
@@ -197,7 +197,7 @@ class FakeKubelet:
 
 def main(arguments: list[str]) -> None:
     """Serve the pods of the command line until the process is stopped."""
-    from agent.sources.pod_resources import Container
+    from agent.sources.kubelet.pod_resources import Container
 
     pods = []
     for argument in arguments[1:]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scheduler_feedback.core.gangs import CONSUMED, STOPPED, Consumed, FloatArray, IntArray
-from scheduler_feedback.core.telemetry import Shape, StepTable
-from scheduler_feedback.detectors.windows import Places, Window, cut, places
+from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED, STOPPED, Consumed, FloatArray, IntArray
+from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
+from scheduler_feedback.detectors.steps.windows import Places, Window, cut, places
 
 NS = 1_000_000_000
 START_NS = 1_700_000_000 * NS

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scheduler_feedback.backends import processes, records
-from scheduler_feedback.backends.local import LocalBackend, LocalNode
+from scheduler_feedback.backends.local import attempt_files, local_processes
+from scheduler_feedback.backends.local.local_backend import LocalBackend, LocalNode
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import AttemptEnded, Event
 from scheduler_feedback.core.job import JobSpec, Slot, StopReason
@@ -72,17 +72,17 @@ class LocalGangs:
 
     def shim(self, node: str) -> dict[str, Any]:
         for _ in until():
-            about = records.read(f"{self.folder()}/{node}/shim.json")
+            about = attempt_files.read(f"{self.folder()}/{node}/shim.json")
             if about is not None:
                 return about
         raise AssertionError(f"no shim came up on {node}")
 
     def log(self, rank: int, job_id: str = "j-1") -> str:
-        return Path(records.log_file(str(self.state_folder), job_id, 1, rank)).read_text()
+        return Path(attempt_files.log_file(str(self.state_folder), job_id, 1, rank)).read_text()
 
     def wait_for_log(self, rank: int, text: str) -> None:
         for _ in until():
-            path = Path(records.log_file(str(self.state_folder), "j-1", 1, rank))
+            path = Path(attempt_files.log_file(str(self.state_folder), "j-1", 1, rank))
             if path.exists() and text in path.read_text():
                 return
         raise AssertionError(f"rank {rank} never wrote {text!r}")
@@ -94,8 +94,8 @@ class LocalGangs:
         """Every live process that knows of the state folder: shims by their arguments, jobs by their environment."""
         needle = os.fsencode(self.state_folder) + b"/"
         found = []
-        for pid in processes.all_pids():
-            stat = processes.read_stat(pid)
+        for pid in local_processes.all_pids():
+            stat = local_processes.read_stat(pid)
             if stat is None or stat.gone or pid == os.getpid():
                 continue
             try:
@@ -117,7 +117,7 @@ class LocalGangs:
 
     def cgroups(self) -> list[str]:
         """Cgroups of the state folder's shims that still exist."""
-        shims = [records.read(str(path)) for path in self.state_folder.glob("jobs/*/*/*/shim.json")]
+        shims = [attempt_files.read(str(path)) for path in self.state_folder.glob("jobs/*/*/*/shim.json")]
         return [about["cgroup"] for about in shims if about and about["cgroup"] and Path(about["cgroup"]).exists()]
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class LocalGangs:
                     pass
         self.backend.observe([])
         for cgroup in self.cgroups():
-            processes.remove_cgroup(cgroup)
+            local_processes.remove_cgroup(cgroup)
 
 
 def exit_codes(event: AttemptEnded) -> list[int | None]:

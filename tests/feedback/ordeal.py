@@ -45,8 +45,8 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, State
-from scheduler_feedback.policies.ledger import ledger_of
-from scheduler_feedback.replay import replay
+from scheduler_feedback.journal.replay import replay
+from scheduler_feedback.policies.index.scheduling_index import ledger_of
 from tests.feedback.rules import check_books, check_claims, check_ledger, check_metrics, check_start, check_timeouts
 
 SECOND = 1_000_000_000

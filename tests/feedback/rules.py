@@ -13,10 +13,10 @@ from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.codec import decode_state, encode_state
 from scheduler_feedback.core.events import Tick
 from scheduler_feedback.core.job import JobKind, JobState, Slot
-from scheduler_feedback.core.measures import measure
 from scheduler_feedback.core.state import Order, State
-from scheduler_feedback.policies.ledger import Ledger, forget_ledger, ledger_of
-from scheduler_feedback.policies.outlook import outlook
+from scheduler_feedback.core.state_metrics import measure
+from scheduler_feedback.policies.index.scheduling_index import Ledger, forget_ledger, ledger_of
+from scheduler_feedback.policies.queue.queue_forecast import outlook
 
 SECOND = 1_000_000_000
 

@@ -17,8 +17,8 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from scheduler_feedback.access.authentication import Authentication
-from scheduler_feedback.controller import Controller
+from scheduler_feedback.api.access.authentication import Authentication
+from scheduler_feedback.controller.controller import Controller
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Policy
 from tests.feedback.memory_backend import MemoryBackend, World

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.gangs import FloatArray
-from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
-from scheduler_feedback.detectors.apart import kept_from_working, many, works_longer
-from scheduler_feedback.detectors.panel import Panel
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.peer_outlier import kept_from_working, many, works_longer
 
 NS = 1_000_000_000
 RANKS = 32

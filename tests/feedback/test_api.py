@@ -14,16 +14,16 @@ import aiohttp
 import pytest
 
 from agent.schema.errors import ConfigError
-from scheduler_feedback import api_streams
-from scheduler_feedback import loop as loop_module
-from scheduler_feedback.access.attempts import Attempts
-from scheduler_feedback.api_logs import tail_of
+from scheduler_feedback.api import event_streams
+from scheduler_feedback.api.access.attempts import Attempts
+from scheduler_feedback.api.rank_log_tail import tail_of
+from scheduler_feedback.api.reading import listing
+from scheduler_feedback.controller import cycle_thread as loop_module
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Policy, Queue, State
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind, Verdict
-from scheduler_feedback.reading import listing
-from scheduler_feedback.replay import replay
-from scheduler_feedback.store import Store
+from scheduler_feedback.journal.replay import replay
+from scheduler_feedback.journal.store import Store
 from tests.feedback.memory_backend import World
 from tests.feedback.site import JOB, Site, serving
 
@@ -544,7 +544,7 @@ def test_a_stream_ends_when_the_server_stops(tmp_path: Path) -> None:
 
 
 def test_silent_streams_breathe_and_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_streams, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(event_streams, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(site.controller.subscribers._places, "most_each", 1)
 
     async def scene() -> None:

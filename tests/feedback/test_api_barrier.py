@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from scheduler_feedback.api_barrier import Barrier
+from scheduler_feedback.api.error_barrier import Barrier
 from scheduler_feedback.part_failures import PartFailures
 
 

@@ -6,35 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_feedback.backends import records
+from scheduler_feedback.backends.local import attempt_files
 
 
 @pytest.mark.parametrize("content", [b"", b"g", b"go ", b"GO\n", b"gone\n", b"\xff\xfe", b"\ngo\n", b"abort\nslow\n"])
 def test_a_decision_that_is_no_whole_permission_is_none(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / records.DECISION).write_bytes(content)
-    decided = records.decision(str(tmp_path))
-    assert decided is not None and decided[0] == records.ABORT
+    (tmp_path / attempt_files.DECISION).write_bytes(content)
+    decided = attempt_files.decision(str(tmp_path))
+    assert decided is not None and decided[0] == attempt_files.ABORT
 
 
 def test_a_decision_is_read_as_it_was_written_and_is_made_once(tmp_path: Path) -> None:
-    assert records.decision(str(tmp_path)) is None, "nothing is decided yet"
-    assert records.decide(str(tmp_path), records.GO, "")
-    assert not records.decide(str(tmp_path), records.ABORT, "too late")
-    assert records.decision(str(tmp_path)) == (records.GO, "")
-    assert [path.name for path in tmp_path.iterdir()] == [records.DECISION], "nothing temporary is left"
+    assert attempt_files.decision(str(tmp_path)) is None, "nothing is decided yet"
+    assert attempt_files.decide(str(tmp_path), attempt_files.GO, "")
+    assert not attempt_files.decide(str(tmp_path), attempt_files.ABORT, "too late")
+    assert attempt_files.decision(str(tmp_path)) == (attempt_files.GO, "")
+    assert [path.name for path in tmp_path.iterdir()] == [attempt_files.DECISION], "nothing temporary is left"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b"null", b"\xff"])
 def test_a_record_that_a_crash_has_cut_is_none(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "ended.json"
     path.write_bytes(content)
-    assert records.read(str(path)) is None
+    assert attempt_files.read(str(path)) is None
 
 
 def test_a_folder_appears_whole_and_once(tmp_path: Path) -> None:
     folder = str(tmp_path / "1")
-    assert records.create_folder(folder, {"a": b"first"})
-    assert not records.create_folder(folder, {"a": b"second", "b": b""})
+    assert attempt_files.create_folder(folder, {"a": b"first"})
+    assert not attempt_files.create_folder(folder, {"a": b"second", "b": b""})
     assert (tmp_path / "1" / "a").read_bytes() == b"first"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1"]
     assert sorted(path.name for path in (tmp_path / "1").iterdir()) == ["a"]

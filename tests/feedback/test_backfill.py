@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from scheduler_feedback.core.cluster import Level, Node, NodeState
+from scheduler_feedback.core.cycle_context import Turn
 from scheduler_feedback.core.events import AttemptEnded, NodeCommand, NodeCommanded, RankExit
 from scheduler_feedback.core.job import Group, JobState, Slot
-from scheduler_feedback.core.plan import Plan, Tier
+from scheduler_feedback.core.slot_plan import Plan, Tier
 from scheduler_feedback.core.state import Policy
-from scheduler_feedback.core.turn import Turn
-from scheduler_feedback.policies.backfill import Backfill, Reservation, candidates, only
-from scheduler_feedback.policies.placement import shape_of, waits_for_healthy
-from scheduler_feedback.policies.quarantine import others_want, quarantine
-from scheduler_feedback.policies.waiting_line import WaitingLine
+from scheduler_feedback.policies.nodes.quarantine import others_want, quarantine
+from scheduler_feedback.policies.queue.backfill import Backfill, Reservation, candidates, only
+from scheduler_feedback.policies.queue.pending_line import WaitingLine
+from scheduler_feedback.policies.queue.placement import shape_of, waits_for_healthy
 from tests.feedback.makers import NOW_NS, SECOND, job_of
 from tests.feedback.world import World
 

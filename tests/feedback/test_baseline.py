@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.gangs import CPU, SAMPLES, FloatArray
-from scheduler_feedback.detectors.baseline import (
+from scheduler_feedback.core.telemetry.gang_attempts import CPU, SAMPLES, FloatArray
+from scheduler_feedback.detectors.steps.baseline import (
     EARLY_WINDOWS,
     SPREAD_FLOOR,
     learn,
@@ -16,7 +16,7 @@ from scheduler_feedback.detectors.baseline import (
     log_compute,
     per_step,
 )
-from scheduler_feedback.detectors.windows import join
+from scheduler_feedback.detectors.steps.windows import join
 from tests.feedback.gang_windows import SHARED_WAIT, where_of, windows_of
 
 RANKS = 16

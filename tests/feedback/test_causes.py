@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Cause, Evidence
-from scheduler_feedback.detectors import weighing
-from scheduler_feedback.detectors.gates import Judgement
-from scheduler_feedback.detectors.panel import Panel
-from scheduler_feedback.detectors.straggler_causes import MISSING, Causes
-from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.stats import log_odds
+from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
+from scheduler_feedback.detectors.straggler.straggler_causes import MISSING, Causes
 from tests.feedback.test_gates import healthy
 
 NS = 1_000_000_000
@@ -53,7 +53,7 @@ def after(
 def judgement(cause: Cause = Cause.UNKNOWN, refusal: str = "", rank: int = SLOW) -> Judgement:
     missing = Evidence(MISSING, 0.0, 1.0, "", "counters of its processes, which are missing", -1.5)
     sure = Evidence("compute_seconds_a_step", 1.4, 1.0, "seconds", "its own mean", 3.0)
-    return Judgement(rank, 1.3, 1.6, cause, weighing.confidence((sure, missing)), (sure, missing), False, refusal)
+    return Judgement(rank, 1.3, 1.6, cause, log_odds.confidence((sure, missing)), (sure, missing), False, refusal)
 
 
 def test_the_devices_counters_name_the_cause_where_nothing_else_did() -> None:

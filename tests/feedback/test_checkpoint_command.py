@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from scheduler_feedback import cycle
-from scheduler_feedback.backends import records
+from scheduler_feedback.backends.local import attempt_files
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.codec import decode_event, encode_event
 from scheduler_feedback.core.events import (
@@ -24,9 +24,9 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import JobSpec, StopReason
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.policies.admission import admit_check
-from scheduler_feedback.policies.cost import save_seconds, unsaved_seconds
-from scheduler_feedback.policies.ledger import ledger_of
+from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.intake.job_admission import admit_check
+from scheduler_feedback.policies.remediation.move_cost import save_seconds, unsaved_seconds
 from tests.feedback.local_gangs import LocalGangs, python
 
 BEGIN_NS = 1_700_000_000 * 10**9
@@ -70,7 +70,7 @@ def stop(gangs: LocalGangs, *command: str, seconds: float = 60.0) -> AttemptEnde
 
 
 def log_of_command(gangs: LocalGangs) -> str:
-    return Path(records.checkpoint_log(str(gangs.state_folder), "j-1", 1)).read_text()
+    return Path(attempt_files.checkpoint_log(str(gangs.state_folder), "j-1", 1)).read_text()
 
 
 def test_every_rank_is_told_to_stop_after_the_job_is_saved(gangs: LocalGangs, tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.gangs import FloatArray
-from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Float32Array, Shape
-from scheduler_feedback.detectors.chorus import KEPT, Voices
-from scheduler_feedback.detectors.gate import JobGate
-from scheduler_feedback.detectors.rhythm import rhythm
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Float32Array, Shape
+from scheduler_feedback.detectors.iteration.job_slowdown import JobGate
+from scheduler_feedback.detectors.iteration.multi_node_period import KEPT, Voices
+from scheduler_feedback.detectors.iteration.period_estimation import rhythm
 
 SAMPLES = 300
 PER_NODE = 2

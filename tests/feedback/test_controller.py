@@ -19,20 +19,20 @@ from agent.schema.catalog import BY_NAME, FEEDBACK
 from agent.schema.clock import SystemClock
 from agent.schema.errors import BackendError, ConfigError, StateFolderBusyError, StoreError
 from agent.schema.frame import Frame, Layout, Member, StepRecord, make_layout
-from scheduler_feedback import loop as loop_module
-from scheduler_feedback.controller import Controller
+from scheduler_feedback.controller import cycle_thread as loop_module
+from scheduler_feedback.controller.controller import Controller
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
 from scheduler_feedback.core.codec import decode_action, encode_action, encode_state
 from scheduler_feedback.core.events import CancelRequested, Event, FreezeSet, NodeSeen, PolicySet, Submitted
-from scheduler_feedback.core.fleet import Sample
 from scheduler_feedback.core.job import JobSpec, JobState, Slot
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.core.telemetry import Telemetry
+from scheduler_feedback.core.telemetry.fleet import Sample
+from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors import DETECTORS
 from scheduler_feedback.feed import Stream
-from scheduler_feedback.recovery import recover, replay_row
-from scheduler_feedback.store import Store
+from scheduler_feedback.journal.recovery import recover, replay_row
+from scheduler_feedback.journal.store import Store
 from tests.feedback.memory_backend import MemoryBackend, World
 
 SPEC = JobSpec("train", ("python", "train.py"), 2)
@@ -693,7 +693,7 @@ def test_frames_that_do_not_fit_are_refused_and_counted(tmp_path: Path, world: W
 
 
 def test_the_oldest_frames_are_dropped_where_folding_can_not_keep_up(tmp_path: Path, world: World) -> None:
-    from scheduler_feedback.watch import Watch
+    from scheduler_feedback.controller.detection_thread import Watch
 
     layout = make_layout("n0", (), (), ())
     watch = Watch((), lambda _: None, SystemClock(), queue_frames=10)

@@ -16,15 +16,15 @@ import pytest
 
 from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.state import State
-from scheduler_feedback.recovery import recover
-from scheduler_feedback.store import Store
+from scheduler_feedback.journal.recovery import recover
+from scheduler_feedback.journal.store import Store
 
 _CONTROLLER = """
 import asyncio, json, signal, sys
 from pathlib import Path
 from agent.schema.errors import SubmissionError
-from scheduler_feedback.backends.local import LocalBackend, LocalNode
-from scheduler_feedback.controller import Controller
+from scheduler_feedback.backends.local.local_backend import LocalBackend, LocalNode
+from scheduler_feedback.controller.controller import Controller
 from scheduler_feedback.core.events import Submitted
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Policy

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry import Counters, Telemetry
+from scheduler_feedback.core.telemetry.telemetry import Counters, Telemetry
 from scheduler_feedback.core.verdict import MASS_LOSS
-from scheduler_feedback.detectors.health_silence import Silence
+from scheduler_feedback.detectors.health.stale_agents import Silence
 
 SECOND = 1_000_000_000
 BEGIN = 1_800_000_000

@@ -9,11 +9,11 @@ from msgspec import structs
 from agent.schema.catalog import BY_NAME
 from agent.schema.clock import SystemClock
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, StepRecord, Tier, make_layout
-from scheduler_feedback.core.counting import Counting, Kind
-from scheduler_feedback.core.fleet import Fleet
-from scheduler_feedback.core.look import Look
-from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Telemetry
-from scheduler_feedback.watch import Watch
+from scheduler_feedback.controller.detection_thread import Watch
+from scheduler_feedback.core.telemetry.counter_features import Counting, Kind
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Telemetry
+from scheduler_feedback.core.telemetry.telemetry_update import Look
 
 SECOND = 1_000_000_000
 UUID = "GPU-1"

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.gangs import FloatArray
-from scheduler_feedback.core.telemetry import FEATURE, FEATURES, JobTelemetry, Shape, StepTable
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, JobTelemetry, Shape, StepTable
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
-from scheduler_feedback.detectors import workload_rules, workload_since
-from scheduler_feedback.detectors.baseline import WARM_UP_STEPS
-from scheduler_feedback.detectors.windows import Places, places
-from scheduler_feedback.detectors.workload import _turns
-from scheduler_feedback.detectors.workload_claim import Claim
-from scheduler_feedback.detectors.workload_course import Busy, Course, Standing, Usual, busy_seconds, take_in
-from scheduler_feedback.detectors.workload_node import Pressure, alone, slow_node
-from scheduler_feedback.detectors.workload_rules import _in_a_row
+from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
+from scheduler_feedback.detectors.steps.windows import Places, places
+from scheduler_feedback.detectors.workload import change_rules, workload_rules
+from scheduler_feedback.detectors.workload.attempt_history import Busy, Course, Standing, Usual, busy_seconds, take_in
+from scheduler_feedback.detectors.workload.slow_stage import Pressure, alone, slow_node
+from scheduler_feedback.detectors.workload.workload import _turns
+from scheduler_feedback.detectors.workload.workload_claim import Claim
+from scheduler_feedback.detectors.workload.workload_rules import _in_a_row
 from tests.feedback.gang_windows import NS, SHARED_WAIT, START_NS, shape_of, where_of
 
 RANKS = 16
@@ -269,7 +269,7 @@ def paused(ranks: Sequence[int], count: int = 12, by: float = 0.4) -> list[Claim
     times = own(12) * noise[WARM_UP_STEPS:]
     times[np.arange(count), np.resize(np.array(ranks), count)] += by
     run.steps(times)
-    return list(workload_since._pauses(run.course, run.usual, 12))
+    return list(change_rules._pauses(run.course, run.usual, 12))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import Dependency, JobSpec, JobState, StopReason
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.policies.ledger import forget_ledger
+from scheduler_feedback.policies.index.scheduling_index import forget_ledger
 from tests.feedback.world import SECOND, START_NS, World
 
 

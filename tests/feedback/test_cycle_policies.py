@@ -15,8 +15,8 @@ from scheduler_feedback.core.codec import decode_state, encode_state
 from scheduler_feedback.core.events import CancelRequested, Tick
 from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy
-from scheduler_feedback.policies.order import ORDERS, las
-from scheduler_feedback.replay import replay
+from scheduler_feedback.journal.replay import replay
+from scheduler_feedback.policies.queue.order import ORDERS, las
 from tests.feedback.world import SECOND, World
 
 _NODES = st.lists(st.integers(1, 4), min_size=2, max_size=5).map(

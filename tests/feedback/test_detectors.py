@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.schema.frame import EventRecord
-from scheduler_feedback.core.telemetry import (
+from scheduler_feedback.core.telemetry.telemetry import (
     DEVICE_LOST,
     FEATURE,
     FEATURES,
@@ -29,18 +29,18 @@ from scheduler_feedback.core.telemetry import (
 )
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cause, Cleared, Finding, Kind, Verdict
 from scheduler_feedback.detectors import DETECTORS, Detector, make_all
-from scheduler_feedback.detectors.gate import JobGate
-from scheduler_feedback.detectors.groups import NETWORK_SIZE, group_mean, group_median
-from scheduler_feedback.detectors.hang import HangDetector
-from scheduler_feedback.detectors.health import HealthDetector
-from scheduler_feedback.detectors.interference import InterferenceDetector
-from scheduler_feedback.detectors.intersection import intersected
-from scheduler_feedback.detectors.lemons import Lemons
-from scheduler_feedback.detectors.panel import Panel
-from scheduler_feedback.detectors.signatures import Priors, weigh
-from scheduler_feedback.detectors.straggler import StragglerDetector
-from scheduler_feedback.detectors.switches import Switches
-from scheduler_feedback.detectors.watched import rest
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.counters.cause_signatures import Priors, weigh
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.fault_history import Lemons
+from scheduler_feedback.detectors.hang.hang import HangDetector
+from scheduler_feedback.detectors.health.health import HealthDetector
+from scheduler_feedback.detectors.interference.interference import InterferenceDetector
+from scheduler_feedback.detectors.iteration.job_slowdown import JobGate
+from scheduler_feedback.detectors.stats.group_intersection import intersected
+from scheduler_feedback.detectors.stats.group_medians import NETWORK_SIZE, group_mean, group_median
+from scheduler_feedback.detectors.straggler.gang_state import rest
+from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 
 NS = 1_000_000_000
 START = 1_700_000_000 * NS

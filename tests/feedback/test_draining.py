@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_feedback import api_documents as documents
+from scheduler_feedback.api import documents as documents
+from scheduler_feedback.api.web import views
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import (
     CancelRequested,
@@ -19,8 +20,7 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.state import Mode, Policy
 from scheduler_feedback.core.verdict import Cleared
-from scheduler_feedback.policies.draining import why_not_removed
-from scheduler_feedback.web import views
+from scheduler_feedback.policies.nodes.draining import why_not_removed
 from tests.feedback.world import World
 
 MAINTAIN = NodeCommanded("n0", NodeCommand.MAINTENANCE, "ada", "new NIC")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from agent.schema.errors import ConfigError
 from agent.schema.frame import Frame, Member, StepRecord, Tier, make_layout
 from scheduler_feedback.core.fabric import Fabric, Leaf
-from scheduler_feedback.core.fleet import Fleet
-from scheduler_feedback.core.look import Look
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.fabric_file import nodes_of, read_fabric
 
 SLURM = """

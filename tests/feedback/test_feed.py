@@ -20,16 +20,16 @@ from agent.schema.clock import SystemClock
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Tier, make_layout
 from agent.schema.wire import WIRE_VERSION, encode_frame, encode_layout, with_length
 from exporter.server import ThreadedServer, agent_app
-from scheduler_feedback.core.fleet import Sample
-from scheduler_feedback.core.subscription import WANTED
-from scheduler_feedback.core.telemetry import Telemetry
+from scheduler_feedback.controller.detection_thread import Watch
+from scheduler_feedback.core.telemetry.column_subscription import WANTED
+from scheduler_feedback.core.telemetry.fleet import Sample
+from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed import feed as feed_module
-from scheduler_feedback.feed import streams as streams_module
-from scheduler_feedback.feed.arriving import Arriving
-from scheduler_feedback.feed.streams import Backoff
-from scheduler_feedback.watch import Watch
+from scheduler_feedback.feed import stream_state as streams_module
+from scheduler_feedback.feed.handshake_slots import Arriving
+from scheduler_feedback.feed.stream_state import Backoff
 
 Send = Callable[[bytes], Awaitable[None]]
 Speak = Callable[[Send], Awaitable[None]]

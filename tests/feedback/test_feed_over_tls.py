@@ -21,11 +21,11 @@ from agent.schema.clock import SystemClock
 from agent.schema.errors import ConfigError
 from agent.schema.frame import Frame, Layout
 from agent.schema.wire import with_length
-from exporter.security import Security
+from exporter.security.security import Security
 from exporter.server import ThreadedServer, agent_app
-from scheduler_feedback.credentials import Credentials
 from scheduler_feedback.feed import Feed
-from scheduler_feedback.feed.connection import Connection, EndedError, Passage
+from scheduler_feedback.feed.credentials import Credentials
+from scheduler_feedback.feed.stream_connection import Connection, EndedError, Passage
 from tests.exporter.certificates import Authority
 from tests.exporter.sample_frames import small_frame, small_layout
 

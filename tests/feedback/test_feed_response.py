@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.schema.errors import FrameError
 from agent.schema.wire import with_length
-from scheduler_feedback.feed.response import MOST_HEAD_BYTES, MOST_MESSAGE_BYTES, RefusedError, Response
+from scheduler_feedback.feed.frames_response import MOST_HEAD_BYTES, MOST_MESSAGE_BYTES, RefusedError, Response
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.gangwatch.frame\r\nTransfer-Encoding: chunked\r\n\r\n"
 UNCHUNKED = b"HTTP/1.0 200 OK\r\nServer: a proxy\r\n\r\n"

@@ -24,10 +24,18 @@ from agent.schema.frame import (
     Tier,
     make_layout,
 )
-from scheduler_feedback.core import consumption, fleet_records
-from scheduler_feedback.core.fleet import Fleet
-from scheduler_feedback.core.gangs import BLOCK_IO, CONSUMED, CPU, FIRST_ROWS, MOST_CELLS, SAMPLES, Gang
-from scheduler_feedback.core.look import Look
+from scheduler_feedback.core.telemetry import consumption, fleet_records
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.gang_attempts import (
+    BLOCK_IO,
+    CONSUMED,
+    CPU,
+    FIRST_ROWS,
+    MOST_CELLS,
+    SAMPLES,
+    Gang,
+)
+from scheduler_feedback.core.telemetry.telemetry_update import Look
 
 SECOND = 1_000_000_000
 GANG = "j-000001"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from scheduler_feedback.backends import checkpoint, launch, processes, records
-from scheduler_feedback.backends.attempt import FollowedAttempt
+from scheduler_feedback.backends.local import attempt_files, checkpoint_command, local_processes, rank_launch
+from scheduler_feedback.backends.local.local_attempt import FollowedAttempt
 from scheduler_feedback.core.events import (
     AttemptEnded,
     AttemptRunning,
@@ -49,7 +49,7 @@ class Folder:
             "nodes": {name: {"devices": (), "socket": f"/{state}/{name}"} for name in ("a", "b")},
             "state_folder": str(state),
         } | plan
-        records.write(f"{self.path}/{records.ATTEMPT}", self.plan)
+        attempt_files.write(f"{self.path}/{attempt_files.ATTEMPT}", self.plan)
         self.started: list[str] = []
         self.followed = self.follow()
 
@@ -60,42 +60,49 @@ class Folder:
         return list(self.followed.poll(now, TIMEOUT))
 
     def decision(self) -> tuple[str, str] | None:
-        return records.decision(str(self.path))
+        return attempt_files.decision(str(self.path))
 
     def put(self, name: str, value: dict[str, Any]) -> None:
-        records.write(f"{self.path}/{name}", value)
+        attempt_files.write(f"{self.path}/{name}", value)
 
     def shim_comes(self, node: str, *, dead: bool = False, boot_id: str | None = None) -> None:
         (self.path / node).mkdir()
         pid = self.shim.pid
-        start_time = processes.start_time(pid) or 0
-        about = {"pid": pid, "start_time": start_time + dead, "boot_id": boot_id or processes.boot_id(), "cgroup": None}
-        self.put(f"{node}/{records.SHIM}", about)
+        start_time = local_processes.start_time(pid) or 0
+        about = {
+            "pid": pid,
+            "start_time": start_time + dead,
+            "boot_id": boot_id or local_processes.boot_id(),
+            "cgroup": None,
+        }
+        self.put(f"{node}/{attempt_files.SHIM}", about)
 
     def ready(self, *nodes: str) -> None:
         for node in nodes:
             self.shim_comes(node)
-            self.put(f"{node}/{records.READY}", {})
+            self.put(f"{node}/{attempt_files.READY}", {})
 
     def go(self) -> None:
         self.ready("a", "b")
         assert self.poll() == []
-        assert self.decision() == (records.GO, "")
+        assert self.decision() == (attempt_files.GO, "")
 
     def rank_starts(self, rank: int) -> None:
         node = self.plan["placement"][rank]["node"]
-        self.put(f"{node}/{records.start_record(rank)}", {"rank": rank, "pid": 1000 + rank, "start_time": 70 + rank})
+        self.put(
+            f"{node}/{attempt_files.start_record(rank)}", {"rank": rank, "pid": 1000 + rank, "start_time": 70 + rank}
+        )
 
     def rank_exits(self, rank: int, code: int | None) -> None:
         node = self.plan["placement"][rank]["node"]
-        self.put(f"{node}/{records.exit_record(rank)}", {"rank": rank, "exit_code": code, "wall_ns": 5})
+        self.put(f"{node}/{attempt_files.exit_record(rank)}", {"rank": rank, "exit_code": code, "wall_ns": 5})
 
     def node_ends(self, node: str, wall_ns: int = 50, **fields: Any) -> None:
         usual = {"wall_ns": wall_ns, "started": True, "signalled": False, "reason": ""}
-        self.put(f"{node}/{records.ENDED}", usual | fields)
+        self.put(f"{node}/{attempt_files.ENDED}", usual | fields)
 
     def request(self) -> dict[str, Any] | None:
-        return records.read(f"{self.path}/{records.STOP}")
+        return attempt_files.read(f"{self.path}/{attempt_files.STOP}")
 
 
 @pytest.fixture
@@ -114,9 +121,9 @@ def test_it_starts_once_every_node_is_ready_and_not_before(folder: Folder) -> No
     folder.shim_comes("a")
     folder.poll(100.0 + TIMEOUT)
     assert folder.decision() is None, "one has not answered yet, and its time is not quite up"
-    folder.put(f"a/{records.READY}", {})
+    folder.put(f"a/{attempt_files.READY}", {})
     folder.poll(100.0 + TIMEOUT)
-    assert folder.decision() == (records.GO, "")
+    assert folder.decision() == (attempt_files.GO, "")
 
 
 def test_no_shim_is_set_going_where_one_has_come_already(folder: Folder) -> None:
@@ -129,36 +136,36 @@ def test_a_node_that_does_not_answer_in_time_ends_the_start_and_is_named(folder:
     folder.ready("b")
     (ended,) = folder.poll(100.1 + TIMEOUT)
     assert ended == AttemptEnded("j-7", 2, (), False, "no answer within 5 s from node a", ended.ended_wall_ns)
-    assert abs(ended.ended_wall_ns - (folder.path / records.DECISION).stat().st_mtime_ns) < 1
+    assert abs(ended.ended_wall_ns - (folder.path / attempt_files.DECISION).stat().st_mtime_ns) < 1
     assert folder.followed.done and folder.poll() == []
 
 
 def test_a_node_that_refuses_keeps_all_from_starting_with_its_ranks_and_its_reason(folder: Folder) -> None:
     folder.ready("b")
     folder.shim_comes("a")
-    folder.put(f"a/{records.REFUSED}", {"reason": "no such program"})
+    folder.put(f"a/{attempt_files.REFUSED}", {"reason": "no such program"})
     (ended,) = folder.poll()
     assert (ended.started, ended.reason) == (False, "node a cannot start rank 1, 2: no such program")
-    assert folder.decision() == (records.ABORT, ended.reason)
+    assert folder.decision() == (attempt_files.ABORT, ended.reason)
 
 
 def test_a_shim_that_died_before_the_start_is_quoted(folder: Folder) -> None:
     folder.shim_comes("b", dead=True)
-    Path(records.shim_log(str(folder.path), "b")).write_text("first\n\nout of memory \n\n")
+    Path(attempt_files.shim_log(str(folder.path), "b")).write_text("first\n\nout of memory \n\n")
     (ended,) = folder.poll()
     assert ended.reason == "the shim of node b died before the start: out of memory"
 
 
 def test_an_attempt_without_a_plan_is_unknown_and_never_starts(folder: Folder) -> None:
-    (folder.path / records.ATTEMPT).unlink()
+    (folder.path / attempt_files.ATTEMPT).unlink()
     folder.followed = folder.follow()
     assert folder.poll() == [AttemptUnknown("j-7", 2)]
-    assert folder.decision() == (records.ABORT, "the start was never carried out")
+    assert folder.decision() == (attempt_files.ABORT, "the start was never carried out")
     assert folder.started == []
 
 
 def test_what_was_decided_already_stands(folder: Folder) -> None:
-    records.decide(str(folder.path), records.ABORT, "another thought so")
+    attempt_files.decide(str(folder.path), attempt_files.ABORT, "another thought so")
     folder.ready("a", "b")
     (ended,) = folder.poll()
     assert ended.reason == "another thought so"
@@ -186,9 +193,9 @@ def test_it_runs_once_every_rank_has_started_and_that_is_told_once(folder: Folde
 def test_a_rank_that_failed_is_told_once_and_other_stops_are_not_taken_for_that(folder: Folder) -> None:
     folder.go()
     request = {"signal": "SIGTERM", "grace_seconds": 1.0, "reason": "x", "rank": 1, "exit_code": 9}
-    folder.put(records.STOP, request | {"why": "migrate"})
+    folder.put(attempt_files.STOP, request | {"why": "migrate"})
     assert folder.poll() == []
-    folder.put(records.STOP, request | {"why": "rank-failed"})
+    folder.put(attempt_files.STOP, request | {"why": "rank-failed"})
     assert folder.poll() == [RankFailed("j-7", 2, 1, 9)]
     assert folder.poll() == []
 
@@ -198,11 +205,11 @@ def test_its_end_is_told_when_every_node_has_ended_with_all_that_is_known(folder
     for rank in range(3):
         folder.rank_starts(rank)
     folder.put(
-        records.STOP,
+        attempt_files.STOP,
         {"signal": "SIGTERM", "grace_seconds": 1.0, "why": "migrate", "reason": "away from b",
          "checkpoint": {"command": ["save"], "timeout_seconds": 3.0}},
     )  # fmt: skip
-    folder.put(records.SAVED, {"exit_code": 0, "seconds": 1.5, "reason": ""})
+    folder.put(attempt_files.SAVED, {"exit_code": 0, "seconds": 1.5, "reason": ""})
     folder.rank_exits(0, 0)
     folder.rank_exits(2, 137)
     folder.node_ends("b", 80)
@@ -232,7 +239,8 @@ def test_a_gang_that_ran_and_ended_between_two_looks_is_told_as_both(folder: Fol
 def test_a_save_that_left_no_word_is_told_as_none(folder: Folder) -> None:
     folder.go()
     folder.put(
-        records.STOP, {"why": "preempt", "reason": "", "checkpoint": {}, "signal": "SIGTERM", "grace_seconds": 1.0}
+        attempt_files.STOP,
+        {"why": "preempt", "reason": "", "checkpoint": {}, "signal": "SIGTERM", "grace_seconds": 1.0},
     )
     folder.node_ends("a")
     folder.node_ends("b")
@@ -246,7 +254,7 @@ def test_a_save_that_left_no_word_is_told_as_none(folder: Folder) -> None:
 
 def test_a_stop_before_the_decision_is_the_decision(folder: Folder) -> None:
     folder.followed.stop("SIGTERM", 3.0, "cancel", "by eve")
-    assert folder.decision() == (records.ABORT, "by eve") and folder.request() is None
+    assert folder.decision() == (attempt_files.ABORT, "by eve") and folder.request() is None
     (ended,) = folder.poll()
     assert (ended.started, ended.reason) == (False, "by eve")
 
@@ -287,23 +295,23 @@ def test_a_dead_shim_s_node_is_accounted_for_and_the_others_asked_to_stop(folder
     for rank in range(3):
         folder.rank_starts(rank)
     folder.rank_exits(2, 3)
-    rank_file = Path(records.rank_file(str(folder.state), "a", "j-7", 2, 1))
+    rank_file = Path(attempt_files.rank_file(str(folder.state), "a", "j-7", 2, 1))
     rank_file.parent.mkdir(parents=True)
-    records.write(str(rank_file), {"pid": folder.shim.pid, "start_time": 1})  # of another process by now
-    Path(records.shim_log(str(folder.path), "a")).write_text("killed\n")
-    about = records.read(f"{folder.path}/a/{records.SHIM}")
+    attempt_files.write(str(rank_file), {"pid": folder.shim.pid, "start_time": 1})  # of another process by now
+    Path(attempt_files.shim_log(str(folder.path), "a")).write_text("killed\n")
+    about = attempt_files.read(f"{folder.path}/a/{attempt_files.SHIM}")
     assert about is not None
-    folder.put(f"a/{records.SHIM}", about | {"start_time": about["start_time"] + 1})
+    folder.put(f"a/{attempt_files.SHIM}", about | {"start_time": about["start_time"] + 1})
     folder.followed = folder.follow()
     events = folder.poll()
     assert [type(event) for event in events] == [AttemptRunning]
     request = folder.request()
     assert request is not None
     assert (request["why"], request["signal"], request["grace_seconds"]) == ("shim-died", "SIGUSR2", 7.0)
-    ended = records.read(f"{folder.path}/a/{records.ENDED}")
+    ended = attempt_files.read(f"{folder.path}/a/{attempt_files.ENDED}")
     assert ended is not None
     assert (ended["started"], ended["reason"]) == (True, "the shim of node a died: killed")
-    exits = [records.read(f"{folder.path}/a/{records.exit_record(rank)}") for rank in (1, 2)]
+    exits = [attempt_files.read(f"{folder.path}/a/{attempt_files.exit_record(rank)}") for rank in (1, 2)]
     assert [one and one["exit_code"] for one in exits] == [None, 3], "what was learnt stands"
     assert not rank_file.exists()
     assert folder.shim.poll() is None, "a process that is not the rank is let be"
@@ -314,26 +322,26 @@ def test_a_dead_shim_s_node_is_accounted_for_and_the_others_asked_to_stop(folder
 
 def test_a_shim_that_died_before_it_started_anything_has_started_nothing(folder: Folder) -> None:
     folder.go()
-    about = records.read(f"{folder.path}/a/{records.SHIM}")
+    about = attempt_files.read(f"{folder.path}/a/{attempt_files.SHIM}")
     assert about is not None
-    folder.put(f"a/{records.SHIM}", about | {"start_time": about["start_time"] + 1})
+    folder.put(f"a/{attempt_files.SHIM}", about | {"start_time": about["start_time"] + 1})
     folder.followed = folder.follow()
     folder.poll()
-    ended = records.read(f"{folder.path}/a/{records.ENDED}")
+    ended = attempt_files.read(f"{folder.path}/a/{attempt_files.ENDED}")
     assert ended is not None and ended["started"] is False
-    assert not (folder.path / "a" / records.exit_record(1)).exists()
+    assert not (folder.path / "a" / attempt_files.exit_record(1)).exists()
 
 
 def test_after_a_restart_of_the_machine_the_end_is_when_the_folder_was_last_written(folder: Folder) -> None:
     folder.go()
-    about = records.read(f"{folder.path}/a/{records.SHIM}")
+    about = attempt_files.read(f"{folder.path}/a/{attempt_files.SHIM}")
     assert about is not None
-    folder.put(f"a/{records.SHIM}", about | {"boot_id": "another"})
+    folder.put(f"a/{attempt_files.SHIM}", about | {"boot_id": "another"})
     for entry in (folder.path / "a").iterdir():
         os.utime(entry, ns=(10**18, 10**18))
     folder.followed = folder.follow()
     folder.poll()
-    ended = records.read(f"{folder.path}/a/{records.ENDED}")
+    ended = attempt_files.read(f"{folder.path}/a/{attempt_files.ENDED}")
     assert ended is not None
     assert (ended["started"], ended["reason"], ended["wall_ns"]) == (True, "the machine was restarted", 10**18)
     assert folder.shim.poll() is None, "a pid of another boot names nobody"
@@ -341,19 +349,19 @@ def test_after_a_restart_of_the_machine_the_end_is_when_the_folder_was_last_writ
 
 def test_what_is_left_of_a_dead_shim_s_ranks_is_killed_before_it_counts_as_ended(folder: Folder) -> None:
     folder.go()
-    marks = launch.marks(folder.plan, "a")
+    marks = rank_launch.marks(folder.plan, "a")
     left = subprocess.Popen(["sleep", "100"], env={**os.environ, **marks})
     other = subprocess.Popen(["sleep", "100"], env={**os.environ, **marks, "GANGWATCH_ATTEMPT": "3"})
     try:
-        about = records.read(f"{folder.path}/a/{records.SHIM}")
+        about = attempt_files.read(f"{folder.path}/a/{attempt_files.SHIM}")
         assert about is not None
-        folder.put(f"a/{records.SHIM}", about | {"start_time": about["start_time"] + 1})
+        folder.put(f"a/{attempt_files.SHIM}", about | {"start_time": about["start_time"] + 1})
         folder.followed = folder.follow()
         folder.poll()
-        assert not (folder.path / "a" / records.ENDED).exists(), "not while anything of it may live"
+        assert not (folder.path / "a" / attempt_files.ENDED).exists(), "not while anything of it may live"
         assert left.wait(5) == -9
         folder.poll()
-        assert (folder.path / "a" / records.ENDED).exists()
+        assert (folder.path / "a" / attempt_files.ENDED).exists()
         assert other.poll() is None, "another attempt's"
     finally:
         for process in (left, other):
@@ -368,8 +376,8 @@ def test_a_node_that_does_not_save_waits_for_the_first_s_word_or_until_its_time_
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 50.0
-    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now)
-    saving = checkpoint.Checkpoint(
+    monkeypatch.setattr(checkpoint_command.time, "monotonic", lambda: now)
+    saving = checkpoint_command.Checkpoint(
         folder.plan, str(folder.path), "a", {"command": ["/nothing"], "timeout_seconds": 10.0}, None
     )
     saving.look()
@@ -381,8 +389,10 @@ def test_a_node_that_does_not_save_waits_for_the_first_s_word_or_until_its_time_
     saving.look()
     assert saving.over
     now = 50.0
-    again = checkpoint.Checkpoint(folder.plan, str(folder.path), "a", {"command": ["x"], "timeout_seconds": 10.0}, None)
-    folder.put(records.SAVED, {"exit_code": 0})
+    again = checkpoint_command.Checkpoint(
+        folder.plan, str(folder.path), "a", {"command": ["x"], "timeout_seconds": 10.0}, None
+    )
+    folder.put(attempt_files.SAVED, {"exit_code": 0})
     again.look()
     assert again.over and again.record is None, "the first node's record is not ours to write"
 
@@ -394,9 +404,9 @@ def test_a_save_that_can_not_be_begun_or_has_ended_is_over_and_recorded_once(
     folder.plan["spec"]["working_directory"] = ""
     folder.plan |= {"master_address": "x", "master_port": 1}
     now = 50.0
-    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now)
+    monkeypatch.setattr(checkpoint_command.time, "monotonic", lambda: now)
     request = {"command": ["save"], "timeout_seconds": 10.0}
-    saving = checkpoint.Checkpoint(folder.plan, str(folder.path), "b", request, None)
+    saving = checkpoint_command.Checkpoint(folder.plan, str(folder.path), "b", request, None)
     assert saving.over and saving.record == {
         "exit_code": None, "seconds": 0.0, "reason": "the program of the checkpoint command is not on the job's PATH",
     }  # fmt: skip
@@ -406,7 +416,7 @@ def test_a_save_that_can_not_be_begun_or_has_ended_is_over_and_recorded_once(
     assert saving.record == {"exit_code": 7, "seconds": 3.0, "reason": ""}
     saving.ended(9)
     assert saving.record["exit_code"] == 7
-    late = checkpoint.Checkpoint(folder.plan, str(folder.path), "b", request, None)
+    late = checkpoint_command.Checkpoint(folder.plan, str(folder.path), "b", request, None)
     late.over, late.record = False, None
     now = 63.0
     late.look()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.gangs import (
+from scheduler_feedback.core.telemetry.gang_attempts import (
     BLOCK_IO,
     CONSUMED,
     CPU,

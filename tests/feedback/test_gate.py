@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.gangs import FloatArray
-from scheduler_feedback.core.telemetry import FEATURE, FEATURES
-from scheduler_feedback.detectors import gate as gate_module
-from scheduler_feedback.detectors.gate import AGREE, COARSER, WARM_UP, JobGate
-from scheduler_feedback.detectors.rhythm import Rhythm
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
+from scheduler_feedback.detectors.iteration import job_slowdown as gate_module
+from scheduler_feedback.detectors.iteration.job_slowdown import AGREE, COARSER, WARM_UP, JobGate
+from scheduler_feedback.detectors.iteration.period_estimation import Rhythm
 
 
 def fed(gate: JobGate, rates: FloatArray, seconds: float = 1.0, known: int = 8, name: str = "nvlink_bytes") -> JobGate:

@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.gangs import FloatArray
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.verdict import Cause
-from scheduler_feedback.detectors.baseline import Baseline, learn
-from scheduler_feedback.detectors.gates import Case, Judged, Judgement, judge, slow_windows, stopped_again
-from scheduler_feedback.detectors.switches import Switches
-from scheduler_feedback.detectors.windows import Places, Window
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.steps.baseline import Baseline, learn
+from scheduler_feedback.detectors.steps.windows import Places, Window
+from scheduler_feedback.detectors.straggler.alarm_checks import (
+    Case,
+    Judged,
+    Judgement,
+    judge,
+    slow_windows,
+    stopped_again,
+)
 from tests.feedback.gang_windows import SHARED_WAIT, where_of, windows_of
 
 RANKS, SLOW = 16, 3

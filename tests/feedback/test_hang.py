@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from agent.schema.process_state import ProcessState
-from scheduler_feedback.core.gangs import Consumed
-from scheduler_feedback.core.telemetry import JobTelemetry
+from scheduler_feedback.core.telemetry.gang_attempts import Consumed
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry
 from scheduler_feedback.core.verdict import Abstention, Cleared, Finding, Verdict
 from scheduler_feedback.core.verdict_text import sentence
-from scheduler_feedback.detectors.hang import CONFIDENT, FRESH_SECONDS, HangDetector, is_inside
-from scheduler_feedback.policies.hangs import CONFIDENCE
+from scheduler_feedback.detectors.hang.hang import CONFIDENT, FRESH_SECONDS, HangDetector, is_inside
+from scheduler_feedback.policies.remediation.hang_restart import CONFIDENCE
 from tests.feedback.test_detectors import NS, START, Job, course, verdicts
 
 RUNNING, STOPPED, TRACED = ProcessState.RUNNING, ProcessState.STOPPED, ProcessState.TRACED

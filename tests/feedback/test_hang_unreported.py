@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.gangs import FloatArray
-from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
-from scheduler_feedback.detectors.hang import HangDetector
-from scheduler_feedback.detectors.hang_unreported import Traffic
+from scheduler_feedback.detectors.hang.hang import HangDetector
+from scheduler_feedback.detectors.hang.unreported_hang import Traffic
 
 NS = 1_000_000_000
 START = 1_700_000_000 * NS

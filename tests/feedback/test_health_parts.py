@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agent.schema.frame import EventRecord
-from scheduler_feedback.core.telemetry import (
+from scheduler_feedback.core.telemetry.telemetry import (
     DEVICE_LOST,
     LINK,
     XID,
@@ -20,12 +20,12 @@ from scheduler_feedback.core.telemetry import (
     no_counters,
 )
 from scheduler_feedback.core.verdict import Abstention, Cause, Kind, Verdict
-from scheduler_feedback.detectors.health import HealthDetector
-from scheduler_feedback.detectors.health_ports import DAMPED_SECONDS, FLAP_SECONDS, Ports
-from scheduler_feedback.detectors.health_silence import MASS_SECONDS, SILENT_SECONDS, Silence
-from scheduler_feedback.detectors.health_speed import BEST_STEPS, Speed, Speeds
-from scheduler_feedback.detectors.lemons import MOST_WEIGHT, REMEMBERED_NS, Lemons
-from scheduler_feedback.detectors.panel import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.fault_history import MOST_WEIGHT, REMEMBERED_NS, Lemons
+from scheduler_feedback.detectors.health.health import HealthDetector
+from scheduler_feedback.detectors.health.job_speed import BEST_STEPS, Speed, Speeds
+from scheduler_feedback.detectors.health.port_health import DAMPED_SECONDS, FLAP_SECONDS, Ports
+from scheduler_feedback.detectors.health.stale_agents import MASS_SECONDS, SILENT_SECONDS, Silence
 from tests.feedback.test_detectors import Job, course, event, verdicts
 
 NS = 1_000_000_000

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_feedback.inbox import Inbox, Question, StoppedError, Wish
+from scheduler_feedback.controller.inbox import Inbox, Question, StoppedError, Wish
 
 
 def test_who_has_given_up_keeps_nobody_from_being_answered() -> None:

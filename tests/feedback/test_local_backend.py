@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends import BACKENDS, Backend, processes, records
-from scheduler_feedback.backends.local import LocalBackend, LocalNode, free_port, step_socket
+from scheduler_feedback.backends import BACKENDS, Backend
+from scheduler_feedback.backends.local import attempt_files, local_processes
+from scheduler_feedback.backends.local.local_backend import LocalBackend, LocalNode, free_port, step_socket
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, AttemptUnknown, RankFailed
 from scheduler_feedback.core.job import Group, JobSpec, Slot, StopReason
@@ -106,8 +107,8 @@ def test_rank_files_name_live_processes_by_pid_and_start_time(gangs: LocalGangs)
             "shim_pid": shim["pid"],
             "shim_start_time": shim["start_time"],
         }
-        assert processes.is_alive(seen.pid, seen.start_time)
-        assert not processes.is_alive(seen.pid, seen.start_time + 1)
+        assert local_processes.is_alive(seen.pid, seen.start_time)
+        assert not local_processes.is_alive(seen.pid, seen.start_time + 1)
     gangs.stop()
     assert exit_codes(gangs.wait_for(AttemptEnded)) == [143] * 3
     gangs.assert_nothing_left()
@@ -216,9 +217,14 @@ def test_a_shim_that_does_not_answer_aborts_the_start(tmp_path: Path, monkeypatc
     def start_all_but_one(folder: Path, node: str) -> None:
         """The place of n1 is taken by a live process that says nothing (this one)."""
         me = os.getpid()
-        about = {"pid": me, "start_time": processes.start_time(me), "boot_id": processes.boot_id(), "cgroup": None}
+        about = {
+            "pid": me,
+            "start_time": local_processes.start_time(me),
+            "boot_id": local_processes.boot_id(),
+            "cgroup": None,
+        }
         if node == "n1":
-            assert records.create_folder(f"{folder}/{node}", {"shim.json": records.encode(about)})
+            assert attempt_files.create_folder(f"{folder}/{node}", {"shim.json": attempt_files.encode(about)})
             monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: None)  # a poke would hit the test
         start_shim(folder, node)
 
@@ -233,7 +239,7 @@ def test_shims_that_nobody_decides_about_give_up(tmp_path: Path) -> None:
     gangs = LocalGangs(tmp_path / "state", decision_timeout_seconds=0.3)
     gangs.start(("touch", str(tmp_path / "ran")), 4)
     gangs.assert_nothing_left()
-    decided = records.decision(str(gangs.folder()))
+    decided = attempt_files.decision(str(gangs.folder()))
     assert decided is not None and decided[0] == "abort"
     ended = gangs.wait_for(AttemptEnded)
     assert not ended.started and "nobody decided" in ended.reason
@@ -243,7 +249,7 @@ def test_shims_that_nobody_decides_about_give_up(tmp_path: Path) -> None:
 def test_a_shim_that_dies_before_the_start_aborts_it(gangs: LocalGangs) -> None:
     gangs.start(SLEEP, 4)
     about = gangs.shim("n1")
-    assert processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
+    assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
     ended = gangs.wait_for(AttemptEnded)
     # Whether it is found dead before the decision or after it: no rank of its node was ever let go.
     assert not ended.started
@@ -384,11 +390,11 @@ def test_a_process_that_left_its_session_and_parent_is_ended_with_the_job(both_w
     both_ways.wait_for_log(1, "daemon")
     daemons = [int(both_ways.log(rank).split()[1]) for rank in range(2)]
     if end == "stay":
-        assert all(processes.start_time(daemon) is not None for daemon in daemons)
+        assert all(local_processes.start_time(daemon) is not None for daemon in daemons)
         both_ways.stop(grace_seconds=0.5)
     ended = both_ways.wait_for(AttemptEnded)
     assert exit_codes(ended) == ([0, 0] if end == "end" else [143, 143])
-    assert all((found := processes.read_stat(daemon)) is None or found.gone for daemon in daemons)
+    assert all((found := local_processes.read_stat(daemon)) is None or found.gone for daemon in daemons)
     both_ways.assert_nothing_left()
 
 
@@ -428,7 +434,7 @@ def test_a_dead_shim_ends_the_attempt_with_unknown_exits(both_ways: LocalGangs) 
     for rank in range(4):
         both_ways.wait_for_log(rank, "daemon")
     about = both_ways.shim("n0")
-    assert processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
+    assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
     ended = both_ways.wait_for(AttemptEnded)
     assert exit_codes(ended) == [None, None, 143, 143]
     assert ended.started
@@ -442,15 +448,15 @@ def test_after_a_reboot_nothing_is_running_and_nothing_is_signalled(gangs: Local
     gangs.start(SLEEP, 2)
     gangs.wait_for(AttemptRunning)
     about = gangs.shim("n0")
-    assert processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
+    assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
     for _ in until():
         if not gangs.processes():
             break
     if about["cgroup"] is not None:  # a reboot would have taken it
-        processes.remove_cgroup(about["cgroup"])
+        local_processes.remove_cgroup(about["cgroup"])
     # What is left says that it was written before the machine went down, by pids that others may have now.
-    bystander = {"pid": os.getpid(), "start_time": processes.start_time(os.getpid())}
-    records.write(f"{gangs.folder()}/n0/shim.json", {**about, **bystander, "boot_id": "another boot"})
+    bystander = {"pid": os.getpid(), "start_time": local_processes.start_time(os.getpid())}
+    attempt_files.write(f"{gangs.folder()}/n0/shim.json", {**about, **bystander, "boot_id": "another boot"})
     gangs.restart_controller()
     ended = gangs.wait_for(AttemptEnded)
     assert ended.reason == "the machine was restarted"
@@ -503,7 +509,7 @@ def test_two_state_folders_do_not_touch_each_other(gangs: LocalGangs, tmp_path: 
             each.start(SLEEP, 2)
             each.wait_for(AttemptRunning)
         about = gangs.shim("n0")
-        assert processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
+        assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
         gangs.wait_for(AttemptEnded)
         gangs.assert_nothing_left()
         assert len(other.processes()) == 3
@@ -525,7 +531,7 @@ def test_nodes_are_told_with_their_machine(tmp_path: Path) -> None:
         ("a", 2, (), True),
         ("b", 1, ("GPU-x",), True),
     ]
-    assert {each.machine for each in seen} == {processes.boot_id()}
+    assert {each.machine for each in seen} == {local_processes.boot_id()}
     assert LocalBackend in BACKENDS
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from scheduler_feedback.backends import probe
+from scheduler_feedback.backends.local import slot_probe
 
-PROGRAM = [sys.executable, "-I", "-S", str(Path(probe.__file__))]
+PROGRAM = [sys.executable, "-I", "-S", str(Path(slot_probe.__file__))]
 
 
 def result(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def test_a_slot_that_is_stopped_again_and_again_fails(duty: float) -> None:
         process.send_signal(signal.SIGCONT)
     document = result(process)
     assert not document["passed"], document
-    assert document["suspended_share"] > probe.MAX_SUSPENDED_SHARE
+    assert document["suspended_share"] > slot_probe.MAX_SUSPENDED_SHARE
     assert "suspended for" in document["reason"]
 
 
@@ -75,20 +75,20 @@ def test_bad_arguments_are_refused(arguments: list[str]) -> None:
 
 
 def test_the_share_is_what_nothing_else_explains() -> None:
-    assert probe.suspended_share(2.0, 1.0, 0.5, 0.0) == 0.25
-    assert probe.suspended_share(2.0, 1.0, 0.5, 0.5) == 0.0
-    assert probe.suspended_share(2.0, 2.1, 0.0, 0.0) == 0.0
+    assert slot_probe.suspended_share(2.0, 1.0, 0.5, 0.0) == 0.25
+    assert slot_probe.suspended_share(2.0, 1.0, 0.5, 0.5) == 0.0
+    assert slot_probe.suspended_share(2.0, 2.1, 0.0, 0.0) == 0.0
 
 
 def test_a_kernel_that_keeps_no_count_is_not_taken_for_one_that_counts_nothing() -> None:
-    assert probe.parse_schedstat("100 7 3\n") == 7
-    assert probe.parse_schedstat("100 0 3\n") == 0
+    assert slot_probe.parse_schedstat("100 7 3\n") == 7
+    assert slot_probe.parse_schedstat("100 0 3\n") == 0
     for text in ("0 0 0\n", "", "1 2\n"):
-        with pytest.raises(probe.Unmeasurable):
-            probe.parse_schedstat(text)
+        with pytest.raises(slot_probe.Unmeasurable):
+            slot_probe.parse_schedstat(text)
 
 
 def test_steal_is_read_for_the_processors_that_count() -> None:
     text = "cpu  1 2 3 4 5 6 7 99 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\ncpu1 1 2 3 4 5 6 7 9 0 0\nintr 5\n"
-    assert probe.parse_steal(text, {1}) == {1: 9}
-    assert probe.parse_steal(text, {0, 1, 2}) == {0: 8, 1: 9}
+    assert slot_probe.parse_steal(text, {1}) == {1: 9}
+    assert slot_probe.parse_steal(text, {0, 1, 2}) == {0: 8, 1: 9}

@@ -13,41 +13,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_feedback.backends import processes, records
+from scheduler_feedback.backends.local import attempt_files, local_processes
 
 
 @given(st.binary(max_size=64).filter(lambda name: b"\0" not in name))
 def test_a_name_of_any_bytes_does_not_shift_the_fields(name: bytes) -> None:
     rest = b" ".join(str(number).encode() for number in range(4, 53))
-    stat = processes.parse_stat(b"17 (" + name + b") S " + rest + b"\n")
+    stat = local_processes.parse_stat(b"17 (" + name + b") S " + rest + b"\n")
     assert (stat.pid, stat.state, stat.parent, stat.start_time) == (17, "S", 4, 22)
 
 
 @given(st.binary(max_size=64).filter(lambda text: text.count(b")") == 0))
 def test_what_is_no_stat_line_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match="not a line"):
-        processes.parse_stat(text)
+        local_processes.parse_stat(text)
 
 
 def test_a_process_is_itself_only_with_its_start_time() -> None:
     me = os.getpid()
-    began = processes.start_time(me)
+    began = local_processes.start_time(me)
     assert began is not None
-    assert processes.is_alive(me, began)
-    assert not processes.is_alive(me, began + 1)
-    assert not processes.send_signal(me, began + 1, signal.SIGKILL)
-    assert processes.send_signal(me, began, 0)
+    assert local_processes.is_alive(me, began)
+    assert not local_processes.is_alive(me, began + 1)
+    assert not local_processes.send_signal(me, began + 1, signal.SIGKILL)
+    assert local_processes.send_signal(me, began, 0)
 
 
 def test_a_zombie_is_gone() -> None:
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    stat = processes.read_stat(process.pid)
+    stat = local_processes.read_stat(process.pid)
     assert stat is not None and stat.gone
-    assert not processes.is_alive(process.pid, stat.start_time)
+    assert not local_processes.is_alive(process.pid, stat.start_time)
     process.wait()
-    assert processes.read_stat(process.pid) is None
-    assert processes.start_time(process.pid) is None
+    assert local_processes.read_stat(process.pid) is None
+    assert local_processes.start_time(process.pid) is None
 
 
 def test_descendants_and_environments_are_found() -> None:
@@ -60,11 +60,11 @@ def test_descendants_and_environments_are_found() -> None:
     assert process.stdout is not None
     sleeper = int(process.stdout.readline())
     try:
-        assert [stat.pid for stat in processes.descendants({process.pid})] == [sleeper]
-        assert {process.pid, sleeper} <= {stat.pid for stat in processes.descendants({os.getpid()})}
+        assert [stat.pid for stat in local_processes.descendants({process.pid})] == [sleeper]
+        assert {process.pid, sleeper} <= {stat.pid for stat in local_processes.descendants({os.getpid()})}
         mark = f"GANGWATCH_TEST_MARK={os.getpid()}"
-        assert {stat.pid for stat in processes.with_environment((mark, "OTHER=y"))} == {process.pid, sleeper}
-        assert processes.with_environment((mark, "OTHER=n")) == []
+        assert {stat.pid for stat in local_processes.with_environment((mark, "OTHER=y"))} == {process.pid, sleeper}
+        assert local_processes.with_environment((mark, "OTHER=n")) == []
     finally:
         os.kill(sleeper, signal.SIGKILL)
         process.communicate()
@@ -89,12 +89,12 @@ MOUNTS = """\
     ],
 )
 def test_the_own_cgroup_is_found_through_the_mount(root: str, membership: str, folder: str | None) -> None:
-    assert processes.parse_own_cgroup(MOUNTS.replace("{root}", root), membership) == folder
+    assert local_processes.parse_own_cgroup(MOUNTS.replace("{root}", root), membership) == folder
 
 
 def test_without_a_v2_mount_there_is_no_cgroup() -> None:
-    assert processes.parse_own_cgroup(MOUNTS.replace("cgroup2 cgroup2", "cgroup cgroup"), "0::/\n") is None
-    assert not processes.create_cgroup("/proc/nothing-can-be-made-here")
+    assert local_processes.parse_own_cgroup(MOUNTS.replace("cgroup2 cgroup2", "cgroup cgroup"), "0::/\n") is None
+    assert not local_processes.create_cgroup("/proc/nothing-can-be-made-here")
 
 
 def test_of_many_claims_one_is_first(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_of_many_claims_one_is_first(tmp_path: Path) -> None:
 
     def claim(number: int) -> None:
         barrier.wait()
-        if records.claim(f"{tmp_path}/decision", str(number).encode()):
+        if attempt_files.claim(f"{tmp_path}/decision", str(number).encode()):
             won.append(number)
 
     threads = [threading.Thread(target=claim, args=(number,)) for number in range(8)]
@@ -118,37 +118,37 @@ def test_of_many_claims_one_is_first(tmp_path: Path) -> None:
 
 def test_a_folder_appears_whole_and_once(tmp_path: Path) -> None:
     path = f"{tmp_path}/1"
-    assert records.create_folder(path, {"a.json": b"{}"}, durable=True)
-    assert not records.create_folder(path, {"b.json": b"{}"})
+    assert attempt_files.create_folder(path, {"a.json": b"{}"}, durable=True)
+    assert not attempt_files.create_folder(path, {"b.json": b"{}"})
     assert [each.name for each in tmp_path.rglob("*")] == ["1", "a.json"]
     with pytest.raises(FileNotFoundError):
-        records.create_folder(f"{tmp_path}/no/2", {"a.json": b"{}"})
+        attempt_files.create_folder(f"{tmp_path}/no/2", {"a.json": b"{}"})
 
 
 def test_a_record_that_is_absent_or_cut_short_is_none(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    assert records.read(str(path)) is None
+    assert attempt_files.read(str(path)) is None
     for text in (b"", b'{"a": ', b"[1]", b"\xff"):
         path.write_bytes(text)
-        assert records.read(str(path)) is None
-    records.write(str(path), {"a": "\udcff"}, durable=True)
-    assert records.read(str(path)) == {"a": "\udcff"}
+        assert attempt_files.read(str(path)) is None
+    attempt_files.write(str(path), {"a": "\udcff"}, durable=True)
+    assert attempt_files.read(str(path)) == {"a": "\udcff"}
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_decision_that_cannot_be_read_is_no_permission(tmp_path: Path) -> None:
     folder = str(tmp_path)
-    assert records.decision(folder) is None
+    assert attempt_files.decision(folder) is None
     (tmp_path / "decision").write_bytes(b"")
-    assert records.decision(folder) == ("abort", "")
+    assert attempt_files.decision(folder) == ("abort", "")
     (tmp_path / "decision").unlink()
-    assert records.decide(folder, records.GO, "")
-    assert not records.decide(folder, records.ABORT, "too late")
-    assert records.decision(folder) == ("go", "")
+    assert attempt_files.decide(folder, attempt_files.GO, "")
+    assert not attempt_files.decide(folder, attempt_files.ABORT, "too late")
+    assert attempt_files.decision(folder) == ("go", "")
 
 
 def test_the_shims_modules_import_without_the_rest() -> None:
-    folder = Path(processes.__file__).parent
+    folder = Path(local_processes.__file__).parent
     program = (
         f"import sys; sys.path.append({str(folder)!r}); import shim; "
         "print([name for name in ('typing', 'dataclasses', 'subprocess', 'pathlib', 'msgspec') if name in sys.modules])"

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from agent.schema.frame import Column, Frame, Layout, Member, OpenRecord, StepRecord, Tier, make_layout
 from scheduler_feedback.core.fabric import Fabric, Leaf
-from scheduler_feedback.core.fleet import Fleet
-from scheduler_feedback.core.gangs import CONSUMED, CPU
-from scheduler_feedback.core.look import Look
-from scheduler_feedback.core.telemetry import FEATURE
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED, CPU
+from scheduler_feedback.core.telemetry.telemetry import FEATURE
+from scheduler_feedback.core.telemetry.telemetry_update import Look
 
 SECOND = 1_000_000_000
 WALL = 1_800_000_000 * SECOND

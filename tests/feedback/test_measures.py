@@ -9,8 +9,8 @@ import pytest
 from agent.schema.catalog import BY_NAME
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
-from scheduler_feedback.core.measures import Sample, measure
 from scheduler_feedback.core.state import Decision, Policy, Queue, State
+from scheduler_feedback.core.state_metrics import Sample, measure
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 
 SECOND = 1_000_000_000

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_feedback.core.gangs import FloatArray
-from scheduler_feedback.core.telemetry import Shape, StepTable
-from scheduler_feedback.detectors.medians import (
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
+from scheduler_feedback.detectors.stats.medians import (
     column_medians,
     median,
     median_of_others,
@@ -19,7 +19,13 @@ from scheduler_feedback.detectors.medians import (
     middle,
     row_medians,
 )
-from scheduler_feedback.detectors.windows import cut, middle_of_others, middle_of_others_of, middle_of_peers, places
+from scheduler_feedback.detectors.steps.windows import (
+    cut,
+    middle_of_others,
+    middle_of_others_of,
+    middle_of_peers,
+    places,
+)
 
 SECOND = 1_000_000_000
 values = st.sampled_from([-1.5, 0.0, 0.1, 0.1, 0.3, 1e-300, 7.0, float("inf"), float("nan")]) | st.floats(-1e3, 1e3)

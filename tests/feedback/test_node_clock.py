@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from scheduler_feedback.core.node_clock import MOST_SKEW_NS, NodeClock
+from scheduler_feedback.core.telemetry.node_clock import MOST_SKEW_NS, NodeClock
 
 SECOND = 1_000_000_000
 WALL = 1_800_000_000 * SECOND

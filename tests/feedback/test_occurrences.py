@@ -12,12 +12,19 @@ import pytest
 from agent.node import Node
 from agent.schema.clock import SystemClock
 from agent.schema.frame import Column, EventRecord, Frame, Layout, Record, Tier, make_layout
-from scheduler_feedback.core.fleet import Fleet
-from scheduler_feedback.core.look import Look
-from scheduler_feedback.core.occurrences import STALE_NS, Occurrences
-from scheduler_feedback.core.telemetry import DEVICE_LOST, LINK, PART_REPLACED, RECOVERY_ACTION, XID, NodeEvent
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.occurrences import STALE_NS, Occurrences
+from scheduler_feedback.core.telemetry.telemetry import (
+    DEVICE_LOST,
+    LINK,
+    PART_REPLACED,
+    RECOVERY_ACTION,
+    XID,
+    NodeEvent,
+)
+from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Cause, Finding, Verdict
-from scheduler_feedback.detectors.health import HealthDetector
+from scheduler_feedback.detectors.health.health import HealthDetector
 from tests.agent.training_node import TrainingNode, hurry
 from tests.fakes.nvml.control import GPU_IS_LOST, FakeNvml
 

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
 from scheduler_feedback.core.state import Ended, Estimates, Order, Policy, State
-from scheduler_feedback.policies import history, order
-from scheduler_feedback.policies.order import fair, las, themis
+from scheduler_feedback.policies.index import runtime_history
+from scheduler_feedback.policies.queue import order
+from scheduler_feedback.policies.queue.order import fair, las, themis
 from tests.feedback.makers import NOW_NS, SECOND, job_of, running
 from tests.feedback.world import World
 
@@ -326,7 +327,7 @@ def _taught(*seconds: float, **policy: Any) -> State:
     state = State(policy=Policy(estimates=Estimates.HISTORY, **policy), now_ns=NOW_NS)
     for one in seconds:
         state.lately.append(Ended("q", "", "w", 1, one))
-        history.take_in(state)
+        runtime_history.take_in(state)
     return state
 
 

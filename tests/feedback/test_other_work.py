@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Abstention, Finding
-from scheduler_feedback.detectors.straggler import StragglerDetector
+from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 
 START_NS = 1_700_000_000_000_000_000
 SHAPE = Shape("j", 1, np.arange(8), tuple(f"n{rank}" for rank in range(8)))

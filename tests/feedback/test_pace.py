@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from agent.schema.clock import SystemClock
-from scheduler_feedback.core import pace as pace_module
-from scheduler_feedback.core.fleet import Sample
-from scheduler_feedback.core.pace import Pace, Paces
-from scheduler_feedback.core.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
+from scheduler_feedback.api.web import paces as documents
+from scheduler_feedback.api.web.progress import is_stalled
+from scheduler_feedback.controller.detection_thread import Watch
+from scheduler_feedback.core.telemetry import pace as pace_module
+from scheduler_feedback.core.telemetry.fleet import Sample
+from scheduler_feedback.core.telemetry.pace import Pace, Paces
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Finding
-from scheduler_feedback.watch import Watch
-from scheduler_feedback.web import paces as documents
-from scheduler_feedback.web.progress import is_stalled
 
 SECOND = 1_000_000_000
 WALL = 1_800_000_000 * SECOND

@@ -7,12 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_feedback.core.telemetry import FEATURES, Counters, Grouping, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.telemetry.telemetry import FEATURES, Counters, Grouping, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.detectors import make_all
-from scheduler_feedback.detectors.known import Knowns
-from scheduler_feedback.detectors.panel import ALLOWANCE, CLIP, DECAY, HIGHEST, WARM_UP_WINDOWS, Panel, _peers, joined
-from scheduler_feedback.detectors.scales import BAD, COUNTS, FLOOR, LOGS
-from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.counters.counter_statistics import (
+    ALLOWANCE,
+    CLIP,
+    DECAY,
+    HIGHEST,
+    WARM_UP_WINDOWS,
+    Panel,
+    _peers,
+    joined,
+)
+from scheduler_feedback.detectors.counters.feature_scales import BAD, COUNTS, FLOOR, LOGS
+from scheduler_feedback.detectors.stats.validity_mask import Knowns
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND

@@ -15,22 +15,22 @@ import pytest
 
 from agent.schema.wire import Decoder
 from gangwatch.controller_metrics import exposition
-from scheduler_feedback import api as api_module
-from scheduler_feedback import controller as controller_module
-from scheduler_feedback import loop as loop_module
-from scheduler_feedback import watch as watch_module
-from scheduler_feedback.core import consumption, counting
+from scheduler_feedback.api import app as api_module
+from scheduler_feedback.api.web import overview
+from scheduler_feedback.api.web import pages as pages_module
+from scheduler_feedback.controller import controller as controller_module
+from scheduler_feedback.controller import cycle_thread as loop_module
+from scheduler_feedback.controller import detection_thread as watch_module
+from scheduler_feedback.controller.detection_thread import ASIDE_SECONDS, MOST_RESTARTS, Watch
 from scheduler_feedback.core.events import Event
-from scheduler_feedback.core.gangs import CONSUMED, Gang
-from scheduler_feedback.core.look import Look
-from scheduler_feedback.core.occurrences import Occurrences
-from scheduler_feedback.core.telemetry import Telemetry
+from scheduler_feedback.core.telemetry import consumption, counter_features
+from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED, Gang
+from scheduler_feedback.core.telemetry.occurrences import Occurrences
+from scheduler_feedback.core.telemetry.telemetry import Telemetry
+from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.detectors import DETECTORS
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.part_failures import PartFailures
-from scheduler_feedback.watch import ASIDE_SECONDS, MOST_RESTARTS, Watch
-from scheduler_feedback.web import overview
-from scheduler_feedback.web import pages as pages_module
 from tests.feedback import test_feed as feeds
 from tests.feedback.memory_backend import World
 from tests.feedback.site import Site, serving
@@ -114,7 +114,7 @@ BOUNDARIES = {
         "fleet", lambda _, patch: patch.setattr(consumption.Places, "_fold", raises), frames
     ),
     "queued features are folded": Boundary(
-        "fleet", lambda _, patch: patch.setattr(counting.Kind, "_fold", raises), frames
+        "fleet", lambda _, patch: patch.setattr(counter_features.Kind, "_fold", raises), frames
     ),
     "a gang's telemetry": Boundary("fleet", lambda _, patch: patch.setattr(Look, "_job", raises), frames),
     "all telemetry": Boundary("fleet", lambda _, patch: patch.setattr(Look, "_counters", raises), frames),
@@ -303,7 +303,7 @@ def used(watch: Watch, gang: str) -> float:
 
 FOLDS: dict[str, tuple[object, str, Callable[[tuple[object, ...]], list[str]]]] = {
     "counters": (consumption.Places, "_fold", lambda given: [one[3].node for one in given[1]]),  # type: ignore[attr-defined]
-    "features": (counting.Kind, "_fold", lambda given: [one[1].node for one in given[1]]),  # type: ignore[attr-defined]
+    "features": (counter_features.Kind, "_fold", lambda given: [one[1].node for one in given[1]]),  # type: ignore[attr-defined]
     "occurrences": (Occurrences, "observe", lambda given: [given[2].node]),  # type: ignore[attr-defined]
 }
 

@@ -14,7 +14,7 @@ from scheduler_feedback.core.events import Tick, VerdictJudged
 from scheduler_feedback.core.job import StopReason
 from scheduler_feedback.core.state import Mode, Policy
 from scheduler_feedback.core.verdict import Cleared
-from scheduler_feedback.policies.patience import best_wait, course, fault_goes_on, known_to_go_on
+from scheduler_feedback.policies.remediation.patience import best_wait, course, fault_goes_on, known_to_go_on
 from tests.feedback.world import SECOND, World
 
 FOREVER = float("inf")

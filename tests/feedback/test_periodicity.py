@@ -9,10 +9,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Kind, Verdict
-from scheduler_feedback.detectors.periodicity import FALSE_ALARM, LongSteps, Period, beats_needed, share_of, tail
-from scheduler_feedback.detectors.workload import WorkloadDetector
+from scheduler_feedback.detectors.stats.periodicity import FALSE_ALARM, LongSteps, Period, beats_needed, share_of, tail
+from scheduler_feedback.detectors.workload.workload import WorkloadDetector
 
 NS = 1_000_000_000
 START = 1_700_000_000 * NS

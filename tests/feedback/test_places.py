@@ -13,19 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.attribution import Attribution
-from agent.collectors.steps import StepCollector
+from agent.collectors.steps.steps import StepCollector
 from agent.node import Node
+from agent.rank_attribution import Attribution
 from agent.schema.clock import SystemClock
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, StepRecord, Tier, make_layout
-from exporter.exposition import EVERYTHING
+from exporter.prometheus.exposition import EVERYTHING
 from exporter.publisher import Publisher
-from scheduler_feedback.core.fleet import Fleet
-from scheduler_feedback.core.look import Look
-from scheduler_feedback.core.subscription import WANTED
-from scheduler_feedback.core.telemetry import Shape
-from scheduler_feedback.detectors.intersection import intersected
-from scheduler_feedback.detectors.windows import places
+from scheduler_feedback.core.telemetry.column_subscription import WANTED
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.telemetry import Shape
+from scheduler_feedback.core.telemetry.telemetry_update import Look
+from scheduler_feedback.detectors.stats.group_intersection import intersected
+from scheduler_feedback.detectors.steps.windows import places
 from scheduler_feedback.feed import Feed
 from tests.agent.test_steps_collector import write_rank_file
 

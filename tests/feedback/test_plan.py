@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Slot
-from scheduler_feedback.core.plan import NOWHERE, Plan, Tier, tier_of
+from scheduler_feedback.core.slot_plan import NOWHERE, Plan, Tier, tier_of
 
 
 def test_rollback_undoes_taking_and_giving_and_commit_keeps() -> None:

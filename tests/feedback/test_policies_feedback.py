@@ -25,7 +25,7 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import JobKind, JobState, StopReason
 from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind
-from scheduler_feedback.policies.quarantine import others_want
+from scheduler_feedback.policies.nodes.quarantine import others_want
 from tests.feedback.world import SECOND, World
 
 _MOVABLE: dict[str, Any] = {"restartable": True, "grace_seconds": 4.0, "restart_cost_seconds": 6.0}

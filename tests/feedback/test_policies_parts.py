@@ -10,6 +10,7 @@ import pytest
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.cluster import Level, Node
+from scheduler_feedback.core.cycle_context import Turn
 from scheduler_feedback.core.events import (
     CancelRequested,
     FreezeSet,
@@ -22,16 +23,18 @@ from scheduler_feedback.core.events import (
     VerdictJudged,
 )
 from scheduler_feedback.core.job import After, Dependency, Job, JobState, Slot, StopReason
-from scheduler_feedback.core.plan import Plan
+from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import Decision, Estimates, Order, Policy, Queue, State
-from scheduler_feedback.core.turn import Turn
 from scheduler_feedback.core.verdict import Kind
-from scheduler_feedback.policies import hangs, preemption, resizing, scores, spares, stopping, timeouts, uplinks
-from scheduler_feedback.policies.ledger import ledger_of
-from scheduler_feedback.policies.outlook import outlook
-from scheduler_feedback.policies.placement import shape_of
-from scheduler_feedback.policies.shares import Shares
-from scheduler_feedback.policies.waiting_line import WaitingLine
+from scheduler_feedback.policies.index import timeouts, uplink_loss
+from scheduler_feedback.policies.index.queue_shares import Shares
+from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.nodes import spares
+from scheduler_feedback.policies.queue import preemption, resizing
+from scheduler_feedback.policies.queue.pending_line import WaitingLine
+from scheduler_feedback.policies.queue.placement import shape_of
+from scheduler_feedback.policies.queue.queue_forecast import outlook
+from scheduler_feedback.policies.remediation import decision_scores, hang_restart, stopping
 from tests.feedback.makers import NOW_NS, SECOND, held, job_of, running, verdict_of
 from tests.feedback.world import World
 
@@ -49,7 +52,7 @@ def hang_is_kept(
     """Of a hang of a minute: the code and the end of what keeps the gang from its restart."""
     found = verdict_of(first_wall_ns=NOW_NS - 60 * SECOND, **(_HANG | verdict))
     job = job or running("j", 900.0, restartable=True)
-    kept = hangs.keeps(policy or Policy(), job, found, confirmed, NOW_NS)
+    kept = hang_restart.keeps(policy or Policy(), job, found, confirmed, NOW_NS)
     return None if kept is None else (kept[0], kept[2])
 
 
@@ -84,10 +87,10 @@ def test_what_keeps_a_gang_that_hangs_from_its_restart_and_until_when(
 def test_a_person_is_told_how_to_restart_it_only_where_that_is_theirs_to_say() -> None:
     verdict = verdict_of(**(_HANG | {"first_wall_ns": NOW_NS - 60 * SECOND}))
     for code, offered in (("pause", True), ("confidence", True), ("restart_on_hang", True), ("cooldown", False)):
-        words = hangs.in_words(verdict, code, "why", 30.0, NOW_NS)
+        words = hang_restart.in_words(verdict, code, "why", 30.0, NOW_NS)
         assert "the hang has cost 60 s so far, a restart would cost about 30 s" in words
         assert ("gangwatch verdict confirm v" in words) is offered
-    assert hangs.silent_seconds(verdict, NOW_NS - 100 * SECOND) == 0.0
+    assert hang_restart.silent_seconds(verdict, NOW_NS - 100 * SECOND) == 0.0
 
 
 # --- stopping and starting -------------------------------------------------------------------------------------------
@@ -193,7 +196,7 @@ def test_a_move_that_was_not_made_is_scored_by_what_the_fault_cost_from_then_on(
     mine, other, applied = decision(), decision(verdict_id="w"), decision(applied=True)
     scored_before = decision(outcome_seconds=1.0)
     turn = scored(World({"n0": 2}), mine, other, applied, scored_before)
-    scores.score_observed(turn, verdict_of(first_wall_ns=NOW_NS - 300 * SECOND), "it cleared")
+    decision_scores.score_observed(turn, verdict_of(first_wall_ns=NOW_NS - 300 * SECOND), "it cleared")
     assert mine.outcome_seconds == pytest.approx(50.0), "half of the hundred seconds since the decision"
     assert (other.outcome_seconds, applied.outcome_seconds, scored_before.outcome_seconds) == (None, None, 1.0)
     (entry,) = turn.entries
@@ -206,14 +209,14 @@ def test_a_move_is_scored_from_its_decision_to_the_first_step_of_a_later_attempt
     mine, same_attempt = decision(applied=True), decision(applied=True, attempt=2)
     others, observed = decision(applied=True, job_id="k"), decision()
     turn = scored(World({"n0": 2}), mine, same_attempt, others, observed)
-    scores.score_applied(turn, job, NOW_NS - 40 * SECOND)
+    decision_scores.score_applied(turn, job, NOW_NS - 40 * SECOND)
     assert mine.outcome_seconds == 60.0
     assert [one.outcome_seconds for one in (same_attempt, others, observed)] == [None, None, None]
     (entry,) = turn.entries
     detail = dict(entry.detail)
     assert (detail["save_seconds"], detail["restart_seconds"]) == ("20.0", "40.0")
     assert entry.text == "moving took 60 s, 30 s were expected"
-    scores.score_applied(turn, job, NOW_NS)
+    decision_scores.score_applied(turn, job, NOW_NS)
     assert mine.outcome_seconds == 60.0, "scored once"
 
 
@@ -274,7 +277,7 @@ def test_a_gang_crosses_the_uplinks_of_the_domains_that_it_lies_in_with_a_part()
 
     def names(*nodes: str) -> int:
         """How many."""
-        return len(uplinks.crossed(plan, [Slot(name, 0) for name in nodes]))
+        return len(uplink_loss.crossed(plan, [Slot(name, 0) for name in nodes]))
 
     assert names("n0") == names("n0", "n0") == 0
     assert (names("n0", "n1"), names("n0", "n2"), names("n0", "n1", "n2")) == (0, 2, 2)
@@ -293,7 +296,7 @@ def test_an_uplink_costs_what_the_worst_standing_verdict_between_two_gangs_on_it
             str(number): verdict_of(verdict_id=str(number), gang=gang, aggressor=aggressor, slowdown=slowdown)
             for number, (gang, aggressor, slowdown) in enumerate(verdicts)
         }
-        return set(uplinks.congested(state, plan).values())
+        return set(uplink_loss.congested(state, plan).values())
 
     assert costs(("a", "b", 1.5), ("b", "a", 1.25)) == {0.5}
     assert costs(("b", "a", 1.25), ("a", "b", 1.5)) == {0.5}
@@ -307,12 +310,12 @@ def test_domains_whose_worst_uplink_costs_least_are_taken_where_they_hold_the_ga
     plan = two_racks()
     plan.uplink_slowdown = 0.1
     holes = [(2, 0), (2, 1), (2, 2)]
-    assert uplinks.least_burdened(plan, holes, 4) == holes, "nobody crosses any"
+    assert uplink_loss.least_burdened(plan, holes, 4) == holes, "nobody crosses any"
     plan.crossing = {0: 2, 1: 1}
-    assert uplinks.least_burdened(plan, holes, 2) == [(2, 2)]
-    assert uplinks.least_burdened(plan, holes, 3) == [(2, 1), (2, 2)]
-    assert uplinks.least_burdened(plan, holes, 5) == holes
-    assert uplinks.least_burdened(plan, holes, 7) == holes, "together they do not hold it either"
+    assert uplink_loss.least_burdened(plan, holes, 2) == [(2, 2)]
+    assert uplink_loss.least_burdened(plan, holes, 3) == [(2, 1), (2, 2)]
+    assert uplink_loss.least_burdened(plan, holes, 5) == holes
+    assert uplink_loss.least_burdened(plan, holes, 7) == holes, "together they do not hold it either"
 
 
 # --- the line --------------------------------------------------------------------------------------------------------

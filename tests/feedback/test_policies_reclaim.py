@@ -11,7 +11,7 @@ from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.events import CancelRequested
 from scheduler_feedback.core.job import JobState, StopReason
 from scheduler_feedback.core.state import Estimates, Mode, Order, Policy, Queue
-from scheduler_feedback.policies.ledger import ledger_of
+from scheduler_feedback.policies.index.scheduling_index import ledger_of
 from tests.feedback.world import SECOND, World
 
 _POLICY = Policy(

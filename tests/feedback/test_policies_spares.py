@@ -13,7 +13,7 @@ from scheduler_feedback.core.cluster import Level, NodeState
 from scheduler_feedback.core.events import NodeCommand, NodeCommanded, NodeSeen, PolicySet
 from scheduler_feedback.core.job import JobState, StopReason
 from scheduler_feedback.core.state import Policy
-from scheduler_feedback.policies.spares import count
+from scheduler_feedback.policies.nodes.spares import count
 from tests.feedback.world import World
 
 _POLICY = Policy(spare_nodes=1, spare_level=Level.RACK)

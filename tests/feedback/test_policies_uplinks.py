@@ -6,11 +6,11 @@ import pytest
 
 from scheduler_feedback.core.cluster import Level, Node
 from scheduler_feedback.core.job import Slot
-from scheduler_feedback.core.plan import Plan
+from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Cleared, Kind
-from scheduler_feedback.policies.ledger import ledger_of
-from scheduler_feedback.policies.uplinks import crossed, least_burdened
+from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.index.uplink_loss import crossed, least_burdened
 from tests.feedback.world import World
 
 

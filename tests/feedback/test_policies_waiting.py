@@ -13,9 +13,9 @@ from scheduler_feedback.core.cluster import Level, NodeState
 from scheduler_feedback.core.events import CancelRequested, NodeSeen, PolicySet, Tick
 from scheduler_feedback.core.job import After, Dependency, Job, JobSpec, JobState, StopReason
 from scheduler_feedback.core.state import Backfilling, Ended, Estimates, Order, Policy, Queue, State
-from scheduler_feedback.policies import history
-from scheduler_feedback.policies.conservative import Profile
-from scheduler_feedback.policies.estimate import Release
+from scheduler_feedback.policies.index import runtime_history
+from scheduler_feedback.policies.index.runtime_estimate import Release
+from scheduler_feedback.policies.queue.conservative_backfill import Profile
 from tests.feedback.world import SECOND, START_NS, World
 
 _MOVABLE = {"restartable": True, "preemptible": True, "grace_seconds": 0.0, "restart_cost_seconds": 5.0}
@@ -292,7 +292,7 @@ def _learnt(*rows: tuple[str, int, float]) -> State:
     state = State()
     for workload, ranks, seconds in rows:
         state.lately.append(Ended("q", "", workload, ranks, seconds))
-        history.take_in(state)
+        runtime_history.take_in(state)
     state.renewed_ns = 1
     return state
 
@@ -304,17 +304,17 @@ def _spec(workload: str, ranks: int = 1) -> JobSpec:
 def test_what_nobody_learns_from_does_not_grow_for_ever() -> None:
     """Under FIFO and limits what ended is never counted: a state of a million jobs would be written each minute."""
     world = World({"n0": 8})
-    ended = history.MOST_LATELY * 2 + 500
+    ended = runtime_history.MOST_LATELY * 2 + 500
     for number in range(ended):
-        history.learn(world.state, Job("a", JobSpec("a", ("x",), 1), JobState.COMPLETED, 0), float(number))
+        runtime_history.learn(world.state, Job("a", JobSpec("a", ("x",), 1), JobState.COMPLETED, 0), float(number))
     kept = [one.seconds for one in world.state.lately]
-    assert history.MOST_LATELY * 0.9 <= len(kept) <= history.MOST_LATELY
+    assert runtime_history.MOST_LATELY * 0.9 <= len(kept) <= runtime_history.MOST_LATELY
     assert kept == [float(number) for number in range(ended - len(kept), ended)], "the newest"
 
 
 def test_history_believes_the_kinds_that_foretell() -> None:
     told = _learnt(*[("short", 1, 100.0), ("long", 1, 100_000.0)] * 40)
-    answers = history.answers_of(told)
+    answers = runtime_history.answers_of(told)
     assert answers.quantile(_spec("short"), 0.0, 0.6) == pytest.approx(100.0, rel=0.5)
     assert answers.quantile(_spec("long"), 0.0, 0.6) == pytest.approx(100_000.0, rel=0.5)
     assert answers.expense(_spec("short"), 0.0, 0.0) < answers.expense(_spec("long"), 0.0, 0.0) / 10
@@ -322,22 +322,24 @@ def test_history_believes_the_kinds_that_foretell() -> None:
 
 def test_the_longer_a_job_of_wide_spread_has_run_the_more_it_is_expected_to_need() -> None:
     told = _learnt(*[("w", 1, 10.0 * 2.0 ** (n % 14)) for n in range(140)])
-    answers = history.answers_of(told)
+    answers = runtime_history.answers_of(told)
     spent = [answers.expense(_spec("w"), done, 0.0) for done in (0.0, 100.0, 1000.0, 10_000.0)]
     assert spent == sorted(spent)
     assert answers.quantile(_spec("w"), 10_000.0, 0.5) > 10_000.0
-    assert history.expense(answers.spread(_spec("w")), 2.0**40) > 2.0**40
+    assert runtime_history.expense(answers.spread(_spec("w")), 2.0**40) > 2.0**40
 
 
 def test_what_is_left_of_a_job_is_counted_up_to_a_bound_over_all_that_ran_so_long() -> None:
     """Half of its kind end within a minute, half go on for a day: a bound of an hour is met by those that go on."""
     told = _learnt(*[("w", 1, 40.0), ("w", 1, 86_400.0)] * 60)
-    spread = history.answers_of(told).spread(_spec("w"))
-    assert history.yet_within(spread, 0.0, 3600.0) == pytest.approx(0.5 * 40 + 0.5 * 3600, rel=0.15)
-    assert history.yet_within(spread, 100.0, 3600.0) == pytest.approx(3600, rel=0.1), "who is past a minute goes on"
-    assert history.yet_within(spread, 100.0, 0.0) == 0.0
-    assert history.yet_within(spread, 2.0**40, 10.0) == 10.0, "of such nothing is known"
-    bounds = [history.yet_within(spread, 0.0, bound) for bound in (1.0, 30.0, 1000.0, 10_000.0, 1e6)]
+    spread = runtime_history.answers_of(told).spread(_spec("w"))
+    assert runtime_history.yet_within(spread, 0.0, 3600.0) == pytest.approx(0.5 * 40 + 0.5 * 3600, rel=0.15)
+    assert runtime_history.yet_within(spread, 100.0, 3600.0) == pytest.approx(3600, rel=0.1), (
+        "who is past a minute goes on"
+    )
+    assert runtime_history.yet_within(spread, 100.0, 0.0) == 0.0
+    assert runtime_history.yet_within(spread, 2.0**40, 10.0) == 10.0, "of such nothing is known"
+    bounds = [runtime_history.yet_within(spread, 0.0, bound) for bound in (1.0, 30.0, 1000.0, 10_000.0, 1e6)]
     assert bounds == sorted(bounds)
 
 

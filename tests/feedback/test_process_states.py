@@ -9,9 +9,9 @@ import pytest
 
 from agent.schema.frame import Column, Frame, Layout, Member, StepRecord, Tier, make_layout
 from agent.schema.process_state import ProcessState
-from scheduler_feedback.core.fleet import Fleet
-from scheduler_feedback.core.process_states import METRIC
-from scheduler_feedback.core.telemetry import UNKNOWN_STATE
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.process_states import METRIC
+from scheduler_feedback.core.telemetry.telemetry import UNKNOWN_STATE
 
 SECOND = 1_000_000_000
 GANG = "j-000001"

@@ -12,8 +12,8 @@ from scheduler_feedback.core.events import CancelRequested, Event, NodeSeen, Sub
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot, StopReason
 from scheduler_feedback.core.state import State
 from scheduler_feedback.cycle import run
-from scheduler_feedback.recovery import follow, run_again
-from scheduler_feedback.store import JournalRow
+from scheduler_feedback.journal.recovery import follow, run_again
+from scheduler_feedback.journal.store import JournalRow
 
 SPEC = JobSpec("train", ("train",), 2)
 N0, N1 = (Slot("n0", 0), Slot("n0", 1)), (Slot("n1", 0), Slot("n1", 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler_feedback.core.codec import decode_state, encode_state
-from scheduler_feedback.replay import about, replay, start_times
+from scheduler_feedback.journal.replay import about, replay, start_times
 from tests.feedback.world import SECOND, World
 
 

@@ -14,15 +14,15 @@ from msgspec.structs import replace
 
 from agent.schema.errors import GangwatchError, StoreError
 from gangwatch.cli import cli
-from scheduler_feedback.backup import back_up, verify
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.codec import decode_action, encode_action
 from scheduler_feedback.core.events import Submitted
 from scheduler_feedback.core.job import JobSpec, Slot
 from scheduler_feedback.core.state import State
-from scheduler_feedback.recovery import recover, replay_journal, replay_parts, run_again
-from scheduler_feedback.sim.journal import JournalFile
-from scheduler_feedback.store import Reader, Store
+from scheduler_feedback.journal.backup import back_up, verify
+from scheduler_feedback.journal.recovery import recover, replay_journal, replay_parts, run_again
+from scheduler_feedback.journal.store import Reader, Store
+from scheduler_feedback.sim.simulated_journal import JournalFile
 from tests.sim.scenario import job, simulation
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.gangs import FloatArray
-from scheduler_feedback.detectors.rhythm import rhythm
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.detectors.iteration.period_estimation import rhythm
 
 
 def bursts(lengths: FloatArray, samples: int, share: float = 0.3, finer: int = 20) -> FloatArray:

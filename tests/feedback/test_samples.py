@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Abstention, Cause, Finding, Verdict
-from scheduler_feedback.detectors.straggler import StragglerDetector
+from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 
 START_NS = 1_700_000_000_000_000_000
 STEP_SECONDS = 2.0

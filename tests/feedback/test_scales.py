@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry import FEATURE, FEATURES
-from scheduler_feedback.detectors.scales import BAD, FLOOR, on_scale
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
+from scheduler_feedback.detectors.counters.feature_scales import BAD, FLOOR, on_scale
 
 NAN = float("nan")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_feedback.core.telemetry import (
+from scheduler_feedback.core.telemetry.telemetry import (
     Grouping,
     JobTelemetry,
     Shape,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_feedback.backends import launch, local, processes, records, shim
+from scheduler_feedback.backends.local import attempt_files, local_backend, local_processes, rank_launch, shim
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning
 from tests import needs
 from tests.feedback.local_gangs import LocalGangs, exit_codes, python, until
@@ -50,29 +50,29 @@ def plan(environment: Mapping[str, str], spec: Mapping[str, Any], devices: tuple
 
 def test_the_submitters_environment_is_over_the_base_and_the_rank_is_over_both() -> None:
     given = plan({"PATH": "/base", "HOME": "/h"}, {"environment": {"PATH": "/mine", "WORLD_SIZE": "99"}})
-    environment = launch.rank_environment(given, "a", 2)
+    environment = rank_launch.rank_environment(given, "a", 2)
     assert (environment["PATH"], environment["HOME"], environment["WORLD_SIZE"]) == ("/mine", "/h", "3")
     assert (environment["RANK"], environment["LOCAL_RANK"], environment["GROUP_RANK"]) == ("2", "1", "1")
-    assert launch.marks(given, "a").items() <= environment.items()
-    assert launch.nodes_of(given) == ["b", "a"]
-    assert launch.ranks_on(given, "a") == [1, 2]
+    assert rank_launch.marks(given, "a").items() <= environment.items()
+    assert rank_launch.nodes_of(given) == ["b", "a"]
+    assert rank_launch.ranks_on(given, "a") == [1, 2]
 
 
 def test_devices_are_in_the_order_of_local_ranks_and_leave_threads_alone() -> None:
-    environment = launch.rank_environment(plan({}, {}, ("GPU-0", "GPU-1")), "a", 1)
+    environment = rank_launch.rank_environment(plan({}, {}, ("GPU-0", "GPU-1")), "a", 1)
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-0"
     assert "OMP_NUM_THREADS" not in environment
 
 
 def test_ranks_start_where_submitted_else_at_home() -> None:
-    assert launch.working_directory(plan({}, {"working_directory": "/w"}), {"HOME": "/h"}) == "/w"
-    assert launch.working_directory(plan({}, {}), {"HOME": "/h"}) == "/h"
-    assert launch.working_directory(plan({}, {}), {}) == "/"
+    assert rank_launch.working_directory(plan({}, {"working_directory": "/w"}), {"HOME": "/h"}) == "/w"
+    assert rank_launch.working_directory(plan({}, {}), {"HOME": "/h"}) == "/h"
+    assert rank_launch.working_directory(plan({}, {}), {}) == "/"
 
 
 def shim_of(folder: Path) -> shim.Shim:
     """The shim of node a, which has done nothing yet."""
-    records.write(f"{folder}/{records.ATTEMPT}", plan({}, {}) | {"state_folder": str(folder)})
+    attempt_files.write(f"{folder}/{attempt_files.ATTEMPT}", plan({}, {}) | {"state_folder": str(folder)})
     return shim.Shim(str(folder), "a")
 
 
@@ -89,17 +89,17 @@ def test_records_that_can_not_be_written_wait_in_their_order_and_the_first_stop_
     own.write_text("no folder")
     made.keep("exit-1.json", {"rank": 1})
     made.keep("exit-2.json", {"rank": 2})
-    made.unwritten.append((f"{tmp_path}/{records.STOP}", {"why": "mine"}, True))
+    made.unwritten.append((f"{tmp_path}/{attempt_files.STOP}", {"why": "mine"}, True))
     for _ in range(3):
         made.write_records()
         assert [path.rpartition("/")[2] for path, _, _ in made.unwritten] == ["exit-1.json", "exit-2.json", "stop.json"]
     own.unlink()
     own.mkdir()
-    records.claim(f"{tmp_path}/{records.STOP}", b'{"why": "an earlier one"}')
+    attempt_files.claim(f"{tmp_path}/{attempt_files.STOP}", b'{"why": "an earlier one"}')
     made.write_records()
     assert made.unwritten == []
-    assert records.read(f"{own}/exit-2.json") == {"rank": 2}
-    assert records.read(f"{tmp_path}/{records.STOP}") == {"why": "an earlier one"}
+    assert attempt_files.read(f"{own}/exit-2.json") == {"rank": 2}
+    assert attempt_files.read(f"{tmp_path}/{attempt_files.STOP}") == {"why": "an earlier one"}
 
 
 def test_what_is_wrong_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -140,14 +140,14 @@ def test_programs_are_found_as_execvp_finds_them(tmp_path: Path) -> None:
         path.write_text("#!/bin/sh\n")
         path.chmod(0o700)
     search = {"PATH": f"{tmp_path}/first:second:{tmp_path}/none"}
-    assert launch.find_program("tool", search, str(tmp_path)) == f"{tmp_path}/second/tool"
-    assert Path(launch.find_program("./mine", search, str(tmp_path))).samefile(tmp_path / "mine")
-    assert launch.find_program("/bin/sh", {}, "/") == "/bin/sh"
-    assert launch.find_program("sh", {}, "/").endswith("/sh")
+    assert rank_launch.find_program("tool", search, str(tmp_path)) == f"{tmp_path}/second/tool"
+    assert Path(rank_launch.find_program("./mine", search, str(tmp_path))).samefile(tmp_path / "mine")
+    assert rank_launch.find_program("/bin/sh", {}, "/") == "/bin/sh"
+    assert rank_launch.find_program("sh", {}, "/").endswith("/sh")
     with pytest.raises(PermissionError, match="the program of the command is not executable"):
-        launch.find_program("tool", {"PATH": f"{tmp_path}/first"}, "/")
+        rank_launch.find_program("tool", {"PATH": f"{tmp_path}/first"}, "/")
     with pytest.raises(FileNotFoundError, match="the program of the command does not exist"):
-        launch.find_program("./second", search, str(tmp_path))
+        rank_launch.find_program("./second", search, str(tmp_path))
 
 
 # --- as a program ----------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_a_rank_begins_clean(gangs: LocalGangs, tmp_path: Path) -> None:
     shim_pid = gangs.shim("n0")["pid"]
     for rank in range(2):
         said = json.loads(gangs.log(rank))
-        log = records.log_file(str(gangs.state_folder), "j-1", 1, rank)
+        log = attempt_files.log_file(str(gangs.state_folder), "j-1", 1, rank)
         assert said["descriptors"] == {"0": os.devnull, "1": log, "2": log}
         assert said["others"] == []
         assert said["blocked"] == 0
@@ -200,7 +200,7 @@ def test_a_shim_lives_in_a_session_of_its_own_and_is_small(gangs: LocalGangs) ->
     pid = gangs.shim("n0")["pid"]
     assert os.getsid(pid) == pid
     descriptors = {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
-    assert descriptors == {os.devnull, records.shim_log(str(gangs.folder()), "n0")}
+    assert descriptors == {os.devnull, attempt_files.shim_log(str(gangs.folder()), "n0")}
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     assert int(status["VmRSS"].split()[0]) < 32 * 1024
     gangs.stop(grace_seconds=0.0)
@@ -211,7 +211,7 @@ def test_a_shim_lives_in_a_session_of_its_own_and_is_small(gangs: LocalGangs) ->
 def test_a_second_shim_for_the_same_node_leaves_at_once(gangs: LocalGangs, tmp_path: Path) -> None:
     gangs.start(("sh", "-c", f"echo ran >> {tmp_path}/count; exec sleep 300"), 1)
     gangs.wait_for(AttemptRunning)
-    program = [sys.executable, "-I", "-S", str(local._SHIM), str(gangs.folder()), "n0"]
+    program = [sys.executable, "-I", "-S", str(local_backend._SHIM), str(gangs.folder()), "n0"]
     assert subprocess.run(program, timeout=60, check=False).returncode == 0
     gangs.stop(grace_seconds=0.0)
     gangs.wait_for(AttemptEnded)
@@ -219,7 +219,7 @@ def test_a_second_shim_for_the_same_node_leaves_at_once(gangs: LocalGangs, tmp_p
 
 
 def test_a_shim_without_an_attempt_says_so(tmp_path: Path) -> None:
-    program = [sys.executable, "-I", "-S", str(local._SHIM), str(tmp_path), "n0"]
+    program = [sys.executable, "-I", "-S", str(local_backend._SHIM), str(tmp_path), "n0"]
     ended = subprocess.run(program, timeout=60, check=False, capture_output=True, text=True)
     assert ended.returncode == 1
     assert "no attempt to serve" in ended.stderr
@@ -237,7 +237,7 @@ def test_a_shim_that_is_told_to_end_stops_the_whole_gang_properly(gangs: LocalGa
     for rank in range(4):
         gangs.wait_for_log(rank, "1")
     about = gangs.shim("n1")
-    assert processes.send_signal(about["pid"], about["start_time"], signal.SIGTERM)
+    assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGTERM)
     ended = gangs.wait_for(AttemptEnded)
     assert exit_codes(ended) == [5] * 4
     assert ended.reason == "the shim of node n1 was told to end"
@@ -247,7 +247,7 @@ def test_a_shim_that_is_told_to_end_stops_the_whole_gang_properly(gangs: LocalGa
 def test_a_shim_that_waits_for_a_decision_and_is_told_to_end_decides_no(gangs: LocalGangs) -> None:
     gangs.start(("sleep", "300"), 4)
     about = gangs.shim("n0")
-    assert processes.send_signal(about["pid"], about["start_time"], signal.SIGTERM)
+    assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGTERM)
     gangs.assert_nothing_left()
     ended = gangs.wait_for(AttemptEnded)
     assert (ended.started, ended.reason) == (False, "the shim of node n0 was told to end")
@@ -257,9 +257,9 @@ def test_ranks_die_with_their_shim_whether_or_not_a_controller_looks(gangs: Loca
     gangs.start(("sleep", "300"), 2)
     ranks = gangs.wait_for(AttemptRunning).ranks
     about = gangs.shim("n0")
-    assert processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
+    assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
     for _ in until():
-        if not any(processes.is_alive(seen.pid, seen.start_time) for seen in ranks):
+        if not any(local_processes.is_alive(seen.pid, seen.start_time) for seen in ranks):
             break
     assert gangs.processes() == []
     gangs.wait_for(AttemptEnded)
@@ -270,7 +270,7 @@ def test_hanging_up_does_not_disturb_a_shim(gangs: LocalGangs) -> None:
     gangs.start(("sleep", "300"), 1)
     gangs.wait_for(AttemptRunning)
     about = gangs.shim("n0")
-    assert processes.send_signal(about["pid"], about["start_time"], signal.SIGHUP)
+    assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGHUP)
     assert gangs.backend.observe([("j-1", 1)]) == []
     gangs.stop()
     assert exit_codes(gangs.wait_for(AttemptEnded)) == [143]
@@ -291,7 +291,7 @@ def test_a_full_disk_delays_exit_records_and_loses_none(tmp_path: Path) -> None:
         os.close(filler)
         (tmp_path / "go").touch()
         for _ in until():
-            if all((found := processes.read_stat(pid)) is None or found.gone for pid in ranks_of(gangs)):
+            if all((found := local_processes.read_stat(pid)) is None or found.gone for pid in ranks_of(gangs)):
                 break
         for _ in until(1.0):
             assert gangs.backend.observe([("j-1", 1)]) == []

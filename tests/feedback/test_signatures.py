@@ -9,11 +9,19 @@ from typing import cast
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Grouping
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Grouping
 from scheduler_feedback.core.verdict import Cause
-from scheduler_feedback.detectors.panel import Panel
-from scheduler_feedback.detectors.signatures import CAUSES, MARGIN, PRIORS, SIGNATURES, Priors, evidence, weigh
-from scheduler_feedback.detectors.switches import Switches
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.counters.cause_signatures import (
+    CAUSES,
+    MARGIN,
+    PRIORS,
+    SIGNATURES,
+    Priors,
+    evidence,
+    weigh,
+)
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
 
 RANKS = 8
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Verdict
-from scheduler_feedback.detectors.straggler import StragglerDetector
+from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 
 START_NS = 1_700_000_000_000_000_000
 STAGE_SECONDS = (0.26, 0.26, 0.27, 0.31)

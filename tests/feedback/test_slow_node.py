@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks.straggler import Heard, watch
 from scheduler_feedback.core.verdict import Cause, Cleared, Verdict
-from scheduler_feedback.detectors.gates import Judgement
-from scheduler_feedback.detectors.straggler import StragglerDetector
-from scheduler_feedback.detectors.straggler_telling import says_more
-from scheduler_feedback.detectors.watched import Standing
+from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
+from scheduler_feedback.detectors.straggler.gang_state import Standing
+from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
+from scheduler_feedback.detectors.straggler.verdict_building import says_more
 from scheduler_feedback.sim.world.processes import Gang, frames, happen
 
 EIGHT = range(8, 16)

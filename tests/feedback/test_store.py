@@ -16,13 +16,13 @@ import msgspec
 import pytest
 
 from agent.schema.errors import StoreError
-from scheduler_feedback.backup import verify
 from scheduler_feedback.core.actions import Action, Entry, StartGang, StopGang
 from scheduler_feedback.core.codec import encode_event, encode_state
 from scheduler_feedback.core.events import CancelRequested, Event, PolicySet, Submitted
 from scheduler_feedback.core.job import JobSpec, Slot, StopReason
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.store import MIGRATIONS, SCHEMA_VERSION, CycleRow, Reader, Retention, Store
+from scheduler_feedback.journal.backup import verify
+from scheduler_feedback.journal.store import MIGRATIONS, SCHEMA_VERSION, CycleRow, Reader, Retention, Store
 from tests import needs
 
 SPEC = JobSpec("train", ("python", "train.py"), 2)
@@ -354,7 +354,7 @@ def test_a_file_that_was_cut_off_is_not_taken_for_a_new_journal(path: Path, left
 _WRITER = """
 import sys
 from pathlib import Path
-from scheduler_feedback.store import Store
+from scheduler_feedback.journal.store import Store
 from tests.feedback.test_store import write
 store = Store(Path(sys.argv[1]))
 cycle = len(store.load().journal)
@@ -514,7 +514,9 @@ def test_an_older_schema_is_read_as_it_is_and_brought_forward_when_opened(path: 
 
 def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _first_schema(path)
-    monkeypatch.setattr("scheduler_feedback.store.MIGRATIONS", (*MIGRATIONS[:1], MIGRATIONS[1] + "; CREATE NONSENSE"))
+    monkeypatch.setattr(
+        "scheduler_feedback.journal.store.MIGRATIONS", (*MIGRATIONS[:1], MIGRATIONS[1] + "; CREATE NONSENSE")
+    )
     with pytest.raises(StoreError, match="could not open it"):
         Store(path)
     monkeypatch.undo()

@@ -17,8 +17,6 @@ from click.testing import CliRunner
 from agent.schema.errors import NewerStoreError, StoreError
 from gangwatch.cli import cli
 from gangwatch.state_folder import StateFolder
-from scheduler_feedback import store as store_module
-from scheduler_feedback.backup import back_up
 from scheduler_feedback.core import codec
 from scheduler_feedback.core.actions import Action, Entry, StopGang
 from scheduler_feedback.core.codec import encode_event, encode_state
@@ -26,10 +24,12 @@ from scheduler_feedback.core.events import CancelRequested, Event, Submitted, Ti
 from scheduler_feedback.core.formats import FORMATS, KINDS, Feature, Formats, version_key
 from scheduler_feedback.core.job import JobSpec, StopReason
 from scheduler_feedback.core.state import State
-from scheduler_feedback.recovery import recover
-from scheduler_feedback.store import MIGRATIONS, CycleRow, Reader, Store
-from scheduler_feedback.store_needs import this_release
-from scheduler_feedback.store_schema import SCHEMA_RELEASES, SCHEMA_VERSION
+from scheduler_feedback.journal import store as store_module
+from scheduler_feedback.journal.backup import back_up
+from scheduler_feedback.journal.format_needs import this_release
+from scheduler_feedback.journal.recovery import recover
+from scheduler_feedback.journal.store import MIGRATIONS, CycleRow, Reader, Store
+from scheduler_feedback.journal.store_schema import SCHEMA_RELEASES, SCHEMA_VERSION
 
 SPEC = JobSpec("train", ("python", "train.py"), 2)
 
@@ -241,7 +241,7 @@ def test_an_older_schema_with_newer_content_is_not_migrated(path: Path) -> None:
 def test_the_release_that_wrote_it_reads_it_again(from_later: Path, newer: pytest.MonkeyPatch) -> None:
     """`newer` has been undone once; here the same registry is in force while the file is read."""
     names = Formats({**KINDS, NodeRepainted: "9.0.0"})
-    newer.setattr("scheduler_feedback.store_needs.check_reader.__defaults__", (names,))
+    newer.setattr("scheduler_feedback.journal.format_needs.check_reader.__defaults__", (names,))
     newer.setattr(codec, "_events", codec._Union("event", (*get_args(Event), NodeRepainted)))
     assert [row.events[0] for row in Reader(from_later).load().journal] == [
         Submitted("j-000001", SPEC),

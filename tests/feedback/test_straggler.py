@@ -19,11 +19,11 @@ import pytest
 
 from agent.schema.catalog import BY_NAME
 from benchmarks.straggler import Heard, watch
-from scheduler_feedback.core.fleet import Fleet
-from scheduler_feedback.core.look import Look
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind, Verdict
 from scheduler_feedback.detectors import DETECTORS
-from scheduler_feedback.detectors.straggler import StragglerDetector
+from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 from scheduler_feedback.sim.world import load as weather
 from scheduler_feedback.sim.world.processes import Gang, History, frames, happen, replay, stopped_by
 from tests import needs

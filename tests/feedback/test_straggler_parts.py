@@ -8,18 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.schema.frame import Frame, Member, StepRecord, Tier, make_layout
-from scheduler_feedback.core.fleet import Fleet
-from scheduler_feedback.core.gangs import Gang
-from scheduler_feedback.core.look import Look
-from scheduler_feedback.core.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.gang_attempts import Gang
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, StepTable, Telemetry, no_counters
+from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Cause, Evidence
-from scheduler_feedback.detectors import straggler_sums
-from scheduler_feedback.detectors.attribution import attribute
-from scheduler_feedback.detectors.medians import median_of_others
-from scheduler_feedback.detectors.straggler import StragglerDetector
-from scheduler_feedback.detectors.watched import INTERVAL_WINDOWS, rest
-from scheduler_feedback.detectors.weighing import BOUND, bounded, confidence
-from scheduler_feedback.detectors.windows import (
+from scheduler_feedback.detectors.counters.cause_attribution import attribute
+from scheduler_feedback.detectors.stats.log_odds import BOUND, bounded, confidence
+from scheduler_feedback.detectors.stats.medians import median_of_others
+from scheduler_feedback.detectors.steps.windows import (
     Places,
     Window,
     blame_stopped,
@@ -27,6 +24,9 @@ from scheduler_feedback.detectors.windows import (
     places,
     spread_of_others,
 )
+from scheduler_feedback.detectors.straggler import cusum
+from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, rest
+from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 
 SECOND = 1_000_000_000
 finite = st.floats(-1e6, 1e6, allow_nan=False)
@@ -288,7 +288,7 @@ def test_what_no_alarm_can_look_back_to_is_not_kept(monkeypatch: pytest.MonkeyPa
     assert any("Cleared(" in one for one in found)
     assert max(kept) == INTERVAL_WINDOWS, "while an alarm stands"
     assert np.median(kept) < 16
-    monkeypatch.setattr(straggler_sums, "_forget", lambda _: None)
+    monkeypatch.setattr(cusum, "_forget", lambda _: None)
     same, kept = found_in_bursts(1)
     assert max(kept) > INTERVAL_WINDOWS
     assert same == found

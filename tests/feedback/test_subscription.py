@@ -9,10 +9,10 @@ from agent.schema.frame import Frame
 from agent.schema.wire import encode_frame
 from benchmarks.ingest.frames import Job, whole_layout
 from exporter.frames import selection, wanted_metrics
-from scheduler_feedback.core.counting import Counting
-from scheduler_feedback.core.process_states import METRIC
-from scheduler_feedback.core.subscription import WANTED
-from scheduler_feedback.core.telemetry import FEATURE, FEATURES
+from scheduler_feedback.core.telemetry.column_subscription import WANTED
+from scheduler_feedback.core.telemetry.counter_features import Counting
+from scheduler_feedback.core.telemetry.process_states import METRIC
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
 
 MOST_BYTES = 4096
 """Of a frame of a node of eight GPUs, records apart: what a controller of 12,500 nodes is laid out for."""

@@ -9,15 +9,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.gangs import FloatArray
-from scheduler_feedback.core.telemetry import JobTelemetry, Shape, Telemetry, no_counters
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Verdict
-from scheduler_feedback.detectors import straggler
-from scheduler_feedback.detectors.baseline import Baseline
-from scheduler_feedback.detectors.gates import Judged, Judgement
-from scheduler_feedback.detectors.panel import Panel
-from scheduler_feedback.detectors.straggler import ABSENT_NS, StragglerDetector, _slowdowns
-from scheduler_feedback.detectors.straggler_sums import (
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.steps.baseline import Baseline
+from scheduler_feedback.detectors.steps.windows import Window, places
+from scheduler_feedback.detectors.straggler import straggler
+from scheduler_feedback.detectors.straggler.alarm_checks import Judged, Judgement
+from scheduler_feedback.detectors.straggler.cusum import (
     ALLOWANCE_SIGMAS,
     CLIP_SIGMAS,
     HIGHEST_SCORE,
@@ -25,7 +26,9 @@ from scheduler_feedback.detectors.straggler_sums import (
     mates_of,
     persistent,
 )
-from scheduler_feedback.detectors.straggler_telling import (
+from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, Standing, Watched, dump, load
+from scheduler_feedback.detectors.straggler.straggler import ABSENT_NS, StragglerDetector, _slowdowns
+from scheduler_feedback.detectors.straggler.verdict_building import (
     ACTING_CONFIDENCE,
     ACTING_WINDOWS,
     CAUSE_WINDOWS,
@@ -39,9 +42,6 @@ from scheduler_feedback.detectors.straggler_telling import (
     says_more,
     told_enough,
 )
-from scheduler_feedback.detectors.switches import Switches
-from scheduler_feedback.detectors.watched import INTERVAL_WINDOWS, Standing, Watched, dump, load
-from scheduler_feedback.detectors.windows import Window, places
 from tests.feedback.gang_windows import NS, START_NS, shape_of, table_of, windows_of
 from tests.feedback.test_gates import RANKS, healthy, own_times
 

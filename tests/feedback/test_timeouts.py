@@ -17,7 +17,7 @@ from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.events import ActionFailed, CancelRequested, FreezeSet, Tick
 from scheduler_feedback.core.job import JobState, StopReason
 from scheduler_feedback.core.state import FAIR_POLICY, Estimates, Order, Policy, Queue
-from scheduler_feedback.policies.evaluations import next_evaluation_ns
+from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns
 from tests.feedback.rules import check_timeouts
 from tests.feedback.world import SECOND, World
 
@@ -171,6 +171,6 @@ def test_the_check_of_random_worlds_notices_a_policy_without_timeouts(monkeypatc
     world.submit(8, 100.0, queue="owner", time_limit_seconds=100.0)
     world.cycle(Tick())
     check_timeouts(world.state, 20 * SECOND, evaluate_all=True)
-    monkeypatch.setattr("scheduler_feedback.policies.timeouts.registered", lambda state, ledger: iter(()))
+    monkeypatch.setattr("scheduler_feedback.policies.index.timeouts.registered", lambda state, ledger: iter(()))
     with pytest.raises(AssertionError, match="the next timeout is none"):
         check_timeouts(world.state, 20 * SECOND, evaluate_all=True)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.gangs import FloatArray
-from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
-from scheduler_feedback.detectors.interference import _sure
-from scheduler_feedback.detectors.intersection import intersected
-from scheduler_feedback.detectors.sharing import Sharing, ranks_of
-from scheduler_feedback.detectors.step_clock import BLOCK_WINDOWS, LEAST_MARKS, Blocks, Marks, Steps
-from scheduler_feedback.detectors.together import (
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.detectors.interference.interference import _sure
+from scheduler_feedback.detectors.interference.shared_resources import Sharing, ranks_of
+from scheduler_feedback.detectors.interference.unreported_victim import Unreported
+from scheduler_feedback.detectors.interference.victim_steps import BLOCK_WINDOWS, LEAST_MARKS, Blocks, Marks, Steps
+from scheduler_feedback.detectors.stats.correlation import (
     CHANCE,
     KEPT_WINDOWS,
     LEAST_STATE,
@@ -27,7 +27,7 @@ from scheduler_feedback.detectors.together import (
     pauses,
     together,
 )
-from scheduler_feedback.detectors.unreported import Unreported
+from scheduler_feedback.detectors.stats.group_intersection import intersected
 
 ENOUGH = (LEAST_WINDOWS, LEAST_STATE)
 

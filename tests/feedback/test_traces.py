@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from agent.schema.span import Span
+from scheduler_feedback.api.job_spans import MOST_EVENTS, About, Traces, root_id, trace_id
 from scheduler_feedback.core.actions import Entry
-from scheduler_feedback.traces import MOST_EVENTS, About, Traces, root_id, trace_id
 
 SECOND = 1_000_000_000
 WALL = 1_800_000_000 * SECOND

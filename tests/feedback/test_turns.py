@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
-from scheduler_feedback.detectors import make_all, turns
-from scheduler_feedback.detectors.gates import Case, Judgement
-from scheduler_feedback.detectors.turns import judged_by_turns
+from scheduler_feedback.detectors import make_all
+from scheduler_feedback.detectors.straggler import rotating_slowness
+from scheduler_feedback.detectors.straggler.alarm_checks import Case, Judgement
+from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_turns
 from scheduler_feedback.sim.world import fabric, plan
 from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.fault import Fault
@@ -68,7 +69,7 @@ def test_nine_of_ten_of_a_dozen_windows_or_a_cause(
     for_work: bool,
     stands: bool,
 ) -> None:
-    monkeypatch.setattr(turns, "slow_windows", lambda interval, rank: interval[:slow])
+    monkeypatch.setattr(rotating_slowness, "slow_windows", lambda interval, rank: interval[:slow])
     case = cast(Case, SimpleNamespace(rank=3, interval=[None] * windows, for_work=for_work))
     judgement = Judgement(3, 1.2, 1.2, cause, 0.8, (), False)
     after = judged_by_turns(judgement, case, why)

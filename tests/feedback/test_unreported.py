@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.detectors import make_all
-from scheduler_feedback.detectors.gate import JobGate
-from scheduler_feedback.detectors.work_rate import WorkRate, averaged, steady_width
+from scheduler_feedback.detectors.iteration.job_slowdown import JobGate
+from scheduler_feedback.detectors.iteration.work_rate import WorkRate, averaged, steady_width
 
 NS = 1_000_000_000
 START = 1_700_000_000 * NS

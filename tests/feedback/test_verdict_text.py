@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangwatch import rendering, top
-from scheduler_feedback import api_documents as documents
-from scheduler_feedback.backends.slurm.wishes import evidence_of
+from gangwatch.display import rendering, top_screen
+from scheduler_feedback.api import documents as documents
+from scheduler_feedback.api.web import views
+from scheduler_feedback.backends.slurm.desired_state import evidence_of
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
-from scheduler_feedback.core.measures import measure
 from scheduler_feedback.core.state import State
+from scheduler_feedback.core.state_metrics import measure
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind, Verdict
 from scheduler_feedback.core.verdict_text import CAUSES, KINDS, accused, cause_of, sentence, short, spans_of
 from scheduler_feedback.cycle import run
-from scheduler_feedback.web import views
 
 WALL = 1_800_000_000_000_000_000
 GPU = "GPU-0c6f2e4b-8b0f-4c4a-9d9b-1f1c3a7e5d11"
@@ -103,7 +103,7 @@ def test_nor_does_anything_that_shows_it(one: Verdict) -> None:
     overview = views.overview(state, {}, WALL) | {"step_seconds": {}}
     shown = [line.strip() for line in out.getvalue().splitlines()]
     shown += [part["short"] for job in overview["running"] for part in job["verdicts"]]
-    shown += [str(part) for part in top._verdicts(overview, 200, 10)[0]]
+    shown += [str(part) for part in top_screen._verdicts(overview, 200, 10)[0]]
     shown += evidence_of(one)
     state.verdicts.clear()
     outcome = run(state, (one,), WALL + 1)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from scheduler_feedback.core.verdict import Cause, Evidence
-from scheduler_feedback.detectors import weighing
-from scheduler_feedback.detectors.attribution import Attribution
-from scheduler_feedback.detectors.weighing import (
+from scheduler_feedback.detectors.counters.cause_attribution import Attribution
+from scheduler_feedback.detectors.stats import log_odds
+from scheduler_feedback.detectors.stats.log_odds import (
     bounded,
     confidence,
     of_cause,
@@ -30,7 +30,7 @@ def test_what_is_no_number_argues_for_nothing() -> None:
 
 def test_the_confidence_is_the_logistic_of_all_that_is_told() -> None:
     items = [Evidence("m", 0.0, 0.0, "", "", ratio) for ratio in (3.0, -0.5, 1.0)]
-    assert confidence(items) == pytest.approx(1 / (1 + math.exp(-(3.5 + weighing.PRIOR))))
+    assert confidence(items) == pytest.approx(1 / (1 + math.exp(-(3.5 + log_odds.PRIOR))))
     assert confidence(items, prior=-3.5) == pytest.approx(0.5)
 
 
@@ -72,17 +72,17 @@ def split(cause: Cause = Cause.COMPUTE, known: bool = True, **more: Any) -> Attr
 @pytest.mark.parametrize(
     ("one", "shared", "from_start", "worth"),
     [
-        (split(known=False), False, False, weighing.COUNTERS_MISSING),
-        (split(Cause.UNKNOWN), False, False, weighing.CAUSE_UNKNOWN),
+        (split(known=False), False, False, log_odds.COUNTERS_MISSING),
+        (split(Cause.UNKNOWN), False, False, log_odds.CAUSE_UNKNOWN),
         (split(Cause.UNKNOWN, on_device=True), False, False, 0.0),
-        (split(Cause.SUSPENDED, stopped_again=True, queue=0.5), True, False, weighing.SUSPENDED_SEEN),
-        (split(Cause.SUSPENDED, rest=1.0), True, False, weighing.CAUSE_CLEAR),
+        (split(Cause.SUSPENDED, stopped_again=True, queue=0.5), True, False, log_odds.SUSPENDED_SEEN),
+        (split(Cause.SUSPENDED, rest=1.0), True, False, log_odds.CAUSE_CLEAR),
         (split(Cause.COMPUTE, processor=1.0), False, True, 0.0),
-        (split(Cause.CPU_CONTENTION, queue=1.0), False, True, weighing.CAUSE_CLEAR),
-        (split(Cause.COMPUTE, processor=1.0), False, False, weighing.CAUSE_CLEAR),
-        (split(Cause.COMPUTE, processor=1.0), True, False, weighing.CAUSE_CLEAR - 3.0 * 0.8),
-        (split(Cause.CPU_CONTENTION, queue=0.7), True, False, weighing.CAUSE_CLEAR - 3.0 * 0.5),
-        (split(Cause.STORAGE, storage=1.0, queue=0.1), True, False, weighing.CAUSE_CLEAR),
+        (split(Cause.CPU_CONTENTION, queue=1.0), False, True, log_odds.CAUSE_CLEAR),
+        (split(Cause.COMPUTE, processor=1.0), False, False, log_odds.CAUSE_CLEAR),
+        (split(Cause.COMPUTE, processor=1.0), True, False, log_odds.CAUSE_CLEAR - 3.0 * 0.8),
+        (split(Cause.CPU_CONTENTION, queue=0.7), True, False, log_odds.CAUSE_CLEAR - 3.0 * 0.5),
+        (split(Cause.STORAGE, storage=1.0, queue=0.1), True, False, log_odds.CAUSE_CLEAR),
     ],
 )
 def test_a_clear_cause_argues_for_the_verdict_unless_chance_load_could_be_behind_it(

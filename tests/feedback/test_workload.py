@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry import FEATURE
+from scheduler_feedback.core.telemetry.telemetry import FEATURE
 from scheduler_feedback.core.verdict import Cause, Kind
 from scheduler_feedback.detectors import make_all
-from scheduler_feedback.detectors.signatures import Priors, weigh
-from scheduler_feedback.detectors.workload import WorkloadDetector
+from scheduler_feedback.detectors.counters.cause_signatures import Priors, weigh
+from scheduler_feedback.detectors.workload.workload import WorkloadDetector
 from tests.feedback.test_detectors import Job, course, verdicts
 
 RANKS = 16

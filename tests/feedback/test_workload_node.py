@@ -9,8 +9,8 @@ import pytest
 
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Kind, Verdict
-from scheduler_feedback.detectors.panel import Panel
-from scheduler_feedback.detectors.workload import WorkloadDetector
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.workload.workload import WorkloadDetector
 from tests.feedback.test_detectors import Job, course
 
 RANKS, STAGES, NODES = 16, 4, 2

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry import JobTelemetry
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry
 from scheduler_feedback.core.verdict import Cause, Cleared, Kind, Verdict
 from scheduler_feedback.detectors import make_all
-from scheduler_feedback.detectors.work import Work
-from scheduler_feedback.detectors.workload import WorkloadDetector
+from scheduler_feedback.detectors.steps.expected_work import Work
+from scheduler_feedback.detectors.workload.workload import WorkloadDetector
 from tests.feedback.test_detectors import Job, course, verdicts
 
 RANKS = 16

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.gangs import FloatArray
-from scheduler_feedback.core.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Kind, Verdict
-from scheduler_feedback.detectors.health import HealthDetector
-from scheduler_feedback.detectors.panel import Panel
-from scheduler_feedback.detectors.workload import WorkloadDetector
-from scheduler_feedback.detectors.workload_unreported import Doings
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.health.health import HealthDetector
+from scheduler_feedback.detectors.workload.unreported_workload import Doings
+from scheduler_feedback.detectors.workload.workload import WorkloadDetector
 
 NS = 1_000_000_000
 START = 1_700_000_000 * NS

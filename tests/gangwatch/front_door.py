@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gangwatch.state_folder import StateFolder
-from gangwatch.teardown import remains
+from gangwatch.supervisor.teardown import remains
 
 DEADLINE_SECONDS = 60.0
 """Of everything that is waited for: generous, a shared machine is slow at times."""

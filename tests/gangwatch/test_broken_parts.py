@@ -20,9 +20,9 @@ import sys
 
 if "controller" in sys.orig_argv:
     from scheduler_feedback import api_documents
-    from scheduler_feedback.core.look import Look
-    from scheduler_feedback.detectors.hang import HangDetector
-    from scheduler_feedback.web import lists
+    from scheduler_feedback.core.telemetry.telemetry_update import Look
+    from scheduler_feedback.detectors.hang.hang import HangDetector
+    from scheduler_feedback.api.web import lists
 
     def broken(*_arguments, **_named):
         raise ZeroDivisionError("a bug that a test put there")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gangwatch import machine
 from gangwatch.cli import cli
+from gangwatch.health import machine
 from gangwatch.state_folder import StateFolder
 
 

@@ -105,7 +105,7 @@ def test_the_front_page_imports_nothing_heavy() -> None:
 def test_an_agent_imports_no_more_than_it_needs() -> None:
     heavy = ("aiohttp", "starlette", "rich", "sqlite3")
     program = (
-        "import sys; import gangwatch.daemons as daemons; import agent.node, agent.attribution, exporter.server; "
+        "import sys; import gangwatch.daemons as daemons; import agent.node, agent.rank_attribution, exporter.server; "
         "daemons.run_agent; import agent.collectors; "
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )

@@ -8,8 +8,8 @@ import pytest
 
 from agent.schema.errors import GangwatchError
 from gangwatch.cli import run
-from gangwatch.rank_logs import RankLogs
 from gangwatch.state_folder import StateFolder
+from gangwatch.support.rank_logs import RankLogs
 
 
 def write(state: Path, attempt: int, rank: int, content: bytes) -> Path:

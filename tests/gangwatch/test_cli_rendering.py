@@ -8,17 +8,17 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from gangwatch import rendering
-from gangwatch.machine import Finding, Machine
-from scheduler_feedback import api_documents as documents
+from gangwatch.display import rendering
+from gangwatch.health.machine import Finding, Machine
+from scheduler_feedback.api import documents as documents
 from scheduler_feedback.core.actions import Entry
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.explanation import Blocker, Explanation, WaitsFor
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind, Verdict
-from scheduler_feedback.feed.hearing import Hearing
-from scheduler_feedback.store import NumberedEntry
+from scheduler_feedback.feed.agent_reporting import Hearing
+from scheduler_feedback.journal.store import NumberedEntry
 
 SECOND = 1_000_000_000
 WALL = 1_800_000_000 * SECOND

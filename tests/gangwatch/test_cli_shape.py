@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from gangwatch.commands import jobs
 from gangwatch.commands.jobs import submit
-from scheduler_feedback.api_requests import Submission
+from scheduler_feedback.api.requests import Submission
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 
 PYTHON = (sys.executable, "-c")

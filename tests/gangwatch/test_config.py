@@ -9,10 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.schema.errors import ConfigError, GangwatchError
-from gangwatch import config
-from gangwatch.config import as_toml, changes, flatten, load, oversubscribed, parse_duration, plan_nodes
-from gangwatch.config_sections import ClusterSection, parse_listen
-from gangwatch.in_force import read_in_force
+from gangwatch.configuration import config_file
+from gangwatch.configuration.config_file import (
+    as_toml,
+    changes,
+    flatten,
+    load,
+    oversubscribed,
+    parse_duration,
+    plan_nodes,
+)
+from gangwatch.configuration.in_force import read_in_force
+from gangwatch.configuration.sections import ClusterSection, parse_listen
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.core.state import Mode
 
@@ -151,10 +159,10 @@ def test_what_is_no_duration(text: str) -> None:
     st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8), st.lists, max_leaves=4)
 )
 def test_no_value_of_any_key_raises_anything_but_config_error(value: object) -> None:
-    for key in flatten(config.Config()):
+    for key in flatten(config_file.Config()):
         section, _, name = key.partition(".")
         try:
-            config._convert({section: {name: value}}, "file")
+            config_file._convert({section: {name: value}}, "file")
         except ConfigError as error:
             assert str(error).startswith("file: ")
 
@@ -242,7 +250,7 @@ def test_more_slots_than_gpus_are_refused_with_the_way_out() -> None:
 @pytest.mark.parametrize("host", ["", "...", "_x_", "h" * 80, "ä", "a b"])
 def test_any_host_name_gives_a_node_name(host: str) -> None:
     (node,) = plan_nodes(ClusterSection(nodes=1), host, 1, ())
-    assert config.NODE_NAME.fullmatch(node.name)
+    assert config_file.NODE_NAME.fullmatch(node.name)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +280,7 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path: Path, text
     file = tmp_path / "gangwatch.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=said) as refused:
-        config.load(file)
+        config_file.load(file)
     assert str(file) in str(refused.value)
 
 
@@ -284,7 +292,7 @@ def test_a_configuration_that_is_cut_or_has_keys_of_another_release_is_refused_i
     for at in range(0, len(text), 17):
         file.write_text(text[:at])
         try:
-            config.load(file)
+            config_file.load(file)
         except ConfigError as error:
             assert str(file) in str(error)
     lines = text.splitlines()
@@ -294,11 +302,11 @@ def test_a_configuration_that_is_cut_or_has_keys_of_another_release_is_refused_i
             continue
         file.write_text("\n".join([*lines[:number], f"{key}_of_later = {value}", *lines[number + 1 :]]))
         with pytest.raises(ConfigError, match=rf"{key}_of_later: unknown key|cluster\.n"):
-            config.load(file)
+            config_file.load(file)
         for other in ('"x"', "[[1]]", "nan"):
             file.write_text("\n".join([*lines[:number], f"{key} = {other}", *lines[number + 1 :]]))
             try:
-                config.load(file)
+                config_file.load(file)
             except ConfigError as error:
                 assert str(file) in str(error) and "Traceback" not in str(error)
 

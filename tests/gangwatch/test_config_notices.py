@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from gangwatch.cli import cli
-from gangwatch.config import load
-from gangwatch.config_notices import finding, finding_of, notices
-from gangwatch.in_force import InForce, write_in_force
+from gangwatch.configuration.config_file import load
+from gangwatch.configuration.in_force import InForce, write_in_force
+from gangwatch.configuration.notices import finding, finding_of, notices
 from gangwatch.state_folder import ControllerRecord, StateFolder, this_process, write_atomically
 from scheduler_feedback.core.state import Order, Policy, Queue
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gangwatch.daemon_ends import DaemonEnd, forget_ends, read_ends, why_no_controller, write_end
 from gangwatch.state_folder import (
     NodePlan,
     ProcessRecord,
@@ -21,6 +20,7 @@ from gangwatch.state_folder import (
     this_process,
     write_atomically,
 )
+from gangwatch.supervisor.daemon_ends import DaemonEnd, forget_ends, read_ends, why_no_controller, write_end
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 
 SECOND = 1_000_000_000

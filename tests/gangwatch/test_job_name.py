@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangwatch.job_name import name_of
+from gangwatch.display.job_name import name_of
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import bcrypt
 import pytest
 
 from agent.schema.errors import ConfigError
-from exporter.security import Security
+from exporter.security.security import Security
 from exporter.server import ThreadedServer, agent_app
 from gangwatch.connection import Trust, connect
 from gangwatch.state_folder import ControllerRecord
-from gangwatch.supervisor import answers
+from gangwatch.supervisor.supervisor import answers
 from tests import needs
 from tests.exporter.certificates import Authority
 from tests.exporter.sample_frames import small_frame, small_layout

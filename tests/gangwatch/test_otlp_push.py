@@ -17,20 +17,20 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from agent.schema.catalog import BY_NAME
 from agent.schema.errors import ConfigError
-from exporter import push as push_module
-from exporter.push import PushTarget
+from exporter.push import push as push_module
+from exporter.push.push import PushTarget
 from gangwatch import otlp_push as otlp_push_module
-from gangwatch.config import load
+from gangwatch.configuration.config_file import load
 from gangwatch.daemons import otlp_push_of
 from gangwatch.otlp_push import OtlpPush
-from scheduler_feedback import loop as loop_module
-from scheduler_feedback.controller import Controller
+from scheduler_feedback.api.job_spans import root_id, trace_id
+from scheduler_feedback.controller import cycle_thread as loop_module
+from scheduler_feedback.controller.controller import Controller
 from scheduler_feedback.core.actions import Entry
 from scheduler_feedback.core.events import Submitted
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Policy
-from scheduler_feedback.store import NumberedEntry
-from scheduler_feedback.traces import root_id, trace_id
+from scheduler_feedback.journal.store import NumberedEntry
 from tests.exporter.test_push import Receiver
 from tests.feedback.memory_backend import MemoryBackend, World
 from tests.web.findings import straggler

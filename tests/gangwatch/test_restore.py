@@ -14,12 +14,12 @@ import msgspec
 import pytest
 
 from agent.schema.errors import GangwatchError
-from gangwatch import launcher
-from gangwatch.config import Config, load
-from gangwatch.config_sections import ClusterSection
-from gangwatch.launcher import make_order, merge_options
-from gangwatch.machine import Gpu
+from gangwatch.configuration.config_file import Config, load
+from gangwatch.configuration.sections import ClusterSection
+from gangwatch.health.machine import Gpu
 from gangwatch.state_folder import NodePlan, StateFolder, SupervisorRecord, start_time_of, write_atomically
+from gangwatch.supervisor import launcher
+from gangwatch.supervisor.launcher import make_order, merge_options
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 
 SLEEPS = ("--", sys.executable, "-c", "import time; time.sleep(600)")

@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 
 from agent.schema.frame import Member
-from agent.sources import rings
-from agent.sources.rings import RingRecord
-from agent.sources.step_messages import Place
-from agent.sources.step_socket import Admission, Registered, StepSocket
-from agent.sources.tenants import Tenant
+from agent.sources.steps import rings
+from agent.sources.steps.rings import RingRecord
+from agent.sources.steps.step_messages import Place
+from agent.sources.steps.step_socket import Admission, Registered, StepSocket
+from agent.sources.steps.tenants import Tenant
 from gangwatch import steps
 
 REPOSITORY = Path(__file__).resolve().parents[2]

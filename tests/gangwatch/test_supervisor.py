@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from gangwatch.state_folder import StateFolder, agent_name, start_time_of
-from gangwatch.supervisor import daemon_commands
-from gangwatch.teardown import open_attempts, remains
+from gangwatch.supervisor.supervisor import daemon_commands
+from gangwatch.supervisor.teardown import open_attempts, remains
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 from tests.ports import held_neighbours
 

@@ -10,16 +10,16 @@ import pytest
 from click.testing import CliRunner
 
 from agent.schema.errors import GangwatchError
-from gangwatch.bundle import known_secrets, pack
 from gangwatch.cli import cli
-from gangwatch.config import load
-from gangwatch.in_force import InForce, write_in_force
-from gangwatch.redaction import blotted
+from gangwatch.configuration.config_file import load
+from gangwatch.configuration.in_force import InForce, write_in_force
 from gangwatch.state_folder import StateFolder
+from gangwatch.support.bundle import known_secrets, pack
+from gangwatch.support.redaction import blotted
 from scheduler_feedback.core.actions import Entry
 from scheduler_feedback.core.events import Submitted
 from scheduler_feedback.core.job import JobSpec
-from scheduler_feedback.store import Store
+from scheduler_feedback.journal.store import Store
 
 PASSWORD = "hunter2hunter2"
 HEADER = "Bearer 9f8e7d6c5b4a"

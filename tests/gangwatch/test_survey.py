@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gangwatch import survey
 from gangwatch.commands.machine import check
-from gangwatch.config_sections import AgentSection
+from gangwatch.configuration.sections import AgentSection
+from gangwatch.health import collector_survey
 from tests import needs
 from tests.fakes.nvml.build import build as build_nvml
 from tests.fakes.nvml.control import FakeNvml
@@ -30,12 +30,12 @@ def section(tree: Tree, **more: object) -> AgentSection:
     return AgentSection(sysfs_root=root, proc_root=root, **{**given, **more})  # type: ignore[arg-type]
 
 
-def by_name(found: tuple[survey.Finding, ...]) -> dict[str, survey.Finding]:
+def by_name(found: tuple[collector_survey.Finding, ...]) -> dict[str, collector_survey.Finding]:
     return {finding.name: finding for finding in found}
 
 
 def test_what_answers_is_counted_and_what_is_absent_has_its_reason(tree: Tree) -> None:
-    found = by_name(survey.survey(section(tree)))
+    found = by_name(collector_survey.survey(section(tree)))
     assert found["counters: host"].state == "found"
     assert found["counters: rdma-ethtool"].detail.startswith("2 x: ")
     assert found["counters: kubelet"].state == "missing"
@@ -47,13 +47,13 @@ def test_gpus_on_the_fake_answer(tree: Tree, tmp_path: Path) -> None:
     library = build_nvml(tmp_path)
     fake = FakeNvml(library)
     fake.reset("h100")
-    found = by_name(survey.survey(section(tree, nvml_library=str(library))))
+    found = by_name(collector_survey.survey(section(tree, nvml_library=str(library))))
     assert found["counters: gpu"].state == "found"
     assert found["counters: gpu"].detail.startswith("8 x: ")
     told, _, missing = found["GPU features"].detail.partition("; not told by these GPUs, ")
     assert "profiling, ECC" in told and "NVLink fabric" in told and missing.endswith(": C2C")
     fake.reset("geforce")
-    told, _, missing = by_name(survey.survey(section(tree, nvml_library=str(library))))[
+    told, _, missing = by_name(collector_survey.survey(section(tree, nvml_library=str(library))))[
         "GPU features"
     ].detail.partition("; not told by these GPUs, ")
     assert "profiling, ECC, row remapping" in missing and "NVLink" in missing and "NVLink" not in told
@@ -68,24 +68,27 @@ def test_a_driver_that_hangs_is_told_and_not_waited_for(
     fake = FakeNvml(library)
     fake.reset("h100")
     fake.set_delay(0.5)
-    monkeypatch.setattr(survey, "SURVEY_SECONDS", 1.0)
-    found = by_name(survey.survey(section(tree, nvml_library=str(library))))
+    monkeypatch.setattr(collector_survey, "SURVEY_SECONDS", 1.0)
+    found = by_name(collector_survey.survey(section(tree, nvml_library=str(library))))
     assert found["collectors"].state == "limited"
     assert "has not returned in 1 s" in found["collectors"].detail
     fake.reset()
 
 
 def test_a_right_that_is_missing_is_named_with_what_brings_it(tree: Tree) -> None:
-    found = by_name(survey.rights(section(tree, kernel_log="/absent/kmsg")))
+    found = by_name(collector_survey.rights(section(tree, kernel_log="/absent/kmsg")))
     assert found["right: kernel log"].state == "missing"
     assert "CAP_SYSLOG" in found["right: kernel log"].remedy
     socket = tree.root / "kubelet.sock"
     socket.touch()
-    found = by_name(survey.rights(section(tree, kubelet_socket=str(socket))))
+    found = by_name(collector_survey.rights(section(tree, kubelet_socket=str(socket))))
     assert found["right: kubelet"].state == "found"
     if os.getuid():
         socket.chmod(0)
-        assert by_name(survey.rights(section(tree, kubelet_socket=str(socket))))["right: kubelet"].state == "missing"
+        assert (
+            by_name(collector_survey.rights(section(tree, kubelet_socket=str(socket))))["right: kubelet"].state
+            == "missing"
+        )
 
 
 def run(tree: Tree, *options: str) -> Result:

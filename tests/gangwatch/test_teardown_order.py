@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gangwatch import teardown
 from gangwatch.state_folder import StateFolder
+from gangwatch.supervisor import teardown
 
 
 class FakeClient:

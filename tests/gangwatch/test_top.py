@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gangwatch.top import screen
-from scheduler_feedback import loop as loop_module
+from gangwatch.display.top_screen import screen
+from scheduler_feedback.controller import cycle_thread as loop_module
 from tests.feedback.memory_backend import World
 from tests.feedback.site import Site, serving
 from tests.web.findings import straggler

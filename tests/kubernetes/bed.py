@@ -19,7 +19,7 @@ from types import TracebackType
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from scheduler_feedback.backends.kubernetes.client import Access
+from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from tests.needs import absent, component
 from tests.ports import held_ports
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.kubernetes.client import STRATEGIC_PATCH, Access, Client, RefusedError
-from scheduler_feedback.backends.kubernetes.objects import Pod
-from scheduler_feedback.backends.kubernetes.watch import Watch
+from scheduler_feedback.backends.kubernetes.api_server.client import STRATEGIC_PATCH, Access, Client, RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.watch import Watch
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 
 
 class FakeKubelet:

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from gangwatch.commands.kubernetes_controller import Publishing, begin_anew, naming
 from scheduler_feedback.backends.kubernetes import Access, KubernetesBackend
-from scheduler_feedback.backends.kubernetes.client import Client, RefusedError
-from scheduler_feedback.backends.kubernetes.keeping import read
-from scheduler_feedback.backends.kubernetes.probing import Probes
-from scheduler_feedback.controller import Controller
+from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError
+from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes
+from scheduler_feedback.backends.kubernetes.published.state_config_map import read
+from scheduler_feedback.controller.controller import Controller
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Policy
 from tests.kubernetes.bed import ControlPlane

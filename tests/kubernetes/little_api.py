@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from scheduler_feedback.backends.kubernetes.client import Access, Client, RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, RefusedError
 
 _anything = msgspec.json.Decoder()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from scheduler_feedback.backends.kubernetes.objects import Node, Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.objects.objects import Node, Pod, PodGroup
 
 _uids = itertools.count(1)
 GPU = "nvidia.com/gpu"

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.client import Client
-from scheduler_feedback.backends.kubernetes.objects import Pod
+from scheduler_feedback.backends.kubernetes.api_server.client import Client
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 from tests.kubernetes.fake_kubelet import FakeKubelet, ended
 from tests.kubernetes.harness import wait_for
 

@@ -21,12 +21,12 @@ import pytest
 
 from gangwatch.commands.kubernetes_controller import Publishing, begin_anew
 from scheduler_feedback.backends.kubernetes import Access, AdvisorBackend
-from scheduler_feedback.backends.kubernetes.advice import RULES
-from scheduler_feedback.backends.kubernetes.client import Client
-from scheduler_feedback.backends.kubernetes.lease import Leadership
-from scheduler_feedback.backends.kubernetes.marks import CONDITION, REASON, SCORE, STATE
-from scheduler_feedback.backends.kubernetes.uninstall import remove_all
-from scheduler_feedback.controller import Controller
+from scheduler_feedback.backends.kubernetes.api_server.client import Client
+from scheduler_feedback.backends.kubernetes.api_server.lease import Leadership
+from scheduler_feedback.backends.kubernetes.published.advice import RULES
+from scheduler_feedback.backends.kubernetes.published.marks import CONDITION, REASON, SCORE, STATE
+from scheduler_feedback.backends.kubernetes.published.uninstall import remove_all
+from scheduler_feedback.controller.controller import Controller
 from scheduler_feedback.core.events import VerdictJudged
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Policy

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from scheduler_feedback.backends.kubernetes.foreign import Foreign, gang_of
-from scheduler_feedback.backends.kubernetes.objects import Pod
-from scheduler_feedback.backends.kubernetes.translate import TopologyLabels
-from scheduler_feedback.backends.kubernetes.world import World
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod
+from scheduler_feedback.backends.kubernetes.objects.other_schedulers import Foreign, gang_of
+from scheduler_feedback.backends.kubernetes.objects.translate import TopologyLabels
 from scheduler_feedback.core.events import AttemptEnded, Event, Hosted
 from scheduler_feedback.core.job import JobKind
 from tests.kubernetes.makers import node, pod_body

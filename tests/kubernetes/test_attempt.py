@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from scheduler_feedback.backends.kubernetes.attempt import (
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     Attempt,
     DoesNotFitError,
     Phase,
@@ -16,11 +17,10 @@ from scheduler_feedback.backends.kubernetes.attempt import (
     rejected,
     written,
 )
-from scheduler_feedback.backends.kubernetes.constraints import constraint_of
-from scheduler_feedback.backends.kubernetes.naming import Place
-from scheduler_feedback.backends.kubernetes.objects import Container, Pod, PodGroup
-from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS, TopologyLabels
-from scheduler_feedback.backends.kubernetes.world import World
+from scheduler_feedback.backends.kubernetes.objects.constraints import constraint_of
+from scheduler_feedback.backends.kubernetes.objects.objects import Container, Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
+from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, PLACEMENT, RANK, SLOTS, TopologyLabels
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, NodeSeen, RankFailed
 from scheduler_feedback.core.job import Slot
 from tests.kubernetes.makers import group, node, pod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_feedback.backends.kubernetes.attempt import (
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     Attempt,
     DoesNotFitError,
     Member,
@@ -15,7 +15,7 @@ from scheduler_feedback.backends.kubernetes.attempt import (
     rejected,
     renumbered,
 )
-from scheduler_feedback.backends.kubernetes.marks import marks_of
+from scheduler_feedback.backends.kubernetes.published.marks import marks_of
 from scheduler_feedback.core import cluster
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, RankExit

@@ -12,21 +12,21 @@ from msgspec.structs import replace
 
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.advisor import AdvisorBackend
-from scheduler_feedback.backends.kubernetes.attempt import Member, Phase
-from scheduler_feedback.backends.kubernetes.backend import KubernetesBackend
-from scheduler_feedback.backends.kubernetes.client import (
+from scheduler_feedback.backends.kubernetes.api_server.client import (
     Access,
 )
-from scheduler_feedback.backends.kubernetes.constraints import OURS
-from scheduler_feedback.backends.kubernetes.naming import Place
-from scheduler_feedback.backends.kubernetes.objects import Pod, PodGroup
-from scheduler_feedback.backends.kubernetes.probing import PROBE, Probes
-from scheduler_feedback.backends.kubernetes.translate import (
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Member, Phase
+from scheduler_feedback.backends.kubernetes.attempts.probe_pods import PROBE, Probes
+from scheduler_feedback.backends.kubernetes.kubernetes_backend import KubernetesBackend
+from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
+from scheduler_feedback.backends.kubernetes.objects.translate import (
     ATTEMPT,
     RANK,
     SLOTS,
 )
-from scheduler_feedback.backends.kubernetes.upstream import API
+from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import AttemptRunning, AttemptUnknown, CancelRequested, NodeSeen, Submitted
 from scheduler_feedback.core.job import JobKind, JobSpec, Slot, StopReason

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from scheduler_feedback.backends.kubernetes import binding
-from scheduler_feedback.backends.kubernetes.attempt import Attempt, Member
-from scheduler_feedback.backends.kubernetes.binding import bind_all, bind_one, create_once
-from scheduler_feedback.backends.kubernetes.client import RefusedError, UnreachableError
-from scheduler_feedback.backends.kubernetes.objects import Pod
-from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, RANK, SLOTS
+from scheduler_feedback.backends.kubernetes.api_server.client import RefusedError, UnreachableError
+from scheduler_feedback.backends.kubernetes.attempts import binding
+from scheduler_feedback.backends.kubernetes.attempts.binding import bind_all, bind_one, create_once
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Attempt, Member
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod
+from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, RANK, SLOTS
 from scheduler_feedback.core.job import Slot
 
 LOST = UnreachableError("POST: no answer")

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from scheduler_feedback.backends.kubernetes import binding, carrying, stopping
-from scheduler_feedback.backends.kubernetes.attempt import Attempt, Member, Phase
-from scheduler_feedback.backends.kubernetes.carrying import Carrying
-from scheduler_feedback.backends.kubernetes.client import UnreachableError
-from scheduler_feedback.backends.kubernetes.naming import Place
-from scheduler_feedback.backends.kubernetes.objects import Pod
-from scheduler_feedback.backends.kubernetes.probing import Probes
-from scheduler_feedback.backends.kubernetes.translate import PLACEMENT
+from scheduler_feedback.backends.kubernetes.api_server.client import UnreachableError
+from scheduler_feedback.backends.kubernetes.attempts import attempt_lifecycle, binding, gang_stop
+from scheduler_feedback.backends.kubernetes.attempts.attempt_lifecycle import Carrying
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Attempt, Member, Phase
+from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod
+from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
+from scheduler_feedback.backends.kubernetes.objects.translate import PLACEMENT
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import ActionFailed, AttemptEnded, AttemptUnknown, CancelRequested, Event
 from scheduler_feedback.core.job import JobKind, JobSpec, Slot, StopReason
@@ -36,12 +36,12 @@ LOST = UnreachableError("a request: no answer")
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (binding, stopping):
+    for module in (binding, gang_stop):
         for name in ("_PAUSE_SECONDS", "_LONGEST_PAUSE_SECONDS"):
             monkeypatch.setattr(module, name, 0.0)
-    monkeypatch.setattr(carrying, "PODS_SECONDS", 0.2)
-    monkeypatch.setattr(carrying, "RECREATED_SECONDS", 0.2)
-    monkeypatch.setattr(carrying, "_LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(attempt_lifecycle, "PODS_SECONDS", 0.2)
+    monkeypatch.setattr(attempt_lifecycle, "RECREATED_SECONDS", 0.2)
+    monkeypatch.setattr(attempt_lifecycle, "_LOOK_SECONDS", 0.005)
 
 
 class Scene:

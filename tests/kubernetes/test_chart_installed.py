@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.binding import bind_one
-from scheduler_feedback.backends.kubernetes.client import Client
-from scheduler_feedback.backends.kubernetes.lease import Leadership
-from scheduler_feedback.backends.kubernetes.probing import Probes, is_probe
-from scheduler_feedback.backends.kubernetes.translate import RESTARTABLE, TIME_LIMIT
+from scheduler_feedback.backends.kubernetes.api_server.client import Client
+from scheduler_feedback.backends.kubernetes.api_server.lease import Leadership
+from scheduler_feedback.backends.kubernetes.attempts.binding import bind_one
+from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes, is_probe
+from scheduler_feedback.backends.kubernetes.objects.translate import RESTARTABLE, TIME_LIMIT
 from scheduler_feedback.core.events import CancelRequested
 from scheduler_feedback.core.job import JobState
 from tests.deploy.test_chart import render

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.client import RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.client import RefusedError
 from tests import needs
 from tests.deploy.test_chart import WISHES, cache_folder, render
 from tests.kubernetes.harness import Api, wait_for

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from exporter.security import Security
+from exporter.security.security import Security
 from gangwatch.commands.kubernetes import kubernetes
 from tests.deploy.test_chart import render
 from tests.kubernetes.bed import ControlPlane

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from gangwatch.commands.check_kubernetes import RIGHTS, SIGNING, cluster_findings
 from gangwatch.commands.machine import check as command
-from scheduler_feedback.backends.kubernetes.lease import Leadership
+from scheduler_feedback.backends.kubernetes.api_server.lease import Leadership
 from tests.deploy.test_chart import render
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.harness import Api, Cluster, wait_for

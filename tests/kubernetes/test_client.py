@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from agent.schema.errors import BackendError, ConfigError
-from scheduler_feedback.backends.kubernetes import client as client_module
-from scheduler_feedback.backends.kubernetes.client import (
+from scheduler_feedback.backends.kubernetes.api_server import client as client_module
+from scheduler_feedback.backends.kubernetes.api_server.client import (
     Access,
     Client,
     RefusedError,

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.keeping import Keeper
-from scheduler_feedback.backends.kubernetes.marks import CONDITION, MEMORY, STATE
-from scheduler_feedback.backends.kubernetes.objects import Pod
-from scheduler_feedback.backends.kubernetes.probing import Probes, is_probe
-from scheduler_feedback.backends.kubernetes.translate import PREEMPTIBLE, RESTARTABLE, TIME_LIMIT
+from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes, is_probe
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod
+from scheduler_feedback.backends.kubernetes.objects.translate import PREEMPTIBLE, RESTARTABLE, TIME_LIMIT
+from scheduler_feedback.backends.kubernetes.published.marks import CONDITION, MEMORY, STATE
+from scheduler_feedback.backends.kubernetes.published.state_config_map import Keeper
 from scheduler_feedback.core import state as core
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import NodeCommand, NodeCommanded
@@ -301,8 +301,8 @@ def test_what_queues_used_and_how_long_jobs_ran_outlives_the_controller_and_its_
 
 
 def test_a_queue_s_limit_holds(cluster: Cluster, access: Access, folder: Path) -> None:
-    from scheduler_feedback.backends.kubernetes.objects import Metadata, Queue, QueueSpec
-    from scheduler_feedback.backends.kubernetes.translate import with_queues
+    from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Queue, QueueSpec
+    from scheduler_feedback.backends.kubernetes.objects.translate import with_queues
 
     body = {"apiVersion": "gangwatch.io/v1alpha1", "kind": "Queue", "metadata": {"name": "small"}, "spec": {"limit": 8}}
     cluster.api.create("/apis/gangwatch.io/v1alpha1/queues", body)

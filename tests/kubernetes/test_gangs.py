@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.client import RefusedError
-from scheduler_feedback.backends.kubernetes.translate import TIME_LIMIT
+from scheduler_feedback.backends.kubernetes.api_server.client import RefusedError
+from scheduler_feedback.backends.kubernetes.objects.translate import TIME_LIMIT
 from scheduler_feedback.core.job import JobState
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.fake_kubelet import FakeKubelet

@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 
-from scheduler_feedback.backends.kubernetes.client import RefusedError
-from scheduler_feedback.backends.kubernetes.keeping import MOST_HISTORY_BYTES, Keeper, give_back, kept_of
+from scheduler_feedback.backends.kubernetes.api_server.client import RefusedError
+from scheduler_feedback.backends.kubernetes.published.state_config_map import (
+    MOST_HISTORY_BYTES,
+    Keeper,
+    give_back,
+    kept_of,
+)
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Ended, State
-from scheduler_feedback.policies.history import BINS, Answers, take_in
+from scheduler_feedback.policies.index.runtime_history import BINS, Answers, take_in
 
 
 def state_of(jobs: int, users: int = 1) -> State:

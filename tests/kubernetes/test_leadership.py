@@ -22,14 +22,14 @@ import pytest
 
 from agent.schema.clock import ManualClock
 from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.lease import (
+from scheduler_feedback.backends.kubernetes.api_server.lease import (
     ACTING_SECONDS,
     IDLE_RENEWALS,
     LEASE_SECONDS,
     RENEW_SECONDS,
     Leadership,
 )
-from scheduler_feedback.backends.kubernetes.probing import PROBE
+from scheduler_feedback.backends.kubernetes.attempts.probe_pods import PROBE
 from scheduler_feedback.core.events import NodeCommand, NodeCommanded
 from scheduler_feedback.core.job import JobState
 from tests.kubernetes.bed import ControlPlane
@@ -220,7 +220,7 @@ def test_a_leader_that_cannot_renew_stops_acting_before_another_may_begin(
 def test_a_leader_whose_cycles_do_not_finish_lets_its_lease_run_out(
     cluster: Cluster, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler_feedback.backends.kubernetes.lease.RENEW_SECONDS", 0.2)
+    monkeypatch.setattr("scheduler_feedback.backends.kubernetes.api_server.lease.RENEW_SECONDS", 0.2)
     finished, lost = [0], threading.Event()
     one = Leadership(access, "default", "gangwatch", "one", lost=lost.set)
     one.start()
@@ -280,7 +280,7 @@ def test_a_watch_that_is_cut_loses_and_repeats_nothing(
 def test_a_version_that_is_too_old_is_listed_anew_and_what_went_meanwhile_is_told(
     cluster: Cluster, access: Access, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler_feedback.backends.kubernetes.watch._PAGE", "1")
+    monkeypatch.setattr("scheduler_feedback.backends.kubernetes.api_server.watch._PAGE", "1")
     cluster.add_nodes("n1", "n2")
     with running(access, folder) as it:
         wait_for("both are known", lambda: len(it.backend.world.nodes) == 2)

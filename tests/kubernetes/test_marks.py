@@ -7,14 +7,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from scheduler_feedback.backends.kubernetes.attempt import Attempt, Phase, assign, written
-from scheduler_feedback.backends.kubernetes.marks import CONDITION, MEMORY, STATE, Marks, changes, marks_of, remembered
-from scheduler_feedback.backends.kubernetes.objects import Condition, Node, Taint
-from scheduler_feedback.backends.kubernetes.publish import BEING_BOUND_NS, Standing, look, worth_writing
-from scheduler_feedback.backends.kubernetes.rebuild import rebuild
-from scheduler_feedback.backends.kubernetes.stopping import Budget, Job, forbidden
-from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS, TopologyLabels
-from scheduler_feedback.backends.kubernetes.world import World
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.attempts.gang_stop import Budget, Job, forbidden
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Attempt, Phase, assign, written
+from scheduler_feedback.backends.kubernetes.objects.objects import Condition, Node, Taint
+from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, PLACEMENT, RANK, SLOTS, TopologyLabels
+from scheduler_feedback.backends.kubernetes.published.marks import (
+    CONDITION,
+    MEMORY,
+    STATE,
+    Marks,
+    changes,
+    marks_of,
+    remembered,
+)
+from scheduler_feedback.backends.kubernetes.published.publish import BEING_BOUND_NS, Standing, look, worth_writing
+from scheduler_feedback.backends.kubernetes.published.rebuild import rebuild
 from scheduler_feedback.core import cluster
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import Job as CoreJob

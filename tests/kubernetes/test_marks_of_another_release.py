@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from scheduler_feedback.backends.kubernetes.marks import MEMORY, REASON, STATE, Memory, marks_of, remembered
-from scheduler_feedback.backends.kubernetes.objects import Node
+from scheduler_feedback.backends.kubernetes.objects.objects import Node
+from scheduler_feedback.backends.kubernetes.published.marks import MEMORY, REASON, STATE, Memory, marks_of, remembered
 from scheduler_feedback.core import cluster
 from scheduler_feedback.core.cluster import NodeState
 

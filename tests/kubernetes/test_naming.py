@@ -6,8 +6,8 @@ import numpy as np
 from msgspec import structs
 
 from agent.schema.frame import Column, EventRecord, Frame, Layout, Member, Record, StepRecord, Tier, make_layout
-from scheduler_feedback.backends.kubernetes.naming import Naming, Place
-from scheduler_feedback.core.fleet import Fleet
+from scheduler_feedback.backends.kubernetes.objects.rank_names import Naming, Place
+from scheduler_feedback.core.telemetry.fleet import Fleet
 
 SECOND = 1_000_000_000
 

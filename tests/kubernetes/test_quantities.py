@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.kubernetes.objects import Pod
-from scheduler_feedback.backends.kubernetes.quantities import amount, parse_quantity, requests_of
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod
+from scheduler_feedback.backends.kubernetes.objects.quantities import amount, parse_quantity, requests_of
 
 
 def container(cpu: str, **more: Any) -> dict[str, Any]:

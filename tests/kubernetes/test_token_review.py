@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from scheduler_feedback.access import token_review
-from scheduler_feedback.access.authentication import Authentication
-from scheduler_feedback.access.principal import AccessError, Role
-from scheduler_feedback.access.token_review import Reviewed, Reviewing, TokenReviews
-from scheduler_feedback.access.tokens import OWN_TOKENS, Tokens
+from scheduler_feedback.api.access import token_review
+from scheduler_feedback.api.access.authentication import Authentication
+from scheduler_feedback.api.access.principal import AccessError, Role
+from scheduler_feedback.api.access.token_review import Reviewed, Reviewing, TokenReviews
+from scheduler_feedback.api.access.tokens import OWN_TOKENS, Tokens
 from scheduler_feedback.backends.kubernetes import Access
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.harness import Api, wait_for

@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.kubernetes.constraints import constraint_of, refusal, why_not
-from scheduler_feedback.backends.kubernetes.objects import Claim, OwnerReference, Pod, PodGroup, StoredVolume, Taint
-from scheduler_feedback.backends.kubernetes.quantities import amount, parse_quantity, requests_of
-from scheduler_feedback.backends.kubernetes.translate import (
+from scheduler_feedback.backends.kubernetes.objects.constraints import constraint_of, refusal, why_not
+from scheduler_feedback.backends.kubernetes.objects.objects import (
+    Claim,
+    OwnerReference,
+    Pod,
+    PodGroup,
+    StoredVolume,
+    Taint,
+)
+from scheduler_feedback.backends.kubernetes.objects.quantities import amount, parse_quantity, requests_of
+from scheduler_feedback.backends.kubernetes.objects.translate import (
     ARRAY,
     ARRAY_PARALLEL,
     PREEMPTIBLE,
@@ -32,7 +39,7 @@ from scheduler_feedback.backends.kubernetes.translate import (
     ranks_of,
     wall_ns,
 )
-from scheduler_feedback.backends.kubernetes.volumes import reached
+from scheduler_feedback.backends.kubernetes.objects.volumes import reached
 from scheduler_feedback.core.cluster import Level
 from tests.kubernetes.makers import group, node, pod
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from scheduler_feedback.backends.kubernetes.translate import REQUIRED_TOPOLOGY, TIME_LIMIT, TopologyLabels
-from scheduler_feedback.backends.kubernetes.upstream import API, UpstreamGroup, as_group
+from scheduler_feedback.backends.kubernetes.objects.translate import REQUIRED_TOPOLOGY, TIME_LIMIT, TopologyLabels
+from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API, UpstreamGroup, as_group
 from scheduler_feedback.core.job import JobState
 from tests.deploy.test_chart import render
 from tests.kubernetes.bed import ControlPlane

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.kubernetes import connection as connection_module
-from scheduler_feedback.backends.kubernetes import watch as watch_module
-from scheduler_feedback.backends.kubernetes.client import (
+from scheduler_feedback.backends.kubernetes.api_server import api_connection as connection_module
+from scheduler_feedback.backends.kubernetes.api_server import watch as watch_module
+from scheduler_feedback.backends.kubernetes.api_server.api_connection import Connection
+from scheduler_feedback.backends.kubernetes.api_server.client import (
     Access,
     UnreachableError,
 )
-from scheduler_feedback.backends.kubernetes.connection import Connection
-from scheduler_feedback.backends.kubernetes.objects import Pod
-from scheduler_feedback.backends.kubernetes.watch import Watch, all_synced
+from scheduler_feedback.backends.kubernetes.api_server.watch import Watch, all_synced
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 from tests.kubernetes.little_api import refused
 
 # --- watches ---------------------------------------------------------------------------------------------------------

@@ -11,13 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from scheduler_feedback.backends.kubernetes.agents import AgentFiles, dashed, is_agent
-from scheduler_feedback.backends.kubernetes.constraints import OURS, constraint_of
-from scheduler_feedback.backends.kubernetes.naming import Place
-from scheduler_feedback.backends.kubernetes.objects import Claim, Pod, Queue, StoredVolume
-from scheduler_feedback.backends.kubernetes.probing import PROBE
-from scheduler_feedback.backends.kubernetes.quantities import summed
-from scheduler_feedback.backends.kubernetes.rebuild import rebuild
-from scheduler_feedback.backends.kubernetes.translate import (
+from scheduler_feedback.backends.kubernetes.attempts.probe_pods import PROBE
+from scheduler_feedback.backends.kubernetes.objects.constraints import OURS, constraint_of
+from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Pod, Queue, StoredVolume
+from scheduler_feedback.backends.kubernetes.objects.quantities import summed
+from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
+from scheduler_feedback.backends.kubernetes.objects.translate import (
     ATTEMPT,
     BEYOND,
     RANK,
@@ -30,8 +29,9 @@ from scheduler_feedback.backends.kubernetes.translate import (
     resource_of,
     slots_written,
 )
-from scheduler_feedback.backends.kubernetes.upstream import API, UpstreamGroup, as_group
-from scheduler_feedback.backends.kubernetes.volumes import claims_of, reached, users_of
+from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API, UpstreamGroup, as_group
+from scheduler_feedback.backends.kubernetes.objects.volumes import claims_of, reached, users_of
+from scheduler_feedback.backends.kubernetes.published.rebuild import rebuild
 from scheduler_feedback.core.job import JobState, Slot
 from scheduler_feedback.core.state import Policy
 from tests.kubernetes.makers import group, node, pod

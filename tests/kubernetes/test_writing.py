@@ -11,20 +11,30 @@ import pytest
 
 from agent.schema.clock import ManualClock
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.kubernetes import advice, keeping, lease, publish, stopping, uninstall
-from scheduler_feedback.backends.kubernetes.advice import RULES, SLICES, Advice, Finding, findings_of
-from scheduler_feedback.backends.kubernetes.attempt import Member
-from scheduler_feedback.backends.kubernetes.client import MERGE_PATCH, STRATEGIC_PATCH, UnreachableError
-from scheduler_feedback.backends.kubernetes.constraints import OURS
-from scheduler_feedback.backends.kubernetes.keeping import Keeper, kept_of, memory_name, read
-from scheduler_feedback.backends.kubernetes.lease import LAST_HOLDER, Leadership
-from scheduler_feedback.backends.kubernetes.objects import Condition, Pod
-from scheduler_feedback.backends.kubernetes.probing import PROBE, Probes, is_probe
-from scheduler_feedback.backends.kubernetes.publish import Look, Publisher, Standing
-from scheduler_feedback.backends.kubernetes.translate import ATTEMPT, PLACEMENT, RANK, SLOTS, Gang, gang_of, lone
-from scheduler_feedback.backends.kubernetes.uninstall import remove_all
-from scheduler_feedback.backends.kubernetes.upstream import API
-from scheduler_feedback.backends.kubernetes.world import World
+from scheduler_feedback.backends.kubernetes.api_server import lease
+from scheduler_feedback.backends.kubernetes.api_server.client import MERGE_PATCH, STRATEGIC_PATCH, UnreachableError
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.lease import LAST_HOLDER, Leadership
+from scheduler_feedback.backends.kubernetes.attempts import gang_stop
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Member
+from scheduler_feedback.backends.kubernetes.attempts.probe_pods import PROBE, Probes, is_probe
+from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
+from scheduler_feedback.backends.kubernetes.objects.objects import Condition, Pod
+from scheduler_feedback.backends.kubernetes.objects.translate import (
+    ATTEMPT,
+    PLACEMENT,
+    RANK,
+    SLOTS,
+    Gang,
+    gang_of,
+    lone,
+)
+from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API
+from scheduler_feedback.backends.kubernetes.published import advice, publish, state_config_map, uninstall
+from scheduler_feedback.backends.kubernetes.published.advice import RULES, SLICES, Advice, Finding, findings_of
+from scheduler_feedback.backends.kubernetes.published.publish import Look, Publisher, Standing
+from scheduler_feedback.backends.kubernetes.published.state_config_map import Keeper, kept_of, memory_name, read
+from scheduler_feedback.backends.kubernetes.published.uninstall import remove_all
 from scheduler_feedback.core import cluster
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.cluster import NodeState
@@ -32,7 +42,7 @@ from scheduler_feedback.core.job import Job as CoreJob
 from scheduler_feedback.core.job import JobKind, JobSpec, JobState, Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
-from scheduler_feedback.policies.history import BINS
+from scheduler_feedback.policies.index.runtime_history import BINS
 from tests.kubernetes.little_api import LittleApi, refused
 from tests.kubernetes.makers import group, node, pod
 from tests.kubernetes.test_attempt import world_of
@@ -48,7 +58,7 @@ BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_PAUSE_SECONDS", "_LONGEST_PAUSE_SECONDS"):
-        monkeypatch.setattr(stopping, name, 0.0)
+        monkeypatch.setattr(gang_stop, name, 0.0)
 
 
 # --- leadership ------------------------------------------------------------------------------------------------------
@@ -226,7 +236,7 @@ def a_budget(allowed: int) -> dict[str, Any]:
 def stopped(api: LittleApi, *pods: Pod, gone: int = 0) -> list[str]:
     """Stop the gang of these pods; the first so many have ended already."""
     members = [member_of(one, over=number < gone) for number, one in enumerate(pods)]
-    return asyncio.run(stopping.stop(api, members, pods))
+    return asyncio.run(gang_stop.stop(api, members, pods))
 
 
 def evictions(*names: str) -> list[tuple[str, str]]:
@@ -246,7 +256,7 @@ def test_a_job_that_would_count_a_failure_is_suspended_instead_and_its_pods_left
     assert stopped(api, owned("a"), pod("b")) == [f"{JOBS}/train"]
     assert api.done == [("PATCH", f"{JOBS}/train"), *evictions("b")]
     job = api.objects[f"{JOBS}/train"]
-    assert job["spec"]["suspend"] is True and job["metadata"]["labels"] == {stopping.SUSPENDED: "true"}
+    assert job["spec"]["suspend"] is True and job["metadata"]["labels"] == {gang_stop.SUSPENDED: "true"}
 
 
 def test_a_job_that_another_controller_owns_is_not_suspended_behind_its_back() -> None:
@@ -295,35 +305,35 @@ def test_how_the_job_that_owns_the_pods_ended(
     spec: dict[str, Any], status: dict[str, Any], uid: str, ended: str
 ) -> None:
     api = LittleApi({f"{JOBS}/train": a_job(spec, uid) | {"status": status}})
-    assert asyncio.run(stopping.owner_has_ended(api, [owned("a"), owned("b")])) == ended
+    assert asyncio.run(gang_stop.owner_has_ended(api, [owned("a"), owned("b")])) == ended
     assert len(api.asked) == 1, "one owner is asked once"
 
 
 def test_of_an_owner_that_is_no_job_or_can_not_be_asked_nothing_is_known() -> None:
     api = LittleApi()
-    assert asyncio.run(stopping.owner_has_ended(api, [pod("a"), owned("b", "StatefulSet")])) == ""
-    assert asyncio.run(stopping.owner_has_ended(api, [owned("a")])) == "deleted"
+    assert asyncio.run(gang_stop.owner_has_ended(api, [pod("a"), owned("b", "StatefulSet")])) == ""
+    assert asyncio.run(gang_stop.owner_has_ended(api, [owned("a")])) == "deleted"
     for failure in (LOST, refused(403)):
         api.fails[("GET", f"{JOBS}/train")] = [failure]
-        assert asyncio.run(stopping.owner_has_ended(api, [owned("a")])) == ""
+        assert asyncio.run(gang_stop.owner_has_ended(api, [owned("a")])) == ""
 
 
 def test_a_suspended_job_is_resumed_whatever_it_takes_and_one_that_is_gone_is_let_be() -> None:
-    suspended = a_job({"suspend": True}, labels={stopping.SUSPENDED: "true", "app": "t"})
+    suspended = a_job({"suspend": True}, labels={gang_stop.SUSPENDED: "true", "app": "t"})
     api = LittleApi({f"{JOBS}/train": suspended, f"{JOBS}/other": a_job()}, ("/apis/batch/v1/jobs",))
     api.fails[("PATCH", f"{JOBS}/train")] = [LOST, None]
-    asyncio.run(stopping.resume(api, f"{JOBS}/train"))
+    asyncio.run(gang_stop.resume(api, f"{JOBS}/train"))
     job = api.objects[f"{JOBS}/train"]
     assert job["spec"]["suspend"] is False and job["metadata"]["labels"] == {"app": "t"}
-    asyncio.run(stopping.resume(api, f"{JOBS}/gone"))
+    asyncio.run(gang_stop.resume(api, f"{JOBS}/gone"))
     api.fails[("PATCH", f"{JOBS}/train")] = [refused(403)]
     with pytest.raises(BackendError):
-        asyncio.run(stopping.resume(api, f"{JOBS}/train"))
+        asyncio.run(gang_stop.resume(api, f"{JOBS}/train"))
 
 
 def test_jobs_that_one_of_us_left_suspended_are_asked_for_by_their_label() -> None:
     api = LittleApi({"/apis/batch/v1/jobs/one": a_job()}, ("/apis/batch/v1/jobs",))
-    assert asyncio.run(stopping.left_suspended(api)) == [f"{JOBS}/train"]
+    assert asyncio.run(gang_stop.left_suspended(api)) == [f"{JOBS}/train"]
     assert api.asked == [("/apis/batch/v1/jobs", {"labelSelector": f"{OURS}suspended=true"})]
 
 
@@ -469,7 +479,7 @@ def test_what_is_kept_is_written_once_a_change_and_read_back() -> None:
     text = asyncio.run(read(api, "ours", "main-memory"))
     assert text == kept_of(state)
     again = State(now_ns=3 * SECOND)
-    keeping.give_back(text, again)
+    state_config_map.give_back(text, again)
     assert again.queue_use == {"q": 13.0}
     assert again.queue_use_ns == 3 * SECOND, "never later than now"
     assert again.history["kind"][-1] == 2.0

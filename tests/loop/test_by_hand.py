@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from exporter.profiles import left_out_by
+from exporter.prometheus.profiles import left_out_by
 from tests import needs
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 from tests.loop.disturbance import stopped_and_continued

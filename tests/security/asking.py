@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from scheduler_feedback.access.attempts import Attempts
-from scheduler_feedback.access.authentication import Authentication
-from scheduler_feedback.access.tokens import OWN_TOKENS, TokenEntry, hash_of, make_token, write_entries
+from scheduler_feedback.api.access.attempts import Attempts
+from scheduler_feedback.api.access.authentication import Authentication
+from scheduler_feedback.api.access.tokens import OWN_TOKENS, TokenEntry, hash_of, make_token, write_entries
 from tests.feedback.memory_backend import World
 from tests.feedback.site import JOB, Answer, Site, serving
 

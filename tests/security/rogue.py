@@ -29,22 +29,22 @@ from agent.schema.frame import (
     Tier,
     make_layout,
 )
-from scheduler_feedback.backends.kubernetes.naming import Naming, Place
-from scheduler_feedback.backends.kubernetes.objects import Pod
-from scheduler_feedback.backends.kubernetes.translate import TopologyLabels
-from scheduler_feedback.backends.kubernetes.world import World as Pods
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World as Pods
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod
+from scheduler_feedback.backends.kubernetes.objects.rank_names import Naming, Place
+from scheduler_feedback.backends.kubernetes.objects.translate import TopologyLabels
 from scheduler_feedback.backends.slurm import Commands, SlurmBackend
-from scheduler_feedback.backends.slurm.facts import SlurmJob, Snapshot
-from scheduler_feedback.backends.slurm.translate import job_id_of, renamed
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, Snapshot
+from scheduler_feedback.backends.slurm.slurm_names import job_id_of, renamed
+from scheduler_feedback.controller.detection_thread import Watch
 from scheduler_feedback.core.actions import Action, StopGang
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import Event, Hosted, Tick
-from scheduler_feedback.core.gangs import CONSUMED
 from scheduler_feedback.core.job import JobKind, JobSpec, Slot
-from scheduler_feedback.core.placements import Attest, Placements
 from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED
+from scheduler_feedback.core.telemetry.placements import Attest, Placements
 from scheduler_feedback.detectors import make_all
-from scheduler_feedback.watch import Watch
 from tests.feedback.world import START_NS, World
 from tests.kubernetes.makers import pod_body
 

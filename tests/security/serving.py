@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from exporter.asgi import Server, create_server
-from exporter.security import Security
+from exporter.security.security import Security
 from exporter.serving import gate, limits
 from exporter.serving.admission import App, Message, Receive, Scope, Send
+from exporter.serving.asgi import Server, create_server
 from exporter.serving.limits import Limits
 
 TOKEN = "the token"

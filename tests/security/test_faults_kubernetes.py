@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from scheduler_feedback.backends.kubernetes import Access, stopping
-from scheduler_feedback.backends.kubernetes.attempt import Member
-from scheduler_feedback.backends.kubernetes.client import Client, NotLeadingError, RefusedError
-from scheduler_feedback.backends.kubernetes.lease import LEASE_SECONDS
+from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.api_server.client import Client, NotLeadingError, RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.lease import LEASE_SECONDS
+from scheduler_feedback.backends.kubernetes.attempts import gang_stop
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Member
 from scheduler_feedback.core.events import CancelRequested
 from scheduler_feedback.core.job import JobState
 from tests.kubernetes.bed import ControlPlane
@@ -65,7 +66,7 @@ def test_what_was_begun_while_leading_is_not_finished_after_the_lease_is_lost(
     with running(access, folder, may_act=lambda: leads[0]) as it:
         wait_for("it runs", lambda: [job for job in it.jobs().values() if job.state is JobState.RUNNING])
         job = it.jobs()["kept"]
-        evict, tries = stopping._evict, [0]
+        evict, tries = gang_stop._evict, [0]
 
         async def evict_without_a_server(client: Client, member: Member) -> None:
             tries[0] += 1
@@ -73,7 +74,7 @@ def test_what_was_begun_while_leading_is_not_finished_after_the_lease_is_lost(
                 plane.kill_server()
             await evict(client, member)
 
-        monkeypatch.setattr(stopping, "_evict", evict_without_a_server)
+        monkeypatch.setattr(gang_stop, "_evict", evict_without_a_server)
         try:
             it.controller.cycle.wish(lambda _: CancelRequested(job.job_id, "somebody")).result(30)
             wait_for("it tries again and again", lambda: tries[0] > 4)

@@ -69,7 +69,7 @@ def test_bindings_whose_answers_are_lost_are_made_once(
     cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the controller asks for is done, and it never hears so: it must find out, and neither repeat nor undo it."""
-    monkeypatch.setattr("scheduler_feedback.backends.kubernetes.watch._SILENCE_SECONDS", 8.0)
+    monkeypatch.setattr("scheduler_feedback.backends.kubernetes.api_server.watch._SILENCE_SECONDS", 8.0)
     chance = random.Random(seed)
     port = urlsplit(access.url).port
     assert port is not None
@@ -97,7 +97,7 @@ def test_a_watch_that_hears_nothing_while_requests_pass_is_opened_again(
     cluster: Cluster, access: Access, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A firewall that forgot the connection: nobody closes it, and nothing comes."""
-    monkeypatch.setattr("scheduler_feedback.backends.kubernetes.watch._SILENCE_SECONDS", 8.0)
+    monkeypatch.setattr("scheduler_feedback.backends.kubernetes.api_server.watch._SILENCE_SECONDS", 8.0)
     port = urlsplit(access.url).port
     assert port is not None
     cluster.add_nodes("n1", "n2")

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from agent import attribution
+from agent import rank_attribution
 from agent.schema.errors import ConfigError, SourceError, TraceError
-from agent.sources import ethtool, kernel_log, mountstats
-from agent.sources.cgroup import parse_cgroup
-from gangwatch import config
-from gangwatch.config_sections import parse_listen
+from agent.sources.kernel import kernel_log
+from agent.sources.proc import mountstats
+from agent.sources.proc.cgroup import parse_cgroup
+from agent.sources.rdma import ethtool
+from gangwatch.configuration import config_file
+from gangwatch.configuration.sections import parse_listen
 from scheduler_feedback.fabric_file import read_fabric
 from scheduler_feedback.sim.traces import slurm as sacct
 from tests.security.serving import ended, served
@@ -38,19 +40,19 @@ def test_digits_without_end_are_no_number() -> None:
 def test_a_duration_without_end_is_none(tmp_path: Path) -> None:
     """It was infinite, and `gangwatch config` printed it as `null`, which no TOML file may hold."""
     with pytest.raises(ValueError, match="is no duration"):
-        config.parse_duration("9" * 400)
+        config_file.parse_duration("9" * 400)
     file = tmp_path / "gangwatch.toml"
     file.write_text(f'[policy]\nreplan_seconds = "{"9" * 400}"\n')
     with pytest.raises(ConfigError, match=r"policy\.replan_seconds: .999"):
-        config.load(file)
+        config_file.load(file)
 
 
 def test_a_control_character_in_the_configuration_is_read_back(tmp_path: Path) -> None:
     file = tmp_path / "gangwatch.toml"
     file.write_text('[agent]\njob_files = "/x\\u007f"\n')
-    loaded = config.load(file)
-    file.write_text(config.as_toml(loaded))
-    assert config.load(file).agent.job_files == "/x\x7f"
+    loaded = config_file.load(file)
+    file.write_text(config_file.as_toml(loaded))
+    assert config_file.load(file).agent.job_files == "/x\x7f"
 
 
 def test_a_node_list_is_refused_before_it_is_made(tmp_path: Path) -> None:
@@ -80,7 +82,7 @@ def test_a_time_without_end_in_sacct_costs_its_line(tmp_path: Path) -> None:
 
 def test_a_rank_file_nested_without_end_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"x": ' + "[" * 100_000)
-    assert attribution._list(str(tmp_path)).ranks == ()
+    assert rank_attribution._list(str(tmp_path)).ranks == ()
 
 
 def test_a_head_request_with_a_malformed_body_is_answered_without_one(caplog: pytest.LogCaptureFixture) -> None:

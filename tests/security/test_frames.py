@@ -28,17 +28,17 @@ from agent.schema.frame import (
     Tier,
     make_layout,
 )
-from scheduler_feedback.core import membership
+from scheduler_feedback.controller.detection_thread import Watch
 from scheduler_feedback.core.cluster import NodeState
-from scheduler_feedback.core.fleet import Fleet
-from scheduler_feedback.core.fleet_records import HELD_NS, WAITS_NS
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
-from scheduler_feedback.core.look import Look
-from scheduler_feedback.core.measures import measure
-from scheduler_feedback.core.occurrences import Occurrences
-from scheduler_feedback.core.placements import Attest, Placed, Placements, Refusal
+from scheduler_feedback.core.state_metrics import measure
+from scheduler_feedback.core.telemetry import membership
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.fleet_records import HELD_NS, WAITS_NS
+from scheduler_feedback.core.telemetry.occurrences import Occurrences
+from scheduler_feedback.core.telemetry.placements import Attest, Placed, Placements, Refusal
+from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.cycle import explain
-from scheduler_feedback.watch import Watch
 from tests.feedback.world import START_NS, World
 from tests.security.rogue import (
     BOOTED_NS,

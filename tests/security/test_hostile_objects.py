@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.kubernetes.attempt import adopt, placement_of
-from scheduler_feedback.backends.kubernetes.client import Client
-from scheduler_feedback.backends.kubernetes.marks import MEMORY, remembered
-from scheduler_feedback.backends.kubernetes.objects import Pod
-from scheduler_feedback.backends.kubernetes.quantities import MOST, amount, parse_quantity
-from scheduler_feedback.backends.kubernetes.rebuild import rebuild
-from scheduler_feedback.backends.kubernetes.translate import (
+from scheduler_feedback.backends.kubernetes.api_server.client import Client
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.watch import Watch
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import adopt, placement_of
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod
+from scheduler_feedback.backends.kubernetes.objects.quantities import MOST, amount, parse_quantity
+from scheduler_feedback.backends.kubernetes.objects.translate import (
     ARRAY_PARALLEL,
     ATTEMPT,
     PLACEMENT,
@@ -26,8 +26,8 @@ from scheduler_feedback.backends.kubernetes.translate import (
     slots_written,
     wall_ns,
 )
-from scheduler_feedback.backends.kubernetes.watch import Watch
-from scheduler_feedback.backends.kubernetes.world import World
+from scheduler_feedback.backends.kubernetes.published.marks import MEMORY, remembered
+from scheduler_feedback.backends.kubernetes.published.rebuild import rebuild
 from scheduler_feedback.core.state import Policy
 from tests.kubernetes.makers import group, node, pod, pod_body
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.schema.places import NoPlaceError, Places
+from agent.schema.peer_quota import NoPlaceError, Places
 from benchmarks.fuzz import http as fuzz
-from exporter.security import Security
+from exporter.security.security import Security
 from exporter.serving import limits, peers
 from exporter.serving.limits import Limits
 from exporter.serving.peers import UNKNOWN_LOCAL, Peers

@@ -34,15 +34,15 @@ from agent.schema.identity import (
     read_revocations,
     speaks_for,
 )
-from exporter.frame_readers import FrameReaders
-from exporter.security import Security
+from exporter.security.frame_readers import FrameReaders
+from exporter.security.security import Security
 from exporter.server import ThreadedServer, agent_app
 from gangwatch.certificates.authority import Authority, new_key, new_request, read, requested
 from gangwatch.certificates.folder import AuthorityFolder, write_pair
 from gangwatch.cli import cli
-from scheduler_feedback.credentials import Credentials
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed import feed as feed_module
+from scheduler_feedback.feed.credentials import Credentials
 from tests.exporter.certificates import Authority as OpenSsl
 from tests.exporter.sample_frames import small_frame, small_layout
 from tests.feedback.test_feed_over_tls import follow

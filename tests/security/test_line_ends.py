@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sources.cgroup import parse_cgroup, user_of_cgroup
+from agent.sources.proc.cgroup import parse_cgroup, user_of_cgroup
 
 ROOT = Path(__file__).resolve().parents[2]
 DELEGATED = "0::/user.slice/user-1000.slice/user@1000.service/x"

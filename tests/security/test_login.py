@@ -19,17 +19,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from exporter.asgi import create_server
-from exporter.security import Security
-from scheduler_feedback.access.attempts import AT_ONCE, MOST_PEERS, Attempts
-from scheduler_feedback.access.authentication import Authentication
-from scheduler_feedback.access.oidc import MOST_TOKEN_BYTES, Issuer
-from scheduler_feedback.access.principal import Role
-from scheduler_feedback.access.sessions import MOST_OF_ONE, MOST_SESSIONS, Sessions
-from scheduler_feedback.access.tokens import OWN_TOKENS, Tokens, make_token
-from scheduler_feedback.controller import Controller
+from exporter.security.security import Security
+from exporter.serving.asgi import create_server
+from scheduler_feedback.api.access.attempts import AT_ONCE, MOST_PEERS, Attempts
+from scheduler_feedback.api.access.authentication import Authentication
+from scheduler_feedback.api.access.oidc import MOST_TOKEN_BYTES, Issuer
+from scheduler_feedback.api.access.principal import Role
+from scheduler_feedback.api.access.sessions import MOST_OF_ONE, MOST_SESSIONS, Sessions
+from scheduler_feedback.api.access.tokens import OWN_TOKENS, Tokens, make_token
+from scheduler_feedback.api.web.login import following
+from scheduler_feedback.controller.controller import Controller
 from scheduler_feedback.core.state import Policy
-from scheduler_feedback.web.login import following
 from tests.exporter.certificates import Authority
 from tests.feedback.memory_backend import MemoryBackend, World
 from tests.security.asking import JOB, Browser, People, people

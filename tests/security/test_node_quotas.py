@@ -18,17 +18,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.attribution import Attribution
-from agent.collectors import steps as module
-from agent.collectors.step_columns import CHANGES_BURST, OWN_COUNTERS, StepColumns
-from agent.collectors.steps import StepCollector, usable_name
+from agent.collectors.steps import steps as module
+from agent.collectors.steps.step_columns import CHANGES_BURST, OWN_COUNTERS, StepColumns
+from agent.collectors.steps.steps import StepCollector, usable_name
+from agent.rank_attribution import Attribution
 from agent.schema.errors import REFUSAL_REASONS, ReporterError
 from agent.schema.frame import MAX_RECORDS, Member, StepRecord
-from agent.sources import closers, rings, step_socket, tenants
-from agent.sources.cgroup import user_of_cgroup
-from agent.sources.closers import Closer
-from agent.sources.step_messages import Claim, Peer, Place
-from agent.sources.tenants import Accounts, Allowance, Quotas, Tenant, fair_shares
+from agent.sources.proc.cgroup import user_of_cgroup
+from agent.sources.steps import closers, rings, step_socket, tenants
+from agent.sources.steps.closers import Closer
+from agent.sources.steps.step_messages import Claim, Peer, Place
+from agent.sources.steps.tenants import Accounts, Allowance, Quotas, Tenant, fair_shares
 from benchmarks.attack.attacks_node import answer, connect, lingering_socket, message, ring_file, send
 from tests.fakes.processes import ProcTree
 from tests.security.hung_fuse import HungFuse

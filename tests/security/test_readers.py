@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from agent.schema.clock import ManualClock
+from scheduler_feedback.api.reading import reads as reads_module
+from scheduler_feedback.api.reading.listing import Listing, Reasons
+from scheduler_feedback.api.reading.lists import MarkError, Wanted, jobs, mark_text, read_mark
+from scheduler_feedback.api.reading.reads import BusyError, Reads
+from scheduler_feedback.api.reading.state_snapshots import PAUSE, Snapshot, Snapshots
+from scheduler_feedback.api.subscribers import FullError, Subscribers
 from scheduler_feedback.core.events import NodeSeen, Submitted
-from scheduler_feedback.core.frozen import frozen
 from scheduler_feedback.core.job import JobSpec, JobState
 from scheduler_feedback.core.state import State
+from scheduler_feedback.core.state_copy import frozen
 from scheduler_feedback.cycle import run
-from scheduler_feedback.reading import reads as reads_module
-from scheduler_feedback.reading.listing import Listing, Reasons
-from scheduler_feedback.reading.lists import MarkError, Wanted, jobs, mark_text, read_mark
-from scheduler_feedback.reading.reads import BusyError, Reads
-from scheduler_feedback.snapshots import PAUSE, Snapshot, Snapshots
-from scheduler_feedback.subscribers import FullError, Subscribers
 from tests.feedback.memory_backend import World
 from tests.feedback.site import Site, serving
 
@@ -98,7 +98,7 @@ def test_snapshots_take_a_twentieth_of_the_cycles_time_however_many_read(monkeyp
         clock.advance(0.01)
         return frozen(state, before)
 
-    monkeypatch.setattr("scheduler_feedback.snapshots.frozen", slow)
+    monkeypatch.setattr("scheduler_feedback.api.reading.state_snapshots.frozen", slow)
     for _ in range(1000):
         snapshots.changed()
         snapshots.fresh()

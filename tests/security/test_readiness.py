@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from agent.schema.clock import ManualClock
-from gangwatch import heartbeats
-from gangwatch.heartbeats import WATCHDOG_SECONDS, Heartbeats, is_stopped
-from gangwatch.service import notify
+from gangwatch.supervisor import heartbeats
+from gangwatch.supervisor.heartbeats import WATCHDOG_SECONDS, Heartbeats, is_stopped
+from gangwatch.supervisor.service_manager import notify
+from scheduler_feedback.controller.progress import LATE_SECONDS, STUCK_SECONDS, Progress
 from scheduler_feedback.core.events import NodeSeen
-from scheduler_feedback.feed.hearing import NEVER_SECONDS, hearing_of, silent
-from scheduler_feedback.feed.streams import Stream
-from scheduler_feedback.progress import LATE_SECONDS, STUCK_SECONDS, Progress
+from scheduler_feedback.feed.agent_reporting import NEVER_SECONDS, hearing_of, silent
+from scheduler_feedback.feed.stream_state import Stream
 from tests.feedback.memory_backend import World
 from tests.feedback.site import serving
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
@@ -58,8 +58,8 @@ def test_a_journal_whose_fsync_never_returns_is_told_by_readiness(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proven on an earlier release: /readyz stayed at 200 for the 45 s that an fsync took."""
-    monkeypatch.setattr("scheduler_feedback.progress.LATE_SECONDS", 3.0)
-    monkeypatch.setattr("scheduler_feedback.progress.STUCK_SECONDS", 5.0)
+    monkeypatch.setattr("scheduler_feedback.controller.progress.LATE_SECONDS", 3.0)
+    monkeypatch.setattr("scheduler_feedback.controller.progress.STUCK_SECONDS", 5.0)
     free = threading.Event()
     free.set()
     with serving(tmp_path, World([NodeSeen("n1", 2, (), "m1", True)])) as site:
@@ -131,12 +131,12 @@ if "controller" in sys.orig_argv or "agent" in sys.orig_argv or "up" in sys.orig
         from gangwatch import supervisor
 
         supervisor.LOOK_SECONDS = 0.5
-    import scheduler_feedback.progress as progress
+    import scheduler_feedback.controller.progress as progress
 
     progress.STUCK_SECONDS = 1.0
     flag = pathlib.Path(__file__).with_name("stuck")
     if "controller" in sys.orig_argv:
-        from scheduler_feedback.store import Store
+        from scheduler_feedback.journal.store import Store
 
         write = Store.cycle
 

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.attribution import Attribution
-from agent.collectors.steps import StepCollector
+from agent.collectors.steps.steps import StepCollector
+from agent.rank_attribution import Attribution
 from agent.schema.errors import ReporterError
-from agent.sources import rings
-from agent.sources.rings import Ring
-from agent.sources.tenants import Quotas
+from agent.sources.steps import rings
+from agent.sources.steps.rings import Ring
+from agent.sources.steps.tenants import Quotas
 from benchmarks.attack.attacks_node import answer, connect, message, ring_file, send
 
 REPOSITORY = Path(__file__).parents[2]

@@ -14,12 +14,12 @@ import pytest
 from starlette.routing import Route
 
 from agent.schema.errors import ConfigError, StoreError
-from gangwatch.config import load_defaults
+from gangwatch.configuration.config_file import load_defaults
 from gangwatch.state_folder import StateFolder
-from scheduler_feedback.access import audit as audit_module
-from scheduler_feedback.access.audit import Audit, Line
-from scheduler_feedback.access.principal import AccessError, Principal, Role
-from scheduler_feedback.access.tokens import (
+from scheduler_feedback.api.access import audit as audit_module
+from scheduler_feedback.api.access.audit import Audit, Line
+from scheduler_feedback.api.access.principal import AccessError, Principal, Role
+from scheduler_feedback.api.access.tokens import (
     TokenEntry,
     Tokens,
     hash_of,
@@ -29,7 +29,7 @@ from scheduler_feedback.access.tokens import (
     write_entries,
 )
 from scheduler_feedback.core.events import Submitted
-from scheduler_feedback.store import Reader
+from scheduler_feedback.journal.store import Reader
 from tests.gangwatch.front_door import front_door
 from tests.security.asking import JOB, PEOPLE, People, people
 

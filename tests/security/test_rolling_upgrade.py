@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gangwatch.teardown import remains
+from gangwatch.supervisor.teardown import remains
 from tests import needs
 from tests.gangwatch.front_door import FrontDoor, wait_until
 

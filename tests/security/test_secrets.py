@@ -12,9 +12,9 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from gangwatch.redaction import redacted
-from scheduler_feedback.access.tokens import TokenEntry, hash_of, make_token, write_entries
-from scheduler_feedback.api_requests import NodeReason, Reason, Submission
+from gangwatch.support.redaction import redacted
+from scheduler_feedback.api.access.tokens import TokenEntry, hash_of, make_token, write_entries
+from scheduler_feedback.api.requests import NodeReason, Reason, Submission
 from scheduler_feedback.core.actions import Action, Entry
 from scheduler_feedback.core.disclosure import RULES, Audience, for_bundle, hide
 from scheduler_feedback.core.events import CancelRequested, Event, NodeCommanded

@@ -19,12 +19,12 @@ from agent.schema.clock import SystemClock
 from agent.schema.errors import BackendError
 from benchmarks.slurm.printed import Printed, PrintedCommands, Queue
 from scheduler_feedback.backends.slurm import Settings, SlurmBackend
-from scheduler_feedback.backends.slurm.audit import Audit, lines
+from scheduler_feedback.backends.slurm.audited_commands import Hands
 from scheduler_feedback.backends.slurm.consent import Consents
-from scheduler_feedback.backends.slurm.facts import SlurmJob, Snapshot
-from scheduler_feedback.backends.slurm.hands import Hands
-from scheduler_feedback.backends.slurm.keeper import Keeper
-from scheduler_feedback.backends.slurm.wishes import NodeWish, Wishes
+from scheduler_feedback.backends.slurm.desired_state import NodeWish, Wishes
+from scheduler_feedback.backends.slurm.node_updates import Keeper
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, Snapshot
+from scheduler_feedback.backends.slurm.slurm_audit import Audit, lines
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.events import Hosted

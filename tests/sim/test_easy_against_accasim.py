@@ -29,8 +29,8 @@ from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, Event, PolicySet, RankExit, Submitted
 from scheduler_feedback.core.job import Slot
 from scheduler_feedback.core.state import State
-from scheduler_feedback.policies.ledger import forget_ledger
-from scheduler_feedback.recovery import follow
+from scheduler_feedback.journal.recovery import follow
+from scheduler_feedback.policies.index.scheduling_index import forget_ledger
 from scheduler_feedback.sim.nodes import grid
 from scheduler_feedback.sim.simulation import Simulation, read_trace
 from scheduler_feedback.sim.trace import Trace, TraceJob

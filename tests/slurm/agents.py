@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from agent.attribution import Attribution
-from agent.collectors.process import ProcessCollector
-from agent.collectors.steps import StepCollector
+from agent.collectors.host.rank_processes import ProcessCollector
+from agent.collectors.steps.steps import StepCollector
 from agent.node import Node
-from exporter.exposition import Settings
+from agent.rank_attribution import Attribution
+from exporter.prometheus.exposition import Settings
 from exporter.publisher import Publisher
 from gangwatch.state_folder import AgentRecord, StateFolder, this_process, write_atomically
 

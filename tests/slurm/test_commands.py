@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm import commands
+from scheduler_feedback.backends.slurm import slurm_commands
 
 
 def _run(folder: Path, script: str, seconds: float = 20.0) -> bytes:
     program = folder / "squeue"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    asked = commands.Commands(str(folder), timeout_seconds=seconds)
+    asked = slurm_commands.Commands(str(folder), timeout_seconds=seconds)
     return asyncio.run(asyncio.wait_for(asked.run("squeue"), 60.0))
 
 
 def test_output_without_end_is_cut_off_and_the_command_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "MOST_OUTPUT_BYTES", 1000)
+    monkeypatch.setattr(slurm_commands, "MOST_OUTPUT_BYTES", 1000)
     with pytest.raises(BackendError, match="squeue: more than 1000 bytes of output; it was killed"):
         _run(tmp_path, "exec cat /dev/zero")
 
@@ -41,7 +41,7 @@ def test_the_pipes_of_a_command_that_left_another_process_behind_are_closed(tmp_
         program = tmp_path / "squeue"
         program.write_text("#!/bin/sh\nsetsid sleep 45 & exit 0\n")
         program.chmod(0o755)
-        asked = commands.Commands(str(tmp_path), timeout_seconds=1.0)
+        asked = slurm_commands.Commands(str(tmp_path), timeout_seconds=1.0)
         before = descriptors()
         with pytest.raises(BackendError, match="no end within 1 s"):
             await asked.run("squeue")

@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 import pytest
 
-from agent.attribution import Attribution
-from agent.collectors.steps import StepCollector
+from agent.collectors.steps.steps import StepCollector
+from agent.rank_attribution import Attribution
 from gangwatch.cli import cli
-from gangwatch.config import load
+from gangwatch.configuration.config_file import load
 from scheduler_feedback.core.state import Mode
 from tests import needs
 from tests.slurm.bed import Bed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.backends.slurm.findings import HELD_BACK_SECONDS, Findings
+from scheduler_feedback.backends.slurm.pending_verdicts import HELD_BACK_SECONDS, Findings
 from scheduler_feedback.core.events import FirstStep, Tick
 from scheduler_feedback.core.verdict import Cause, Cleared, Kind, Verdict
 

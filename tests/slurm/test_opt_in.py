@@ -16,9 +16,9 @@ import pytest
 from agent.schema.errors import BackendError
 from benchmarks.slurm.printed import Printed, PrintedCommands, Queue
 from scheduler_feedback.backends.slurm import Settings, SlurmBackend
-from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode
-from scheduler_feedback.backends.slurm.opt_in import OptIn, of_comment, of_script
-from scheduler_feedback.backends.slurm.translate import hosted, why_not
+from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn, of_comment, of_script
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, SlurmNode
+from scheduler_feedback.backends.slurm.slurm_names import hosted, why_not
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.events import Hosted

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm import columns, parse_json, parse_text
-from scheduler_feedback.backends.slurm.gres import gpus_of, indices_of
-from scheduler_feedback.backends.slurm.hostlist import expand, join
-from scheduler_feedback.backends.slurm.opt_in import OptIn, comment_of, of_comment, of_script
+from scheduler_feedback.backends.slurm.parsing import columns, parse_json, parse_text
+from scheduler_feedback.backends.slurm.parsing.gres import gpus_of, indices_of
+from scheduler_feedback.backends.slurm.parsing.hostlist import expand, join
+from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn, comment_of, of_comment, of_script
 
 RECORDED = Path(__file__).with_name("recorded") / "22.05.8"
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode, Snapshot
-from scheduler_feedback.backends.slurm.plan import Plan, plan, weight_for
-from scheduler_feedback.backends.slurm.touched import Touched, Weighed
-from scheduler_feedback.backends.slurm.translate import host_waits
-from scheduler_feedback.backends.slurm.wishes import NodeWish, Wishes
+from scheduler_feedback.backends.slurm.changed_objects import Touched, Weighed
+from scheduler_feedback.backends.slurm.desired_state import NodeWish, Wishes
+from scheduler_feedback.backends.slurm.node_plan import Plan, plan, weight_for
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, SlurmNode, Snapshot
+from scheduler_feedback.backends.slurm.slurm_names import host_waits
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import HostedWait
 

@@ -12,13 +12,13 @@ import pytest
 
 from agent.schema.clock import ManualClock
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm import Commands, probing
-from scheduler_feedback.backends.slurm import touched as memory
-from scheduler_feedback.backends.slurm.audit import Audit
-from scheduler_feedback.backends.slurm.facts import SlurmJob
-from scheduler_feedback.backends.slurm.hands import Hands
-from scheduler_feedback.backends.slurm.probing import Probe, Probes, let_go
-from scheduler_feedback.backends.slurm.touched import Touched
+from scheduler_feedback.backends.slurm import Commands, probe_reservation
+from scheduler_feedback.backends.slurm import changed_objects as memory
+from scheduler_feedback.backends.slurm.audited_commands import Hands
+from scheduler_feedback.backends.slurm.changed_objects import Touched
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob
+from scheduler_feedback.backends.slurm.probe_reservation import Probe, Probes, let_go
+from scheduler_feedback.backends.slurm.slurm_audit import Audit
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning
 from scheduler_feedback.core.job import JobKind, JobSpec, Slot, StopReason
@@ -66,7 +66,7 @@ class ProbingSlurm(Commands):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(probe_reservation, "LOOK_SECONDS", 0.001)
 
 
 def hands_of(folder: Path, slurm: ProbingSlurm) -> Hands:

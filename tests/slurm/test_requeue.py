@@ -16,18 +16,18 @@ import pytest
 from agent.schema.clock import SystemClock
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.slurm import Commands, Settings, SlurmBackend, requeue
-from scheduler_feedback.backends.slurm import touched as memory
-from scheduler_feedback.backends.slurm.asking import Cycle
-from scheduler_feedback.backends.slurm.audit import Audit, lines
+from scheduler_feedback.backends.slurm import changed_objects as memory
+from scheduler_feedback.backends.slurm.audited_commands import Hands
+from scheduler_feedback.backends.slurm.changed_objects import Moving, Touched
 from scheduler_feedback.backends.slurm.consent import who
-from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode, Snapshot
-from scheduler_feedback.backends.slurm.hands import Hands
-from scheduler_feedback.backends.slurm.keeper import Keeper
-from scheduler_feedback.backends.slurm.moves import Moves
-from scheduler_feedback.backends.slurm.opt_in import OptIn
+from scheduler_feedback.backends.slurm.cycle_queries import Cycle
+from scheduler_feedback.backends.slurm.desired_state import NodeWish, Wishes
+from scheduler_feedback.backends.slurm.node_updates import Keeper
+from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, SlurmNode, Snapshot
 from scheduler_feedback.backends.slurm.requeue import Requeue
-from scheduler_feedback.backends.slurm.touched import Moving, Touched
-from scheduler_feedback.backends.slurm.wishes import NodeWish, Wishes
+from scheduler_feedback.backends.slurm.requeue_state import Moves
+from scheduler_feedback.backends.slurm.slurm_audit import Audit, lines
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import AttemptEnded
 

@@ -16,14 +16,15 @@ import pytest
 
 from agent.schema.clock import ManualClock
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm import asking, columns, commands, parse_json, parse_text, wishes
-from scheduler_feedback.backends.slurm.announcements import Announcements
-from scheduler_feedback.backends.slurm.audit import Audit, Line, lines
-from scheduler_feedback.backends.slurm.commands import Commands, programs
-from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode, base_state
-from scheduler_feedback.backends.slurm.gres import gpus_of, indices_of, wanted
-from scheduler_feedback.backends.slurm.hands import Hands
-from scheduler_feedback.backends.slurm.hostlist import MOST, expand
+from scheduler_feedback.backends.slurm import cycle_queries, desired_state, slurm_commands
+from scheduler_feedback.backends.slurm.agent_announcements import Announcements
+from scheduler_feedback.backends.slurm.audited_commands import Hands
+from scheduler_feedback.backends.slurm.parsing import columns, parse_json, parse_text
+from scheduler_feedback.backends.slurm.parsing.gres import gpus_of, indices_of, wanted
+from scheduler_feedback.backends.slurm.parsing.hostlist import MOST, expand
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, SlurmNode, base_state
+from scheduler_feedback.backends.slurm.slurm_audit import Audit, Line, lines
+from scheduler_feedback.backends.slurm.slurm_commands import Commands, programs
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState
 from scheduler_feedback.core.state import Decision, Mode, PastVerdict, Policy, State
@@ -79,8 +80,8 @@ def answering(answer: Callable[[Future[Any]], None]) -> Any:
 def test_the_cycle_is_believed_and_where_it_does_not_answer_nothing_may_be_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asking, "ANSWER_SECONDS", 0.05)
-    cycle = asking.Cycle()
+    monkeypatch.setattr(cycle_queries, "ANSWER_SECONDS", 0.05)
+    cycle = cycle_queries.Cycle()
     assert asyncio.run(cycle.frozen()), "there is no cycle yet"
     assert asyncio.run(cycle.asked(lambda state: 1, 7)) == 7
     cycle.ask = answering(lambda future: future.set_result(False))
@@ -486,7 +487,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_an_output_without_end_is_not_taken_in(bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "MOST_OUTPUT_BYTES", 1000)
+    monkeypatch.setattr(slurm_commands, "MOST_OUTPUT_BYTES", 1000)
     program(bin_folder, "squeue", "head -c 1000 /dev/zero")
     assert len(asyncio.run(commands_of(bin_folder).run("squeue"))) == 1000
     program(bin_folder, "squeue", "head -c 1001 /dev/zero")
@@ -596,7 +597,7 @@ def state_of(mode: Mode = Mode.ACT) -> State:
 
 def test_what_is_not_healthy_is_told_with_its_verdict_and_its_episode() -> None:
     state = state_of()
-    wished = wishes.wishes_of(state)
+    wished = desired_state.wishes_of(state)
     assert (wished.acts, wished.frozen, set(wished.nodes)) == (True, False, {"n1", "n3", "n4"})
     assert wished.known == {"n1", "n2", "n3", "n4"}
     assert (wished.advice, wished.moves) == ({}, {})
@@ -604,9 +605,11 @@ def test_what_is_not_healthy_is_told_with_its_verdict_and_its_episode() -> None:
     assert (one.why, one.episode, one.slowdown, one.verdict) == ("slow", "quarantine/2/v-1", 1.5, "v-1")
     assert one.evidence and not one.probed
     state.past_verdicts = [PastVerdict(state.verdicts.pop("v-1"), 5, "it cleared")]
-    assert wishes.wishes_of(state).nodes["n1"].evidence == one.evidence, "a verdict that stands no more is remembered"
+    assert desired_state.wishes_of(state).nodes["n1"].evidence == one.evidence, (
+        "a verdict that stands no more is remembered"
+    )
     state.past_verdicts = []
-    assert wishes.wishes_of(state).nodes["n1"].evidence == ()
+    assert desired_state.wishes_of(state).nodes["n1"].evidence == ()
 
 
 @pytest.mark.parametrize(("job_state", "probed"), [(JobState.RUNNING, True), (JobState.PENDING, False)])
@@ -615,15 +618,15 @@ def test_a_node_is_probed_while_its_probe_has_it(job_state: JobState, probed: bo
     state.nodes["n1"].probe_job = "probe-n1-1"
     spec = JobSpec("probe-n1-1", ("x",), 8, kind=JobKind.PROBE)
     state.jobs["probe-n1-1"] = Job("probe-n1-1", spec, job_state, 0)
-    assert wishes.wishes_of(state).nodes["n1"].probed is probed
+    assert desired_state.wishes_of(state).nodes["n1"].probed is probed
 
 
 def test_the_next_attempt_keeps_away_from_what_it_left_and_what_is_in_doubt() -> None:
     state = state_of()
-    assert wishes.avoided_by(state, "slurm-7") == ("n1", "n3"), "not from one on probation"
+    assert desired_state.avoided_by(state, "slurm-7") == ("n1", "n3"), "not from one on probation"
     job = Job("slurm-7", JobSpec("j", ("x",), 8), JobState.PENDING, 0, excluded_nodes=("n9", "n3"))
     state.jobs["slurm-7"] = job
-    assert wishes.avoided_by(state, "slurm-7") == ("n1", "n3", "n9")
+    assert desired_state.avoided_by(state, "slurm-7") == ("n1", "n3", "n9")
 
 
 def test_advice_names_accused_nodes_and_moves_that_would_be_made() -> None:
@@ -639,13 +642,13 @@ def test_advice_names_accused_nodes_and_moves_that_would_be_made() -> None:
         spec = JobSpec(name, ("x",), 8, kind=kind)
         state.jobs[name] = Job(name, spec, job_state, 0, attempt=attempt)
         state.decisions.append(Decision(f"d-{name}", name, "v-1", 0, False, 12.4, 1.5, 3.0, attempt=1))
-    wished = wishes.wishes_of(state)
+    wished = desired_state.wishes_of(state)
     assert set(wished.advice) == {"n1"}, "interference accuses no node, and one that is gone can't be drained"
     advised = wished.advice["n1"]
     assert (advised.state, advised.episode, advised.verdict) == (NodeState.QUARANTINE, "v-1", "v-1")
     assert wished.moves == {"slurm-7": "v-1: moving is expected to gain 12 s"}
     state.decisions[0].applied = True
-    assert wishes.wishes_of(state).moves == {}
+    assert desired_state.wishes_of(state).moves == {}
 
 
 def test_the_strongest_evidence_comes_first_and_no_more_than_is_read() -> None:
@@ -653,6 +656,6 @@ def test_the_strongest_evidence_comes_first_and_no_more_than_is_read() -> None:
         Evidence(f"m{ratio}", float(number), 1.0, "s", "peers", log_likelihood_ratio=ratio)
         for number, ratio in enumerate((1.0, -9.0, 4.0, 2.0, 3.0))
     )
-    _, *facts = wishes.evidence_of(verdict(evidence=told))
+    _, *facts = desired_state.evidence_of(verdict(evidence=told))
     assert [fact.split()[0] for fact in facts] == ["m-9.0", "m4.0", "m3.0", "m2.0"]
-    assert wishes.evidence_of(None) == ()
+    assert desired_state.evidence_of(None) == ()

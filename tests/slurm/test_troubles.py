@@ -17,7 +17,7 @@ import pytest
 
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.slurm import Commands, Settings, SlurmBackend
-from scheduler_feedback.backends.slurm.audit import Line, lines
+from scheduler_feedback.backends.slurm.slurm_audit import Line, lines
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.events import AttemptEnded, Event, Hosted

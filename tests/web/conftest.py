@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from scheduler_feedback import loop as loop_module
+from scheduler_feedback.controller import cycle_thread as loop_module
 from tests.feedback.memory_backend import World
 from tests.feedback.site import Site, serving
 from tests.web.browser import chromium

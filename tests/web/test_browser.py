@@ -18,7 +18,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, FloatRect, Page, expect
 
 from agent.schema.frame import Frame, Layout
-from scheduler_feedback import loop as loop_module
+from scheduler_feedback.controller import cycle_thread as loop_module
 from scheduler_feedback.core.events import NodeSeen
 from tests.feedback.memory_backend import World
 from tests.feedback.site import Site, serving

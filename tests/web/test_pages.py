@@ -11,12 +11,12 @@ from http.client import HTTPConnection, HTTPResponse
 
 import pytest
 
+from scheduler_feedback.api.subscribers import MOST_STREAMS_EACH
+from scheduler_feedback.api.web import frame, pages, timetable, words
+from scheduler_feedback.api.web.markup import Markup, join, tag
+from scheduler_feedback.api.web.progress import Progress, progress_of
 from scheduler_feedback.core.events import NodeSeen
-from scheduler_feedback.core.pace import Speed
-from scheduler_feedback.subscribers import MOST_STREAMS_EACH
-from scheduler_feedback.web import frame, pages, timetable, words
-from scheduler_feedback.web.markup import Markup, join, tag
-from scheduler_feedback.web.progress import Progress, progress_of
+from scheduler_feedback.core.telemetry.pace import Speed
 from tests.feedback.site import Site
 from tests.web.findings import straggler
 

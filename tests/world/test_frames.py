@@ -8,9 +8,9 @@ import pytest
 from agent.schema.catalog import BY_NAME
 from agent.schema.frame import EventRecord, Frame, Layout, OpenRecord, StepRecord, check_fits
 from agent.schema.wire import decode, encode_frame, encode_layout
-from scheduler_feedback.core.fleet import Fleet
-from scheduler_feedback.core.look import Look
-from scheduler_feedback.core.telemetry import FEATURE, FEATURES
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
+from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.sim.world.counters import COUNTS
 from scheduler_feedback.sim.world.fault import Fault
 from scheduler_feedback.sim.world.frames import FrameExit, Path, Sent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.detectors.health import HealthDetector
+from scheduler_feedback.detectors.health.health import HealthDetector
 from scheduler_feedback.sim.world import fabric, plan
 from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.telemetry import Delivery, World

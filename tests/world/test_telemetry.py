@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.core.telemetry import DEVICE_LOST, FEATURE, FEATURES, LINK, XID, Telemetry
+from scheduler_feedback.core.telemetry.telemetry import DEVICE_LOST, FEATURE, FEATURES, LINK, XID, Telemetry
 from scheduler_feedback.sim.world import fabric, plan
 from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.fault import Fault

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from benchmarks.detection.claims import Claim
-from scheduler_feedback.core.telemetry import Shape, Telemetry
+from scheduler_feedback.core.telemetry.telemetry import Shape, Telemetry
 from scheduler_feedback.sim.world.arrays import BoolArray, FloatArray
 from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS
 

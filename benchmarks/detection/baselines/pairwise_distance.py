@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from benchmarks.detection.baselines.history import JobHistory, Rule
-from scheduler_feedback.core.telemetry import FEATURE
+from scheduler_feedback.core.telemetry.telemetry import FEATURE
 from scheduler_feedback.sim.world.arrays import FloatArray
 
 METRICS = (

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from benchmarks.detection.baselines.history import JobHistory, Rule, worst_first
-from scheduler_feedback.core.telemetry import Shape
+from scheduler_feedback.core.telemetry.telemetry import Shape
 from scheduler_feedback.sim.world.arrays import FloatArray
 
 WINDOW_STEPS = 10

@@ -4,58 +4,69 @@ from benchmarks.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
-        "gangwatch.redaction:blotted",
+        "gangwatch.support.redaction:blotted",
         "key=len, reverse=True",
         "key=len",
         ("tests/gangwatch/test_support_bundle.py",),
     ),
     Mutant(
-        "gangwatch.redaction:blotted",
+        "gangwatch.support.redaction:blotted",
         "json.dumps(secret, ensure_ascii=False)[1:-1],\n            ",
         "",
         ("tests/gangwatch/test_support_bundle.py",),
     ),
     Mutant(
-        "recovery:_is_recorded",
+        "journal.recovery:_is_recorded",
         ' or replace(action, reason="") == replace(decode_action(record), reason="")',
         "",
         ("tests/feedback/test_recovery.py",),
     ),
     Mutant(
-        "recovery:_undo",
+        "journal.recovery:_undo",
         "JobState.PENDING, action.attempt - 1, []",
         "JobState.PENDING, action.attempt, []",
         ("tests/feedback/test_recovery.py",),
     ),
-    Mutant("recovery:follow", "reversed(wrong)", "wrong", ("tests/feedback/test_recovery.py",)),
-    Mutant("recovery:follow", "if done == wrong:\n            continue", "", ("tests/feedback/test_recovery.py",)),
-    Mutant("recovery:run_again", "state.cycle = row.cycle - 1", "", ("tests/feedback/test_recovery.py",)),
+    Mutant("journal.recovery:follow", "reversed(wrong)", "wrong", ("tests/feedback/test_recovery.py",)),
     Mutant(
-        "recovery:run_again", "max(count_before, *numbers, 0)", "count_before", ("tests/feedback/test_recovery.py",)
+        "journal.recovery:follow", "if done == wrong:\n            continue", "", ("tests/feedback/test_recovery.py",)
     ),
-    Mutant("recovery:run_again", "forget_ledger(state)", "", ("tests/feedback/test_recovery.py",)),
+    Mutant("journal.recovery:run_again", "state.cycle = row.cycle - 1", "", ("tests/feedback/test_recovery.py",)),
     Mutant(
-        "recovery:run_again",
+        "journal.recovery:run_again",
+        "max(count_before, *numbers, 0)",
+        "count_before",
+        ("tests/feedback/test_recovery.py",),
+    ),
+    Mutant("journal.recovery:run_again", "forget_ledger(state)", "", ("tests/feedback/test_recovery.py",)),
+    Mutant(
+        "journal.recovery:run_again",
         "len(outcome.actions) == len(row.decided) and all(",
         "all(",
         ("tests/feedback/test_recovery.py",),
     ),
-    Mutant("store_keeping:_needed_after", "cycles[-1][0]", "cycles[0][0]", ("tests/feedback/test_store.py",)),
-    Mutant("store_keeping:write_sum", " if number in kept}", "}", ("tests/feedback/test_store_needs.py",)),
+    Mutant("journal.retention:_needed_after", "cycles[-1][0]", "cycles[0][0]", ("tests/feedback/test_store.py",)),
+    Mutant("journal.retention:write_sum", " if number in kept}", "}", ("tests/feedback/test_store_needs.py",)),
     Mutant(
-        "store_needs:check_reader", "if is_newer or unknown:", "if is_newer:", ("tests/feedback/test_store_needs.py",)
+        "journal.format_needs:check_reader",
+        "if is_newer or unknown:",
+        "if is_newer:",
+        ("tests/feedback/test_store_needs.py",),
     ),
     Mutant(
-        "store_needs:raise_minimum",
+        "journal.format_needs:raise_minimum",
         "version_key(release) > version_key(minimum)",
         "version_key(release) < version_key(minimum)",
         ("tests/feedback/test_store_needs.py",),
     ),
     Mutant(
-        "store_needs:write_needs", "features |= used", "features = dict(used)", ("tests/feedback/test_store_needs.py",)
+        "journal.format_needs:write_needs",
+        "features |= used",
+        "features = dict(used)",
+        ("tests/feedback/test_store_needs.py",),
     ),
     Mutant(
-        "store_needs:write_needs",
+        "journal.format_needs:write_needs",
         "minimum = max([minimum",
         "minimum = min([minimum",
         ("tests/feedback/test_store_needs.py",),

@@ -23,65 +23,88 @@ _PROBE = (
 )
 
 MUTANTS = (
-    Mutant("backends.attempt:FollowedAttempt._decide", "if not waiting:", "if len(waiting) <= 1:", _FOLLOWED),
-    Mutant("backends.attempt:FollowedAttempt._decide", "> timeout_seconds", ">= timeout_seconds", _FOLLOWED),
-    Mutant("backends.attempt:FollowedAttempt.stop", "elif not all(", "elif not any(", _FOLLOWED),
     Mutant(
-        "backends.attempt:FollowedAttempt._follow",
+        "backends.local.local_attempt:FollowedAttempt._decide", "if not waiting:", "if len(waiting) <= 1:", _FOLLOWED
+    ),
+    Mutant(
+        "backends.local.local_attempt:FollowedAttempt._decide", "> timeout_seconds", ">= timeout_seconds", _FOLLOWED
+    ),
+    Mutant("backends.local.local_attempt:FollowedAttempt.stop", "elif not all(", "elif not any(", _FOLLOWED),
+    Mutant(
+        "backends.local.local_attempt:FollowedAttempt._follow",
         "starts and all(starts.values())",
         "starts and any(starts.values())",
         _FOLLOWED,
     ),
-    Mutant("backends.attempt:FollowedAttempt._follow", 'request["why"] == "rank-failed" and', "", _FOLLOWED),
-    Mutant("backends.attempt:FollowedAttempt._account", "started=all(", "started=any(", _FOLLOWED),
-    Mutant("backends.attempt:FollowedAttempt._bury", "started and records.read(path) is None", "started", _FOLLOWED),
-    Mutant("backends.attempt:FollowedAttempt._bury", "started = not same_boot or any(", "started = any(", _FOLLOWED),
     Mutant(
-        "backends.attempt:FollowedAttempt._kill_leftovers", 'stat.start_time == record["start_time"]', "True", _FOLLOWED
+        "backends.local.local_attempt:FollowedAttempt._follow", 'request["why"] == "rank-failed" and', "", _FOLLOWED
     ),
-    Mutant("backends.attempt:_is_alive", 'about["boot_id"] == processes.boot_id() and', "", _FOLLOWED),
-    Mutant("backends.checkpoint:Checkpoint.look", "late > _NEWS_SECONDS", "late > 0", _FOLLOWED),
-    Mutant("backends.checkpoint:Checkpoint.look", "elif late > 0:", "elif late >= 0:", _FOLLOWED),
-    Mutant("backends.checkpoint:Checkpoint.ended", "if not self.over:", "if True:", _FOLLOWED),
+    Mutant("backends.local.local_attempt:FollowedAttempt._account", "started=all(", "started=any(", _FOLLOWED),
     Mutant(
-        "backends.launch:rank_environment",
+        "backends.local.local_attempt:FollowedAttempt._bury",
+        "started and attempt_files.read(path) is None",
+        "started",
+        _FOLLOWED,
+    ),
+    Mutant(
+        "backends.local.local_attempt:FollowedAttempt._bury",
+        "started = not same_boot or any(",
+        "started = any(",
+        _FOLLOWED,
+    ),
+    Mutant(
+        "backends.local.local_attempt:FollowedAttempt._kill_leftovers",
+        'stat.start_time == record["start_time"]',
+        "True",
+        _FOLLOWED,
+    ),
+    Mutant(
+        "backends.local.local_attempt:_is_alive", 'about["boot_id"] == local_processes.boot_id() and', "", _FOLLOWED
+    ),
+    Mutant("backends.local.checkpoint_command:Checkpoint.look", "late > _NEWS_SECONDS", "late > 0", _FOLLOWED),
+    Mutant("backends.local.checkpoint_command:Checkpoint.look", "elif late > 0:", "elif late >= 0:", _FOLLOWED),
+    Mutant("backends.local.checkpoint_command:Checkpoint.ended", "if not self.over:", "if True:", _FOLLOWED),
+    Mutant(
+        "backends.local.rank_launch:rank_environment",
         '{**plan["environment"], **plan["spec"]["environment"]}',
         '{**plan["spec"]["environment"], **plan["environment"]}',
         _SHIM,
     ),
     Mutant(
-        "backends.launch:rank_environment",
+        "backends.local.rank_launch:rank_environment",
         'devices[plan["placement"][each]["slot"]]',
         "devices[local.index(each)]",
         _SHIM,
     ),
-    Mutant("backends.launch:rank_environment", "RANK=str(rank),", "RANK=str(local.index(rank)),", _SHIM),
-    Mutant("backends.launch:find_program", "if os.access(path, os.X_OK):", "if True:", _SHIM),
-    Mutant("backends.launch:working_directory", ' or environment.get("HOME")', "", _SHIM),
-    Mutant("backends.probe:suspended_share", " - waited_seconds", "", _PROBE),
-    Mutant("backends.probe:suspended_share", "max(0.0, (wall", "max(-1.0, (wall", _PROBE),
-    Mutant("backends.probe:parse_schedstat", 'fields[0] == fields[2] == "0"', "False", _PROBE),
-    Mutant("backends.probe:parse_steal", "if processor in processors:", "if True:", _PROBE),
-    Mutant("backends.processes:parse_stat", "int(fields[19])", "int(fields[18])", _PROCESSES),
-    Mutant("backends.processes:parse_stat", 'text.rpartition(b")")', 'text.partition(b")")', _PROCESSES),
-    Mutant("backends.processes:is_alive", "and stat.start_time == start_time", "", _PROCESSES),
-    Mutant("backends.processes:is_alive", "and not stat.gone", "", _PROCESSES),
-    Mutant("backends.processes:with_environment", "wanted <= environment", "wanted & environment", _PROCESSES),
-    Mutant("backends.processes:parse_own_cgroup", 'root + "/"', "root", _PROCESSES),
+    Mutant("backends.local.rank_launch:rank_environment", "RANK=str(rank),", "RANK=str(local.index(rank)),", _SHIM),
+    Mutant("backends.local.rank_launch:find_program", "if os.access(path, os.X_OK):", "if True:", _SHIM),
+    Mutant("backends.local.rank_launch:working_directory", ' or environment.get("HOME")', "", _SHIM),
+    Mutant("backends.local.slot_probe:suspended_share", " - waited_seconds", "", _PROBE),
+    Mutant("backends.local.slot_probe:suspended_share", "max(0.0, (wall", "max(-1.0, (wall", _PROBE),
+    Mutant("backends.local.slot_probe:parse_schedstat", 'fields[0] == fields[2] == "0"', "False", _PROBE),
+    Mutant("backends.local.slot_probe:parse_steal", "if processor in processors:", "if True:", _PROBE),
+    Mutant("backends.local.local_processes:parse_stat", "int(fields[19])", "int(fields[18])", _PROCESSES),
+    Mutant("backends.local.local_processes:parse_stat", 'text.rpartition(b")")', 'text.partition(b")")', _PROCESSES),
+    Mutant("backends.local.local_processes:is_alive", "and stat.start_time == start_time", "", _PROCESSES),
+    Mutant("backends.local.local_processes:is_alive", "and not stat.gone", "", _PROCESSES),
     Mutant(
-        "backends.records:claim",
+        "backends.local.local_processes:with_environment", "wanted <= environment", "wanted & environment", _PROCESSES
+    ),
+    Mutant("backends.local.local_processes:parse_own_cgroup", 'root + "/"', "root", _PROCESSES),
+    Mutant(
+        "backends.local.attempt_files:claim",
         "except FileExistsError:\n            return False",
         "except FileExistsError:\n            return True",
         _RECORDS,
     ),
-    Mutant("backends.records:create_folder", "os.rmdir(temporary)", "pass", _RECORDS),
-    Mutant("backends.shim:exit_code", "128 - code", "-code", _SHIM),
-    Mutant("backends.shim:Shim.kill_no_later_than", "min(instant, self.kill_at)", "instant", _SHIM),
+    Mutant("backends.local.attempt_files:create_folder", "os.rmdir(temporary)", "pass", _RECORDS),
+    Mutant("backends.local.shim:exit_code", "128 - code", "-code", _SHIM),
+    Mutant("backends.local.shim:Shim.kill_no_later_than", "min(instant, self.kill_at)", "instant", _SHIM),
     Mutant(
-        "backends.shim:Shim.write_records",
-        "if os.path.basename(path) in (records.STOP, records.SAVED):",
+        "backends.local.shim:Shim.write_records",
+        "if os.path.basename(path) in (attempt_files.STOP, attempt_files.SAVED):",
         "if False:",
         _SHIM,
     ),
-    Mutant("backends.shim:Shim.complain", "if text not in self.complaints:", "if True:", _SHIM),
+    Mutant("backends.local.shim:Shim.complain", "if text not in self.complaints:", "if True:", _SHIM),
 )

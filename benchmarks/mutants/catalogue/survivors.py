@@ -6,36 +6,36 @@ _F = "tests/feedback/test_"
 
 MUTANTS = (
     Mutant(
-        "policies.backfill:Backfill.place_short",
+        "policies.queue.backfill:Backfill.place_short",
         "if self._beside is not None:\n            self._beside.hold(slots)",
         "pass",
         (_F + "policies_placement.py",),
     ),
     Mutant(
-        "policies.shares:Shares.room", "self.held[name] + ranks > most", "self.held[name] >= most",
+        "policies.index.queue_shares:Shares.room", "self.held[name] + ranks > most", "self.held[name] >= most",
         (_F + "policies_waiting.py",),
     ),
     Mutant(
-        "policies.quarantine:_mark", "elif node.state is NodeState.PROBATION:", "elif False:",
+        "policies.nodes.quarantine:_mark", "elif node.state is NodeState.PROBATION:", "elif False:",
         (_F + "policies_feedback.py",),
     ),
     Mutant(
-        "policies.quarantine:recover", "if node.name in job.excluded_nodes:", "if False:",
+        "policies.nodes.quarantine:recover", "if node.name in job.excluded_nodes:", "if False:",
         (_F + "policies_feedback.py",),
     ),
     Mutant(
-        "policies.preemption:_fewest", "(-lost_gpu_seconds(job, now_ns), job.job_id)",
+        "policies.queue.preemption:_fewest", "(-lost_gpu_seconds(job, now_ns), job.job_id)",
         "(lost_gpu_seconds(job, now_ns), job.job_id)", (_F + "policies_waiting.py",),
     ),
     Mutant(
-        "policies.waiting:paused", "if job.not_before_ns > now_ns:", "if False:", (_F + "cycle.py",),
+        "policies.queue.waiting_reasons:paused", "if job.not_before_ns > now_ns:", "if False:", (_F + "cycle.py",),
     ),
     Mutant(
-        "detectors.interference:InterferenceDetector", "correlation > best[0]", "correlation < best[0]",
+        "detectors.interference.interference:InterferenceDetector", "correlation > best[0]", "correlation < best[0]",
         (_F + "detectors.py",),
     ),
     Mutant(
-        "detectors.hang:HangDetector._look", ", TIMES_THE_LONGEST * watched.longest)", ")",
+        "detectors.hang.hang:HangDetector._look", ", TIMES_THE_LONGEST * watched.longest)", ")",
         (_F + "hang.py", _F + "detectors.py"),
     ),
 )  # fmt: skip

@@ -10,7 +10,7 @@ gangs, and ``advice`` is what they are told.
 """
 
 from scheduler_feedback.backends.kubernetes.advisor import AdvisorBackend
-from scheduler_feedback.backends.kubernetes.backend import KubernetesBackend
-from scheduler_feedback.backends.kubernetes.client import Access, from_kubeconfig, in_cluster
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, from_kubeconfig, in_cluster
+from scheduler_feedback.backends.kubernetes.kubernetes_backend import KubernetesBackend
 
 __all__ = ["Access", "AdvisorBackend", "KubernetesBackend", "from_kubeconfig", "in_cluster"]

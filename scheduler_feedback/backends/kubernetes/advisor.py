@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.kubernetes.client import Access, Client
-from scheduler_feedback.backends.kubernetes.connection import Connection
-from scheduler_feedback.backends.kubernetes.foreign import SETTLED_SECONDS, Foreign
-from scheduler_feedback.backends.kubernetes.objects import Node, Pod
-from scheduler_feedback.backends.kubernetes.translate import Gang, TopologyLabels
-from scheduler_feedback.backends.kubernetes.watch import Watch
-from scheduler_feedback.backends.kubernetes.world import World
+from scheduler_feedback.backends.kubernetes.api_server.api_connection import Connection
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.watch import Watch
+from scheduler_feedback.backends.kubernetes.objects.objects import Node, Pod
+from scheduler_feedback.backends.kubernetes.objects.other_schedulers import SETTLED_SECONDS, Foreign
+from scheduler_feedback.backends.kubernetes.objects.translate import Gang, TopologyLabels
 from scheduler_feedback.core.actions import Action
 from scheduler_feedback.core.events import Event, NodeSeen
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from scheduler_feedback.backends.kubernetes.objects import Pod
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 
 
 def is_agent(pod: Pod) -> bool:

@@ -12,8 +12,8 @@ findings    what detectors say, until it can be judged    probing     a drained 
 backend     the thread that does all this, and the Backend
 """
 
-from scheduler_feedback.backends.slurm.backend import SlurmBackend
-from scheduler_feedback.backends.slurm.commands import Commands
-from scheduler_feedback.backends.slurm.hands import Settings
+from scheduler_feedback.backends.slurm.audited_commands import Settings
+from scheduler_feedback.backends.slurm.slurm_backend import SlurmBackend
+from scheduler_feedback.backends.slurm.slurm_commands import Commands
 
 __all__ = ["Commands", "Settings", "SlurmBackend"]

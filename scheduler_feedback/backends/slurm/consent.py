@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduler_feedback.backends.slurm.commands import Commands
-from scheduler_feedback.backends.slurm.facts import SlurmJob
-from scheduler_feedback.backends.slurm.opt_in import OptIn, of_comment, of_script
+from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn, of_comment, of_script
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob
+from scheduler_feedback.backends.slurm.slurm_commands import Commands
 
 SCRIPTS_A_LOOK = 20
 """Most batch scripts read after one look; the rest is read after the next ones."""

@@ -29,14 +29,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm.audited_commands import Hands
+from scheduler_feedback.backends.slurm.changed_objects import Moving
 from scheduler_feedback.backends.slurm.consent import is_another
-from scheduler_feedback.backends.slurm.facts import SlurmJob, SlurmNode
-from scheduler_feedback.backends.slurm.hands import Hands
-from scheduler_feedback.backends.slurm.hostlist import join
-from scheduler_feedback.backends.slurm.opt_in import OptIn
-from scheduler_feedback.backends.slurm.plan import enough_left
-from scheduler_feedback.backends.slurm.touched import Moving
-from scheduler_feedback.backends.slurm.translate import why_not
+from scheduler_feedback.backends.slurm.node_plan import enough_left
+from scheduler_feedback.backends.slurm.parsing.hostlist import join
+from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, SlurmNode
+from scheduler_feedback.backends.slurm.slurm_names import why_not
 
 LOOK_SECONDS = 0.5
 """Between two looks at the one job that is being moved."""

@@ -9,7 +9,7 @@ GPUs       AllocTRES or ReqTRES (``gres/gpu=8``, typed ``gres/gpu:a100=8``, sinc
            (``gpu:8`` on each of NNodes nodes, until 20.11)
 limit      TimelimitRaw (minutes), Timelimit (as Elapsed; UNLIMITED and Partition_Limit are none)
 queue      Partition        user  User        workload  JobName
-consent    Comment, `gangwatch:restartable` (backends/slurm/opt_in.py); where it is absent a job is not restartable
+consent    Comment, `gangwatch:restartable` (backends/slurm/parsing/opt_in.py); without it a job is not restartable
 ========== ===========================================================================================================
 
 Lines of job steps (a '.' in JobID) are passed over: a job's own line has all that is needed. A job without a GPU, and
@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from agent.schema.errors import TraceError
-from scheduler_feedback.backends.slurm.opt_in import of_comment
+from scheduler_feedback.backends.slurm.parsing.opt_in import of_comment
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.sim.table import Row, lines_of, rows
 from scheduler_feedback.sim.trace import SIMULATED_COMMAND, Refused, Trace, TraceJob, collect, jobs_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_feedback.core.telemetry import FEATURE, FEATURES
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
 from scheduler_feedback.sim.world.arrays import FloatArray, IndexArray
 from scheduler_feedback.sim.world.course import Block, Course
 from scheduler_feedback.sim.world.step import local_replicas

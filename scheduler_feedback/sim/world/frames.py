@@ -26,7 +26,7 @@ from agent.schema.frame import (
     Tier,
     make_layout,
 )
-from scheduler_feedback.core.telemetry import FEATURE
+from scheduler_feedback.core.telemetry.telemetry import FEATURE
 from scheduler_feedback.sim.world.arrays import FloatArray
 from scheduler_feedback.sim.world.counters import Meter
 from scheduler_feedback.sim.world.course import Block, Course

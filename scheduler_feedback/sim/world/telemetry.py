@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agent.schema.frame import EventRecord
-from scheduler_feedback.core.telemetry import (
+from scheduler_feedback.core.telemetry.telemetry import (
     DEVICE_LOST,
     FEATURE,
     FEATURES,

@@ -1,6 +1,6 @@
 """A fake of the kernel's SIOCETHTOOL at the level of the call: it writes the answer into the caller's buffer.
 
-``FakeDriver`` takes the place of ``agent.sources.ethtool.SystemCall``. The buffers are those of
+``FakeDriver`` takes the place of ``agent.sources.rdma.ethtool.SystemCall``. The buffers are those of
 include/uapi/linux/ethtool.h; names and numbers are made up.
 """
 
@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent.sources.ethtool import GET_SET_INFO, GET_STATISTICS, GET_STRINGS, NAME_BYTES
+from agent.sources.rdma.ethtool import GET_SET_INFO, GET_STATISTICS, GET_STRINGS, NAME_BYTES
 
 
 @dataclass

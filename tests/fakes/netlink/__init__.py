@@ -1,7 +1,7 @@
 """A fake of the kernel's end of an RDMA netlink socket, at the lowest level that can be had: raw messages.
 
-``FakeRdma.connect`` takes the place of ``agent.sources.netlink.connect``: it gives one end of a datagram socket pair,
-and a thread answers at the other as nldev.c does, byte for byte in its layout. Everything it tells is made up.
+``FakeRdma.connect`` takes the place of ``agent.sources.rdma.netlink.connect``: it gives one end of a datagram socket
+pair, and a thread answers at the other as nldev.c does, byte for byte in its layout. Everything it tells is made up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agent.sources import netlink
+from agent.sources.rdma import netlink
 
 NESTED = 0x8000
 

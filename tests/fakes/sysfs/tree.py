@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.sources.ethtool import RECORDED
+from agent.sources.rdma.ethtool import RECORDED
 from tests.fakes.sysfs.names import EFA_DEVICE, HARDWARE, PORT_COUNTERS, PREFIX, mlx5_statistics
 from tests.fakes.sysfs.proc import ProcTree
 from tests.fakes.sysfs.traffic import Traffic

@@ -1,0 +1,52 @@
+"""C2C: the links between a GPU and the processor on the same module (Grace Hopper and its successors).
+
+State, speed and errors of each link at the slow tier; what they carry, all links together, from GPM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.collectors.gpu.device import series
+from agent.sources.nvml.nvml import Device
+from agent.sources.nvml.nvml_fields import Source, Wanted, counter, field_number, gauge
+from agent.sources.nvml.nvml_gpm import MEBIBYTE, GpmColumn
+
+LINK_COUNT = 170
+"""NVML_FI_DEV_C2C_LINK_COUNT."""
+
+MOST_LINKS = 64
+"""Far more than any module has (10): a count beyond is no count."""
+
+_ERRORS = (("interrupt", 231), ("replay", 232), ("replay_back_to_back", 233))
+"""NVML_FI_DEV_C2C_LINK_ERROR_*."""
+
+_TRAFFIC = (("transmit_raw", 100), ("receive_raw", 101), ("transmit", 102), ("receive", 103))
+"""NVML_GPM_METRIC_C2C_*: with the links' own overhead, and without."""
+
+
+def link_count(device: Device) -> int:
+    """How many C2C links the GPU has; 0 where it has none. Raises GpuLostError, LibraryDeadError."""
+    return min(field_number(device, LINK_COUNT) or 0, MOST_LINKS)
+
+
+def slow_fields(device: Device) -> Iterator[Wanted]:
+    """State, speed and errors of every link; nothing where the GPU has none. Raises GpuLostError, LibraryDeadError."""
+    count = link_count(device)
+    if count:
+        yield gauge(series("gangwatch_c2c_links", device), Source(LINK_COUNT))
+    for link in range(count):
+        label = str(link)
+        yield gauge(series("gangwatch_c2c_link_state", device, link=label), Source(171, 1, link))
+        yield gauge(series("gangwatch_c2c_link_speed_bytes_per_second", device, link=label), Source(172, 1e6, link))
+        yield gauge(series("gangwatch_c2c_link_low_power", device, link=label), Source(234, 1, link))
+        for kind, field in _ERRORS:
+            yield counter(series("gangwatch_c2c_errors_total", device, kind=kind, link=label), Source(field, 1, link))
+
+
+def gpm_columns(device: Device) -> Iterator[GpmColumn]:
+    """What the links carry; nothing where the GPU has none. Raises GpuLostError, LibraryDeadError."""
+    if not link_count(device):
+        return
+    for direction, metric in _TRAFFIC:
+        yield GpmColumn(metric, series(f"gangwatch_c2c_{direction}_bytes_per_second", device), MEBIBYTE)

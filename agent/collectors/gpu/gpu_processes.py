@@ -1,0 +1,100 @@
+"""The processes on one GPU: memory and, where the driver tells it, each one's own use of the GPU.
+
+Where several processes take turns on one GPU each gets its own share: the GPU's total is never given to all of them.
+The set of processes is the set of series; it is bounded, and what was left out is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent.collectors.block import Block
+from agent.collectors.gpu.device import LANE, series
+from agent.gpu_inventory import GpuProcess
+from agent.schema.errors import SourceError, UnsupportedError
+from agent.schema.frame import Column
+from agent.sources.nvml.nvml import Device
+from agent.sources.nvml.nvml_processes import ProcessLister, ProcessUse
+
+INTERVAL_SECONDS = 15.0
+
+MOST_PROCESSES = 64
+"""Series for so many processes a GPU, those of most memory first: more is no training job's."""
+
+_SHARES = ("sm", "memory", "encoder", "decoder")
+
+
+class GpuProcessCollector:
+    """Publishes one GPU's processes, and tells the inventory of them.
+
+    tell: called with this GPU's processes after each run.
+    """
+
+    lane = LANE
+
+    def __init__(
+        self,
+        device: Device,
+        tell: Callable[[str, tuple[GpuProcess, ...]], None],
+        phase: float = 0.0,
+        interval_seconds: float = INTERVAL_SECONDS,
+    ) -> None:
+        self.name = f"gpu-processes/{device.pci_address}"
+        self.interval_seconds = interval_seconds
+        self.phase = phase
+        self._device = device
+        self._tell = tell
+        self._lister: ProcessLister | None = None
+        self._shown: list[tuple[int, str, bool]] | None = None
+        self._block = Block()
+
+    def collect(self) -> Block:
+        device = self._device
+        if device.library.dead:
+            raise SourceError("NVML: the library is dead; it is opened anew by the next run of its parent")
+        with device.library.using():
+            device.check_present()
+            if self._lister is None:
+                self._lister = ProcessLister(device)
+            uses = self._lister.read()
+        if uses is None:
+            raise UnsupportedError(f"GPU {device.uuid}: the driver lists no processes")
+        self._tell(device.uuid, tuple(GpuProcess(use.pid, device.uuid, use.mig) for use in uses))
+        shown = sorted(uses[:MOST_PROCESSES], key=lambda use: (use.mig, use.pid))
+        identities = [(use.pid, use.mig, self._lister.tells_shares) for use in shown]
+        if identities != self._shown:
+            self._shown = identities
+            self._block = Block(self._columns(shown, self._lister.tells_shares))
+        self._fill(shown, len(uses))
+        return self._block
+
+    def _columns(self, shown: list[ProcessUse], with_shares: bool) -> list[Column]:
+        """The number of processes, those left out, and for each process its memory and, if told, its shares."""
+        device = self._device
+        columns = [series("gangwatch_gpu_processes", device), series("gangwatch_gpu_processes_not_shown", device)]
+        for use in shown:
+            labels = {"mig": use.mig, "pid": str(use.pid)}
+            columns.append(series("gangwatch_gpu_process_memory_used_bytes", device, **labels))
+            if with_shares:
+                columns.extend(
+                    series(f"gangwatch_gpu_process_{share}_utilization_ratio", device, **labels) for share in _SHARES
+                )
+        return columns
+
+    def _fill(self, shown: list[ProcessUse], count: int) -> None:
+        values: list[float | None] = [count, count - len(shown)]
+        for use, (_, _, with_shares) in zip(shown, self._shown or (), strict=True):
+            values.append(use.memory_bytes)
+            if with_shares:
+                values.extend((use.sm, use.memory, use.encoder, use.decoder))
+        self._block.gauges[:] = [float("nan") if value is None else value for value in values]
+
+    def release(self) -> None:
+        """Nothing is held."""
+
+    def acquire(self) -> None:
+        """The parent makes new collectors."""
+
+    def close(self) -> None:
+        """The GPU's processes are not known any more."""
+        self._tell(self._device.uuid, ())

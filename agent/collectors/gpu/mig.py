@@ -1,0 +1,53 @@
+"""MIG: each instance of one GPU, with its memory and its own share of the profiling counters.
+
+The driver gives no utilisation for a GPU whose MIG is on, and none for instances; GPM says how busy each is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ctypes import byref
+
+from agent.collectors.gpu.device import DeviceCollector, Part, SingleCall, series
+from agent.collectors.gpu.gpu import PERCENT, PIPES
+from agent.sources.nvml.nvml import Device, Instance, Query
+from agent.sources.nvml.nvml_gpm import Gpm, GpmColumn
+from agent.sources.nvml.nvml_interface import Memory
+
+
+def _memory(device: Device, instance: Instance) -> SingleCall:
+    memory = Memory()
+    return SingleCall(
+        Query(device, "nvmlDeviceGetMemoryInfo_v2", byref(memory), handle=instance.handle),
+        lambda: (memory.total, memory.used, memory.free),
+        [
+            series(f"gangwatch_gpu_mig_memory_{what}_bytes", device, mig=instance.uuid)
+            for what in ("total", "used", "free")
+        ],
+    )
+
+
+def _profiling(device: Device, instance: Instance) -> list[GpmColumn]:
+    mig = instance.uuid
+    return [
+        GpmColumn(1, series("gangwatch_gpu_mig_graphics_engine_active_ratio", device, mig=mig), PERCENT),
+        GpmColumn(2, series("gangwatch_gpu_mig_sm_active_ratio", device, mig=mig), PERCENT),
+        GpmColumn(3, series("gangwatch_gpu_mig_sm_occupancy_ratio", device, mig=mig), PERCENT),
+        GpmColumn(5, series("gangwatch_gpu_mig_tensor_active_ratio", device, mig=mig), PERCENT),
+        GpmColumn(10, series("gangwatch_gpu_mig_dram_active_ratio", device, mig=mig), PERCENT),
+        *(
+            GpmColumn(metric, series("gangwatch_gpu_mig_pipe_active_ratio", device, mig=mig, pipe=pipe), PERCENT)
+            for pipe, metric in PIPES
+        ),
+    ]
+
+
+def mig_parts(device: Device) -> Iterator[Part]:
+    """Everything of every instance. Raises GpuLostError, LibraryDeadError."""
+    for instance in device.instances:
+        yield _memory(device, instance)
+        yield Gpm(device, _profiling(device, instance), instance.gpu_instance)
+
+
+def mig_collector(device: Device, interval_seconds: float, phase: float) -> DeviceCollector:
+    return DeviceCollector(f"gpu-mig/{device.pci_address}", device, mig_parts, interval_seconds, phase)

@@ -1,0 +1,200 @@
+"""NVLink, link by link: the bytes that programs sent at every run of the fast tier; the rest at the slow one.
+
+Which counters there are depends on the generation: up to NVLink 4 replays, recoveries and CRC errors of the data link
+layer, from NVLink 5 on packets, symbol errors, forward error correction and bit error ratios, some of them by lane.
+Every candidate is tried on every link, and what the GPU answers is kept (nvml.h, field ids 32-59, 91, 96-119, 138-168,
+201-250 and 289-295). What nvidia-smi prints of CRC errors a lane before NVLink 5 is not in NVML's interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ctypes import byref
+
+import numpy as np
+
+from agent.collectors.gpu.device import series
+from agent.schema.frame import Column
+from agent.sources.nvml.nvml import Device, Values
+from agent.sources.nvml.nvml_fields import FieldBatch, Source, Wanted, counter, decoded, field_number, gauge
+from agent.sources.nvml.nvml_interface import SUCCESS, FieldValue
+
+LINK_COUNT = 91
+"""NVML_FI_DEV_NVLINK_LINK_COUNT; the header's NVML_NVLINK_MAX_LINKS differs by its version."""
+
+MOST_LINKS = 72
+"""NVML_GPM_METRIC_NVLINK_L71 is the highest link that nvml.h 13.5 knows."""
+
+DATA_SENT = 138
+"""NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX."""
+
+KIBIBYTE = 1024.0
+
+_ERRORS = {
+    "replay": 161,
+    "recovery": 162,
+    "crc": 163,
+    "malformed_packet": 206,
+    "buffer_overrun": 207,
+    "receive": 208,
+    "receive_remote": 209,
+    "receive_general": 210,
+    "link_integrity": 211,
+    "transmit_discard": 212,
+    "effective": 219,
+}
+"""Error kinds, and the fields that give them, whose scope is the link."""
+
+_NUMBERED = {"crc_flit": (32, 96), "crc_data": (39, 102), "replay": (46, 108), "recovery": (53, 114)}
+"""Up to Ampere a field for each link, without a scope: those of link 0 and of link 6
+(NVML_FI_DEV_NVLINK_*_ERROR_COUNT_L0 to L11). nvml.h calls them lanes; its list of changes says that from Hopper on 161
+to 163 replace them "with scope as link ID". The totals beside them (38, 45, 52, 59) are of all links at any scope."""
+
+_ECC_FIRST, _ECC_LINKS = 148, 12
+"""NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_L0 to L11: a field for each link, of NVLink 3."""
+
+FEC_FIRST, FEC_BINS = 235, 16
+"""NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0 to 15: codewords by the number of symbols that had to be corrected."""
+
+
+def bit_error_ratio(packed: int) -> tuple[float]:
+    """The ratio that a BER field packs: mantissa in bits 8-11, exponent in bits 0-7 (nvml.h,
+    NVML_NVLINK_ERROR_COUNTER_BER_GET), meaning mantissa x 10^-exponent."""
+    return ((packed >> 8 & 0xF) * 10.0 ** -(packed & 0xFF),)
+
+
+def _sources(kind: str, link: int) -> Iterator[Source]:
+    """The fields that give this kind of error on the link: the newer first."""
+    if kind in _ERRORS:
+        yield Source(_ERRORS[kind], 1, link)
+    if kind in _NUMBERED and link < 12:
+        first, seventh = _NUMBERED[kind]
+        yield Source(first + link if link < 6 else seventh + link - 6)
+
+
+def link_count(device: Device) -> int:
+    """How many NVLinks the GPU has; 0 where it has none. Raises GpuLostError, LibraryDeadError."""
+    return min(field_number(device, LINK_COUNT) or 0, MOST_LINKS)
+
+
+def tells_data(device: Device) -> bool:
+    """Whether the links count what programs sent, apart from the links' own overhead (up to NVLink 4).
+
+    Raises GpuLostError, LibraryDeadError.
+    """
+    entry = FieldValue(field=DATA_SENT)
+    code = device.library.call("nvmlDeviceGetFieldValues", device.handle, 1, byref(entry))
+    if code == SUCCESS:
+        code = entry.code
+    return code == SUCCESS or not device.judge(code, "NVLink data")
+
+
+TRANSMIT = ("transmit", DATA_SENT, 140, 202)
+RECEIVE = ("receive", 139, 141, 204)
+"""Directions, and the fields of programs' bytes, and of all bytes up to NVLink 4 and from NVLink 5 on."""
+
+
+def _data_fields(device: Device, links: int, direction: str, data: int, *_: int) -> Iterator[Wanted]:
+    for link in range(links):
+        column = series(f"gangwatch_nvlink_{direction}_bytes_total", device, link=str(link))
+        yield counter(column, Source(data, KIBIBYTE, link))
+
+
+def _raw_fields(device: Device, links: int, direction: str, _: int, raw: int, newer: int) -> Iterator[Wanted]:
+    for link in range(links):
+        column = series(f"gangwatch_nvlink_{direction}_raw_bytes_total", device, link=str(link))
+        yield counter(column, Source(raw, KIBIBYTE, link), Source(newer, 1, link))
+
+
+def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
+    """Bytes sent: what programs sent, or where that is not told what the links carried. What one end receives another
+    has sent, and a GPU's received bytes are among the profiling counters: link by link they are the slow tier's.
+
+    Raises GpuLostError, LibraryDeadError.
+    """
+    yield from (_data_fields if links and tells_data(device) else _raw_fields)(device, links, *TRANSMIT)
+
+
+def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
+    """Bytes received, state, speed, every kind of error, and what the links carried with their own overhead where
+    programs' bytes are told as well: a second of both would say little more than one.
+
+    Raises GpuLostError, LibraryDeadError.
+    """
+    if links and tells_data(device):
+        yield from _data_fields(device, links, *RECEIVE)
+        yield from _raw_fields(device, links, *TRANSMIT)
+    yield from _raw_fields(device, links, *RECEIVE)
+    for link in range(links):
+        label = str(link)
+        yield gauge(series("gangwatch_nvlink_state", device, link=label), Source(165, 1, link))
+        yield gauge(series("gangwatch_nvlink_speed_bytes_per_second", device, link=label), Source(164, 1e6, link))
+        for kind in {**_ERRORS, **_NUMBERED}:
+            yield counter(series("gangwatch_nvlink_errors_total", device, kind=kind, link=label), *_sources(kind, link))
+        if link < _ECC_LINKS:
+            yield counter(
+                series("gangwatch_nvlink_errors_total", device, kind="ecc_data", link=label),
+                Source(_ECC_FIRST + link, 1, link),
+            )
+        for direction, packets in (("transmit", 201), ("receive", 203)):
+            yield counter(
+                series(f"gangwatch_nvlink_{direction}_packets_total", device, link=label), Source(packets, 1, link)
+            )
+        for outcome, field in (("succeeded", 213), ("failed", 214)):
+            yield counter(
+                series("gangwatch_nvlink_recoveries_total", device, link=label, outcome=outcome),
+                Source(field, 1, link),
+            )
+        yield counter(series("gangwatch_nvlink_recovery_attempts_total", device, link=label), Source(215, 1, link))
+        yield counter(series("gangwatch_nvlink_symbol_errors_total", device, link=label), Source(221, 1, link))
+        for bin_ in range(FEC_BINS):
+            yield counter(
+                series("gangwatch_nvlink_fec_codewords_total", device, corrected_symbols=str(bin_), link=label),
+                Source(FEC_FIRST + bin_, 1, link),
+            )
+        for stage, field in (("raw", 293), ("effective", 220), ("symbol", 222)):
+            yield decoded(
+                [series("gangwatch_nvlink_bit_error_ratio", device, link=label, stage=stage)],
+                bit_error_ratio,
+                Source(field, 1, link),
+            )
+        for lane, field in (("0", 291), ("1", 292)):
+            yield counter(
+                series("gangwatch_nvlink_lane_errors_total", device, lane=lane, link=label), Source(field - 2, 1, link)
+            )
+            yield decoded(
+                [series("gangwatch_nvlink_lane_bit_error_ratio", device, lane=lane, link=label)],
+                bit_error_ratio,
+                Source(field, 1, link),
+            )
+        yield counter(series("gangwatch_nvlink_retransmission_blocks_total", device, link=label), Source(294, 1, link))
+        yield counter(series("gangwatch_nvlink_retransmitted_blocks_total", device, link=label), Source(295, 1, link))
+
+
+class ErrorSums:
+    """The errors of all links of one GPU, kind by kind: links by the dozen are more series than most want.
+
+    Made of what the batch read just before, so that it stands after it among the parts. A kind is absent while one of
+    its links is: a sum without it would look like a counter that began anew.
+    """
+
+    gauges: tuple[Column, ...] = ()
+
+    def __init__(self, device: Device, batch: FieldBatch) -> None:
+        self._batch = batch
+        of_kind: dict[str, list[int]] = {}
+        for index, column in enumerate(batch.counters):
+            if column.metric == "gangwatch_nvlink_errors_total":
+                of_kind.setdefault(dict(column.labels)["kind"], []).append(index)
+        self.counters = tuple(series("gangwatch_gpu_nvlink_errors_total", device, kind=kind) for kind in of_kind)
+        self._indexes = [np.array(indexes, np.intp) for indexes in of_kind.values()]
+
+    def place(self, values: Values) -> None:
+        self._values = values
+
+    def read(self) -> None:
+        counts, valid = self._batch.newest_counters()
+        for position, indexes in enumerate(self._indexes):
+            if valid[indexes].all():
+                self._values.counters[position] = counts[indexes].sum()
+                self._values.counters_valid[position] = True

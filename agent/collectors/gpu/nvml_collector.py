@@ -1,0 +1,280 @@
+"""The driver's library as a collector: which GPUs there are, and the collectors that read each of them.
+
+Every ten seconds it looks whether the GPUs, their MIG instances or the driver itself are others than before. What is
+new gets new collectors, since handles of before are dead; what is lost keeps its collectors, which say so; a library
+that is dead is closed and opened anew, which succeeds once the driver is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from agent.collectors.block import Block, Collector
+from agent.collectors.gpu import gpu_processes, gpu_slow
+from agent.collectors.gpu.device import LANE, series
+from agent.collectors.gpu.gpu import fast_collector
+from agent.collectors.gpu.gpu_burst import burst_collector
+from agent.collectors.gpu.gpu_processes import GpuProcessCollector
+from agent.collectors.gpu.gpu_slow import slow_collector
+from agent.collectors.gpu.gpu_topology import GpuTopologyCollector
+from agent.collectors.gpu.mig import mig_collector
+from agent.collectors.gpu.xid import XidLedger
+from agent.gpu_inventory import GpuDevice, GpuProcess, Inventory, MigDevice
+from agent.schema.clock import Clock, SystemClock
+from agent.schema.errors import SourceError, UnsupportedError
+from agent.schema.frame import Column
+from agent.sources.nvml.nvml import Device, Library, describe_device, find_devices
+from agent.sources.nvml.nvml_events import EventWatcher, GpuEvent
+
+INTERVAL_SECONDS = 10.0
+
+INSTANTS: tuple[float, ...] = (0.25, 0.75)
+"""Where in the fast tier's interval the GPUs are read, every other one at each; frames are made at 0. All at once would
+keep whoever waits for the driver's lock waiting longest. Each at an instant of its own costs a wake-up each, and waking
+up costs more than reading (``python -m benchmarks.nvml --live 10``, with and without ``--spread``)."""
+
+BURST_INSTANT = 0.5
+"""At 10 Hz all GPUs share their instants, of which two are the fast tier's: a burst is one call or two for each."""
+
+
+class NvmlCollector:
+    """Keeps the library open and the collectors of its GPUs as they should be.
+
+    library: path of an NVML to load instead of the system's. It is loaded by the first run, in the lane's thread: a
+    driver that hangs in its initialisation hangs nobody else. devices: UUIDs of the node's GPUs where several nodes
+    share the machine; () for all. interval_seconds: the fast tier's. burst: whether each GPU is also read ten times a
+    second. xids, inventory: where events go, and what the GPUs are called. load: what opens the library.
+    """
+
+    name = "nvml"
+    lane = LANE
+    phase = 0.0
+
+    def __init__(
+        self,
+        library: str | None = None,
+        interval_seconds: float = 1.0,
+        devices: tuple[str, ...] = (),
+        *,
+        burst: bool = False,
+        xids: XidLedger | None = None,
+        inventory: Inventory | None = None,
+        clock: Clock | None = None,
+        load: Callable[[str | None], Library] = Library,
+    ) -> None:
+        self.interval_seconds = INTERVAL_SECONDS
+        self._load = load
+        self._path = library
+        self._fast_seconds = interval_seconds
+        self._wanted = devices
+        self._burst = burst
+        self._xids = xids or XidLedger()
+        self._inventory = inventory or Inventory()
+        self._clock = clock or SystemClock()
+        self._library: Library | None = None
+        self._watcher: EventWatcher | None = None
+        self._devices: dict[str, Device] = {}
+        self._present: set[str] = set()
+        self._members: dict[str, tuple[Collector, ...]] = {}
+        self._topology: tuple[Collector, ...] = ()
+        self._processes: dict[str, tuple[GpuProcess, ...]] = {}
+        self._driver = ""
+        self._block = Block()
+        self._laid_out: object = None
+        self._found = False
+
+    # --- the node's side ---------------------------------------------------------------------------------------------
+
+    def collect(self) -> Block:
+        if self._library is not None and self._library.dead:
+            # The driver is being reloaded, or has failed: begin anew.
+            self.close()
+        if self._library is None:
+            self._open()
+        assert self._library is not None
+        with self._library.using():
+            self._look(self._library)
+        self._watch(self._library)
+        return self._publish()
+
+    def members(self) -> tuple[Collector, ...]:
+        return (*(one for members in self._members.values() for one in members), *self._topology)
+
+    def release(self) -> None:
+        self.close()
+
+    def acquire(self) -> None:
+        """The next run opens the library again."""
+
+    def close(self) -> None:
+        """Let go of the driver, and of all that was found by it."""
+        if self._watcher is not None:
+            self._watcher.stop()
+            self._watcher = None
+        if self._library is not None:
+            if not self._library.busy:
+                # Their buffers are the library's, and are given back while it is there to take them; a call that has
+                # not returned may still write into them.
+                for member in self.members():
+                    member.close()
+            self._library.close()
+            self._library = None
+        self._devices.clear()
+        self._present.clear()
+        self._members.clear()
+        self._topology = ()
+        self._processes.clear()
+        self._inventory.processes = ()
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        try:
+            library = self._load(self._path)
+        except UnsupportedError as error:
+            if self._found:
+                # There were GPUs: the driver is being reloaded or has failed, which is no reason to stop asking.
+                raise SourceError(str(error)) from None
+            raise
+        self._library = library
+        self._driver = library.text("nvmlSystemGetDriverVersion")
+
+    def _look(self, library: Library) -> None:
+        """Compare what there is with what there was. Raises LibraryDeadError, UnsupportedError where no GPU is."""
+        found = [
+            device
+            for device in find_devices(library, self._clock, self._devices.values())
+            if not self._wanted or device.uuid in self._wanted
+        ]
+        if not found and not self._found:
+            self.close()
+            raise UnsupportedError("NVML: no GPU answers")
+        self._found = True
+        before = set(self._devices)
+        changed = False
+        for device in found:
+            known = self._devices.get(device.uuid)
+            if known is not None and device.uuid in self._present and _same(known, device):
+                continue
+            describe_device(device)
+            self._devices[device.uuid] = device
+            self._members[device.uuid] = self._make_members(device)
+            self._xids.name_gpu(device.pci_address, device.uuid)
+            changed = True
+        self._present = {device.uuid for device in found}
+        if changed:
+            self._topology = (GpuTopologyCollector(tuple(self._devices.values())),)
+            self._tell_inventory()
+            if self._watcher is not None and before != set(self._devices):
+                self._watcher.stop()
+                self._watcher = None
+
+    def _make_members(self, device: Device) -> tuple[Collector, ...]:
+        """The GPU's collectors, each at its own place in the tick."""
+        place = list(self._devices).index(device.uuid)
+
+        def phase(interval_seconds: float) -> float:
+            """The instant of the GPU's group in each second, at which its slower collectors are run as well."""
+            turn, group = divmod(place, len(INSTANTS))
+            return (turn + INSTANTS[group]) * self._fast_seconds / interval_seconds % 1
+
+        fast = phase(self._fast_seconds)
+        members: list[Collector] = [
+            fast_collector(device, self._fast_seconds, fast),
+            slow_collector(device, phase(gpu_slow.INTERVAL_SECONDS)),
+            GpuProcessCollector(device, self._tell_processes, phase(gpu_processes.INTERVAL_SECONDS)),
+        ]
+        if device.instances:
+            members.append(mig_collector(device, self._fast_seconds, fast))
+        if self._burst:
+            members.append(burst_collector(device, self._fast_seconds, BURST_INSTANT))
+        return tuple(members)
+
+    def _watch(self, library: Library) -> None:
+        """Have the events watched, for the handles that there are now."""
+        if self._watcher is not None and not self._watcher.alive:
+            self._watcher = None
+        if self._watcher is None:
+            self._watcher = EventWatcher(library, list(self._devices.values()), self._take_event, self._clock)
+            self._watcher.start()
+
+    def _take_event(self, event: GpuEvent) -> None:
+        """Called in the watcher's thread."""
+        if event.kind == "xid":
+            self._xids.add(event.device.pci_address, event.code, event.time_ns, "nvml")
+        else:
+            self._xids.note(event.device.pci_address, event.kind, event.time_ns)
+
+    # --- what others are told ----------------------------------------------------------------------------------------
+
+    def _tell_processes(self, gpu: str, processes: tuple[GpuProcess, ...]) -> None:
+        self._processes[gpu] = processes
+        self._inventory.processes = tuple(one for each in list(self._processes.values()) for one in each)
+
+    def _tell_inventory(self) -> None:
+        self._inventory.gpus = tuple(
+            GpuDevice(
+                device.uuid,
+                device.index,
+                device.minor,
+                device.pci_address,
+                tuple(
+                    MigDevice(one.uuid, one.gpu_instance, one.compute_instance, one.profile_id, one.placement)
+                    for one in device.instances
+                ),
+            )
+            for device in self._devices.values()
+        )
+
+    def _publish(self) -> Block:
+        devices = list(self._devices.values())
+        identity = (self._driver, [(id(device), device.index) for device in devices])
+        if identity != self._laid_out:
+            self._laid_out = identity
+            self._block = Block(self._columns(devices))
+            self._block.gauges.fill(1.0)
+        for index, device in enumerate(devices):
+            up = device.uuid in self._present and device.lost_until_ns is None
+            self._block.gauges[index] = float(up)
+        return self._block
+
+    def _columns(self, devices: Sequence[Device]) -> list[Column]:
+        """Whether each GPU answers; what each is; what each MIG instance is."""
+        columns = [series("gangwatch_gpu_up", device) for device in devices]
+        for device in devices:
+            columns.append(
+                series(
+                    "gangwatch_gpu_info",
+                    device,
+                    driver=self._driver,
+                    index=str(device.index),
+                    mig_mode={None: "", True: "enabled", False: "disabled"}[device.mig],
+                    minor="" if device.minor is None else str(device.minor),
+                    model=device.model,
+                    pci_address=device.pci_address,
+                    serial=device.serial,
+                    vbios=device.vbios,
+                )
+            )
+            columns.extend(
+                series(
+                    "gangwatch_gpu_mig_info",
+                    device,
+                    compute_instance=str(one.compute_instance),
+                    gpu_instance=str(one.gpu_instance),
+                    mig=one.uuid,
+                    profile=one.profile,
+                )
+                for one in device.instances
+            )
+        return columns
+
+
+def _same(known: Device, found: Device) -> bool:
+    """Whether the collectors of the known device can go on."""
+
+    def identity(device: Device) -> object:
+        return (device.handle.value, device.pci_address, device.index, device.mig,
+                [(one.uuid, one.handle.value) for one in device.instances])  # fmt: skip
+
+    return identity(known) == identity(found)

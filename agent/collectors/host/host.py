@@ -1,0 +1,151 @@
+"""The host: processors, memory, pressure-stall. Its disks and network interfaces are host_devices.py's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from agent.collectors.block import Block
+from agent.schema.errors import SourceError
+from agent.schema.frame import Column
+from agent.sources.files import KeptFile
+from agent.sources.proc.proc import (
+    CPU_MODES,
+    TICK_NS,
+    CpuTimes,
+    Memory,
+    Paging,
+    Pressure,
+    Scheduler,
+    parse_loadavg,
+    parse_meminfo,
+    parse_pressure,
+    parse_scheduler,
+    parse_stat,
+    parse_vmstat,
+)
+
+RESOURCES = ("cpu", "io", "memory")
+"""Files in /proc/pressure that are collected (``irq`` exists where IRQ time accounting is built in)."""
+
+_T = TypeVar("_T")
+
+
+def _parse_stat(data: bytes) -> tuple[CpuTimes, Scheduler | None]:
+    """Both things that stand in /proc/stat, read once; a container runtime's own /proc/stat has only the first."""
+    times = parse_stat(data)
+    try:
+        return times, parse_scheduler(data)
+    except SourceError:
+        return times, None
+
+
+class HostCollector:
+    """Reads /proc of the whole machine through kept descriptors.
+
+    A file that this kernel does not have leaves its columns absent; so does one that cannot be read this time. Only
+    where not one of them could be read does the run fail.
+    """
+
+    name = "host"
+
+    def __init__(self, proc_root: str = "/proc", interval_seconds: float = 1.0) -> None:
+        self.interval_seconds = interval_seconds
+        self._stat = KeptFile(f"{proc_root}/stat")
+        self._loadavg = KeptFile(f"{proc_root}/loadavg")
+        self._meminfo = KeptFile(f"{proc_root}/meminfo")
+        self._pressure = tuple(KeptFile(f"{proc_root}/pressure/{resource}") for resource in RESOURCES)
+        self._vmstat = KeptFile(f"{proc_root}/vmstat")
+        self._errors: list[SourceError] = []
+        self._highest_ticks = [0] * len(CPU_MODES)
+        self._block = self._make_block()
+
+    @staticmethod
+    def _make_block() -> Block:
+        """Gauges 6; counters 8 modes, 3, 2 x 3 pressures."""
+        counters = [Column("gangwatch_host_cpu_seconds_total", (("mode", mode),)) for mode in CPU_MODES]
+        counters.append(Column("gangwatch_host_context_switches_total"))
+        counters.append(Column("gangwatch_host_major_page_faults_total"))
+        counters.append(Column("gangwatch_host_out_of_memory_kills_total"))
+        for resource in RESOURCES:
+            labels = (("resource", resource),)
+            counters.append(Column("gangwatch_host_pressure_waiting_seconds_total", labels))
+            counters.append(Column("gangwatch_host_pressure_stalled_seconds_total", labels))
+        gauges = (
+            Column("gangwatch_host_cpus"),
+            Column("gangwatch_host_load1"),
+            Column("gangwatch_host_memory_total_bytes"),
+            Column("gangwatch_host_memory_available_bytes"),
+            Column("gangwatch_host_processes_running"),
+            Column("gangwatch_host_processes_blocked"),
+        )
+        return Block(gauges, counters)
+
+    def collect(self) -> Block:
+        self._errors.clear()
+        times, scheduler = self._read(_parse_stat, self._stat) or (None, None)
+        paging = self._read(parse_vmstat, self._vmstat)
+        load = self._read(parse_loadavg, self._loadavg)
+        memory = self._read(parse_meminfo, self._meminfo)
+        pressures = [self._read(parse_pressure, file) for file in self._pressure]
+        if times is None and load is None and memory is None:
+            raise self._errors[0]
+
+        block = self._block
+        block.clear()
+        self._set_gauges(times, load, memory)
+        index = self._set_times(times)
+        index = self._set_tasks(index, scheduler, paging)
+        self._set_pressures(index, pressures)
+        return block
+
+    def close(self) -> None:
+        for file in (self._stat, self._vmstat, self._loadavg, self._meminfo, *self._pressure):
+            file.close()
+
+    def _read(self, parse: Callable[[bytes], _T], file: KeptFile) -> _T | None:
+        """What the file holds; None, and the error kept, where it cannot be read or parsed."""
+        try:
+            return parse(file.read())
+        except SourceError as error:
+            self._errors.append(error)
+            return None
+
+    def _set_gauges(self, times: CpuTimes | None, load: float | None, memory: Memory | None) -> None:
+        block = self._block
+        if times is not None and times.processors:
+            block.set_gauge(0, times.processors)
+        if load is not None:
+            block.set_gauge(1, load)
+        if memory is not None:
+            block.set_gauge(2, memory.total_bytes)
+            if memory.available_bytes is not None:
+                block.set_gauge(3, memory.available_bytes)
+
+    def _set_times(self, times: CpuTimes | None) -> int:
+        if times is not None:
+            for index, ticks in enumerate(times.ticks):
+                # The kernel lets idle and iowait step back when a processor wakes (proc(5)); a counter must not fall.
+                self._highest_ticks[index] = max(self._highest_ticks[index], ticks)
+                self._block.set_counter(index, self._highest_ticks[index] * TICK_NS)
+        return len(CPU_MODES)
+
+    def _set_tasks(self, index: int, scheduler: Scheduler | None, paging: Paging | None) -> int:
+        block = self._block
+        if scheduler is not None:
+            block.set_counter(index, scheduler.context_switches)
+            block.set_gauge(4, scheduler.running)
+            block.set_gauge(5, scheduler.blocked)
+        if paging is not None:
+            block.set_counter(index + 1, paging.major_faults)
+            if paging.kills is not None:
+                block.set_counter(index + 2, paging.kills)
+        return index + 3
+
+    def _set_pressures(self, index: int, pressures: list[Pressure | None]) -> None:
+        for pressure in pressures:
+            if pressure is not None:
+                self._block.set_counter(index, pressure.some_us * 1000)
+                if pressure.full_us is not None:
+                    self._block.set_counter(index + 1, pressure.full_us * 1000)
+            index += 2

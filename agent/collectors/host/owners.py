@@ -1,0 +1,379 @@
+"""Whose the devices are: what the kubelet lists, and the join of that with processes, ranks and job files."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from agent.collectors.block import Block
+from agent.device_owners import OWNER_LABELS, Join, Owners
+from agent.gpu_inventory import GpuDevice, GpuProcess, Inventory, parse_information
+from agent.rank_attribution import Attribution, Owner
+from agent.schema.clock import Clock, SystemClock
+from agent.schema.errors import SourceError, UnsupportedError
+from agent.schema.frame import Column
+from agent.sources.files import read_file
+from agent.sources.proc.slurm_node import read_job_files
+
+if TYPE_CHECKING:
+    from agent.sources.kubelet.pod_resources import Pod
+
+LIST_NS = 10_000_000_000
+"""How often the kubelet is asked for its pods while nothing hints at a new one; it is rate-limited for all its
+readers together (100 calls a second)."""
+
+ALLOCATABLE_NS = 60_000_000_000
+KEEP_NS = 45_000_000_000
+"""What a kubelet said is believed for so long when it stops answering: the owner of an ended job is gone within a
+minute, whatever the kubelet does."""
+
+ASK_AGAIN_NS = 10_000_000_000
+"""How often a process that nobody vouched for is asked about again."""
+
+MAX_RESOURCES = 64
+
+
+class Lister(Protocol):
+    """A kubelet, as far as the collector asks it."""
+
+    def list(self) -> tuple[Pod, ...]: ...
+
+    def allocatable(self) -> tuple[tuple[str, str], ...]: ...
+
+
+class PodTable:
+    """What the kubelet listed last: written by one collector, read by another, in threads of their own."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._listed: tuple[tuple[Pod, ...], int] | None = None
+
+    def put(self, pods: tuple[Pod, ...], now_ns: int) -> None:
+        self._listed = (pods, now_ns)
+        self.wanted = False
+
+    def pods(self, now_ns: int) -> tuple[Pod, ...]:
+        """The pods; () where the listing is older than KEEP_NS."""
+        listed = self._listed
+        return listed[0] if listed is not None and now_ns - listed[1] <= KEEP_NS else ()
+
+    def due(self, now_ns: int) -> bool:
+        """Whether the kubelet should be asked again."""
+        return self.wanted or self._listed is None or now_ns - self._listed[1] >= LIST_NS
+
+
+class KubeletCollector:
+    """Asks the kubelet for its pods, ten seconds after it last answered, or sooner where the table is `wanted`.
+
+    Where it does not answer, every run tries and fails: that is seen in this collector's success, and costs no other.
+    Raises UnsupportedError where the folder of the kubelet's socket does not exist.
+    """
+
+    name = "kubelet"
+
+    def __init__(
+        self,
+        socket_path: str,
+        table: PodTable,
+        clock: Clock | None = None,
+        interval_seconds: float = 5.0,
+        kubelet: Lister | None = None,
+    ) -> None:
+        if not os.path.isdir(os.path.dirname(socket_path)):
+            raise UnsupportedError(f"kubelet: no folder {os.path.dirname(socket_path)}")
+        if kubelet is None:
+            # Here, so that a node without a kubelet does not pay for an HTTP/2 library.
+            from agent.sources.kubelet.kubelet import Kubelet
+
+            kubelet = Kubelet(socket_path)
+        self.interval_seconds = interval_seconds
+        self._kubelet = kubelet
+        self._table = table
+        self._clock = clock or SystemClock()
+        self._allocatable: Counter[str] = Counter()
+        self._allocatable_ns: int | None = None
+        self._allocatable_told = True
+        self._resources: tuple[str, ...] = ()
+        self._pods: tuple[Pod, ...] | None = None
+        self._block = Block([Column("gangwatch_kubelet_pods")])
+
+    def collect(self) -> Block:
+        now_ns = self._clock.monotonic_ns()
+        if not self._table.due(now_ns):
+            return self._block
+        pods = self._kubelet.list()
+        self._table.put(pods, now_ns)
+        asked = self._ask_allocatable(now_ns)
+        if asked or pods is not self._pods:
+            self._pods = pods
+            self._fill(pods)
+        return self._block
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _ask_allocatable(self, now_ns: int) -> bool:
+        """Count what the node has to give; whether it was asked. Kubelets before 1.23 do not tell."""
+        since_ns = self._allocatable_ns
+        if not self._allocatable_told or (since_ns is not None and now_ns - since_ns < ALLOCATABLE_NS):
+            return False
+        try:
+            self._allocatable = Counter(resource for resource, _ in self._kubelet.allocatable())
+            self._allocatable_ns = now_ns
+        except UnsupportedError:
+            self._allocatable_told = False
+        return True
+
+    def _fill(self, pods: tuple[Pod, ...]) -> None:
+        allocated = Counter(
+            resource for pod in pods for container in pod.containers for resource, _ in container.devices
+        )
+        resources = tuple(sorted(self._allocatable.keys() | allocated.keys()))[:MAX_RESOURCES]
+        if resources != self._resources:
+            self._resources = resources
+            self._block = Block(
+                [
+                    Column("gangwatch_kubelet_pods"),
+                    *(Column("gangwatch_kubelet_devices_allocatable", (("resource", one),)) for one in resources),
+                    *(Column("gangwatch_kubelet_devices_allocated", (("resource", one),)) for one in resources),
+                ]
+            )
+        block = self._block
+        block.clear()
+        block.set_gauge(0, len(pods))
+        for position, resource in enumerate(resources, 1):
+            if self._allocatable_told:
+                block.set_gauge(position, self._allocatable[resource])
+            block.set_gauge(position + len(resources), allocated[resource])
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """All that goes into a join: where nothing of it changed, nor did its outcome."""
+
+    gpus: tuple[GpuDevice, ...]
+    pods: tuple[Pod, ...]
+    uids: dict[tuple[str, str], str]
+    rdma_by_address: dict[str, str]
+    processes: list[tuple[GpuProcess, Owner]]
+    ranks: list[tuple[str, Owner]]
+    files: tuple[tuple[str, str], ...]
+
+    def owners(self) -> Owners:
+        join = Join(self.gpus, self.rdma_by_address)
+        join.pods(self.pods, self.uids)
+        join.processes(self.processes)
+        for gpu, owner in self.ranks:
+            join.rank(gpu, owner)
+        join.jobs(self.files)
+        return join.owners()
+
+
+@dataclass(slots=True)
+class _Known:
+    """A process on a GPU, and whose it is.
+
+    What was once attested is kept while it lives. Its start time tells it from a later one that got its number since
+    the driver was asked: that one has the GPU only once the driver says so, in another `process`.
+    """
+
+    process: GpuProcess
+    started_ns: int
+    alive: bool = True
+    owner: Owner | None = None
+    asked_ns: int | None = None
+
+    def due(self, now_ns: int) -> bool:
+        """Whether to ask whose it is: its rank file or its pod's folder may come after it, even much later."""
+        if self.asked_ns is None:
+            return True
+        unknown = self.owner is None or (self.owner.in_pod() and not self.owner.pod)
+        return unknown and now_ns - self.asked_ns >= ASK_AGAIN_NS
+
+
+class OwnerCollector:
+    """Joins what is known about who uses what, and publishes it as series of constant 1.
+
+    slots: UUIDs of the GPUs by the local backend's slot numbers, () where its slots are processors. job_files: the
+    folder in which a Slurm prolog writes which job has which GPU, None for none.
+    """
+
+    name = "attribution"
+    lane = "host"
+
+    def __init__(
+        self,
+        attribution: Attribution,
+        table: PodTable,
+        inventory: Inventory,
+        *,
+        proc_root: str = "/proc",
+        sys_root: str = "/sys",
+        slots: tuple[str, ...] = (),
+        job_files: str | None = None,
+        clock: Clock | None = None,
+        interval_seconds: float = 5.0,
+    ) -> None:
+        self.interval_seconds = interval_seconds
+        self._attribution = attribution
+        self._table = table
+        self._inventory = inventory
+        self._proc_root = proc_root
+        self._sys_root = sys_root
+        self._slots = slots
+        self._job_files = job_files
+        self._clock = clock or SystemClock()
+        self._known: dict[int, _Known] = {}
+        self._rdma: dict[str, str] = {}
+        self._rdma_ns: int | None = None
+        self._told: _Told | None = None
+        self._owners: Owners | None = None
+        self._block = Block()
+
+    def collect(self) -> Block:
+        now_ns = self._clock.monotonic_ns()
+        pods = self._table.pods(now_ns)
+        files: tuple[tuple[str, str], ...] = ()
+        failure: SourceError | None = None
+        try:
+            files = read_job_files(self._job_files) if self._job_files is not None else ()
+        except OSError as error:
+            # It costs what it would have told, and is seen as this collector's failure.
+            failure = SourceError(f"{self._job_files}: {error.strerror}")
+        told = _Told(
+            self._gpus(),
+            pods,
+            self._uids() if pods else {},
+            self._rdma_by_address(now_ns) if pods else {},
+            self._processes({(pod.namespace, pod.name) for pod in pods}, now_ns),
+            self._ranks(),
+            files,
+        )
+        if told != self._told:
+            self._told = told
+            owners = told.owners()
+            if owners != self._owners:
+                self._owners = owners
+                self._block = _block_of(owners)
+        if failure is not None:
+            raise failure
+        return self._block
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _ranks(self) -> list[tuple[str, Owner]]:
+        """The local backend's ranks and the GPU that each was given."""
+        if not self._slots:
+            return []
+        return [
+            (gpu, Owner(gang=rank.gang, attempt=str(rank.attempt), rank=str(rank.rank)))
+            for rank in self._attribution.ranks()
+            if (gpu := self._slot(rank.slot)) is not None
+        ]
+
+    def _slot(self, slot: str | int | None) -> str | None:
+        """The GPU of a slot: the local backend counts them."""
+        try:
+            position = int(slot) if slot is not None else -1
+        except ValueError:
+            return slot if isinstance(slot, str) and slot in self._slots else None
+        return self._slots[position] if 0 <= position < len(self._slots) else None
+
+    def _processes(self, listed: set[tuple[str, str]], now_ns: int) -> list[tuple[GpuProcess, Owner]]:
+        """The processes on GPUs whose owner is attested; one of an unlisted pod has the kubelet asked again."""
+        known: dict[int, _Known] = {}
+        found: list[tuple[GpuProcess, Owner]] = []
+        for process in self._inventory.processes:
+            one = known.get(process.pid)
+            if one is None:
+                one = self._known.get(process.pid)
+                started_ns = self._attribution.started_ns(process.pid)
+                if started_ns is None:
+                    continue
+                if one is None or (one.started_ns != started_ns and one.process is not process):
+                    one = _Known(process, started_ns)
+                elif one.started_ns == started_ns:
+                    # As the driver lists it anew, it is this process still.
+                    one.process = process
+                one.alive = one.started_ns == started_ns
+                known[process.pid] = one
+                if one.alive and one.due(now_ns):
+                    one.asked_ns = now_ns
+                    owner = one.owner = self._attribution.owner(process.pid)
+                    if owner is not None and owner.in_pod() and (owner.namespace, owner.pod) not in listed:
+                        self._table.wanted = True
+            if one.alive and one.owner is not None:
+                found.append((process, one.owner))
+        self._known = known
+        return found
+
+    def _gpus(self) -> tuple[GpuDevice, ...]:
+        """The GPUs that the driver listed; before that, and where it did not tell the minor numbers, what /proc has."""
+        listed = self._inventory.gpus
+        if listed and all(gpu.minor is not None for gpu in listed):
+            return listed
+        folder = f"{self._proc_root}/driver/nvidia/gpus"
+        found: dict[str, GpuDevice] = {}
+        try:
+            addresses = sorted(os.listdir(folder))
+        except OSError:
+            return listed
+        for index, address in enumerate(addresses):
+            try:
+                text = read_file(f"{folder}/{address}/information").decode("utf-8", "replace")
+                uuid, minor, pci_address = parse_information(text)
+            except (OSError, SourceError):
+                continue
+            found[uuid] = GpuDevice(uuid, index, minor, pci_address)
+        if not listed:
+            return tuple(found.values())
+        return tuple(
+            GpuDevice(gpu.uuid, gpu.index, found[gpu.uuid].minor, gpu.pci_address, gpu.instances)
+            if gpu.minor is None and gpu.uuid in found
+            else gpu
+            for gpu in listed
+        )
+
+    def _rdma_by_address(self, now_ns: int) -> dict[str, str]:
+        """RDMA devices by their PCI address, looked for every LIST_NS."""
+        if self._rdma_ns is None or now_ns - self._rdma_ns >= LIST_NS:
+            self._rdma_ns = now_ns
+            folder = f"{self._sys_root}/class/infiniband"
+            try:
+                devices = sorted(os.listdir(folder))
+            except OSError:
+                devices = []
+            self._rdma = {os.path.basename(os.path.realpath(f"{folder}/{one}/device")): one for one in devices}
+        return self._rdma
+
+    def _uids(self) -> dict[tuple[str, str], str]:
+        """Uids by namespace and name; a name that had several pods (folders of the ended ones linger) has none."""
+        pods = self._attribution.pods()
+        times = Counter(pods.values())
+        return {name: uid for uid, name in pods.items() if times[name] == 1}
+
+
+def _info(metric: str, owner: Owner, **labels: str) -> Column:
+    return Column(metric, tuple(sorted({**{label: getattr(owner, label) for label in OWNER_LABELS}, **labels}.items())))
+
+
+def _block_of(owners: Owners) -> Block:
+    gauges = [Column("gangwatch_owner_devices_unresolved"), Column("gangwatch_owners_left_out")]
+    for one in owners.gpus:
+        gauges.append(_info("gangwatch_gpu_owner_info", one.owner, gpu=one.gpu, mig=one.mig))
+    for process in owners.processes:
+        words = {"gpu": process.gpu, "mig": process.mig, "pid": str(process.pid)}
+        gauges.append(_info("gangwatch_gpu_process_owner_info", process.owner, **words))
+    for hold in owners.rdma:
+        labels = ("container", "device", "namespace", "pci_address", "pod", "resource")
+        gauges.append(
+            Column("gangwatch_rdma_owner_info", tuple((label, str(getattr(hold, label))) for label in labels))
+        )
+    block = Block(gauges)
+    block.gauges[:] = 1.0
+    block.set_gauge(0, owners.unresolved)
+    block.set_gauge(1, owners.left_out)
+    return block

@@ -1,0 +1,76 @@
+"""Which series the counters of an RDMA device are: each its own, whatever a driver calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from agent.collectors.rdma.rdma_counters import FIRST, Meaning, hardware_counter, own_name, port_counter
+from agent.schema.frame import Column
+from agent.sources.rdma.infiniband import Port, RdmaDevice
+
+LANE = "sysfs"
+NETLINK_LANE = "netlink"
+"""Lanes of what reads files, and of what asks through sockets, where the kernel may hold a lock for long."""
+
+SLOW_SECONDS = 15.0
+
+RETRY_SECONDS = 600.0
+"""A file that gave no number is asked again after ten minutes: asking may cost a line in the kernel's log each time
+(node_exporter issue 3434: the log filled up)."""
+
+
+class Series(NamedTuple):
+    """One counter and the series that it is; path is empty where it is not read from a file."""
+
+    path: str
+    column: Column
+    meaning: Meaning
+
+
+def column_of(meaning: Meaning, device: str, port: str) -> Column:
+    labels = sorted((("device", device), ("port", port), *meaning.labels))
+    return Column(meaning.metric, tuple(labels), width=meaning.width)
+
+
+class Naming:
+    """Gives each counter of one device its series, no two the same one."""
+
+    def __init__(self, device: RdmaDevice) -> None:
+        self._device = device
+        # Where sysfs does not tell the driver, the device's name begins with its word (mlx5_0).
+        self._driver = device.driver or device.name.partition("_")[0]
+        self._taken: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
+
+    def port_counters(self, port: Port) -> list[Series]:
+        """Those of ports/N/counters."""
+        folder = f"{self._device.path}/ports/{port.number}/counters"
+        return [self._series(f"{folder}/{file}", file, port_counter(file), port.number) for file in port.counters]
+
+    def hardware_files(self, port: Port) -> list[Series]:
+        """Those of ports/N/hw_counters."""
+        folder = f"{self._device.path}/ports/{port.number}/hw_counters"
+        # The one that makes mlx5 ask its device comes before those that are then answered from memory.
+        ordered = sorted(port.hardware_counters, key=lambda file: file != FIRST)
+        return [self._hardware(f"{folder}/{file}", file, port.number) for file in ordered]
+
+    def device_files(self) -> list[Series]:
+        """Those of the device's own hw_counters; their port is ''."""
+        folder = f"{self._device.path}/hw_counters"
+        return [self._hardware(f"{folder}/{file}", file, "") for file in self._device.hardware_counters]
+
+    def hardware(self, names: Iterable[str], port: str) -> list[Series]:
+        """Counters that the kernel tells by name."""
+        return [self._hardware("", name, port) for name in names]
+
+    def _hardware(self, path: str, file: str, port: str) -> Series:
+        return self._series(path, file, hardware_counter(self._driver, file), port)
+
+    def _series(self, path: str, file: str, meaning: Meaning, port: str) -> Series:
+        column = column_of(meaning, self._device.name, port)
+        if (column.metric, column.labels) in self._taken:
+            # Two of one meaning, as where a driver has both an old name and a new one.
+            meaning = own_name(file)._replace(width=meaning.width)
+            column = column_of(meaning, self._device.name, port)
+        self._taken.add((column.metric, column.labels))
+        return Series(path, column, meaning)

@@ -1,0 +1,119 @@
+"""The columns of ranks' steps: which ranks have series, and how often that may change. Pure: time is an argument.
+
+Each change of the columns is a new layout for the whole node, which every subscriber receives and every exposition is
+written anew for. So each tenant may change its own ranks only so often; what it changes beyond that shows later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from agent.collectors.block import Block
+from agent.schema.errors import REFUSAL_REASONS
+from agent.schema.frame import Column, Member
+from agent.sources.steps.step_messages import Place
+from agent.sources.steps.tenants import Allowance, Tenant
+
+CHANGES_BURST, CHANGES_PER_SECOND = 8, 0.2
+"""Changes of one tenant's ranks, and of their places, that show at once, and on average. A job that starts makes three
+or four: its ranks come within a few samples, and tell their places later."""
+
+REFUSED = "gangwatch_step_reporters_refused_total"
+
+RECORD_COUNTERS = ("gangwatch_step_records_malformed_total", "gangwatch_step_records_lost_total")
+
+RANK_COUNTERS = (
+    "gangwatch_rank_steps_total",
+    "gangwatch_rank_step_seconds_total",
+    "gangwatch_rank_wait_seconds_total",
+    "gangwatch_rank_tokens_total",
+    "gangwatch_rank_collectives_entered_total",
+    "gangwatch_rank_collectives_left_total",
+)
+
+OWN_COUNTERS = len(REFUSAL_REASONS) + len(RECORD_COUNTERS)
+"""Counters of the agent itself, which come first; one gauge does."""
+
+Standing = tuple[tuple[Member, Place], ...]
+"""A tenant's ranks that have series, and where they say that they stand."""
+
+
+def _order(rank: tuple[Member, Place]) -> tuple[str, int, int]:
+    member = rank[0]
+    return member.gang, member.attempt, member.rank
+
+
+class StepColumns:
+    """The block of the step collector: a new one where a tenant's ranks have changed."""
+
+    def __init__(self) -> None:
+        self.block = Block()
+        self.members: tuple[Member, ...] = ()
+        self._placed: tuple[Member, ...] = ()
+        self._standing: dict[Tenant, Standing] | None = None
+        self._changes: dict[Tenant, Allowance] = {}
+
+    def follow(self, wanted: Mapping[Tenant, Iterable[tuple[Member, Place]]], now: float) -> None:
+        """Have series for these ranks, as far as each tenant may change its own now (monotonic seconds)."""
+        before = self._standing or {}
+        standing: dict[Tenant, Standing] = {}
+        for tenant in dict.fromkeys((*before, *wanted)):
+            asked = tuple(sorted(wanted.get(tenant, ()), key=_order))
+            shown = before.get(tenant, ())
+            if asked != shown:
+                allowance = self._changes.setdefault(tenant, Allowance())
+                if allowance.take(now, CHANGES_PER_SECOND, CHANGES_BURST):
+                    asked = shown
+            if asked:
+                standing[tenant] = asked
+        for tenant in self._changes.keys() - standing.keys():
+            if self._changes[tenant].is_full(now, CHANGES_PER_SECOND, CHANGES_BURST):
+                del self._changes[tenant]
+        if standing != self._standing:
+            self._standing = standing
+            self._lay_out(sorted((one for ranks in standing.values() for one in ranks), key=_order))
+
+    def _lay_out(self, ranks: Sequence[tuple[Member, Place]]) -> None:
+        """A block with the agent's own columns first, then each rank's, then where those stand that said so."""
+        gauges = [Column("gangwatch_step_reporters")]
+        counters = [Column(REFUSED, (("reason", reason),)) for reason in REFUSAL_REASONS]
+        counters.extend(Column(name) for name in RECORD_COUNTERS)
+        places = []
+        for member, place in ranks:
+            labels = (("attempt", str(member.attempt)), ("gang", member.gang), ("rank", str(member.rank)))
+            gauges.append(Column("gangwatch_rank_step", labels))
+            counters.extend(Column(name, labels) for name in RANK_COUNTERS)
+            if place != Place():
+                told = msgspec.structs.asdict(place).items()
+                words = {name: "" if index is None else str(index) for name, index in told}
+                places.append(Column("gangwatch_rank_place_info", tuple(sorted((dict(labels) | words).items()))))
+        self.block = Block(gauges + places, counters)
+        self.members = tuple(member for member, _ in ranks)
+        self._placed = tuple(member for member, place in ranks if place != Place())
+
+    def fill(
+        self,
+        reporters: int,
+        own: Sequence[int],
+        ranks: Mapping[Member, tuple[int | None, Sequence[int | None]]],
+    ) -> Block:
+        """The block with these values. own: OWN_COUNTERS of them. ranks: newest step and values of RANK_COUNTERS of
+        each rank, None where not known; a rank that has columns and is not among them is absent."""
+        block = self.block
+        block.clear()
+        block.set_gauge(0, reporters)
+        for index, total in enumerate(own):
+            block.set_counter(index, total)
+        for row, member in enumerate(self.members):
+            newest_step, totals = ranks.get(member, (None, ()))
+            if newest_step is not None:
+                block.set_gauge(1 + row, newest_step)
+            for index, value in enumerate(totals, OWN_COUNTERS + row * len(RANK_COUNTERS)):
+                if value is not None:
+                    block.set_counter(index, value)
+        for row, member in enumerate(self._placed, 1 + len(self.members)):
+            if member in ranks:
+                block.set_gauge(row, 1.0)
+        return block

@@ -1,0 +1,52 @@
+"""What this process costs: its processor time, resident memory, open descriptors and threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+from agent.schema.errors import SourceError
+from agent.sources.files import KeptFile
+from agent.sources.proc.proc import parse_statm
+
+DESCRIPTORS_EVERY_NS = 10_000_000_000
+"""Counting descriptors lists a folder of as many entries: more than all the rest, for what changes seldom."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """This process now; None for what this kernel does not tell."""
+
+    processor_ns: int
+    resident_bytes: int | None
+    descriptors: int | None
+    threads: int
+
+
+class Meter:
+    """Reads this process's own cost; /proc/self, wherever the machine's proc is mounted."""
+
+    def __init__(self) -> None:
+        self._statm = KeptFile("/proc/self/statm")
+        self._descriptors: int | None = None
+        self._counted_ns: int | None = None
+
+    def read(self, now_ns: int) -> Cost:
+        """The cost at `now_ns` (monotonic); descriptors are counted every DESCRIPTORS_EVERY_NS."""
+        if self._counted_ns is None or now_ns - self._counted_ns >= DESCRIPTORS_EVERY_NS:
+            self._counted_ns = now_ns
+            try:
+                # One of them is the listing's own.
+                self._descriptors = len(os.listdir("/proc/self/fd")) - 1
+            except OSError:
+                self._descriptors = None
+        try:
+            resident = parse_statm(self._statm.read())
+        except SourceError:
+            resident = None
+        return Cost(time.process_time_ns(), resident, self._descriptors, threading.active_count())
+
+    def close(self) -> None:
+        self._statm.close()

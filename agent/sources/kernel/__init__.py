@@ -1,0 +1,1 @@
+"""Access to the kernel log (/dev/kmsg), and the meaning of its messages."""

@@ -1,0 +1,192 @@
+"""The kubelet, asked over its pod-resources socket: gRPC on HTTP/2, by h2, within a deadline.
+
+A connection is made for each call: a kubelet is asked every ten seconds, and one that has restarted meanwhile is then
+no case of its own. gRPC over HTTP/2: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import TypeVar
+from urllib.parse import unquote
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.exceptions
+import h2.settings
+
+from agent.schema.errors import SourceError, UnsupportedError
+from agent.sources.kubelet.pod_resources import SOCKET, Pod, parse_allocatable, parse_list
+
+SERVICE = "/v1.PodResourcesLister/"
+
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+"""As other readers of this socket allow (gRPC's default of 4 MiB is too little for nodes of many processors and
+pods); the kubelet's own limit for one of its answers is of that size."""
+
+DEADLINE_SECONDS = 2.0
+
+_T = TypeVar("_T")
+
+_WINDOW_BYTES = 1 << 20
+_READ_BYTES = 65536
+_HEADERS = (
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":authority", "localhost"),
+    ("content-type", "application/grpc"),
+    ("te", "trailers"),
+    ("user-agent", "gangwatch"),
+)
+
+_OK = "0"
+_UNIMPLEMENTED = "12"
+_CODES = {
+    "4": "deadline exceeded",
+    "5": "not found",
+    "7": "permission denied",
+    "8": "resource exhausted (the kubelet's rate limit)",
+    "9": "failed precondition (the kubelet is starting)",
+    _UNIMPLEMENTED: "unimplemented",
+    "13": "internal",
+    "14": "unavailable",
+}
+
+
+class Kubelet:
+    """Asks one kubelet. Every call raises SourceError, naming the socket, where there is no answer in time."""
+
+    def __init__(self, path: str = SOCKET, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+        self.path = path
+        self._deadline_seconds = deadline_seconds
+        self._listed: tuple[bytes, tuple[Pod, ...]] = (b"", ())
+
+    def list(self) -> tuple[Pod, ...]:
+        """Every pod of the node that holds anything; the same object where the answer is the same."""
+        answer = self._call("List")
+        if answer != self._listed[0]:
+            self._listed = (answer, self._parsed(parse_list, "List", answer))
+        return self._listed[1]
+
+    def allocatable(self) -> tuple[tuple[str, str], ...]:
+        """(resource name, device id) of every device that the node has to give. Since Kubernetes 1.23."""
+        return self._parsed(parse_allocatable, "GetAllocatableResources", self._call("GetAllocatableResources"))
+
+    def get(self, namespace: str, name: str) -> Pod | None:
+        """One pod; None where the answer holds none. Since Kubernetes 1.27 behind a gate, UnsupportedError before."""
+        pod, space = name.encode(), namespace.encode()
+        if max(len(pod), len(space)) > 253:
+            # A DNS subdomain (RFC 1123) is no longer; it also keeps each length below within two bytes.
+            raise ValueError(f"{namespace}/{name} is no pod's name")
+        request = b"\x0a" + _length(pod) + pod + b"\x12" + _length(space) + space
+        pods = self._parsed(parse_list, "Get", self._call("Get", request))
+        return pods[0] if pods else None
+
+    def _parsed(self, parse: Callable[[bytes], _T], method: str, answer: bytes) -> _T:
+        try:
+            return parse(answer)
+        except SourceError as error:
+            raise SourceError(f"{self.path}: {method}: {error}") from None
+
+    def _call(self, method: str, request: bytes = b"") -> bytes:
+        """One unary call: the answer's message. Raises SourceError, UnsupportedError for an unimplemented method."""
+        deadline = time.monotonic() + self._deadline_seconds
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            try:
+                connection.settimeout(self._deadline_seconds)
+                connection.connect(self.path)
+                return _Call(connection, f"{SERVICE}{method}", self._deadline_seconds).run(request, deadline)
+            except SourceError as error:
+                raise type(error)(f"{self.path}: {method}: {error}") from None
+            except TimeoutError:
+                raise SourceError(f"{self.path}: {method}: no answer within {self._deadline_seconds:g} s") from None
+            except OSError as error:
+                raise SourceError(f"{self.path}: {method}: {error.strerror or error}") from None
+            except (h2.exceptions.H2Error, ValueError) as error:
+                # ValueError: hpack and h2 raise it for some octets that no peer should send.
+                raise SourceError(f"{self.path}: {method}: {type(error).__name__}: {error}") from None
+
+
+def _length(content: bytes) -> bytes:
+    """The length of a short delimited field, as a varint of one or two bytes."""
+    size = len(content)
+    return bytes([size]) if size < 0x80 else bytes([size & 0x7F | 0x80, size >> 7])
+
+
+class _Call:
+    """One unary call on a connection of its own."""
+
+    def __init__(self, connection: socket.socket, path: str, deadline_seconds: float) -> None:
+        self._socket = connection
+        self._path = path
+        self._timeout = f"{max(1, round(deadline_seconds * 1000))}m"
+        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding=None))
+        self._body = bytearray()
+        self._status: str | None = None
+        self._message = ""
+        self._ended = False
+
+    def run(self, request: bytes, deadline: float) -> bytes:
+        """Send the request and read the answer's message. Raises SourceError, and whatever the socket or h2 raises."""
+        self._h2.initiate_connection()
+        self._h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW_BYTES})
+        self._h2.increment_flow_control_window(_WINDOW_BYTES)
+        stream = self._h2.get_next_available_stream_id()
+        self._h2.send_headers(stream, [(":path", self._path), *_HEADERS, ("grpc-timeout", self._timeout)])
+        self._h2.send_data(stream, b"\0" + len(request).to_bytes(4, "big") + request, end_stream=True)
+        while not self._ended:
+            if pending := self._h2.data_to_send():
+                self._socket.sendall(pending)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left)
+            data = self._socket.recv(_READ_BYTES)
+            if not data:
+                raise SourceError("the connection was closed before the answer's end")
+            for event in self._h2.receive_data(data):
+                self._hear(event, stream)
+        return self._answer()
+
+    def _hear(self, event: h2.events.Event, stream: int) -> None:
+        if isinstance(event, h2.events.ConnectionTerminated):
+            raise SourceError(f"the connection was terminated (HTTP/2 error {event.error_code})")
+        if getattr(event, "stream_id", None) != stream:
+            return
+        if isinstance(event, h2.events.DataReceived):
+            self._body += event.data
+            if len(self._body) > MAX_ANSWER_BYTES + 5:
+                raise SourceError(f"an answer of over {MAX_ANSWER_BYTES} bytes")
+            if event.flow_controlled_length:
+                self._h2.acknowledge_received_data(event.flow_controlled_length, stream)
+        elif isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
+            for name, value in event.headers or ():
+                if name == b":status" and value != b"200":
+                    raise SourceError(f"HTTP status {value.decode('latin-1')}")
+                if name == b"grpc-status":
+                    self._status = value.decode("latin-1")
+                elif name == b"grpc-message":
+                    self._message = unquote(value.decode("latin-1"))[:200]
+        elif isinstance(event, h2.events.StreamReset):
+            raise SourceError(f"the call was reset (HTTP/2 error {event.error_code})")
+        elif isinstance(event, h2.events.StreamEnded):
+            self._ended = True
+
+    def _answer(self) -> bytes:
+        """The one message in the body, once the call has succeeded."""
+        if self._status != _OK:
+            status = "no status" if self._status is None else _CODES.get(self._status, f"status {self._status}")
+            error = f"{status}: {self._message}" if self._message else status
+            raise UnsupportedError(error) if self._status == _UNIMPLEMENTED else SourceError(error)
+        body = self._body
+        if len(body) < 5:
+            raise SourceError(f"an answer of {len(body)} bytes, and no message")
+        if body[0]:
+            raise SourceError("a compressed answer, which was not asked for")
+        length = int.from_bytes(body[1:5], "big")
+        if length != len(body) - 5:
+            raise SourceError(f"a message of {length} bytes in an answer of {len(body)}")
+        return bytes(body[5:])

@@ -1,0 +1,4 @@
+"""Access to the NVIDIA driver through NVML.
+
+Start at ``nvml.py``, which loads the library and prepares the calls.
+"""

@@ -1,0 +1,404 @@
+"""NVML, the driver's library, loaded without any binding between: the hot path is a prepared call through ctypes.
+
+A value that this GPU or driver does not have is asked for once and then left alone. A GPU that has fallen off the bus
+is asked again only now and then, since every call on it may take the driver's lock for long. A symbol that is missing
+is a value that this driver does not have. What the codes mean: agent/sources/nvml/nvml_interface.py.
+
+Calls may come from several threads; the library serialises them itself.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import threading
+from collections.abc import Callable, Iterable
+from ctypes import byref, c_char, c_uint, c_void_p
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from agent.schema.clock import Clock, SystemClock
+from agent.schema.errors import SourceError, UnsupportedError
+from agent.schema.frame import CounterArray, GaugeArray, ValidArray
+from agent.sources.nvml.nvml_interface import (
+    ABSENT_DRIVER,
+    DEAD,
+    INSUFFICIENT_SIZE,
+    LOST,
+    NEVER,
+    NOT_FOUND,
+    SUCCESS,
+    Attributes,
+    GpuInstanceInfo,
+    Pci,
+    code_text,
+)
+
+LIBRARY = "libnvidia-ml.so.1"
+
+RETRY_LOST_SECONDS = 30.0
+"""A lost GPU is left alone for so long between attempts."""
+
+_TEXT_BYTES = 96
+"""NVML_DEVICE_UUID_V2_BUFFER_SIZE and NVML_DEVICE_NAME_V2_BUFFER_SIZE, the longest texts that are asked for."""
+
+
+class GpuLostError(SourceError):
+    """This GPU has fallen off the bus or needs a reset; the others are well."""
+
+
+class LibraryDeadError(SourceError):
+    """The driver is gone, or another than this library is for; nothing answers until it is loaded anew."""
+
+
+def pci_address(bus_id: str) -> str:
+    """NVML's bus id as the kernel writes it: '00000000:3B:00.0' -> '0000:3b:00.0'."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+class Library:
+    """The library, loaded and initialised. ``close`` gives the driver back and, where nothing is inside of it, unloads.
+
+    dead: set by the first call that says so, and by ``close``; whoever owns the library then opens another.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        """path: what to load instead of the system's libnvidia-ml.so.1.
+
+        Raises UnsupportedError where there is no library or driver, SourceError where it fails otherwise.
+        """
+        try:
+            self._library: ctypes.CDLL | None = ctypes.CDLL(path or LIBRARY)
+        except OSError as error:
+            raise UnsupportedError(f"NVML: {error}") from None
+        self.dead = False
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._missing: set[str] = set()
+        start = self.function("nvmlInit_v2")
+        if start is None:
+            self._unload()
+            raise UnsupportedError(f"NVML: {path or LIBRARY} has no nvmlInit_v2: it is no NVML")
+        code = start()
+        if code != SUCCESS:
+            self._unload()
+            kind = UnsupportedError if code in ABSENT_DRIVER else SourceError
+            raise kind(f"NVML: nvmlInit: {code_text(code)}")
+
+    def function(self, symbol: str) -> Callable[..., int] | None:
+        """The symbol, as a function that gives NVML's code; None where this driver has none of that name."""
+        if self._library is None:
+            raise LibraryDeadError("NVML: the library is closed")
+        try:
+            found: Callable[..., int] = getattr(self._library, symbol)
+        except AttributeError:
+            self._missing.add(symbol)
+            return None
+        return found
+
+    def call(self, symbol: str, *arguments: Any) -> int:
+        """Call once, for what is asked rarely; 13 (FUNCTION_NOT_FOUND) where the symbol is missing."""
+        function = self.function(symbol)
+        return 13 if function is None else function(*arguments)
+
+    def text(self, symbol: str, *before: Any) -> str:
+        """The text that the call writes into a buffer; '' where this driver or GPU has none."""
+        buffer = (c_char * _TEXT_BYTES)()
+        code = self.call(symbol, *before, buffer, c_uint(_TEXT_BYTES))
+        self.check(code, symbol)
+        return buffer.value.decode("utf-8", "replace") if code == SUCCESS else ""
+
+    def check(self, code: int, what: str) -> None:
+        """Raise LibraryDeadError where the code says so."""
+        if code in DEAD:
+            self.dead = True
+            raise LibraryDeadError(f"NVML: {what}: {code_text(code)}")
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Symbols that were asked for and are not in this driver's library."""
+        return frozenset(self._missing)
+
+    def using(self) -> Library:
+        """Calls are made inside ``with``; the library is not unloaded meanwhile."""
+        return self
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call has not returned."""
+        with self._lock:
+            return self._inside > 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether it can be asked nothing any more: of one that is only dead, what is its own can still be freed."""
+        return self._library is None
+
+    def close(self) -> None:
+        """Let go of the driver; an open handle would block a GPU's reset and the driver's unloading.
+
+        A call that has not returned keeps the library mapped: unmapping it would take the code away under its feet.
+        """
+        if self._library is None:
+            return
+        self.dead = True
+        shutdown = self.function("nvmlShutdown")
+        if shutdown is not None:
+            shutdown()
+        if self.busy:
+            self._library = None
+        else:
+            self._unload()
+
+    def _unload(self) -> None:
+        """Unmap the library, so that the next one loaded is the one on disk: a new driver brings a new library."""
+        if self._library is not None:
+            _ctypes.dlclose(self._library._handle)
+            self._library = None
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One MIG compute instance. profile: as in '1g.10gb'.
+
+    profile_id, placement: nvidia-smi's number of the GPU instance's profile and its first slice of memory, by which
+    resource claims name it; None where the driver does not tell, as it does nobody but root.
+    """
+
+    uuid: str
+    profile: str
+    gpu_instance: int
+    compute_instance: int
+    handle: c_void_p
+    profile_id: int | None = None
+    placement: int | None = None
+
+
+@dataclass(slots=True)
+class Device:
+    """One GPU, and whether it answers. The UUID is its identity: an index changes when another GPU fails.
+
+    minor: N of /dev/nvidiaN, None where it is not told. mig: None where the GPU has no MIG.
+    """
+
+    library: Library
+    handle: c_void_p
+    uuid: str
+    pci_address: str
+    index: int
+    model: str = ""
+    minor: int | None = None
+    serial: str = ""
+    vbios: str = ""
+    mig: bool | None = None
+    instances: tuple[Instance, ...] = ()
+    clock: Clock = field(default_factory=SystemClock)
+    lost_until_ns: int | None = None
+
+    def check_present(self) -> None:
+        """Raise GpuLostError while the GPU is left alone; the first call after that shows whether it is back."""
+        if self.lost_until_ns is not None:
+            if self.clock.monotonic_ns() < self.lost_until_ns:
+                raise GpuLostError(f"GPU {self.uuid} at {self.pci_address} is lost")
+            self.lost_until_ns = None
+
+    def judge(self, code: int, what: str) -> bool:
+        """Whether the code means never; raises where it is about the GPU or the library as a whole."""
+        if code in LOST:
+            self.lost_until_ns = self.clock.monotonic_ns() + round(RETRY_LOST_SECONDS * 1e9)
+            raise GpuLostError(f"GPU {self.uuid} at {self.pci_address}: {what}: {code_text(code)}")
+        self.library.check(code, f"{what} of {self.uuid}")
+        return code in NEVER
+
+
+class Values(NamedTuple):
+    """Where the values of some columns go: views of the arrays of a block. All is absent there before a read."""
+
+    gauges: GaugeArray
+    counters: CounterArray
+    counters_valid: ValidArray
+
+
+_copies: WeakValueDictionary[tuple[str, bytes], Any] = WeakValueDictionary()
+
+_Array = TypeVar("_Array", bound="np.ndarray[Any, Any]")
+
+
+def one_copy(array: _Array) -> _Array:
+    """An array of these values that all who want them share, and nobody writes: a node's GPUs are of one model, and
+    what the first one's reading brought into the processor's cache is there for the next.
+    """
+    array.flags.writeable = False
+    found: _Array = _copies.setdefault((array.dtype.str, array.tobytes()), array)
+    return found
+
+
+class Query:
+    """One prepared call on a device. Not asked again once it is known that the answer is never."""
+
+    __slots__ = ("_arguments", "_device", "_function", "symbol")
+
+    def __init__(self, device: Device, symbol: str, *arguments: Any, handle: c_void_p | None = None) -> None:
+        """handle: of one of the device's MIG instances, where it is about that."""
+        self.symbol = symbol
+        self._device = device
+        self._function = device.library.function(symbol)
+        self._arguments = (device.handle if handle is None else handle, *arguments)
+
+    @property
+    def gone(self) -> bool:
+        return self._function is None
+
+    def ask(self) -> bool:
+        """Whether the call answered just now. Raises GpuLostError, LibraryDeadError."""
+        function = self._function
+        if function is None:
+            return False
+        code = function(*self._arguments)
+        if code == SUCCESS:
+            return True
+        if self._device.judge(code, self.symbol):
+            self._function = None
+        return False
+
+
+# --- enumeration -----------------------------------------------------------------------------------------------------
+
+
+def _number(library: Library, symbol: str, handle: c_void_p) -> int | None:
+    value = c_uint()
+    code = library.call(symbol, handle, byref(value))
+    library.check(code, symbol)
+    return value.value if code == SUCCESS else None
+
+
+def find_devices(library: Library, clock: Clock | None = None, known: Iterable[Device] = ()) -> tuple[Device, ...]:
+    """The GPUs that tell who they are now, in the driver's order; one that is lost is not among them.
+
+    known: those of the last time; where a GPU does not tell its MIG instances this time, they are taken to be as then.
+    Raises LibraryDeadError, or SourceError where they cannot even be counted.
+    """
+    count = c_uint()
+    code = library.call("nvmlDeviceGetCount_v2", byref(count))
+    library.check(code, "nvmlDeviceGetCount")
+    if code != SUCCESS:
+        raise SourceError(f"NVML: nvmlDeviceGetCount: {code_text(code)}")
+    devices: list[Device] = []
+    before = {device.uuid: device for device in known}
+    for index in range(count.value):
+        handle = c_void_p()
+        code = library.call("nvmlDeviceGetHandleByIndex_v2", c_uint(index), byref(handle))
+        library.check(code, "nvmlDeviceGetHandleByIndex")
+        if code != SUCCESS:
+            continue
+        pci = Pci()
+        code = library.call("nvmlDeviceGetPciInfo_v3", handle, byref(pci))
+        library.check(code, "nvmlDeviceGetPciInfo")
+        uuid = library.text("nvmlDeviceGetUUID", handle)
+        if code == SUCCESS and uuid:
+            device = Device(
+                library, handle, uuid, pci_address(pci.bus_id.decode()), index, clock=clock or SystemClock()
+            )
+            try:
+                _find_instances(device, before.get(uuid))
+            except GpuLostError:
+                continue
+            devices.append(device)
+    return tuple(devices)
+
+
+def describe_device(device: Device) -> None:
+    """Fill in what does not change while the driver is loaded: model, minor number, serial, VBIOS."""
+    library, handle = device.library, device.handle
+    device.model = library.text("nvmlDeviceGetName", handle)
+    device.serial = library.text("nvmlDeviceGetSerial", handle)
+    device.vbios = library.text("nvmlDeviceGetVbiosVersion", handle)
+    device.minor = _number(library, "nvmlDeviceGetMinorNumber", handle)
+
+
+def _find_instances(device: Device, before: Device | None) -> None:
+    """Fill in whether MIG is switched on, and the instances that are configured. Raises GpuLostError."""
+    library = device.library
+    current, pending, most = c_uint(), c_uint(), c_uint()
+    code = library.call("nvmlDeviceGetMigMode", device.handle, byref(current), byref(pending))
+    if code == SUCCESS and current.value:
+        code = library.call("nvmlDeviceGetMaxMigDeviceCount", device.handle, byref(most))
+    if code != SUCCESS:
+        if not device.judge(code, "nvmlDeviceGetMigMode") and before is not None:
+            device.mig, device.instances = before.mig, before.instances
+        return
+    device.mig = bool(current.value)
+    found: list[Instance] = []
+    for index in range(most.value):
+        handle = c_void_p()
+        code = library.call("nvmlDeviceGetMigDeviceHandleByIndex", device.handle, c_uint(index), byref(handle))
+        if code != SUCCESS:
+            if code != NOT_FOUND:  # which is an empty slot
+                device.judge(code, "nvmlDeviceGetMigDeviceHandleByIndex")
+            continue
+        uuid = library.text("nvmlDeviceGetUUID", handle)
+        gpu_instance = _number(library, "nvmlDeviceGetGpuInstanceId", handle)
+        compute_instance = _number(library, "nvmlDeviceGetComputeInstanceId", handle)
+        if uuid and gpu_instance is not None and compute_instance is not None:
+            placed = _placement(device, gpu_instance)
+            found.append(Instance(uuid, _profile(library, handle), gpu_instance, compute_instance, handle, *placed))
+    device.instances = tuple(found)
+
+
+def _placement(device: Device, gpu_instance: int) -> tuple[int | None, int | None]:
+    """The number of the GPU instance's profile, and its first slice of memory. Raises GpuLostError."""
+    handle, info = c_void_p(), GpuInstanceInfo()
+    library = device.library
+    code = library.call("nvmlDeviceGetGpuInstanceById", device.handle, c_uint(gpu_instance), byref(handle))
+    if code == SUCCESS:
+        code = library.call("nvmlGpuInstanceGetInfo", handle, byref(info))
+    if code != SUCCESS:
+        device.judge(code, "nvmlGpuInstanceGetInfo")
+        return None, None
+    return info.profile, info.start
+
+
+def _profile(library: Library, handle: c_void_p) -> str:
+    """The instance's profile: the end of its name, or made of its attributes as the driver makes it."""
+    name = library.text("nvmlDeviceGetName", handle)
+    _, found, profile = name.partition(" MIG ")
+    if found:
+        return profile
+    attributes = Attributes()
+    if library.call("nvmlDeviceGetAttributes_v2", handle, byref(attributes)) != SUCCESS:
+        return ""
+    gigabytes = round(attributes.memory_mib / 1024)
+    slices = f"{attributes.gpu_slices}g.{gigabytes}gb"
+    shared = attributes.compute_slices != attributes.gpu_slices
+    return f"{attributes.compute_slices}c.{slices}" if shared else slices
+
+
+def growing_list(
+    function: Callable[..., int], entry: Any, *before: Any, after: tuple[Any, ...] = ()
+) -> tuple[int, Any]:
+    """Call for a list whose length is not known: (code, the entries as a sliceable array).
+
+    The call's arguments are `before`, a pointer to the length, the array, `after`. Where the list outgrew the room it
+    says so and is asked once more with twice what it wanted; a list that grows faster than that is cut.
+    """
+    room = 32
+    for _ in range(3):
+        count = c_uint(room)
+        entries = (entry * room)()
+        code = function(*before, byref(count), entries, *after)
+        if code != INSUFFICIENT_SIZE:
+            return code, entries[: count.value] if code == SUCCESS else []
+        room = max(2 * count.value, 2 * room)
+    return code, []

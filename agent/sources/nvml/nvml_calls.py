@@ -1,0 +1,134 @@
+"""Calls of one GPU that each write a few numbers, made one after another and taken out together.
+
+What is asked every second must not cost by the value: the answers of all calls lie side by side in one piece of memory,
+and numpy takes the numbers of a kind out of it at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Iterable
+from ctypes import byref, c_uint, c_ulonglong
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agent.schema.frame import Column
+from agent.sources.nvml.nvml import Device, Values, one_copy
+from agent.sources.nvml.nvml_interface import NEVER, SUCCESS
+
+_Answer = type[ctypes.Structure] | type[c_uint] | type[c_ulonglong]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call, which writes `answer` behind the handle and `before`.
+
+    numbers: where in the answer each column's number stands: a field's name, or '' for all of it. factor: from its unit
+    to the columns'. bits: of an answer that is one number, a column for each of them instead, 1 where it is set.
+    """
+
+    symbol: str
+    answer: _Answer
+    columns: tuple[Column, ...]
+    numbers: tuple[str, ...] = ("",)
+    factor: float = 1.0
+    bits: tuple[int, ...] = ()
+    before: tuple[Any, ...] = ()
+
+    def places(self) -> list[tuple[int, int]]:
+        """Offset and size of each number in the answer, in bytes."""
+        fields = [getattr(self.answer, name) if name else None for name in self.numbers]
+        return [(0, ctypes.sizeof(self.answer)) if one is None else (one.offset, one.size) for one in fields]
+
+
+class CallBatch:
+    """The calls that a GPU answers. ``gauges`` are their columns: of four-byte numbers, of eight-byte ones, of bits."""
+
+    counters: tuple[Column, ...] = ()
+
+    def __init__(self, device: Device, calls: Iterable[Call | tuple[Call, Call]]) -> None:
+        """Asks each once; what never answers has no columns. Of two, the second is taken where there is no first.
+
+        Raises GpuLostError, LibraryDeadError.
+        """
+        self._device = device
+        taken: list[Call] = []
+        for one in calls:
+            choices = one if isinstance(one, tuple) else (one,)
+            taken.extend([call for call in choices if _answers(device, call)][:1])
+        starts, size = [], 0
+        for call in taken:
+            starts.append(size)
+            size += -(-ctypes.sizeof(call.answer) // 8) * 8
+        memory = bytearray(max(8, size))
+        self._calls: list[tuple[Callable[..., int], tuple[Any, ...]]] = []
+        self._asked: list[Call] = []
+        narrow: list[tuple[int, float, Column]] = []
+        wide: list[tuple[int, float, Column]] = []
+        flags: list[tuple[int, int, Column]] = []
+        for call, start in zip(taken, starts, strict=True):
+            memory[start : start + ctypes.sizeof(call.answer)] = bytes(call.answer())  # some begin with a version
+            function = device.library.function(call.symbol)
+            assert function is not None
+            self._calls.append((function, (device.handle, *call.before, byref(call.answer.from_buffer(memory, start)))))
+            self._asked.append(call)
+            if call.bits:
+                flags.extend((start // 8, bit, column) for bit, column in zip(call.bits, call.columns, strict=True))
+                continue
+            for (offset, width), column in zip(call.places(), call.columns, strict=True):
+                (wide if width == 8 else narrow).append(((start + offset) // width, call.factor, column))
+        self.gauges: tuple[Column, ...] = tuple(column for *_, column in (*narrow, *wide, *flags))
+        # Signed: a temperature may be below zero, and nothing else of four bytes comes near 2^31.
+        self._narrow, self._wide = np.frombuffer(memory, np.int32), np.frombuffer(memory, np.uint64)
+        self._narrow_at = one_copy(np.array([at for at, *_ in narrow], np.intp))
+        self._wide_at = one_copy(np.array([at for at, *_ in wide], np.intp))
+        self._flags_at = one_copy(np.array([at for at, *_ in flags], np.intp))
+        self._narrow_factors = one_copy(np.array([factor for _, factor, _ in narrow], np.float64))
+        self._wide_factors = one_copy(np.array([factor for _, factor, _ in wide], np.float64))
+        self._bits = one_copy(np.array([bit for _, bit, _ in flags], np.uint64))
+
+    def place(self, values: Values) -> None:
+        self._gauges = values.gauges
+        narrow, numbers = len(self._narrow_at), len(self._narrow_at) + len(self._wide_at)
+        self._pieces = self._gauges[:narrow], self._gauges[narrow:numbers], self._gauges[numbers:]
+
+    def read(self) -> None:
+        failed: list[Call] = []
+        for position, (function, arguments) in enumerate(self._calls):
+            code = function(*arguments)
+            if code != SUCCESS:
+                failed.append(self._failed(position, code))
+        narrow, wide, flags = self._pieces
+        np.multiply(self._narrow.take(self._narrow_at), self._narrow_factors, out=narrow)
+        np.multiply(self._wide.take(self._wide_at), self._wide_factors, out=wide)
+        np.not_equal(self._wide.take(self._flags_at) & self._bits, 0, out=flags)
+        if failed:
+            absent = {id(column) for call in failed for column in call.columns}
+            for index, column in enumerate(self.gauges):
+                if id(column) in absent:
+                    self._gauges[index] = math.nan
+
+    def _failed(self, position: int, code: int) -> Call:
+        """Take note of a call that did not answer, and leave it alone if it never will; which it is."""
+        call = self._asked[position]
+        if self._device.judge(code, call.symbol):
+            self._calls[position] = (_never_again(code), ())
+        return call
+
+
+def _answers(device: Device, call: Call) -> bool:
+    """Whether the GPU answers the call, or may do so later. Raises GpuLostError, LibraryDeadError."""
+    function = device.library.function(call.symbol)
+    if function is None:
+        return False
+    code = function(device.handle, *call.before, byref(call.answer()))
+    return code == SUCCESS or not device.judge(code, call.symbol)
+
+
+def _never_again(code: int) -> Callable[..., int]:
+    """Instead of a call that is known never to be answered: its code, without asking."""
+    assert code in NEVER
+    return lambda: code

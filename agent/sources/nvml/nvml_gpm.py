@@ -1,0 +1,165 @@
+"""GPM: the profiling counters of Hopper and newer, as means between two samples.
+
+The driver refreshes them every 100 ms (nvml.h, nvmlGpmSampleGet); two samples closer than that say nothing. The buffers
+are allocated once and swapped. Older GPUs have no GPM.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from ctypes import byref, c_uint, c_void_p
+from typing import NamedTuple
+
+import numpy as np
+
+from agent.schema.errors import SourceError
+from agent.schema.frame import Column
+from agent.sources.nvml.nvml import Device, Query, Values, one_copy
+from agent.sources.nvml.nvml_interface import SUCCESS, GpmMetric, GpmRequest, GpmSupport
+
+LEAST_APART_NS = 100_000_000
+
+VERSION = 1
+"""NVML_GPM_METRICS_GET_VERSION and NVML_GPM_SUPPORT_VERSION."""
+
+MEBIBYTE = float(1 << 20)
+
+_METRIC = np.dtype(
+    {
+        "names": ["code", "value"],
+        "formats": ["<i4", "<f8"],
+        "offsets": [GpmMetric.code.offset, GpmMetric.value.offset],
+        "itemsize": ctypes.sizeof(GpmMetric),
+    }
+)
+"""A metric of a request as numpy sees it."""
+
+
+class GpmColumn(NamedTuple):
+    """One metric and its gauge. factor: percent or MiB/s to the column's unit. total: a counter of the rate's integral,
+    in the rate's unit times seconds; the windows follow one another without a gap, so that nothing is left out."""
+
+    metric: int
+    gauge: Column
+    factor: float
+    total: Column | None = None
+
+
+class Gpm:
+    """GPM of one GPU, or of one GPU instance of it. ``gauges``, ``counters``: the columns that it gives."""
+
+    def __init__(self, device: Device, columns: Sequence[GpmColumn], gpu_instance: int | None = None) -> None:
+        """Takes the first sample. Raises GpuLostError, LibraryDeadError."""
+        self.gauges: tuple[Column, ...] = ()
+        self.counters: tuple[Column, ...] = ()
+        self._device = device
+        self._columns: tuple[GpmColumn, ...] = ()
+        self._samples: list[c_void_p] = []
+        library = device.library
+        support = GpmSupport(VERSION, 0)
+        code = library.call("nvmlGpmQueryDeviceSupport", device.handle, byref(support))
+        if code != SUCCESS:
+            device.judge(code, "nvmlGpmQueryDeviceSupport")
+        if code != SUCCESS or not support.supported:
+            return
+        for _ in range(2):
+            sample = c_void_p()
+            if library.call("nvmlGpmSampleAlloc", byref(sample)) != SUCCESS:
+                self.close()
+                return
+            self._samples.append(sample)
+        if gpu_instance is None:
+            self._take = [Query(device, "nvmlGpmSampleGet", sample) for sample in self._samples]
+        else:
+            instance = c_uint(gpu_instance)
+            self._take = [Query(device, "nvmlGpmMigSampleGet", instance, sample) for sample in self._samples]
+        self._newest = 0
+        self._taken_ns: int | None = None
+        try:
+            self._sample(0)
+        except SourceError:
+            self.close()
+            raise
+        if self._take[0].gone:
+            self.close()
+            return
+        self._request = GpmRequest(VERSION, 0)
+        metrics = memoryview(self._request).cast("B")[GpmRequest.metrics.offset :]
+        self._metrics = np.frombuffer(metrics, _METRIC)
+        self._get = library.function("nvmlGpmMetricsGet")
+        self._want(tuple(columns))
+
+    @property
+    def answers(self) -> bool:
+        return bool(self._samples)
+
+    def place(self, values: Values) -> None:
+        self._gauge_values, self._counter_values, self._counter_valid = values
+
+    def read(self) -> None:
+        """The means since the last read; absent at the first and where too little time has passed."""
+        if not self._samples or self._get is None:
+            return
+        before_ns = self._taken_ns
+        if before_ns is not None and self._device.clock.monotonic_ns() - before_ns < LEAST_APART_NS:
+            return
+        older = self._newest
+        if not self._sample(1 - older) or before_ns is None or self._taken_ns is None:
+            return
+        request = self._request
+        request.first, request.second = self._samples[older], self._samples[self._newest]
+        code = self._get(byref(request))
+        if code != SUCCESS:
+            self._device.judge(code, "nvmlGpmMetricsGet")
+            return
+        values = np.multiply(self._raw, self._factors, out=self._gauge_values)
+        if any(self._codes.tolist()):
+            codes = self._codes
+            failed = np.flatnonzero(codes != SUCCESS)
+            never = {
+                int(index)
+                for index in failed
+                if self._device.judge(int(codes[index]), f"GPM metric {self._columns[int(index)].metric}")
+            }
+            if never:
+                self._want(tuple(column for index, column in enumerate(self._columns) if index not in never))
+                return
+            values[failed] = np.nan
+        seconds = (self._taken_ns - before_ns) / 1e9
+        for counter, index in enumerate(self._totalled):
+            rate = values.item(index)
+            if not math.isnan(rate):
+                self._totals[counter] += rate * seconds
+                self._counter_values[counter] = int(self._totals[counter])
+                self._counter_valid[counter] = True
+
+    def _sample(self, at: int) -> bool:
+        """Take a sample into one of the two buffers, which then is the newest."""
+        now_ns = self._device.clock.monotonic_ns()
+        if not self._take[at].ask():
+            # Which window the next one would close is not known any more.
+            self._taken_ns = None
+            return False
+        self._newest, self._taken_ns = at, now_ns
+        return True
+
+    def _want(self, columns: tuple[GpmColumn, ...]) -> None:
+        self._columns = columns
+        self.gauges = tuple(column.gauge for column in columns)
+        self.counters = tuple(column.total for column in columns if column.total is not None)
+        self._totals = [0.0] * len(self.counters)
+        self._totalled = [index for index, column in enumerate(columns) if column.total is not None]
+        self._codes = self._metrics["code"][: len(columns)]
+        self._raw = self._metrics["value"][: len(columns)]
+        self._factors = one_copy(np.array([column.factor for column in columns], np.float64))
+        self._request.count = len(columns)
+        for index, column in enumerate(columns):
+            self._request.metrics[index].metric = column.metric
+
+    def close(self) -> None:
+        """Free the buffers; without them nothing is read."""
+        for sample in self._samples:
+            self._device.library.call("nvmlGpmSampleFree", sample)
+        self._samples = []

@@ -1,0 +1,116 @@
+"""Who computes on a GPU: the driver's list of processes, and each one's own share of the GPU.
+
+Both calls hold the driver's lock for long on busy machines (a poller that asked every second was seen to hold it ten
+seconds of every fifteen): they are for every fifteen seconds or more. Pids are those of the agent's own pid namespace,
+or 0 and missing where it does not share the host's.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_ulonglong, c_void_p
+from dataclasses import dataclass
+
+from agent.sources.nvml.nvml import Device, growing_list
+from agent.sources.nvml.nvml_interface import NOT_AVAILABLE, NOT_FOUND, SUCCESS, ProcessInfo, ProcessSample
+
+LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+)
+
+
+@dataclass(slots=True)
+class ProcessUse:
+    """One process on one GPU or MIG instance. None: the driver does not tell. Shares are 0 to 1, of this process alone.
+
+    mig: the instance's UUID, '' for the whole GPU.
+    """
+
+    pid: int
+    mig: str = ""
+    memory_bytes: int | None = None
+    sm: float | None = None
+    memory: float | None = None
+    encoder: float | None = None
+    decoder: float | None = None
+
+
+class ProcessLister:
+    """Lists the processes of one GPU, of its instances where MIG is on."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._lists = {symbol: device.library.function(symbol) for symbol in LISTS}
+        self._shares = device.library.function("nvmlDeviceGetProcessUtilization")
+        self._seen_us = 0
+
+    @property
+    def tells_shares(self) -> bool:
+        """Whether the driver tells how much of the GPU each process uses; never of MIG instances."""
+        return self._shares is not None and not self._device.instances
+
+    def read(self) -> list[ProcessUse] | None:
+        """All processes by falling memory; None where the driver never tells. Raises GpuLostError, LibraryDeadError."""
+        found: dict[tuple[int, str], ProcessUse] = {}
+        if self._device.instances:
+            for instance in self._device.instances:
+                self._list(instance.handle, instance.uuid, found)
+        else:
+            self._list(self._device.handle, "", found)
+            self._add_shares(found)
+        if not any(self._lists.values()):
+            return None
+        return sorted(found.values(), key=lambda use: (-(use.memory_bytes or 0), use.pid))
+
+    def _list(self, handle: c_void_p, mig: str, found: dict[tuple[int, str], ProcessUse]) -> None:
+        for symbol, function in self._lists.items():
+            if function is None:
+                continue
+            code, entries = growing_list(function, ProcessInfo, handle)
+            if code != SUCCESS:
+                if self._device.judge(code, symbol) and not mig:
+                    self._lists[symbol] = None
+                continue
+            for entry in entries:
+                use = found.setdefault((entry.pid, mig), ProcessUse(entry.pid, mig))
+                if entry.memory != NOT_AVAILABLE:
+                    # A process that computes and draws stands in two lists with the same memory.
+                    use.memory_bytes = max(use.memory_bytes or 0, entry.memory)
+
+    def _add_shares(self, found: dict[tuple[int, str], ProcessUse]) -> None:
+        if self._shares is None:
+            return
+        code, samples = growing_list(
+            self._shares_first, ProcessSample, self._device.handle, after=(c_ulonglong(self._seen_us),)
+        )
+        if code == NOT_FOUND:
+            # Nobody used the GPU since the last look: that is zero, not unknown.
+            samples = []
+        elif code != SUCCESS:
+            if self._device.judge(code, "nvmlDeviceGetProcessUtilization"):
+                self._shares = None
+            return
+        newest: dict[int, ProcessSample] = {}
+        for sample in samples:
+            if sample.timestamp > self._seen_us and (
+                sample.pid not in newest or sample.timestamp > newest[sample.pid].timestamp
+            ):
+                newest[sample.pid] = sample
+        for (pid, _), use in found.items():
+            known = newest.get(pid)
+            use.sm = _share(known.sm if known else 0)
+            use.memory = _share(known.memory if known else 0)
+            use.encoder = _share(known.encoder if known else 0)
+            use.decoder = _share(known.decoder if known else 0)
+        self._seen_us = max((sample.timestamp for sample in newest.values()), default=self._seen_us)
+
+    def _shares_first(self, handle: c_void_p, count: object, entries: object, seen: c_ulonglong) -> int:
+        """nvmlDeviceGetProcessUtilization takes the array before its length."""
+        assert self._shares is not None
+        return self._shares(handle, entries, count, seen)
+
+
+def _share(percent: int) -> float | None:
+    """Percent as a share; None for what no process can have (drivers give such values while a process starts)."""
+    return percent / 100 if percent <= 100 else None

@@ -1,0 +1,177 @@
+"""One process and its threads, read again and again through kept descriptors.
+
+A kept descriptor under /proc/PID names that very process or thread: once it has ended every read fails with ESRCH,
+whoever gets its number afterwards.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from agent.sources.files import read_file
+from agent.sources.proc.proc import (
+    ProcessStat,
+    parse_process_io,
+    parse_process_stat,
+    parse_schedstat,
+    parse_statm,
+    threads_of,
+)
+
+
+class DescriptorBudget:
+    """How many descriptors may be kept: threads beyond that are read by opening their file each time."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+
+class KeptThread:
+    """One thread's schedstat: a kept descriptor (or none, beyond the budget) and the newest values."""
+
+    __slots__ = ("_budget", "_descriptor", "_path", "run_ns", "wait_ns")
+
+    def __init__(self, path: str, budget: DescriptorBudget) -> None:
+        self._path = path
+        self._budget = budget
+        self._descriptor = -1
+        self.run_ns = 0
+        self.wait_ns = 0
+        if budget.left > 0:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            budget.left -= 1
+
+    def advance(self) -> tuple[int, int]:
+        """Nanoseconds run and waited since the last call. Raises OSError where the thread has ended."""
+        data = os.pread(self._descriptor, 128, 0) if self._descriptor >= 0 else read_file(self._path)
+        run_ns, wait_ns = parse_schedstat(data)
+        if run_ns < self.run_ns or wait_ns < self.wait_ns:
+            # Without a kept descriptor another thread may have got the number: all of its time is new.
+            self.run_ns = self.wait_ns = 0
+        ran, waited = run_ns - self.run_ns, wait_ns - self.wait_ns
+        self.run_ns, self.wait_ns = run_ns, wait_ns
+        return ran, waited
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._budget.left += 1
+
+
+class KeptProcess:
+    """One process of a rank. Its kept descriptors name this very process, whoever gets its number afterwards."""
+
+    __slots__ = (
+        "_budget",
+        "_folder",
+        "_io",
+        "_stat",
+        "_statm",
+        "block_io_ticks",
+        "pid",
+        "proc_root",
+        "read_bytes",
+        "threads",
+        "written_bytes",
+    )
+
+    def __init__(self, proc_root: str, pid: int, budget: DescriptorBudget) -> None:
+        """Raises OSError where the process is gone."""
+        self.proc_root = proc_root
+        self.pid = pid
+        self.block_io_ticks = 0
+        self.read_bytes = 0
+        self.written_bytes = 0
+        self.threads: dict[str, KeptThread] = {}
+        self._budget = budget
+        self._folder = f"{proc_root}/{pid}"
+        self._io = self._statm = -1
+        self._stat = os.open(f"{self._folder}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._statm = os.open(f"{self._folder}/statm", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            os.close(self._stat)
+            raise
+        try:
+            self._io = os.open(f"{self._folder}/io", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            # Another user's process without the privilege to trace it: everything else of it can be read.
+            pass
+
+    def stat(self) -> ProcessStat | None:
+        """The newest stat; None once the process has ended and was waited for."""
+        try:
+            return parse_process_stat(os.pread(self._stat, 4096, 0))
+        except OSError:
+            return None
+
+    def resident_bytes(self) -> int:
+        """Resident memory now, 0 for a process that has given it back in ending."""
+        try:
+            return parse_statm(os.pread(self._statm, 256, 0))
+        except OSError:
+            return 0
+
+    def advance_threads(self, count: int) -> tuple[int, int, bool]:
+        """Nanoseconds all threads ran and waited since the last call, and whether any of them could be read.
+
+        `count` is the number of threads that stat tells: they are listed anew only where it differs from those known,
+        or where one of those has ended.
+        """
+        ran = waited = 0
+        ended: list[str] = []
+        for name, thread in self.threads.items():
+            try:
+                more_ran, more_waited = thread.advance()
+            except OSError:
+                ended.append(name)
+                continue
+            ran += more_ran
+            waited += more_waited
+        for name in ended:
+            self.threads.pop(name).close()
+        if ended or count != len(self.threads):
+            for name in threads_of(self.proc_root, self.pid):
+                if name in self.threads:
+                    continue
+                try:
+                    thread = KeptThread(f"{self._folder}/task/{name}/schedstat", self._budget)
+                except OSError:
+                    continue
+                try:
+                    more_ran, more_waited = thread.advance()
+                except OSError:
+                    thread.close()
+                    continue
+                self.threads[name] = thread
+                ran += more_ran
+                waited += more_waited
+        return ran, waited, bool(self.threads)
+
+    def advance_io(self) -> tuple[int, int] | None:
+        """Bytes read and written since the last call; None where they may not be read."""
+        if self._io < 0:
+            return None
+        try:
+            newest = parse_process_io(os.pread(self._io, 4096, 0))
+        except OSError as error:
+            # ESRCH: it ended since its stat was read, and what it did last goes to the process that waits for it.
+            return (0, 0) if error.errno == errno.ESRCH else None
+        read = newest.read_bytes - self.read_bytes
+        written = newest.written_bytes - self.written_bytes
+        self.read_bytes, self.written_bytes = newest
+        return read, written
+
+    def close(self) -> None:
+        for thread in self.threads.values():
+            thread.close()
+        self.threads.clear()
+        os.close(self._stat)
+        os.close(self._statm)
+        if self._io >= 0:
+            os.close(self._io)
+        self._stat = self._statm = self._io = -1

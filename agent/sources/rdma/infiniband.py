@@ -1,0 +1,209 @@
+"""/sys/class/infiniband: which RDMA devices there are, what they are, and which counters they have.
+
+Formats: Documentation/ABI/stable/sysfs-class-infiniband and drivers/infiniband/core/sysfs.c of the kernel.
+
+In the RDMA subsystem's shared network-namespace mode every device is here; in the exclusive mode one that was given to
+a container is not (agent/collectors/rdma/rdma_namespaces.py). A virtual function has the counters of its own traffic;
+those of the physical port are its physical function's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from agent.sources.sysfs.sysfs import is_number, names_in, pci_address_of, read_text
+
+SWITCH_MANAGEMENT = b"SW_MNG"
+"""In the vital product data of the ConnectX functions through which NVLink switches are managed on HGX B200 and B300:
+they are no NICs of the node, and reading their counters floods the kernel's log with firmware errors
+(NVIDIA Fabric Manager's start script finds them so)."""
+
+_VPD_BYTES = 4096
+
+_INFINIBAND_CLASS = "0x0207"
+"""PCI class of an InfiniBand controller: NVLink switches' management functions are such."""
+
+_REPRESENTOR = re.compile(r"^(c\d+)?pf\d+(vf|sf)\d+$")
+"""phys_port_name of the netdevs that stand for a switch-mode NIC's virtual functions."""
+
+
+_NETDEV = re.compile(r"^(?!\.{1,2}$)[!-.0-9;-~]{1,15}$", re.ASCII)
+"""What a network interface may be called (dev_valid_name, IFNAMSIZ); it becomes part of paths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One port. counters, hardware_counters: names of files, in the order in which they are to be read."""
+
+    number: str
+    link_layer: str
+    netdev: str
+    counters: tuple[str, ...]
+    hardware_counters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaDevice:
+    """One device; texts are empty where the kernel does not tell.
+
+    physical_function: PCI address of the physical function where this is a virtual one. hardware_counters: files of
+    the device's own hw_counters folder (EFA and mlx5 in switch mode have one besides the ports').
+    """
+
+    name: str
+    path: str
+    driver: str
+    pci_address: str
+    numa_node: str
+    board_id: str
+    firmware_version: str
+    hca_type: str
+    physical_function: str
+    hardware_counters: tuple[str, ...]
+    ports: tuple[Port, ...]
+
+
+class DeviceFinder:
+    """Lists the devices, again and again. What was found out of one is kept as long as it is the same object in sysfs.
+
+    excluded: patterns (fnmatch) of device names and PCI addresses that are not to be read.
+    """
+
+    _THOROUGH = 16
+    """Every so many times, everything is read anew: firmware may change under a device that stays."""
+
+    def __init__(self, sys_root: str, excluded: Sequence[str] = ()) -> None:
+        self._folder = f"{sys_root}/class/infiniband"
+        self._excluded = tuple(excluded)
+        self._known: dict[str, tuple[object, RdmaDevice | None]] = {}
+        self._times = 0
+
+    def find(self) -> tuple[list[RdmaDevice], list[str]]:
+        """The devices that are to be read, by name, and the names of those that are not."""
+        self._times += 1
+        if self._times % self._THOROUGH == 0:
+            self._known.clear()
+        known: dict[str, tuple[object, RdmaDevice | None]] = {}
+        for name in names_in(self._folder):
+            identity = self._identity(name)
+            before = self._known.get(name)
+            known[name] = before if before is not None and before[0] == identity else (identity, self._look(name))
+        self._known = known
+        return (
+            [device for _, device in known.values() if device is not None],
+            [name for name, (_, device) in known.items() if device is None],
+        )
+
+    def _identity(self, name: str) -> object:
+        """What changes where a device was replaced, a port's netdev renamed or the tree replaced."""
+        try:
+            link = os.readlink(f"{self._folder}/{name}")
+        except OSError:
+            link = ""
+        before = self._known.get(name)
+        ports = () if before is None or before[1] is None else before[1].ports
+        netdevs = [read_text(f"{self._folder}/{name}/ports/{port.number}/gid_attrs/ndevs/0") for port in ports]
+        changed = [one for one, port in zip(netdevs, ports, strict=True) if one and one != port.netdev]
+        try:
+            status = os.stat(f"{self._folder}/{name}")
+        except OSError:
+            return None
+        return (link, status.st_dev, status.st_ino, tuple(changed))
+
+    def _look(self, name: str) -> RdmaDevice | None:
+        """What the device is; None where it is not to be read."""
+        device = os.path.realpath(f"{self._folder}/{name}/device")
+        address = pci_address_of(device)
+        if any(fnmatchcase(name, pattern) or fnmatchcase(address, pattern) for pattern in self._excluded):
+            return None
+        return None if _manages_switch(device) else _describe(self._folder, name, device, address)
+
+
+def _manages_switch(device: str) -> bool:
+    if not read_text(f"{device}/class").startswith(_INFINIBAND_CLASS) or os.path.lexists(f"{device}/physfn"):
+        return False
+    try:
+        descriptor = os.open(f"{device}/vpd", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return SWITCH_MANAGEMENT in os.read(descriptor, _VPD_BYTES)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _describe(folder: str, name: str, device: str, address: str) -> RdmaDevice:
+    path = f"{folder}/{name}"
+    physical = os.path.realpath(f"{device}/physfn")
+    netdevs = _netdevs(device)
+    return RdmaDevice(
+        name=name,
+        path=path,
+        driver=os.path.basename(os.path.realpath(f"{device}/driver")) if os.path.exists(f"{device}/driver") else "",
+        pci_address=address,
+        numa_node=_known(read_text(f"{device}/numa_node")),
+        board_id=read_text(f"{path}/board_id"),
+        firmware_version=read_text(f"{path}/fw_ver"),
+        hca_type=read_text(f"{path}/hca_type"),
+        physical_function=pci_address_of(physical) if os.path.exists(physical) else "",
+        hardware_counters=tuple(names_in(f"{path}/hw_counters")),
+        ports=tuple(_port(path, number, netdevs) for number in names_in(f"{path}/ports")),
+    )
+
+
+def _known(numa_node: str) -> str:
+    return "" if numa_node == "-1" else numa_node
+
+
+def _port(path: str, number: str, netdevs: Mapping[str, str]) -> Port:
+    folder = f"{path}/ports/{number}"
+    # The first entry of the GID table names the port's netdev; an empty one answers EINVAL.
+    netdev = read_text(f"{folder}/gid_attrs/ndevs/0")
+    if not _NETDEV.match(netdev):
+        netdev = netdevs.get(number, "")
+    return Port(
+        number=number,
+        link_layer=read_text(f"{folder}/link_layer"),
+        netdev=netdev,
+        counters=tuple(names_in(f"{folder}/counters")),
+        hardware_counters=tuple(names_in(f"{folder}/hw_counters")),
+    )
+
+
+def _netdevs(device: str) -> dict[str, str]:
+    """The netdev of each port by the port's number: dev_port counts from 0, ports from 1."""
+    found: dict[str, str] = {}
+    for name in names_in(f"{device}/net"):
+        if _REPRESENTOR.match(read_text(f"{device}/net/{name}/phys_port_name")):
+            continue
+        port = read_text(f"{device}/net/{name}/dev_port")
+        found.setdefault(str(int(port) + 1) if port.isdecimal() else "1", name)
+    return found
+
+
+# --- a port's state --------------------------------------------------------------------------------------------------
+
+
+def parse_state(text: str) -> int:
+    """'4: ACTIVE' or '5: LinkUp': the number. Raises ValueError for anything else."""
+    number, colon, _ = text.partition(":")
+    if not colon or not is_number(number):
+        raise ValueError(f"{text[:40]!r} is no port state")
+    return int(number)
+
+
+_RATE = re.compile(r"^(\d{1,6}(?:\.\d{1,3})?) Gb/sec(?: \((\d{1,3})X\b.*\))?\s*$", re.ASCII)
+
+
+def parse_rate(text: str) -> tuple[float, int | None]:
+    """'400 Gb/sec (4X NDR)': bytes a second, and lanes where they are told. Raises ValueError for anything else."""
+    match = _RATE.match(text)
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is no port rate")
+    return float(match[1]) * 1e9 / 8, None if match[2] is None else int(match[2])

@@ -1,0 +1,1 @@
+"""Access to /sys: small readers, block devices, and PCI devices."""

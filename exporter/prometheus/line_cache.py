@@ -1,0 +1,293 @@
+"""The lines of one layout as text, plain and compressed, at the cost of those that changed.
+
+Everything but the numbers is rendered once. The text is kept in parts of some kilobytes, and a part in which nothing
+changed is neither joined nor compressed again: raw deflate streams that end on a byte's bound (Z_FULL_FLUSH) can be put
+together to one, between gzip's head and tail (RFC 1951 section 3.2.4, RFC 1952 section 2.3).
+
+Of thousands of numbers, hundreds change every second. They are written by one call for all of a kind, not one each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.schema.frame import Frame, Layout
+from exporter.prometheus.derived_values import Derived
+from exporter.prometheus.series import Family, IntegerText, Render, View, gauge_text, gauge_texts, prefix
+
+SLOW_LEVEL = 1
+"""Two thirds of level 6's time at nine tenths of its effect on this text; a scrape goes over a local network."""
+
+try:
+    from isal import isal_zlib as deflate  # a third of zlib's time for this text, docs/adr/0018
+
+    FAST_LEVEL = 0  # half the time of level 1, for a third more bytes
+except ImportError:  # on a processor that it is not built for
+    import zlib as deflate  # type: ignore[no-redef]
+
+    FAST_LEVEL = SLOW_LEVEL  # zlib's 0 does not compress
+
+PART_BYTES = 16 * 1024
+"""Least size of a part: half of deflate's window, so that little of its compression is lost to the cut."""
+
+_GZIP_HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x04\xff"
+"""RFC 1952: deflate, no flags, no time, fastest, unknown system."""
+_DEFLATE_END = b"\x03\x00"
+"""An empty last block with fixed codes."""
+
+_Mask = npt.NDArray[np.bool_]
+_Indexes = npt.NDArray[np.intp]
+
+
+_UNLIKE, _NO_LINE = -1, -2
+"""Kinds of a column that has a line unlike others, and of one that has none, or no more."""
+
+
+class _Alike:
+    """For each column at most one of its lines, among those that are written like others.
+
+    places: its number's place among the pieces. parts: the part that the line is in. kinds: which of `writers` writes
+    it, or one of the two that follow. Each writer gives the texts of many numbers.
+    """
+
+    def __init__(self, columns: int) -> None:
+        self.places = np.zeros(columns, np.intp)
+        self.parts = np.zeros(columns, np.intp)
+        self.kinds = np.full(columns, _NO_LINE, np.int16)
+        self.writers: list[Callable[[Any], list[bytes]]] = []
+
+
+class Lines:
+    """The lines of one layout, and which column each is fed from."""
+
+    def __init__(self, layout: Layout, view: View, families: list[Family], header: Callable[[Family], str]) -> None:
+        self.layout_id = layout.layout_id
+        self._structure = np.array(view.structure(), np.intp)
+        self._derived: list[tuple[int, Derived, list[float | int | None]]] = [
+            (first, one, [None] * one.outputs) for first, one in view.derived
+        ]
+        self._prefixes: list[bytes] = []
+        self._renders: list[Render] = []
+        # Of line i what stands before its number at 2i, the line end before it included, and the number at 2i + 1.
+        self._pieces: list[bytes] = []
+        self._family_of: list[int] = []
+        self._header_at: list[int] = []
+        self._headers: list[bytes] = []
+        self._present: list[int] = [0] * len(families)
+        self._bounds: list[int] = [0]
+        fed: list[list[int]] = [[] for _ in range(view.sources)]
+        size = 0
+        for position, family in enumerate(families):
+            if size >= PART_BYTES:
+                self._bounds.append(len(self._prefixes))
+                size = 0
+            self._header_at.append(len(self._prefixes))
+            self._headers.append(_line_start(header(family).rstrip("\n")))
+            self._line(b"", _never, position)
+            for row in family.rows:
+                fed[row.source].append(len(self._prefixes))
+                self._line(_line_start(prefix(family.name, row.labels)), row.render, position)
+                size += len(self._prefixes[-1]) + 8
+        self._bounds.append(len(self._prefixes))
+        self._lines_of: list[tuple[int, ...]] = [tuple(lines) for lines in fed]
+        parts = len(self._bounds) - 1
+        self._part_of = np.repeat(np.arange(parts), np.diff(self._bounds))
+        self._texts: list[bytes] = [b""] * parts
+        self._deflated: list[bytes | None] = [None] * parts
+        self._checks: list[int] = [0] * parts
+        self._zeros = memoryview(b"")  # as many as the longest part has bytes
+        self._dirty: _Mask = np.ones(parts, np.bool_)
+        self._was_dirty: _Mask = np.zeros(parts, np.bool_)
+        self._hurried: _Mask = np.zeros(parts, np.bool_)
+        self._alike_gauges = self._find_alike(0, len(layout.gauges))
+        self._alike_counters = self._find_alike(len(layout.gauges), len(layout.counters))
+        self._gauges = np.full(len(layout.gauges), np.nan, np.float64)
+        self._counters = np.zeros(len(layout.counters), np.uint64)
+        self._valid: _Mask = np.zeros(len(layout.counters), np.bool_)
+        self._structure_absent = b""
+        self._packers = [
+            deflate.compressobj(level, deflate.DEFLATED, -deflate.MAX_WBITS) for level in (SLOW_LEVEL, FAST_LEVEL)
+        ]
+
+    def _line(self, before: bytes, render: Render, family: int) -> None:
+        self._prefixes.append(before)
+        self._renders.append(render)
+        self._pieces += (b"", b"")
+        self._family_of.append(family)
+
+    def _find_alike(self, first: int, columns: int) -> list[_Alike]:
+        """The lines of gauges, or of counters, that are written like others; of columns that feed no other lines."""
+        found = [_Alike(columns)]
+        kinds: dict[Render, int] = {}
+        for column in range(columns):
+            lines = self._lines_of[first + column]
+            renders = [self._renders[line] for line in lines]
+            if not all(_writes_many(render) for render in renders):
+                found[0].kinds[column] = _UNLIKE
+                continue
+            while len(found) < len(lines):
+                found.append(_Alike(columns))
+            for alike, line, render in zip(found, lines, renders, strict=False):
+                alike.places[column], alike.parts[column] = 2 * line + 1, self._part_of[line]
+                alike.kinds[column] = kinds.setdefault(render, len(kinds))
+        for alike in found:
+            alike.writers = [render.all if isinstance(render, IntegerText) else gauge_texts for render in kinds]
+        return found
+
+    @property
+    def series(self) -> int:
+        """Lines with a number."""
+        return sum(self._present)
+
+    @property
+    def texts(self) -> Sequence[bytes]:
+        """The exposition, in parts."""
+        return self._texts
+
+    def fits(self, layout: Layout, frame: Frame) -> bool:
+        """Whether the lines are still the layout's, and every owner that they know is one, and no other."""
+        if layout.layout_id != self.layout_id:
+            return False
+        return not len(self._structure) or self._absent_of(frame) == self._structure_absent
+
+    def _absent_of(self, frame: Frame) -> bytes:
+        return np.isnan(frame.gauges[self._structure]).tobytes()
+
+    # --- numbers -----------------------------------------------------------------------------------------------------
+
+    def take(self, frame: Frame) -> None:
+        """Render what changed since the frame before."""
+        gauges, counters, valid = frame.gauges, frame.counters, frame.counters_valid
+        # Bits, not numbers: NaN differs from itself, and an absent value that stays absent is no change.
+        changed = np.flatnonzero(gauges.view(np.int64) != self._gauges.view(np.int64))
+        values = gauges[changed]
+        singly = self._set_alike(
+            self._alike_gauges, changed, np.isfinite(values) & ~np.isnan(self._gauges[changed]), values
+        )
+        self._set(changed[singly].tolist(), values[singly].tolist())
+
+        changed = np.flatnonzero(valid & (counters != self._counters) | (valid != self._valid))
+        counts, present = counters[changed], valid[changed]
+        singly = self._set_alike(self._alike_counters, changed, present & self._valid[changed], counts)
+        shown = zip(counts[singly].tolist(), present[singly].tolist(), strict=True)
+        self._set((changed[singly] + len(gauges)).tolist(), [count if there else None for count, there in shown])
+        self._gauges, self._counters, self._valid = gauges, counters, valid
+        self._structure_absent = self._absent_of(frame)
+
+        for first, derived, before in self._derived:
+            after = derived.update(frame)
+            moved = [at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+            self._set([first + at for at in moved], [after[at] for at in moved])
+            before[:] = after
+        self._join()
+
+    def _set_alike(
+        self, layers: list[_Alike], columns: _Indexes, stays: _Mask, values: npt.NDArray[np.float64 | np.uint64]
+    ) -> _Indexes:
+        """Write the numbers of those columns that `stays` says were and are present, where their lines are alike.
+
+        values: of each of the columns. Returns which of them are to be written singly.
+        """
+        pieces = self._pieces
+        at_once = stays & (layers[0].kinds[columns] != _UNLIKE)
+        for layer in layers:
+            kinds = np.where(at_once, layer.kinds[columns], _NO_LINE)
+            for kind, write in enumerate(layer.writers):
+                chosen = np.flatnonzero(kinds == kind)
+                if not len(chosen):
+                    continue
+                of = columns[chosen]
+                self._dirty[layer.parts[of]] = True
+                texts = write(values[chosen].tolist())
+                for place, text in zip(layer.places[of].tolist(), texts, strict=True):
+                    pieces[place] = text
+        return np.flatnonzero(~at_once)
+
+    def _set(self, sources: list[int], values: Sequence[float | int | None]) -> None:
+        """Write numbers one by one, and have lines come and go."""
+        pieces, dirty, part_of = self._pieces, self._dirty, self._part_of
+        for source, value in zip(sources, values, strict=True):
+            for line in self._lines_of[source]:
+                present = bool(pieces[2 * line])
+                if value is None or value != value:  # only NaN differs from itself
+                    if present:
+                        pieces[2 * line] = pieces[2 * line + 1] = b""
+                        self._count(line, -1)
+                else:
+                    pieces[2 * line + 1] = self._renders[line](value).encode()  # type: ignore[arg-type]
+                    if not present:
+                        pieces[2 * line] = self._prefixes[line]
+                        self._count(line, 1)
+                dirty[part_of[line]] = True
+
+    def _count(self, line: int, change: int) -> None:
+        """A series came or went: the first brings its family's header, the last takes it away."""
+        family = self._family_of[line]
+        self._present[family] += change
+        self._pieces[2 * self._header_at[family]] = self._headers[family] if self._present[family] else b""
+
+    # --- text --------------------------------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        dirty = self._dirty
+        for part in np.flatnonzero(dirty).tolist():
+            begin, end = self._bounds[part], self._bounds[part + 1]
+            pieces = self._pieces[2 * begin : 2 * end]
+            for at, piece in enumerate(pieces):
+                if piece:  # the first: nothing stands before it that it would have to end the line of
+                    pieces[at] = piece[1:]
+                    pieces.append(b"\n")
+                    break
+            self._texts[part] = text = b"".join(pieces)
+            self._deflated[part] = None
+            if len(text) > len(self._zeros):
+                self._zeros = memoryview(bytes(len(text) + PART_BYTES // 4))
+        # What changes at every scrape is packed in a hurry, the rest once and well.
+        self._hurried = self._was_dirty & dirty
+        self._was_dirty, self._dirty = dirty, np.zeros(len(dirty), np.bool_)
+
+    def compressed(self, tail: bytes) -> bytes:
+        """Everything and the tail as one gzip member."""
+        pieces = [_GZIP_HEAD]
+        crc32, checks = deflate.crc32, self._checks
+        check = size = 0
+        for part, text in enumerate(self._texts):
+            length = len(text)
+            zeros = self._zeros[:length]
+            piece = self._deflated[part]
+            if piece is None:
+                piece = self._deflated[part] = self._deflate(text, bool(self._hurried[part]))
+                checks[part] = crc32(text) ^ crc32(zeros)
+            pieces.append(piece)
+            # CRC(before + text) = CRC(before + zeros) ^ CRC(zeros) ^ CRC(text), all but the first from 0: the sum is
+            # linear but for its start. A text that did not change is not looked at again, as large as all are together.
+            check = crc32(zeros, check) ^ checks[part]
+            size += length
+        check, size = crc32(tail, check), size + len(tail)
+        pieces += (self._deflate(tail, True), _DEFLATE_END)
+        pieces += (check.to_bytes(4, "little"), (size & 0xFFFFFFFF).to_bytes(4, "little"))
+        return b"".join(pieces)
+
+    def _deflate(self, text: bytes, in_a_hurry: bool) -> bytes:
+        packer = self._packers[in_a_hurry]
+        # A full flush forgets what was before: the piece may follow on any other.
+        packed: bytes = packer.compress(text) + packer.flush(deflate.Z_FULL_FLUSH)
+        return packed
+
+
+def _line_start(text: str) -> bytes:
+    return f"\n{text}".encode("utf-8", "replace")
+
+
+def _writes_many(render: Render) -> bool:
+    """Whether many numbers can be written at once as `render` writes each."""
+    return render is gauge_text or isinstance(render, IntegerText)
+
+
+def _never(_: float) -> str:
+    """Of a header's line, which no column feeds."""
+    return ""

@@ -1,0 +1,106 @@
+"""The text formats: headers of families, and samples by name.
+
+Names, help, kinds and units come from the catalogue. What a scrape of an agent gets is exposition.py's.
+
+Formats: https://prometheus.io/docs/instrumenting/exposition_formats/ and
+https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+
+from agent.schema.catalog import BY_NAME, Metric
+from exporter.prometheus.series import Family, gauge_text, prefix
+
+TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+Sample = tuple[str, tuple[tuple[str, str], ...], float]
+"""Name, labels, and value in the catalogue's unit."""
+
+
+# --- headers ---------------------------------------------------------------------------------------------------------
+
+
+def text_header(family: Family) -> str:
+    """HELP and TYPE in the text format."""
+    help_text = family.help.replace("\\", "\\\\").replace("\n", "\\n")
+    return f"# HELP {family.name} {help_text}\n# TYPE {family.name} {family.kind}\n"
+
+
+def open_metrics_header(family: Family) -> str:
+    """TYPE, UNIT and HELP in OpenMetrics, whose counters and infos have a suffix that the family's name lacks.
+
+    A counter that isn't called ``_total``, as DCGM's aren't, can't be one there: its type is unknown.
+    """
+    name, kind = family.name, family.kind
+    if kind == "counter":
+        name, kind = (name.removesuffix("_total"), kind) if name.endswith("_total") else (name, "unknown")
+    elif name.endswith("_info"):
+        name, kind = name.removesuffix("_info"), "info"
+    unit = f"# UNIT {name} {family.unit}\n" if family.unit and name.endswith(f"_{family.unit}") else ""
+    help_text = family.help.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    return f"# TYPE {name} {kind}\n{unit}# HELP {name} {help_text}\n"
+
+
+# --- samples ---------------------------------------------------------------------------------------------------------
+
+
+def expose_samples(samples: Iterable[Sample], header: Callable[[Family], str] = text_header) -> str:
+    """Samples by name as text: values in the catalogue's unit; NaN is left out; samples of a name may stand anywhere.
+
+    Labels are the catalogue's for that name, with or without ``node``. Raises ValueError for a name or labels that are
+    not in the catalogue, and for a series that stands twice.
+    """
+    kept = [sample for sample in samples if sample[2] == sample[2]]  # only NaN differs from itself
+    return "".join(f"{start}{sample_text(kept[at][2])}\n" for at, start in sample_lines(kept, header))
+
+
+def sample_lines(samples: Sequence[Sample], header: Callable[[Family], str] = text_header) -> list[tuple[int, str]]:
+    """Which sample each line is of, and what stands before its value; those of one name together, after its header.
+
+    Raises ValueError as ``expose_samples`` does.
+    """
+    families: dict[str, dict[str, int]] = {}
+    for at, (name, labels, _) in enumerate(samples):
+        line = _before_value(name, tuple(labels))
+        rows = families.setdefault(name, {})
+        if line in rows:
+            raise ValueError(f"{line.rstrip()} stands twice")
+        rows[line] = at
+    lines: list[tuple[int, str]] = []
+    for name, rows in families.items():
+        before = _header(name, header)
+        for line, at in rows.items():
+            lines.append((at, before + line))
+            before = ""
+    return lines
+
+
+def sample_text(value: float) -> str:
+    """A sample's value as it is printed; of an integer every digit."""
+    return str(int(value)) if isinstance(value, int) else gauge_text(float(value))
+
+
+@lru_cache(maxsize=4096)
+def _before_value(name: str, labels: tuple[tuple[str, str], ...]) -> str:
+    """A sample's line up to its value. Raises ValueError for a name or labels that are not in the catalogue."""
+    metric = BY_NAME.get(name)
+    if metric is None:
+        raise ValueError(f"{name} is not in the catalogue")
+    own = tuple(sorted(key for key, _ in labels if key != "node"))
+    if own != metric.labels:
+        raise ValueError(f"{name}: labels {own}, the catalogue has {metric.labels}")
+    return prefix(name, sorted(labels))
+
+
+@lru_cache(maxsize=1024)
+def _header(name: str, header: Callable[[Family], str]) -> str:
+    return header(_family(BY_NAME[name]))
+
+
+def _family(metric: Metric) -> Family:
+    """The metric's family without rows."""
+    return Family(metric.name, "gauge" if metric.kind == "info" else metric.kind, metric.help, metric.unit)

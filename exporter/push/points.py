@@ -1,0 +1,55 @@
+"""A layout's published columns as points: labels, and value and time by frame. What every pushed form begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent.schema.catalog import Metric
+from agent.schema.frame import Column, Frame, Layout
+from exporter.prometheus.series import labels_of, metric_of
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One column. source: its index among gauges, or among counters. labels: as published, ``node`` among them."""
+
+    metric: Metric
+    column: Column
+    labels: tuple[tuple[str, str], ...]
+    source: int
+
+
+class Points:
+    """The columns of a layout whose metric is wanted: gauges first, then counters."""
+
+    def __init__(self, layout: Layout, wanted: Callable[[str], bool]) -> None:
+        """Raises FrameError for a column that is not the catalogue's."""
+        self.layout = layout
+        self.points: list[Point] = []
+        for is_counter, columns in ((False, layout.gauges), (True, layout.counters)):
+            for index, column in enumerate(columns):
+                if wanted(column.metric):
+                    metric = metric_of(column, is_counter)
+                    self.points.append(Point(metric, column, tuple(labels_of(layout, column)), index))
+
+    def values(self, frame: Frame) -> Iterator[tuple[int, float | int, int]]:
+        """What is present: the point's position, its value in the metric's unit, and its sample time (wall, ns).
+
+        An integer is given where the unit takes it without loss.
+        """
+        offsets = frame.wall_ns - frame.monotonic_ns
+        times = [int(sampled_ns) + offsets if sampled_ns else frame.wall_ns for sampled_ns in frame.tier_ns.tolist()]
+        gauges, counters = frame.gauges, frame.counters.tolist()
+        absent, valid = np.isnan(gauges).tolist(), frame.counters_valid.tolist()
+        numbers = gauges.tolist()
+        for at, point in enumerate(self.points):
+            source, time_ns = point.source, times[point.column.tier] if times else frame.wall_ns
+            if point.metric.kind != "counter":
+                if not absent[source]:
+                    yield at, numbers[source], time_ns
+            elif valid[source]:
+                scale = point.metric.scale
+                yield at, counters[source] * (int(scale) if scale >= 1 else scale), time_ns

@@ -1,0 +1,55 @@
+"""Who may read an agent's frames over TLS: whoever shows the controller's certificate, and nobody by a password.
+
+Frames hold records of jobs that /metrics does not, and one password for all agents would open all of them to whoever
+has it. Metrics stay with scrapers: by a password or a client certificate, as the web configuration says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from agent.schema.errors import ConfigError
+from agent.schema.identity import Revocations, read_revocations
+from exporter.serving.http_messages import Answer, Request, text_answer
+
+PATHS = frozenset({"/frames", "/frame"})
+
+
+class FrameReaders:
+    """Names that a reader's certificate may have. revoked_file: list of revoked certificates, None for none."""
+
+    def __init__(self, names: Iterable[str], revoked_file: Path | None = None) -> None:
+        """Raises ConfigError where the list of revoked certificates can't be read."""
+        self._names = frozenset(name.lower() for name in names)
+        self._file = revoked_file
+        self._revocations = Revocations()
+        self.read()
+
+    def files(self) -> tuple[Path, ...]:
+        """What is read again when it changes."""
+        return () if self._file is None else (self._file,)
+
+    def read(self) -> None:
+        """Read the list again. Raises ConfigError, and all stays as it was. A file that is absent revokes nothing."""
+        if self._file is None:
+            return
+        try:
+            data = self._file.read_bytes()
+        except FileNotFoundError:
+            data = b""
+        except OSError as error:
+            raise ConfigError(f"agent.revoked_file: {self._file}: {error.strerror}") from None
+        self._revocations = read_revocations(data, f"agent.revoked_file: {self._file}")
+
+    def refusal(self, request: Request) -> Answer | None:
+        """Why this request for frames is not answered; None where it is."""
+        certificate = request.certificate
+        if certificate is None or not certificate.names & self._names:
+            shown = ", ".join(sorted(certificate.names)) if certificate is not None and certificate.names else "none"
+            return text_answer(
+                403, f"frames are for the certificate of {' or '.join(sorted(self._names))} alone; yours is of: {shown}"
+            )
+        if why := self._revocations.refuses(certificate):
+            return text_answer(403, f"your certificate is not accepted: {why}")
+        return None

@@ -1,9 +1,0 @@
-"""Sinks: where frames are pushed. One more is a file, and a line in SINKS."""
-
-from __future__ import annotations
-
-from exporter.otlp import Otlp
-from exporter.push import Sink
-from exporter.remote_write import RemoteWrite
-
-SINKS: tuple[type[Sink], ...] = (Otlp, RemoteWrite)

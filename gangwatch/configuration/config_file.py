@@ -1,0 +1,500 @@
+"""Configuration: one TOML file, checked key by key, with the command line's values over it.
+
+A wrong file is refused whole, with file, key and reason; nothing is guessed. Durations are numbers of seconds or
+strings such as "90s", "10m", "2h".
+
+::
+
+    [cluster]     nodes = 1, slots, gpus = true, names
+    [agent]       interval_seconds = 1, port = 0, listen, web_config, nvml_library, sysfs_root, proc_root,
+                  kubelet_socket, job_files, step_socket, kernel_log, rdma_excluded, gpu_burst = false,
+                  kubelet_pods, step_folder, frame_readers, revoked_file, certificate_command
+    [step_quotas] reporters = 1024, reporters_unattested = 256, reporters_per_pod = 64, reporters_per_job = 256,
+                  reporters_per_user = 16, registrations_per_second = 4, ring_slots, ring_slots_unattested,
+                  name_length = 128
+    [exporter]    profile = "default", allow, deny, series_limit, compatibility, hostname_label, owner_labels
+    [otlp]        endpoint, traces_endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
+    [remote_write] endpoint, interval_seconds = 15, headers_file, ca_file, queue_frames
+    [controller]  port = 9420, mode = "act", listen, web_config, topology_file
+    [access]      token_files, session_seconds = 12h, session_idle_seconds = 2h, audit_target = "file",
+                  audit_bytes = 67108864, audit_files = 10
+    [oidc]        issuer, client_id, client_secret_file, redirect_url, user_claim = "sub", groups_claim = "groups",
+                  roles, default_role, algorithms, scopes, ca_file
+    [token_review] enabled = false, audiences, roles, access_review = true, kubeconfig
+    [client]      url, ca_file, token_file, cert_file, key_file
+    [feed]        ca_file, cert_file, key_file, username, password_file, verify = "node", revoked_file
+    [policy]      every field of scheduler_feedback.core.state.Policy but the mode
+    [slurm]       enabled = false, mode = "advise", programs, configuration, agents, text, timeout_seconds,
+                  idle_seconds = 30, attentive_seconds = 5, partition_share = 0.25, requeues_per_hour,
+                  changes_per_minute, comments
+    [store]       snapshot_seconds = 60, keep_days = 30, journal_bytes = 536870912
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, replace
+from dataclasses import fields as dataclass_fields
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+
+from agent.schema.errors import ConfigError
+from gangwatch.configuration.sections import (
+    SECTIONS,
+    AccessSection,
+    AgentSection,
+    ClientSection,
+    ClusterSection,
+    ControllerSection,
+    ExporterSection,
+    FeedSection,
+    OidcSection,
+    OtlpSection,
+    PushSection,
+    SlurmSection,
+    StepQuotasSection,
+    StoreSection,
+    TokenReviewSection,
+    parse_listen,
+)
+from gangwatch.state_folder import NodePlan
+from scheduler_feedback.core.plain_text import misleading
+from scheduler_feedback.core.state import Mode, Policy, Queue
+
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+"""A node's name becomes a label, a part of file names and of job ids: a single label of RFC 1123, or with '_'."""
+
+RELOADABLE = frozenset({"controller.mode", "policy", "slurm.mode"})
+"""Keys, and sections, that a running controller takes over; every other needs new processes."""
+
+_TYPE_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a string",
+    "array": "a list",
+    "object": "a table",
+}
+
+_DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(ms|s|m|h|d)?", re.ASCII)
+_CLOCK = re.compile(
+    r"(?:(\d{1,6})-(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?|(?:(\d{1,6}):)?(\d{1,6}):(\d{1,6}))", re.ASCII
+)
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
+
+
+_POLICY_TYPES = get_type_hints(Policy)
+_POLICY_DEFAULTS = {
+    field.name: field.default if field.default is not MISSING else None
+    for field in dataclass_fields(Policy)
+    if field.name != "mode"
+}
+
+
+class Config(msgspec.Struct, frozen=True):
+    """The effective configuration. source: the file it came from, '' for the defaults alone."""
+
+    cluster: ClusterSection = ClusterSection()
+    agent: AgentSection = AgentSection()
+    step_quotas: StepQuotasSection = StepQuotasSection()
+    exporter: ExporterSection = ExporterSection()
+    otlp: OtlpSection = OtlpSection()
+    remote_write: PushSection = PushSection()
+    controller: ControllerSection = ControllerSection()
+    access: AccessSection = AccessSection()
+    oidc: OidcSection = OidcSection()
+    token_review: TokenReviewSection = TokenReviewSection()
+    client: ClientSection = ClientSection()
+    feed: FeedSection = FeedSection()
+    policy: Policy = Policy()
+    slurm: SlurmSection = SlurmSection()
+    store: StoreSection = StoreSection()
+    source: str = ""
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in "90", "90s", "1.5h", "10m", "250ms", "2d", or as Slurm writes them: "30:00", "1:00:00", "2-00:00:00".
+
+    Raises ValueError saying what is expected.
+    """
+    if (clock := _CLOCK.fullmatch(text.strip())) is not None:
+        days, *rest = clock.groups()
+        return _clock_seconds(days, *rest)
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(
+            f"{text[:60]!r} is no duration: expected seconds, a number with ms, s, m, h or d (90, 90s, 10m), or "
+            "minutes:seconds, hours:minutes:seconds or days-hours:minutes:seconds (30:00, 1:00:00, 2-00:00:00)"
+        )
+    return float(found[1]) * _DURATION_UNITS[found[2] or ""]
+
+
+def _clock_seconds(days: str | None, *parts: str | None) -> float:
+    """Seconds of Slurm's forms (sbatch(1), --time): after days come hours, else the last part is seconds."""
+    numbers = [int(part) for part in parts if part is not None]
+    if days is not None:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+        return int(days) * 86400.0 + hours * 3600 + minutes * 60 + seconds
+    hours, minutes, seconds = numbers if len(numbers) == 3 else (0, *numbers)
+    return hours * 3600.0 + minutes * 60 + seconds
+
+
+def default_file() -> Path | None:
+    """$GANGWATCH_CONFIG, else ~/.config/gangwatch/gangwatch.toml where that exists, else None."""
+    if named := os.environ.get("GANGWATCH_CONFIG"):
+        return Path(named)
+    usual = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gangwatch" / "gangwatch.toml"
+    return usual if usual.is_file() else None
+
+
+def load(file: Path | None, overrides: Mapping[str, object] | None = None) -> Config:
+    """The configuration in `file` (None: `default_file`), with `overrides` ("cluster.nodes": 4; None is left out).
+
+    Raises ConfigError naming file, key and reason.
+    """
+    file = file if file is not None else default_file()
+    if file is None:
+        return load_defaults(overrides)
+    file = file.absolute()
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not TOML: {error}") from None
+    return _with_overrides(tree, _convert(tree, str(file)), overrides)
+
+
+def load_defaults(overrides: Mapping[str, object] | None = None) -> Config:
+    """The defaults with `overrides`, whatever files there are. Raises ConfigError."""
+    return _with_overrides({}, _convert({}, ""), overrides)
+
+
+def _with_overrides(tree: dict[str, Any], config: Config, overrides: Mapping[str, object] | None) -> Config:
+    given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    for key, value in given.items():
+        section, _, name = key.partition(".")
+        tree.setdefault(section, {})[name] = value
+    return _convert(tree, config.source, "command line") if given else config
+
+
+def _convert(tree: dict[str, Any], source: str, blamed: str = "") -> Config:
+    where = blamed or source
+    for name, section in tree.items():
+        if name not in (*SECTIONS, "policy"):
+            raise ConfigError(f"{where}: {name}: unknown section{_nearest(name, (*SECTIONS, 'policy'))}")
+        if not isinstance(section, dict):
+            raise ConfigError(f"{where}: {name}: {section!r} is not a section: write [{name}]")
+    parts: dict[str, Any] = {
+        name: _section(kind, tree.get(name, {}), name, where) for name, kind in SECTIONS.items() if name in tree
+    }
+    config = Config(**parts, policy=_policy(tree.get("policy", {}), where), source=source)
+    _check_names(config.cluster, where)
+    if config.agent.listen is not None:
+        parse_listen(config.agent.listen, f"{where}: agent.listen")
+    if config.controller.listen is not None:
+        parse_listen(config.controller.listen, f"{where}: controller.listen")
+    quotas = config.step_quotas
+    if quotas.reporters_unattested >= quotas.reporters:
+        raise ConfigError(
+            f"{where}: step_quotas.reporters_unattested: {quotas.reporters_unattested} of step_quotas.reporters = "
+            f"{quotas.reporters} would leave no slot for attested ranks: expected less"
+        )
+    if config.client.url and not config.client.url.startswith(("http://", "https://")):
+        raise ConfigError(f"{where}: client.url: expected https://HOST:PORT, not {config.client.url!r}")
+    advised = config.slurm.enabled and config.slurm.mode == "advise"
+    mode = Mode.OBSERVE if advised else Mode(config.controller.mode)
+    return msgspec.structs.replace(config, policy=replace(config.policy, mode=mode))
+
+
+def _section(kind: type[msgspec.Struct], values: dict[str, Any], name: str, where: str) -> msgspec.Struct:
+    known = kind.__struct_fields__
+    prepared = {key: _prepared(key, value, known, f"{where}: {name}.{key}") for key, value in values.items()}
+    try:
+        return msgspec.convert(prepared, kind, strict=True)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$.")
+        key = re.split(r"[\[.`]", path)[0]
+        # msgspec says "Expected `int | null`, got `str`" or "Invalid enum value 'x'"; the value itself is ours to add.
+        if choices := getattr(get_type_hints(kind).get(key), "__args__", ()) if "enum" in reason else ():
+            listed = get_args(choices[0])  # of a list, whose only argument is its entries' choices
+            reason = f"expected {'a list of ' if listed else ''}{' or '.join(map(repr, listed or choices))}"
+        elif found := re.match(r"Expected `(\w+)[^`]*`( [<>=]+ [\d.]+)?", reason):
+            reason = f"expected {_TYPE_WORDS.get(found[1], found[1])}{found[2] or ''}"
+        raise ConfigError(f"{where}: {name}.{key}: {reason}, not {values.get(key)!r}") from None
+
+
+def _policy(values: dict[str, Any], where: str) -> Policy:
+    if "mode" in values:
+        raise ConfigError(f"{where}: policy.mode: unknown key (the mode is controller.mode)")
+    prepared = {key: _policy_value(key, value, f"{where}: policy.{key}") for key, value in values.items()}
+    prepared.setdefault("probe_command", probe_command())
+    policy = Policy(**prepared)
+    for queue in policy.queues:
+        if (wrong := misleading("a queue's name", queue.name)) is not None:
+            raise ConfigError(f"{where}: policy.queues: {wrong}")
+    if policy.quarantine_max_seconds < policy.quarantine_seconds:
+        raise ConfigError(
+            f"{where}: policy.quarantine_max_seconds: {policy.quarantine_max_seconds:g} s is less than "
+            f"policy.quarantine_seconds, {policy.quarantine_seconds:g} s"
+        )
+    return policy
+
+
+def probe_command() -> tuple[str, ...]:
+    """Our own probe of a node, in a bare interpreter: what is run where the configuration names no other."""
+    from importlib.util import find_spec
+
+    found = find_spec("scheduler_feedback.backends.local.slot_probe")
+    assert found is not None and found.origin is not None, "the probe is part of the distribution"
+    return (sys.executable, "-I", "-S", found.origin, "--seconds", "2")
+
+
+def _policy_value(key: str, value: object, name: str) -> Any:
+    """The value as the policy holds it: a number or a count by what its name says, all else by the field's type."""
+    value = _prepared(key, value, tuple(_POLICY_DEFAULTS), name)
+    default = _POLICY_DEFAULTS[key]
+    if key == "queues" and isinstance(value, list):
+        _check_queue_keys(value, name)
+    if isinstance(default, bool) or not isinstance(default, int | float):
+        try:
+            return msgspec.convert(value, _POLICY_TYPES[key], strict=True)
+        except msgspec.ValidationError as error:
+            if isinstance(default, Enum):
+                reason = f"expected {' or '.join(repr(one.value) for one in type(default))}"
+            else:
+                reason, _, path = str(error).partition(" - at `$")
+                found = re.match(r"Expected `(\w+)", reason)
+                reason = f"expected {_TYPE_WORDS.get(found[1], found[1])}" if found is not None else reason
+                reason += f" at {path.strip('`.')}" if path else ""
+            raise ConfigError(f"{name}: {reason}, not {value!r}") from None
+    if isinstance(default, int):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(f"{name}: expected a whole number >= 0, not {value!r}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name}: expected a number, not {value!r}")
+    least, most = _policy_range(key)
+    if not least <= value <= most:
+        reach = f">= {least:g}" if math.isinf(most) else f"between {least:g} and {most:g}"
+        raise ConfigError(f"{name}: expected a number {reach}, not {value!r}")
+    return float(value)
+
+
+def _check_queue_keys(queues: list[object], name: str) -> None:
+    """Raise ConfigError for a key that no queue has: msgspec passes over unknown fields of a dataclass."""
+    known = tuple(field.name for field in dataclass_fields(Queue))
+    for index, queue in enumerate(queues):
+        for key in queue if isinstance(queue, dict) else ():
+            if key not in known:
+                raise ConfigError(f"{name}[{index}].{key}: unknown key{_nearest(key, known)}")
+
+
+def _policy_range(key: str) -> tuple[float, float]:
+    """Least and greatest value of a policy's field, by what its name says it is."""
+    if key.endswith(("_fraction", "_confidence")):
+        return 0.0, 1.0
+    # A limit of zero seconds would end or plan away every job at once.
+    return (1.0 if key in ("default_time_limit_seconds", "start_timeout_seconds") else 0.0), math.inf
+
+
+def _prepared(key: str, value: object, known: tuple[str, ...], name: str) -> object:
+    """The value with a duration's text made a number. Raises ConfigError for an unknown key or an endless number."""
+    if key not in known:
+        raise ConfigError(f"{name}: unknown key{_elsewhere(key) or _nearest(key, known)}")
+    if isinstance(value, str) and key.endswith("_seconds"):
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error}") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name}: expected a finite number, not {value!r}")
+    return value
+
+
+def _elsewhere(key: str) -> str:
+    """Where a key belongs that is known in other sections; '' where it is known nowhere."""
+    sections = [name for name, kind in SECTIONS.items() if key in kind.__struct_fields__]
+    sections += ["policy"] if key in _POLICY_DEFAULTS else []
+    return f" (did you mean {' or '.join(f'{name}.{key}' for name in sections)}?)" if sections else ""
+
+
+def _nearest(word: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    if near:
+        return f" (did you mean {near[0]}?)"
+    from importlib.metadata import version
+
+    return f" (known are {', '.join(known)}; a newer gangwatch than this, {version('gangwatch')}, may know more)"
+
+
+def _check_names(cluster: ClusterSection, where: str) -> None:
+    if cluster.names is None:
+        return
+    for name in cluster.names:
+        if NODE_NAME.fullmatch(name) is None:
+            raise ConfigError(
+                f"{where}: cluster.names: {name!r} is no node name: letters, digits, '-' and '_', at most "
+                "63, a letter or digit first"
+            )
+    if len(set(cluster.names)) != len(cluster.names):
+        raise ConfigError(f"{where}: cluster.names: a name stands twice in {list(cluster.names)}")
+    if cluster.nodes is not None and len(cluster.names) != cluster.nodes:
+        raise ConfigError(f"{where}: cluster.names: {len(cluster.names)} names for cluster.nodes = {cluster.nodes}")
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+
+LEAST_SLOTS = 4
+"""Of a node where nobody says otherwise and slots are of CPU: gangs of four start on a laptop too, if slowly."""
+
+_NODES_BY_SIZE = ((64, 8), (16, 4), (0, 2))
+"""(processors or GPUs from, virtual nodes). Two are the fewest between which a job can move."""
+
+
+def plan_nodes(cluster: ClusterSection, host: str, processors: int, gpus: tuple[str, ...]) -> tuple[NodePlan, ...]:
+    """The nodes to run on this machine. host: its name; processors: usable ones; gpus: UUIDs of its GPUs.
+
+    With GPUs, a slot is a GPU and each belongs to one node: neighbours in the driver's order share a node. Without,
+    slots are shares of CPU. What the configuration leaves open follows from the machine's size: several virtual nodes,
+    so that a job can move, and at least LEAST_SLOTS slots each, also on fewer processors. Raises ConfigError where
+    there are fewer GPUs than slots were asked for.
+    """
+    units = gpus if cluster.gpus else ()
+    count = _count_nodes(cluster, processors, len(units))
+    if cluster.names is not None:
+        names = cluster.names
+    elif count == 1:
+        names = (node_name_of(host),)
+    else:
+        names = tuple(f"node-{index}" for index in range(count))
+    if not units:
+        slots = cluster.slots
+        if slots is None:
+            slots = max(1 if cluster.nodes is not None else LEAST_SLOTS, processors // count)
+        return tuple(NodePlan(name, slots) for name in names)
+    sizes = [cluster.slots] * count if cluster.slots is not None else _shared_out(len(units), count)
+    if min(sizes) == 0 or sum(sizes) > len(units):
+        wanted = cluster.slots or 1
+        raise ConfigError(
+            f"cluster.slots: {count} nodes of {wanted} slots need {count * wanted} GPUs, "
+            f"this machine has {len(units)}; for slots of CPU set cluster.gpus = false (--no-gpus)"
+        )
+    ends = [sum(sizes[: index + 1]) for index in range(count)]
+    return tuple(
+        NodePlan(name, size, units[end - size : end]) for name, size, end in zip(names, sizes, ends, strict=True)
+    )
+
+
+def _count_nodes(cluster: ClusterSection, processors: int, gpus: int) -> int:
+    """Virtual nodes: as many as the configuration says, else by the number of GPUs, or of processors."""
+    if cluster.nodes is not None:
+        return cluster.nodes
+    if cluster.names is not None:
+        return len(cluster.names)
+    size = gpus or processors
+    usual = next(nodes for least, nodes in _NODES_BY_SIZE if size >= least)
+    if gpus:
+        # A GPU is never in two nodes, so one GPU is one node.
+        return max(1, min(usual, gpus // (cluster.slots or 1)))
+    return usual if cluster.slots is None else max(2, min(usual, processors // cluster.slots))
+
+
+def _shared_out(units: int, nodes: int) -> list[int]:
+    """Units by node, as evenly as can be; the first nodes have one more."""
+    return [units // nodes + (index < units % nodes) for index in range(nodes)]
+
+
+def oversubscribed(nodes: Sequence[NodePlan], processors: int) -> str:
+    """One sentence where CPU slots are more than processors; '' where they are not, or slots are GPUs."""
+    slots = sum(node.slots for node in nodes if not node.devices)
+    if slots <= processors:
+        return ""
+    return (
+        f"{slots} slots share {processors} processor{'' if processors == 1 else 's'}: jobs that fill them slow each "
+        "other down; --nodes and --slots set other numbers"
+    )
+
+
+def node_name_of(host: str) -> str:
+    """The host's first label, with what a node's name can't hold left out."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "", host.split(".")[0])[:63].strip("_-")
+    return name or "node-0"
+
+
+# --- showing ---------------------------------------------------------------------------------------------------------
+
+
+def flatten(config: Config) -> dict[str, object]:
+    """Every key with its value, as "section.key"; what is None is left out."""
+    tree = msgspec.to_builtins(config)
+    tree["policy"].pop("mode")
+    return {
+        f"{section}.{key}": value
+        for section in (*SECTIONS, "policy")
+        for key, value in tree[section].items()
+        if value is not None
+    }
+
+
+def as_toml(config: Config) -> str:
+    """The effective configuration as a file that `load` reads back to the same."""
+    lines: list[str] = []
+    newest = ""
+    for key, value in flatten(config).items():
+        section, _, name = key.partition(".")
+        if section != newest:
+            lines += ([""] if lines else []) + [f"[{section}]"]
+            newest = section
+        lines.append(f"{name} = {_toml(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    """A value in TOML: a string, number or boolean is written as in JSON; what is None in a table is left out."""
+    if isinstance(value, dict):
+        pairs = (f"{_toml(key)} = {_toml(one)}" for key, one in value.items() if one is not None)
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    # Of the control characters that TOML forbids, JSON lets DEL stand.
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One key that differs. restart: whether it takes new processes rather than a reload."""
+
+    key: str
+    before: object
+    after: object
+    restart: bool
+
+
+def changes(before: Config, after: Config) -> list[Change]:
+    """What would be different, key by key."""
+    old, new = flatten(before), flatten(after)
+    return [
+        Change(key, old.get(key), new.get(key), not ({key, key.partition(".")[0]} & RELOADABLE))
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+
+
+def take_over(running: Config, wanted: Config) -> Config:
+    """`running` with what a reload can change in it."""
+    controller = msgspec.structs.replace(running.controller, mode=wanted.controller.mode)
+    slurm = msgspec.structs.replace(running.slurm, mode=wanted.slurm.mode)
+    return msgspec.structs.replace(running, controller=controller, policy=wanted.policy, slurm=slurm)

@@ -1,0 +1,4 @@
+"""Output for people: tables, the screen of ``gangwatch top``, and heat maps.
+
+Start at ``rendering.py``.
+"""

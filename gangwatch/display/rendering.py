@@ -1,0 +1,405 @@
+"""How answers look to a person: tables and sentences on standard output. Programs read --json instead."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from scheduler_feedback.core.verdict_text import spans_of
+
+if TYPE_CHECKING:
+    from gangwatch.health.machine import Machine
+
+_COLOURS = {
+    **dict.fromkeys(("running", "healthy", "found", "completed"), "green"),
+    **dict.fromkeys(("pending", "starting", "stopping", "probation", "suspect", "limited"), "yellow"),
+    **dict.fromkeys(("failed", "quarantine"), "red"),
+    **dict.fromkeys(("cancelled", "maintenance", "missing"), "dim"),
+}
+
+
+_PIPED_COLUMNS = 10_000
+"""Where nobody's terminal sets the width: a table is as wide as what it holds, and programs get whole words."""
+
+_NARROW_COLUMNS = 100
+"""Below it the findings of `check` are a list, and `jobs` leaves out user and queue: sentences need the room."""
+
+
+def _console() -> Console:
+    # No markup: names and reasons hold square brackets of their own.
+    console = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width = _PIPED_COLUMNS
+    return console
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _print(console: Console, table: Table) -> None:
+    """Print the table. Where it is too wide, only its last column's sentences are wrapped, between words.
+
+    Columns before it keep their words whole; on a terminal too narrow for that, lines run on into the next.
+    """
+    *first, last = table.columns
+    for column in first:
+        column.no_wrap = True
+    taken = sum(max(cell_len(str(cell)) for cell in (column.header, *column.cells)) + 1 for column in first)
+    last.min_width = max((cell_len(word) for cell in last.cells for word in str(cell).split()), default=1)
+    console.width = max(console.width, taken + last.min_width)
+    console.print(table)
+
+
+def _row(table: Table, *cells: object) -> None:
+    # Text, not str: a table reads markup in a str whatever the console was told.
+    table.add_row(*(cell if isinstance(cell, Text) else Text(_shown(cell)) for cell in cells))
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None or value == "" else str(value)
+
+
+def _state(word: str) -> Text:
+    return Text(word, style=_COLOURS.get(word, ""))
+
+
+def _places(ranks: Sequence[dict[str, Any]]) -> str:
+    """Ranks by node: node-0: 0-1; node-2: 2-3."""
+    by_node: dict[str, list[int]] = {}
+    for rank in ranks:
+        by_node.setdefault(_shown(rank["node"]), []).append(rank["rank"])
+    return "; ".join(f"{node}: {spans_of(numbers)}" for node, numbers in by_node.items())
+
+
+def jobs(listed: Sequence[dict[str, Any]]) -> None:
+    """The table of `gangwatch jobs`."""
+    console = _console()
+    if not listed:
+        console.print("no jobs")
+        return
+    whose = ("USER", "QUEUE") if console.width >= _NARROW_COLUMNS else ()
+    table = _table("JOB", "NAME", *whose, "STATE", "RANKS", "TIME", "REASON")
+    for job in listed:
+        _row(
+            *(
+                table,
+                job["job"],
+                job["name"],
+                *(job[name.lower()] for name in whose),
+                _state(job["state"]),
+                job["size"],
+            ),
+            *(span(job["run_seconds"]) if job["attempt"] else None, _reason(job)),
+        )
+    _print(console, table)
+
+
+def _reason(job: dict[str, Any]) -> str:
+    """Why the job waits, what slows it, or why it ended."""
+    if job["state"] == "pending":
+        expected = job["expected_start_ns"]
+        told = expected is None or "expected to start" in job["waiting_because"]
+        when = "" if told else f"; expected to start at {_clock(expected)}"
+        return f"{job['waiting_because']}{when}"
+    active = "; ".join(verdict["short"] for verdict in job["verdicts"] if verdict["standing"])
+    return active if job["state"] == "running" else job["reason"] or active
+
+
+def job_details(listed: Sequence[dict[str, Any]]) -> None:
+    """What `gangwatch jobs JOB` shows: everything about each job, a line a fact."""
+    console = _console()
+    for position, job in enumerate(listed):
+        if position:
+            console.print()
+        facts = {
+            "job": f"{job['job']} ({job['name']})",
+            "state": job["state"],
+            "reason": _reason(job),
+            "user, queue": f"{job['user'] or '-'}, {job['queue']}",
+            "ranks": f"{job['size']}" + (f": {_places(job['ranks'])}" if job["ranks"] else ""),
+            "attempt": f"{job['attempt']}" + (f", after {job['retries']} failures" if job["retries"] else ""),
+            "submitted": _clock(job["submitted_ns"]),
+            "started": _clock(job["started_ns"]) if job["started_ns"] is not None else "",
+            "ended": _clock(job["ended_ns"]) if job["ended_ns"] is not None else "",
+            "run time": span(job["run_seconds"]) if job["attempt"] else "",
+            "time limit": span(job["time_limit_seconds"]) if job["time_limit_seconds"] else "none given",
+            "restartable": "yes: it may be moved" if job["restartable"] else "no: it is never stopped or moved",
+            "exit codes": _exit_codes(job["ranks"]),
+            "folder": _own(job, "working_directory", job["working_directory"]),
+            "command": _own(job, "command", shlex.join(job["command"])),
+            "saves by": _own(job, "checkpoint_command", shlex.join(job.get("checkpoint_command", ()))),
+        }
+        for name, text in facts.items():
+            if text:
+                console.print(f"{name + ':':<13}{text}")
+        for verdict in job["verdicts"]:
+            when = "" if verdict["standing"] else f" (until {_clock(verdict['until_ns'])}: {verdict['ended_because']})"
+            console.print(f"{'verdict:':<13}{verdict['sentence']}{when}")
+
+
+def _own(job: dict[str, Any], field: str, text: str) -> str:
+    """A field that the job's user and operators see."""
+    hidden = field in job.get("hidden", ())
+    return "shown to its user and to operators: `gangwatch whoami` says who you are" if hidden else text
+
+
+def _exit_codes(ranks: Sequence[dict[str, Any]]) -> str:
+    """Ranks by exit code: "0: 0-2; 143: 3"."""
+    by_code: dict[int, list[int]] = {}
+    for rank in ranks:
+        if rank["exit_code"] is not None:
+            by_code.setdefault(rank["exit_code"], []).append(rank["rank"])
+    if len(by_code) == 1 and sum(map(len, by_code.values())) == len(ranks):
+        return f"{next(iter(by_code))} of every rank"
+    return "; ".join(f"{code} of rank {spans_of(numbers)}" for code, numbers in sorted(by_code.items()))
+
+
+def span(seconds: float) -> str:
+    """A length of time as Slurm and kubectl users read it: 0:42, 3:20, 2:05:00, 3-04:00:00."""
+    whole = int(seconds)
+    days, rest = divmod(whole, 86400)
+    hours, minutes = divmod(rest // 60, 60)
+    if days:
+        return f"{days}-{hours:02}:{minutes:02}:{rest % 60:02}"
+    return f"{hours}:{minutes:02}:{rest % 60:02}" if hours else f"{minutes}:{rest % 60:02}"
+
+
+def tokens(listed: Sequence[dict[str, Any]]) -> None:
+    """The table of `gangwatch token list`."""
+    table = _table("NAME", "USER", "ROLE", "CREATED", "EXPIRES")
+    for one in listed:
+        _row(table, one["name"], one["user"], one["role"], one.get("created", "-"), one.get("expires", "never"))
+    _print(_console(), table)
+
+
+def nodes(listed: Sequence[dict[str, Any]]) -> None:
+    """The table of `gangwatch nodes`."""
+    table = _table("NODE", "STATE", "TELEMETRY", "SLOTS", "FREE", "JOBS", "WHY")
+    for node in listed:
+        state = _state(node["state"] if node["present"] else "absent")
+        on_it = ", ".join(f"{one['job']} ({one['ranks']})" for one in node["jobs"])
+        telemetry = (node.get("agent") or {"words": "–"})["words"]  # a controller of an older release says none
+        _row(table, node["node"], state, telemetry, node["slots"], node["free"], on_it, node["reason"])
+    _print(_console(), table)
+
+
+def queue(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequence[dict[str, Any]]) -> None:
+    """What `gangwatch queue` shows: who waits, and the cluster around the reservation."""
+    console = _console()
+    if waiting["frozen"]:
+        console.print(f"frozen{' by ' + waiting['frozen_by'] if waiting['frozen_by'] else ''}: nothing starts")
+    if waiting["waiting"]:
+        table = _table("JOB", "NAME", "RANKS", "EXPECTED", "WAITS BECAUSE")
+        for job in waiting["waiting"]:
+            expected = None if job["expected_start_ns"] is None else _clock(job["expected_start_ns"])
+            _row(table, job["job"], job["name"], job["size"], expected, job["waiting_because"])
+        _print(console, table)
+        console.print()
+    else:
+        console.print("nobody waits")
+    if not nodes:
+        return
+    for line in occupancy(waiting, nodes, active):
+        console.print(line)
+
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+"""Of the jobs in the drawing, in the order in which the nodes name them; more than these share '#'."""
+
+_MOST_LEGEND = 40
+"""Jobs that the legend explains."""
+
+
+def occupancy(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequence[dict[str, Any]]) -> list[str]:
+    """The cluster, a line a node, a sign a slot: letters hold, '.' is free, '+' is free and kept, 'x' takes nothing.
+
+    Neighbours that look alike are one line. The legend says of each job whether it went ahead of the reservation's.
+    """
+    letters = {
+        name: LETTERS[number] if number < len(LETTERS) else "#"
+        for number, name in enumerate(dict.fromkeys(one["job"] for node in nodes for one in node["jobs"]))
+    }
+    kept = waiting["reserved_nodes"]
+    drawn = [(node["node"], _slots(node, letters, kept.get(node["node"], 0)), _node_note(node, kept)) for node in nodes]
+    lines = []
+    position = 0
+    while position < len(drawn):
+        last = position
+        while last + 1 < len(drawn) and drawn[last + 1][1:] == drawn[position][1:]:
+            last += 1
+        name, slots, note = drawn[position]
+        many = f" ... {drawn[last][0]} ({last - position + 1} nodes)" if last > position else ""
+        lines.append((f"{name}{many}", slots, note))
+        position = last + 1
+    width = max(len(name) for name, _, _ in lines)
+    return [
+        *(f"{name:<{width}}  [{slots}]{'  ' + note if note else ''}" for name, slots, note in lines),
+        *_legend(waiting, letters, active),
+    ]
+
+
+def _slots(node: dict[str, Any], letters: dict[str, str], kept: int) -> str:
+    held: str = "".join(letters[one["job"]] * int(one["ranks"]) for one in node["jobs"])
+    free = max(int(node["slots"]) - len(held), 0)
+    if not node["present"] or node["state"] in ("quarantine", "maintenance"):
+        return held + "x" * free
+    return held + "+" * min(kept, free) + "." * (free - min(kept, free))
+
+
+def _node_note(node: dict[str, Any], kept: dict[str, int]) -> str:
+    notes = [] if node["present"] and node["state"] == "healthy" else [node["state"] if node["present"] else "absent"]
+    if node["node"] in kept:
+        notes.append(f"{kept[node['node']]} kept")
+    return ", ".join(notes)
+
+
+def _legend(waiting: dict[str, Any], letters: dict[str, str], active: Sequence[dict[str, Any]]) -> Iterator[str]:
+    head = waiting["reserved_for"]
+    if head is not None:
+        since = waiting["reserved_from_ns"]
+        slots = sum(waiting["reserved_nodes"].values())
+        yield f"+ kept for {head}: {slots} slots{'' if since is None else ' from ' + _clock(since)}"
+    submitted = {one["job"]: one["submitted_ns"] for one in (*waiting["waiting"], *active)}
+    names = {one["job"]: one["name"] for one in active}
+    for job, letter in list(letters.items())[:_MOST_LEGEND]:
+        ahead = head is not None and submitted.get(job, 0) > submitted.get(head, 0)
+        text = f"{letter} {job}" + (f" ({names[job]})" if names.get(job) else "")
+        yield text + (f", went ahead of {head}" if ahead else "")
+    if len(letters) > _MOST_LEGEND:
+        yield f"{len(letters) - _MOST_LEGEND} more jobs"
+
+
+def verdicts(listed: Sequence[dict[str, Any]]) -> None:
+    """The table of `gangwatch verdict list`, each with its evidence."""
+    console = _console()
+    if not listed:
+        console.print("no verdict yet")
+    for verdict in listed:
+        past = "" if verdict["standing"] else f" (until {_clock(verdict['until_ns'])}: {verdict['ended_because']})"
+        console.print(f"{verdict['verdict_id']}  {verdict['sentence']}{past}")
+        for evidence in verdict.get("evidence", ()):
+            console.print(
+                f"    {evidence['measure']}: {evidence['value']:.4g} {evidence['unit']}, "
+                f"{evidence['against']} {evidence['reference']:.4g}"
+            )
+
+
+def story(told: Sequence[dict[str, Any]]) -> None:
+    """One line an entry, its numbers under it."""
+    console = _console()
+    if not told:
+        console.print("nothing has happened yet")
+    for entry in told:
+        not_applied = "" if entry.get("applied", True) else " (not applied)"
+        console.print(f"{_clock(entry['wall_ns'])}  {entry['kind']:<12} {entry['text']}{not_applied}")
+        detail = entry.get("detail") or {}
+        for name, value in detail.items() if isinstance(detail, dict) else detail:
+            console.print(f"{'':21}{name}: {value}")
+
+
+def explanation(explained: dict[str, Any]) -> None:
+    """What `gangwatch explain` says, in the controller's own words."""
+    console = _console()
+    console.print(f"{explained['job_id']} is {explained['state']}: {explained['why']}")
+    if explained.get("binds"):
+        console.print(f"what binds: {explained['binds']}")
+    if explained.get("expected_start_ns") is not None:
+        between = explained.get("expected_start_range_ns")
+        reach = "" if not between else f" (between {_clock(between[0])} and {_clock(between[1])})"
+        console.print(f"expected start: {_clock(explained['expected_start_ns'])}{reach}")
+    for title, items in (
+        ("it waits for", [_waits_for(one) for one in explained.get("waits_for", ())]),
+        ("slots kept for it", [f"{slot['node']} slot {slot['slot']}" for slot in explained.get("reservation", ())]),
+        ("not usable freely", [_blocker(one) for one in explained.get("blockers", ())]),
+        ("what would change it, the cheapest first", explained.get("what_would_change_it", ())),
+    ):
+        if items:
+            console.print(f"{title}:")
+        for item in items:
+            console.print(f"    {item}")
+
+
+def _waits_for(one: dict[str, Any]) -> str:
+    return f"{one['job_id']} to free {one['ranks']} slot(s), expected by {_clock(one['until_ns'])}"
+
+
+def _blocker(one: dict[str, Any]) -> str:
+    return f"{one['node']} ({one['state']}, {one['free']} free): {one['reason']}"
+
+
+def _clock(wall_ns: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_ns / 1e9))
+
+
+def simulated(report: dict[str, Any]) -> None:
+    """The table of `gangwatch simulate`."""
+    console = _console()
+    for note in report["notes"]:
+        console.print(note)
+    for one in report["refused"][:10]:
+        console.print(f"refused: job {_shown(one['job'])}: {one['reason']}")
+    if len(report["refused"]) > 10:
+        console.print(f"refused: {len(report['refused']) - 10} more")
+    table = _table("WHAT", "")
+    for key, value in report.items():
+        if isinstance(value, int | float) or value is None:
+            _row(table, key, f"{value:.4g}" if isinstance(value, float) and abs(value) < 1e4 else _whole(value))
+    _row(table, "decision_ms", ", ".join(f"{name} {_whole(ms, 3)}" for name, ms in report["decision_ms"].items()))
+    _print(console, table)
+    table = _table("QUEUE", "JOBS", "AVERAGE JCT s", "P99 JCT s", "AVERAGE WAIT s")
+    for name, queue in report["per_queue"].items():
+        _row(table, name, *(_whole(value) for value in queue.values()))
+    console.print(table)
+
+
+def _whole(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def machine(found: Machine) -> None:
+    """The table of `gangwatch check`; where the terminal is narrow, a list."""
+    console = _console()
+    console.print(f"{found.host}: {found.processors} processors, {len(found.gpus)} GPUs")
+    for gpu in found.gpus:
+        console.print(f"    {gpu.uuid}  {gpu.model}")
+    if console.width < _NARROW_COLUMNS:
+        for finding in found.findings:
+            console.print(Text.assemble(f"{finding.name}: ", _state(finding.state)))
+            for text in filter(None, (finding.detail, f"to have it: {finding.remedy}" if finding.remedy else "")):
+                for line in textwrap.wrap(text, console.width - 4, break_long_words=False, break_on_hyphens=False):
+                    console.print(f"    {line}")
+        return
+    table = _table("WHAT", "", "DETAIL", "WHAT BRINGS IT")
+    for finding in found.findings:
+        _row(table, finding.name, _state(finding.state), finding.detail, finding.remedy)
+    _print(console, table)
+
+
+def still_there(node: str, left: dict[str, Any]) -> list[str]:
+    """Sentences on the jobs that run on a node that takes nothing new."""
+    if not left["jobs"]:
+        return [f"nothing runs on {node}"]
+    return [f"still on {node}:", *(f"    {_on_node(job)}" for job in left["jobs"])]
+
+
+def _on_node(job: dict[str, Any]) -> str:
+    ranks = f"{job['ranks']} rank{'' if job['ranks'] == 1 else 's'}"
+    who = f" of {job['user']}" if job["user"] else ""
+    if job["moving"]:
+        what = "is being stopped"
+    else:
+        what = "can be moved" if job["movable"] else "is not restartable: it stays until it ends"
+    return f"{job['job']} ({job['name']}{who}, {ranks}, {job['state']}) {what}"

@@ -1,0 +1,4 @@
+"""The checks behind ``gangwatch check``.
+
+Start at ``machine.py``.
+"""

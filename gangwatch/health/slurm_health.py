@@ -1,0 +1,40 @@
+"""How Slurm answers: what `gangwatch check` reports where this controller watches a Slurm cluster."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agent.schema.errors import GangwatchError
+from gangwatch.configuration.sections import SlurmSection
+from gangwatch.health.machine import Finding
+from scheduler_feedback.backends.slurm.parsing.refusals import sentence
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import Jobs, Nodes
+from scheduler_feedback.backends.slurm.slurm_commands import Commands
+
+NAME = "slurm"
+
+_NAMED = 5
+"""Most refused records that are named."""
+
+
+def findings(section: SlurmSection) -> tuple[Finding, ...]:
+    """Whether Slurm answers, and each record of its listings that can't be read; nothing where it is not watched."""
+    if not section.enabled:
+        return ()
+    commands = Commands(section.programs, section.configuration, section.timeout_seconds, section.text)
+    try:
+        nodes, jobs = asyncio.run(_listings(commands))
+    except GangwatchError as error:
+        return (Finding(NAME, "missing", str(error), "see docs/how-to/slurm.md, When something is wrong"),)
+    refused = (*nodes.refused, *jobs.refused)
+    found = f"{len(nodes.records)} nodes, {len(jobs.records) + len(jobs.unread)} jobs"
+    if not refused:
+        return (Finding(NAME, "found", f"{found}, every record readable"),)
+    remedy = "rename the job, or report the form of the record; what it describes is neither judged nor changed"
+    shown = [Finding(NAME, "limited", f"{found}; {len(refused)} records can't be read", remedy)]
+    shown += [Finding(f"{NAME}: {one.kind} {one.key}", "limited", sentence(one), remedy) for one in refused[:_NAMED]]
+    return tuple(shown)
+
+
+async def _listings(commands: Commands) -> tuple[Nodes, Jobs]:
+    return await commands.nodes(), await commands.jobs()

@@ -1,0 +1,4 @@
+"""The process that ``gangwatch up`` starts: it runs the controller and the agents, and restarts them.
+
+Start at ``supervisor.py``.
+"""

@@ -1,0 +1,219 @@
+"""How `gangwatch up` comes to be: the supervisor as a process of its own, and what it tells while it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from agent.schema.errors import GangwatchError
+from gangwatch.configuration.config_file import Config, plan_nodes
+from gangwatch.health.machine import find_gpus, host_name, usable_processors
+from gangwatch.logs import configure_logging
+from gangwatch.state_folder import NodePlan, StateFolder, SupervisorRecord
+from gangwatch.supervisor.supervisor import READY_SECONDS, StartError, Supervisor, in_words, not_ready
+
+Say = Callable[[str], None]
+
+
+def plan(config: Config) -> tuple[NodePlan, ...]:
+    """The nodes that this configuration means on this machine. Raises ConfigError."""
+    gpus = tuple(gpu.uuid for gpu in find_gpus(config.agent.nvml_library)) if config.cluster.gpus else ()
+    return plan_nodes(config.cluster, host_name(), usable_processors(), gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What `gangwatch up` is to run. config: the file, '' for none. options: as `up` and `controller` take them.
+
+    cluster: the configuration's section, as JSON, from which the nodes were planned.
+    """
+
+    state: StateFolder
+    nodes: tuple[NodePlan, ...]
+    port: int
+    config: str = ""
+    options: tuple[str, ...] = ()
+    cluster: str = ""
+
+
+Load = Callable[[Path | None, tuple[str, ...]], Config]
+
+
+def make_order(state: StateFolder, config_file: Path | None, options: tuple[str, ...], load: Load, say: Say) -> Order:
+    """What is to run: the cluster of the last `up` that was not stopped by `down`, with what is given now over it.
+
+    load: the effective configuration of a file and options. say: told what is restored, and what differs. Raises
+    ConfigError where it can't be on this machine, GangwatchError where daemons live in the state folder that were
+    started with other nodes or another port.
+    """
+    left = state.supervisor_left()
+    file: Path | None
+    if left is not None and config_file is not None and str(config_file) != left.config:
+        say(f"another configuration than the last time ({left.config or 'none'}): its options do not apply")
+        file, merged = config_file, options
+    elif left is not None:
+        file, merged = _file_again(left, config_file, say), merge_options(left.options, options)
+    else:
+        file, merged = config_file, options
+    config = load(file, merged)
+    cluster = msgspec.json.encode(config.cluster).decode()
+    port = config.controller.address()[1]
+    same = left is not None and (left.cluster == cluster or (not left.cluster and left.options == merged))
+    nodes = left.nodes if left is not None and same else plan(config)
+    order = Order(state, nodes, port, config.source, merged, cluster)
+    if left is None:
+        return order
+    if left.anything_alive():
+        if (left.nodes, left.port) != (nodes, port):
+            raise GangwatchError(
+                f"{state} runs with other nodes, slots or port (nodes {_named(left.nodes)}; port {left.port}): "
+                "`gangwatch down` first, with --keep-jobs where jobs are to go on"
+            )
+    elif left.nodes == nodes:
+        say(f"restoring the cluster of the last `gangwatch up`: {_named(nodes)}")
+        _warn_of_lost_gpus(nodes, config, say)
+    else:
+        say(f"nodes differ from the last `gangwatch up`: now {_named(nodes)}, then {_named(left.nodes)}")
+    if left.port != port:
+        say(f"the controller's port differs from the last `gangwatch up`: now {port}, then {left.port}")
+    return order
+
+
+def _file_again(left: SupervisorRecord, given: Path | None, say: Say) -> Path | None:
+    """The configuration file of the last `up`; one that is gone is left out, unless it is named now."""
+    if given is not None or not left.config:
+        return given
+    if not Path(left.config).exists():
+        say(f"the configuration of the last `gangwatch up` is gone: {left.config}")
+        return None
+    return Path(left.config)
+
+
+def merge_options(earlier: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
+    """Options of two command lines, as `up` writes them; what is given now goes over what was given earlier."""
+    found: dict[str, tuple[str, ...]] = {}
+    for options in (earlier, given):
+        words = iter(options)
+        for word in words:
+            found[word] = () if word in FLAGS else (next(words),)
+    return tuple(part for name, value in found.items() for part in (name, *value))
+
+
+FLAGS = frozenset({"--no-gpus"})
+"""Options of `up` that have no value."""
+
+
+def _named(nodes: Iterable[NodePlan]) -> str:
+    return ", ".join(f"{node.name} ({node.slots})" for node in nodes)
+
+
+def _warn_of_lost_gpus(nodes: tuple[NodePlan, ...], config: Config, say: Say) -> None:
+    wanted = [uuid for node in nodes for uuid in node.devices]
+    if wanted and (lost := sorted(set(wanted) - {gpu.uuid for gpu in find_gpus(config.agent.nvml_library)})):
+        say(f"warning: the driver does not show {', '.join(lost)} now; `gangwatch down` forgets the cluster")
+
+
+def run_in_foreground(order: Order, say: Say, on_ready: Callable[[], None]) -> None:
+    """Be the supervisor until told to stop. Raises GangwatchError where it can't start: nothing runs then."""
+    order.state.prepare()
+    configure_logging(order.state, "supervisor")
+    Supervisor(order.state, order.nodes, order.port, order.config, order.options, say, order.cluster).run(on_ready)
+
+
+def start_detached(order: Order, say: Say) -> None:
+    """Start the supervisor as a process of its own and wait until everything is ready.
+
+    Raises GangwatchError, in the words of whatever could not start; nothing is left running then.
+    """
+    order.state.prepare()
+    lives = order.state.supervisor()
+    if lives is not None:
+        _join(order.state, lives, say)
+        return
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-P", "-m", "gangwatch", "up", "--foreground", "--report-to", str(write_end)]
+    command += ["--state", str(order.state), *order.options]
+    if order.config:
+        command += ["--config", order.config]
+    with open(order.state.error_file("supervisor"), "wb") as errors:
+        supervisor = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            pass_fds=(write_end,),
+            start_new_session=True,
+            cwd="/",
+        )
+    os.close(write_end)
+    try:
+        with open(read_end, encoding="utf-8") as lines:
+            _listen(lines, order.state, say)
+    except KeyboardInterrupt:
+        supervisor.terminate()
+        supervisor.wait(timeout=READY_SECONDS)
+        raise
+    except GangwatchError:
+        supervisor.wait(timeout=READY_SECONDS)
+        raise
+    # It outlives us and becomes init's: its end is none of ours to wait for.
+    supervisor.returncode = 0
+
+
+def _listen(lines: Iterable[str], state: StateFolder, say: Say) -> None:
+    """Pass on what the supervisor reports, until it is ready. Raises StartError where it is not to be."""
+    for line in lines:
+        told = json.loads(line)
+        if "failed" in told:
+            raise StartError(told["failed"])
+        if "ready" in told:
+            return
+        say(told["progress"])
+    raise StartError(f"the supervisor ended: see {state.error_file('supervisor')}")
+
+
+def _join(state: StateFolder, lives: SupervisorRecord, say: Say) -> None:
+    """Another supervisor runs: say so, and raise StartError unless all that it runs is ready."""
+    say(f"already running: supervisor {lives.pid}")
+    waiting = not_ready(state, lives.nodes)
+    if waiting:
+        raise StartError(f"supervisor {lives.pid} runs, but not ready: {in_words(waiting)}; see {state}/log")
+
+
+class Reporter:
+    """The supervisor's end of the pipe to the `up` that started it; one that nobody reads any more is no matter."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        self._descriptor: int | None = descriptor
+
+    def progress(self, text: str) -> None:
+        self._send({"progress": text})
+
+    def ready(self) -> None:
+        self._send({"ready": True})
+        self.close()
+
+    def failed(self, reason: str) -> None:
+        self._send({"failed": reason})
+        self.close()
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _send(self, told: dict[str, object]) -> None:
+        if self._descriptor is None:
+            return
+        try:
+            os.write(self._descriptor, json.dumps(told).encode() + b"\n")
+        except BrokenPipeError:
+            self.close()

@@ -1,0 +1,497 @@
+"""The supervisor behind `gangwatch up`: one process an agent, one for the controller, each restarted when it dies.
+
+It holds nothing that matters: killed with -9 it takes no daemon and no job with it, and the next `up` on the same
+folder adopts what lives (pid and start time from the state folder's records) and starts what is missing.
+
+Daemons are waited for by pidfd, which tells of the end of any process, child or adopted (pidfd_open(2), Linux 5.3).
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from agent.schema.errors import ConfigError, GangwatchError
+from gangwatch.connection import Trust, connect
+from gangwatch.state_folder import (
+    AgentRecord,
+    ControllerRecord,
+    NodePlan,
+    ProcessRecord,
+    StateFolder,
+    SupervisorRecord,
+    agent_name,
+    start_time_of,
+    this_process,
+    write_atomically,
+)
+from gangwatch.supervisor.daemon_ends import (
+    CONTROLLER,
+    MOST_WORDS,
+    DaemonEnd,
+    forget_ends,
+    read_ends,
+    why_no_controller,
+    write_end,
+)
+from gangwatch.supervisor.heartbeats import WATCHDOG_SECONDS, Heartbeats, is_stopped, where_it_waits
+
+READY_SECONDS = 60.0
+"""Longest wait for all daemons at a start: interpreters start in a second, a loaded machine takes many."""
+
+STOP_SECONDS = 10.0
+"""How long a daemon may take over its clean stop before it is killed: five times what it promises."""
+
+LOOK_SECONDS = 5.0
+"""Between two looks for daemons that are stuck."""
+
+BACKOFF_FIRST_SECONDS = 0.2
+BACKOFF_MOST_SECONDS = 10.0
+"""A daemon that dies at once is tried again after 0.2, 0.4, ... 10 s; one that lived longer than the last of these
+starts over. The first is short: while the controller is away, nobody is moved or started."""
+
+_log = logging.getLogger("gangwatch.supervisor.supervisor")
+
+
+@dataclass(slots=True)
+class Daemon:
+    """A process that is to be kept running. record: the live one's, None between two. stuck: why it was killed by its
+    supervisor; '' where it was not."""
+
+    name: str
+    arguments: tuple[str, ...]
+    record: ProcessRecord | None = None
+    pidfd: int | None = None
+    ours: bool = False
+    started_s: float = 0.0
+    stuck: str = ""
+    backoff_seconds: float = BACKOFF_FIRST_SECONDS
+    again_at_s: float = 0.0
+
+
+def daemon_commands(
+    state: StateFolder, nodes: Sequence[NodePlan], config: str, options: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """The command line of every daemon, by name. config, options: of `up`, which the controller is given again."""
+    # -P: a file in the current folder never stands in for a module of ours.
+    program = (sys.executable, "-P", "-m", "gangwatch")
+    common = ("--state", str(state), *(("--config", config) if config else ()))
+    commands = {
+        agent_name(node.name): (
+            *(*program, "agent", *common, "--node", node.name, "--slots", str(node.slots), "--position", str(position)),
+            *(part for device in node.devices for part in ("--device", device)),
+        )
+        for position, node in enumerate(nodes)
+    }
+    # The controller plans no nodes of its own: they may be those of an earlier `up`, or of a machine that has changed.
+    planned = ("--planned", msgspec.json.encode(nodes).decode())
+    return {**commands, CONTROLLER: (*program, "controller", *common, *options, *planned)}
+
+
+def answers(record: AgentRecord | ControllerRecord, path: str = "/readyz", timeout_seconds: float = 2.0) -> bool:
+    """Whether the daemon is ready, as ``readiness`` says."""
+    return readiness(record, path, timeout_seconds)[0]
+
+
+def readiness(
+    record: AgentRecord | ControllerRecord, path: str = "/readyz", timeout_seconds: float = 2.0
+) -> tuple[bool, str]:
+    """Whether the daemon answers `path` with 200, or would if we had a certificate to show; and what is wrong with it,
+    '' for nothing. A controller that schedules is ready, also where a bug has put one of its parts out of service.
+
+    One that asks for a certificate (client_auth_type) ends the connection, by an alert or without a word, once it has
+    shown its own and seen none: none is a supervisor's to have, and that it serves is known by then.
+    """
+    try:
+        connection = connect(
+            record.url, timeout_seconds, Trust(Path(record.certificate)) if record.certificate else None
+        )
+    except ConfigError as error:
+        return False, str(error)
+    shown = False
+    try:
+        connection.connect()
+        shown = bool(record.certificate)
+        connection.request("GET", path)
+        response = connection.getresponse()
+        if response.status == 200:
+            return True, ""
+        return _half_ready(response.read(64 * 1024))
+    except (OSError, http.client.HTTPException) as error:
+        ready = (shown and not isinstance(error, TimeoutError)) or "_ALERT_" in str(getattr(error, "reason", ""))
+        return ready, "" if ready else f"{record.url} does not answer: {error or type(error).__name__}"
+    finally:
+        connection.close()
+
+
+def _half_ready(body: bytes) -> tuple[bool, str]:
+    """What an answer says that is not 200."""
+    try:
+        document = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        document = None
+    if not isinstance(document, dict):
+        return False, ""
+    return document.get("scheduling") is True, str(document.get("error", ""))
+
+
+def not_ready(state: StateFolder, nodes: Sequence[NodePlan]) -> dict[str, str]:
+    """Why each daemon that is not ready is not, by its name; empty where all are."""
+    agents = {node.name: state.agent(node.name) for node in nodes}
+    records: dict[str, AgentRecord | ControllerRecord | None] = {
+        **{agent_name(name): record for name, record in agents.items()},
+        CONTROLLER: state.controller(),
+    }
+    waiting: dict[str, str] = {}
+    for name, record in records.items():
+        if record is None:
+            waiting[name] = why_no_controller(state) if name == CONTROLLER else "it does not listen yet"
+            continue
+        ready, why = readiness(record)
+        if not ready:
+            waiting[name] = why
+    return waiting
+
+
+def in_words(waiting: dict[str, str]) -> str:
+    """Who is not ready, and why."""
+    return "; ".join(f"{name} ({why})" if why else name for name, why in waiting.items())
+
+
+class StartError(GangwatchError):
+    """A daemon could not be started; carries the daemon's own words."""
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Keeps the daemons of one state folder running until told to stop.
+
+    config, options: what the daemons are started with; cluster: what the nodes were planned from. report: told in words
+    what happens while starting.
+    """
+
+    state: StateFolder
+    nodes: tuple[NodePlan, ...]
+    port: int
+    config: str
+    options: tuple[str, ...]
+    report: Callable[[str], None]
+    cluster: str = ""
+    _daemons: dict[str, Daemon] = field(default_factory=dict)
+    _signals: set[int] = field(default_factory=set)
+    _statuses: dict[int, int] = field(default_factory=dict)
+    _heartbeats: Heartbeats | None = None
+
+    def run(self, on_ready: Callable[[], None]) -> None:
+        """Start or adopt every daemon, call `on_ready`, and keep them running until SIGTERM or SIGINT.
+
+        Raises StateFolderBusyError where another supervisor lives, StartError where a daemon can't be started; what
+        was started by then is stopped again.
+        """
+        with self.state.hold("supervisor.lock", "a supervisor"):
+            commands = daemon_commands(self.state, self.nodes, self.config, self.options)
+            self._daemons = {name: Daemon(name, command) for name, command in commands.items()}
+            wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+            earlier = {number: signal.signal(number, self._on_signal) for number in handled}
+            signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+            try:
+                self._supervise(wake_read, on_ready)
+            finally:
+                if self._heartbeats is not None:
+                    self._heartbeats.close()
+                    self._notify_path.unlink(missing_ok=True)
+                signal.set_wakeup_fd(-1)
+                for number, handler in earlier.items():
+                    signal.signal(number, handler)
+                os.close(wake_read)
+                os.close(wake_write)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._signals.add(number)
+
+    def _supervise(self, wake: int, on_ready: Callable[[], None]) -> None:
+        before = self.state.supervisor_left()
+        self._listen()
+        self._adopt()
+        self._write_record()
+        try:
+            for daemon in self._daemons.values():
+                if daemon.record is None:
+                    self._start(daemon)
+            self._wait_until_ready(wake)
+        except BaseException:
+            self._stop([daemon for daemon in self._daemons.values() if daemon.ours])
+            if not any(daemon.record for daemon in self._daemons.values()):
+                self._put_back(before)
+            raise
+        if not self._told_to_stop():
+            on_ready()
+        while not self._told_to_stop():
+            self._wait(wake, self._seconds_to_next_look())
+            self._restart_due()
+            self._end_stuck()
+        _log.info("stopping")
+        # The controller first: it would take agents that stop before it for lost ones.
+        self._stop([self._daemons[CONTROLLER]])
+        self._stop(list(self._daemons.values()))
+        forget_ends(self.state)
+        # The record stays: the machine may be rebooting, and the next `up` restores the cluster. `down` removes it.
+
+    def _put_back(self, before: SupervisorRecord | None) -> None:
+        """A start that failed changes nothing of what the next `up` restores."""
+        if before is None:
+            self.state.supervisor_file.unlink(missing_ok=True)
+        else:
+            write_atomically(self.state.supervisor_file, msgspec.json.encode(before))
+
+    def _told_to_stop(self) -> bool:
+        return bool(self._signals & {signal.SIGTERM, signal.SIGINT})
+
+    @property
+    def _notify_path(self) -> Path:
+        return self.state.socket_path(".heartbeats")  # no node's name begins with a dot
+
+    def _listen(self) -> None:
+        """For the daemons' heartbeats; without them they are supervised all the same, only not found to be stuck."""
+        path = self._notify_path
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._heartbeats = Heartbeats(path)
+        except OSError as error:
+            _log.warning("%s: no heartbeats are heard, and no stuck daemon is found: %s", path, error)
+
+    # --- starting ----------------------------------------------------------------------------------------------------
+
+    def _adopt(self) -> None:
+        left = self.state.supervisor_left()
+        spawned = left.daemons if left is not None else {}
+        announced: dict[str, ProcessRecord | None] = {
+            agent_name(node.name): self.state.agent(node.name) for node in self.nodes
+        }
+        announced[CONTROLLER] = self.state.controller()
+        for name, daemon in self._daemons.items():
+            record = announced[name] or spawned.get(name)
+            if record is not None and record.alive():
+                self._watch(daemon, ProcessRecord(record.pid, record.start_time))
+                self.report(f"{name} already runs (pid {record.pid})")
+
+    def _watch(self, daemon: Daemon, record: ProcessRecord) -> None:
+        """Take the process as the daemon's; one that ended meanwhile is seen to have ended at the next wait."""
+        try:
+            descriptor = os.pidfd_open(record.pid)
+        except ProcessLookupError:
+            return
+        # Opened by pid: only the start time, read after it, proves that it is this process's.
+        if not record.alive() and not daemon.ours:
+            os.close(descriptor)
+            return
+        daemon.record, daemon.pidfd = record, descriptor
+
+    def _start(self, daemon: Daemon) -> None:
+        log = self.state.error_file(daemon.name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+        pid = os.posix_spawn(
+            daemon.arguments[0],
+            daemon.arguments,
+            {**os.environ, **(self._heartbeats.environment(self._notify_path) if self._heartbeats is not None else {})},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            # Its own session: a Ctrl-C meant for `up --foreground` stops the daemons in their order, not all at once.
+            setsid=True,
+            setsigmask=[],
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )
+        start_time = _child_start_time(pid)
+        daemon.ours = True
+        daemon.started_s = time.monotonic()
+        self._watch(daemon, ProcessRecord(pid, start_time))
+        self._write_record()
+        _log.info("started %s (pid %d)", daemon.name, pid)
+
+    def _write_record(self) -> None:
+        this = this_process()
+        record = SupervisorRecord(
+            this.pid,
+            this.start_time,
+            self.nodes,
+            self.port,
+            self.config,
+            self.options,
+            {daemon.name: daemon.record for daemon in self._daemons.values() if daemon.record is not None},
+            self.cluster,
+        )
+        write_atomically(self.state.supervisor_file, msgspec.json.encode(record))
+
+    def _wait_until_ready(self, wake: int) -> None:
+        deadline_s = time.monotonic() + READY_SECONDS
+        waiting = dict.fromkeys(self._daemons, "")
+        while waiting and not self._told_to_stop():
+            self._wait(wake, 0.05)
+            for daemon in self._daemons.values():
+                if daemon.record is None and daemon.ours:
+                    words = self._last_words(daemon.name) or "it ended and said nothing"
+                    raise StartError(f"{daemon.name}: {words}")
+            self._restart_due()
+            still = not_ready(self.state, self.nodes)
+            for name in waiting:
+                record = self._daemons[name].record
+                if name not in still and record is not None:
+                    self.report(f"{name} is ready (pid {record.pid})")
+                    if name == CONTROLLER and (broken := self._broken_parts()):
+                        self.report(f"warning: of the controller's parts {broken}; jobs are scheduled all the same")
+            waiting = still
+            if waiting and time.monotonic() > deadline_s:
+                raise StartError(f"not ready after {READY_SECONDS:.0f} s: {in_words(waiting)}; see {self.state}/log")
+
+    def _broken_parts(self) -> str:
+        controller = self.state.controller()
+        return readiness(controller)[1] if controller is not None else ""
+
+    def _last_words(self, name: str) -> str:
+        """The last line that the daemon wrote on stderr before it ended; '' where there is none."""
+        file = self.state.error_file(name)
+        try:
+            lines = file.read_text(errors="replace").split("\n")
+        except OSError:
+            lines = []
+        words = next((line for line in reversed(lines) if line.strip()), "")
+        return words.removeprefix("Error: ")
+
+    # --- keeping -----------------------------------------------------------------------------------------------------
+
+    def _wait(self, wake: int, seconds: float | None) -> None:
+        """Wait for a signal, a daemon's end or the time, and take note of what ended."""
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        by_descriptor = {daemon.pidfd: daemon for daemon in self._daemons.values() if daemon.pidfd is not None}
+        for descriptor in by_descriptor:
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(None if seconds is None else max(0.0, seconds) * 1000)
+        self._reap()
+        for descriptor, _ in ready:
+            if descriptor == wake:
+                os.read(wake, 512)
+            else:
+                self._ended(by_descriptor[descriptor])
+        if signal.SIGHUP in self._signals:
+            self._signals.discard(signal.SIGHUP)
+            self._signal(self._daemons[CONTROLLER], signal.SIGHUP)
+
+    def _reap(self) -> None:
+        """Collect every child that ended: also orphans of others, where we are a container's first process."""
+        ours = {daemon.record.pid for daemon in self._daemons.values() if daemon.record is not None}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in ours:
+                self._statuses[pid] = status
+
+    def _ended(self, daemon: Daemon) -> None:
+        assert daemon.record is not None and daemon.pidfd is not None
+        status = self._statuses.pop(daemon.record.pid, None)
+        code = None if status is None else os.waitstatus_to_exitcode(status)
+        how = "ended" if code is None else f"ended with {code}"
+        os.close(daemon.pidfd)
+        lived_seconds = time.monotonic() - daemon.started_s
+        if lived_seconds > BACKOFF_MOST_SECONDS:
+            daemon.backoff_seconds = BACKOFF_FIRST_SECONDS
+        words = daemon.stuck or self._last_words(daemon.name)
+        daemon.stuck = ""
+        level = logging.INFO if self._told_to_stop() else logging.WARNING
+        _log.log(level, "%s (pid %d) %s%s", daemon.name, daemon.record.pid, how, f": {words}" if words else "")
+        pid = daemon.record.pid
+        if self._heartbeats is not None:
+            self._heartbeats.forget(pid)
+        daemon.record = daemon.pidfd = None
+        daemon.again_at_s = time.monotonic() + daemon.backoff_seconds
+        if not self._told_to_stop():
+            self._keep_end(daemon, pid, code, words, lived_seconds)
+        daemon.backoff_seconds = min(BACKOFF_MOST_SECONDS, 2 * daemon.backoff_seconds)
+
+    def _keep_end(self, daemon: Daemon, pid: int, code: int | None, words: str, lived_seconds: float) -> None:
+        """For whoever asks why the daemon is not there."""
+        before = read_ends(self.state).get(daemon.name)
+        in_a_row = before.in_a_row + 1 if before is not None and lived_seconds <= BACKOFF_MOST_SECONDS else 1
+        now_ns = time.time_ns()
+        next_ns = now_ns + int(daemon.backoff_seconds * 1e9)
+        try:
+            write_end(self.state, daemon.name, DaemonEnd(pid, now_ns, next_ns, code, words[:MOST_WORDS], in_a_row))
+        except OSError as error:
+            _log.warning("%s: how it ended can't be written: %s", daemon.name, error)
+
+    def _seconds_to_next_look(self) -> float:
+        due = [daemon.again_at_s for daemon in self._daemons.values() if daemon.record is None]
+        return min([LOOK_SECONDS, *(at_s - time.monotonic() for at_s in due)])
+
+    def _end_stuck(self) -> None:
+        """Kill every daemon whose work stands still, so that it is started anew. Jobs go on."""
+        if self._heartbeats is None:
+            return
+        now_s = time.monotonic()
+        self._heartbeats.take(now_s)
+        for daemon in self._daemons.values():
+            if daemon.record is None or daemon.stuck:
+                continue
+            pid = daemon.record.pid
+            silent_seconds = self._heartbeats.silent_seconds(pid, now_s)
+            # A stopped process is somebody's doing. Excused at each look, it has the whole time again once it goes on.
+            if silent_seconds > WATCHDOG_SECONDS / 4 and is_stopped(pid):
+                self._heartbeats.excuse(pid, now_s)
+                continue
+            if silent_seconds < WATCHDOG_SECONDS:
+                continue
+            waits = where_it_waits(pid)
+            daemon.stuck = f"it was stuck: no work done for {silent_seconds:.0f} s{': ' + waits if waits else ''}"
+            _log.error("%s (pid %d): %s; killing it to start it anew", daemon.name, pid, daemon.stuck)
+            self._signal(daemon, signal.SIGKILL)
+
+    def _restart_due(self) -> None:
+        for daemon in self._daemons.values():
+            if daemon.record is None and daemon.again_at_s <= time.monotonic() and not self._told_to_stop():
+                self._start(daemon)
+
+    # --- stopping ----------------------------------------------------------------------------------------------------
+
+    def _signal(self, daemon: Daemon, number: signal.Signals) -> None:
+        if daemon.pidfd is not None:
+            try:
+                signal.pidfd_send_signal(daemon.pidfd, number)
+            except ProcessLookupError:
+                pass
+
+    def _stop(self, daemons: Sequence[Daemon]) -> None:
+        """SIGTERM, then SIGKILL for those that are still there; returns when all have ended."""
+        wake, end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+                for daemon in daemons:
+                    self._signal(daemon, number)
+                deadline_s = time.monotonic() + seconds
+                while any(daemon.record for daemon in daemons) and time.monotonic() < deadline_s:
+                    self._wait(wake, deadline_s - time.monotonic())
+        finally:
+            os.close(wake)
+            os.close(end)
+
+
+def _child_start_time(pid: int) -> int:
+    """Start time of our own child: it can't be reused before we wait for it, though it may be a zombie already."""
+    return start_time_of(pid) or 0

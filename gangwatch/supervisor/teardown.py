@@ -1,0 +1,267 @@
+"""How `gangwatch down` stops everything of a state folder, whatever of it is still alive, and proves that it did.
+
+1. Jobs are cancelled through the controller, where there is one: the journal then knows why they ended.
+2. The supervisor is stopped, and with it its daemons; then daemons that an earlier supervisor left.
+3. Attempts that still run, because no controller could end them, are ended through the local backend's own files: the
+   same stop request, grace and shims as ever.
+4. What is left of any attempt is looked for once more, by its environment; nothing may be found.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from agent.schema.errors import BackendError, GangwatchError
+from gangwatch.client import Client, RefusedError
+from gangwatch.state_folder import NotRunningError, ProcessRecord, StateFolder
+from gangwatch.supervisor.daemon_ends import forget_ends
+from gangwatch.supervisor.supervisor import STOP_SECONDS
+
+KILL_SECONDS = 15.0
+"""What ending an attempt may take beyond its own grace: shims kill within a second or two of it."""
+
+POLL_SECONDS = 0.1
+SAY_SECONDS = 2.0
+
+Say = Callable[[str], None]
+
+
+def stop_everything(state: StateFolder, keep_jobs: bool, say: Say) -> dict[str, int]:
+    """Stop it all; {"jobs": stopped, "daemons": stopped}. Idempotent. keep_jobs: only the daemons.
+
+    Raises GangwatchError where something could not be stopped, naming its processes.
+    """
+    if not state.path.is_dir():
+        return {"jobs": 0, "daemons": 0}
+    stopped_jobs = 0 if keep_jobs else _cancel_jobs(state, say)
+    stopped_daemons = _stop_daemons(state, say)
+    if not keep_jobs:  # else the next `up` restores the nodes that the jobs are on
+        state.supervisor_file.unlink(missing_ok=True)
+    if not keep_jobs:
+        stopped_jobs += _end_attempts(state, say)
+        _prove_nothing_left(state)
+    return {"jobs": stopped_jobs, "daemons": stopped_daemons}
+
+
+# --- jobs, through the controller ------------------------------------------------------------------------------------
+
+
+def _cancel_jobs(state: StateFolder, say: Say) -> int:
+    """Cancel every job that has not ended and wait for their ends; how many did. A controller that can't is left."""
+    client = Client(state)
+    try:
+        waiting = _unended(client)
+        for job in waiting:
+            try:
+                client.post(f"/api/jobs/{job}/cancel", {"by": "gangwatch down"})
+            except RefusedError:
+                pass  # it ended meanwhile
+        if waiting:
+            say(f"stopping {len(waiting)} job(s)")
+        if client.get("/api/queue?limit=1")["frozen"]:
+            # It takes the wishes and carries none of them out: step 3 ends what runs.
+            return 0
+        graces = [attempt.grace_seconds for attempt in open_attempts(state)]
+        deadline_s = time.monotonic() + max(graces, default=0.0) + KILL_SECONDS
+        progress = _Progress(say)
+        left = list(waiting)
+        while left and time.monotonic() < deadline_s:
+            time.sleep(POLL_SECONDS)
+            left = _unended(client)
+            progress.say(f"waiting for {', '.join(left)}" if left else "")
+    except (NotRunningError, RefusedError) as error:
+        # Steps 2 and 3 need no controller.
+        if state.controller() is not None:
+            say(f"the controller can't stop the jobs ({error}); stopping them without it")
+        return 0
+    return len(set(waiting) - set(left))
+
+
+def _unended(client: Client) -> list[str]:
+    listed: list[dict[str, Any]] = client.get_all("/api/jobs?active=1")
+    # Pending jobs first: otherwise each running job that is cancelled leaves slots in which a pending one starts.
+    return [job["job"] for job in sorted(listed, key=lambda job: job["state"] != "pending")]
+
+
+class _Progress:
+    """Says something now and then while it is waited for long."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._next_s = time.monotonic() + SAY_SECONDS
+
+    def say(self, text: str) -> None:
+        if text and time.monotonic() >= self._next_s:
+            self._say(text)
+            self._next_s = time.monotonic() + SAY_SECONDS
+
+
+# --- daemons ---------------------------------------------------------------------------------------------------------
+
+
+def _stop_daemons(state: StateFolder, say: Say) -> int:
+    """Stop the supervisor with all it watches, then what is alive without one; how many were stopped."""
+    left = state.supervisor_left()
+    records = dict(left.daemons) if left is not None else {}
+    before = {record.pid: record for record in (*records.values(), *_announced(state)) if record.alive()}
+    supervisor = state.supervisor()
+    if supervisor is not None:
+        say(f"stopping the daemons ({len(before)}) and their supervisor")
+        supervisor.signal(signal.SIGTERM)
+        # It gives the controller, then the agents, their time, and kills what takes longer.
+        _wait_for([supervisor], 4 * STOP_SECONDS)
+        supervisor.signal(signal.SIGKILL)
+        _wait_for([supervisor], STOP_SECONDS)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        # Asked for again: a daemon may have been restarted after the first look.
+        alive = {record.pid: record for record in (*before.values(), *_announced(state)) if record.alive()}
+        for record in alive.values():
+            record.signal(number)
+        _wait_for(alive.values(), STOP_SECONDS)
+        before |= alive
+    remaining = [record for record in (*before.values(), *_announced(state)) if record.alive()]
+    if remaining:
+        raise GangwatchError(f"still running after SIGKILL: pid {', '.join(str(one.pid) for one in remaining)}")
+    forget_ends(state)
+    for path in (state.controller_file, *(state.path / "agents").glob("*.json")):
+        path.unlink(missing_ok=True)
+    return len(before) + (supervisor is not None)
+
+
+def _announced(state: StateFolder) -> list[ProcessRecord]:
+    """The daemons that say of themselves that they listen, and are alive."""
+    controller = state.controller()
+    return [*state.agents().values(), *([controller] if controller is not None else [])]
+
+
+def _wait_for(records: Iterable[ProcessRecord], seconds: float) -> None:
+    """Wait until all of them have ended, at most so long."""
+    waiting = list(records)
+    deadline_s = time.monotonic() + seconds
+    while waiting and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+        waiting = [record for record in waiting if record.alive()]
+
+
+# --- attempts, without a controller ----------------------------------------------------------------------------------
+
+
+class OpenAttempt(msgspec.Struct, frozen=True):
+    """An attempt whose folder does not say that it has ended. stop_seconds: the longest that a stop of it takes."""
+
+    job_id: str
+    attempt: int
+    checkpoint_signal: str
+    grace_seconds: float
+    stop_seconds: float
+
+
+class _Specification(msgspec.Struct):
+    checkpoint_signal: str
+    grace_seconds: float
+    checkpoint_command: tuple[str, ...] = ()
+    checkpoint_timeout_seconds: float = 0.0
+
+    @property
+    def stop_seconds(self) -> float:
+        return self.grace_seconds + (self.checkpoint_timeout_seconds if self.checkpoint_command else 0.0)
+
+
+class _AttemptFile(msgspec.Struct):
+    """The part of attempt.json that matters here."""
+
+    spec: _Specification
+    nodes: dict[str, Any]
+
+
+def open_attempts(state: StateFolder) -> list[OpenAttempt]:
+    """Attempts of the local backend that may have processes: not decided, or started and not ended on every node."""
+    from scheduler_feedback.backends.local import attempt_files as records
+
+    found = []
+    for folder in sorted((state.path / "jobs").glob("*/*")):
+        if not folder.name.isdigit():
+            continue
+        try:
+            about = msgspec.json.decode((folder / records.ATTEMPT).read_bytes(), type=_AttemptFile)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            continue  # never carried out: nothing of it can run
+        decided = records.decision(str(folder))
+        if decided is not None and decided[0] == records.ABORT:
+            continue
+        if decided is not None and all((folder / node / records.ENDED).exists() for node in about.nodes):
+            continue
+        spec, own = about.spec, (folder.parent.name, int(folder.name))
+        found.append(OpenAttempt(*own, spec.checkpoint_signal, spec.grace_seconds, spec.stop_seconds))
+    return found
+
+
+def _end_attempts(state: StateFolder, say: Say) -> int:
+    """End what still runs, with its grace, through the backend's own records; how many attempts it were."""
+    from scheduler_feedback.backends.local.local_backend import LocalBackend
+    from scheduler_feedback.core.actions import StopGang
+    from scheduler_feedback.core.events import AttemptEnded, AttemptUnknown
+    from scheduler_feedback.core.job import StopReason
+
+    attempts = open_attempts(state)
+    if not attempts:
+        return 0
+    say(f"ending {len(attempts)} attempt(s) that no controller could")
+    backend = LocalBackend(state.path, ())
+    for one in attempts:
+        try:
+            backend.apply(
+                StopGang(
+                    *("down", one.job_id, one.attempt, one.checkpoint_signal, one.grace_seconds, StopReason.CANCEL),
+                    reason="gangwatch down",
+                )
+            )
+        except BackendError as error:
+            say(f"Error: {error}")
+    holding = {(one.job_id, one.attempt) for one in attempts}
+    deadline_s = time.monotonic() + max(one.stop_seconds for one in attempts) + KILL_SECONDS
+    progress = _Progress(say)
+    while holding and time.monotonic() < deadline_s:
+        for event in backend.observe(holding):
+            if isinstance(event, AttemptEnded | AttemptUnknown):
+                holding.discard((event.job_id, event.attempt))
+        progress.say(f"waiting for {', '.join(sorted({job for job, _ in holding}))}")
+        time.sleep(POLL_SECONDS)
+    if holding:
+        raise GangwatchError(f"has not ended: {', '.join(f'{job} attempt {n}' for job, n in sorted(holding))}")
+    return len(attempts)
+
+
+def _prove_nothing_left(state: StateFolder) -> None:
+    """Raise GangwatchError where a process of some attempt of this state folder is still there."""
+    left = remains(state)
+    deadline_s = time.monotonic() + KILL_SECONDS
+    while left and time.monotonic() < deadline_s:  # a killed process takes a moment to be gone
+        time.sleep(POLL_SECONDS)
+        left = remains(state)
+    if left:
+        raise GangwatchError(f"processes of jobs are left: pid {', '.join(map(str, sorted(left)))}")
+
+
+def remains(state: StateFolder) -> set[int]:
+    """Live processes of this state folder: the daemons', the shims', and all that carry an attempt's environment."""
+    from scheduler_feedback.backends.local import attempt_files as records
+    from scheduler_feedback.backends.local import local_processes
+
+    pids = {record.pid for record in _announced(state)}
+    supervisor = state.supervisor()
+    if supervisor is not None:
+        pids.add(supervisor.pid)
+    sockets = {str(state.socket_path(node.name)) for node in (state.path / "ranks").glob("*")}
+    for socket_path in sockets:
+        pids |= {stat.pid for stat in local_processes.with_environment((f"GANGWATCH_SOCKET={socket_path}",))}
+    for shim in (state.path / "jobs").glob(f"*/*/*/{records.SHIM}"):
+        about = records.read(str(shim))
+        if about is not None and about["boot_id"] == local_processes.boot_id():
+            pids |= {about["pid"]} if local_processes.is_alive(about["pid"], about["start_time"]) else set()
+    return pids

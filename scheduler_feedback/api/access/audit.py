@@ -1,0 +1,199 @@
+"""Audit: who did what. One line of JSON for each step of a request, appended, and the file rotated by size.
+
+::
+
+    {"time": "2026-11-23T12:00:00.123Z", "id": "b3f1-17", "stage": "answered", "user": "ana", "role": "submitter",
+     "means": "token ana-laptop", "peer": "10.0.0.7", "method": "POST", "path": "/api/jobs",
+     "about": {"job": "j-000042"}, "status": 201}
+
+What changes something is written twice: `asked` before anything is done, so that nothing is done that is not written
+down, and `answered` with the result. Refusals, logins and reads of logs and of the journal are written once. Where the
+file can't be written, changes are refused (507), but for a freeze, which makes nothing worse. Environments, command
+lines and tokens are never in it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent.schema.errors import StoreError
+from scheduler_feedback.core.state_metrics import Sample
+
+FILE_BYTES, FILES = 64 * 1024 * 1024, 10
+"""Of one file, and how many older ones are kept: with 300 bytes a line two million lines in all."""
+
+REFUSALS_PER_SECOND, REFUSALS_AT_ONCE = 10.0, 200
+"""Lines about refused requests of people who are not logged in; what is more is counted, and told with the next line:
+a flood must not rotate everything else out."""
+
+_MOST_TEXT = 500
+_log = logging.getLogger(__name__)
+
+
+class Line(msgspec.Struct, omit_defaults=True):
+    """One line. about: what the request was about (job, node, ...). suppressed: refusals before it without a line."""
+
+    time: str
+    id: str
+    stage: str
+    user: str
+    role: str
+    means: str
+    peer: str
+    method: str
+    path: str
+    about: dict[str, Any] = {}
+    status: int = 0
+    error: str = ""
+    suppressed: int = 0
+
+
+class Audit:
+    """Appends to one file, or to standard output where there is no path. May be used from several threads."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        file_bytes: int = FILE_BYTES,
+        files: int = FILES,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = path
+        self.name = str(path) if path is not None else "standard output"
+        self.lost = 0
+        """Lines that could not be written."""
+        self._file_bytes, self._files = file_bytes, files
+        self._wall, self._clock = wall, clock
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        self._run, self._number = secrets.token_hex(4), 0
+        self._room, self._filled = float(REFUSALS_AT_ONCE), clock()
+        self._suppressed = 0
+        self._complained = self._stuck = False
+
+    def begin(self) -> None:
+        """Open the file, so that a process that runs out of descriptors can write it. A failure is told and no error:
+        each write tries again, and refuses what it can't write down."""
+        with self._lock:
+            try:
+                self._open(0)
+            except OSError as error:
+                self._complain(error)
+
+    def number(self) -> str:
+        """A new id, for the lines of one request."""
+        with self._lock:
+            self._number += 1
+            return f"{self._run}-{self._number}"
+
+    def now(self) -> str:
+        return datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def has_room(self) -> bool:
+        """Whether one more refusal of somebody unknown gets a line; else it is counted."""
+        with self._lock:
+            now = self._clock()
+            self._room = min(REFUSALS_AT_ONCE, self._room + (now - self._filled) * REFUSALS_PER_SECOND)
+            self._filled = now
+            if self._room < 1.0:
+                self._suppressed += 1
+                return False
+            self._room -= 1.0
+            return True
+
+    def write(self, line: Line) -> None:
+        """Append the line. Raises StoreError where it can't be written."""
+        with self._lock:
+            line.suppressed, self._suppressed = self._suppressed, 0
+            line.path, line.error = line.path[:_MOST_TEXT], line.error[:_MOST_TEXT]
+            # ASCII alone: neither U+2028 nor a character that turns a line around can make one line look like two.
+            content = json.dumps(msgspec.to_builtins(line)).encode() + b"\n"
+            try:
+                descriptor = self._open(len(content))
+                written = os.write(descriptor, content)
+                if written < len(content):  # a full disk: what is there of the line must not run into the next one
+                    os.write(descriptor, b"\n")
+                    raise OSError(28, "No space left on device")
+            except OSError as error:
+                self._suppressed = line.suppressed
+                self.lost += 1
+                self._complain(error)
+                raise StoreError(
+                    f"the audit log {self.name} can't be written ({error.strerror}), so nothing is changed: free space "
+                    "there or repair its folder"
+                ) from None
+            if self._complained:
+                self._complained = False
+                _log.warning("the audit log %s is written again", self.name)
+
+    def measures(self) -> Iterator[Sample]:
+        yield "gangwatch_audit_lines_lost_total", (), float(self.lost)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def _open(self, more: int) -> int:
+        """The file, with room for so many bytes; opened again where somebody moved it away."""
+        if self.path is None:
+            return 1
+        if self._descriptor is not None:
+            status = os.fstat(self._descriptor)
+            try:
+                there = self.path.stat()
+            except FileNotFoundError:
+                there = None
+            if there is None or (there.st_dev, there.st_ino) != (status.st_dev, status.st_ino):
+                self._forget()
+            elif status.st_size and status.st_size + more > self._file_bytes:
+                self._rotate()
+        if self._descriptor is None:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptor = os.open(self.path, flags, 0o600)
+        return self._descriptor
+
+    def _complain(self, error: OSError) -> None:
+        if not self._complained:
+            self._complained = True
+            _log.error("the audit log %s can't be written, changes are refused: %s", self.name, error.strerror)
+
+    def _rotate(self) -> None:
+        """audit.jsonl becomes audit.jsonl.1, that .2, and so on. Where that fails, the file grows on."""
+        assert self.path is not None
+        try:
+            for index in range(self._files - 1, 0, -1):
+                older = self._numbered(index)
+                if older.exists():
+                    older.replace(self._numbered(index + 1))
+            self.path.replace(self._numbered(1))
+        except OSError as error:
+            if not self._stuck:
+                _log.error("the audit log %s is not rotated and grows on: %s", self.name, error.strerror)
+            self._stuck = True
+            return
+        self._stuck = False
+        self._forget()
+
+    def _numbered(self, index: int) -> Path:
+        assert self.path is not None
+        return self.path.with_name(f"{self.path.name}.{index}")
+
+    def _forget(self) -> None:
+        assert self._descriptor is not None
+        os.close(self._descriptor)
+        self._descriptor = None

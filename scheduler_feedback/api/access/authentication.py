@@ -1,0 +1,282 @@
+"""Authentication: from a request to a principal.
+
+A request proves who makes it in one of three ways, tried in this order:
+
+1. ``Authorization: Bearer``: a token of ours (tokens.py), an ID token of the configured provider (oidc.py), or whatever
+   the Kubernetes API server knows (token_review.py). Basic is the web configuration's business: it lets readers in.
+2. A session's cookie (sessions.py). What the session was opened with is checked again, so that a revoked token ends it.
+3. The unix socket in the state folder: the kernel names the peer's uid (SO_PEERCRED). Not so on loopback: a look-up of
+   the peer's port in /proc/net/tcp names the uid of whoever forwards a connection (ssh -L, kubectl port-forward, any
+   proxy), says 0 for a socket that has just been closed, and knows this network namespace's sockets alone.
+
+A wrong proof is refused, never passed over: nobody takes it for an answer that they may not see more.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import aiohttp
+
+from scheduler_feedback.api.access.attempts import Attempts
+from scheduler_feedback.api.access.oidc import Issuer, Oidc
+from scheduler_feedback.api.access.oidc_login import CodeFlow, fetch
+from scheduler_feedback.api.access.principal import LOG_IN, AccessError, Principal, Role
+from scheduler_feedback.api.access.sessions import Session, Sessions
+from scheduler_feedback.api.access.token_review import Reviewing, TokenReviews
+from scheduler_feedback.api.access.tokens import Tokens
+from scheduler_feedback.core.state_metrics import Sample
+
+MOST_BEARER_BYTES = 16 * 1024
+MOST_COOKIE_BYTES = 8 * 1024
+CSRF_HEADER = "x-gangwatch-csrf"
+UNIX_PEER = "uid:"
+"""Begins the peer of a connection by the unix socket; no address of a TCP peer begins so."""
+
+LOGIN_PATHS = ("/login/oidc", "/static/")
+"""What the page of the login needs, and says nothing of jobs."""
+
+REASONS = ("token", "session", "intent", "attempts")
+"""Why a request is not let in: a wrong token; a session that is over; a cookie without the page's proof; a wrong token
+after too many."""
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # RFC 9110, 9.2.1
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What of a request says who makes it. headers: by lower-case name. secure: over TLS."""
+
+    method: str
+    headers: Mapping[str, str]
+    peer: str
+    secure: bool
+    port: int
+    source: str = ""
+    """Whom wrong tokens are counted for: on loopback the user that the server found out; '' for the peer."""
+
+
+def cookie_name(secure: bool, port: int) -> str:
+    """Of the session's cookie. Under TLS the prefix has the browser insist on Secure, Path=/ and no Domain (RFC
+    6265bis, 4.1.3.2). Cookies do not tell ports apart: two controllers of one host must not overwrite each other's."""
+    return f"__Host-gangwatch-{port}" if secure else f"gangwatch-{port}"
+
+
+class Authentication:
+    """Says who makes a request. Used in one event loop; its tokens and sessions from any thread."""
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        sessions: Sessions | None = None,
+        issuer: Issuer | None = None,
+        reviewing: Reviewing | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        closed: bool = False,
+        trust: ssl.SSLContext | None = None,
+    ) -> None:
+        """closed: whether the server before us lets nobody in who proves nothing. trust: who vouches for the provider.
+
+        Raises ConfigError where [oidc] can't be used.
+        """
+        self._closed, self._trust = closed, trust
+        self.tokens = tokens
+        self.sessions = sessions or Sessions()
+        self.attempts = Attempts(clock)
+        self.refused: Counter[str] = Counter()
+        """Requests that were not let in, by reason."""
+        self._session: aiohttp.ClientSession | None = None
+        self.oidc = Oidc(issuer, self._fetch) if issuer is not None else None
+        by_page = self.oidc is not None and self.oidc.issuer.redirect_url
+        self.code_flow = CodeFlow(self.oidc, self._http) if self.oidc is not None and by_page else None
+        self.reviews = TokenReviews(reviewing) if reviewing is not None else None
+
+    async def close(self) -> None:
+        """Give the connections to providers back."""
+        if self.reviews is not None:
+            await self.reviews.close()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def measures(self) -> Iterator[Sample]:
+        for reason in REASONS:
+            yield "gangwatch_access_refused_total", (("reason", reason),), float(self.refused[reason])
+        yield "gangwatch_access_sessions", (), float(len(self.sessions))
+        yield "gangwatch_access_token_file_failures", (), float(len(self.tokens.failures()))
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    async def identify(self, asked: Asked) -> Principal:
+        """Who makes the request. Raises AccessError for a proof that is wrong."""
+        scheme, _, given = asked.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return (await self.credential(given.strip(), asked.peer, asked.source))[0]
+        if (identifier := session_id(asked)) is not None:
+            return await self._by_session(asked, identifier)
+        if asked.peer.startswith(UNIX_PEER):
+            return _by_uid(asked.peer)
+        return Principal(peer=asked.peer)
+
+    async def credential(self, token: str, peer: str, source: str = "") -> tuple[Principal, str, str]:
+        """Who has this token; and source and key by which a session checks it again. source: whom wrong tokens are
+        counted for, '' for the peer. Raises AccessError: 401, 429 where too many wrong ones came from there, 503."""
+        over = self.attempts.exhausted(source or peer)
+        # A right token of ours is let in also while somebody at the same address guesses: 256 bits are not guessed.
+        may_be = len(token) <= MOST_BEARER_BYTES and not (over and self.tokens.guessable(token))
+        if may_be and (known := self.tokens.find(token)) is not None:
+            return Principal(known.user, known.role, known.means, peer), "token", known.key
+        try:
+            return await self._by_provider(token, peer, over)
+        except AccessError as error:
+            if error.status == 401:
+                self.attempts.wrong(source or peer)
+                self.refused["attempts" if over else "token"] += 1
+                if over:
+                    raise AccessError(
+                        429, "too many wrong tokens came from this address: try again in ten seconds"
+                    ) from None
+            raise
+
+    async def _by_provider(self, token: str, peer: str, over: bool) -> tuple[Principal, str, str]:
+        if len(token) > MOST_BEARER_BYTES:
+            raise AccessError(401, f"the token is longer than {MOST_BEARER_BYTES} bytes")
+        if self.oidc is not None and self.oidc.claims_issuer(token):
+            identity = await self.oidc.check(token)
+            principal = Principal(identity.user, identity.role, "OpenID Connect", peer)
+            return principal, "oidc", str(identity.expires)
+        if self.reviews is not None and (not over or self.reviews.knows(token)):
+            reviewed = await self.reviews.check(token)
+            if reviewed.user and reviewed.role is Role.NOBODY:
+                raise AccessError(403, f"{reviewed.user} has no role here: {_GRANT}")
+            if reviewed.user:
+                return Principal(reviewed.user, reviewed.role, "Kubernetes", peer), "kubernetes", token
+        raise AccessError(401, f"the token is not known here, was revoked or has expired: {LOG_IN}")
+
+    def proves(self, path: str, headers: Mapping[str, str]) -> bool:
+        """Whether a request carries a proof that we check and refuse where it is wrong, or is on its way to a login."""
+        if path == "/login" or path.startswith(LOGIN_PATHS):
+            return True
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and given.strip():
+            return True
+        names = ((part.strip().partition("=")) for part in headers.get("cookie", "")[:MOST_COOKIE_BYTES].split(";"))
+        return any(
+            name.removeprefix("__Host-").startswith("gangwatch-") and self.sessions.find(value) is not None
+            for name, _, value in names
+        )
+
+    def is_operators(self, authorization: str) -> bool:
+        """Whether an Authorization header is an operator's token of ours: its requests wait for nobody's."""
+        scheme, _, given = authorization.partition(" ")
+        if scheme.lower() != "bearer" or len(given) > MOST_BEARER_BYTES:
+            return False
+        known = self.tokens.find(given.strip())
+        return known is not None and known.role >= Role.OPERATOR
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    def open_session(self, principal: Principal, source: str, key: str) -> tuple[str, Session]:
+        """A new session of somebody who has just proven who they are, and the id for the cookie."""
+        return self.sessions.open(principal.user, source, key, principal.means, principal.role)
+
+    def session_of(self, asked: Asked) -> Session | None:
+        """The session of the request's cookie, if it has one that has not ended."""
+        identifier = session_id(asked)
+        return self.sessions.find(identifier) if identifier is not None else None
+
+    async def _by_session(self, asked: Asked, identifier: str) -> Principal:
+        session = self.sessions.find(identifier)
+        principal = await self._still(session, asked.peer) if session is not None else None
+        if session is None or principal is None:
+            self.sessions.close(identifier)
+            self.refused["session"] += 1
+            if asked.method in SAFE_METHODS and not self._closed:
+                return Principal(means=ENDED, peer=asked.peer)
+            raise AccessError(401, "this login has ended: log in again at /login")
+        if asked.method not in SAFE_METHODS:
+            self._require_intent(asked, session)
+        return principal
+
+    def _require_intent(self, asked: Asked, session: Session) -> None:
+        """Raises AccessError unless a page of ours made the request: a browser sends its cookie with others', too.
+
+        The session's own proof, which only our pages contain, in a header, which no form can send; and where the
+        browser says where the request came from, it has to be from here.
+        """
+        site = asked.headers.get("sec-fetch-site", "same-origin")
+        if site not in ("same-origin", "none") or not self.sessions.intends(
+            session, asked.headers.get(CSRF_HEADER, "")
+        ):
+            self.refused["intent"] += 1
+            raise AccessError(
+                403, f"a login by cookie changes nothing without the page's own {CSRF_HEADER}: reload the page"
+            )
+
+    async def _still(self, session: Session, peer: str) -> Principal | None:
+        """Who the session is of now; None where what it was opened with is not valid any more."""
+        if session.source == "token":
+            known = self.tokens.still(session.key)
+            if known is None:
+                return None
+            return Principal(known.user, known.role, f"{known.means}, by the page", peer, by_cookie=True)
+        role = Role(session.role)
+        if session.source == "kubernetes":
+            assert self.reviews is not None, "it opened the session"
+            reviewed = await self.reviews.check(session.key)
+            if not reviewed.user or reviewed.role is Role.NOBODY:
+                return None
+            role = reviewed.role
+        return Principal(session.user, role, f"{session.means}, by the page", peer, by_cookie=True)
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # No cookies, no proxies' environment: what is fetched is public, and whom we ask is configured.
+            connector = aiohttp.TCPConnector(ssl=self._trust if self._trust is not None else True)
+            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        return self._session
+
+    async def _fetch(self, url: str) -> bytes:
+        return await fetch(self._http(), url)
+
+
+ENDED = "login ended"
+"""Means of who has a cookie of a session that is over."""
+
+_GRANT = (
+    "grant it in [token_review] roles, or in the cluster by RBAC: verb use, apiGroup gangwatch.io, resource roles, "
+    "resourceName viewer, submitter or operator"
+)
+
+
+def session_id(asked: Asked) -> str | None:
+    """The content of the session's cookie; None where there is none."""
+    text = asked.headers.get("cookie", "")
+    name = cookie_name(asked.secure, asked.port)
+    if name not in text or len(text) > MOST_COOKIE_BYTES:
+        return None
+    for part in text.split(";"):
+        key, _, value = part.strip().partition("=")
+        if key == name and value:
+            return value
+    return None
+
+
+def _by_uid(peer: str) -> Principal:
+    """Who has connected by the unix socket: root and our own uid, whom its folder lets in."""
+    uid = int(peer.removeprefix(UNIX_PEER))
+    if uid not in (0, os.geteuid()):
+        return Principal(means=f"local socket, uid {uid}", peer=peer)
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = str(uid)
+    return Principal(user, Role.OPERATOR, f"local socket, uid {uid}", peer)

@@ -1,0 +1,279 @@
+"""What the API answers with: the state as documents for people and programs. Pure; the environment is never shown.
+
+What of a document a reader sees: core/disclosure.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from scheduler_feedback.core.actions import StartGang
+from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.codec import printable
+from scheduler_feedback.core.disclosure import for_journal
+from scheduler_feedback.core.job import Job, JobState, Slot
+from scheduler_feedback.core.state import Decision, PastVerdict, State
+from scheduler_feedback.core.verdict import Verdict
+from scheduler_feedback.core.verdict_text import sentence, short
+from scheduler_feedback.feed.agent_reporting import Hearing, silent
+from scheduler_feedback.journal.store import JournalRow, NumberedEntry, RecordedAction
+from scheduler_feedback.policies.nodes.draining import jobs_on, may_leave
+from scheduler_feedback.policies.queue import order
+from scheduler_feedback.policies.queue.waiting_reasons import why_waits
+
+Document = dict[str, Any]
+
+
+def job_document(
+    state: State, job: Job, verdicts: list[Document] | None = None, reasons: State | None = None
+) -> Document:
+    """A job with its newest attempt and every verdict about it, active or past. verdicts: those, where known. reasons:
+    the state to ask why the job waits, where it is another."""
+    spec = job.spec
+    if verdicts is None:
+        verdicts = [verdict for verdict in verdicts_document(state) if verdict["job"] == job.job_id]
+    return {
+        "job": job.job_id,
+        "name": spec.name,
+        "state": job.state.value,
+        "attempt": job.attempt,
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "node": rank.slot.node,
+                "slot": rank.slot.slot,
+                "pid": rank.pid,
+                "start_time": rank.start_time,
+                "exit_code": rank.exit_code,
+            }
+            for rank in job.ranks
+        ],
+        "verdicts": verdicts,
+        "kind": spec.kind.value,
+        "user": spec.user,
+        "queue": spec.queue,
+        "size": spec.ranks,
+        "command": list(spec.command),
+        "checkpoint_command": list(spec.checkpoint_command),
+        "working_directory": spec.working_directory,
+        "restartable": spec.restartable,
+        "time_limit_seconds": spec.time_limit_seconds,
+        "max_retries": spec.max_retries,
+        "retries": job.retries,
+        "submitted_ns": job.submitted_ns,
+        "started_ns": job.started_ns,
+        "attempt_started_ns": job.attempt_started_ns,
+        "first_step_ns": job.first_step_ns,
+        "ended_ns": job.ended_ns,
+        "waiting_because": waiting_because(reasons or state, job),
+        "expected_start_ns": job.expected_start_ns,
+        "reason": job.end_reason or job.failure,
+        "run_seconds": run_seconds(state, job),
+    }
+
+
+def jobs_document(
+    state: State, active: bool, states: Container[str] | None = None, user: str = "", queue: str = ""
+) -> list[Document]:
+    """Every job, our own probes too, in order of submission.
+
+    active: only those that have not ended. states: only in one of these; None: in any. user, queue: '' for any.
+    """
+    verdicts: dict[str, list[Document]] = {}
+    for verdict in verdicts_document(state):
+        verdicts.setdefault(verdict["job"], []).append(verdict)
+    return [
+        job_document(state, job, verdicts.get(job.job_id, []))
+        for job in state.jobs.values()
+        if not (active and job.state.ended)
+        and (states is None or job.state.value in states)
+        and user in ("", job.spec.user)
+        and queue in ("", job.spec.queue)
+    ]
+
+
+def waiting_because(state: State, job: Job) -> str:
+    """Why the job waits; '' where it does not. Only then the state's scheduling index is asked, and built."""
+    return why_waits(state, job) if job.state is JobState.PENDING else ""
+
+
+def run_seconds(state: State, job: Job) -> float:
+    """How long the job has run, in all of its attempts together; it stops with the job."""
+    if job.state.holds_slots and job.attempt_started_ns is not None:
+        return (job.run_ns + max(state.now_ns - job.attempt_started_ns, 0)) / 1e9
+    return job.run_ns / 1e9
+
+
+def verdict_document(state: State, verdict: Verdict, past: PastVerdict | None = None) -> Document:
+    """A verdict with what it has led to and an operator's ruling on it (None: none yet)."""
+    case = state.cases.get(verdict.verdict_id)
+    return {
+        "job": verdict.gang,
+        **msgspec.to_builtins(verdict),
+        "sentence": sentence(verdict),
+        "short": short(verdict),
+        "standing": past is None,
+        "until_ns": None if past is None else past.until_ns,
+        "ended_because": "" if past is None else past.why,
+        "judged": state.judged.get(verdict.verdict_id),
+        "ruling": case.ruling if case is not None else "",
+        "ruling_reason": case.reason if case is not None else "",
+    }
+
+
+def verdicts_document(state: State) -> list[Document]:
+    """Every verdict that stands, then those that did, the newest first."""
+    standing = [verdict_document(state, verdict) for verdict in state.verdicts.values()]
+    return standing + [verdict_document(state, past.verdict, past) for past in reversed(state.past_verdicts)]
+
+
+def nodes_document(state: State) -> list[Document]:
+    """Every node with who is on it, by name."""
+    on_node: dict[str, dict[str, int]] = {name: {} for name in state.nodes}
+    for job in state.jobs.values():
+        if job.state.holds_slots:
+            for rank in job.ranks:
+                jobs = on_node.setdefault(rank.slot.node, {})
+                jobs[job.job_id] = jobs.get(job.job_id, 0) + 1
+    return [node_document(node, on_node[name]) for name, node in sorted(state.nodes.items())]
+
+
+def present_nodes(state: State) -> list[str]:
+    return [node.name for node in state.nodes.values() if node.present]
+
+
+def with_hearing(nodes: list[Document], hearing: Mapping[str, Hearing]) -> list[Document]:
+    """The nodes with how old each agent's newest frame is: {"age_seconds", "silent", "words"}, or None where no
+    agent is known."""
+    return [node | {"agent": _heard(hearing.get(node["node"]))} for node in nodes]
+
+
+def _heard(hearing: Hearing | None) -> Document | None:
+    if hearing is None:
+        return None
+    return {"age_seconds": hearing.age_seconds, "silent": hearing.silent, "words": hearing.words}
+
+
+def silent_agents(hearing: Mapping[str, Hearing], nodes: Iterable[str]) -> list[Document]:
+    """Those of these nodes whose agent has fallen silent, the longest silent first."""
+    return [
+        {"node": node, "age_seconds": one.age_seconds, "since_ns": one.since_ns} for node, one in silent(hearing, nodes)
+    ]
+
+
+def node_document(node: Node, jobs: Mapping[str, int]) -> Document:
+    """A node with who is on it. jobs: ranks by job."""
+    return {
+        "node": node.name,
+        "state": node.state.value,
+        "present": node.present,
+        "slots": node.slots,
+        "free": max(0, node.slots - sum(jobs.values())) if node.present else 0,
+        "jobs": [{"job": job, "ranks": ranks} for job, ranks in jobs.items()],
+        "devices": list(node.devices),
+        "machine": node.machine,
+        "since_ns": node.since_ns,
+        "until_ns": node.until_ns,
+        "reason": node.reason,
+        "verdict_id": node.verdict_id,
+        "probe_job": node.probe_job,
+        "spare": node.spare,
+        "draining": node.draining,
+    }
+
+
+def left_on(state: State, node: str) -> Document:
+    """Jobs that hold slots of the node, whether each may be moved, and whether anything is moved at all now."""
+    found = state.nodes.get(node)
+    return {
+        "state": found.state.value if found is not None else "removed",
+        "draining": found is not None and found.draining,
+        "frozen": state.frozen,
+        "mode": state.policy.mode.value,
+        "jobs": [
+            {
+                "job": job.job_id,
+                "name": job.spec.name,
+                "user": job.spec.user,
+                "state": job.state.value,
+                "ranks": sum(rank.slot.node == node for rank in job.ranks),
+                "movable": may_leave(job),
+                "moving": job.stop_reason is not None,
+            }
+            for job in jobs_on(state, node)
+        ],
+    }
+
+
+def queue_document(state: State) -> Document:
+    """Who waits, first the first, and what is kept for the head."""
+    frame = queue_frame(state)
+    return frame | {"waiting": [waiting_document(job, state) for job in order.queue(state)]}
+
+
+def waiting_document(job: Job, reasons: State) -> Document:
+    """A job that waits. reasons: the state to ask why."""
+    return {
+        "job": job.job_id,
+        "name": job.spec.name,
+        "size": job.spec.ranks,
+        "submitted_ns": job.submitted_ns,
+        "waiting_because": waiting_because(reasons, job),
+        "expected_start_ns": job.expected_start_ns,
+    }
+
+
+def queue_frame(state: State) -> Document:
+    """What is said of the queue as a whole."""
+    return {
+        "frozen": state.frozen,
+        "frozen_by": state.frozen_by,
+        "waiting": [],
+        "reserved_for": state.reserved_for,
+        "reserved_from_ns": state.reserved_from_ns,
+        "reserved_nodes": dict(state.reserved_nodes),
+    }
+
+
+def decisions_document(state: State) -> list[Document]:
+    """Every migration that was decided, or that observe mode would have made, with how it turned out."""
+    return [decision_document(decision) for decision in state.decisions]
+
+
+def decision_document(decision: Decision) -> Document:
+    """A migration that was decided."""
+    document: Document = msgspec.to_builtins(decision)
+    return document
+
+
+def entry_document(numbered: NumberedEntry) -> Document:
+    """One sentence of a story."""
+    entry = numbered.entry
+    return {
+        "id": numbered.entry_id,
+        "cycle": numbered.cycle,
+        "wall_ns": entry.wall_ns,
+        "subject": entry.subject,
+        "kind": entry.kind,
+        "text": entry.text,
+        "applied": entry.applied,
+        "detail": dict(entry.detail),
+    }
+
+
+def placement_of(recorded: RecordedAction) -> tuple[Slot, ...]:
+    """Where the action starts a gang; empty for one that starts none."""
+    return recorded.action.placement if isinstance(recorded.action, StartGang) else ()
+
+
+def journal_document(row: JournalRow) -> Document:
+    """One cycle, for a replay; what jobs are given as environment is left out, no decision looks at it."""
+    return {
+        "cycle": row.cycle,
+        "now_ns": row.now_ns,
+        "events": [printable(for_journal(event)) for event in row.events],
+        "actions": [printable(for_journal(action)) for action in row.actions],
+    }

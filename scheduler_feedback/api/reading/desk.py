@@ -1,0 +1,215 @@
+"""The desk: where questions about the state, and about the journal, are handed in and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from scheduler_feedback.api.reading.listing import Listing, Reasons
+from scheduler_feedback.api.reading.lists import Lister, Mark
+from scheduler_feedback.api.reading.reads import Reads
+from scheduler_feedback.api.reading.state_snapshots import Snapshot, Snapshots
+from scheduler_feedback.core.telemetry.fleet import Sample
+
+SNAPSHOT_SECONDS = 5.0
+"""Longest wait for the cycle's thread to publish its state. Where it is held up for longer, by a disk for one, what it
+published last is the answer, and says by its now_ns how old it is."""
+
+SLICE = 100
+"""Items of a list that are made in one piece: about a millisecond."""
+
+MOST_ANSWERS, MOST_ANSWER_BYTES = 512, 32 * 1024 * 1024
+"""Answers that are kept while the state is the same, for whoever asks the same."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A document as JSON. tag: its entity tag, made of the content. rest: where a list goes on."""
+
+    content: bytes
+    tag: str
+    rest: Mark | None = None
+
+
+class Desk:
+    """Answers from the newest snapshot. Its methods belong to the event loop that serves the API."""
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+        self._documents = Reads("documents")
+        self._stories = Reads("stories", rest=0.0)
+        self._reasons = Reasons()
+        self._listing: Listing | None = None
+        self._answers: OrderedDict[str, tuple[int, Answer]] = OrderedDict()
+        self._answer_bytes = 0
+        self._making: dict[tuple[str, str, int], asyncio.Task[Answer]] = {}
+
+    def close(self) -> None:
+        """Answer nothing more."""
+        self._documents.close()
+        self._stories.close()
+
+    def measures(self) -> Iterator[Sample]:
+        """Series of the catalogue; from any thread."""
+        yield from self._documents.measures()
+        yield from self._stories.measures()
+
+    # --- of the state ------------------------------------------------------------------------------------------------
+
+    async def ask(self, peer: str, question: Callable[[Listing], _T]) -> _T:
+        """What `question` says of a state that is no older than this call. Raises BusyError, and what it raises."""
+        snapshot = await self._fresh()
+        return await self._documents.run(peer, lambda: question(self._listed(snapshot)))
+
+    async def make(self, peer: str, make: Callable[[], _T]) -> _T:
+        """What `make` returns or raises: for what is made of other things than the state. Raises BusyError."""
+        return await self._documents.run(peer, make)
+
+    async def document(self, peer: str, key: str, question: Callable[[Listing], Any]) -> Answer:
+        """What `question` says as JSON. key: names question and reader's rights; the same has the same answer while
+        the state does not change. Raises BusyError, and what `question` raises."""
+        return await self._answer(peer, key, lambda listing: (question(listing), None))
+
+    async def page(
+        self, peer: str, key: str, lister: Lister, mark: Mark | None, most: int, frame: Frame | None = None
+    ) -> Answer:
+        """A page of a list. Raises as ``document`` does, and MarkError."""
+
+        def question(listing: Listing) -> tuple[Any, Mark | None]:
+            part = lister(listing, mark, most)
+            return part.items if frame is None else frame.around(listing, part.items), part.mark
+
+        return await self._answer(peer, key, question)
+
+    async def whole(self, peer: str, key: str, lister: Lister, frame: Frame | None = None) -> AsyncIterator[bytes]:
+        """The whole list as JSON, of one snapshot, in slices: each is a piece of its own, and waits for its turn."""
+        snapshot = await self._fresh()
+        # Kept to the end: another reader's may be of a newer snapshot by then.
+        listing = await self._documents.run(peer, lambda: self._listed(snapshot), patient=True)
+        before, after = b"[", b"]"
+        if frame is not None:
+            framed = await self._documents.run(
+                peer, lambda: msgspec.json.encode(frame.around(listing, [])), patient=True
+            )
+            before, _, after = framed.partition(frame.gap)
+            before, after = before + frame.gap[:-1], b"]" + after
+        mark: Mark | None = None
+        while True:
+
+            def slice_of(listing: Listing, taken: Mark | None = mark) -> tuple[Any, Mark | None]:
+                part = lister(listing, taken, SLICE)
+                return part.items, part.mark
+
+            slice_key = f"{key} {mark}"
+            answer = await self._answer_of(snapshot, peer, slice_key, slice_of, lambda: listing, patient=True)
+            yield before + answer.content[1:-1]
+            if answer.rest is None:
+                break
+            mark, before = answer.rest, b","
+        yield after
+
+    async def _fresh(self) -> Snapshot:
+        waited = self._snapshots.fresh()
+        if waited.done():
+            return waited.result()
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(waited), SNAPSHOT_SECONDS)
+        except TimeoutError:
+            return self._snapshots.newest
+
+    def _listed(self, snapshot: Snapshot) -> Listing:
+        """The snapshot as lists; on the thread of reads."""
+        listing = self._listing
+        if listing is None or listing.version < snapshot.version:
+            listing = self._listing = Listing(snapshot, self._reasons)
+        elif listing.version > snapshot.version:
+            listing = Listing(snapshot, self._reasons)
+        return listing
+
+    # --- remembered --------------------------------------------------------------------------------------------------
+
+    async def _answer(self, peer: str, key: str, question: Callable[[Listing], tuple[Any, Mark | None]]) -> Answer:
+        snapshot = await self._fresh()
+        return await self._answer_of(snapshot, peer, key, question, lambda: self._listed(snapshot))
+
+    async def _answer_of(
+        self,
+        snapshot: Snapshot,
+        peer: str,
+        key: str,
+        question: Callable[[Listing], tuple[Any, Mark | None]],
+        listed: Callable[[], Listing],
+        patient: bool = False,
+    ) -> Answer:
+        version = snapshot.version
+        kept = self._answers.get(key)
+        if kept is not None and kept[0] == version:
+            self._answers.move_to_end(key)
+            return kept[1]
+        # By peer: an answer that one is made to wait for is no reason for another to wait as long.
+        task = self._making.get((peer, key, version))
+        if task is None:
+
+            def make() -> Answer:
+                made = self._answers.get(key)
+                if made is not None and made[0] == version:
+                    return made[1]
+                document, mark = question(listed())
+                content = msgspec.json.encode(document)
+                return Answer(content, f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"', mark)
+
+            task = asyncio.ensure_future(self._documents.run(peer, make, patient))
+            self._making[peer, key, version] = task
+            task.add_done_callback(lambda done: self._made(peer, key, version, done))
+        return await asyncio.shield(task)
+
+    def _made(self, peer: str, key: str, version: int, task: asyncio.Task[Answer]) -> None:
+        self._making.pop((peer, key, version), None)
+        if task.cancelled() or task.exception() is not None:
+            return
+        answer = task.result()
+        earlier = self._answers.get(key)
+        if earlier is not None:
+            if earlier[0] > version:
+                return
+            del self._answers[key]
+            self._answer_bytes -= len(earlier[1].content)
+        self._answers[key] = version, answer
+        self._answer_bytes += len(answer.content)
+        while len(self._answers) > MOST_ANSWERS or self._answer_bytes > MOST_ANSWER_BYTES:
+            _, (_, oldest) = self._answers.popitem(last=False)
+            self._answer_bytes -= len(oldest.content)
+
+    # --- of the journal and of files ---------------------------------------------------------------------------------
+
+    async def read(self, peer: str, reading: Callable[[], _T], patient: bool = False) -> _T:
+        """What `reading` returns or raises, which may wait for the disk. patient: however much the peer has waiting."""
+        return await self._stories.run(peer, reading, patient)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A document around a list."""
+
+    field: str
+    """Its field that is the list."""
+
+    document: Callable[[Listing], dict[str, Any]]
+    """The rest of it; the list is empty in it."""
+
+    @property
+    def gap(self) -> bytes:
+        """The empty list in it, as JSON. No text has it: a quotation mark in one is escaped."""
+        return b'"%b":[]' % self.field.encode()
+
+    def around(self, listing: Listing, items: list[Any]) -> dict[str, Any]:
+        """The whole document."""
+        return self.document(listing) | {self.field: items}

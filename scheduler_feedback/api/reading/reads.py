@@ -1,0 +1,145 @@
+"""Reads: everything that is made for readers is made here, on one thread, in turns between peers.
+
+Python runs one thread at a time, so what a reader has made takes processor time from the scheduler whatever thread it
+is on. One thread for all readers, which rests as long as it works, leaves the cycle, the detectors and the server at
+least half of a processor however many read. Work is handed in as pieces of a few milliseconds (a page of a list, one
+job); the peer that has used the least time goes next, so one that asks a thousand times delays nobody else by more
+than a piece for each of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from agent.schema.errors import GangwatchError
+from scheduler_feedback.core.telemetry.fleet import Sample
+
+MOST_WAITING = 64
+"""Pieces of one peer that wait. A browser asks for six things at once; more than this at a time is a program that does
+not wait for its answers."""
+
+REST = 1.0
+"""Seconds of rest for each second of work."""
+
+_T = TypeVar("_T")
+
+
+class BusyError(GangwatchError):
+    """A peer has more reads waiting than it may have."""
+
+
+@dataclass(slots=True)
+class _Piece:
+    make: Callable[[], Any]
+    answer: Future[Any]
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One who reads."""
+
+    spent: float
+    """Seconds that its pieces took, since it last had none waiting; it begins with what the least of the others has."""
+
+    waiting: deque[_Piece] = field(default_factory=deque)
+
+
+class Reads:
+    """Makes what readers ask for. ``run`` may be called from any event loop; the thread starts with the first call.
+
+    rest: seconds that the thread rests for each second of work; 0 for work that waits for a disk and not for Python.
+    """
+
+    def __init__(self, name: str, rest: float = REST) -> None:
+        self._name = name
+        self._rest = rest
+        self._peers: dict[str, _Peer] = {}
+        self._condition = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._made = self._refused = 0
+        self._seconds = 0.0
+
+    async def run(self, peer: str, make: Callable[[], _T], patient: bool = False) -> _T:
+        """What `make` returns or raises, on the thread.
+
+        Raises BusyError where the peer has too much waiting, unless it is patient: for the later pieces of one answer.
+        """
+        answer: Future[_T] = Future()
+        with self._condition:
+            if self._closed:
+                raise BusyError("the controller is stopping")
+            one = self._peers.get(peer)
+            if one is None:
+                one = self._peers[peer] = _Peer(min((other.spent for other in self._peers.values()), default=0.0))
+            if len(one.waiting) >= MOST_WAITING and not patient:
+                self._refused += 1
+                raise BusyError(f"{MOST_WAITING} reads of yours wait already: wait for an answer before the next")
+            one.waiting.append(_Piece(make, answer))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._main, name=f"reads {self._name}", daemon=True)
+                self._thread.start()
+            self._condition.notify()
+        return await asyncio.wrap_future(answer)
+
+    def close(self) -> None:
+        """Make nothing more; what waits is refused."""
+        with self._condition:
+            self._closed = True
+            waiting = [piece for peer in self._peers.values() for piece in peer.waiting]
+            self._peers.clear()
+            self._condition.notify()
+        for piece in waiting:
+            if piece.answer.set_running_or_notify_cancel():
+                piece.answer.set_exception(BusyError("the controller is stopping"))
+
+    def measures(self) -> Iterator[Sample]:
+        """Series of the catalogue."""
+        of = (("of", self._name),)
+        yield "gangwatch_reads_total", of, float(self._made)
+        yield "gangwatch_reads_refused_total", of, float(self._refused)
+        yield "gangwatch_reads_seconds_total", of, self._seconds
+        yield "gangwatch_reads_waiting", of, float(sum(len(peer.waiting) for peer in list(self._peers.values())))
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        while (found := self._next()) is not None:
+            name, piece = found
+            begun = time.thread_time()
+            if piece.answer.set_running_or_notify_cancel():
+                try:
+                    piece.answer.set_result(piece.make())
+                except Exception as error:
+                    piece.answer.set_exception(error)
+            took = time.thread_time() - begun
+            self._made += 1
+            self._seconds += took
+            with self._condition:
+                peer = self._peers.get(name)
+                if peer is not None:
+                    peer.spent += took
+                    if not peer.waiting:
+                        # Forgotten at once: one that comes back soon begins with what the least of the others has.
+                        del self._peers[name]
+            del piece
+            if self._rest:
+                time.sleep(took * self._rest)
+
+    def _next(self) -> tuple[str, _Piece] | None:
+        """The next piece and whose it is; None once closed."""
+        with self._condition:
+            while not self._closed:
+                ready = [(peer.spent, name) for name, peer in self._peers.items() if peer.waiting]
+                if ready:
+                    name = min(ready)[1]
+                    return name, self._peers[name].waiting.popleft()
+                self._condition.wait()
+        return None

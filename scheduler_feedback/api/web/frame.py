@@ -1,0 +1,212 @@
+"""The frame: what every page has around its parts. A page without a script reads as it was when it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+from urllib.parse import urlencode
+
+from scheduler_feedback.api.web import words
+from scheduler_feedback.api.web.markup import Child, Markup, join, tag
+
+PLACES = (("/", "Overview"), ("/jobs", "Jobs"), ("/nodes", "Nodes"))
+
+
+def panel(title: str, part: str, parts: Mapping[str, Markup], note: Child = None) -> Markup:
+    """A section of a page around the part of that name, which the stream replaces. note: beside the title."""
+    return tag(
+        "section",
+        tag("header", tag("h2", title, id=f"{part}-title"), note),
+        live(part, parts),
+        class_="panel",
+        aria_labelledby=f"{part}-title",
+    )
+
+
+def live(part: str, parts: Mapping[str, Markup], class_: str = "") -> Markup:
+    """The part of that name, which the stream replaces."""
+    return tag("div", parts[part], id=part, data_part=True, class_=class_ or None)
+
+
+TROUBLES = "troubles"
+"""The part of every page that says which parts of the controller a bug has hit, and which agents are silent."""
+
+MOST_SILENT = 5
+"""Silent agents that are named; the list of nodes has all."""
+
+
+def troubles(broken: list[str], silent: Sequence[Mapping[str, Any]] = ()) -> Markup:
+    """The banner of that part; empty where all is well. silent: {"node", "since_ns"}, the longest silent first."""
+    told = [tag("p", one) for one in broken]
+    if silent:
+        named: list[Child] = []
+        for one in silent[:MOST_SILENT]:
+            since = ("last ", words.instant(one["since_ns"], "ago")) if one["since_ns"] else "not heard yet"
+            named += [", " if named else "", words.node_link(one["node"]), " (", since, ")"]
+        more = f" and {len(silent) - MOST_SILENT:,} more" if len(silent) > MOST_SILENT else ""
+        told.append(tag("p", tag("strong", "No telemetry from "), named, more, "."))
+    return tag("div", told, class_="notice", role="alert") if told else Markup("")
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Whom a page is shown to. name: '' where nobody is logged in. csrf: the session's proof that one of our pages
+    made a request; '' where there is no session. here: the page's path, to come back to after a login."""
+
+    name: str = ""
+    csrf: str = ""
+    here: str = "/"
+
+
+def page(
+    title: str,
+    here: str,
+    stream: str,
+    main: Child,
+    scripts: tuple[str, ...] = (),
+    modules: tuple[str, ...] = (),
+    visitor: Visitor = Visitor(),
+) -> Markup:
+    """A whole page. here: which of PLACES it belongs to. stream: where its events come from. scripts, modules: what it
+    loads besides what all do. visitor: whom it is shown to."""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="csrf", content=visitor.csrf) if visitor.csrf else None,
+        tag("title", f"{title} · gangwatch"),
+        tag("link", rel="icon", href="/static/icon.svg", type="image/svg+xml"),
+        tag("link", rel="stylesheet", href="/static/uPlot.min.css") if scripts else None,
+        tag("link", rel="stylesheet", href="/static/page.css"),
+        tag("script", src="/static/theme.js"),
+        [tag("script", src=f"/static/{script}", defer=True) for script in ("idiomorph.min.js", *scripts)],
+        # Modules share no names, and run after the libraries, in this order.
+        [tag("script", src=f"/static/{module}", type="module") for module in (*modules, "page.js")],
+    )
+    body = tag(
+        "body",
+        tag("a", "Skip to the content", href="#content", class_="skip"),
+        _banner(here, visitor),
+        tag("main", main, id="content", tabindex="-1"),
+        tag("footer", tag("p", f"gangwatch {version('gangwatch')}. Nothing here changes anything without a login.")),
+        tag("p", id="news", class_="unseen", role="status", aria_live="polite"),
+        _dialog(visitor),
+        data_stream=stream,
+    )
+    return Markup("<!doctype html>" + tag("html", head, body, lang="en"))
+
+
+def _banner(here: str, visitor: Visitor) -> Markup:
+    who: Markup
+    if visitor.name:
+        who = join((tag("span", visitor.name, class_="who"), _log_out(visitor)))
+    else:
+        who = tag("a", "Log in", href=_login_of(visitor), class_="login")
+    return tag(
+        "header",
+        tag("a", tag("span", "gang", class_="first"), "watch", href="/", class_="brand", aria_label="gangwatch"),
+        tag(
+            "nav",
+            [tag("a", name, href=path, aria_current="page" if path == here else None) for path, name in PLACES],
+            aria_label="Pages",
+        ),
+        tag(
+            "div",
+            who,
+            tag("span", "not live", id="liveness", class_="liveness", data_state="off"),
+            tag("button", "Theme", type="button", id="theme", class_="plain", aria_label="Theme: as the system's"),
+            class_="tools",
+        ),
+        class_="banner",
+    )
+
+
+def action(what: str, path: str, question: str, class_: str = "", reason: bool = False) -> Markup:
+    """A button that asks the API for something, where somebody is logged in."""
+    return tag(
+        *("button", what),
+        type="button",
+        class_=f"action {class_}".strip(),
+        data_post=path,
+        data_question=question,
+        data_reason=reason,
+    )
+
+
+def _login_of(visitor: Visitor) -> str:
+    return f"/login?{urlencode({'next': visitor.here})}"
+
+
+def _log_out(visitor: Visitor) -> Markup | None:
+    """The way out of a session; who is let in by another proof has none."""
+    if not visitor.csrf:
+        return None
+    return tag("button", "Log out", type="button", id="log-out", class_="plain")
+
+
+def _dialog(visitor: Visitor) -> Markup:
+    """Where an action is confirmed by who is logged in, and who is not finds the way to the login."""
+    return tag(
+        "dialog",
+        tag(
+            "form",
+            tag("h2", "Sure?", id="dialog-question"),
+            tag("label", "Why (kept in the story)", tag("input", name="reason", autocomplete="off"), class_="reason"),
+            None
+            if visitor.csrf
+            else tag("p", "This takes a login. ", tag("a", "Log in", href=_login_of(visitor)), class_="hint"),
+            tag("p", id="dialog-answer", role="alert", class_="answer"),
+            tag(
+                "div",
+                tag("button", "Leave it", type="button", class_="plain", data_close=True),
+                tag("button", "Do it", type="submit", class_="primary", disabled=not visitor.csrf),
+                class_="buttons",
+            ),
+            method="dialog",
+        ),
+        id="dialog",
+        aria_labelledby="dialog-question",
+    )
+
+
+def table(caption: str, columns: tuple[str, ...], rows: list[Markup], empty: str) -> Markup:
+    """A table that scrolls sideways in itself. On a narrow screen each row is a block, and each cell has its column's
+    name before it: no column is left out."""
+    if not rows:
+        return tag("p", empty, class_="empty")
+    head = tag("tr", [tag("th", name, scope="col") for name in columns])
+    drawn = tag("table", tag("caption", caption, class_="unseen"), tag("thead", head), tag("tbody", rows))
+    return tag("div", drawn, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def row(key: str, cells: tuple[Child, ...], columns: tuple[str, ...], class_: str = "") -> Markup:
+    """A row of such a table; its first cell names it. key: unique on the page, so that a row is known again."""
+    first, *others = cells
+    return tag(
+        "tr",
+        tag("th", first, scope="row", data_label=columns[0]),
+        [tag("td", cell, data_label=name) for cell, name in zip(others, columns[1:], strict=True)],
+        id=f"row-{key}",
+        class_=class_ or None,
+    )
+
+
+def pager(path: str, query: Mapping[str, str], page_number: int, pages: int) -> Markup | None:
+    """Links to the pages before and after."""
+    if pages < 2:
+        return None
+
+    def link(words: str, to: int) -> Markup:
+        if not 1 <= to <= pages:
+            return tag("span", words, class_="off")
+        return tag("a", words, href=f"{path}?{urlencode({**query, 'page': str(to)})}")
+
+    told = tag("span", f"Page {page_number:,} of {pages:,}")
+    return tag(
+        "nav",
+        join((link("Before", page_number - 1), told, link("Next", page_number + 1))),
+        class_="pager",
+        aria_label="Pages of the list",
+    )

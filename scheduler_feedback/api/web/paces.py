@@ -1,0 +1,145 @@
+"""How fast a gang goes, as documents: for the page's drawings, and for whoever asks the API."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from scheduler_feedback.core.telemetry.gang_attempts import IntArray
+from scheduler_feedback.core.telemetry.pace import Pace
+from scheduler_feedback.core.telemetry.telemetry import Float32Array
+
+Document = dict[str, Any]
+
+MOST_LINES = 16
+"""Ranks that each have a line of their own; of a larger gang, the slowest, the median and the like have one."""
+
+MOST_ACCUSED = 8
+"""Ranks with a verdict that have one besides."""
+
+MOST_BANDS = 512
+"""Rows of the map of all ranks: a larger gang's ranks share rows, each as dark as its worst."""
+
+MOST_SLOWEST = 16
+"""Ranks that `summary` names, the slowest first."""
+
+UNSETTLED_NS = 2_000_000_000
+"""The newest row may still grow for as long: steps of its second come with the frames of the next."""
+
+
+def summary(pace: Pace) -> Document | None:
+    """How it runs now, by its newest rows; None where it has none.
+
+    slowest: the ranks with the longest own time against their peers', the slowest first. own_seconds, ratios: own time
+    and own time over the peers' median, by rank.
+    """
+    if not len(pace.sequence):
+        return None
+    own = _mean(pace.own_seconds)
+    ratios = np.nan_to_num(_mean(pace.ratios()))
+    slowest = np.argsort(-ratios, kind="stable")[:MOST_SLOWEST].tolist()
+    return {
+        "speed": pace.speed,
+        "slowest": [int(pace.ranks[place]) for place in slowest],
+        "worst_rank": int(pace.ranks[slowest[0]]),
+        "worst_node": pace.nodes[slowest[0]],
+        "worst_ratio": float(ratios[slowest[0]]),
+        "own_seconds": _ByRank(pace.ranks, own),
+        "ratios": _ByRank(pace.ranks, ratios),
+    }
+
+
+def _mean(values: Float32Array) -> Float32Array:
+    """[k, n] -> [n], the mean of what is known; NaN where nothing is."""
+    known = np.isfinite(values)
+    count = known.sum(axis=0)
+    total = np.where(known, values, 0).sum(axis=0, dtype=np.float64)
+    result: Float32Array = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+    return result
+
+
+class _ByRank:
+    """Values by rank, which are looked up one at a time: of 100,000 ranks a page shows few."""
+
+    def __init__(self, ranks: IntArray, values: Float32Array) -> None:
+        self._ranks = ranks
+        self._values = values
+
+    def get(self, rank: int) -> float | None:
+        place = int(np.searchsorted(self._ranks, rank))
+        if place == len(self._ranks) or int(self._ranks[place]) != rank or np.isnan(self._values[place]):
+            return None
+        return float(self._values[place])
+
+
+def document(pace: Pace, accused: Sequence[int], now_ns: int | None = None, until_ns: int | None = None) -> Document:
+    """Rows as the page draws them. accused: ranks that get a line although there are many.
+
+    sequence: of the last row, to go on from. at: seconds since 1970, step: newest step number, seconds and
+    slowest_seconds: mean and longest time of a step, a row each. lines: [{name, values}], the longest own seconds in
+    the row. bands: names of the map's rows; cells: base64 of uint8 [rows, bands], the worst own time over its peers' in
+    hundredths. gap: seconds without a step from which the page shows a gap. now, until: seconds since 1970 of this
+    answer, and where the time axis ends: None for now.
+    now_ns: leaves out a row that may still grow. until_ns: when the job ended.
+    """
+    settled = len(pace.sequence)
+    if now_ns is not None and settled and now_ns - int(pace.at_ns[-1]) < UNSETTLED_NS:
+        settled -= 1
+    own, ratios = pace.slowest_own_seconds[:settled], np.nan_to_num(pace.ratios()[:settled])
+    share = max(1, -(-len(pace.ranks) // MOST_BANDS))
+    starts = np.arange(0, len(pace.ranks), share)
+    worst = np.maximum.reduceat(ratios, starts, axis=1) if settled else np.zeros((0, len(starts)), np.float32)
+    cells = np.clip(np.rint(worst * 100), 0, 255).astype(np.uint8)
+    return {
+        "gang": pace.gang,
+        "attempt": pace.attempt,
+        "ranks": len(pace.ranks),
+        "sequence": int(pace.sequence[settled - 1])
+        if settled
+        else int(pace.sequence[0]) - 1
+        if len(pace.sequence)
+        else -1,
+        "at": [round(at / 1e9, 3) for at in pace.at_ns[:settled].tolist()],
+        "step": pace.newest[:settled].tolist(),
+        "seconds": _short(pace.seconds[:settled]),
+        "slowest_seconds": _short(pace.slowest_seconds[:settled]),
+        "lines": [{"name": name, "values": _short(values)} for name, values in _lines(pace, own, accused)],
+        "bands": [_band(pace.ranks, pace.nodes, first, share) for first in starts.tolist()],
+        "cells": base64.b64encode(cells.tobytes()).decode(),
+        "gap": round(pace.speed.gap_seconds, 3),
+        "now": None if now_ns is None else round(now_ns / 1e9, 3),
+        "until": None if until_ns is None else round(until_ns / 1e9, 3),
+    }
+
+
+def _lines(pace: Pace, own: Float32Array, accused: Sequence[int]) -> list[tuple[str, Float32Array]]:
+    def of_rank(place: int) -> tuple[str, Float32Array]:
+        return f"rank {pace.ranks[place]} · {pace.nodes[place]}", own[:, place]
+
+    if len(pace.ranks) <= MOST_LINES:
+        return [of_rank(place) for place in range(len(pace.ranks))]
+    places = np.flatnonzero(np.isin(pace.ranks, accused))[:MOST_ACCUSED]
+    low, middle, high, top = (
+        np.quantile(own, [0.0, 0.5, 0.9, 1.0], axis=1) if len(own) else np.zeros((4, 0), np.float32)
+    )
+    return [
+        *(of_rank(int(place)) for place in places),
+        ("slowest", top),
+        ("90 % are faster", high),
+        ("median", middle),
+        ("fastest", low),
+    ]
+
+
+def _band(ranks: IntArray, nodes: tuple[str, ...], first: int, share: int) -> str:
+    if share == 1:
+        return f"rank {ranks[first]} · {nodes[first]}"
+    return f"ranks {ranks[first]} to {ranks[min(first + share, len(ranks)) - 1]}"
+
+
+def _short(values: Float32Array) -> list[float]:
+    """Four digits are more than a picture shows, and half the bytes."""
+    return [float(f"{value:.4g}") for value in values.tolist()]

@@ -1,0 +1,464 @@
+"""The pages' routes: each page whole, a stream of what changes on it, and the files that they load.
+
+A stream looks at its page again when entries were written, at once, and once a second for what has none (step times,
+the queue). Streams of one page share each look. Pages read; what they ask for they ask the API, with the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote, urlencode
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from scheduler_feedback.api import documents as documents
+from scheduler_feedback.api.access.authentication import Authentication
+from scheduler_feedback.api.access.middleware import asked_of, principal_of, still
+from scheduler_feedback.api.access.principal import Principal, Role
+from scheduler_feedback.api.error_barrier import ended_by_bug
+from scheduler_feedback.api.event_streams import entries_after, newest_entry
+from scheduler_feedback.api.list_pages import EventStream, peer_of
+from scheduler_feedback.api.reading.desk import Desk
+from scheduler_feedback.api.reading.listing import Listing
+from scheduler_feedback.api.requests import RefusedError, check_origin, number_of
+from scheduler_feedback.api.stories import Story
+from scheduler_feedback.api.subscribers import FullError, Subscribers, Subscription
+from scheduler_feedback.api.web import frame, job, lists, node, overview, paces, views
+from scheduler_feedback.api.web.markup import Markup, join, tag
+from scheduler_feedback.core.disclosure import hide
+from scheduler_feedback.core.telemetry.pace import MOST_ROWS, NEWEST_ROWS, Pace, Speed
+from scheduler_feedback.feed.agent_reporting import Hearing
+from scheduler_feedback.journal.store import NumberedEntry, Reader
+from scheduler_feedback.part_failures import PartFailures, in_words
+
+LOOK_SECONDS = 1.0
+"""Between two looks where nothing was written; frames come as often."""
+
+GATHER_SECONDS = 0.1
+"""What a cycle or two write together is looked at together."""
+
+HEARTBEAT_SECONDS = 15.0
+"""A silent stream says so much, so that proxies (60 s is usual) and the page know that it lives."""
+
+MOST_KEPT = 64
+"""Looks that are kept for streams of the same page; as many streams there may be."""
+
+MOST_ENTRIES, MOST_LATEST = 200, 20
+"""Entries of a story, and of the first page."""
+
+MOST_NEWS = 3
+"""Entries that a screen reader is told at a time."""
+
+NEWS = frozenset(
+    {
+        "verdict",
+        "verdict-refused",
+        "cleared",
+        "migrate",
+        "restart",
+        "quarantine",
+        "rank-failed",
+        "ended",
+        "frozen",
+        "thawed",
+    }
+)
+"""Kinds of entries that are said aloud."""
+
+HEADERS = {
+    # No inline script or style, nothing from elsewhere, in nobody's frame.
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+_FOLDER = Path(__file__).parent
+_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+
+
+class Source(Protocol):
+    """What the pages need of a controller."""
+
+    desk: Desk
+    subscribers: Subscribers
+    failures: PartFailures
+    access: Authentication
+
+    @property
+    def store(self) -> Reader: ...
+
+    def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
+    async def shared_speeds(self) -> Mapping[str, Speed]: ...
+    def shared_hearing(self) -> Mapping[str, Hearing]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Which page. kind: 'overview', 'jobs', 'nodes', 'job' or 'node'; name: of the latter two; the rest: of a list."""
+
+    kind: str
+    name: str = ""
+    state: str = ""
+    words: str = ""
+    page: int = 1
+    all_jobs: bool = False
+    """Of a job's page: whether its reader sees the owner's fields of every job, or of those of `user` alone."""
+    user: str = ""
+
+    @property
+    def query(self) -> dict[str, str]:
+        """What narrows the list."""
+        return {key: value for key, value in (("state", self.state), ("words", self.words)) if value}
+
+    @property
+    def stream(self) -> str:
+        """Where its events come from."""
+        if self.kind in ("job", "node"):
+            return f"/live/{self.kind}s/{quote(self.name, safe='')}"
+        if self.kind == "overview":
+            return "/live/"
+        return f"/live/{self.kind}?{urlencode({**self.query, 'page': self.page})}"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A page at one moment: its parts, and for a job the ranks with a verdict and when it ended."""
+
+    parts: dict[str, Markup]
+    accused: tuple[int, ...] = ()
+    has_pace: bool = False
+    ended_ns: int | None = None
+
+
+class Pages:
+    """Every page of one controller."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._looks: OrderedDict[View, tuple[float, asyncio.Task[Seen]]] = OrderedDict()
+        self._stories: OrderedDict[str, tuple[int, list[documents.Document]]] = OrderedDict()
+
+    def routes(self) -> Iterator[Route]:
+        """Every path; all of them may be read by whom the server lets in."""
+        for path, kind in (
+            ("/", "overview"),
+            ("/jobs", "jobs"),
+            ("/jobs/{name}", "job"),
+            ("/nodes", "nodes"),
+            ("/nodes/{name}", "node"),
+        ):
+            yield Route(path, self._page(kind), methods=["GET"])
+            yield Route(f"/live{path}", self._live(kind), methods=["GET"])
+        yield Route("/static/{name}", _static, methods=["GET"])
+
+    # --- a page -------------------------------------------------------------------------------------------------------
+
+    def _page(self, kind: str) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            check_origin(request)
+            view, visitor = _view(kind, request), visitor_of(request, self._source.access)
+            try:
+                seen = await self._look(view, time.monotonic() - LOOK_SECONDS, peer_of(request))
+            except RefusedError as error:
+                nothing = tag("section", tag("h1", str(error)), class_="panel")
+                return _html(frame.page("Not here", "", "", nothing, visitor=visitor), 404)
+            return _html(_whole(view, seen, visitor))
+
+        return endpoint
+
+    # --- its stream ---------------------------------------------------------------------------------------------------
+
+    def _live(self, kind: str) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            check_origin(request)
+            view = _view(kind, request)
+            subscribers, peer = self._source.subscribers, peer_of(request)
+            await self._look(view, time.monotonic() - LOOK_SECONDS, peer)  # refuses what there is not
+            try:
+                subscription = subscribers.open(peer)
+            except FullError as error:
+                raise RefusedError(503 if subscribers.closed else 429, str(error)) from None
+            stream = ended_by_bug(self._stream(view, subscription, request), self._source.failures, "page")
+            return EventStream(stream, lambda: subscribers.remove(subscription))
+
+        return endpoint
+
+    async def _stream(self, view: View, subscription: Subscription, request: Request) -> AsyncIterator[bytes]:
+        """What changes on the page, until its reader's rights do: a browser then begins anew, with those."""
+        peer, rights = peer_of(request), _rights(principal_of(request))
+        try:
+            yield b"retry: 1000\n\n"
+            told: dict[str, Markup] = {}
+            drawn = _Drawn()
+            since = await newest_entry(self._source, peer)
+            said_s = not_before_s = time.monotonic()
+            while not subscription.ended and _rights(await still(request, self._source.access)) == rights:
+                seen = await self._look(view, not_before_s, peer)
+                for name, markup in seen.parts.items():
+                    if told.get(name) != markup:
+                        told[name] = markup
+                        yield _event("part", {"name": name, "html": str(markup)})
+                        said_s = time.monotonic()
+                if view.kind == "job" and (document := await self._drawing(view.name, seen, drawn, peer)) is not None:
+                    yield _event("pace", document)
+                    said_s = time.monotonic()
+                if subscription.wake.is_set():
+                    subscription.wake.clear()
+                    written, _ = await entries_after(self._source, peer, since)
+                    entries = [one.numbered for one in written]
+                    since = entries[-1].entry_id if entries else since
+                    if news := _news(view, entries):
+                        yield _event("news", {"text": news})
+                if time.monotonic() - said_s > HEARTBEAT_SECONDS:
+                    yield _event("alive", {})
+                    said_s = time.monotonic()
+                not_before_s = await _due(subscription)
+        finally:
+            self._source.subscribers.remove(subscription)
+
+    async def _drawing(self, name: str, seen: Seen, drawn: _Drawn, peer: str) -> documents.Document | None:
+        """What the page's drawings lack; None where that is nothing. whole: they are to begin anew."""
+        pace = await run_in_threadpool(self._source.pace_of, name, drawn.sequence)
+        if pace is None:
+            return None
+        of = pace.attempt, len(pace.ranks), seen.accused, seen.ended_ns
+        whole = of != drawn.of
+        if whole:
+            drawn.of = of
+            pace = await run_in_threadpool(self._source.pace_of, name) or pace
+        made = await self._source.desk.make(
+            peer, partial(paces.document, pace, seen.accused, time.time_ns(), seen.ended_ns)
+        )
+        drawn.sequence = made["sequence"] if made["at"] else drawn.sequence
+        return {**made, "whole": whole} if whole or made["at"] else None
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    async def _look(self, view: View, not_before_s: float, peer: str) -> Seen:
+        """The page as it was at some moment after this one (monotonic); what that costs is the peer's, unless another
+        has looked. Raises RefusedError where there is none."""
+        kept = self._looks.get(view)
+        if kept is None or kept[0] < not_before_s:
+            task = asyncio.ensure_future(self._see(view, peer))
+            # Who asked may have gone by then; what went wrong is told to whoever asks next.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            kept = self._looks[view] = time.monotonic(), task
+            self._looks.move_to_end(view)
+            while len(self._looks) > MOST_KEPT:
+                self._looks.popitem(last=False)
+        return await asyncio.shield(kept[1])
+
+    async def _see(self, view: View, peer: str) -> Seen:
+        seen = await self._see_parts(view, peer)
+        troubles = [in_words(one) for one in self._source.failures.troubles()]
+        silent = await self._source.desk.ask(
+            peer, lambda listing: documents.silent_agents(self._source.shared_hearing(), listing.present)
+        )
+        seen.parts[frame.TROUBLES] = frame.troubles(troubles, silent)
+        return seen
+
+    async def _see_parts(self, view: View, peer: str) -> Seen:
+        desk = self._source.desk
+        match view.kind:
+            case "overview":
+                speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
+                latest = await desk.read(peer, self._latest)
+
+                def whole(listing: Listing) -> Seen:
+                    document = views.overview(listing.state, speeds, now_ns, listing.reasons)
+                    return Seen(overview.parts(document, latest, speeds, now_ns))
+
+                return await desk.ask(peer, whole)
+            case "jobs":
+                speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
+
+                def jobs(listing: Listing) -> Seen:
+                    document = views.jobs_page(listing.state, view.state, view.words, view.page)
+                    return Seen(lists.job_parts(document, view.query, speeds, now_ns))
+
+                return await desk.ask(peer, jobs)
+            case "nodes":
+
+                def nodes(listing: Listing) -> Seen:
+                    document = views.nodes_page(listing.state, view.state, view.words, view.page)
+                    document["nodes"] = documents.with_hearing(document["nodes"], self._source.shared_hearing())
+                    return Seen(lists.node_parts(document, view.query))
+
+                return await desk.ask(peer, nodes)
+            case "node":
+                found = await desk.ask(peer, lambda listing: views.node_page(listing.state, view.name))
+                if found is None:
+                    raise RefusedError(404, f"no node {view.name}")
+                (found,) = documents.with_hearing([found], self._source.shared_hearing())
+                story = await desk.read(peer, lambda: self._story(f"node:{view.name}"))
+                speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
+                return Seen(await desk.make(peer, partial(node.parts, found, story, speeds, now_ns)))
+        pace = await run_in_threadpool(self._source.pace_of, view.name, -1, NEWEST_ROWS)
+        summary = None if pace is None else await desk.make(peer, partial(paces.summary, pace))
+        slowest = () if summary is None else summary["slowest"]
+        found = await desk.ask(
+            peer, lambda listing: views.job_page(listing.state, view.name, slowest, listing.reasons, listing.explain)
+        )
+        if found is None:
+            raise RefusedError(404, f"no job {view.name}")
+        if not (view.all_jobs or (view.user and view.user == found["user"])):
+            found = hide(found)
+        story = await desk.read(peer, lambda: self._story(view.name))
+        accused = tuple(found["accused"][: paces.MOST_ACCUSED])
+        made = await desk.make(peer, partial(job.parts, found, story, summary, time.time_ns()))
+        return Seen(made, accused, pace is not None, found["ended_ns"])
+
+    def _latest(self) -> list[documents.Document]:
+        store = self._source.store
+        entries = store.entries_after(max(store.newest_entry_id() - MOST_LATEST, 0))
+        return [documents.entry_document(entry) for entry in reversed(entries)]
+
+    def _story(self, subject: str) -> list[documents.Document]:
+        """The newest entries, the newest first; read again only where something was written since."""
+        store = self._source.store
+        newest = self._source.subscribers.newest
+        if newest is None:
+            newest = store.newest_entry_id()
+        kept = self._stories.get(subject)
+        if kept is None or kept[0] != newest:
+            if subject.startswith("node:"):
+                whole = [(subject, 0, 2**63 - 1)]
+                entries = store.entries_of_all(whole, most=MOST_ENTRIES, newest=True)
+                told = [documents.entry_document(entry) for entry in entries]
+            else:
+                told = Story(store, subject).newest(MOST_ENTRIES)
+            kept = newest, told
+            self._stories[subject] = kept
+            while len(self._stories) > MOST_KEPT:
+                self._stories.popitem(last=False)
+        return kept[1]
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """What a stream's page has drawn: (attempt, ranks, accused, end) that it is of, and up to which row."""
+
+    of: tuple[int, int, tuple[int, ...], int | None] | None = None
+    sequence: int = -1
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _view(kind: str, request: Request) -> View:
+    """Raises RefusedError for a page that is no number."""
+    if kind == "job":
+        reader = principal_of(request)
+        everything = reader.role >= Role.OPERATOR
+        user = reader.user if reader.logged_in and not everything else ""
+        return View(kind, request.path_params["name"], all_jobs=everything, user=user)
+    if kind == "node":
+        return View(kind, request.path_params["name"])
+    if kind == "overview":
+        return View(kind)
+    query = request.query_params
+    page = number_of(request, "page", 1, 1, 1_000_000)
+    assert page is not None
+    return View(kind, "", query.get("state", "")[:40], query.get("words", "")[:100], page)
+
+
+def visitor_of(request: Request, access: Authentication) -> frame.Visitor:
+    """Whom a page says that it is shown to."""
+    principal = principal_of(request)
+    session = access.session_of(asked_of(request.scope)) if principal.by_cookie else None
+    name = principal.name if principal.logged_in else ""
+    return frame.Visitor(name, session.csrf if session is not None else "", request.url.path)
+
+
+def _rights(principal: Principal) -> tuple[str, Role]:
+    return principal.user, principal.role
+
+
+def _whole(view: View, seen: Seen, visitor: frame.Visitor) -> Markup:
+    stream = view.stream
+
+    def page(
+        title: str, here: str, main: Markup, scripts: tuple[str, ...] = (), modules: tuple[str, ...] = ()
+    ) -> Markup:
+        whole = join((frame.live(frame.TROUBLES, seen.parts), main))
+        return frame.page(title, here, stream, whole, scripts, modules, visitor)
+
+    match view.kind:
+        case "overview":
+            return page("Overview", "/", overview.main(seen.parts))
+        case "jobs":
+            return page("Jobs", "/jobs", lists.job_main(seen.parts, view.query))
+        case "nodes":
+            return page("Nodes", "/nodes", lists.node_main(seen.parts, view.query))
+        case "node":
+            return page(view.name, "/nodes", node.main(seen.parts))
+    return page(view.name, "/jobs", job.main(seen.parts, seen.has_pace), ("uPlot.iife.min.js",), ("pace.js",))
+
+
+def _html(markup: Markup, status: int = 200) -> Response:
+    return Response(markup, status, {**HEADERS, "cache-control": "no-store"}, media_type="text/html")
+
+
+def _event(name: str, document: documents.Document) -> bytes:
+    return b"event: %s\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(document))
+
+
+def _news(view: View, entries: list[NumberedEntry]) -> str:
+    """What of the entries is said aloud on that page; '' for nothing."""
+    subject = {"job": view.name, "node": f"node:{view.name}"}.get(view.kind)
+    told = [one.entry for one in entries if one.entry.kind in NEWS and subject in (None, one.entry.subject)]
+    words = [f"{entry.subject.removeprefix('node:')}: {entry.text}" for entry in told[-MOST_NEWS:]]
+    return ". ".join([*words, f"and {len(told) - MOST_NEWS} more"] if len(told) > MOST_NEWS else words)
+
+
+async def _due(subscription: Subscription) -> float:
+    """Wait until the next look is due; from when on (monotonic) somebody else's look is new enough."""
+    try:
+        await asyncio.wait_for(subscription.wake.wait(), LOOK_SECONDS)
+    except TimeoutError:
+        return time.monotonic() - LOOK_SECONDS / 2
+    woken_s = time.monotonic()
+    await asyncio.sleep(GATHER_SECONDS)
+    return woken_s
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _files() -> dict[str, tuple[bytes, str, str]]:
+    """Content, type and tag of every file that a page may load, by name."""
+    found = {}
+    for folder in ("static", "vendored"):
+        for path in (_FOLDER / folder).iterdir():
+            if path.suffix in _TYPES:
+                content = path.read_bytes()
+                found[path.name] = content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    return found
+
+
+async def _static(request: Request) -> Response:
+    check_origin(request)
+    file = _files().get(request.path_params["name"])
+    if file is None:
+        raise RefusedError(404, "no such file")
+    content, kind, mark = file
+    headers = {**HEADERS, "cache-control": "no-cache", "etag": mark}
+    if request.headers.get("if-none-match") == mark:
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers, media_type=kind)

@@ -1,0 +1,81 @@
+"""Progress of a job: the one word that says how it does now, from its state, its steps and its active verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any
+
+from scheduler_feedback.core.job import JobState
+from scheduler_feedback.core.telemetry.pace import Speed
+
+Document = dict[str, Any]
+
+ARRIVAL_SECONDS = 2.0
+"""A step is known at most so much later than it ended: frames are sent every second, and evaluated twice a second."""
+
+UNKNOWN_SECONDS = 60.0
+"""A detector reports once an episode that it found no cause. The page shows that for so long at least, also where the
+mean step time is hardly longer than usual."""
+
+
+class Progress(StrEnum):
+    """What the page says of a job."""
+
+    ENDED = "ended"
+    NOT_RUNNING = "not running"  # pending, starting or stopping
+    HELD_UP = "held up"  # a verdict is active
+    STALLED = "no step"  # for longer than its steps usually take
+    SLOW = "slow, cause unknown"
+    NORMAL = "normal speed"
+    LEARNING = "usual speed not known yet"  # too few steps
+    UNREPORTED = "reports no steps"
+
+    @property
+    def noteworthy(self) -> bool:
+        """Whether a person should see the job first."""
+        return self in (Progress.HELD_UP, Progress.STALLED, Progress.SLOW)
+
+
+def progress_of(
+    state: str, attempt: int, held_up: bool, speed: Speed | None, now_ns: int, unknown_ns: int | None = None
+) -> Progress:
+    """The progress of a job in that state.
+
+    held_up: whether a verdict about it is active. speed: of the newest attempt whose steps were received, None for
+    none. now_ns: wall time. unknown_ns: when a detector last reported slowness without a cause, None for never.
+    """
+    if JobState(state).ended:
+        return Progress.ENDED
+    if held_up:
+        return Progress.HELD_UP
+    if state != JobState.RUNNING:
+        return Progress.NOT_RUNNING
+    if speed is None or speed.attempt != attempt:
+        return Progress.UNREPORTED
+    if is_stalled(speed, now_ns):
+        return Progress.STALLED
+    if speed.slow or (unknown_ns is not None and now_ns - unknown_ns < UNKNOWN_SECONDS * 1e9):
+        return Progress.SLOW
+    return Progress.LEARNING if speed.usual_seconds != speed.usual_seconds else Progress.NORMAL
+
+
+def is_stalled(speed: Speed, now_ns: int) -> bool:
+    """Whether the last step ended longer ago than a step usually takes."""
+    return (now_ns - speed.end_ns) / 1e9 > speed.gap_seconds + ARRIVAL_SECONDS
+
+
+def unknown_since(story: Iterable[Document], attempt_started_ns: int | None) -> Document | None:
+    """The newest entry of the attempt's story in which a detector reported slowness without a cause; None for none.
+
+    story: the newest first.
+    """
+    entry = next((entry for entry in story if entry["kind"] == "unknown"), None)
+    if entry is None or attempt_started_ns is None or entry["wall_ns"] < attempt_started_ns:
+        return None
+    return entry
+
+
+def not_at_pace(speeds: Mapping[str, Speed], now_ns: int) -> set[str]:
+    """Gangs that are slow, or whose last step ended too long ago."""
+    return {gang for gang, speed in speeds.items() if speed.slow or is_stalled(speed, now_ns)}

@@ -1,0 +1,218 @@
+"""The timetable: who holds which slots until when, what is kept for the head of the queue, and who went ahead of it.
+
+A row is a node, a lane in it a slot. A large cluster is folded: a row is a rack, a spine, or all nodes in one state,
+and in it jobs lie one above the other by their expected end, each as high as it has slots there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+from scheduler_feedback.api.web import words
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.job import Job, JobState, Slot
+from scheduler_feedback.core.state import State
+from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
+from scheduler_feedback.policies.index.scheduling_index import ledger_of
+
+MOST_ROWS = 24
+"""Nodes that each have a row; more of them are folded."""
+
+MOST_FOLDED = 40
+"""Racks or spines that each have a row; where there are more of them, nodes are folded by state."""
+
+MOST_BARS = 40
+"""Jobs that each have a bar in a folded row, those with the most slots; the others share one."""
+
+LEAST_SPAN_NS, MOST_SPAN_NS = 60_000_000_000, 24 * 3600 * 1_000_000_000
+PAST_SHARE = 0.2
+"""Of the time that is drawn, what lies behind."""
+
+_DIGITS = re.compile(r"([0-9]+)")
+
+GRAIN = 240
+"""Steps of the axis: it moves on by one at a time, so that a drawing that did not change otherwise stays the same."""
+
+
+def of_state(state: State) -> dict[str, Any]:
+    """The timetable of the state as it is. Times are wall nanoseconds.
+
+    rows: [{node, nodes, slots, states, bars: [{job, jobs, first, slots, from_ns, until_ns, last_ns, kind}]}]. node: the
+    name of the node, or of what is folded; nodes: how many it has; states: how many of them are in each state but
+    healthy. kind is 'held', 'ahead' (went ahead of the reservation's job), 'stopping' or 'kept'. A bar of several jobs
+    has job '' and says how many they are (jobs) and when the last of them ends. Overdue ends are now.
+    folded: what a row is, '' for a node.
+    """
+    head = state.jobs.get(state.reserved_for or "")
+    reserved_ns = state.reserved_from_ns if head is not None else None
+    holding = [job for job in state.jobs.values() if job.state.holds_slots]
+    ends = {job.job_id: _end_ns(state, job) for job in holding}
+    ahead = {job.job_id for job in holding if head is not None and job.submitted_ns > head.submitted_ns}
+    folded, row_of = _rows(state)
+    rows = {name: _row(name) for name in sorted(set(row_of.values()), key=natural)}
+    for node in state.nodes.values():
+        row = rows[row_of[node.name]]
+        row["nodes"] += 1
+        row["slots"] += node.slots
+        if (word := words.node_state(node)) != NodeState.HEALTHY.value:
+            row["states"][word] = row["states"].get(word, 0) + 1
+    if folded:
+        _fold(state, rows, row_of, holding, ends, ahead)
+    else:
+        of_node: dict[str, dict[str, list[Slot]]] = {name: {} for name in rows}
+        for job in holding:
+            for rank in job.ranks:
+                if rank.slot.node in of_node:
+                    of_node[rank.slot.node].setdefault(job.job_id, []).append(rank.slot)
+        for name, row in rows.items():
+            for job_id, slots in of_node[name].items():
+                row["bars"] += _held(state.jobs[job_id], slots, ends, ahead)
+    from_ns, until_ns = _window(
+        state.now_ns, reserved_ns, [bar["until_ns"] for row in rows.values() for bar in row["bars"]]
+    )
+    if head is not None and reserved_ns is not None:
+        begin_ns, end_ns = max(reserved_ns, state.now_ns), reserved_ns + remaining_ns(state.policy, head)
+        kept: dict[str, list[Slot]] = {}
+        for slot in state.reserved_slots:
+            if slot.node in row_of:
+                kept.setdefault(row_of[slot.node], []).append(slot)
+        for name, slots in kept.items():
+            row = rows[name]
+            places = [(row["slots"] - len(slots), len(slots))] if folded else _runs(slots)
+            row["bars"] += [_bar(head.job_id, first, count, begin_ns, end_ns, "kept") for first, count in places]
+    named = {bar["job"] for row in rows.values() for bar in row["bars"]} - {""}
+    return {
+        "now_ns": state.now_ns,
+        "from_ns": from_ns,
+        "until_ns": until_ns,
+        "reserved_for": None if head is None else head.job_id,
+        "reserved_from_ns": reserved_ns,
+        "reserved_slots": len(state.reserved_slots) if head is not None else 0,
+        "ahead": sorted(ahead & named),
+        "rows": list(rows.values()),
+        "nodes": len(state.nodes),
+        "folded": folded,
+        "names": {job: state.jobs[job].spec.name for job in named},
+        "ends": {job: ends.get(job) for job in named},
+    }
+
+
+def _row(name: str) -> dict[str, Any]:
+    return {"node": name, "nodes": 0, "slots": 0, "states": {}, "bars": []}
+
+
+def _rows(state: State) -> tuple[str, dict[str, str]]:
+    """What a row is ('' for a node), and the name of the row that each node is in."""
+    nodes = state.nodes.values()
+    if len(state.nodes) <= MOST_ROWS:
+        return "", {name: name for name in state.nodes}
+    if all(node.rack for node in nodes):
+        spines = len({node.spine for node in nodes})
+        racks = {node.name: f"{node.spine}/{node.rack}" if spines > 1 else node.rack for node in nodes}
+        if len(set(racks.values())) <= MOST_FOLDED:
+            return "rack", racks
+    if all(node.spine for node in nodes) and 1 < len({node.spine for node in nodes}) <= MOST_FOLDED:
+        return "spine", {node.name: node.spine for node in nodes}
+    return "state", {node.name: words.node_state(node) for node in nodes}
+
+
+def _fold(
+    state: State,
+    rows: dict[str, dict[str, Any]],
+    row_of: dict[str, str],
+    holding: Iterable[Job],
+    ends: dict[str, int],
+    ahead: set[str],
+) -> None:
+    """Give each row its jobs' bars: the one that ends last at the bottom, so that what gets free is at the top."""
+    held: dict[str, list[tuple[str, int]]] = {name: [] for name in rows}
+    for job in holding:
+        for name, slots in Counter(row_of.get(rank.slot.node, "") for rank in job.ranks).items():
+            if name:
+                held[name].append((job.job_id, slots))
+    for name, jobs in held.items():
+        jobs.sort(key=lambda pair: -pair[1])
+        shown, rest = jobs[:MOST_BARS], jobs[MOST_BARS:]
+        bars = [_whole(state.jobs[job], slots, ends, ahead) for job, slots in shown]
+        if rest:
+            from_ns = min(_began_ns(state.jobs[job]) for job, _ in rest)
+            bar = _bar("", 0, sum(slots for _, slots in rest), from_ns, min(ends[job] for job, _ in rest), "held")
+            bars.append(bar | {"jobs": len(rest), "last_ns": max(ends[job] for job, _ in rest)})
+        bars.sort(key=lambda bar: (-bar["last_ns"], bar["job"]))
+        first = 0
+        for bar in bars:
+            bar["first"] = first
+            first += bar["slots"]
+        rows[name]["bars"] = bars
+
+
+def _end_ns(state: State, job: Job) -> int:
+    """When the job is expected to be gone; now where it should be already."""
+    releases = ledger_of(state).ends_of.get(job.job_id, ())
+    return max([release.at_ns for release in releases] + [state.now_ns])
+
+
+@lru_cache(maxsize=1 << 16)
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A key by which node-2 comes before node-10."""
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _DIGITS.split(name) if part)
+
+
+def _window(now_ns: int, reserved_ns: int | None, ends: Iterable[int]) -> tuple[int, int]:
+    """From when to when is drawn: a little of the past, and what shows the reservation with room behind it."""
+    ahead_ns = max((end - now_ns for end in ends), default=0)
+    if reserved_ns is not None:
+        ahead_ns = max(min(ahead_ns, 3 * (reserved_ns - now_ns)), int(1.5 * (reserved_ns - now_ns)))
+    ahead_ns = min(max(ahead_ns, LEAST_SPAN_NS), MOST_SPAN_NS)
+    span_ns = int(ahead_ns / (1 - PAST_SHARE))
+    # A span of round length, and a beginning that moves by steps.
+    round_ns = 10_000_000_000
+    while span_ns > 10 * round_ns:
+        round_ns *= 2
+    span_ns = -(-span_ns // round_ns) * round_ns
+    step_ns = span_ns // GRAIN
+    from_ns = (now_ns - int(span_ns * PAST_SHARE)) // step_ns * step_ns
+    return from_ns, from_ns + span_ns
+
+
+def _began_ns(job: Job) -> int:
+    return job.attempt_started_ns or job.submitted_ns
+
+
+def _kind(job: Job, ahead: set[str]) -> str:
+    return "stopping" if job.state is JobState.STOPPING else "ahead" if job.job_id in ahead else "held"
+
+
+def _held(job: Job, slots: list[Slot], ends: dict[str, int], ahead: set[str]) -> Iterator[dict[str, Any]]:
+    for first, count in _runs(slots):
+        yield _bar(job.job_id, first, count, _began_ns(job), ends[job.job_id], _kind(job, ahead))
+
+
+def _whole(job: Job, slots: int, ends: dict[str, int], ahead: set[str]) -> dict[str, Any]:
+    return _bar(job.job_id, 0, slots, _began_ns(job), ends[job.job_id], _kind(job, ahead))
+
+
+def _runs(slots: Iterable[Slot]) -> Iterator[tuple[int, int]]:
+    """(first, how many) of slots that stand side by side."""
+    numbers = sorted(slot.slot for slot in slots)
+    for _, members in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in members]
+        yield run[0], len(run)
+
+
+def _bar(job: str, first: int, slots: int, from_ns: int, until_ns: int, kind: str) -> dict[str, Any]:
+    return {
+        "job": job,
+        "jobs": 1,
+        "first": first,
+        "slots": slots,
+        "from_ns": from_ns,
+        "until_ns": until_ns,
+        "last_ns": until_ns,
+        "kind": kind,
+    }

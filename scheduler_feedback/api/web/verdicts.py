@@ -1,0 +1,161 @@
+"""A verdict as a person reads it: who, what, how much, how sure, and the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from scheduler_feedback.api.web import frame, words
+from scheduler_feedback.api.web.markup import Markup, join, tag
+
+Document = dict[str, Any]
+
+STRONGEST = 4
+"""Pieces of evidence that a job's page shows at once."""
+
+CAUSES = {
+    "suspended": "suspended: off the processor, not waiting for one",
+    "cpu-contention": "waits for a processor",
+    "compute": "its own work takes longer",
+    "storage": "waits for storage",
+    "thermal": "its GPU is too hot",
+    "power": "its GPU's power is capped",
+    "gpu": "its GPU computes more slowly",
+    "gpu-memory": "errors of its GPU's memory",
+    "nvlink": "an NVLink is at fault",
+    "pcie": "a PCIe link is at fault",
+    "nic": "its NIC is at fault",
+    "link": "a link fails or flaps",
+    "congestion": "the network is congested",
+    "host-contention": "another job on the same host",
+    "lost": "it stopped reporting",
+    "never-arrived": "it never reached the collective in which its peers wait",
+    "unknown": "unknown",
+}
+"""Causes in words; those that are missing say enough themselves."""
+
+
+def short(verdict: Document) -> Markup:
+    """In a line of a list."""
+    return tag("span", verdict["short"], class_="accusation")
+
+
+def headline(verdict: Document) -> str:
+    """The verdict's sentence up to its confidence, which has a place of its own."""
+    claim = str(verdict["sentence"]).rpartition(", confidence ")[0]
+    return f"R{claim[1:]}" if claim.startswith("rank") else claim
+
+
+def card(verdict: Document, brief: bool = False) -> Markup:
+    """The verdict with what it rests on. brief: with its evidence folded away, and a link to its job."""
+    gang = verdict["job"]
+    title = tag("h3", headline(verdict))
+    facts = [
+        ("Job", words.job_link(gang)) if gang and brief else None,
+        ("Node", words.node_link(verdict["node"])) if verdict["node"] else None,
+        ("Cause", CAUSES.get(verdict["cause"], verdict["cause"].replace("-", " "))),
+        # Of a hang the ratio is how long it has lasted, over a step: no slowdown.
+        ("Slowdown", f"{verdict['slowdown']:.2f} times")
+        if verdict["slowdown"] > 1 and verdict["kind"] != "hang"
+        else None,
+        ("Confidence", words.percent(verdict["confidence"])),
+        (
+            "Step",
+            f"{words.seconds(verdict['step_seconds_before'])} when healthy, "
+            f"{words.seconds(verdict['step_seconds_now'])} now",
+        )
+        if verdict["step_seconds_now"] > 0
+        else None,
+        ("Accused", f"{verdict['level']} {verdict['device']}") if verdict["device"] else None,
+        ("Disturbed by", words.job_link(verdict["aggressor"])) if verdict["aggressor"] else None,
+        ("Shared", verdict["resource"]) if verdict["resource"] else None,
+        ("Could also be", ", ".join(verdict["suspects"])) if verdict["suspects"] else None,
+        ("Since", words.instant(verdict["first_wall_ns"], "ago")),
+        ("Until", join((words.instant(verdict["until_ns"]), f": {verdict['ended_because']}")))
+        if not verdict["standing"]
+        else None,
+        ("Decided", _ruling(verdict)) if verdict["ruling"] else None,
+        ("Judged", "confirmed by a person" if verdict["judged"] else "rejected by a person")
+        if verdict["judged"] is not None
+        else None,
+    ]
+    listed = tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in filter(None, facts)])
+    return tag(
+        "article",
+        title,
+        listed,
+        _evidence(verdict, 0 if brief else STRONGEST),
+        None if brief or verdict["judged"] is not None else _judging(verdict["verdict_id"]),
+        class_=f"verdict {'standing' if verdict['standing'] else 'past'}",
+        id=f"verdict-{verdict['verdict_id']}",
+    )
+
+
+def _ruling(verdict: Document) -> str:
+    ruling, reason = verdict["ruling"], verdict["ruling_reason"]
+    if ruling == "migrate":
+        return "the gang moves away"
+    if ruling == "restart":
+        return "the gang is restarted"
+    if reason.startswith("not restarted"):
+        return str(reason)
+    return f"it stays: {reason or ruling}"
+
+
+def _evidence(verdict: Document, shown: int) -> Markup:
+    """The strongest so many pieces, and the others folded away."""
+    items = sorted(verdict["evidence"], key=lambda item: -abs(float(item["log_likelihood_ratio"])))
+    frames = ", ".join(f"{node} #{number}" for node, number in verdict["frames"][:8])
+    rest = items[shown:]
+    words_for_rest = "Evidence" if not shown else f"{len(rest)} more pieces of evidence" if rest else "Where to look"
+    return join(
+        (
+            _table(verdict, items[:shown], "Strongest evidence") if items[:shown] else None,
+            tag(
+                "details",
+                tag("summary", words_for_rest),
+                _table(verdict, rest, "Evidence") if rest else None,
+                tag("p", f"Verdict {verdict['verdict_id']}, frames {frames or 'none'}", class_="hint"),
+                id=f"why-{verdict['verdict_id']}",
+            ),
+        )
+    )
+
+
+def _table(verdict: Document, items: Sequence[Document], caption: str) -> Markup:
+    head = [tag("th", name, scope="col") for name in ("Measure", "Here", "Against", "Argues")]
+    rows = [
+        tag(
+            "tr",
+            tag("th", item["measure"].replace("_", " "), scope="row", data_label="Measure"),
+            tag("td", _value(item["value"], item["unit"]), data_label="Here"),
+            tag(
+                "td",
+                _value(item["reference"], item["unit"]),
+                tag("small", f" {item['against']}"),
+                data_label="Against",
+            ),
+            tag("td", f"{item['log_likelihood_ratio']:+.1f}", data_label="Argues"),
+        )
+        for item in items
+    ]
+    drawn = tag("table", tag("caption", caption, class_="unseen"), tag("thead", tag("tr", head)), tag("tbody", rows))
+    label = f"{caption} of {verdict['verdict_id']}"
+    return tag("div", drawn, class_="scroll", tabindex="0", role="region", aria_label=label)
+
+
+def _value(value: float, unit: str) -> str:
+    if unit == "seconds" and value >= 0.0005:
+        return words.seconds(value)
+    return f"{value:.4g} {unit}"
+
+
+def _judging(verdict_id: str) -> Markup:
+    path = f"/api/verdicts/{quote(verdict_id, safe='')}"
+    return tag(
+        "p",
+        frame.action("Confirm", f"{path}/confirm", "Confirm this verdict?"),
+        frame.action("Reject", f"{path}/reject", "Reject this verdict? Its node is released."),
+        class_="buttons",
+    )

@@ -1,0 +1,97 @@
+"""Words: numbers, times and names as a person reads them on the page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from scheduler_feedback.api.web.markup import Markup, tag
+from scheduler_feedback.core.cluster import Node
+
+GOOD, DOUBTFUL, BAD, QUIET = "good", "doubtful", "bad", "quiet"
+TONES = {
+    **dict.fromkeys(("running", "healthy", "completed"), GOOD),
+    **dict.fromkeys(("pending", "starting", "stopping", "probation", "suspect", "limited"), DOUBTFUL),
+    **dict.fromkeys(("failed", "quarantine", "absent"), BAD),
+    **dict.fromkeys(("cancelled", "maintenance"), QUIET),
+}
+"""How a state is coloured; it is always written too."""
+
+
+def state(word: str) -> Markup:
+    """A state as a pill: a dot and the word."""
+    return tag("span", word, class_=f"state {TONES.get(word, QUIET)}")
+
+
+def node_state(node: Node) -> str:
+    """The node's state in a word; 'absent' where the backend does not report it."""
+    return node.state.value if node.present else "absent"
+
+
+def seconds(value: float | None) -> str:
+    """A length of time: '84 ms', '1.32 s', '42 s', '3 min 20 s', '2 h 5 min', '3 d 4 h'."""
+    if value is None:
+        return "–"
+    if value < 0.9995:
+        return f"{value * 1000:.3g} ms"
+    if value < 10:
+        return f"{value:.2f} s"
+    if value < 120:
+        return f"{value:.0f} s"
+    whole = int(value)
+    for small, large, names in ((1, 60, ("min", "s")), (60, 3600, ("h", "min")), (3600, 86400, ("d", "h"))):
+        if whole < large * (60, 48, 10**9)[(1, 60, 3600).index(small)]:
+            rest = whole % large // small
+            return f"{whole // large} {names[0]}" + (f" {rest} {names[1]}" if rest else "")
+    raise AssertionError("the last of them takes everything")
+
+
+def instant(wall_ns: int | None, how: str = "") -> Markup:
+    """An instant. how: '' for the clock; 'ago', 'in' or 'for' to have the page's script count the time from or to it,
+    which starts from the clock here."""
+    if wall_ns is None:
+        return Markup("–")
+    at = wall_ns / 1e9
+    shown = time.strftime("%H:%M:%S", time.localtime(at))
+    if abs(time.time() - at) > 43200:
+        shown = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+    exact = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(at))
+    return tag("time", shown, datetime=exact, data_count=how or None, title=exact if how else None)
+
+
+def telemetry(agent: Mapping[str, Any] | None) -> Markup:
+    """How fresh what a node's agent sends is. agent: as the API tells it; None where none is known."""
+    if agent is None:
+        return Markup("–")
+    return tag("span", agent["words"], class_=f"state {BAD if agent['silent'] else GOOD}")
+
+
+def job_link(job: str, name: str = "") -> Markup:
+    """To the job's page. The id is part of the link's own, so that focus stays on it when the list changes."""
+    return tag("a", job, href=f"/jobs/{quote(job, safe='')}", title=name or None)
+
+
+def node_link(node: str) -> Markup:
+    return tag("a", node, href=f"/nodes/{quote(node, safe='')}")
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """'1 node', '12,500 nodes'."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Rising whole numbers, in short: '0–2, 5'."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in found)

@@ -1,0 +1,4 @@
+"""Access to the Kubernetes API server: client, watches, the informer cache, and the leader lease.
+
+Start at ``client.py``.
+"""

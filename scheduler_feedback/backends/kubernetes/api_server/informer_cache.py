@@ -1,0 +1,448 @@
+"""What the API server holds, kept in step by watches and indexed by what the backend asks for.
+
+Fed in the event loop's thread, read in the cycle's: every method takes the lock, none blocks for longer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from scheduler_feedback.backends.kubernetes.agents import is_agent
+from scheduler_feedback.backends.kubernetes.attempts.probe_pods import is_probe
+from scheduler_feedback.backends.kubernetes.objects.constraints import OURS, Constraint, why_not
+from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
+from scheduler_feedback.backends.kubernetes.objects.quantities import requests_of
+from scheduler_feedback.backends.kubernetes.objects.rank_names import POD, Place
+from scheduler_feedback.backends.kubernetes.objects.translate import (
+    BEYOND,
+    PLACEMENT,
+    Gang,
+    TopologyLabels,
+    allocatable_of,
+    beyond,
+    gang_of,
+    group_of,
+    lone,
+    node_seen,
+    resource_of,
+)
+from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API, UpstreamGroup, as_group
+from scheduler_feedback.backends.kubernetes.objects.volumes import claims_of, reached, users_of
+from scheduler_feedback.core.events import NodeSeen
+from scheduler_feedback.core.telemetry.placements import Refusal
+
+MOST_LEFT = 1 << 16
+"""Pods that are over and still remembered with their node: an agent's last frames come after a pod's end."""
+
+
+@dataclass(slots=True)
+class Placed:
+    """A pod that a node's resources are taken by. seen: whether the API server says so, or only we (being bound)."""
+
+    node: str
+    requests: Mapping[str, int]
+    seen: bool
+
+
+@dataclass(slots=True)
+class NodeUse:
+    """What pods ask of a node. by: their uids."""
+
+    used: dict[str, int] = field(default_factory=dict)
+    by: set[str] = field(default_factory=set)
+
+
+class World:
+    """The cluster as the watches tell it. `scheduler`: the schedulerName of the pods that are ours to place."""
+
+    def __init__(self, scheduler: str, labels: TopologyLabels) -> None:
+        self.lock = threading.RLock()
+        self._scheduler, self._labels = scheduler, labels
+        self.nodes: dict[str, Node] = {}
+        self.groups: dict[str, PodGroup] = {}
+        self.queues: dict[str, Queue] = {}
+        self.queues_version = 0  # another number whenever one of them has changed
+        self.pods: dict[str, Pod] = {}  # ours alone, by 'NAMESPACE/NAME'
+        self.claims: dict[str, Claim] = {}
+        self.volumes: dict[str, StoredVolume] = {}
+        self._users: dict[str, set[str]] = {}  # by claim, the keys of our pods that name it
+        self._members: dict[str, set[str]] = {}  # by gang key, the keys of its pods
+        self._probes: set[str] = set()  # keys of those that are probes
+        self._placed: dict[str, Placed] = {}  # by uid, every scheduler's
+        self._left: OrderedDict[str, str] = OrderedDict()  # by uid, the node of a pod that is over
+        self._use: dict[str, NodeUse] = {}
+        self._allocatable: dict[str, dict[str, int]] = {}
+        self._constraints: dict[str, Constraint] = {}
+        self._refusals: dict[str, tuple[str, ...]] = {}
+        self._held: dict[str, Place] = {}  # uid of a pod of an attempt that the core holds -> where it stands
+        self.places_version = 0  # another number whenever _held has changed
+        self._barred: dict[tuple[str, str], int] = {}  # (constraint, node) that a bind found too small -> its use then
+        self._stale: set[str] = set()
+        self._seen: dict[str, NodeSeen] = {}
+        self._anew: dict[str, NodeSeen] = {}  # of these, what was not told as a change yet
+        self.dirty_gangs: set[str] = set()
+        self._agents: dict[str, tuple[str, str]] = {}  # by the pod's key: its node and address
+        self._lone: dict[str, Gang] = {}  # pods that are gangs of one, as last looked at
+
+    # --- from the watches --------------------------------------------------------------------------------------------
+
+    def node_told(self, key: str, _before: Node | None, after: Node | None) -> None:
+        with self.lock:
+            if after is None:
+                self.nodes.pop(key, None)
+                self._allocatable.pop(key, None)
+                self._refusals.pop(key, None)
+                self._seen.pop(key, None)
+                self._anew.pop(key, None)
+                self._stale.discard(key)
+                return
+            self._allocatable[key] = allocatable_of(after)
+            self.nodes[key] = after
+            self._stale.add(key)
+
+    def pod_told(self, key: str, before: Pod | None, after: Pod | None) -> None:
+        with self.lock:
+            if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
+                self._leave(before.metadata.uid)
+                self.release(before.metadata.uid)
+                self._forget(key, before)
+            if after is None:
+                self._agents.pop(key, None)
+                return
+            if after.over:
+                self._leave(after.metadata.uid)
+            elif after.spec.node_name:
+                self._take(after.metadata.uid, after.spec.node_name, requests_of(after), seen=True)
+            if is_agent(after) and after.status.pod_ip and not after.metadata.deletion_timestamp:
+                self._agents[key] = (after.spec.node_name, after.status.pod_ip)
+            else:
+                self._agents.pop(key, None)
+            if after.spec.scheduler_name == self._scheduler:
+                for claim in claims_of(after):
+                    self._users.setdefault(claim, set()).add(key)
+                self.pods[key] = after = reached(after, self.claims, self.volumes)
+                gang = group_of(after) or key
+                self._members.setdefault(gang, set()).add(key)
+                if after.metadata.annotation(BEYOND):
+                    self.dirty_gangs.add(key)
+                if is_probe(after):
+                    self._probes.add(key)
+                self.dirty_gangs.add(gang)
+
+    def claim_told(self, key: str, _before: Claim | None, after: Claim | None) -> None:
+        with self.lock:
+            if after is None:
+                self.claims.pop(key, None)
+            else:
+                self.claims[key] = after
+            self._reach_again((key,))
+
+    def volume_told(self, key: str, _before: StoredVolume | None, after: StoredVolume | None) -> None:
+        with self.lock:
+            if after is None:
+                self.volumes.pop(key, None)
+            else:
+                self.volumes[key] = after
+            self._reach_again(users_of(key, self.claims.items()))
+
+    def _reach_again(self, claims: Iterable[str]) -> None:
+        """Look anew from where the volumes of the pods that use these claims can be reached."""
+        for key in {user for claim in claims for user in self._users.get(claim, ())}:
+            if key in self.pods:
+                pod = self.pods[key] = reached(self.pods[key], self.claims, self.volumes)
+                self.dirty_gangs |= {key, group_of(pod) or key}
+
+    def group_told(self, key: str, before: PodGroup | None, after: PodGroup | None) -> None:
+        with self.lock:
+            if after is None:
+                self.groups.pop(key, None)
+            else:
+                self.groups[key] = after
+            if before is None or after is None or before.spec != after.spec or _declared(before) != _declared(after):
+                self.dirty_gangs.add(key)
+
+    def upstream_told(self, key: str, before: UpstreamGroup | None, after: UpstreamGroup | None) -> None:
+        """A group of Kubernetes' own kind; where coscheduling has one of the same name, that one counts."""
+        known = self.groups.get(key)
+        if known is not None and known.of_api != API:
+            return
+        self.group_told(key, *(None if one is None else as_group(one, self._labels) for one in (before, after)))
+
+    def queue_told(self, key: str, before: Queue | None, after: Queue | None) -> None:
+        with self.lock:
+            if before is None or after is None or before.spec != after.spec:
+                self.queues_version += 1
+            if after is None:
+                self.queues.pop(key, None)
+            else:
+                self.queues[key] = after
+
+    def _forget(self, key: str, pod: Pod) -> None:
+        if self.pods.pop(key, None) is None:
+            return
+        self._probes.discard(key)
+        for claim in claims_of(pod):
+            users = self._users.get(claim, set())
+            users.discard(key)
+            if not users:
+                self._users.pop(claim, None)
+        gang = group_of(pod) or key
+        members = self._members.get(gang, set())
+        members.discard(key)
+        if not members:
+            self._members.pop(gang, None)
+        self.dirty_gangs |= {gang, key}
+
+    # --- what is used ------------------------------------------------------------------------------------------------
+
+    def _take(self, uid: str, node: str, requests: Mapping[str, int], *, seen: bool) -> None:
+        known = self._placed.get(uid)
+        if known is not None and known.node == node:
+            known.seen |= seen
+            return
+        if known is not None:
+            self._leave(uid)
+        self._placed[uid] = Placed(node, requests, seen)
+        use = self._use.setdefault(node, NodeUse())
+        use.by.add(uid)
+        for resource, count in requests.items():
+            use.used[resource] = use.used.get(resource, 0) + count
+        self._stale.add(node)
+
+    def _leave(self, uid: str) -> None:
+        known = self._placed.pop(uid, None)
+        if known is None:
+            return
+        self._left[uid] = known.node
+        if len(self._left) > MOST_LEFT:
+            self._left.popitem(last=False)
+        use = self._use[known.node]
+        use.by.discard(uid)
+        for resource, count in known.requests.items():
+            use.used[resource] -= count
+        self._stale.add(known.node)
+
+    def free_of(self, node: str) -> dict[str, int]:
+        """What no pod has asked for yet; may be below zero where others took more than there is."""
+        use = self._use.get(node)
+        used = use.used if use is not None else {}
+        return {resource: count - used.get(resource, 0) for resource, count in self._allocatable.get(node, {}).items()}
+
+    def assume(self, pod: Pod, node: str) -> None:
+        """We are about to bind the pod there: nobody else of ours may count on the same."""
+        with self.lock:
+            self._take(pod.metadata.uid, node, requests_of(pod), seen=False)
+
+    def unassume(self, uid: str) -> None:
+        """It was not bound after all."""
+        with self.lock:
+            known = self._placed.get(uid)
+            if known is not None and not known.seen:
+                self._leave(uid)
+
+    def hold(self, uid: str, place: Place) -> None:
+        """The pod is of an attempt that the core holds: the core counts its slots, and nobody else may."""
+        with self.lock:
+            if self._held.get(uid) != place:
+                self._held[uid] = place
+                self.places_version += 1
+                self._stale.add(place.node)
+
+    def release(self, uid: str, place: Place | None = None) -> None:
+        """Its attempt has ended. place: where it stood there: a later attempt may have the pod by now, and keeps it."""
+        with self.lock:
+            held = self._held.get(uid)
+            if held is not None and place in (None, held):
+                del self._held[uid]
+                self.places_version += 1
+                self._stale.add(held.node)
+
+    def place_of(self, uid: str) -> Place | None:
+        """Where the pod stands in its gang; None where it is of no attempt that the core holds. From any thread."""
+        return self._held.get(uid)
+
+    def attest(self, node: str, gang: str, _came_ns: int) -> Refusal | None:
+        """Why the node may not report a gang that is a pod; None where it may, and for gangs that are no pods.
+
+        From any thread. Whatever pod it is, and whoever bound it, the API server says on which node it is.
+        """
+        if not gang.startswith(POD):
+            return None
+        uid = gang.removeprefix(POD)
+        placed = self._placed.get(uid)
+        if placed is not None:
+            return None if placed.node == node else Refusal.NOT_PLACED
+        left = self._left.get(uid)
+        if left is not None:
+            return Refusal.ENDED if left == node else Refusal.NOT_PLACED
+        return Refusal.NOT_KNOWN_YET
+
+    def bar(self, constraint: str, node: str) -> None:
+        """A pod of the constraint did not fit there beside what the gang itself brings: not until its use changes."""
+        with self.lock:
+            self._barred[constraint, node] = self._print_of(node)
+            self._stale.add(node)
+
+    def _print_of(self, node: str) -> int:
+        use = self._use.get(node)
+        return hash(tuple(sorted(use.used.items()))) if use is not None else 0
+
+    # --- gangs -------------------------------------------------------------------------------------------------------
+
+    def take_dirty(self) -> set[str]:
+        """Keys of the gangs that have changed since this was last asked."""
+        with self.lock:
+            dirty, self.dirty_gangs = self.dirty_gangs, set()
+            return dirty
+
+    def pods_of(self, gang: str) -> list[Pod]:
+        """All pods of ours in the gang of that key."""
+        with self.lock:
+            found = self._members.get(gang, (gang,) if gang in self.pods else ())
+            return [self.pods[key] for key in sorted(found)]
+
+    def gang(self, key: str) -> Gang | None:
+        """The gang of that key as it is now, of the pods that wait to be placed or run; None where there is none."""
+        with self.lock:
+            group = self.groups.get(key)
+            if group is not None:
+                return gang_of(group, [pod for pod in self.pods_of(key) if not pod.over])
+            alone = self.pods.get(key)
+            if alone is None or is_probe(alone):
+                self._lone.pop(key, None)
+                return None
+            if group_of(alone):
+                return self._beyond(alone)
+            found = self._lone[key] = _alone(alone, self._lone.get(key))
+            return replace(found, spec=None) if alone.over else found
+
+    def _beyond(self, pod: Pod) -> Gang | None:
+        """The pod as a gang of its own; None for one of those that its group needs."""
+        group = self.groups.get(group_of(pod))
+        if group is None or (pod.spec.node_name and not pod.metadata.annotation(BEYOND)):
+            return None
+        found = beyond(pod, group)
+        return replace(found, spec=None) if pod.over else found
+
+    def probes(self) -> list[Pod]:
+        """Pods that measure a node."""
+        with self.lock:
+            return [self.pods[key] for key in self._probes]
+
+    def orphans(self, key: str) -> list[Pod]:
+        """Pods of a group that does not exist."""
+        with self.lock:
+            return [pod for pod in self.pods_of(key) if group_of(pod) and key not in self.groups and not pod.over]
+
+    def agents(self) -> dict[str, str]:
+        """Address of the agent's pod on each node that has one."""
+        with self.lock:
+            return dict(self._agents.values())
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def want(self, constraint: Constraint) -> None:
+        """Nodes are to tell from now on whether they meet it."""
+        with self.lock:
+            if constraint.name not in self._constraints:
+                self._constraints[constraint.name] = constraint
+                self._stale.update(self.nodes)
+
+    def keep_constraints(self, names: Iterable[str]) -> None:
+        """No other is asked for any more."""
+        with self.lock:
+            wanted = set(names)
+            for name in [name for name in self._constraints if name not in wanted]:
+                del self._constraints[name]
+            for pair in [pair for pair in self._barred if pair[0] not in wanted]:
+                del self._barred[pair]
+
+    def why_not(self, constraint: Constraint, node: str) -> str:
+        """Why a pod of the constraint can't go there now, '' where it can."""
+        with self.lock:
+            place = self.nodes.get(node)
+            return "there is no such node" if place is None else why_not(constraint, place, self.free_of(node))
+
+    def refusals(self, constraint: Constraint) -> Iterator[tuple[str, str]]:
+        """(node, why) of every node that can't take a pod of the constraint now."""
+        with self.lock:
+            for name in self.nodes:
+                if why := self.why_not(constraint, name):
+                    yield name, why
+
+    def seen(self) -> list[NodeSeen]:
+        """Every node as the core is to see it."""
+        with self.lock:
+            self._look_at_stale()
+            return list(self._seen.values())
+
+    def seen_anew(self) -> list[NodeSeen]:
+        """Those that are to be seen otherwise than when this was last asked."""
+        with self.lock:
+            self._look_at_stale()
+            anew, self._anew = self._anew, {}
+            return list(anew.values())
+
+    def _look_at_stale(self) -> None:
+        for name in self._stale:
+            if name in self.nodes:
+                self._look_at(name)
+        self._stale = set()
+
+    def _look_at(self, name: str) -> None:
+        node = self.nodes[name]
+        resource = resource_of(node)
+        use = self._use.get(name)
+        total = self._allocatable[name].get(resource, 0)
+        foreign = held = 0
+        for uid in use.by if use is not None else ():
+            count = self._placed[uid].requests.get(resource, 0)
+            if uid in self._held:
+                held += count
+            else:
+                foreign += count
+        slots = max(total - foreign, held, 0)
+        refuses = tuple(self._refused_by(node, resource, slots > held)) if resource else ()
+        seen = node_seen(node, slots, refuses, self._labels)
+        if self._seen.get(name) != seen:
+            self._seen[name] = self._anew[name] = seen
+
+    def _refused_by(self, node: Node, resource: str, room: bool) -> Iterator[str]:
+        """Names of the constraints that the node does not meet. A node without a free slot need not say so of what is
+        used up beside its slots: nothing goes there anyhow, and to tell each change would make work for nothing."""
+        name = node.metadata.name
+        free: Mapping[str, int] = self.free_of(name) if room else self._allocatable[name]
+        print_now = self._print_of(name)
+        for constraint in sorted(self._constraints):
+            wanted = self._constraints[constraint]
+            barred = self._barred.get((constraint, name))
+            if barred is not None and barred != print_now:
+                del self._barred[constraint, name]
+                barred = None
+            if wanted.resource != resource or barred is not None or why_not(wanted, node, free):
+                yield constraint
+
+
+def _alone(pod: Pod, before: Gang | None) -> Gang:
+    """The pod as a gang of one. What it asks for is not read again once it is bound: nobody goes by that any more."""
+    if before is None or before.pods[0].metadata.uid != pod.metadata.uid:
+        return lone(pod)
+    if before.pods[0] is pod:
+        return before
+    return replace(before, pods=(pod,)) if pod.spec.node_name and before.spec is not None else lone(pod)
+
+
+def _declared(group: PodGroup) -> dict[str, str]:
+    return {
+        key: value
+        for source in (group.metadata.annotations, group.metadata.labels)
+        for key, value in (source or {}).items()
+        if key.startswith(OURS) and key not in _WRITTEN_BY_US
+    }
+
+
+_WRITTEN_BY_US = frozenset({PLACEMENT, f"{OURS}expected-start"})
+"""Annotations of a group that are ours, and so no change of what its user declares."""

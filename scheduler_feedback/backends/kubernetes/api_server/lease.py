@@ -1,0 +1,212 @@
+"""Leadership by a Lease: of all controllers of a cluster one acts.
+
+The rules are client-go's (tools/leaderelection): a holder that has not renewed for the lease's duration, as counted by
+who watches it on his own clock, has lost it; the holder itself stops acting earlier than that, counted from when it
+began its last renewal. So there is an instant at which nobody acts, and none at which two do, whatever the wall clocks
+say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from agent.schema.clock import Clock, SystemClock
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, RefusedError
+from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
+from scheduler_feedback.backends.kubernetes.objects.objects import Lease
+
+LEASE_SECONDS = 10.0
+RENEW_SECONDS = 2.0
+ACTING_SECONDS = 7.0
+"""How long after the last renewal began its holder acts: less than LEASE_SECONDS by more than a request may take to be
+carried out."""
+
+LAST_HOLDER = f"{OURS}last-holder"
+"""Annotation of the lease: stays when a holder lets go of it."""
+
+IDLE_RENEWALS = 15
+"""A leader whose cycles do not finish lets its lease run out after so many renewals: half a minute, or somewhat more
+where requests are slow. Counted in renewals and not in time: a process that was stopped as a whole has had none."""
+
+_REQUEST_SECONDS = 3.0
+_leases = msgspec.json.Decoder(Lease)
+_log = logging.getLogger(__name__)
+
+
+async def while_leading(
+    once: Callable[[], Awaitable[None]], may_act: Callable[[], bool], period_seconds: float, what: str
+) -> None:
+    """Do it again and again while we lead, until cancelled; what the server refuses is tried the next time."""
+    while True:
+        if may_act():
+            try:
+                await once()
+            except BackendError as error:
+                _log.info("%s: %s", what, error)
+        await asyncio.sleep(period_seconds)
+
+
+@dataclass(slots=True)
+class Sighting:
+    """What was last seen of another's lease, and when that was by our own clock."""
+
+    version: str
+    at_ns: int
+
+
+class Leadership:
+    """Whether we lead, kept by a thread of its own. `identity`: unique to this process."""
+
+    def __init__(
+        self,
+        access: Access,
+        namespace: str,
+        name: str,
+        identity: str,
+        *,
+        clock: Clock | None = None,
+        lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._access, self._identity = access, identity
+        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._name, self._namespace = name, namespace
+        self._clock, self._lost = clock or SystemClock(), lost
+        self._until_ns = 0
+        self._leading = threading.Event()
+        self._ending = threading.Event()
+        self._sighting: Sighting | None = None
+        self._thread: threading.Thread | None = None
+        self._finished: Callable[[], int] = lambda: 0
+        self._seen_finished = self._idle = 0
+        self._follows = False
+        self.before = ""  # who held it last before we did, which may be who we were; '' where nobody did
+
+    def may_act(self) -> bool:
+        """Whether we lead at this instant. From any thread."""
+        return self._clock.monotonic_ns() < self._until_ns
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), name="lease", daemon=True)
+        self._thread.start()
+
+    def follow(self, finished: Callable[[], int]) -> None:
+        """From now on renew only while the leader works. finished: how many cycles it has finished; from any thread."""
+        self._finished, self._follows = finished, True
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Until we lead; whether we do."""
+        return self._leading.wait(timeout_seconds)
+
+    def stop(self) -> None:
+        """Act no more, and let go of the lease at once, so that another need not wait it out."""
+        self._ending.set()
+        self._until_ns = 0
+        if self._thread is not None:
+            self._thread.join(2 * _REQUEST_SECONDS)
+
+    async def _live(self) -> None:
+        async with Client(self._access) as client:
+            while not self._ending.is_set():
+                began_ns = self._clock.monotonic_ns()
+                if self._leading.is_set() and not self._works():
+                    # Not given back but left to run out: what the stuck thread has begun may still be carried out.
+                    self._until_ns = 0
+                    _log.error("no cycle has finished for %d renewals: %s leads no more", self._idle, self._identity)
+                    self._lost()
+                    return
+                try:
+                    held = await asyncio.wait_for(self._try(client, began_ns), _REQUEST_SECONDS)
+                except (BackendError, TimeoutError) as error:
+                    _log.info("lease %s: %s", self._name, error or "no answer in time")
+                    held = None
+                if held:
+                    self._until_ns = began_ns + int(ACTING_SECONDS * 1e9)
+                    if not self._leading.is_set():
+                        _log.info("%s leads", self._identity)
+                        self._leading.set()
+                elif self._leading.is_set() and (held is False or not self.may_act()):
+                    self._until_ns = 0
+                    _log.error("%s leads no more", self._identity)
+                    self._lost()
+                    return
+                await asyncio.to_thread(self._ending.wait, RENEW_SECONDS)
+            if self._leading.is_set():
+                await self._let_go(client)
+
+    def _works(self) -> bool:
+        """Whether a cycle has finished within the last renewals."""
+        finished = self._finished()
+        self._idle = self._idle + 1 if self._follows and finished == self._seen_finished else 0
+        self._seen_finished = finished
+        return self._idle < IDLE_RENEWALS
+
+    async def _try(self, client: Client, now_ns: int) -> bool:
+        """Take or renew it; whether we hold it now."""
+        try:
+            lease = await client.get(f"{self._path}/{self._name}", _leases)
+        except RefusedError as error:
+            if error.code != 404:
+                raise
+            return await self._write(client, None, 0)
+        holder = lease.spec.holder_identity
+        if not self._leading.is_set():
+            self.before = lease.metadata.annotation(LAST_HOLDER)
+        if holder == self._identity:
+            return await self._write(client, lease, lease.spec.lease_transitions)
+        if holder:
+            version = lease.metadata.resource_version
+            if self._sighting is None or self._sighting.version != version:
+                self._sighting = Sighting(version, now_ns)
+            waited = (now_ns - self._sighting.at_ns) / 1e9
+            if waited < max(lease.spec.lease_duration_seconds, LEASE_SECONDS):
+                return False
+        return await self._write(client, lease, lease.spec.lease_transitions + 1)
+
+    async def _write(self, client: Client, lease: Lease | None, transitions: int, holder: str | None = None) -> bool:
+        """Write it as ours; False where somebody else was faster."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        known = lease.spec.acquire_time if lease is not None and lease.spec.holder_identity == self._identity else None
+        body: dict[str, Any] = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {
+                "name": self._name,
+                "namespace": self._namespace,
+                "annotations": {LAST_HOLDER: self._identity},
+            },
+            "spec": {
+                "holderIdentity": self._identity if holder is None else holder,
+                "leaseDurationSeconds": int(LEASE_SECONDS),
+                "acquireTime": known or now,
+                "renewTime": now,
+                "leaseTransitions": transitions,
+            },
+        }
+        try:
+            if lease is None:
+                await client.create(self._path, body)
+            else:
+                body["metadata"]["resourceVersion"] = lease.metadata.resource_version
+                await client.replace(f"{self._path}/{self._name}", body)
+        except RefusedError as error:
+            if error.code == 409:
+                return False
+            raise
+        return True
+
+    async def _let_go(self, client: Client) -> None:
+        try:
+            lease = await client.get(f"{self._path}/{self._name}", _leases)
+            if lease.spec.holder_identity == self._identity:
+                await self._write(client, lease, lease.spec.lease_transitions, holder="")
+        except BackendError as error:
+            _log.info("lease %s: %s; it runs out by itself", self._name, error)

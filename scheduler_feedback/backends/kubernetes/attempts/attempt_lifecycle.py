@@ -1,0 +1,236 @@
+"""Starting and stopping attempts: what is to be asked of the API server one after another, in the event loop.
+
+Each method is work about one attempt and ends by saying what became of it. Whoever wants an attempt to end sets its
+phase first; work that is under way sees that and lets go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.api_server.api_connection import Connection
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.attempts.binding import (
+    bind_all,
+    bind_one,
+    create_once,
+    delete_all,
+    write_placement,
+)
+from scheduler_feedback.backends.kubernetes.attempts.gang_stop import left_suspended, owner_has_ended, resume, stop
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
+    Attempt,
+    DoesNotFitError,
+    Member,
+    Phase,
+    assign,
+    ended,
+    look_at,
+    place_of,
+)
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod
+from scheduler_feedback.backends.kubernetes.objects.translate import Gang, group_of
+from scheduler_feedback.core.actions import StartGang, StopGang
+from scheduler_feedback.core.events import ActionFailed, AttemptUnknown, CancelRequested, Event
+
+PODS_SECONDS = 10.0
+"""How long a start waits for pods that are not there yet: an owner makes them anew within a second or two."""
+
+RECREATED_SECONDS = 30.0
+"""How long the end of a stopped gang is held back for its owner to make its pods anew, so that they find their place
+kept."""
+
+STARTS_AT_ONCE = 128
+"""Gangs that are worked out and bound at once, twice the requests that are: the server never waits for us, and of
+thousands that are decided in one cycle the first is bound before the last was thought about."""
+
+_LOOK_SECONDS = 0.05
+
+_log = logging.getLogger(__name__)
+
+
+class Carrying:
+    """may_act: whether we lead. say: tells the core. look_again: has the attempt looked at. last_pods: by job, pods
+    that were once there: for their owners."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        world: World,
+        may_act: Callable[[], bool],
+        say: Callable[[Event], None],
+        look_again: Callable[[Attempt], None],
+        last_pods: Mapping[str, Sequence[Pod]],
+    ) -> None:
+        self._connection, self._world, self._may_act = connection, world, may_act
+        self._say, self._look_again, self._last_pods = say, look_again, last_pods
+        self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
+
+    def hold(self, attempt: Attempt) -> None:
+        """The pods of the attempt are the core's to count."""
+        for member in attempt.members:
+            if member.uid:
+                self._world.hold(member.uid, place_of(attempt, member))
+
+    # --- starting ----------------------------------------------------------------------------------------------------
+
+    async def start(self, attempt: Attempt, action: StartGang) -> None:
+        """Bind all of the gang's pods where the action says, or none."""
+        gang = await self._all_there(attempt, PODS_SECONDS, Phase.BINDING)
+        if gang is not None:
+            async with self._starting:
+                gang = await self._all_there(attempt, 0.0, Phase.BINDING)  # its turn may have been long in coming
+                if gang is not None and attempt.phase is Phase.BINDING:
+                    await self._assign_and_bind(attempt, action, gang)
+                    return
+        if attempt.phase is Phase.BINDING:
+            why = await owner_has_ended(self._connection.client, self._last_pods.get(attempt.job_id, []))
+            if why:
+                self._say(CancelRequested(attempt.job_id, f"its owner, a Job that is {why.lower()}"))
+            self._say(ActionFailed(action.action_id, attempt.job_id, "its pods are not there yet"))
+
+    async def _assign_and_bind(self, attempt: Attempt, action: StartGang, gang: Gang) -> None:
+        try:
+            with self._world.lock:
+                attempt.members = assign(self._world, gang.pods, action.placement)
+                attempt.beyond = not gang.grouped and bool(group_of(gang.pods[0]))
+                self.hold(attempt)
+        except DoesNotFitError as error:
+            if error.node:
+                self._world.bar(error.constraint, error.node)
+            self._say(ActionFailed(action.action_id, attempt.job_id, str(error)))
+            return
+        group = self._world.groups.get(attempt.key)
+        if gang.grouped and group is not None:
+            await write_placement(self._connection.client, group.path, attempt, lambda: self._may_bind(attempt))
+        await self.bind(attempt)
+
+    async def start_probe(self, attempt: Attempt, action: StartGang, body: dict[str, Any]) -> None:
+        """Make the pod that measures a node, and see it there."""
+        client = self._connection.client
+        namespace = body["metadata"]["namespace"]
+        try:
+            uid = await create_once(client, f"/api/v1/namespaces/{namespace}/pods", body, self._may_act)
+        except BackendError as error:
+            attempt.failure = str(error)
+            self._say(ActionFailed(action.action_id, attempt.job_id, str(error)))
+            return
+        node, slots = action.placement[0].node, tuple(slot.slot for slot in action.placement)
+        attempt.members = [Member(attempt.key, uid, node, range(len(slots)), slots, bound=True)]
+        self.hold(attempt)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PODS_SECONDS
+        while loop.time() < until and not any(pod.metadata.uid == uid for pod in self._world.pods_of(attempt.key)):
+            await asyncio.sleep(_LOOK_SECONDS)
+        if attempt.phase is Phase.BINDING:
+            attempt.phase = Phase.BOUND
+            self._look_again(attempt)
+
+    async def delete_probe(self, pod: Pod) -> None:
+        """A probe that nobody waits for any more."""
+        await delete_all(self._connection.client, [Member(pod.metadata.key, pod.metadata.uid, "", range(0), ())])
+
+    async def bind(self, attempt: Attempt) -> None:
+        """Bind what is not bound yet; where that can't be done whole, undo it."""
+        failures = await bind_all(self._connection.client, attempt, lambda: self._may_bind(attempt))
+        if failures:
+            attempt.failure = "; ".join(failures[:3])
+            if attempt.phase is Phase.BINDING:
+                attempt.phase = Phase.UNDOING
+                await self.undo(attempt)
+        elif attempt.phase is Phase.BINDING:
+            attempt.phase = Phase.BOUND
+            self._look_again(attempt)
+
+    async def bind_in_place(self, attempt: Attempt, member: Member) -> None:
+        """Bind the pod that came in the stead of a lost one."""
+        if why := await bind_one(self._connection.client, attempt, member, self._may_act):
+            _log.warning("%s: %s", attempt.job_id, why)
+            with self._world.lock:
+                self._world.unassume(member.uid)
+                member.uid = ""
+        self._look_again(attempt)
+
+    def _may_bind(self, attempt: Attempt) -> bool:
+        return self._may_act() and attempt.phase is not Phase.STOPPING
+
+    async def _all_there(self, attempt: Attempt, seconds: float, phase: Phase) -> Gang | None:
+        """The gang once all of its pods are there and none is bound; None where that does not come about in time."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while True:
+            gang = self._world.gang(attempt.key) if attempt.key else None
+            if gang is not None and gang.spec is not None and not any(pod.spec.node_name for pod in gang.pods):
+                return gang
+            if loop.time() >= until or attempt.phase is not phase:
+                return None
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def undo(self, attempt: Attempt) -> None:
+        """None of it may stay: what was bound is deleted, and the core is told that the start failed."""
+        bound = [member for member in attempt.members if member.bound]
+        for member in attempt.members:
+            if not member.bound:
+                self._world.unassume(member.uid)
+        await delete_all(self._connection.client, bound)
+        if attempt.phase is Phase.STOPPING:  # who stops it says so
+            return
+        if attempt.action_id:
+            self._say(ActionFailed(attempt.action_id, attempt.job_id, attempt.failure))
+        else:
+            self._say(AttemptUnknown(attempt.job_id, attempt.number))
+
+    # --- stopping ----------------------------------------------------------------------------------------------------
+
+    async def stop(self, attempt: Attempt, action: StopGang) -> None:
+        """Stop the gang as its owner bears it; where it does not, the attempt goes on and the core is told why."""
+        client, world = self._connection.client, self._world
+        with world.lock:
+            uids = {member.uid for member in attempt.members if member.uid}
+            pods = [pod for pod in world.pods_of(attempt.key) if pod.metadata.uid in uids]
+        # What never ran loses nothing by being deleted, and no budget counts what is not healthy.
+        if attempt.probe or not attempt.told:
+            for member in attempt.members:
+                if not member.bound:
+                    world.unassume(member.uid)
+            await delete_all(client, [member for member in attempt.members if member.bound])
+            await self._gone(attempt)
+            self._say(ended(attempt))
+            return
+        try:
+            suspended = await stop(client, attempt.members, pods)
+        except BackendError as error:
+            attempt.phase, attempt.why_stopped = Phase.BOUND, ""
+            self._look_again(attempt)
+            self._say(ActionFailed(action.action_id, attempt.job_id, str(error)))
+            return
+        await self._gone(attempt)
+        for path in suspended:
+            await resume(client, path)
+        if any(pod.owner is not None for pod in pods):
+            await self._all_there(attempt, RECREATED_SECONDS, Phase.STOPPING)
+        with world.lock:
+            look_at(attempt, {pod.metadata.uid: pod for pod in world.pods_of(attempt.key)})
+            self._say(ended(attempt))
+
+    async def _gone(self, attempt: Attempt) -> None:
+        """Until no pod of the attempt holds anything of its node any more."""
+        while True:
+            with self._world.lock:
+                living = {pod.metadata.uid for pod in self._world.pods_of(attempt.key) if not pod.over}
+                if not any(member.bound and member.uid in living for member in attempt.members):
+                    return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def resume_left(self) -> None:
+        """Jobs that a leader before us suspended: their pods are gone soon, whoever was to wait for that."""
+        for path in await left_suspended(self._connection.client):
+            _log.info("%s was left suspended: it is resumed", path)
+            try:
+                await resume(self._connection.client, path)
+            except BackendError as error:
+                _log.error("%s", error)

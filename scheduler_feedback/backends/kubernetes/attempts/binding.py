@@ -1,0 +1,143 @@
+"""Binding a gang: every pod, in parallel, or none; and making room again of those that were.
+
+A binding can't be taken back: what was bound and must not stay is deleted, and its owner makes it anew, unbound. Where
+the server can't be reached nobody knows what was done, so the same is asked again until there is an answer; the uid in
+each request keeps it from meeting another pod of the same name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError, UnreachableError
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Attempt, Member, written
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod
+from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, BEYOND, PLACEMENT, RANK, SLOTS
+
+_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
+_pods = msgspec.json.Decoder(Pod)
+
+
+async def write_placement(client: Client, path: str, attempt: Attempt, may_act: Callable[[], bool]) -> None:
+    """Write on the group, which is at that path, where its pods are to go, before the first of them does."""
+    pause = _PAUSE_SECONDS
+    while may_act():
+        try:
+            await client.patch(path, {"metadata": {"annotations": {PLACEMENT: written(attempt)}}})
+        except UnreachableError:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            continue
+        except RefusedError as error:
+            if error.code != 404:  # deleted meanwhile: binding will show it
+                raise
+        return
+
+
+async def bind_all(client: Client, attempt: Attempt, may_act: Callable[[], bool]) -> list[str]:
+    """Bind every member that is not bound; what went wrong, one sentence a pod, empty where all are bound.
+
+    may_act: whether we still lead; where not, nothing more is asked for.
+    """
+    binding = [bind_one(client, attempt, member, may_act) for member in attempt.members if not member.bound]
+    # Most gangs are single pods, for which a task more would cost a tenth of the binding.
+    failures = await asyncio.gather(*binding) if len(binding) > 1 else [await one for one in binding]
+    return [failure for failure in failures if failure]
+
+
+async def bind_one(client: Client, attempt: Attempt, member: Member, may_act: Callable[[], bool]) -> str:
+    """Bind one pod; '' where it is bound, else why not."""
+    namespace, _, name = member.name.partition("/")
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+    annotations = {ATTEMPT: str(attempt.number), SLOTS: ",".join(map(str, member.slots))}
+    if attempt.beyond:
+        annotations[BEYOND] = "true"
+    if len(member.ranks):
+        annotations[RANK] = str(member.ranks.start)
+    body = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": name, "namespace": namespace, "uid": member.uid, "annotations": annotations},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": member.node},
+    }
+    pause, unknown = _PAUSE_SECONDS, False
+    while may_act():
+        try:
+            await client.create(f"{path}/binding", body)
+        except UnreachableError:
+            unknown = True
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            continue
+        except RefusedError as error:
+            if not await _is_ours(client, path, attempt, member):
+                return f"pod {name}: {error.message or error.reason}"
+        member.bound = True
+        return ""
+    member.bound = unknown and await _is_ours(client, path, attempt, member)
+    return "" if member.bound else f"pod {name}: it is not to be bound any more"
+
+
+async def _is_ours(client: Client, path: str, attempt: Attempt, member: Member) -> bool:
+    """Whether an earlier try, of which no answer came, has bound the pod as it was to be."""
+    while True:
+        try:
+            pod = await client.get(path, _pods)
+        except UnreachableError:
+            await asyncio.sleep(_LONGEST_PAUSE_SECONDS)
+            continue
+        except RefusedError:
+            return False
+        return (
+            pod.metadata.uid == member.uid
+            and pod.spec.node_name == member.node
+            and pod.metadata.annotation(ATTEMPT) == str(attempt.number)
+        )
+
+
+async def create_once(client: Client, path: str, body: dict[str, Any], may_act: Callable[[], bool]) -> str:
+    """Create a pod; its uid. One of the name that is there already is an earlier try of which no answer came.
+
+    Raises BackendError where the server refuses it, or we lead no more.
+    """
+    pause = _PAUSE_SECONDS
+    while may_act():
+        try:
+            answer = await client.create(path, body)
+            return _pods.decode(answer).metadata.uid
+        except UnreachableError:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        except RefusedError as error:
+            if error.code != 409:
+                raise
+            return (await client.get(f"{path}/{body['metadata']['name']}", _pods)).metadata.uid
+    raise BackendError(f"{body['metadata']['name']}: we lead no more")
+
+
+async def delete_all(client: Client, members: Iterable[Member]) -> None:
+    """Delete these pods, and see it done as far as the server has taken it in; a pod that is gone is no failure."""
+    await asyncio.gather(*(_delete(client, member) for member in members if member.uid))
+
+
+async def _delete(client: Client, member: Member) -> None:
+    namespace, _, name = member.name.partition("/")
+    body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": member.uid}}
+    pause = _PAUSE_SECONDS
+    while True:
+        try:
+            await client.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", body)
+        except UnreachableError:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            continue
+        except RefusedError as error:
+            if error.code not in (404, 409):  # gone, or another pod has the name by now
+                raise
+        return

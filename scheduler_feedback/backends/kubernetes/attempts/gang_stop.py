@@ -1,0 +1,257 @@
+"""Stopping a gang so that its owner starts it anew: by eviction, or by suspending and resuming a Job.
+
+Disruption budgets are asked first, for all pods together: each eviction alone may be allowed where those of the whole
+gang are not, and a gang is stopped whole or not at all. A Job counts an evicted pod as a failure unless its
+podFailurePolicy ignores disruptions, and gives up after backoffLimit of them; so one without such a policy is
+suspended, which counts nothing (https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job), and
+resumed once its pods are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError, UnreachableError
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Member
+from scheduler_feedback.backends.kubernetes.objects.constraints import OURS, meets
+from scheduler_feedback.backends.kubernetes.objects.objects import (
+    Condition,
+    Metadata,
+    OwnerReference,
+    Part,
+    Pod,
+    Requirement,
+)
+
+SUSPENDED = f"{OURS}suspended"
+"""Label of a Job that we have suspended and must resume, whoever of us leads then."""
+
+_PAUSE_SECONDS = 0.25
+_LONGEST_PAUSE_SECONDS = 2.0
+
+
+class PodCondition(Part):
+    type: str = ""
+    status: str = ""
+
+
+class FailureRule(Part):
+    action: str = ""
+    on_pod_conditions: list[PodCondition] | None = None
+
+
+class FailurePolicy(Part):
+    rules: list[FailureRule] | None = None
+
+
+class JobSpec(Part):
+    suspend: bool = False
+    pod_failure_policy: FailurePolicy | None = None
+
+
+class JobStatus(Part):
+    conditions: list[Condition] | None = None
+
+
+class Job(Part):
+    """batch/v1."""
+
+    metadata: Metadata
+    spec: JobSpec = msgspec.field(default_factory=JobSpec)
+    status: JobStatus = msgspec.field(default_factory=JobStatus)
+
+    @property
+    def over(self) -> str:
+        """'Complete' or 'Failed' of a Job that has ended, else ''."""
+        ends = [one.type for one in self.status.conditions or () if one.status == "True"]
+        return next((end for end in ends if end in ("Complete", "Failed")), "")
+
+    @property
+    def ignores_disruptions(self) -> bool:
+        """Whether an eviction counts as no failure."""
+        rules = (self.spec.pod_failure_policy.rules if self.spec.pod_failure_policy is not None else None) or ()
+        return any(
+            rule.action == "Ignore"
+            and any(one.type == "DisruptionTarget" and one.status != "False" for one in rule.on_pod_conditions or ())
+            for rule in rules
+        )
+
+
+class Selector(Part):
+    match_labels: dict[str, str] | None = None
+    match_expressions: list[Requirement] | None = None
+
+
+class BudgetSpec(Part):
+    selector: Selector | None = None
+
+
+class BudgetStatus(Part):
+    disruptions_allowed: int = 0
+
+
+class Budget(Part):
+    """policy/v1 PodDisruptionBudget."""
+
+    metadata: Metadata
+    spec: BudgetSpec = msgspec.field(default_factory=BudgetSpec)
+    status: BudgetStatus = msgspec.field(default_factory=BudgetStatus)
+
+
+class BudgetList(Part):
+    items: list[Budget]
+
+
+class JobList(Part):
+    items: list[Job]
+
+
+_jobs = msgspec.json.Decoder(Job)
+_job_lists = msgspec.json.Decoder(JobList)
+_budget_lists = msgspec.json.Decoder(BudgetList)
+
+
+def job_path(namespace: str, name: str) -> str:
+    return f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
+
+
+async def owner_has_ended(client: Client, pods: Sequence[Pod]) -> str:
+    """How the Job that owns the pods ended, or that it is gone; '' where it goes on or is no Job."""
+    for namespace, owner in _owners(pods):
+        if owner.kind != "Job":
+            continue
+        try:
+            job = await client.get(job_path(namespace, owner.name), _jobs)
+        except RefusedError as error:
+            return "deleted" if error.code == 404 else ""
+        except UnreachableError:
+            return ""
+        if job.metadata.uid != owner.uid:
+            return "deleted"
+        if job.over:
+            return job.over
+    return ""
+
+
+def _owners(pods: Iterable[Pod]) -> list[tuple[str, OwnerReference]]:
+    found: dict[str, tuple[str, OwnerReference]] = {}
+    for pod in pods:
+        if pod.owner is not None:
+            found[pod.owner.uid] = (pod.metadata.namespace, pod.owner)
+    return list(found.values())
+
+
+async def stop(client: Client, members: Sequence[Member], pods: Sequence[Pod]) -> list[str]:
+    """Stop these pods of a gang, as their owners bear it. pods: what is known of them.
+
+    Returns the paths of the Jobs that were suspended and are to be resumed. Raises BackendError with the reason where a
+    disruption budget forbids it or an owner would count it as a failure; then nothing was stopped.
+    """
+    living = [member for member in members if member.uid and not member.over]
+    suspended: list[tuple[str, Job]] = []
+    for namespace, owner in _owners(pods):
+        if owner.kind != "Job":
+            continue
+        path = job_path(namespace, owner.name)
+        job = await client.get(path, _jobs)
+        if job.ignores_disruptions:
+            continue
+        parent = next((one for one in job.metadata.owner_references or () if one.controller), None)
+        if parent is not None:
+            raise BackendError(
+                f"Job {owner.name} of {parent.kind} {parent.name} would count the eviction as a failure: give it a "
+                "podFailurePolicy that ignores DisruptionTarget"
+            )
+        suspended.append((path, job))
+    uids = {member.uid for member in living}
+    evicted = [pod for pod in pods if pod.metadata.uid in uids]
+    for namespace in sorted({pod.metadata.namespace for pod in evicted}):
+        budgets = await client.get(f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets", _budget_lists)
+        if why := forbidden(evicted, budgets.items):
+            raise BackendError(why)
+    for path, _ in suspended:
+        await client.patch(path, {"metadata": {"labels": {SUSPENDED: "true"}}, "spec": {"suspend": True}})
+    of_jobs = {job.metadata.uid for _, job in suspended}
+    left_to_job = {pod.metadata.uid for pod in pods if pod.owner is not None and pod.owner.uid in of_jobs}
+    await asyncio.gather(*(_evict_at_last(client, member) for member in living if member.uid not in left_to_job))
+    return [path for path, _ in suspended]
+
+
+def forbidden(pods: Iterable[Pod], budgets: Iterable[Budget]) -> str:
+    """Which budget does not bear the eviction of all these pods, in words; '' where each does. Pure."""
+    pods = list(pods)
+    for budget in budgets:
+        selector = budget.spec.selector
+        if selector is None:  # selects nothing (policy/v1)
+            continue
+        covered = sum(
+            1
+            for pod in pods
+            if pod.metadata.namespace == budget.metadata.namespace
+            and all(pod.metadata.label(key) == value for key, value in (selector.match_labels or {}).items())
+            and all(meets(one, pod.metadata.labels or {}) for one in selector.match_expressions or ())
+        )
+        if covered > budget.status.disruptions_allowed:
+            allowed = budget.status.disruptions_allowed
+            return f"disruption budget {budget.metadata.name} allows {allowed} evictions now, the gang needs {covered}"
+    return ""
+
+
+async def _evict(client: Client, member: Member) -> None:
+    """Ask for the eviction of one pod. Raises RefusedError where a budget forbids it; a pod that is gone is none."""
+    namespace, _, name = member.name.partition("/")
+    body: dict[str, Any] = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": name, "namespace": namespace},
+        "deleteOptions": {"preconditions": {"uid": member.uid}},
+    }
+    try:
+        await client.create(f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body)
+    except RefusedError as error:
+        if error.code not in (404, 409):
+            raise
+
+
+async def _evict_at_last(client: Client, member: Member) -> None:
+    """Once the first of a gang has been evicted the rest must follow: a budget that says no now is asked again."""
+    pause = _PAUSE_SECONDS
+    while True:
+        try:
+            await _evict(client, member)
+        except UnreachableError:
+            pass
+        except RefusedError as error:
+            if error.code != 429:
+                raise
+        else:
+            return
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+async def resume(client: Client, path: str) -> None:
+    """Let a Job that we suspended go on; one that is gone needs nothing."""
+    pause = _PAUSE_SECONDS
+    while True:
+        try:
+            await client.patch(path, {"metadata": {"labels": {SUSPENDED: None}}, "spec": {"suspend": False}})
+        except UnreachableError:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            continue
+        except RefusedError as error:
+            if error.code != 404:
+                raise
+        return
+
+
+async def left_suspended(client: Client) -> list[str]:
+    """Paths of the Jobs that one of us suspended and did not live to resume."""
+    found = await client.get("/apis/batch/v1/jobs", _job_lists, labelSelector=f"{SUSPENDED}=true")
+    return [job_path(job.metadata.namespace, job.metadata.name) for job in found.items]

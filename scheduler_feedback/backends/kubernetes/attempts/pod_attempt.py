@@ -1,0 +1,337 @@
+"""An attempt: the pods of a gang that were bound together, and what became of each. Pure.
+
+A member is a place in the gang: its ranks, its node, and the pod that fills it now. A pod that is deleted leaves a
+hole, which the pod that its owner makes in its stead fills: a gang keeps its slots through the loss of a member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from sys import intern
+from typing import Annotated
+
+import msgspec
+
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.objects.constraints import constraint_of
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
+from scheduler_feedback.backends.kubernetes.objects.translate import (
+    PLACEMENT,
+    RANK,
+    attempt_of,
+    rank_key,
+    ranks_of,
+    slots_written,
+    whole,
+)
+from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, Event, RankExit, RankFailed, RankSeen
+from scheduler_feedback.core.job import Slot
+
+_UNKNOWN_FAILURE = 1
+"""Exit code of a pod that failed and tells none (a deadline, an eviction)."""
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class _Place(msgspec.Struct, array_like=True):
+    node: str
+    rank: _Count
+    slots: tuple[_Count, ...]
+
+
+class _Written(msgspec.Struct):
+    attempt: _Count
+    pods: dict[str, _Place]
+
+
+_written = msgspec.json.Decoder(_Written)
+
+
+class Phase(StrEnum):
+    BINDING = "binding"  # or waiting for its pods
+    BOUND = "bound"
+    UNDOING = "undoing"  # it could not be bound whole
+    STOPPING = "stopping"
+
+
+@dataclass(slots=True)
+class Member:
+    """name: 'NAMESPACE/NAME' of the pod that is in this place, or was last. slots: by rank. uid: '' for a hole."""
+
+    name: str
+    uid: str
+    node: str
+    ranks: range
+    slots: tuple[int, ...]
+    bound: bool = False
+    exit_code: int | None = None
+    over: bool = False
+
+    @property
+    def hole(self) -> bool:
+        return not self.uid
+
+
+@dataclass(slots=True)
+class Attempt:
+    """job_id, number: as the core counts. key: of the gang. told: whether the core knows that all of it runs.
+
+    action_id: of the start; '' where it was adopted after a restart. probe: whether its pod is our own. beyond: whether
+    it is one that its group does not need.
+    """
+
+    job_id: str
+    number: int
+    key: str
+    placement: tuple[Slot, ...]
+    phase: Phase = Phase.BINDING
+    members: list[Member] = field(default_factory=list)
+    told: bool = False
+    ran: bool = False
+    why_stopped: str = ""
+    failure: str = ""
+    action_id: str = ""
+    probe: bool = False
+    beyond: bool = False
+
+
+class DoesNotFitError(Exception):
+    """A pod of the gang can't go where the core would have it. node: '' where it is about none in particular."""
+
+    def __init__(self, why: str, node: str = "", constraint: str = "") -> None:
+        super().__init__(why)
+        self.node, self.constraint = node, constraint
+
+
+def assign(world: World, pods: Sequence[Pod], placement: Sequence[Slot]) -> list[Member]:
+    """The members of a gang, each with its node, and the world told to count on them; or nothing is changed.
+
+    GPU pods go where the core says. One without GPUs goes to the first node of the gang that has room for it, else to
+    any that has. Raises DoesNotFitError.
+    """
+    members: list[Member] = []
+    with world.lock:
+        try:
+            for pod, ranks in zip(pods, ranks_of(pods), strict=True):
+                if len(ranks):
+                    members.append(_assign(world, pod, ranks, placement))
+            for pod, ranks in zip(pods, ranks_of(pods), strict=True):
+                if not len(ranks):
+                    near = dict.fromkeys(member.node for member in members)
+                    members.append(_assign_anywhere(world, pod, near))
+        except DoesNotFitError:
+            for member in members:
+                world.unassume(member.uid)
+            raise
+    return members
+
+
+def _assign(world: World, pod: Pod, ranks: range, placement: Sequence[Slot]) -> Member:
+    if ranks.stop > len(placement):
+        raise DoesNotFitError(f"it has {ranks.stop} ranks now, {len(placement)} when it was placed")
+    slots = placement[ranks.start : ranks.stop]
+    nodes = {slot.node for slot in slots}
+    if len(nodes) > 1:
+        raise DoesNotFitError(f"pod {pod.metadata.name} can't be on several nodes: {', '.join(sorted(nodes))}")
+    return _put(world, pod, nodes.pop(), ranks, tuple(slot.slot for slot in slots))
+
+
+def _assign_anywhere(world: World, pod: Pod, near: Iterable[str]) -> Member:
+    constraint = constraint_of(pod)
+    for node in (*near, *world.nodes):
+        if not world.why_not(constraint, node):
+            return _put(world, pod, node, range(0), ())
+    raise DoesNotFitError(f"no node can take pod {pod.metadata.name}, which asks for no GPU")
+
+
+def _put(world: World, pod: Pod, node: str, ranks: range, slots: tuple[int, ...]) -> Member:
+    constraint = constraint_of(pod)
+    why = world.why_not(constraint, node)
+    if not why and len(ranks) > world.free_of(node).get(constraint.resource, 0):
+        why = f"{constraint.resource}: {len(ranks)} asked for, {world.free_of(node).get(constraint.resource, 0)} free"
+    if why:
+        raise DoesNotFitError(f"pod {pod.metadata.name} does not fit on {node}: {why}", node, constraint.name)
+    world.assume(pod, node)
+    return Member(pod.metadata.key, pod.metadata.uid, node, ranks, slots)
+
+
+def place_of(attempt: Attempt, member: Member) -> Place:
+    """Where the member's pod stands in its gang."""
+    return Place(attempt.job_id, attempt.number, member.node, member.ranks)
+
+
+# --- what became of it -----------------------------------------------------------------------------------------------
+
+
+def written(attempt: Attempt) -> str:
+    """The placement as it is written on the group before any pod is bound: '{"attempt": 1, "pods": {...}}'.
+
+    Whoever comes after us, with nothing but the API's objects, goes on from it.
+    """
+    pods = {m.name.partition("/")[2]: _Place(m.node, m.ranks.start, m.slots) for m in attempt.members}
+    return msgspec.json.encode(_Written(attempt.number, pods)).decode()
+
+
+def placement_of(
+    group: PodGroup | None, number: int | None = None
+) -> tuple[int, dict[str, tuple[str, range, tuple[int, ...]]]]:
+    """(attempt, where each pod was to go) as written on the group; (0, {}) where nothing is, or for another attempt."""
+    text = group.metadata.annotation(PLACEMENT) if group is not None else ""
+    try:
+        read = _written.decode(text) if text else _Written(0, {})
+    except (msgspec.MsgspecError, RecursionError):  # anybody who may make groups may write it
+        read = _Written(0, {})
+    if number is not None and read.attempt != number:
+        return 0, {}
+    return read.attempt, {
+        name: (intern(place.node), range(place.rank, place.rank + len(place.slots)), place.slots)
+        for name, place in read.pods.items()
+    }
+
+
+def adopt(job_id: str, number: int, key: str, pods: Sequence[Pod], group: PodGroup | None) -> Attempt | None:
+    """The attempt as the API's objects tell it, after a restart; None where nothing of it was begun.
+
+    Its phase is BINDING where pods of it are still to be bound.
+    """
+    namespace = key.partition("/")[0]
+    by_name = {pod.metadata.name: pod for pod in pods}
+    bound = sorted((pod for pod in pods if attempt_of(pod) == number), key=rank_key)
+    _, places = placement_of(group, number)
+    if not places:
+        places = {pod.metadata.name: (pod.spec.node_name, _ranks_written(pod), slots_written(pod)) for pod in bound}
+    if not places:
+        return None
+    attempt = Attempt(job_id, number, key, ())
+    substitutes = [pod for pod in bound if pod.metadata.name not in places]  # made in the stead of lost ones
+    for name, (node, ranks, slots) in places.items():
+        member = Member(f"{namespace}/{name}", "", node, ranks, slots)
+        pod = by_name.get(name) or next((one for one in substitutes if _ranks_written(one) == ranks), None)
+        if pod is not None and (pod.over or pod.spec.node_name in ("", node)):
+            member.name, member.uid = pod.metadata.key, pod.metadata.uid
+            member.bound = bool(pod.spec.node_name)
+        attempt.members.append(member)
+    placed = {
+        rank: Slot(member.node, slot)
+        for member in attempt.members
+        for rank, slot in zip(member.ranks, member.slots, strict=True)
+    }
+    attempt.placement = tuple(placed[rank] for rank in sorted(placed))
+    waiting = any(not member.bound and member.uid for member in attempt.members)
+    attempt.phase = Phase.BINDING if waiting else Phase.BOUND
+    return attempt
+
+
+def _ranks_written(pod: Pod) -> range:
+    first = whole(pod.metadata.annotation(RANK)) or 0
+    return range(first, first + len(slots_written(pod)))
+
+
+def look_at(attempt: Attempt, pods: Mapping[str, Pod]) -> list[Event]:
+    """What the core does not know yet of a bound attempt. pods: of the gang, by uid."""
+    for member in attempt.members:
+        if member.hole or member.over:
+            continue
+        pod = pods.get(member.uid)
+        if pod is None or (pod.over and pod.metadata.deletion_timestamp and exit_code_of(pod)):
+            member.uid = ""  # killed because it was deleted: no failure of its own
+        elif pod.over:
+            member.over, member.exit_code = True, exit_code_of(pod)
+            # It may be over before it was ever seen to run; one that a kubelet rejects never has a container.
+            attempt.ran |= bool(pod.status.container_statuses) or not member.exit_code
+    job_id, number = attempt.job_id, attempt.number
+    if all(member.hole or member.over for member in attempt.members):
+        return [] if attempt.phase is Phase.STOPPING else [ended(attempt)]
+    running = [pod for m in attempt.members if (pod := pods.get(m.uid)) is not None and pod.status.phase == "Running"]
+    alive = sum(1 for member in attempt.members if member.over and member.exit_code == 0) + len(running)
+    if not attempt.told and alive == len(attempt.members):
+        attempt.told = attempt.ran = True
+        return [AttemptRunning(job_id, number, ranks_seen(attempt))]
+    failed = next((member for member in attempt.members if member.over and member.exit_code), None)
+    if failed is not None and attempt.told and attempt.phase is Phase.BOUND and not attempt.failure:
+        attempt.failure = f"pod {failed.name} failed"
+        rank = failed.ranks.start if len(failed.ranks) else 0
+        return [RankFailed(job_id, number, rank, failed.exit_code or _UNKNOWN_FAILURE)]
+    return []
+
+
+def ranks_seen(attempt: Attempt) -> tuple[RankSeen, ...]:
+    """Where each rank is. Processes are the kubelet's, so there are no process ids to tell: 0."""
+    return tuple(
+        RankSeen(rank, member.node, slot, 0, 0)
+        for member in attempt.members
+        for rank, slot in zip(member.ranks, member.slots, strict=True)
+    )
+
+
+def ended(attempt: Attempt) -> AttemptEnded:
+    """The end of the attempt: exit code of each rank, None for the ranks of a pod that left without telling."""
+    exits = tuple(
+        RankExit(rank, member.exit_code if member.over else None) for member in attempt.members for rank in member.ranks
+    )
+    launchers = [member for member in attempt.members if not len(member.ranks)]
+    reason = next((f"pod {m.name} exited with {m.exit_code}" for m in launchers if m.exit_code), "")
+    stopped = bool(attempt.why_stopped)
+    return AttemptEnded(
+        attempt.job_id,
+        attempt.number,
+        exits,
+        started=attempt.ran,
+        reason=attempt.failure or reason,
+        signalled=stopped,
+        why=attempt.why_stopped,
+    )
+
+
+def exit_code_of(pod: Pod) -> int:
+    """Of its first container that failed; 0 where the pod succeeded."""
+    if pod.status.phase == "Succeeded":
+        return 0
+    for status in pod.status.container_statuses or ():
+        if status.state.terminated is not None and status.state.terminated.exit_code:
+            return status.state.terminated.exit_code
+    return _UNKNOWN_FAILURE
+
+
+def rejected(attempt: Attempt, pods: Mapping[str, Pod]) -> str:
+    """Why a kubelet would not take a pod that was bound to its node; '' where none did.
+
+    A kubelet that refuses sets the phase to Failed and a reason before any container was started
+    (pkg/kubelet/kubelet.go, rejectPod).
+    """
+    for member in attempt.members:
+        pod = pods.get(member.uid)
+        if pod is not None and pod.status.phase == "Failed" and not pod.status.container_statuses and pod.status.reason:
+            return f"{member.node} rejected pod {member.name}: {pod.status.reason} {pod.status.message}".strip()
+    return ""
+
+
+def renumbered(attempts: Collection[Attempt], slots_of: Mapping[str, int]) -> list[AttemptRunning]:
+    """Attempts that hold slots beyond what their node has left, with numbers that it has: only how many counts.
+
+    slots_of: nodes that have changed, with how many slots they have now.
+    """
+    on: dict[str, list[Member]] = {}
+    for attempt in attempts:
+        for member in attempt.members:
+            on.setdefault(member.node, []).append(member)
+    moved: set[int] = set()
+    for node, slots in slots_of.items():
+        members = on.get(node, [])
+        if all(slot < slots for member in members for slot in member.slots):
+            continue
+        number = 0
+        for member in members:
+            member.slots = tuple(range(number, number + len(member.ranks)))
+            number += len(member.ranks)
+            moved.add(id(member))
+    changed: list[AttemptRunning] = []
+    for attempt in attempts:
+        if attempt.told and any(id(member) in moved for member in attempt.members):
+            attempt.placement = tuple(Slot(m.node, slot) for m in attempt.members for slot in m.slots)
+            changed.append(AttemptRunning(attempt.job_id, attempt.number, ranks_seen(attempt)))
+    return changed

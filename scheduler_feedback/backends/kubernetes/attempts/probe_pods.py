@@ -1,0 +1,72 @@
+"""Probes: a pod that measures a node in quarantine, with all of its GPUs, before anybody else may use it. Pure.
+
+It is the one kind of pod that the controller makes itself, in its own namespace, bound from the start: no scheduler
+sees it, and our taint does not keep it away. The policy's probe command runs in it once; exit 0 is a pass. What it is
+of stands on it as on every pod that we bind, so a controller that comes after takes it up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
+from scheduler_feedback.backends.kubernetes.objects.objects import Pod
+from scheduler_feedback.backends.kubernetes.objects.translate import ATTEMPT, RANK, SLOTS
+from scheduler_feedback.core.actions import StartGang
+
+PROBE = f"{OURS}probe"
+"""Label of a probe's pod: the job's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """image: what a node is measured with. namespace: the controller's own."""
+
+    image: str
+    namespace: str
+    scheduler: str
+
+    def key_of(self, job_id: str, attempt: int) -> str:
+        """'NAMESPACE/NAME' of the probe's pod."""
+        return f"{self.namespace}/{job_id}-{attempt}"
+
+    def pod(self, action: StartGang, resource: str) -> dict[str, Any]:
+        """The pod as it is to be created. resource: the node's accelerator."""
+        spec = action.spec
+        slots = [slot.slot for slot in action.placement]
+        count = str(len(slots))
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": self.key_of(action.job_id, action.attempt).partition("/")[2],
+                "namespace": self.namespace,
+                "labels": {PROBE: action.job_id[:63].rstrip("-._")},
+                "annotations": {ATTEMPT: str(action.attempt), RANK: "0", SLOTS: ",".join(map(str, slots))},
+            },
+            "spec": {
+                "nodeName": action.placement[0].node,
+                "schedulerName": self.scheduler,
+                "restartPolicy": "Never",
+                "activeDeadlineSeconds": max(int(spec.time_limit_seconds or 0), 1),
+                "terminationGracePeriodSeconds": int(spec.grace_seconds),
+                "automountServiceAccountToken": False,
+                "enableServiceLinks": False,
+                "tolerations": [{"operator": "Exists"}],
+                "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+                "containers": [
+                    {
+                        "name": "probe",
+                        "image": self.image,
+                        "command": list(spec.command),
+                        "resources": {"limits": {resource: count}},
+                        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                    }
+                ],
+            },
+        }
+
+
+def is_probe(pod: Pod) -> bool:
+    return PROBE in (pod.metadata.labels or {})

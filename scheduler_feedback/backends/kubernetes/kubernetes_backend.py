@@ -1,0 +1,337 @@
+"""The backend: what the core decides about gangs, carried out over the API server; and what became of it.
+
+The cycle's thread calls; a thread with an event loop watches and writes. Between the two stand ``World``, the attempts
+(under its lock) and a list of events. Applying and observing only look at those, so neither waits for the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.api_server.api_connection import Connection
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.watch import Watch
+from scheduler_feedback.backends.kubernetes.attempts.attempt_lifecycle import Carrying
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
+    Attempt,
+    Phase,
+    adopt,
+    look_at,
+    place_of,
+    rejected,
+    renumbered,
+)
+from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes, is_probe
+from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
+from scheduler_feedback.backends.kubernetes.objects.translate import (
+    SCHEDULER,
+    Gang,
+    TopologyLabels,
+    group_of,
+    resource_of,
+    slots_of,
+)
+from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API, UpstreamGroup
+from scheduler_feedback.core.actions import Action, StartGang
+from scheduler_feedback.core.events import (
+    AttemptUnknown,
+    CancelRequested,
+    Event,
+    NodeSeen,
+    Submitted,
+)
+from scheduler_feedback.core.job import JobKind
+
+PATHS = {
+    "nodes": "/api/v1/nodes",
+    "pods": "/api/v1/pods",
+    "podgroups": "/apis/scheduling.x-k8s.io/v1alpha1/podgroups",
+    "upstream": f"/apis/{API}/podgroups",
+    "claims": "/api/v1/persistentvolumeclaims",
+    "volumes": "/api/v1/persistentvolumes",
+    "queues": "/apis/gangwatch.io/v1alpha1/queues",
+}
+
+
+class KubernetesBackend:
+    """Implements Backend. ``start`` before it is used; ``stop`` ends its thread and leaves every pod as it is.
+
+    may_act: whether this process leads; asked before each write. probes: how nodes are measured; None: they can't be.
+    upstream: whether PodGroups of Kubernetes' own kind are read, too.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        *,
+        scheduler: str = SCHEDULER,
+        labels: TopologyLabels | None = None,
+        may_act: Callable[[], bool] = lambda: True,
+        probes: Probes | None = None,
+        upstream: bool = False,
+    ) -> None:
+        self.world = World(scheduler, labels or TopologyLabels())
+        self._may_act, self._probes, self._upstream = may_act, probes, upstream
+        self._attempts: dict[tuple[str, int], Attempt] = {}
+        self._gangs: dict[str, Gang] = {}  # by key, as last looked at
+        self._told: dict[str, str] = {}  # key -> job id that the core was told of
+        self._keys: dict[str, str] = {}  # job id -> key
+        self._slots_now: dict[str, int] = {}  # of nodes that have changed, for the attempts on them
+        self._last_pods: dict[str, list[Pod]] = {}  # by job id, pods that were once there: for their owners
+        self._events: list[Event] = []
+        self._changed: set[tuple[str, int]] = set()  # attempts that are to be looked at
+        self._by_gang: dict[str, tuple[str, int]] = {}  # newest attempt, by the gang's key
+        self._connection = Connection(access, self._watching, self._once_synced, may_act)
+        self._carrying = Carrying(self._connection, self.world, may_act, self._say, self._look_again, self._last_pods)
+
+    # --- coming and going --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connect, and list everything once. Raises BackendError where that does not come to an end in time."""
+        self._connection.start()
+
+    def stop(self) -> None:
+        self._connection.stop()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._connection.loop
+
+    @property
+    def client(self) -> Client:
+        return self._connection.client
+
+    @property
+    def watches(self) -> Mapping[str, Watch[Any]]:
+        return self._connection.watches
+
+    def _watching(self, client: Client) -> dict[str, Watch[Any]]:
+        world = self.world
+        watches: dict[str, Watch[Any]] = {
+            "nodes": Watch(client, PATHS["nodes"], Node, world.node_told),
+            "pods": Watch(client, PATHS["pods"], Pod, world.pod_told),
+            "claims": Watch(client, PATHS["claims"], Claim, world.claim_told),
+            "volumes": Watch(client, PATHS["volumes"], StoredVolume, world.volume_told),
+            "podgroups": Watch(client, PATHS["podgroups"], PodGroup, world.group_told, optional=True),
+            "queues": Watch(client, PATHS["queues"], Queue, world.queue_told, optional=True),
+        }
+        if self._upstream:
+            watches["upstream"] = Watch(client, PATHS["upstream"], UpstreamGroup, world.upstream_told, optional=True)
+        return watches
+
+    def _once_synced(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._carrying.resume_left()] if self._may_act() else []
+
+    def _look_again(self, attempt: Attempt) -> None:
+        with self.world.lock:
+            self._changed.add((attempt.job_id, attempt.number))
+
+    def _say(self, event: Event) -> None:
+        with self.world.lock:
+            self._events.append(event)
+
+    # --- Backend -----------------------------------------------------------------------------------------------------
+
+    def nodes(self) -> Sequence[NodeSeen]:
+        self._connection.check()
+        with self.world.lock:
+            self._slots_now |= {node.node: node.slots for node in self.world.seen_anew()}
+            return self.world.seen()
+
+    def apply(self, action: Action) -> None:
+        self._connection.check()
+        key = (action.job_id, action.attempt)
+        with self.world.lock:
+            attempt = self._attempts.get(key)
+            if isinstance(action, StartGang):
+                if attempt is None:
+                    attempt = self._adopted(key)
+                    if attempt is None:
+                        attempt = self._begin(key, action)
+                    attempt.action_id = action.action_id
+                return
+            if attempt is None:
+                return  # nothing of it is left: ``observe`` says so
+            if attempt.phase is Phase.STOPPING:
+                return
+            attempt.phase, attempt.why_stopped = Phase.STOPPING, action.why.value
+        self._connection.go(key, self._carrying.stop(attempt, action))
+
+    def _begin(self, key: tuple[str, int], action: StartGang) -> Attempt:
+        attempt = Attempt(*key, self._key_of(key), action.placement, probe=action.spec.kind is JobKind.PROBE)
+        if not attempt.probe:
+            self._connection.go(key, self._carrying.start(attempt, action))
+        else:
+            node = self.world.nodes.get(action.placement[0].node)
+            if self._probes is None or node is None:
+                raise BackendError("it can't be measured: no image is configured, or the node is gone")
+            pod = self._probes.pod(action, resource_of(node))
+            self._connection.go(key, self._carrying.start_probe(attempt, action, pod))
+        self._take_up(attempt)
+        return attempt
+
+    def _key_of(self, key: tuple[str, int]) -> str:
+        """Key of the gang, or of the probe; '' of neither."""
+        known = self._keys.get(key[0], "")
+        return known if known or self._probes is None else self._probes.key_of(*key)
+
+    def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
+        self._connection.check()
+        with self.world.lock:
+            gangs = self._look_at_gangs()
+            events = self._look_at_nodes()  # before the gangs: whether a node meets what they ask is known with them
+            events += gangs
+            # Of thousands that are held most have not changed: they are not gone through one by one.
+            held = set(holding)
+            events += [AttemptUnknown(*key) for key in held - self._attempts.keys() if self._adopted(key) is None]
+            for key in self._changed & held:
+                self._changed.discard(key)
+                if (attempt := self._attempts.get(key)) is not None:
+                    events += self._look_at(key, attempt)
+            for key in self._attempts.keys() - held:
+                if not self._connection.busy(key):
+                    self._drop(key)
+            self._clear_probes()
+            events += self._events
+            self._events = []
+            return events
+
+    def _clear_probes(self) -> None:
+        """Take away the pods of probes that the core does not wait for: ended, or begun by a controller before us."""
+        for pod in self.world.probes():
+            key = (pod.metadata.uid, 0)
+            if pod.metadata.key in self._by_gang or pod.metadata.deletion_timestamp or self._connection.busy(key):
+                continue
+            if self._may_act():
+                self._connection.go(key, self._carrying.delete_probe(pod))
+
+    def _look_at_nodes(self) -> list[Event]:
+        """Nodes that have changed, and the gangs whose slots they do not have any more by number."""
+        changed = self.world.seen_anew()
+        slots = self._slots_now | {node.node: node.slots for node in changed}
+        self._slots_now = {}
+        return [*changed, *renumbered(self._attempts.values(), slots)] if slots else []
+
+    # --- gangs -------------------------------------------------------------------------------------------------------
+
+    def gangs(self) -> list[Gang]:
+        """Every gang that there is, as last looked at."""
+        with self.world.lock:
+            return list(self._gangs.values())
+
+    def _look_at_gangs(self) -> list[Event]:
+        """New gangs are submitted, gangs that are gone are cancelled."""
+        events: list[Event] = []
+        dirty = sorted(self.world.take_dirty(), reverse=True)
+        while dirty:
+            key = dirty.pop()
+            if key in self._by_gang:
+                self._changed.add(self._by_gang[key])
+            gang = self.world.gang(key)
+            told = self._told.get(key)
+            if gang is None or (told is not None and told != gang.job_id):
+                self._gangs.pop(key, None)
+                if told is not None:
+                    del self._told[key]
+                    self._keys.pop(told, None)
+                    self._last_pods.pop(told, None)
+                    events.append(CancelRequested(told, "the API server, where it was deleted"))
+            if gang is None:
+                continue
+            self._gangs[key], self._keys[gang.job_id] = gang, key
+            dirty += [pod.metadata.key for pod in gang.beyond if pod.metadata.key not in self._gangs]
+            if gang.constraint is not None:
+                self.world.want(gang.constraint)
+            if gang.spec is not None:
+                self._last_pods[gang.job_id] = list(gang.pods)
+                if key not in self._told:
+                    self._told[key] = gang.job_id
+                    events.append(Submitted(gang.job_id, gang.spec, gang.array_of, gang.array_index))
+        return events
+
+    def know(self, job_id: str, key: str) -> None:
+        """The core knows this gang already: its state was built from the API's objects."""
+        with self.world.lock:
+            self._told[key], self._keys[job_id] = job_id, key
+
+    # --- attempts ----------------------------------------------------------------------------------------------------
+
+    def _adopted(self, key: tuple[str, int]) -> Attempt | None:
+        gang_key = self._key_of(key)
+        if not gang_key:
+            return None
+        pods = self.world.pods_of(gang_key)
+        attempt = adopt(*key, gang_key, pods, self.world.groups.get(gang_key))
+        if attempt is None:
+            return None
+        attempt.probe = any(is_probe(pod) for pod in pods)
+        attempt.beyond = any(pod.metadata.key == gang_key and group_of(pod) for pod in pods)
+        self._take_up(attempt)
+        self._carrying.hold(attempt)
+        if attempt.phase is Phase.BINDING:
+            by_uid = {pod.metadata.uid: pod for pod in pods}
+            for member in attempt.members:
+                if member.uid and not member.bound:
+                    self.world.assume(by_uid[member.uid], member.node)
+            self._connection.go(key, self._carrying.bind(attempt))
+        return attempt
+
+    def _take_up(self, attempt: Attempt) -> None:
+        key = (attempt.job_id, attempt.number)
+        self._attempts[key], self._by_gang[attempt.key] = attempt, key
+        self._changed.add(key)
+
+    def _drop(self, key: tuple[str, int]) -> None:
+        attempt = self._attempts.pop(key)
+        self._changed.discard(key)
+        if self._by_gang.get(attempt.key) == key:
+            del self._by_gang[attempt.key]
+        for member in attempt.members:
+            self.world.release(member.uid, place_of(attempt, member))
+
+    def _look_at(self, key: tuple[str, int], attempt: Attempt) -> list[Event]:
+        if attempt.phase is not Phase.BOUND:
+            return []
+        pods = {pod.metadata.uid: pod for pod in self.world.pods_of(attempt.key)}
+        # A pod that we have bound may not have been seen bound yet, but one that is not there at all is gone.
+        if not attempt.told and (why := rejected(attempt, pods)):
+            attempt.phase, attempt.failure = Phase.UNDOING, why
+            self._connection.go(key, self._carrying.undo(attempt))
+            return []
+        events = look_at(attempt, pods)
+        if attempt.phase is Phase.BOUND and any(member.hole for member in attempt.members):
+            self._fill_holes(key, attempt, pods)
+        return events
+
+    def _fill_holes(self, key: tuple[str, int], attempt: Attempt, pods: dict[str, Pod]) -> None:
+        """Pods that an owner made in the stead of lost ones go where those were."""
+        taken = {member.uid for member in attempt.members}
+        fresh = [
+            pod
+            for pod in pods.values()
+            if pod.metadata.uid not in taken
+            and self.world.place_of(pod.metadata.uid) is None
+            and not pod.over
+            and not pod.spec.node_name
+            and not pod.spec.scheduling_gates
+            and not pod.metadata.deletion_timestamp
+        ]
+        for member in attempt.members:
+            if not member.hole:
+                continue
+            name = member.name
+            same = [pod for pod in fresh if slots_of(pod) == len(member.ranks)]
+            found = next((pod for pod in same if pod.metadata.key == name), None) or next(iter(same), None)
+            if found is None:
+                continue
+            fresh.remove(found)
+            self.world.dirty_gangs.add(found.metadata.key)  # it may have been one more than the gang needs until now
+            member.name, member.uid, member.bound = found.metadata.key, found.metadata.uid, False
+            self.world.hold(member.uid, place_of(attempt, member))
+            self.world.assume(found, member.node)
+            work = self._carrying.bind_in_place(attempt, member)
+            self._connection.go((f"{key[0]}/{member.ranks.start}", key[1]), work)

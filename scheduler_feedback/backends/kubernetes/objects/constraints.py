@@ -1,0 +1,190 @@
+"""Which nodes a pod may go to: selectors, required node affinity, taints; and what we refuse rather than ignore. Pure.
+
+Source: https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/ and .../taint-and-toleration/
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from scheduler_feedback.backends.kubernetes.objects.objects import (
+    Affinity,
+    Node,
+    NodeTerm,
+    Pod,
+    Requirement,
+    Taint,
+    Toleration,
+)
+from scheduler_feedback.backends.kubernetes.objects.quantities import requests_of
+
+OURS = "gangwatch.io/"
+"""Prefix of every label, annotation and taint that we write."""
+
+_KEEPS_AWAY = frozenset({"NoSchedule", "NoExecute"})
+_GPU = "nvidia.com/gpu"
+_MIG = "nvidia.com/mig-"
+
+
+def is_accelerator(resource: str) -> bool:
+    """Whether we count the resource's units as slots: whole GPUs and MIG profiles."""
+    return resource == _GPU or resource.startswith(_MIG)
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a node must meet for a pod: gangs alike have one in common.
+
+    name: a digest of the rest. resource: the accelerator. selector: labels that it must have. terms: of the required
+    node affinity, any of which must hold; None: there is none. tolerations: of taints that keep pods away.
+    requests: what else than the accelerator the pod asks for, in the units of ``quantities``. volumes: of each volume
+    that can't be reached from everywhere, the terms of its node affinity, any of which must hold.
+    """
+
+    name: str
+    resource: str
+    selector: tuple[tuple[str, str], ...]
+    terms: tuple[NodeTerm, ...] | None
+    tolerations: tuple[Toleration, ...]
+    requests: tuple[tuple[str, int], ...]
+    volumes: tuple[tuple[NodeTerm, ...], ...] = ()
+
+
+def constraint_of(pod: Pod) -> Constraint:
+    """What a node must meet for the pod."""
+    requests = requests_of(pod)
+    resource = next((name for name in sorted(requests) if is_accelerator(name)), "")
+    required = _required_affinity(pod.spec.affinity)
+    selector = tuple(sorted((pod.spec.node_selector or {}).items()))
+    tolerations = tuple(t for t in pod.spec.tolerations or () if not t.effect or t.effect in _KEEPS_AWAY)
+    rest = tuple(sorted((name, count) for name, count in requests.items() if not is_accelerator(name)))
+    volumes = tuple(
+        tuple(one.reach.terms)
+        for one in pod.spec.volumes or ()
+        if one.reach is not None and one.reach.terms is not None
+    )
+    asked = (resource, selector, required, tolerations, rest, volumes)
+    encoded = msgspec.json.encode(asked)
+    known = _known.get(encoded)
+    if known is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        known = _known[encoded] = Constraint(f"c-{hashlib.sha256(encoded).hexdigest()[:10]}", *asked)
+    return known
+
+
+_MOST_KNOWN = 4096
+"""Constraints that are kept, so that gangs alike have one in common: far more than kinds of gang run at once."""
+
+_known: dict[bytes, Constraint] = {}
+
+
+def _required_affinity(affinity: Affinity | None) -> tuple[NodeTerm, ...] | None:
+    if affinity is None or affinity.node_affinity is None:
+        return None
+    required = affinity.node_affinity.required_during_scheduling_ignored_during_execution
+    return None if required is None else tuple(required.node_selector_terms)
+
+
+def why_not(constraint: Constraint, node: Node, free: Mapping[str, int]) -> str:
+    """Why a pod of the constraint can't go to the node, in words; '' where it can.
+
+    free: what of the node no pod has asked for yet. The accelerator is not looked at: the core counts that.
+    """
+    labels = node.metadata.labels or {}
+    for key, value in constraint.selector:
+        if labels.get(key) != value:
+            return f"label {key} is not {value!r}"
+    if constraint.terms is not None and not any(_holds(term, node) for term in constraint.terms):
+        return "required node affinity is not met"
+    if not all(any(_holds(term, node) for term in terms) for terms in constraint.volumes):
+        return "a volume of it can't be reached from there"
+    for taint in node.spec.taints or ():
+        if _keeps_away(taint, constraint.tolerations):
+            return f"taint {taint.key}:{taint.effect} is not tolerated"
+    for resource, count in constraint.requests:
+        if free.get(resource, 0) < count:
+            return f"{resource}: {count} asked for, {max(free.get(resource, 0), 0)} free"
+    return ""
+
+
+def _keeps_away(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
+    """Whether the taint does. Our own do not: the core knows why they are there, and its probes must pass."""
+    if taint.effect not in _KEEPS_AWAY or taint.key.startswith(OURS):
+        return False
+    return not any(tolerates(toleration, taint) for toleration in tolerations)
+
+
+def tolerates(toleration: Toleration, taint: Taint) -> bool:
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if toleration.operator == "Exists":
+        return not toleration.key or toleration.key == taint.key
+    return toleration.key == taint.key and toleration.value == taint.value
+
+
+def _holds(term: NodeTerm, node: Node) -> bool:
+    """All requirements of the term. An empty term holds for nothing."""
+    expressions, fields = term.match_expressions or (), term.match_fields or ()
+    if not expressions and not fields:
+        return False
+    labels = node.metadata.labels or {}
+    named = {"metadata.name": node.metadata.name}
+    return all(meets(one, labels) for one in expressions) and all(meets(one, named) for one in fields)
+
+
+def meets(requirement: Requirement, values: Mapping[str, str]) -> bool:
+    value, wanted = values.get(requirement.key), requirement.values or []
+    match requirement.operator:
+        case "In":
+            return value is not None and value in wanted
+        case "NotIn":
+            return value not in wanted
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt":
+            try:
+                number, bound = int(value or ""), int(wanted[0])
+            except (ValueError, IndexError):
+                return False
+            return number > bound if requirement.operator == "Gt" else number < bound
+        case _:
+            return False
+
+
+def refusal(pod: Pod) -> str:
+    """What the pod demands that we don't implement, in words; '' where there is nothing.
+
+    Preferences are no demands: preferred affinity and ScheduleAnyway are passed over.
+    """
+    spec = pod.spec
+    if spec.resource_claims:
+        return "resource claims (dynamic resource allocation) are not implemented"
+    affinity = spec.affinity
+    for one, what in (
+        (affinity and affinity.pod_affinity, "pod affinity"),
+        (affinity and affinity.pod_anti_affinity, "pod anti-affinity"),
+    ):
+        if one and one.required_during_scheduling_ignored_during_execution:
+            return f"required {what} is not implemented"
+    if any(spread.when_unsatisfiable != "ScheduleAnyway" for spread in spec.topology_spread_constraints or ()):
+        return "topology spread constraints (DoNotSchedule) are not implemented"
+    for volume in spec.volumes or ():
+        if volume.persistent_volume_claim is not None and (volume.reach is None or volume.reach.refused):
+            why = volume.reach.refused if volume.reach is not None else "its claim was not looked up"
+            return f"volume {volume.name}: {why}"
+        if volume.ephemeral is not None:
+            return f"volume {volume.name}: generic ephemeral volumes are not implemented"
+    for container in (*spec.containers, *(spec.init_containers or ())):
+        if any(port.host_port for port in container.ports or ()):
+            return f"container {container.name}: host ports are not implemented"
+    accelerators = sorted(resource for resource in requests_of(pod) if is_accelerator(resource))
+    if len(accelerators) > 1:
+        return f"one pod asks for several kinds of accelerator: {', '.join(accelerators)}"
+    return ""

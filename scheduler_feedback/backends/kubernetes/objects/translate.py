@@ -1,0 +1,382 @@
+"""Translation: pods, nodes, groups and queues -> the core's jobs, nodes and queues. Pure.
+
+A gang is a PodGroup's pods; a pod without a group is a gang of one. Ranks are GPUs: a pod that asks for eight is a
+group of eight ranks on one node. A slot's number means no more than how many there are: which device a pod gets is
+settled by the kubelet's device manager.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from msgspec import structs
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.kubernetes.objects.constraints import (
+    OURS,
+    Constraint,
+    constraint_of,
+    is_accelerator,
+    refusal,
+)
+from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Node, Pod, PodGroup, Queue
+from scheduler_feedback.backends.kubernetes.objects.quantities import amounts, requests_of
+from scheduler_feedback.core import state as core
+from scheduler_feedback.core.cluster import Level
+from scheduler_feedback.core.events import NodeSeen
+from scheduler_feedback.core.job import Group, JobSpec
+from scheduler_feedback.policies.intake.job_admission import malformed
+
+SCHEDULER = "gangwatch"
+GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
+"""Coscheduling's (sigs.k8s.io/scheduler-plugins, apis/scheduling/v1alpha1)."""
+
+QUEUE = f"{OURS}queue"
+TIME_LIMIT = f"{OURS}time-limit-seconds"
+RESTARTABLE = f"{OURS}restartable"
+PREEMPTIBLE = f"{OURS}preemptible"
+RESTART_COST = f"{OURS}restart-cost-seconds"
+CHECKPOINT_INTERVAL = f"{OURS}checkpoint-interval-seconds"
+WORKLOAD = f"{OURS}workload"
+REQUIRED_TOPOLOGY = f"{OURS}required-topology"
+PREFERRED_TOPOLOGY = f"{OURS}preferred-topology"
+ATTEMPT = f"{OURS}attempt"
+RANK = f"{OURS}rank"
+SLOTS = f"{OURS}slots"
+PLACEMENT = f"{OURS}placement"
+BEYOND = f"{OURS}beyond-least"
+"""Annotation of a pod that was bound as one more than its group needs."""
+
+ARRAY = f"{OURS}array"
+ARRAY_PARALLEL = f"{OURS}array-parallel"
+
+_INDEX_LABELS = (
+    "jobset.sigs.k8s.io/job-index",
+    "batch.kubernetes.io/job-completion-index",
+    "apps.kubernetes.io/pod-index",
+    "training.kubeflow.org/replica-index",
+)
+_ROLE_LABELS = ("training.kubeflow.org/replica-type", "jobset.sigs.k8s.io/replicatedjob-name")
+_FIRST_ROLES = ("launcher", "master", "leader", "driver")
+_RECREATING = frozenset({"Job", "JobSet", "PyTorchJob", "MPIJob"})
+_RETRIES_BY_OWNER = 1_000_000
+"""How often a gang is tried again is its owner's to say: Kubernetes restarts, we place."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyLabels:
+    """Which node label names the domain of each level; '' where the cluster has no such level.
+
+    nvidia.com/gpu.clique is set by NVIDIA's GPU feature discovery on nodes that share an NVLink domain.
+    """
+
+    spine: str = "topology.gangwatch.io/spine"
+    rack: str = "topology.gangwatch.io/rack"
+    rail: str = "topology.gangwatch.io/rail"
+    island: str = "nvidia.com/gpu.clique"
+    gpu_type: str = "nvidia.com/gpu.product"
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """A gang as Kubernetes holds it.
+
+    job_id: the core's name for it. key: 'NAMESPACE/NAME' of its group, or of its pod. pods: by rank. constraint: that
+    its GPU pods set, if they set the same. refused: why it is not scheduled, '' where it is. spec: None where it is
+    refused or not all there. beyond: pods of the group beyond its least number, each a gang of its own once all of
+    these are bound. array_of, array_index: of the array that it is a member of, and which; '' for none.
+    """
+
+    job_id: str
+    key: str
+    pods: tuple[Pod, ...]
+    constraint: Constraint | None
+    refused: str
+    spec: JobSpec | None
+    grouped: bool
+    beyond: tuple[Pod, ...] = ()
+    array_of: str = ""
+    array_index: int = 0
+
+
+def group_of(pod: Pod) -> str:
+    """'NAMESPACE/NAME' of the pod's group; '' where it is in none."""
+    name = pod.metadata.label(GROUP_LABEL)
+    if not name and pod.spec.scheduling_group is not None:
+        name = pod.spec.scheduling_group.pod_group_name
+    return f"{pod.metadata.namespace}/{name}" if name else ""
+
+
+def job_id_of(metadata: Metadata) -> str:
+    """A name that is never given twice: an object of the same name that is made later is another job."""
+    return f"{metadata.namespace}.{metadata.name}.{metadata.uid[:8]}"
+
+
+def slots_of(pod: Pod) -> int:
+    """GPUs or MIG instances that the pod asks for."""
+    return sum(count for resource, count in requests_of(pod).items() if is_accelerator(resource))
+
+
+def rank_key(pod: Pod) -> tuple[object, ...]:
+    """Pods in this order are placed in the order of the wires: launchers, then by role, index, name."""
+    metadata = pod.metadata
+    role = next((value for label in _ROLE_LABELS if (value := metadata.label(label))), "")
+    indices = tuple(index for label in _INDEX_LABELS if (index := whole(metadata.label(label))) is not None)
+    natural = tuple((whole(part) is not None, whole(part) or 0, part) for part in _split(metadata.name))
+    return (role.lower() not in _FIRST_ROLES, role, indices, natural)
+
+
+def _split(name: str) -> list[str]:
+    return [part for part in re.split(r"([0-9]+)", name) if part]
+
+
+# --- gangs -----------------------------------------------------------------------------------------------------------
+
+
+def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
+    """The gang of a group, of the pods that are there: spec is None until as many are there as the group needs.
+
+    Who is bound stays a member, whoever comes later; the others are taken in the order of their ranks.
+    """
+    least = 1 if group.spec.min_member is None else max(group.spec.min_member, 0)
+    found = [pod for pod in pods if not pod.metadata.deletion_timestamp and not pod.metadata.annotation(BEYOND)]
+    found.sort(key=lambda pod: (not pod.spec.node_name, rank_key(pod)))
+    members = tuple(sorted(found[:least], key=rank_key))
+    job_id, key = job_id_of(group.metadata), group.metadata.key
+    if not least:
+        return Gang(job_id, key, (), None, "", None, True, tuple(pod for pod in found if not pod.spec.node_name))
+    if len(members) < least or any(pod.spec.scheduling_gates for pod in members):
+        return Gang(job_id, key, members, None, "", None, True)
+    gang = _gang(job_id, key, members, group.metadata, True)
+    stands = all(pod.spec.node_name for pod in members)
+    return replace(gang, beyond=tuple(found[least:]) if stands else ())
+
+
+def beyond(pod: Pod, group: PodGroup) -> Gang:
+    """The gang of a pod that its group does not need: it comes and goes by itself, wherever there is room.
+
+    It is never moved: its owner could not make it anew without all the others.
+    """
+    job_id, key = job_id_of(pod.metadata), pod.metadata.key
+    if pod.spec.scheduling_gates:
+        return Gang(job_id, key, (pod,), None, "", None, False)
+    gang = _gang(job_id, key, (pod,), group.metadata, False)
+    if gang.spec is None:
+        return gang
+    if gang.spec.required_level is not None:
+        why = "it is beyond its group's minMember, and the group's required topology can't be kept for it"
+        return replace(gang, spec=None, constraint=None, refused=why)
+    name = f"{group.metadata.name}+{pod.metadata.name}"
+    spec = structs.replace(
+        gang.spec, name=name, command=(key,), restartable=False, preemptible=False, preferred_level=None
+    )
+    return replace(gang, spec=spec)
+
+
+def lone(pod: Pod) -> Gang:
+    """The gang of a pod that is in no group."""
+    if pod.spec.scheduling_gates:
+        return Gang(job_id_of(pod.metadata), pod.metadata.key, (pod,), None, "", None, False)
+    return _gang(job_id_of(pod.metadata), pod.metadata.key, (pod,), pod.metadata, False)
+
+
+def _gang(job_id: str, key: str, pods: tuple[Pod, ...], declared: Metadata, grouped: bool) -> Gang:
+    constraint: Constraint | None = None
+    try:
+        why = next((f"pod {pod.metadata.name}: {why}" for pod in pods if (why := refusal(pod))), "")
+        working = [pod for pod in pods if slots_of(pod)]
+        if not why and not working:
+            why = "no pod of it asks for a GPU: gangwatch places by GPUs"
+        constraints = {one.name: one for one in map(constraint_of, working)}
+        if not why and len(constraints) > 1:
+            why = "its GPU pods differ in node selector, affinity, tolerations, CPU or memory, which is not implemented"
+        if not why:
+            constraint = next(iter(constraints.values()))
+            spec = _spec(pods, declared, constraint.name)
+            why = malformed(spec) or ""
+        if not why:
+            array_of, array_index = _array(pods[0], declared)
+            return Gang(job_id, key, pods, constraint, "", spec, grouped, (), array_of, array_index)
+    except BackendError as error:
+        why = str(error)
+    return Gang(job_id, key, pods, None, why, None, grouped)
+
+
+def _array(pod: Pod, declared: Metadata) -> tuple[str, int]:
+    """The array that a gang is a member of, and its place there: the one that it names, else the Job that its pod is
+    of, where a limit is declared; ('', 0) for none."""
+    name = declared.annotation(ARRAY)
+    indices = (whole(pod.metadata.label(label)) for label in _INDEX_LABELS)
+    index = next((index for index in indices if index is not None), 0)
+    if name:
+        return f"{declared.namespace}.{name}", index
+    if declared.annotation(ARRAY_PARALLEL) and pod.owner is not None:
+        return f"{declared.namespace}.{pod.owner.name}.{pod.owner.uid[:8]}", index
+    return "", 0
+
+
+def _spec(pods: Sequence[Pod], declared: Metadata, constraint: str) -> JobSpec:
+    counts = [slots_of(pod) for pod in pods]
+    ranks = sum(counts)
+    groups: tuple[Group, ...] = ()
+    if any(count > 1 for count in counts):
+        groups = tuple(Group(f"pod-{n}", count, same_node=True) for n, count in enumerate(counts) if count)
+    first = pods[0]
+    owner = first.owner
+    again = owner is not None and owner.kind in _RECREATING
+    deadline = first.spec.active_deadline_seconds
+    required = _level(declared, REQUIRED_TOPOLOGY)
+    return JobSpec(
+        declared.name,
+        (declared.key,),
+        ranks,
+        queue=declared.label(QUEUE) or first.metadata.label(QUEUE, "default"),
+        time_limit_seconds=_seconds(declared, TIME_LIMIT, float(deadline) if deadline else None),
+        restartable=_flag(declared, RESTARTABLE) and again,
+        preemptible=_flag(declared, PREEMPTIBLE) and (again or not _flag(declared, RESTARTABLE)),
+        grace_seconds=float(max(pod.spec.termination_grace_period_seconds for pod in pods)),
+        restart_cost_seconds=_seconds(declared, RESTART_COST, 10.0) or 0.0,
+        checkpoint_interval_seconds=_seconds(declared, CHECKPOINT_INTERVAL, None),
+        max_retries=_RETRIES_BY_OWNER if owner is not None else 0,
+        priority=max(pod.spec.priority for pod in pods),
+        required_level=required,
+        preferred_level=None if required is not None else _level(declared, PREFERRED_TOPOLOGY),
+        workload=declared.annotation(WORKLOAD),
+        groups=groups,
+        constraint=constraint,
+        array_parallel=_count(declared, ARRAY_PARALLEL),
+    )
+
+
+def _flag(metadata: Metadata, key: str) -> bool:
+    text = metadata.annotation(key, "false")
+    if text not in ("true", "false"):
+        raise BackendError(f"annotation {key}: {text[:40]!r} is neither 'true' nor 'false'")
+    return text == "true"
+
+
+def _count(metadata: Metadata, key: str) -> int:
+    text = metadata.annotation(key, "0")
+    count = whole(text)
+    if count is None:
+        raise BackendError(f"annotation {key}: {text[:40]!r} is no number of gangs")
+    return count
+
+
+def _seconds(metadata: Metadata, key: str, default: float | None) -> float | None:
+    text = metadata.annotation(key)
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise BackendError(f"annotation {key}: {text[:40]!r} is no number of seconds")
+    return seconds
+
+
+def _level(metadata: Metadata, key: str) -> Level | None:
+    text = metadata.annotation(key)
+    if not text:
+        return None
+    try:
+        return Level(text)
+    except ValueError:
+        levels = ", ".join(level.value for level in Level)
+        raise BackendError(f"annotation {key}: {text[:40]!r} is none of {levels}") from None
+
+
+def ranks_of(pods: Sequence[Pod]) -> list[range]:
+    """Which ranks each pod is; of a pod without GPUs, none."""
+    found, first = [], 0
+    for pod in pods:
+        count = slots_of(pod)
+        found.append(range(first, first + count))
+        first += count
+    return found
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def is_ready(node: Node) -> bool:
+    return any(one.type == "Ready" and one.status == "True" for one in node.status.conditions or ())
+
+
+def allocatable_of(node: Node) -> dict[str, int]:
+    return amounts(node.status.allocatable)
+
+
+def resource_of(node: Node) -> str:
+    """The accelerator that the node's slots are; of several kinds the one it has most of; '' where it has none."""
+    held = {name: count for name, count in allocatable_of(node).items() if is_accelerator(name) and count}
+    return max(sorted(held), key=lambda name: held[name], default="")
+
+
+def node_seen(node: Node, slots: int, refuses: tuple[str, ...], labels: TopologyLabels) -> NodeSeen:
+    """The node as the core sees it, with so many slots."""
+    metadata = node.metadata
+    resource = resource_of(node)
+    product = metadata.label(labels.gpu_type) if labels.gpu_type else ""
+    profile = resource.partition("/")[2] if resource.startswith("nvidia.com/mig-") else ""
+    return NodeSeen(
+        metadata.name,
+        slots,
+        present=is_ready(node) and bool(resource),
+        gpu_type=" ".join(part for part in (product, profile) if part),
+        spine=metadata.label(labels.spine) if labels.spine else "",
+        rack=metadata.label(labels.rack) if labels.rack else "",
+        rail=metadata.label(labels.rail) if labels.rail else "",
+        island=metadata.label(labels.island) if labels.island else "",
+        refuses=refuses,
+    )
+
+
+# --- queues, times ---------------------------------------------------------------------------------------------------
+
+
+def with_queues(policy: core.Policy, queues: Iterable[Queue]) -> core.Policy:
+    """The policy with the cluster's queues in place of its own; with its own where the cluster has none."""
+    found = tuple(
+        core.Queue(q.metadata.name, q.spec.parent, q.spec.weight, q.spec.quota, q.spec.limit, q.spec.borrow)
+        for q in sorted(queues, key=lambda queue: queue.metadata.name)
+    )
+    return replace(policy, queues=found) if found else policy
+
+
+def wall_ns(timestamp: str) -> int:
+    """Nanoseconds since the epoch of an RFC 3339 timestamp; 0 for none."""
+    if not timestamp:
+        return 0
+    try:
+        return int(datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp() * 1e9)
+    except (ValueError, OverflowError):
+        return 0
+
+
+def whole(text: str) -> int | None:
+    """A count below 2^31 as users write it into labels and annotations; None for any other text."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10):
+        return None
+    value = int(text)
+    return value if value < 1 << 31 else None
+
+
+def slots_written(pod: Pod) -> tuple[int, ...]:
+    """The slots that we wrote on the pod when we bound it; () where we did not."""
+    text = pod.metadata.annotation(SLOTS)
+    return tuple(slot for part in text.split(",") if (slot := whole(part)) is not None)
+
+
+def attempt_of(pod: Pod) -> int:
+    """The attempt for which we bound the pod; 0 where we did not."""
+    return (whole(pod.metadata.annotation(ATTEMPT)) or 0) if pod.spec.node_name else 0
+
+
+def foreign_use(pods: Iterable[Pod], resource: str, ours: Mapping[str, object]) -> int:
+    """Units of the resource that pods hold which are not in `ours` (by uid)."""
+    return sum(requests_of(pod).get(resource, 0) for pod in pods if not pod.over and pod.metadata.uid not in ours)

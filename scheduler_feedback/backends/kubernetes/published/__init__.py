@@ -1,0 +1,4 @@
+"""What the controller writes on Kubernetes objects, and how it is removed again.
+
+Start at ``publish.py``.
+"""

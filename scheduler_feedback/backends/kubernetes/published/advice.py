@@ -1,0 +1,255 @@
+"""What an advisor says beside its marks on nodes: events on the pods concerned, and taints on single devices.
+
+An event's name follows from the verdict and the pod, so nobody is told twice, also not by the next controller.
+
+A DeviceTaintRule (dynamic resource allocation, where resource.k8s.io/v1beta2 serves them) keeps new claims off the one
+GPU that a standing verdict accuses. It is there while the verdict stands and its node is in quarantine, so the caps of
+quarantine, by cluster and by rack, bound the rules too. Which device of a node's slice a GPU is, the slice says by the
+attribute ``uuid``; a GPU that no slice names has no rule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError
+from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
+from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Part, Pod
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.state import State
+from scheduler_feedback.core.verdict_text import sentence
+from scheduler_feedback.policies.nodes.quarantine import ACCUSING
+
+RULES = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+MANAGED = "app.kubernetes.io/managed-by"
+MOST_PODS = 8
+"""Pods that are told of one verdict: those of one gang on one node, of which there are seldom more."""
+
+_READ_AGAIN_SECONDS = 60.0
+"""Between two looks at the slices: devices are renamed when a driver starts anew."""
+
+_log = logging.getLogger(__name__)
+Write = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A standing verdict that accuses a place. device: UUID of the GPU, where it is one and its node is out of use."""
+
+    verdict_id: str
+    gang: str
+    node: str
+    words: str
+    device: str = ""
+
+
+def findings_of(state: State) -> tuple[Finding, ...]:
+    """Of all that stands."""
+    found = []
+    for verdict in state.verdicts.values():
+        node = state.nodes.get(verdict.node)
+        if verdict.kind not in ACCUSING or node is None:
+            continue
+        out = node.state is NodeState.QUARANTINE and verdict.level == "gpu"
+        device = verdict.device if out else ""
+        found.append(Finding(verdict.verdict_id, verdict.gang, verdict.node, sentence(verdict), device))
+    return tuple(found)
+
+
+class _Text(Part):
+    string: str = ""
+
+
+class _Device(Part):
+    name: str = ""
+    attributes: dict[str, _Text] | None = None
+
+
+class _Pool(Part):
+    name: str = ""
+
+
+class _SliceSpec(Part):
+    driver: str = ""
+    pool: _Pool = msgspec.field(default_factory=_Pool)
+    devices: list[_Device] | None = None
+
+
+class _Slice(Part):
+    spec: _SliceSpec
+
+
+class _Slices(Part):
+    items: list[_Slice]
+
+
+class Rule(Part):
+    metadata: Metadata
+
+
+class Rules(Part):
+    items: list[Rule]
+
+
+_slices = msgspec.json.Decoder(_Slices)
+_rules = msgspec.json.Decoder(Rules)
+Selector = tuple[str, str, str]
+"""driver, pool, device"""
+
+
+class Advice:
+    """concerned: pods of a gang ('': of any) on a node. devices: whether DeviceTaintRules are written."""
+
+    def __init__(
+        self, client: Client, concerned: Callable[[str, str], Sequence[Pod]], *, devices: bool = False
+    ) -> None:
+        self._client, self._concerned, self._devices = client, concerned, devices
+        self._told: dict[str, tuple[Finding, list[Pod]]] = {}
+        self._events: deque[Write] = deque()  # still to be written
+        self._rules: set[str] | None = None  # names of those that stand; None: not known yet
+        self._places: dict[str, Selector] = {}  # by UUID
+        self._read_at = float("-inf")
+
+    async def writes(self, findings: Iterable[Finding], most: int) -> list[Write]:
+        """What is to be written now, at most so much, so that in time everybody concerned knows of these findings and
+        of no others. What is given is to be done: it is not given again, but for rules that do not stand."""
+        standing = {finding.verdict_id: finding for finding in findings}
+        for verdict_id, finding in standing.items():
+            if verdict_id not in self._told:
+                pods = list(self._concerned(finding.gang, finding.node))[:MOST_PODS]
+                self._told[verdict_id] = finding, pods
+                self._events += [partial(self._event, pod, finding, True) for pod in pods]
+        for verdict_id in [one for one in self._told if one not in standing]:
+            finding, pods = self._told.pop(verdict_id)
+            here = {pod.metadata.uid for pod in self._concerned(finding.gang, finding.node)}
+            self._events += [partial(self._event, pod, finding, False) for pod in pods if pod.metadata.uid in here]
+        writes = (await self._rule_writes(standing))[:most] if self._devices else []
+        while self._events and len(writes) < most:
+            writes.append(self._events.popleft())
+        return writes
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    async def _event(self, pod: Pod, finding: Finding, stands: bool) -> None:
+        metadata = pod.metadata
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        digest = hashlib.sha256(f"{finding.verdict_id} {metadata.uid} {stands}".encode()).hexdigest()[:16]
+        message = f"node {finding.node}: {finding.words}"
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{metadata.name[:200]}.{digest}", "namespace": metadata.namespace},
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "namespace": metadata.namespace,
+                "name": metadata.name,
+                "uid": metadata.uid,
+            },
+            "type": "Warning" if stands else "Normal",
+            "reason": "NodeDoubted" if stands else "NodeCleared",
+            "message": (message if stands else f"no longer: {message}")[:1024],
+            "source": {"component": "gangwatch"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            await self._client.create(f"/api/v1/namespaces/{metadata.namespace}/events", body)
+        except RefusedError as error:
+            if error.code not in (404, 409):  # the namespace is going, or the pod was told before
+                raise
+
+    # --- devices -----------------------------------------------------------------------------------------------------
+
+    async def _rule_writes(self, standing: Mapping[str, Finding]) -> list[Write]:
+        try:
+            if self._rules is None:
+                self._rules = {rule.metadata.name for rule in await rules_of(self._client)}
+            accused = {finding.device: finding for finding in standing.values() if finding.device}
+            if accused.keys() - self._places.keys() and time.monotonic() - self._read_at >= _READ_AGAIN_SECONDS:
+                self._places = await self._devices_by_uuid()
+                self._read_at = time.monotonic()
+        except RefusedError as error:
+            if error.code != 404:
+                raise
+            _log.warning("no DeviceTaintRules: this API server does not serve resource.k8s.io/v1beta2")
+            self._devices = False
+            return []
+        wanted = {
+            _name(finding.node, uuid): (self._places[uuid], finding)
+            for uuid, finding in accused.items()
+            if uuid in self._places
+        }
+        writes: list[Write] = [
+            partial(self._taint, name, selector, finding)
+            for name, (selector, finding) in wanted.items()
+            if name not in self._rules
+        ]
+        return writes + [partial(self._untaint, name) for name in self._rules if name not in wanted]
+
+    async def _devices_by_uuid(self) -> dict[str, Selector]:
+        found = {}
+        for one in (await self._client.get(SLICES, _slices)).items:
+            for device in one.spec.devices or ():
+                uuid = (device.attributes or {}).get("uuid")
+                if uuid is not None and uuid.string:
+                    found[uuid.string] = (one.spec.driver, one.spec.pool.name, device.name)
+        return found
+
+    async def _taint(self, name: str, selector: Selector, finding: Finding) -> None:
+        driver, pool, device = selector
+        body: dict[str, Any] = {
+            "apiVersion": "resource.k8s.io/v1beta2",
+            "kind": "DeviceTaintRule",
+            "metadata": {
+                "name": name,
+                "labels": {MANAGED: "gangwatch"},
+                "annotations": {f"{OURS}reason": finding.words},
+            },
+            "spec": {
+                "deviceSelector": {"driver": driver, "pool": pool, "device": device},
+                "taint": {"key": f"{OURS}quarantine", "effect": "NoSchedule"},
+            },
+        }
+        try:
+            await self._client.create(RULES, body)
+        except RefusedError as error:
+            if error.code != 409:
+                raise
+        assert self._rules is not None, "they were listed before"
+        self._rules.add(name)
+
+    async def _untaint(self, name: str) -> None:
+        await remove_rule(self._client, name)
+        assert self._rules is not None, "they were listed before"
+        self._rules.discard(name)
+
+
+async def rules_of(client: Client) -> list[Rule]:
+    """Those that we wrote. Raises RefusedError with code 404 where the server knows none."""
+    return (await client.get(RULES, _rules, labelSelector=f"{MANAGED}=gangwatch")).items
+
+
+async def remove_rule(client: Client, name: str) -> None:
+    try:
+        await client.delete(f"{RULES}/{name}")
+    except RefusedError as error:
+        if error.code != 404:
+            raise
+
+
+def _name(node: str, uuid: str) -> str:
+    """One rule a device; a UUID may hold what a name may not."""
+    digest = hashlib.sha256(uuid.encode()).hexdigest()[:10]
+    return f"gangwatch-{node[:200]}-{digest}"

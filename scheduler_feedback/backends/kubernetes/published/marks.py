@@ -1,0 +1,157 @@
+"""What stands on a node for every other scheduler to read, from what the core thinks of it; and the way back. Pure.
+
+Two labels (state and score), two annotations (the reason, and what a controller remembers), one taint and one
+condition. The memory holds the node's whole state, so that a controller that starts with nothing goes on with the
+quarantines and backoffs of the one before. A healthy node that has nothing to remember carries nothing of ours.
+
+The score is what share of a healthy node's pace this one is held to have, in percent, and 0 for one that is out of use
+for more than slowness. It is an integer, so that a node affinity can compare it (``Gt``, ``Lt``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
+from scheduler_feedback.backends.kubernetes.objects.objects import Condition, Node, Taint
+from scheduler_feedback.core import cluster
+from scheduler_feedback.core.cluster import NodeState
+
+STATE = f"{OURS}state"
+SCORE = f"{OURS}score"
+REASON = f"{OURS}reason"
+MEMORY = f"{OURS}memory"
+CONDITION = "GangwatchDoubt"
+_MOST_REASON = 1024
+"""Of a message: conditions are read by people."""
+
+_TAINTS = {
+    NodeState.SUSPECT: Taint(f"{OURS}suspect", "", "PreferNoSchedule"),
+    NodeState.PROBATION: Taint(f"{OURS}probation", "", "PreferNoSchedule"),
+    NodeState.QUARANTINE: Taint(f"{OURS}quarantine", "", "NoSchedule"),
+    NodeState.MAINTENANCE: Taint(f"{OURS}maintenance", "", "NoSchedule"),
+}
+
+
+class Memory(msgspec.Struct, omit_defaults=True):
+    """What of the core's node outlives the controller. Instants are wall time, in nanoseconds."""
+
+    state: NodeState = NodeState.HEALTHY
+    since_ns: int = 0
+    until_ns: int | None = None
+    backoff: int = 0
+    reason: str = ""
+    verdict_id: str = ""
+    accusers: tuple[str, ...] = ()
+    probes: int = 0
+    slowdown: float = 1.0
+    doubted_ns: int | None = None
+
+
+_memories = msgspec.json.Decoder(Memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What a node is to carry of ours; all empty: nothing."""
+
+    state: str = ""
+    memory: str = ""
+    taint: Taint | None = None
+    reason: str = ""
+    score: str = ""
+
+
+def marks_of(node: cluster.Node, *, evicts: bool = False) -> Marks:
+    """What the node is to carry. evicts: whether quarantine drives pods away that do not tolerate it."""
+    if node.state is NodeState.HEALTHY and not node.backoff and not node.accusers:
+        return Marks()
+    memory = Memory(
+        node.state,
+        node.since_ns,
+        node.until_ns if node.probe_job is None else node.since_ns,  # whoever comes next measures it again
+        node.backoff,
+        node.reason,
+        node.verdict_id,
+        node.accusers,
+        node.probes,
+        node.slowdown,
+        node.doubted_ns,
+    )
+    if node.state is NodeState.HEALTHY:
+        return Marks(memory=msgspec.json.encode(memory).decode())
+    reason = node.reason[:_MOST_REASON] or node.state.value
+    taint = _TAINTS.get(node.state)
+    if evicts and node.state is NodeState.QUARANTINE and taint is not None:
+        taint = Taint(taint.key, taint.value, "NoExecute")
+    return Marks(node.state.value, msgspec.json.encode(memory).decode(), taint, reason, _score(node))
+
+
+def _score(node: cluster.Node) -> str:
+    out = node.state in (NodeState.QUARANTINE, NodeState.MAINTENANCE)
+    return "0" if out and node.slowdown <= 1.0 else str(round(100 / max(node.slowdown, 1.0)))
+
+
+def remembered(node: Node) -> Memory:
+    """What a controller before us wrote on the node; a healthy node's where it wrote nothing.
+
+    Where its memory is damaged, or of another release, the node's label says the state; one that this release does not
+    have is a quarantine: what took the node out of use is not known to be over.
+    """
+    text = node.metadata.annotation(MEMORY)
+    try:
+        return _memories.decode(text) if text else Memory()
+    except (msgspec.MsgspecError, RecursionError):
+        pass
+    word, reason = node.metadata.label(STATE), node.metadata.annotation(REASON)
+    if not word:
+        return Memory()
+    try:
+        return Memory(NodeState(word), reason=reason)
+    except ValueError:
+        return Memory(NodeState.QUARANTINE, reason=f"{word[:60]}, as another release called it: {reason}")
+
+
+def changes(node: Node, marks: Marks) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Patches that make the node carry the marks: of the node (merge patch) and of its status (strategic merge patch).
+
+    None where there is nothing to change. Taints are one list for all who taint, so that patch holds only for the
+    version that we have seen.
+    """
+    labels = {STATE: marks.state, SCORE: marks.score}
+    annotations = {MEMORY: marks.memory, REASON: marks.reason}
+    labels = {key: value for key, value in labels.items() if node.metadata.label(key) != value}
+    annotations = {key: value for key, value in annotations.items() if node.metadata.annotation(key) != value}
+    metadata: dict[str, Any] = {}
+    if labels:
+        metadata["labels"] = {key: value or None for key, value in labels.items()}
+    if annotations:
+        metadata["annotations"] = {key: value or None for key, value in annotations.items()}
+    body: dict[str, Any] = {"metadata": metadata} if metadata else {}
+    present = node.spec.taints or []
+    ours = [taint for taint in present if taint.key.startswith(OURS)]
+    wanted = [] if marks.taint is None else [marks.taint]
+    if ours != wanted:
+        others = [taint for taint in present if not taint.key.startswith(OURS)]
+        body["spec"] = {"taints": [*others, *wanted] or None}
+        body.setdefault("metadata", {})["resourceVersion"] = node.metadata.resource_version
+    return body or None, _condition(node, marks)
+
+
+def _condition(node: Node, marks: Marks) -> dict[str, Any] | None:
+    present = next((one for one in node.status.conditions or () if one.type == CONDITION), None)
+    if not marks.state:
+        return None if present is None else {"status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}}
+    wanted = Condition(CONDITION, "True", marks.state.capitalize(), marks.reason)
+    if present == wanted:
+        return None
+    return {
+        "status": {
+            "conditions": [
+                {"type": wanted.type, "status": wanted.status, "reason": wanted.reason, "message": wanted.message}
+            ]
+        }
+    }

@@ -1,0 +1,284 @@
+"""What the core thinks, written where people and other schedulers look: on nodes, groups and pods, and as events.
+
+Once a second the core is asked; what differs from what stands there is written, at most so much a second. Nothing is
+written again for words that change by themselves: a wait's reason is renewed when its kind changes, when its expected
+start moves by more than a tenth, or once a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from scheduler_feedback.backends.kubernetes.api_server.client import MERGE_PATCH, STRATEGIC_PATCH, Client, RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.lease import while_leading
+from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
+from scheduler_feedback.backends.kubernetes.objects.objects import COSCHEDULING, Pod, PodGroup
+from scheduler_feedback.backends.kubernetes.objects.translate import Gang
+from scheduler_feedback.backends.kubernetes.published.advice import Advice, Finding, findings_of
+from scheduler_feedback.backends.kubernetes.published.marks import Marks, changes, marks_of
+from scheduler_feedback.core.job import JobState
+from scheduler_feedback.core.state import State
+from scheduler_feedback.policies.queue.waiting_reasons import what_binds
+
+PERIOD_SECONDS = 1.0
+WRITES_A_PERIOD = 64
+"""Most objects that are written a second: a cluster whose every node changes at once must not stop the API server."""
+
+LOOKED_AT = 256
+"""Most waiting gangs whose reason is asked for at once: the core answers between two cycles."""
+
+BEING_BOUND_NS = 5_000_000_000
+"""A start that takes no longer is not told as such: it is over before anybody reads of it, and to tell each costs the
+API server more than to bind it."""
+
+_AGAIN_NS = 60_000_000_000
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a gang stands. scheduled: whether all of it has its place. reason: one word. expected_ns: of its start."""
+
+    scheduled: bool
+    reason: str
+    message: str
+    expected_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the core was asked for at once."""
+
+    marks: dict[str, Marks]
+    standings: dict[str, Standing]
+    now_ns: int
+    findings: tuple[Finding, ...] = ()
+
+
+def look(state: State, job_ids: Iterable[str], *, evicts: bool = False) -> Look:
+    """What is to be published of the state. Called between two cycles, it changes nothing."""
+    marks = {name: marks_of(node, evicts=evicts) for name, node in state.nodes.items()}
+    standings: dict[str, Standing] = {}
+    for job_id in job_ids:
+        job = state.jobs.get(job_id)
+        if job is None:
+            continue
+        if job.state is JobState.PENDING:
+            word, why = what_binds(state, job)
+            reason = "".join(part.capitalize() for part in word.split("-")) or "Waits"
+            standings[job_id] = Standing(False, reason, why or job.failure or "it waits", job.expected_start_ns)
+        elif job.state.ended:
+            standings[job_id] = Standing(False, job.state.value.capitalize(), job.end_reason)
+        elif job.state is JobState.STARTING:
+            if state.now_ns - (job.attempt_started_ns or 0) < BEING_BOUND_NS:
+                continue
+            standings[job_id] = Standing(False, "Starting", f"attempt {job.attempt} is being bound")
+        else:
+            standings[job_id] = Standing(True, "Scheduled", f"all of attempt {job.attempt} has its place")
+    return Look(marks, standings, state.now_ns, findings_of(state))
+
+
+def worth_writing(before: Standing | None, after: Standing, written_ns: int, now_ns: int) -> bool:
+    """Whether what stands there misleads."""
+    if before is None or (before.scheduled, before.reason) != (after.scheduled, after.reason):
+        return True
+    if before == after:
+        return False
+    if (before.expected_ns is None) is not (after.expected_ns is None):
+        return True
+    moved_ns = abs(after.expected_ns - before.expected_ns) if before.expected_ns and after.expected_ns else 0
+    return moved_ns * 10 > abs((before.expected_ns or 0) - written_ns) or now_ns - written_ns >= _AGAIN_NS
+
+
+class Publisher:
+    """Runs in the backend's loop.
+
+    ask: has a question put to the state between two cycles. gangs: those that there are. advice: what is said beside
+    the marks on nodes, where another scheduler is to be told. evicts: whether quarantine drives pods away.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        world: World,
+        gangs: Callable[[], list[Gang]],
+        ask: Callable[[Callable[[State], Look]], Future[Look]],
+        may_act: Callable[[], bool],
+        advice: Advice | None = None,
+        *,
+        evicts: bool = False,
+    ) -> None:
+        self._client, self._world, self._gangs, self._ask, self._may_act = client, world, gangs, ask, may_act
+        self._advice, self._evicts = advice, evicts
+        self._written: dict[str, tuple[Standing, int]] = {}
+        self._cursor = 0
+        self.writes = self.refusals = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await while_leading(self.once, self._may_act, PERIOD_SECONDS, "publishing")
+
+    async def once(self) -> None:
+        """Ask, compare, write."""
+        gangs = self._gangs()
+        asked = self._next(gangs)
+        job_ids = [gang.job_id for gang in asked if not gang.refused]
+        found = await asyncio.wrap_future(self._ask(lambda state: look(state, job_ids, evicts=self._evicts)))
+        writes = [
+            *self._node_writes(found),
+            *self._gang_writes(asked, found),
+        ][:WRITES_A_PERIOD]
+        if self._advice is not None:
+            writes += await self._advice.writes(found.findings, WRITES_A_PERIOD - len(writes))
+        for outcome in await asyncio.gather(*(write() for write in writes), return_exceptions=True):
+            if isinstance(outcome, RefusedError):
+                self.refusals += 1
+                _log.info("publishing: %s", outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                self.writes += 1
+        known = {gang.job_id for gang in gangs}
+        for job_id in [job_id for job_id in self._written if job_id not in known]:
+            del self._written[job_id]
+
+    def _next(self, gangs: list[Gang]) -> list[Gang]:
+        """Those that were never told of first, then the others in turn."""
+        new = [gang for gang in gangs if gang.job_id not in self._written][:LOOKED_AT]
+        if len(gangs) <= LOOKED_AT:
+            return gangs
+        self._cursor %= len(gangs)
+        turn = [*gangs[self._cursor :], *gangs[: self._cursor]][: LOOKED_AT - len(new)]
+        self._cursor += len(turn)
+        return list({gang.job_id: gang for gang in (*new, *turn)}.values())
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def _node_writes(self, found: Look) -> list[Callable[[], Awaitable[None]]]:
+        writes: list[Callable[[], Awaitable[None]]] = []
+        with self._world.lock:
+            for name, node in self._world.nodes.items():
+                body, status = changes(node, found.marks.get(name, Marks()))
+                if body is not None or status is not None:
+                    writes.append(partial(self._mark, name, body, status))
+        return writes
+
+    async def _mark(self, name: str, body: dict[str, Any] | None, status: dict[str, Any] | None) -> None:
+        if body is not None:
+            await self._client.patch(f"/api/v1/nodes/{name}", body, MERGE_PATCH)
+        if status is not None:
+            for condition in status["status"]["conditions"]:
+                if "$patch" not in condition:
+                    condition["lastTransitionTime"] = condition["lastHeartbeatTime"] = timestamp()
+            await self._client.patch(f"/api/v1/nodes/{name}/status", status, STRATEGIC_PATCH)
+
+    # --- gangs -------------------------------------------------------------------------------------------------------
+
+    def _gang_writes(self, gangs: list[Gang], found: Look) -> list[Callable[[], Awaitable[None]]]:
+        writes: list[Callable[[], Awaitable[None]]] = []
+        later: list[Callable[[], Awaitable[None]]] = []  # who waits wants to know why; who runs sees that he does
+        for gang in gangs:
+            standing = found.standings.get(gang.job_id)
+            if gang.refused:
+                standing = Standing(False, "Refused", gang.refused)
+            if standing is None:
+                continue
+            before, written_ns = self._written.get(gang.job_id, (None, 0))
+            if worth_writing(before, standing, written_ns, found.now_ns):
+                write = partial(self._tell, gang, standing, before, found.now_ns)
+                (later if standing.scheduled else writes).append(write)
+        return [*writes, *later]
+
+    async def _tell(self, gang: Gang, standing: Standing, before: Standing | None, now_ns: int) -> None:
+        if gang.grouped:
+            group = self._world.groups.get(gang.key)
+            if group is not None:
+                await self._tell_group(group, standing, before)
+        elif not standing.scheduled and gang.pods and not gang.pods[0].spec.node_name:
+            await self._tell_pod(gang.pods[0], standing)
+        self._written[gang.job_id] = (standing, now_ns)
+
+    async def _tell_group(self, group: PodGroup, standing: Standing, before: Standing | None) -> None:
+        path = group.path
+        condition = {
+            "type": SCHEDULED,
+            "status": str(standing.scheduled),
+            "reason": standing.reason,
+            "message": _message(standing),
+            "lastTransitionTime": timestamp(),
+        }
+        status: dict[str, Any] = {"conditions": [condition]}
+        if group.of_api == COSCHEDULING:
+            status["phase"] = "Scheduled" if standing.scheduled else "Pending"
+            await self._client.patch(f"{path}/status", {"status": status})
+        else:  # others may have conditions of their own there
+            await self._client.patch(f"{path}/status", {"status": status}, STRATEGIC_PATCH)
+        expected = None if standing.expected_ns is None else timestamp(standing.expected_ns)
+        if group.metadata.annotation(EXPECTED_START) != (expected or ""):
+            await self._client.patch(path, {"metadata": {"annotations": {EXPECTED_START: expected}}})
+        if before is None or before.reason != standing.reason:
+            await self._event(group.metadata.namespace, _reference("PodGroup", group), standing)
+
+    async def _tell_pod(self, pod: Pod, standing: Standing) -> None:
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": f"{standing.reason}: {_message(standing)}",
+            "lastTransitionTime": timestamp(),
+        }
+        path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}/status"
+        await self._client.patch(path, {"status": {"conditions": [condition]}}, STRATEGIC_PATCH)
+
+    async def _event(self, namespace: str, about: dict[str, str], standing: Standing) -> None:
+        now = timestamp()
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{about['name'][:200]}.", "namespace": namespace},
+            "involvedObject": about,
+            "type": "Warning" if standing.reason in ("Refused", "Capacity", "Failed") else "Normal",
+            "reason": standing.reason,
+            "message": _message(standing)[:1024],
+            "source": {"component": "gangwatch"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        await self._client.create(f"/api/v1/namespaces/{namespace}/events", body)
+
+
+EXPECTED_START = f"{OURS}expected-start"
+SCHEDULED = "Scheduled"
+"""Type of a group's condition."""
+
+
+def _message(standing: Standing) -> str:
+    if standing.expected_ns is None:
+        return standing.message
+    return f"{standing.message}; expected to start at {timestamp(standing.expected_ns)}"
+
+
+def _reference(kind: str, group: PodGroup) -> dict[str, str]:
+    metadata = group.metadata
+    return {
+        "apiVersion": group.of_api,
+        "kind": kind,
+        "namespace": metadata.namespace,
+        "name": metadata.name,
+        "uid": metadata.uid,
+    }
+
+
+def timestamp(wall_ns: int | None = None) -> str:
+    """An instant as RFC 3339 in whole seconds; now where none is given."""
+    at = datetime.now(UTC) if wall_ns is None else datetime.fromtimestamp(wall_ns / 1e9, UTC)
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,101 @@
+"""The state, built from the API's objects alone: what a controller with an empty state folder starts from. Pure.
+
+Quarantines, backoffs and who accused a node stand on the nodes; which attempt a gang is in, where its pods are or were
+to go, and since when it waits stand on groups and pods. Reservations follow from these. What is not written there
+begins anew: how long jobs alike have run, what each queue has used, verdicts (a detector that still sees a fault says
+so again).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import adopt, placement_of
+from scheduler_feedback.backends.kubernetes.objects.objects import Node, Pod
+from scheduler_feedback.backends.kubernetes.objects.translate import Gang, attempt_of, wall_ns
+from scheduler_feedback.backends.kubernetes.published.marks import remembered
+from scheduler_feedback.core import cluster
+from scheduler_feedback.core.events import NodeSeen
+from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot
+from scheduler_feedback.core.state import Policy, State
+
+
+def rebuild(world: World, seen: Iterable[NodeSeen], policy: Policy, now_ns: int) -> tuple[State, dict[str, str]]:
+    """The state, and under which key each of its jobs is to be looked for. The world must have been listed."""
+    state = State(policy=policy, now_ns=now_ns)
+    keys: dict[str, str] = {}
+    with world.lock:
+        for one in seen:
+            node = world.nodes.get(one.node)
+            if one.present and node is not None:
+                state.nodes[one.node] = _node(one, node)
+        for key in sorted({*world.groups, *world.pods}):
+            gang = world.gang(key)
+            job = None if gang is None else _job(world, gang, now_ns)
+            if gang is not None and job is not None:
+                state.jobs[job.job_id] = job
+                keys[job.job_id] = gang.key
+    return state, keys
+
+
+def _node(seen: NodeSeen, node: Node) -> cluster.Node:
+    memory = remembered(node)
+    return cluster.Node(
+        seen.node,
+        seen.slots,
+        seen.devices,
+        seen.machine,
+        state=memory.state,
+        since_ns=memory.since_ns,
+        until_ns=memory.until_ns,
+        backoff=memory.backoff,
+        reason=memory.reason,
+        verdict_id=memory.verdict_id,
+        accusers=memory.accusers,
+        probes=memory.probes,
+        gpu_type=seen.gpu_type,
+        spine=seen.spine,
+        rack=seen.rack,
+        rail=seen.rail,
+        island=seen.island,
+        island_slots=seen.island_slots,
+        slowdown=memory.slowdown,
+        doubted_ns=memory.doubted_ns,
+        refuses=seen.refuses,
+    )
+
+
+def _job(world: World, gang: Gang, now_ns: int) -> Job | None:
+    """A gang that has begun an attempt. One that has not is submitted like any other; None for it.
+
+    A bound pod that no kubelet has taken up counts from now: when it was bound is not written anywhere, and to count
+    from its creation would end a gang for having waited before it was placed.
+    """
+    pods = world.pods_of(gang.key)
+    group = world.groups.get(gang.key)
+    number = max([placement_of(group)[0], *map(attempt_of, pods)])
+    if not number or gang.spec is None:
+        return None
+    created_ns = wall_ns((group or gang.pods[0]).metadata.creation_timestamp)
+    array, index = gang.array_of, gang.array_index
+    job = Job(gang.job_id, gang.spec, JobState.PENDING, created_ns, attempt=number, array_of=array, array_index=index)
+    attempt = adopt(gang.job_id, number, gang.key, pods, group)
+    if attempt is None or not any(member.uid and _begun(world, member.name) for member in attempt.members):
+        return job  # the attempt was left, and its pods have been made anew
+    job.state = JobState.STARTING
+    job.started_ns = job.attempt_started_ns = min(
+        (wall_ns(pod.status.start_time) or now_ns for pod in pods if attempt_of(pod) == number), default=now_ns
+    )
+    job.ranks = [
+        RankRecord(rank, Slot(member.node, slot))
+        for member in attempt.members
+        for rank, slot in zip(member.ranks, member.slots, strict=True)
+    ]
+    job.ranks.sort(key=lambda record: record.rank)
+    return job
+
+
+def _begun(world: World, name: str) -> bool:
+    pod: Pod | None = world.pods.get(name)
+    return pod is not None and not pod.over and bool(pod.spec.node_name)

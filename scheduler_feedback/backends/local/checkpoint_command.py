@@ -1,0 +1,101 @@
+"""The checkpoint command: the job's own program that saves it, run before its ranks are told to stop.
+
+The shim of the gang's first node runs it beside rank 0: in its environment, in the job's folder, in a session of its
+own, with its output in a log of its own. The shims of the other nodes wait for the record of its end. It has a time
+limit; whatever comes of it, the signal and the grace follow. Standard library only: see processes.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING or __package__:
+    from scheduler_feedback.backends.local import attempt_files, local_processes, rank_launch
+else:  # beside the shim, which is run as a file
+    import attempt_files
+    import local_processes
+    import rank_launch
+
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_NEWS_SECONDS = 2.0  # beyond the time limit, for the first node's record to be seen on another
+
+
+class Checkpoint:
+    """A save that was asked for. `over` once it has ended, here or on the gang's first node, or its time is up."""
+
+    def __init__(
+        self, plan: rank_launch.Plan, folder: str, node: str, request: dict[str, Any], cgroup: str | None
+    ) -> None:
+        self.pid: int | None = None
+        self.over = False
+        self.record: dict[str, Any] | None = None  # of the first node, once it is over
+        self._folder = folder
+        self._seconds: float = request["timeout_seconds"]
+        self._began = time.monotonic()
+        self._first = rank_launch.nodes_of(plan)[0] == node
+        if self._first:
+            try:
+                self._run(plan, node, request["command"], cgroup)
+            except OSError as error:
+                self._end(None, f"{error.strerror}: {error.filename}" if error.filename else str(error))
+
+    def _run(self, plan: rank_launch.Plan, node: str, command: list[str], cgroup: str | None) -> None:
+        environment = rank_launch.rank_environment(plan, node, 0)
+        directory = rank_launch.working_directory(plan, environment)
+        program = rank_launch.find_program(command[0], environment, directory, "the checkpoint command")
+        path = attempt_files.checkpoint_log(plan["state_folder"], plan["job_id"], plan["attempt"])
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(parent, program, command, environment, directory, log, cgroup)
+        os.close(log)
+
+    def ended(self, code: int) -> None:
+        """The command exited, as a shell counts."""
+        self.pid = None
+        if not self.over:
+            self._end(code, "")
+
+    def look(self) -> None:
+        """End it where its time is up; see whether the first node has told of its end."""
+        late = time.monotonic() - self._began - self._seconds
+        if self.over:
+            return
+        if not self._first:
+            self.over = late > _NEWS_SECONDS or attempt_files.read(f"{self._folder}/{attempt_files.SAVED}") is not None
+        elif late > 0:
+            if self.pid is not None:
+                try:
+                    os.killpg(self.pid, signal.SIGKILL)
+                except OSError:  # not the leader of its session yet
+                    os.kill(self.pid, signal.SIGKILL)
+            self._end(None, f"it had not ended within {self._seconds:g} s")
+
+    def _end(self, code: int | None, reason: str) -> None:
+        self.over = True
+        self.record = {"exit_code": code, "seconds": time.monotonic() - self._began, "reason": reason}
+
+
+def _become(
+    parent: int,
+    program: str,
+    command: list[str],
+    environment: dict[str, str],
+    directory: str,
+    log: int,
+    cgroup: str | None,
+) -> NoReturn:
+    """In the child: become the command."""
+    try:
+        if local_processes.settle(parent, log, directory, cgroup):
+            local_processes.become(program, command, environment)
+    except BaseException as error:
+        os.write(2, f"{error}\n".encode(errors="replace"))
+    finally:
+        os._exit(127)

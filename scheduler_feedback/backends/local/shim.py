@@ -1,0 +1,420 @@
+"""The shim: one small process a node and job attempt, which starts the ranks, waits for them, and accounts for them.
+
+It is the ranks' parent, so it alone can learn their exit codes, and it outlives the controller, which only reads what
+the shim writes (records.py). Run as a file, in a bare interpreter, as the leader of a session::
+
+    python -I -S shim.py ATTEMPT_FOLDER NODE
+
+1. It puts its folder in place (the one shim that succeeds serves the node) and says whether its ranks could start.
+2. It waits for the gang's decision: no rank starts unless every node said yes. Undecided for too long, it says no.
+3. Every rank is forked and held; once all of the node's are recorded, all are let go. If one cannot be executed, the
+   gang is stopped on every node.
+4. It waits: for its children, for a stop request, and for deadlines. A rank that fails stops the gang on every node,
+   whether or not a controller is there to be told.
+5. Once its ranks have exited, whatever else the job has left behind is ended: as a subreaper the shim inherits what
+   called setsid or lost its parent, so that the attempt is over exactly when wait(2) knows of no child any more.
+
+The stop signal goes to the ranks' own processes (launchers such as torchrun pass it on to their workers) and SIGCONT
+follows, to everything: a stopped process could not handle it. When the grace is over, everything is killed. SIGTERM or
+SIGINT to the shim itself stops the gang in the same way. A disk that is full delays records; it loses none.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING or __package__:
+    from scheduler_feedback.backends.local import attempt_files, checkpoint_command, local_processes, rank_launch
+else:  # run as a file: importing the package would cost more than everything else here together
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import attempt_files
+    import checkpoint_command
+    import local_processes
+    import rank_launch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, NoReturn
+
+_POLL_SECONDS = 0.25  # a poke (SIGUSR1) comes at once; this is for the one that was lost or never sent
+_LEFTOVER_SECONDS = 1.0  # between SIGTERM and SIGKILL for what a job leaves behind once its ranks have exited
+_KILL_AGAIN_SECONDS = (0.005, 0.5)  # first and longest pause between two rounds of SIGKILL
+_SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+
+def exit_code(status: int) -> int:
+    """A wait status as a shell counts it: 128 + n for signal n."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def poke(folder: str, nodes: Iterable[str]) -> None:
+    """Make the attempt's shims on these nodes look at their folder now."""
+    for node in nodes:
+        about = attempt_files.read(f"{folder}/{node}/{attempt_files.SHIM}")
+        if about is not None and about["boot_id"] == local_processes.boot_id():
+            local_processes.send_signal(about["pid"], about["start_time"], signal.SIGUSR1)
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+class Shim:
+    """One node's part of one attempt, from its folder to its last record."""
+
+    def __init__(self, folder: str, node: str) -> None:
+        plan = attempt_files.read(f"{folder}/{attempt_files.ATTEMPT}")
+        if plan is None:
+            sys.exit(f"{folder}: no attempt to serve")
+        self.plan = plan
+        self.folder = folder
+        self.node = node
+        self.own = f"{folder}/{node}"
+        self.ranks = rank_launch.ranks_on(plan, node)
+        self.environments = {rank: rank_launch.rank_environment(plan, node, rank) for rank in self.ranks}
+        self.pid = os.getpid()
+        self.start_time = local_processes.start_time(self.pid)
+        self.programs: dict[int, str] = {}  # rank -> path
+        self.directory = ""
+        self.logs: dict[int, int] = {}  # rank -> descriptor
+        self.cgroup: str | None = None
+        self.running: dict[int, int] = {}  # pid -> rank
+        self.failure = ""  # why a rank could not be started
+        self.stopping = False
+        self.signalled = False
+        self.clearing = False
+        self.saving: tuple[checkpoint_command.Checkpoint, dict[str, Any]] | None = (
+            None  # and the request that waits for it
+        )
+        self.kill_at: float | None = None  # monotonic seconds
+        self.told_to_end = False
+        self.executed: set[int] = set()  # ranks that became their program
+        self.unwritten: list[tuple[str, dict[str, Any], bool]] = []  # path, record, durable
+        self.complaints: set[str] = set()
+
+    def serve(self) -> None:
+        """The whole life of the shim."""
+        beside = local_processes.own_cgroup() if self.plan["use_cgroups"] else None
+        # The cgroup is named before it exists: whoever has to clear up after this shim must be able to find it.
+        cgroup = None if beside is None else f"{beside}/gangwatch-{self.pid}-{self.start_time}"
+        boot_id = local_processes.boot_id()
+        about = {"pid": self.pid, "start_time": self.start_time, "boot_id": boot_id, "cgroup": cgroup}
+        if not attempt_files.create_folder(self.own, {attempt_files.SHIM: attempt_files.encode(about)}):
+            return
+        if cgroup is not None and local_processes.create_cgroup(cgroup):
+            self.cgroup = cgroup
+        try:
+            self.answer()
+            if self.wait_for_decision():
+                self.start()
+                self.watch()
+                self.end()
+        finally:
+            if self.cgroup is not None:
+                local_processes.remove_cgroup(self.cgroup)
+
+    # --- before the start --------------------------------------------------------------------------------------------
+
+    def answer(self) -> None:
+        """Say whether the ranks could be started: all that can be known to fail beforehand is tried here."""
+        try:
+            environment = self.environments[self.ranks[0]]
+            self.directory = rank_launch.working_directory(self.plan, environment)
+            found: dict[str, str] = {}  # all ranks of a job have one PATH
+            for rank in self.ranks:
+                program = rank_launch.command_of(self.plan, rank)[0]
+                if program not in found:
+                    of = rank_launch.name_of_command(self.plan, rank)
+                    found[program] = rank_launch.find_program(program, environment, self.directory, of)
+                self.programs[rank] = found[program]
+            if 0 in self.ranks and (saves := self.plan["spec"].get("checkpoint_command")):
+                rank_launch.find_program(saves[0], environment, self.directory, "the checkpoint command")
+            for rank in self.ranks:
+                rank_file, log_file = self.paths(rank)
+                os.makedirs(os.path.dirname(rank_file), mode=0o700, exist_ok=True)
+                os.makedirs(os.path.dirname(log_file), mode=0o700, exist_ok=True)
+                self.logs[rank] = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            attempt_files.write(f"{self.own}/{attempt_files.REFUSED}", {"reason": _describe(error)})
+        else:
+            attempt_files.write(f"{self.own}/{attempt_files.READY}", {})
+
+    def paths(self, rank: int) -> tuple[str, str]:
+        """Of the rank's file for the node's agent, and of its log."""
+        state_folder, job_id, attempt = self.plan["state_folder"], self.plan["job_id"], self.plan["attempt"]
+        return (
+            attempt_files.rank_file(state_folder, self.node, job_id, attempt, rank),
+            attempt_files.log_file(state_folder, job_id, attempt, rank),
+        )
+
+    def wait_for_decision(self) -> bool:
+        """Whether the gang starts. Undecided at the deadline, or told to end, the shim itself decides that not."""
+        deadline = time.monotonic() + self.plan["decision_timeout_seconds"]
+        while (decided := attempt_files.decision(self.folder)) is None:
+            self.wait_for_signal(0.1)
+            try:
+                if self.told_to_end:
+                    attempt_files.decide(
+                        self.folder, attempt_files.ABORT, f"the shim of node {self.node} was told to end"
+                    )
+                elif time.monotonic() > deadline:
+                    attempt_files.decide(
+                        self.folder, attempt_files.ABORT, f"node {self.node} was ready, and nobody decided"
+                    )
+            except FileNotFoundError:  # the attempt was removed
+                return False
+            except OSError as error:
+                self.complain(f"{attempt_files.DECISION}: {_describe(error)}")
+        return decided[0] == attempt_files.GO
+
+    # --- the start ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Fork and hold every rank, record all, let all go; then see whether each became its program."""
+        gate, release = os.pipe()
+        results: dict[int, int] = {}
+        try:
+            for rank in self.ranks:
+                results[rank], said = os.pipe()
+                pid = os.fork()
+                if pid == 0:
+                    os.close(release)
+                    self.become_rank(rank, gate, said)
+                os.close(said)
+                self.running[pid] = rank
+            about = {rank: self.about(pid, rank) for pid, rank in self.running.items()}
+            for rank in self.ranks:
+                attempt_files.write(self.paths(rank)[0], about[rank])
+            os.write(release, b"." * len(self.ranks))
+        except OSError as error:
+            self.failure = f"node {self.node}: {_describe(error)}"
+        finally:
+            os.close(release)  # whoever was not let go reads the end of the pipe, and ends
+            os.close(gate)
+        for rank in self.running.values():
+            said_why = os.read(results[rank], 4096).decode(errors="replace")  # the end of the pipe, once it executes
+            if said_why:
+                self.failure = self.failure or f"rank {rank} on node {self.node}: {said_why}"
+            elif not self.failure:
+                self.executed.add(rank)
+                self.keep(attempt_files.start_record(rank), {**about[rank], "wall_ns": time.time_ns()}, durable=False)
+        self.write_records()
+        for descriptor in (*results.values(), *self.logs.values()):
+            os.close(descriptor)
+        if self.failure:
+            self.stop_all("SIGKILL", 0.0, "start-failed", self.failure)
+
+    def about(self, pid: int, rank: int) -> dict[str, Any]:
+        """What the rank's file says (the node's agent reads it)."""
+        return {
+            "gang": self.plan["job_id"],
+            "attempt": self.plan["attempt"],
+            "rank": rank,
+            "pid": pid,
+            "start_time": local_processes.start_time(pid),
+            "slot": self.plan["placement"][rank]["slot"],
+            "shim_pid": self.pid,
+            "shim_start_time": self.start_time,
+        }
+
+    def become_rank(self, rank: int, gate: int, said: int) -> NoReturn:
+        """In the child: become the rank once let go, or say on the pipe why not. The kernel kills it with the shim."""
+        try:
+            if local_processes.settle(self.pid, self.logs[rank], self.directory, self.cgroup) and os.read(gate, 1):
+                local_processes.become(
+                    self.programs[rank], rank_launch.command_of(self.plan, rank), self.environments[rank]
+                )
+        except BaseException as error:
+            os.write(said, _describe(error).encode(errors="replace")[:4096])
+        finally:
+            os._exit(127)
+
+    # --- while it runs -----------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Until no process of the attempt is left on the node."""
+        again = _KILL_AGAIN_SECONDS[0]
+        while self.reap():
+            self.write_records()
+            self.heed_stop_request()
+            self.save()
+            now = time.monotonic()
+            if not self.running and self.saving is None and not self.clearing:
+                self.clearing = True
+                self.kill_no_later_than(now + _LEFTOVER_SECONDS)
+                local_processes.kill_descendants(signal.SIGTERM)
+                local_processes.kill_descendants(signal.SIGCONT)
+            if self.kill_at is None:
+                self.wait_for_signal(_POLL_SECONDS)
+            elif now < self.kill_at:
+                self.wait_for_signal(min(_POLL_SECONDS, self.kill_at - now))
+            else:
+                if self.cgroup is not None:
+                    local_processes.kill_cgroup(self.cgroup)
+                local_processes.kill_descendants(signal.SIGKILL)
+                self.wait_for_signal(again)
+                again = min(2 * again, _KILL_AGAIN_SECONDS[1])
+
+    def reap(self) -> bool:
+        """Take note of every child that has ended; whether any is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if self.saving is not None and pid == self.saving[0].pid:
+                self.saving[0].ended(exit_code(status))
+                continue
+            rank = self.running.pop(pid, None)
+            if rank is None or rank not in self.executed:  # adopted, or never let go
+                continue
+            code = exit_code(status)
+            self.keep(attempt_files.exit_record(rank), {"rank": rank, "exit_code": code, "wall_ns": time.time_ns()})
+            if code != 0 and not self.stopping:
+                self.heed_stop_request()  # one that was made before it ended may be why it ended
+            if code != 0 and not self.stopping:
+                spec = self.plan["spec"]
+                reason = f"rank {rank} on node {self.node} exited with {code}"
+                about = {"rank": rank, "exit_code": code}
+                self.stop_all(spec["checkpoint_signal"], spec["grace_seconds"], "rank-failed", reason, **about)
+
+    def heed_stop_request(self) -> None:
+        """Begin to stop, once, if that has been asked for: by a signal to the shim or in the attempt's folder."""
+        if self.stopping:
+            return
+        request = attempt_files.read(f"{self.folder}/{attempt_files.STOP}")
+        if request is not None:
+            self.begin_stop(request)
+        elif self.told_to_end:
+            spec = self.plan["spec"]
+            reason = f"the shim of node {self.node} was told to end"
+            self.stop_all(spec["checkpoint_signal"], spec["grace_seconds"], "shim-ended", reason)
+
+    def stop_all(self, signal_name: str, grace_seconds: float, why: str, reason: str, **more: object) -> None:
+        """Stop the gang on every node; here at once, whatever becomes of the request on the disk."""
+        request = {"signal": signal_name, "grace_seconds": grace_seconds, "why": why, "reason": reason, **more}
+        self.unwritten.append((f"{self.folder}/{attempt_files.STOP}", request, True))
+        self.begin_stop(request)
+        self.write_records()
+
+    def begin_stop(self, request: dict[str, Any]) -> None:
+        """Save, if the request says so and anything is left to be saved; then signal."""
+        self.stopping = True
+        wanted = request.get("checkpoint")
+        if wanted is None or not self.running:
+            self.signal_ranks(request)
+            return
+        self.signalled = True  # what ends while it is saved may not have finished
+        self.saving = checkpoint_command.Checkpoint(self.plan, self.folder, self.node, wanted, self.cgroup), request
+
+    def save(self) -> None:
+        """Go on with the stop once the gang is saved, or can't be."""
+        if self.saving is None:
+            return
+        saving, request = self.saving
+        saving.look()
+        if saving.over:
+            self.saving = None
+            if saving.record is not None:
+                self.unwritten.append((f"{self.folder}/{attempt_files.SAVED}", saving.record, True))
+                self.write_records()
+            self.signal_ranks(request)
+
+    def signal_ranks(self, request: dict[str, Any]) -> None:
+        self.kill_no_later_than(time.monotonic() + request["grace_seconds"])
+        if request["grace_seconds"] > 0:
+            self.signalled = self.signalled or bool(self.running)
+            for pid in self.running:  # not reaped yet, so these pids are still theirs
+                os.kill(pid, signal.Signals[request["signal"]])
+            local_processes.kill_descendants(signal.SIGCONT)
+
+    def kill_no_later_than(self, instant: float) -> None:
+        self.kill_at = instant if self.kill_at is None else min(instant, self.kill_at)
+
+    # --- records -----------------------------------------------------------------------------------------------------
+
+    def keep(self, name: str, value: dict[str, Any], durable: bool = True) -> None:
+        """Remember a record of this node until it is on the disk."""
+        self.unwritten.append((f"{self.own}/{name}", value, durable))
+
+    def write_records(self) -> None:
+        """Write what can be written, in order; the rest is tried again."""
+        while self.unwritten:
+            path, value, durable = self.unwritten[0]
+            try:
+                if os.path.basename(path) in (attempt_files.STOP, attempt_files.SAVED):
+                    if attempt_files.claim(path, attempt_files.encode(value)):
+                        poke(self.folder, [node for node in rank_launch.nodes_of(self.plan) if node != self.node])
+                else:
+                    attempt_files.write(path, value, durable)
+            except FileNotFoundError:  # the attempt was removed: nobody will read it
+                pass
+            except OSError as error:
+                # Not its file name: that of a temporary is another one at each try, and would be news each time.
+                self.complain(f"{os.path.basename(path)} waits: {error.strerror or _describe(error)}")
+                return
+            del self.unwritten[0]
+
+    def end(self) -> None:
+        """Account for the node: exits first, then nothing is a rank any more, then the end."""
+        self.save()  # the command and the last rank may have ended together
+        wall_ns = time.time_ns()
+        self.write_all_records()
+        for rank in self.ranks:
+            try:
+                os.unlink(self.paths(rank)[0])
+            except FileNotFoundError:
+                pass
+            except OSError as error:  # it names a dead process, which deceives nobody
+                self.complain(_describe(error))
+        fate = {"started": not self.failure, "signalled": self.signalled, "reason": self.failure}
+        self.keep(attempt_files.ENDED, {"wall_ns": wall_ns, **fate})
+        self.write_all_records()
+
+    def write_all_records(self) -> None:
+        self.write_records()
+        while self.unwritten:
+            self.wait_for_signal(_POLL_SECONDS)
+            self.write_records()
+
+    def wait_for_signal(self, seconds: float) -> None:
+        """Sleep until something happens, at most so long."""
+        information = signal.sigtimedwait(_SIGNALS, seconds)
+        if information is not None and information.si_signo in (signal.SIGTERM, signal.SIGINT):
+            self.told_to_end = True
+
+    def complain(self, text: str) -> None:
+        """Say it once, in the shim's log, if that can be written."""
+        if text not in self.complaints:
+            self.complaints.add(text)
+            try:
+                os.write(2, f"{text}\n".encode(errors="replace"))
+            except OSError:
+                pass
+
+
+def main() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            try:
+                os.close(int(name))
+            except OSError:  # the listing's own
+                pass
+    os.chdir("/")
+    local_processes.become_subreaper()
+    folder, node = sys.argv[1:]
+    Shim(folder, node).serve()
+
+
+if __name__ == "__main__":
+    main()

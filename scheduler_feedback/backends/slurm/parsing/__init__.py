@@ -1,0 +1,4 @@
+"""Parsers of what Slurm's commands print.
+
+Start at ``slurm_objects.py``.
+"""

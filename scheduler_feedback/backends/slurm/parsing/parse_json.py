@@ -1,0 +1,275 @@
+"""What `squeue --json`, `sinfo --json` and `scontrol show nodes --json` say, in every form that they have had. Pure.
+
+============== ====================== ==================================================================================
+Slurm          data parser            what differs
+============== ====================== ==================================================================================
+21.08, 22.05   openapi v0.0.37/38     plain numbers, null for none; one state and a list of flags; features a string
+23.02          data_parser v0.0.39    numbers as {set, infinite, number}; node states a list, flags among them
+23.11 and on   data_parser v0.0.40+   job states a list too; nodes by `scontrol show nodes --json` alone
+============== ====================== ==================================================================================
+
+A document that is not whole is refused: half of a queue must never look as if the other half had ended. A record with
+a field of another type than any of these is refused alone, with the field's name, and so is a second record of a job.
+
+Slurm prints names and comments byte for byte, and a user may submit bytes that are not UTF-8 (22.05.8 prints them as
+they are, which is no JSON): such bytes are replaced before decoding, so that one job's name does not cost the listing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm.parsing.gres import gpus_of, indices_of, wanted
+from scheduler_feedback.backends.slurm.parsing.hostlist import expand
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import (
+    Jobs,
+    Listed,
+    Nodes,
+    Refused,
+    SlurmJob,
+    SlurmNode,
+    base_state,
+)
+
+_Key = TypeVar("_Key", int, str)
+_Record = TypeVar("_Record", SlurmJob, SlurmNode)
+
+
+def jobs(document: bytes, command: str = "squeue --json") -> Jobs:
+    """The jobs by number. Raises BackendError where the document is not whole, or no record of it can be read."""
+    return _listing(
+        _listed(document, "jobs", command), f"{command}: jobs", "job", _Fields.job, lambda job: job.number, "job_id"
+    )
+
+
+def nodes(document: bytes, command: str = "sinfo --json") -> Nodes:
+    """The nodes by name. Raises BackendError where the document is not whole, or no record of it can be read."""
+    return _listing(
+        _listed(document, "nodes", command), f"{command}: nodes", "node", _Fields.node, lambda node: node.name, "name"
+    )
+
+
+def _listing(
+    entries: list[Any],
+    where: str,
+    kind: str,
+    read: Callable[[_Fields], _Record],
+    key_of: Callable[[_Record], _Key],
+    key_name: str,
+) -> Listed[_Key, _Record]:
+    """Every entry that can be read; the others are refused, each alone."""
+    records: dict[_Key, _Record] = {}
+    refused: list[Refused] = []
+    for at, entry in enumerate(entries):
+        place = f"{where}[{at}]"
+        try:
+            record = read(_Fields(entry, place))
+        except BackendError as error:
+            key = entry.get(key_name) if isinstance(entry, Mapping) else None
+            # A job's number may be an int and a bool is one: `true` is no number.
+            usable = isinstance(key, str if kind == "node" else int) and not isinstance(key, bool)
+            refused.append(Refused(place, str(error).removeprefix(place), kind, key if usable else None))
+            continue
+        if key_of(record) in records:
+            refused.append(Refused(place, f": a second record of {kind} {key_of(record)}", kind, key_of(record)))
+            continue
+        records[key_of(record)] = record
+    if refused and not records:
+        raise BackendError(f"{refused[0].where}{refused[0].why}")
+    return Listed(records, tuple(refused))
+
+
+def _listed(document: bytes, name: str, command: str) -> list[Any]:
+    try:
+        tree = _decoded(document)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BackendError(f"{command}: {len(document)} bytes that are no whole JSON document: {error}") from None
+    if not isinstance(tree, dict):
+        raise BackendError(f"{command}: the document is no object")
+    if errors := tree.get("errors"):
+        told = errors if isinstance(errors, list) else [errors]
+        words = "; ".join(str(one.get("error", one) if isinstance(one, dict) else one) for one in told)
+        raise BackendError(f"{command}: Slurm says: {words[:300]}")
+    listed = tree.get(name)
+    if not isinstance(listed, list):
+        raise BackendError(f"{command}: it has no list named {name!r}")
+    return listed
+
+
+def _decoded(document: bytes) -> Any:
+    """Raises msgspec.DecodeError. Bytes that are not UTF-8 are replaced: only then is the document copied."""
+    try:
+        return msgspec.json.decode(document)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        try:
+            document.decode("utf-8")
+        except UnicodeDecodeError:
+            return msgspec.json.decode(document.decode("utf-8", "replace"))
+        raise
+
+
+class _Fields:
+    """The fields of one object, each in the type that is wanted. What is wrong raises BackendError with its name."""
+
+    def __init__(self, tree: Any, where: str) -> None:
+        if not isinstance(tree, Mapping):
+            raise BackendError(f"{where}: {str(tree)[:40]!r} is no object")
+        self._tree, self._where = tree, where
+
+    def job(self) -> SlurmJob:
+        states = self.states("job_state")
+        nodes = self.hosts("nodes")
+        details = self.texts("gres_detail")
+        gpus: tuple[tuple[int, ...], ...] = tuple(() for _ in nodes)
+        if details:
+            if len(details) != len(nodes):
+                raise self.wrong("gres_detail", f"{len(details)} entries for {len(nodes)} nodes")
+            gpus = tuple(self.indices(detail) for detail in details)
+        limit = self.number("time_limit")
+        base = base_state(states)
+        return SlurmJob(
+            number=self.count("job_id"),
+            state=base,
+            completing="COMPLETING" in states,
+            nodes=nodes,
+            gpus=gpus,
+            restarts=self.count("restart_cnt", 0),
+            comment=self.text("comment"),
+            batch=self.truth("batch_flag"),
+            requeue=self.truth("requeue"),
+            user=self.text("user_name"),
+            name=self.text("name"),
+            partition=self.text("partition"),
+            time_limit_seconds=None if limit is None else limit * 60,
+            started_seconds=self.number("start_time") or 0.0 if base != "PENDING" else 0.0,
+            begins_seconds=self.number("eligible_time") or 0.0,
+            excluded=self.hosts("excluded_nodes"),
+            least_nodes=int(self.number("node_count") or 1),
+            held=self.number("priority") == 0 or bool({"REQUEUE_HOLD", "SPECIAL_EXIT"} & set(states)),
+            exit_code=self.exit_code(),
+            reason=self.text("state_reason").replace("None", ""),
+            gpus_wanted=wanted(
+                self.text("tres_per_job"),
+                self.text("tres_per_node"),
+                self.text("tres_per_socket"),
+                self.text("tres_per_task"),
+                int(self.number("node_count") or 1),
+                int(self.number("tasks") or 1),
+            ),
+            submitted_seconds=self.number("submit_time") or 0.0,
+        )
+
+    def node(self) -> SlurmNode:
+        gpus, gpu_type = gpus_of(self.text("gres"))
+        return SlurmNode(
+            name=self.name(),
+            gpus=gpus,
+            gpu_type=gpu_type,
+            states=frozenset((*self.states("state"), *self.states("state_flags", needed=False))),
+            reason=self.text("reason"),
+            reason_user=self.text("reason_set_by_user"),
+            weight=int(self.number("weight") or 1),
+            features=self.words("active_features") or self.words("features"),
+            comment=self.text("comment"),
+            partitions=self.words("partitions"),
+        )
+
+    # --- one field ---------------------------------------------------------------------------------------------------
+
+    def wrong(self, key: str, why: str) -> BackendError:
+        return BackendError(f"{self._where}.{key}: {why}")
+
+    def name(self) -> str:
+        name = self.text("name")
+        if not name:
+            raise self.wrong("name", "it is absent")
+        return name
+
+    def text(self, key: str) -> str:
+        """'' where it is absent or null; of {set, string} the string."""
+        value = self._tree.get(key)
+        if isinstance(value, Mapping) and "string" in value:
+            value = value["string"]
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            raise self.wrong(key, f"expected a string, not {str(value)[:40]!r}")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self._tree.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise self.wrong(key, f"expected a list of strings, not {str(value)[:40]!r}")
+        return tuple(value)
+
+    def words(self, key: str) -> tuple[str, ...]:
+        """A list, or its older form, a string with commas."""
+        value = self._tree.get(key)
+        if isinstance(value, str):
+            return tuple(word for word in value.split(",") if word)
+        return self.texts(key)
+
+    def states(self, key: str, needed: bool = True) -> tuple[str, ...]:
+        value = self._tree.get(key)
+        found = (value,) if isinstance(value, str) else self.texts(key)
+        if needed and not any(found):
+            raise self.wrong(key, "it is absent")
+        return tuple(one.upper() for one in found)
+
+    def hosts(self, key: str) -> tuple[str, ...]:
+        try:
+            return expand(self.text(key))
+        except ValueError as error:
+            raise self.wrong(key, str(error)) from None
+
+    def indices(self, detail: str) -> tuple[int, ...]:
+        try:
+            return indices_of(detail)
+        except ValueError as error:
+            raise self.wrong("gres_detail", str(error)) from None
+
+    def number(self, key: str) -> float | None:
+        """Plain, or as {set, infinite, number}; None where it is absent, unset or infinite."""
+        value = self._tree.get(key)
+        if isinstance(value, Mapping):
+            usable = value.get("set", True) and not value.get("infinite", False)
+            value = value.get("number") if usable else None
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(key, f"expected a number, not {str(value)[:40]!r}")
+        return float(value)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self.number(key)
+        if value is None and default is not None:
+            return default
+        if value is None or value < 0 or value != int(value):
+            raise self.wrong(key, "it is absent" if value is None else f"{value:g} is no count")
+        return int(value)
+
+    def truth(self, key: str) -> bool:
+        """A requeueable batch job is told with numbers, 0 and 1, by some versions."""
+        value = self._tree.get(key, False)
+        return bool(value) if isinstance(value, bool | int) else bool(self.number(key))
+
+    def exit_code(self) -> int | None:
+        """As a shell counts: the status wait(2) gives, until 22.05; since 23.02 an object with code and signal."""
+        value = self._tree.get("exit_code")
+        if isinstance(value, Mapping):
+            inside = _Fields(value, f"{self._where}.exit_code")
+            signal = inside.number("signal_id")
+            if isinstance(value.get("signal"), Mapping):
+                signal = _Fields(value["signal"], f"{self._where}.exit_code.signal").number("id")
+            code = inside.number("return_code")
+            return 128 + int(signal) if signal else None if code is None else int(code)
+        status = self.number("exit_code")
+        if status is None:
+            return None
+        return 128 + (int(status) & 127) if int(status) & 127 else int(status) >> 8

@@ -1,0 +1,133 @@
+"""What `scontrol --oneliner show nodes` and `... --details show job` print. Pure.
+
+A record is a line of words KEY=VALUE without any quoting. Of nodes only operators set the values; a value may hold
+spaces and even words with '=' in them (a comment, a reason), which is why keys are told from the rest by a list.
+
+Of jobs every user sets some values, and line ends may be in them: neither a line nor a word of scontrol's proves
+anything about a job. Only the GPUs are read from it, which nothing else prints in text, from an answer about this job
+alone, and only where nothing else in it can be taken for them. Everything else about a job comes from columns.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm.parsing.gres import gpus_of, indices_of
+from scheduler_feedback.backends.slurm.parsing.hostlist import expand
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import Nodes, Refused, SlurmNode
+
+Gpus = tuple[tuple[int, ...], ...]
+"""Of each node of a job, in its order, the indices of the job's GPUs."""
+
+_KEY = re.compile(r"(?:^|(?<=[ \t]))([A-Za-z][A-Za-z/_:&.]*)=")
+_NONE = frozenset({"", "(null)", "N/A", "None", "n/a", "Unknown"})
+_STAMP = re.compile(r"(.*?) ?\[([^@\]]*)@[^\]]*\]\s*\Z", re.DOTALL)
+_GROUP = re.compile(r"(?<!\S)Nodes=(\S*) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
+_FREE = frozenset({"Reason", "Comment", "Extra", "OS"})
+"""Keys whose values people write: words with '=' in them belong to the value, unless a known key begins there."""
+
+_AFTER_FREE = frozenset({"RealMemory", "Comment", "Reason", "Extra"})
+"""Keys that may follow such a value."""
+
+
+# --- which GPUs a job has --------------------------------------------------------------------------------------------
+
+
+def gpus_of_job(text: str, nodes: tuple[str, ...]) -> Gpus | None:
+    """The GPUs of the job that these nodes run, from `scontrol --details show job N`; None where they are in doubt.
+
+    Slurm names each node of the job once. Whoever imitates that in a name or comment makes it twice, and it is refused.
+    """
+    wanted = set(nodes)
+    by_node: dict[str, tuple[int, ...]] = {}
+    for group, gres in _GROUP.findall(text):
+        try:
+            names, indices = expand(group), indices_of(gres)
+        except ValueError:
+            return None
+        for name in wanted.intersection(names):
+            if name in by_node:
+                return None
+            by_node[name] = indices
+    return tuple(by_node[name] for name in nodes) if by_node.keys() == wanted else None
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def nodes(text: str) -> Nodes:
+    """The nodes by name. Raises BackendError where no line can be read."""
+    found: dict[str, SlurmNode] = {}
+    refused: list[Refused] = []
+    for at, text_line in enumerate(text.split("\n"), 1):
+        if not text_line.strip():
+            continue
+        where = f"scontrol show nodes: line {at}"
+        line = _Line(text_line, where)
+        try:
+            node = _node(line)
+        except BackendError as error:
+            refused.append(Refused(where, str(error).removeprefix(where), "node", line.word("NodeName") or None))
+            continue
+        if node.name in found:
+            refused.append(Refused(where, f": a second record of node {node.name}", "node", node.name))
+            continue
+        found[node.name] = node
+    if not found:
+        raise BackendError(f"{refused[0].where}{refused[0].why}" if refused else "scontrol show nodes: it says nothing")
+    return Nodes(found, tuple(refused))
+
+
+class _Line:
+    """One line's values by key. What is wrong raises BackendError with line and key."""
+
+    def __init__(self, text: str, where: str) -> None:
+        self.text, self._where = text, where
+        self.values: dict[str, str] = {}
+        newest, begin = "", 0
+        for match in _KEY.finditer(text):
+            if newest in _FREE and match[1] not in _AFTER_FREE:
+                continue
+            if newest:
+                self.values.setdefault(newest, text[begin : match.start()].strip())
+            newest, begin = match[1], match.end()
+        if newest:
+            self.values.setdefault(newest, text[begin:].strip())
+
+    def wrong(self, key: str, why: str) -> BackendError:
+        return BackendError(f"{self._where}: {key}: {why}")
+
+    def word(self, key: str, needed: bool = False) -> str:
+        value = self.values.get(key, "")
+        if needed and not value:
+            raise self.wrong(key, "it is absent")
+        return "" if value in _NONE else value
+
+    def count(self, key: str, default: int) -> int:
+        value = self.word(key)
+        if not value:
+            return default
+        if not (value.isascii() and value.isdecimal() and len(value) < 16):
+            raise self.wrong(key, f"{value[:40]!r} is no count")
+        return int(value)
+
+
+def _node(line: _Line) -> SlurmNode:
+    gpus, gpu_type = gpus_of(line.word("Gres"))
+    states = line.word("State", needed=True).upper()
+    # Until 21.08 a mark stands for a flag: '*' for one that does not respond.
+    flags = {"NOT_RESPONDING"} if "*" in states else set()
+    stamp = _STAMP.match(line.word("Reason"))
+    return SlurmNode(
+        name=line.word("NodeName", needed=True),
+        gpus=gpus,
+        gpu_type=gpu_type,
+        states=frozenset({*re.split(r"[+]", re.sub(r"[*~#!%$@^-]", "", states)), *flags}),
+        reason=stamp[1] if stamp is not None else line.word("Reason"),
+        reason_user=stamp[2] if stamp is not None else "",
+        weight=line.count("Weight", 1),
+        features=tuple(word for word in line.word("ActiveFeatures").split(",") if word),
+        comment=line.word("Comment"),
+        partitions=tuple(word for word in line.word("Partitions").split(",") if word),
+    )

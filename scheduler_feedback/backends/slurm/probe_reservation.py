@@ -1,0 +1,167 @@
+"""Probing: a drained node runs our probe and nothing else: it is resumed inside of a reservation that is ours alone."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import logging
+import math
+import shlex
+from collections.abc import Coroutine
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm.audited_commands import Hands
+from scheduler_feedback.backends.slurm.slurm_names import OURS
+from scheduler_feedback.core.actions import StartGang, StopGang
+from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, Event
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+
+FAILED = 1
+"""Exit code of a probe of which Slurm does not tell how it ended."""
+
+
+def reservation_of(node: str) -> str:
+    return f"gangwatch_{node}"
+
+
+class Probe:
+    """One probe of one node. number: its job, once it is submitted. exit_code: once it has ended.
+
+    told: whether the cycle knows that it runs.
+    """
+
+    def __init__(self, hands: Hands, action: StartGang) -> None:
+        assert action.spec.pinned_node is not None
+        self._hands, self._action = hands, action
+        self.node = action.spec.pinned_node
+        self.number: int | None = None
+        self.running = self.told = False
+        self.exit_code: int | None = None
+        self.failure = ""
+
+    async def run(self) -> None:
+        """Reserve, resume, run, drain, let go. What goes wrong is the probe's failure, and the node stays drained."""
+        try:
+            await self._run()
+        except BackendError as error:
+            self.failure = str(error)
+        finally:
+            await let_go(self._hands, self.node, "its probe has ended")
+        if self.exit_code is None:
+            self.exit_code = FAILED
+
+    async def _run(self) -> None:
+        hands, spec, node = self._hands, self._action.spec, self.node
+        name = reservation_of(node)
+        minutes = math.ceil((spec.time_limit_seconds or 60.0) / 60) + 1
+        why = f"{self._action.job_id} measures it"
+        hands.touched.reserved[node] = name
+        hands.touched.drained.pop(node, None)
+        hands.remember()
+        await hands.do(
+            "reserve", node,
+            ("scontrol", "create", "reservation", f"ReservationName={name}", f"Users={getpass.getuser()}",
+             "StartTime=now", f"Duration={minutes}", f"Nodes={node}", "Flags=IGNORE_JOBS"),
+            why,
+        )  # fmt: skip
+        await hands.do("resume", node, ("scontrol", "update", f"NodeName={node}", "State=RESUME"), why)
+        told = await hands.do(
+            "probe", node,
+            ("sbatch", "--parsable", f"--job-name={self._action.job_id}", f"--reservation={name}", "--nodes=1",
+             f"--nodelist={node}", f"--ntasks={spec.ranks}", f"--gpus-per-node={spec.ranks}", f"--time={minutes}",
+             "--output=/dev/null", "--no-requeue"),
+            why,
+            given=f"#!/bin/sh\nexec srun --ntasks={spec.ranks} {shlex.join(spec.command)}\n",
+        )  # fmt: skip
+        number = told.strip().partition(";")[0]
+        if not number.isdecimal():
+            raise BackendError(f"sbatch: {told[:60]!r} is no job's number")
+        self.number = int(number)
+        while (job := await hands.job(self.number)) is not None and (job.waits or job.runs or job.completing):
+            self.running |= job.runs
+            await asyncio.sleep(LOOK_SECONDS)
+        self.running = True
+        if job is None:
+            raise BackendError(f"job {self.number}, the probe of {node}, has vanished")
+        self.exit_code = job.exit_code if job.state == "COMPLETED" or job.exit_code else FAILED
+
+
+class Probes:
+    """Those under way, by job and attempt. Begun and ended on the loop's thread, asked about on the cycle's."""
+
+    def __init__(self, hands: Hands) -> None:
+        self._hands = hands
+        self._by_attempt: dict[tuple[str, int], Probe] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._by_attempt)
+
+    def __contains__(self, attempt: tuple[str, int]) -> bool:
+        return attempt in self._by_attempt
+
+    def begin(self, action: StartGang) -> None:
+        """Set it going; the same once more does nothing."""
+        key = action.job_id, action.attempt
+        if key not in self._by_attempt:
+            self._by_attempt[key] = probe = Probe(self._hands, action)
+            self._keep(probe.run())
+
+    def end(self, action: StopGang) -> None:
+        """Cancel its job; the probe's own looks tell what becomes of it."""
+        probe = self._by_attempt.get((action.job_id, action.attempt))
+        if probe is not None and probe.number is not None:
+            self._keep(self._cancel(str(probe.number), action.reason))
+
+    async def _cancel(self, number: str, why: str) -> None:
+        try:
+            await self._hands.do("cancel", number, ("scancel", number), why)
+        except BackendError as error:
+            _log.warning("scancel %s: %s", number, error)
+
+    def became(self, job_id: str, attempt: int) -> list[Event]:
+        """What the cycle is to be told of it; once it has ended, nothing more is known of it."""
+        probe = self._by_attempt[job_id, attempt]
+        if probe.exit_code is not None:
+            del self._by_attempt[job_id, attempt]
+            return [AttemptEnded(job_id, attempt, (), probe.running, probe.failure, all_exited_with=probe.exit_code)]
+        if not probe.running or probe.told:
+            return []
+        probe.told = True
+        return [AttemptRunning(job_id, attempt, ())]
+
+    def take_up(self) -> None:
+        """After a start: reservations of probes that nobody runs any more."""
+        for node in list(self._hands.touched.reserved):
+            if not any(probe.node == node for probe in self._by_attempt.values()):
+                self._hands.touched.reserved.pop(node)
+                self._keep(let_go(self._hands, node, "the controller that probed it has ended"))
+
+    def leave(self) -> None:
+        """Let be what is under way."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def let_go(hands: Hands, node: str, why: str) -> None:
+    """End the reservation; the node is drained first, so that nothing starts on it before the cycle has decided."""
+    reason = f"Reason={OURS}{why}"
+    try:
+        await hands.do("drain", node, ("scontrol", "update", f"NodeName={node}", "State=DRAIN", reason), why)
+        hands.touched.drained[node] = "probed"
+        hands.remember()
+        name = hands.touched.reserved.get(node, reservation_of(node))
+        await hands.do("unreserve", node, ("scontrol", "delete", f"ReservationName={name}"), why)
+    except BackendError as error:
+        if "Requested reservation is invalid" not in str(error):
+            return  # it stays in `reserved`, and is let go of at the next start or probe
+    hands.touched.reserved.pop(node, None)
+    hands.remember()

@@ -1,0 +1,397 @@
+"""The Slurm backend: Slurm queues, places and starts; we watch, and change what the cycle wishes to be otherwise.
+
+One thread with an event loop of its own speaks to Slurm; the cycle's thread asks for what is known and leaves what is
+to be done. One round of it::
+
+    1  what does the cycle wish of nodes now?               (its own thread is asked: nothing of Slurm's is touched)
+    2  is a look due? two requests; where the short listing of what runs is as before, the long one is left out
+    3  what is compared with what should be, and changed    (plan.py)
+
+While nothing is the matter a look is made every half minute; while a node is not healthy, a job is being moved or a
+verdict has come, every few seconds, and at the whole queue: the cycle weighs a slow node against what waits there. A
+look that fails changes nothing: what is known is as old as it is, and neither ends of jobs nor losses of nodes are made
+up from half of an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from agent.schema.clock import Clock, SystemClock
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm.agent_announcements import Announcements
+from scheduler_feedback.backends.slurm.audited_commands import Hands, Settings
+from scheduler_feedback.backends.slurm.consent import Consents
+from scheduler_feedback.backends.slurm.cycle_queries import Ask, Cycle
+from scheduler_feedback.backends.slurm.desired_state import Wishes, wishes_of
+from scheduler_feedback.backends.slurm.node_updates import Keeper
+from scheduler_feedback.backends.slurm.parsing.refusals import Refusals
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import Nodes, SlurmJob, SlurmNode, Snapshot, unreadable
+from scheduler_feedback.backends.slurm.pending_verdicts import HELD_BACK_SECONDS, Findings
+from scheduler_feedback.backends.slurm.probe_reservation import Probes
+from scheduler_feedback.backends.slurm.requeue_state import Moves
+from scheduler_feedback.backends.slurm.slurm_audit import Audit
+from scheduler_feedback.backends.slurm.slurm_commands import Commands
+from scheduler_feedback.backends.slurm.slurm_names import (
+    host_waits,
+    hosted,
+    job_id_of,
+    node_seen,
+    number_of,
+    why_not,
+)
+from scheduler_feedback.core.actions import Action, StartGang
+from scheduler_feedback.core.events import (
+    AttemptEnded,
+    AttemptUnknown,
+    Event,
+    HostWaits,
+    NodeCommand,
+    NodeCommanded,
+    NodeSeen,
+)
+from scheduler_feedback.core.job import JobKind, StopReason
+from scheduler_feedback.core.telemetry.placements import Placed, Refusal
+
+ROUND_SECONDS = 1.0
+RETRY_SECONDS = 5.0
+"""Between two looks while Slurm does not answer."""
+
+HURRY_SECONDS = 1.0
+"""Least time between two looks, whatever hurries us."""
+
+TOLD_AGAIN_SECONDS = 5.0
+
+FIRST_LOOK_SECONDS = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class SlurmBackend:
+    """Implements Backend. Its methods are called from the cycle's thread, ``heard`` from the watch's.
+
+    Entered before the controller, left after it; ``attend`` once that runs. agents: where each node's agent listens,
+    '{node}' standing for the node's name; None: others tell the feed.
+    """
+
+    def __init__(
+        self,
+        state_folder: Path,
+        commands: Commands,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        agents: str | None = None,
+    ) -> None:
+        """Raises BackendError where the memory of what we have changed can't be read."""
+        self._agents = Announcements(state_folder / "agents", agents) if agents is not None else None
+        self._clock = clock or SystemClock()
+        self._settings = settings or Settings()
+        self._commands = commands
+        self._audit = Audit(state_folder / "slurm-actions.jsonl", self._clock)
+        self._hands = Hands(commands, self._audit, state_folder / "slurm-touched.json", self._looked_at)
+        self._thread = threading.Thread(target=self._main, name="slurm", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake: asyncio.Event | None = None
+        self._looked = threading.Event()
+        self._stopping = False
+        self._cycle = Cycle()
+        self._snapshot: Snapshot | None = None
+        self._trouble = "Slurm has not answered yet"
+        self._listing = ""
+        self._unread = False
+        self._due_seconds = self._newest_seconds = 0.0
+        self._hurry = False
+        self._wishes = Wishes()
+        self._consents = Consents(commands)
+        self._refusals = Refusals()
+        self._told: dict[tuple[str, int], float] = {}
+        self._holding: frozenset[str] = frozenset()
+        self._events: deque[Event] = deque()
+        self._findings = Findings()
+        self._queue_told: HostWaits | None = None
+        self._listed_seconds = 0.0
+        self._keeper = Keeper(self._hands, self._settings, self._clock)
+        self._moves = Moves(
+            self._hands, self._settings, self._cycle, self._consents.read,
+            lambda: self._snapshot, self._keeper.say_once, self._hurry_up,
+        )  # fmt: skip
+        self._probes = Probes(self._hands)
+
+    # --- coming and going --------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> SlurmBackend:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, wait_seconds: float = FIRST_LOOK_SECONDS) -> None:
+        """Begin to look, and wait for the first answer; where there is none yet, the controller says so and waits."""
+        self._thread.start()
+        self._looked.wait(wait_seconds)
+
+    def attend(self, ask: Ask) -> None:
+        """From now on the cycle is asked what it wishes. ask: ``CycleThread.ask``."""
+        self._cycle.ask = ask
+        self._stir()
+
+    def stop(self) -> None:
+        """Let what is under way be; what was begun is taken up at the next start."""
+        self._stopping = True
+        self._stir()
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
+
+    # --- Backend -----------------------------------------------------------------------------------------------------
+
+    def nodes(self) -> Sequence[NodeSeen]:
+        return [node_seen(node) for node in self._known().nodes.values() if node.gpus]
+
+    def apply(self, action: Action) -> None:
+        if isinstance(action, StartGang):
+            if action.spec.kind is not JobKind.PROBE:
+                raise BackendError(f"{action.action_id}: {action.job_id} is to be started by Slurm, with sbatch")
+            self._call(lambda: self._probes.begin(action))
+            return
+        if (action.job_id, action.attempt) in self._probes:
+            self._call(lambda: self._probes.end(action))
+            return
+        number = number_of(action.job_id)
+        if number is None:
+            raise BackendError(f"{action.action_id}: {action.job_id} is no job of Slurm's")
+        job = self._known().jobs.get(number)
+        refusal = why_not(job, self._consents.known(job)) if job is not None else ""
+        if refusal and action.why is not StopReason.CANCEL:
+            raise BackendError(f"{action.action_id}: {action.job_id} is not moved: {refusal}")
+        self._call(lambda: self._moves.stop(action, number, job))
+
+    def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
+        snapshot = self._known()
+        held = set(holding)
+        now = time.monotonic()
+        self._holding = frozenset(job_id for job_id, _ in held)
+        events: list[Event] = []
+        for job_id, attempt in held:
+            events += self._what_became(snapshot, job_id, attempt)
+        for job in list(snapshot.jobs.values()):
+            key = job_id_of(job.number), job.restarts
+            if not job.runs or key in held or not self._consents.is_known(job):
+                continue
+            if now - self._told.get(key, float("-inf")) > TOLD_AGAIN_SECONDS:
+                self._told[key] = now
+                found = hosted(job, self._consents.known(job), snapshot.nodes)
+                events += [found] if found is not None else []
+        while self._events:
+            events.append(self._events.popleft())
+        if (queue := host_waits(snapshot.jobs.values(), self._hands.touched.moving)) != self._queue_told:
+            self._queue_told = queue
+            events.append(queue)
+        events += self._findings.free(self._holding, self._listed_seconds, now)
+        return events
+
+    # --- findings ----------------------------------------------------------------------------------------------------
+
+    def heard(self, events: Sequence[Event]) -> list[Event]:
+        """What detectors found, in the cycle's names; what the cycle can't judge yet, ``observe`` tells later."""
+        told = self._findings.take(events, self._holding, time.monotonic())
+        if self._findings.waiting:
+            self._hurry_up()
+        return told
+
+    def attest(self, node: str, gang: str, came_ns: int) -> Placed | Refusal | None:
+        """Whether the node may report a gang: Slurm says where the job runs, but not which rank is where.
+
+        came_ns: when the report came; a job that the newest look did not show may have been started since.
+        """
+        number = number_of(gang)
+        if number is None:
+            return None
+        snapshot = self._snapshot
+        job = snapshot.jobs.get(number) if snapshot is not None else None
+        if job is not None and node in job.nodes:
+            return Placed(job.restarts, None) if job.runs or job.completing else Refusal.ENDED
+        if snapshot is None or snapshot.at_ns <= came_ns:
+            return Refusal.NOT_KNOWN_YET
+        if job is None:
+            return Refusal.UNKNOWN if snapshot.knows_that_gone(number) else Refusal.NOT_KNOWN_YET
+        return Refusal.NOT_PLACED if job.runs else Refusal.ENDED
+
+    # --- what others see ---------------------------------------------------------------------------------------------
+
+    def measures(self) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
+        """Samples of the catalogue; from any thread."""
+        wishes, touched = self._wishes, self._hands.touched
+        age = time.monotonic() - self._newest_seconds if self._snapshot is not None else float("inf")
+        return [
+            ("gangwatch_slurm_requests_total", (), float(self._commands.requests)),
+            ("gangwatch_slurm_look_age_seconds", (), age),
+            ("gangwatch_slurm_nodes_drained", (), float(len(touched.drained))),
+            *(
+                ("gangwatch_slurm_records_refused_total", (("kind", kind),), float(count))
+                for kind, count in sorted(self._refusals.counts.items())
+            ),
+            *(
+                ("gangwatch_slurm_actions_total", (("action", action), ("outcome", outcome)), float(count))
+                for (action, outcome), count in sorted(self._audit.counts.items())
+            ),
+            *(
+                ("gangwatch_slurm_advice", (("action", "drain"), ("target", name)), 1.0)
+                for name in sorted(wishes.advice)
+            ),
+            *(
+                ("gangwatch_slurm_advice", (("action", "requeue"), ("target", job_id)), 1.0)
+                for job_id in sorted(wishes.moves)
+            ),
+        ]
+
+    # --- the cycle's thread ------------------------------------------------------------------------------------------
+
+    def _known(self) -> Snapshot:
+        """The newest look. Raises BackendError while Slurm does not answer: what is known then is too old to go by."""
+        if self._trouble or self._snapshot is None:
+            raise BackendError(self._trouble)
+        return self._snapshot
+
+    def _what_became(self, snapshot: Snapshot, job_id: str, attempt: int) -> list[Event]:
+        if (job_id, attempt) in self._probes:
+            return self._probes.became(job_id, attempt)
+        number = number_of(job_id)
+        if number is None:
+            return [AttemptUnknown(job_id, attempt)]  # a probe that an earlier controller ran; its node is let go of
+        job = snapshot.jobs.get(number)
+        if job is None and not snapshot.knows_that_gone(number):
+            return []
+        if job is None:
+            return [AttemptEnded(job_id, attempt, (), reason="Slurm knows it no more")]
+        if job.completing or (job.runs and job.restarts == attempt):
+            return []
+        if job.restarts > attempt or job.waits:
+            return [AttemptEnded(job_id, attempt, (), reason="Slurm has requeued it")]
+        ended = f"{job.state.lower()}, as Slurm tells"
+        code = 0 if job.state == "COMPLETED" else job.exit_code or None
+        return [AttemptEnded(job_id, attempt, (), reason=ended, all_exited_with=code)]
+
+    def _call(self, work: Callable[[], None]) -> None:
+        """Have it done on the loop's thread. Raises BackendError where that has ended."""
+        if self._loop is None or self._stopping or not self._thread.is_alive():
+            raise BackendError("the thread that speaks to Slurm does not run")
+        self._loop.call_soon_threadsafe(work)
+        self._stir()
+
+    def _hurry_up(self) -> None:
+        self._hurry = True
+        self._stir()
+
+    def _stir(self) -> None:
+        if self._loop is not None and self._wake is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    # --- the loop's thread -------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except BaseException as error:
+            self._trouble = f"a bug ended the thread that speaks to Slurm: {type(error).__name__}: {error}"
+            _log.critical("the Slurm backend ends: this is a bug, please report it", exc_info=error)
+
+    async def _run(self) -> None:
+        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        while not self._stopping:
+            await self._round()
+            try:
+                await asyncio.wait_for(self._wake.wait(), ROUND_SECONDS)
+            except TimeoutError:
+                pass
+            self._wake.clear()
+        self._moves.end()
+        self._probes.leave()
+
+    async def _round(self) -> None:
+        before = self._wishes
+        self._wishes = await self._cycle.asked(wishes_of, before)
+        now = time.monotonic()
+        changed = before != self._wishes
+        attentive = bool(self._wishes.nodes or self._wishes.advice or self._moves or self._probes)
+        if attentive:
+            self._due_seconds = min(self._due_seconds, self._newest_seconds + self._settings.attentive_seconds)
+        if (self._hurry or changed) and not self._trouble:
+            self._due_seconds = min(self._due_seconds, self._newest_seconds + HURRY_SECONDS)
+        if now < self._due_seconds:
+            return
+        self._hurry = False
+        try:
+            await self._look(now)
+            if self._cycle.ask is not None:
+                self._moves.take_up()
+                self._probes.take_up()
+                await self._change()
+        except BackendError as error:
+            if str(error) != self._trouble:
+                _log.error("%s. Nothing is changed until Slurm answers", error)
+            self._trouble = str(error)
+            self._due_seconds = now + RETRY_SECONDS
+
+    async def _change(self) -> None:
+        """The cycle learns of what operators have resumed; the rest is the keeper's."""
+        assert self._snapshot is not None
+        for name in await self._keeper.keep(self._wishes, self._snapshot):
+            self._events.append(NodeCommanded(name, NodeCommand.RELEASE, "whoever resumed it in Slurm"))
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    async def _look(self, now: float) -> None:
+        """Raises BackendError, and what is known stays as it was."""
+        began_ns = self._clock.monotonic_ns()
+        listed_nodes = await self._commands.nodes()
+        listing = await self._commands.running()
+        pending = self._wishes.nodes or self._hands.touched.excluded or self._findings.wants_queue
+        if listing != self._listing or self._snapshot is None or pending or self._unread:
+            listed_seconds = time.monotonic()
+            listed = await self._commands.jobs()
+            self._refusals.note(listed.refused)
+            jobs, unread = listed.records, unreadable(listed)
+            complete = all(one.key is not None for one in listed.refused)
+            self._unread = bool(listed.unread)
+        else:
+            listed_seconds, jobs = self._listed_seconds, self._snapshot.jobs
+            unread, complete = self._snapshot.unreadable, self._snapshot.complete
+        self._refusals.note(listed_nodes.refused)
+        nodes = self._with_those_known(listed_nodes)
+        self._hurry |= await self._consents.learn(jobs.values()) or self._unread
+        if self._trouble:
+            _log.info("Slurm answers: %d nodes, %d jobs", len(nodes), len(jobs))
+        self._snapshot = Snapshot(began_ns, nodes, jobs, unread, complete)
+        self._listing, self._trouble = listing, ""
+        self._listed_seconds = listed_seconds
+        self._newest_seconds, self._due_seconds = now, now + self._settings.idle_seconds
+        if self._agents is not None:
+            self._agents.write(nodes)
+        self._told = {key: at for key, at in self._told.items() if now - at < HELD_BACK_SECONDS}
+        self._looked.set()
+
+    def _with_those_known(self, listed: Nodes) -> dict[str, SlurmNode]:
+        """The nodes; one whose record was refused is as it was before: it is not gone."""
+        before = self._snapshot.nodes if self._snapshot is not None else {}
+        kept = {one.key: before[one.key] for one in listed.refused if isinstance(one.key, str) and one.key in before}
+        return {**kept, **listed.records}
+
+    def _looked_at(self, number: int, job: SlurmJob | None) -> None:
+        """One job was looked at on its own: what is known of it is newer now."""
+        if self._snapshot is not None:
+            jobs = dict(self._snapshot.jobs)
+            jobs.pop(number, None)
+            if job is not None:
+                jobs[number] = job
+            self._snapshot = replace(self._snapshot, jobs=jobs, unreadable=self._snapshot.unreadable - {number})

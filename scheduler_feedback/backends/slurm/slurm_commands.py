@@ -1,0 +1,284 @@
+"""Slurm's commands as child processes: argument lists, a time limit, a bounded output, no shell; and which to use.
+
+Every call is one request to slurmctld, which answers thousands of users too: calls are counted, and one that does not
+end in time is killed with its whole process group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends.slurm.parsing import columns, parse_json, parse_text
+from scheduler_feedback.backends.slurm.parsing.parse_text import Gpus
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import Jobs, Nodes, Refused, SlurmJob
+
+MOST_OUTPUT_BYTES = 256 * 1024 * 1024
+"""`squeue --json` takes 3 KiB a job (22.05.8); MaxJobCount is 10,000 by default and seldom above 50,000."""
+
+MOST_ERROR_BYTES = 4096
+
+JSON_JOBS = (21, 8)
+"""First release whose squeue and sinfo know --json (release notes of 21.08)."""
+
+JSON_NODES = (23, 2)
+"""First release whose scontrol does (release notes of 23.02); sinfo's JSON has no list of nodes from then on."""
+
+GPUS_A_LISTING = 20
+"""Most jobs whose GPUs are asked for with one listing in text, a request each; the rest is asked for with the next."""
+
+DOUBTFUL_A_LISTING = 5
+"""Most jobs that are asked about again: those with names made to be in doubt must not use up the others' questions."""
+
+_FILTERS = ("SQUEUE_", "SINFO_")
+"""Variables by which somebody's squeue shows less, or sorts and prints otherwise (squeue(1), ENVIRONMENT VARIABLES)."""
+
+_IMITATED = (
+    ": its GPUs are in doubt: in scontrol's answer its nodes are absent, or are there twice. "
+    "A value that its user set (name, comment, folder) imitates Slurm's own words"
+)
+
+_VERSION = re.compile(r"\b(\d+)\.(\d+)(?:\.\d+)?")
+
+
+class Commands:
+    """Runs Slurm's commands, one loop's at a time or several at once.
+
+    folder: where the programs are; None: on PATH. configuration: slurm.conf, None for the usual place. text: use the
+    text forms whatever the version. requests: calls so far that slurmctld had to answer.
+    """
+
+    def __init__(
+        self,
+        folder: str | None = None,
+        configuration: str | None = None,
+        timeout_seconds: float = 20.0,
+        text: bool = False,
+    ) -> None:
+        self._folder = folder
+        mine = {name: value for name, value in os.environ.items() if not name.startswith(_FILTERS)}
+        # Times without a zone are local ones, of which an hour comes twice a year.
+        self._environment = {**mine, "LC_ALL": "C", "TZ": "UTC"}
+        # Without it these commands print times as SLURM_TIME_FORMAT of whoever started us says.
+        self._environment.pop("SLURM_TIME_FORMAT", None)
+        if configuration is not None:
+            self._environment["SLURM_CONF"] = configuration
+        self._timeout_seconds = timeout_seconds
+        self._text = text
+        self._version: tuple[int, int] | None = None
+        self._gpus: dict[int, tuple[_Attempt, Gpus | None]] = {}
+        self.requests = 0
+
+    async def run(self, *command: str, given: str | None = None) -> bytes:
+        """Standard output. Raises BackendError where it can't be started, fails, hangs, or says too much."""
+        self.requests += 1
+        return await self._run(command, given)
+
+    async def _run(self, command: tuple[str, ...], given: str | None = None) -> bytes:
+        program = command[0] if self._folder is None else str(Path(self._folder, command[0]))
+        shown = " ".join(command[:3])
+        try:
+            process = await asyncio.create_subprocess_exec(
+                program,
+                *command[1:],
+                env=self._environment,
+                stdin=asyncio.subprocess.DEVNULL if given is None else asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise BackendError(f"{shown}: {program}: {error.strerror}") from error
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                if given is not None:
+                    assert process.stdin is not None
+                    process.stdin.write(given.encode())
+                    process.stdin.close()
+                output, errors = await asyncio.gather(
+                    _read(process.stdout, MOST_OUTPUT_BYTES), _head(process.stderr, MOST_ERROR_BYTES)
+                )
+                code = await process.wait()
+        except _TooMuchError:
+            raise BackendError(f"{shown}: more than {MOST_OUTPUT_BYTES} bytes of output; it was killed") from None
+        except TimeoutError:
+            raise BackendError(f"{shown}: no end within {self._timeout_seconds:g} s; it was killed") from None
+        finally:
+            if process.returncode is None:
+                _kill(process.pid)
+            # Nobody reads what is left in the pipes, a process that outlives the command may hold them open, and
+            # asyncio's wait() ends only once they are closed. Process has no public way to close them.
+            process._transport.close()  # type: ignore[attr-defined]
+            await process.wait()
+        if code:
+            told = " ".join(errors.decode(errors="replace").split()) or "it says nothing"
+            raise BackendError(f"{shown}: exit code {code}: {told[:300]}")
+        return output
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    async def version(self) -> tuple[int, int]:
+        """Slurm's release, as (22, 5); asked once. No request: the program says its own."""
+        if self._version is None:
+            told = (await self._run(("sinfo", "--version"))).decode(errors="replace")
+            found = _VERSION.search(told)
+            if found is None:
+                raise BackendError(f"sinfo --version: {told[:60]!r} names no release")
+            self._version = int(found[1]), int(found[2])
+        return self._version
+
+    async def jobs(self) -> Jobs:
+        """Every job that slurmctld remembers."""
+        if self._text or await self.version() < JSON_JOBS:
+            return await self._jobs_in_columns()
+        listed = parse_json.jobs(await self.run("squeue", "--json"))
+        self._gpus = {number: (_attempt(job), job.gpus) for number, job in listed.records.items() if any(job.gpus)}
+        return listed
+
+    async def nodes(self) -> Nodes:
+        version = await self.version()
+        if self._text or version < JSON_JOBS:
+            return parse_text.nodes(_decoded(await self.run("scontrol", "--oneliner", "show", "nodes")))
+        if version < JSON_NODES:
+            return parse_json.nodes(await self.run("sinfo", "--json"))
+        return parse_json.nodes(await self.run("scontrol", "show", "nodes", "--json"), "scontrol show nodes --json")
+
+    async def _columns(self, *options: str) -> Jobs:
+        """The jobs without their GPUs, of one instant each: those that have come or gone between are left out."""
+        squeue = ("squeue", "--noheader", "--all", "--states=all", *options)
+        told = await self.run(*squeue, f"--Format={columns.FORMAT}")
+        return columns.jobs(told, columns.places(await self.run(*squeue, f"--format={columns.PLACES_FORMAT}")))
+
+    async def _jobs_in_columns(self) -> Jobs:
+        """GPUs are asked for once an attempt; first those of jobs that were never asked about."""
+        listed = await self._columns()
+        holding = {number: job for number, job in listed.records.items() if job.runs and job.gpus_wanted and job.nodes}
+        self._gpus = {
+            number: (attempt, gpus)
+            for number, (attempt, gpus) in self._gpus.items()
+            if number in holding and attempt == _attempt(holding[number])
+        }
+        unasked = [number for number in holding if number not in self._gpus]
+        doubtful = [number for number, (_, gpus) in self._gpus.items() if gpus is None]
+        for number in (*unasked[:GPUS_A_LISTING], *doubtful[:DOUBTFUL_A_LISTING]):
+            await self._ask_gpus(holding[number])
+        records = dict(listed.records)
+        refused: list[Refused] = []
+        for number, job in holding.items():
+            gpus = self._gpus[number][1] if number in self._gpus else None
+            if gpus is not None:
+                records[number] = replace(job, gpus=gpus)
+                continue
+            del records[number]
+            if number in self._gpus:
+                refused.append(Refused(f"scontrol show job {number}", _IMITATED, "job", number))
+        unread = frozenset(number for number in holding if number not in self._gpus)
+        return Jobs(records, (*listed.refused, *refused), unread)
+
+    async def _ask_gpus(self, job: SlurmJob) -> Gpus | None:
+        """The job's GPUs; None where they are in doubt, or it has gone. The newest question goes last in `_gpus`."""
+        try:
+            told = await self.run("scontrol", "--oneliner", "--details", "show", "job", str(job.number))
+        except BackendError as error:
+            if "Invalid job id" not in str(error):
+                raise
+            told = b""
+        found = parse_text.gpus_of_job(_decoded(told), job.nodes)
+        self._gpus.pop(job.number, None)
+        self._gpus[job.number] = _attempt(job), found
+        return found
+
+    async def running(self) -> str:
+        """A line a job that holds nodes or is about to leave them: what changes where anything of them has changed.
+
+        Some bytes a running job: the whole queue takes slurmctld and us a hundred times as much.
+        """
+        told = await self.run("squeue", "--noheader", "--states=R,CG,CF,S,ST", "--array", "--format=%A|%T|%N|%k")
+        return _decoded(told)
+
+    async def job(self, number: int) -> SlurmJob | None:
+        """One job as it is now; None where slurmctld knows it no more. Raises BackendError where it can't be read.
+
+        A job whose GPUs are in doubt has none here.
+        """
+        try:
+            listed = await self._columns(f"--jobs={number}")
+        except BackendError as error:
+            if "Invalid job id" in str(error):
+                return None
+            raise
+        job = listed.records.get(number)
+        if job is None:
+            why = f"{listed.refused[0].where}{listed.refused[0].why}" if listed.refused else "it is not among them"
+            raise BackendError(f"squeue --jobs={number}: {why}")
+        if not (job.runs and job.gpus_wanted and job.nodes):
+            return job
+        attempt, gpus = self._gpus.get(number, (None, None))
+        if attempt != _attempt(job):
+            gpus = await self._ask_gpus(job)
+        return job if gpus is None else replace(job, gpus=gpus)
+
+    async def script(self, number: int) -> str:
+        """The job's batch script; '' where there is none or it may not be read."""
+        try:
+            return _decoded(await self.run("scontrol", "write", "batch_script", str(number), "-"))
+        except BackendError:
+            return ""
+
+
+_Attempt = tuple[int, float, tuple[str, ...]]
+
+
+def _attempt(job: SlurmJob) -> _Attempt:
+    """What is another as soon as the job may have other GPUs, or the number is another job's."""
+    return job.restarts, job.submitted_seconds, job.nodes
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+class _TooMuchError(Exception):
+    """A command wrote more than is read of one."""
+
+
+async def _read(stream: asyncio.StreamReader, most: int) -> bytes:
+    """All of it. Raises _TooMuchError as soon as it is more."""
+    parts: list[bytes] = []
+    size = 0
+    while part := await stream.read(1 << 18):
+        size += len(part)
+        if size > most:
+            raise _TooMuchError
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _head(stream: asyncio.StreamReader, most: int) -> bytes:
+    """The first so many bytes; the rest is read and dropped, so that the writer can go on."""
+    kept = b""
+    while part := await stream.read(1 << 16):
+        kept += part[: most - len(kept)]
+    return kept
+
+
+def _kill(pid: int) -> None:
+    """End the command with whatever it has started: it leads a session of its own."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def programs(environment: Mapping[str, str]) -> list[str]:
+    """Names of the programs that are needed and not found on PATH."""
+    folders = environment.get("PATH", os.defpath).split(os.pathsep)
+    needed = ("squeue", "sinfo", "scontrol", "scancel", "sbatch")
+    return [name for name in needed if not any(os.access(Path(folder, name), os.X_OK) for folder in folders)]

@@ -1,0 +1,133 @@
+"""Between Slurm's words and the cycle's: nodes, jobs and gangs. Pure.
+
+A slot is a GPU, and a hosted gang has as many "ranks" as it holds GPUs, in the order of its nodes. How many tasks use
+them is the job's affair; the agents know those, and a verdict names them by the number that srun gave.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from msgspec import structs
+
+from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn
+from scheduler_feedback.backends.slurm.parsing.slurm_objects import OUT, SlurmJob, SlurmNode
+from scheduler_feedback.core.events import Event, FirstStep, Hosted, HostWaits, NodeSeen
+from scheduler_feedback.core.job import HostedWait, JobKind, JobSpec, Slot
+from scheduler_feedback.core.plain_text import plain
+from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
+
+OURS = "gangwatch: "
+"""What begins every reason and comment that we write: by it we know them again, also after a restart."""
+
+MOST_NAME = 200
+"""Characters of a job's name that are kept: as many as the controller's own jobs may have."""
+
+_GANG = re.compile(r"slurm-(\d+)(?:\.\w+)?\Z")
+
+
+def job_id_of(number: int) -> str:
+    """The cycle's name of a job: that of the agents' gangs without the step."""
+    return f"slurm-{number}"
+
+
+def number_of(job_id: str) -> int | None:
+    """Slurm's number of a job, or of a gang that an agent attests ('slurm-JOB.STEP'); None where it is none of them."""
+    found = _GANG.match(job_id)
+    return None if found is None else int(found[1])
+
+
+def is_ours(text: str) -> bool:
+    """Whether a node's reason or comment was written by us."""
+    return text.startswith(OURS.strip())
+
+
+def usable(node: SlurmNode) -> bool:
+    """Whether the node could take a job, were it not for what we did: a drain of ours keeps it in the cycle's sight."""
+    if node.states & OUT:
+        return False
+    return not node.drained or is_ours(node.reason)
+
+
+def node_seen(node: SlurmNode) -> NodeSeen:
+    return NodeSeen(node.name, node.gpus, present=usable(node), gpu_type=node.gpu_type, queues=node.partitions)
+
+
+def host_waits(jobs: Iterable[SlurmJob], moving: Collection[str]) -> HostWaits:
+    """What waits for room, by partition and size; of each the shortest limit. moving: jobs that we have requeued."""
+    shortest: dict[tuple[str, int], float | None] = {}
+    for job in jobs:
+        if not job.gpus_wanted or not job.waits_for_room or str(job.number) in moving:
+            continue
+        for partition in job.partition.split(","):
+            key, limit = (partition, job.gpus_wanted), job.time_limit_seconds
+            known = shortest.setdefault(key, limit)
+            shortest[key] = known if limit is None else limit if known is None else min(known, limit)
+    return HostWaits(tuple(sorted(HostedWait(*key, limit) for key, limit in shortest.items())))
+
+
+def hosted(job: SlurmJob, opted: OptIn, nodes: dict[str, SlurmNode]) -> Hosted | None:
+    """The event that the job runs, where it holds GPUs of nodes that are known; None where it holds none."""
+    placement: list[Slot] = []
+    for name, indices in zip(job.nodes, job.gpus, strict=True):
+        node = nodes.get(name)
+        placement += [Slot(name, index) for index in indices if node is not None and index < node.gpus]
+    if not placement:
+        return None
+    # Slurm lets any bytes into a name, terminal sequences too; it is shown in tables, pages and logs.
+    name = plain(job.name)[:MOST_NAME]
+    spec = JobSpec(
+        name=name,
+        command=(f"slurm job {job.number}",),
+        ranks=len(placement),
+        user=plain(job.user),
+        queue=job.partition or "default",
+        kind=JobKind.HOSTED,
+        time_limit_seconds=job.time_limit_seconds,
+        restartable=opted.restartable and job.batch and job.requeue,
+        checkpoint_signal=f"SIG{opted.signal or 'TERM'}",
+        grace_seconds=opted.grace_seconds if opted.signal else 0.0,
+        restart_cost_seconds=opted.restart_seconds,
+        checkpoint_interval_seconds=opted.every_seconds,
+        workload=name,
+    )
+    return Hosted(job_id_of(job.number), job.restarts, spec, tuple(placement), int(job.started_seconds * 1e9))
+
+
+def why_not(job: SlurmJob, opted: OptIn) -> str:
+    """Why the job is never signalled or requeued; '' where it may be."""
+    if opted.complaint:
+        return opted.complaint
+    if not opted.restartable:
+        return "it has not opted in"
+    if not job.batch:
+        return "it is no batch job, so Slurm can't start it again"
+    return "" if job.requeue else "it was submitted with --no-requeue"
+
+
+def renamed(events: Iterable[Event]) -> list[Event]:
+    """What detectors say of the agents' gangs, said of the cycle's jobs: 'slurm-7.0' is of job 'slurm-7'."""
+    return [_renamed(event) for event in events]
+
+
+def gang_of(event: Event) -> str:
+    """The gang that a finding is about; '' for any other event."""
+    if isinstance(event, Verdict | Cleared | Abstention):
+        return event.gang
+    return event.job_id if isinstance(event, FirstStep) else ""
+
+
+def _renamed(event: Event) -> Event:
+    number = number_of(gang_of(event))
+    if number is None:
+        return event
+    if isinstance(event, FirstStep):
+        return structs.replace(event, job_id=job_id_of(number))
+    if isinstance(event, Verdict):
+        other = number_of(event.aggressor)
+        aggressor = event.aggressor if other is None else job_id_of(other)
+        return replace(event, gang=job_id_of(number), aggressor=aggressor)
+    assert isinstance(event, Cleared | Abstention)
+    return replace(event, gang=job_id_of(number))

@@ -1,0 +1,4 @@
+"""The controller: the cycle thread, the detection thread, and what connects them.
+
+Start at ``controller.py``.
+"""

@@ -1,0 +1,466 @@
+"""The cycle's thread: owner of the state, the store and the backend.
+
+One turn of it::
+
+    1  take in what arrived: questions are answered at once, wishes and findings become events
+    2  ask the backend what happened
+    3  in one transaction: write the events, run the cycle, write what it decided       (commit: fsync)
+    4  answer the wishes: they are durable
+    5  carry the actions out, each past the gate; write what came of them
+
+What the store can't write has not happened. The inputs are written before the cycle runs, so a full disk mostly shows
+before the state has changed; where it shows only at the commit, the state is rebuilt from the store. While the store
+fails no cycle runs: observations and findings wait, wishes are refused, and once a second one small write is tried.
+
+Cycles in which nothing changed are not journalled.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from agent.schema.clock import Clock
+from agent.schema.errors import BackendError, StoreError
+from scheduler_feedback.api.reading.state_snapshots import Snapshots
+from scheduler_feedback.backends import Backend
+from scheduler_feedback.controller.freeze_switch import Gate
+from scheduler_feedback.controller.inbox import Inbox, Question, StoppedError, Wish
+from scheduler_feedback.controller.progress import Progress
+from scheduler_feedback.core.actions import Action, StartGang, StopGang
+from scheduler_feedback.core.events import ActionFailed, Event, FreezeSet, NodeSeen, PolicySet, Tick, as_seen
+from scheduler_feedback.core.job import Job, StopReason
+from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.telemetry.fleet import Sample
+from scheduler_feedback.cycle import run
+from scheduler_feedback.journal.recovery import Recovered, recover
+from scheduler_feedback.journal.store import NumberedEntry, Store
+
+POLL_SECONDS = 0.15
+TICK_SECONDS = 1.0
+SNAPSHOT_SECONDS = 60.0
+_MEASURE_PAUSE = 20
+"""How many times as long as samples take they are not taken again: with thousands of gangs a second is too often."""
+
+RETRY_SECONDS = 1.0
+"""Between two tries of a store that fails: a disk is not made emptier by asking more often."""
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the thread tells others. All are called on the thread and must not block. What one of the first three raises
+    ends nothing: it is given to `failed`, with the part that it is a bug of.
+
+    written: after a commit, the events and the entries. baselines: the detectors' snapshots by name.
+    measures: samples that follow from the state, taken once a tick. died: the thread ends because of a bug.
+    """
+
+    written: Callable[[Sequence[Event], Sequence[NumberedEntry]], None]
+    baselines: Callable[[], Mapping[str, bytes]]
+    measures: Callable[[State], Sequence[Sample]]
+    died: Callable[[BaseException], None]
+    failed: Callable[[str, Exception], None]
+    placed: Callable[[Iterable[Job]], None] = lambda _jobs: None
+    """Given all jobs before anything is carried out, so that the placement is known before a rank can report."""
+
+
+class CycleThread:
+    """Runs the cycle until stopped. Its public methods may be called from any thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        recovered: Recovered,
+        backend: Backend,
+        gate: Gate,
+        policy: Policy,
+        clock: Clock,
+        hooks: Hooks,
+        snapshot_seconds: float = SNAPSHOT_SECONDS,
+    ) -> None:
+        self._store = store
+        self._state = recovered.state
+        self._backend = backend
+        self._gate = gate
+        self._clock = clock
+        self._hooks = hooks
+        self._snapshot_seconds = snapshot_seconds
+        self._inbox = Inbox()
+        self.progress = Progress(clock)
+        self.snapshots = Snapshots(recovered.state, clock, self._inbox.wake)
+        self._thread = threading.Thread(target=self._main, name="cycle", daemon=True)
+        self._stop = False
+        self._job_number = store.job_number
+        self._observed: list[Event] = []
+        if self._state.policy != policy:
+            self._observed.append(PolicySet(policy, "configuration"))
+        self._unrecorded: list[tuple[str, str]] = []
+        self._observe_ns = self._nodes_ns = self._tick_ns = self._retry_ns = self._measure_ns = 0
+        self._snapshot_ns = clock.monotonic_ns()
+        self._looked = self._ready = False
+        self._store_trouble = self._backend_trouble = ""
+        self._counters = {
+            "gangwatch_store_failures_total": 0,
+            "gangwatch_backend_failures_total": 0,
+            "gangwatch_replay_mismatches_total": recovered.mismatches,
+        }
+        self._state_is_ahead = False  # of the store, because a commit failed after the cycle had run
+        self._flag_stood = False
+        self._cycle_seconds = 0.0
+        self._measures: tuple[Sample, ...] = ()
+        self._baselines: Mapping[str, bytes] = recovered.detectors
+        self._place()
+
+    # --- any thread ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_seconds: float = 2.0) -> bool:
+        """Finish the turn that is under way, write a snapshot and end. Whether it ended in time."""
+        self._stop = True
+        self._inbox.wake()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def ask(self, question: Callable[[State], _T]) -> Future[_T]:
+        """What `question` says of the state between two cycles. It must not change the state, nor keep parts of it."""
+        answer: Future[_T] = Future()
+        self._inbox.put(Question(question, answer))
+        return answer
+
+    def wish(self, make: Callable[[State], Event]) -> Future[Event]:
+        """Have the event that `make` gives for the present state taken in; answered once it is durable.
+
+        What `make` raises is the answer, and nothing happens then; StoreError where it could not be written.
+        """
+        answer: Future[Event] = Future()
+        self._inbox.put(Wish(make, answer))
+        return answer
+
+    def tell(self, events: Sequence[Event]) -> None:
+        """Findings and observations for the next cycle."""
+        self._inbox.tell(events)
+
+    def new_job_id(self) -> str:
+        """An id that no job had before. On the thread only: inside of a wish."""
+        self._job_number += 1
+        return f"j-{self._job_number:06d}"
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether cycles run, and if not, why."""
+        trouble = self._store_trouble or self._backend_trouble
+        if not self._inbox.open:
+            return False, "the controller is stopping or has failed"
+        if trouble or (trouble := self.progress.late()):
+            return False, trouble
+        return self._ready, "" if self._ready else "starting"
+
+    def measures(self) -> list[Sample]:
+        """The thread's own samples, and those of the state as of the newest tick."""
+        return [
+            *self._measures,
+            *((name, (), float(value)) for name, value in self._counters.items()),
+            ("gangwatch_cycles_total", (), float(self.progress.cycles)),
+            ("gangwatch_cycle_duration_seconds", (), self._cycle_seconds),
+            ("gangwatch_cycle_age_seconds", (), self.progress.cycle_age_seconds()),
+            ("gangwatch_snapshot_duration_seconds", (), self.snapshots.seconds),
+        ]
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        self.progress.begin()
+        try:
+            self._carry_out_again()
+            while not self._stop:
+                self._turn()
+                self.progress.turned()
+            if not self._store_trouble:
+                self._snapshot()
+        except BaseException as error:
+            _log.critical("the cycle's thread ends: this is a bug, please report it", exc_info=error)
+            self._hooks.died(error)
+        finally:
+            self._inbox.close()
+            self.snapshots.close()
+
+    def _turn(self) -> None:
+        wait_seconds = POLL_SECONDS if self._state_is_ahead else self.snapshots.wait_seconds(POLL_SECONDS)
+        self.progress.doing("waiting for events")
+        arrived = self._inbox.take(wait_seconds)
+        self.progress.doing("answering questions about the state")
+        self._observed += arrived.events
+        for question in arrived.questions:
+            question.put_to(self._state)
+        now_ns = self._clock.monotonic_ns()
+        if self._store_trouble and not self._try_store(now_ns):
+            _refuse(arrived.wishes, StoreError(self._store_trouble))
+            if not self._state_is_ahead:
+                self.snapshots.publish(self._state)
+            return
+        self._observe(now_ns)
+        due = now_ns - self._tick_ns >= TICK_SECONDS * 1e9
+        if arrived.wishes or self._observed or due:
+            try:
+                self._cycle(arrived.wishes)
+            except BaseException as error:
+                _refuse(arrived.wishes, StoppedError(f"a bug ended the controller: {type(error).__name__}"))
+                raise
+        if due:
+            self._tick_ns = now_ns
+            self._measure()
+            self._heed_flag()
+        if not self._state_is_ahead:
+            self.snapshots.publish(self._state)
+        if self._unrecorded:
+            self._record_outcomes()
+        if now_ns - self._snapshot_ns >= self._snapshot_seconds * 1e9 and not self._store_trouble:
+            self._snapshot()
+
+    def _measure(self) -> None:
+        """Take the samples of the state, but spend no more than a twentieth of the time on it."""
+        began_ns = self._clock.monotonic_ns()
+        if began_ns < self._measure_ns:
+            return
+        try:
+            self._measures = tuple(self._hooks.measures(self._state))
+        except Exception as error:
+            self._measures = ()  # absent, and not as they were once
+            self._hooks.failed("metrics", error)
+        ended_ns = self._clock.monotonic_ns()
+        self._measure_ns = ended_ns + (ended_ns - began_ns) * _MEASURE_PAUSE
+
+    # --- 2: what happened ---------------------------------------------------------------------------------------------
+
+    def _observe(self, now_ns: int) -> None:
+        if now_ns - self._observe_ns < POLL_SECONDS * 1e9:
+            return
+        self._observe_ns = now_ns
+        self.progress.doing("asking the backend what happened")
+        holding = [(job.job_id, job.attempt) for job in self._state.jobs.values() if job.state.holds_slots]
+        try:
+            if now_ns - self._nodes_ns >= TICK_SECONDS * 1e9:
+                self._nodes_ns = now_ns
+                self._observed += self._node_changes()
+            self._observed += self._backend.observe(holding)
+        except BackendError as error:
+            self._counters["gangwatch_backend_failures_total"] += 1
+            if self._backend_trouble != str(error):
+                _log.error("backend: %s", error)
+            self._backend_trouble = str(error)
+        else:
+            self._backend_trouble = ""
+            self._looked = True
+
+    def _node_changes(self) -> list[Event]:
+        """What of the backend's nodes the state does not know yet."""
+        present = {node.node: node for node in self._backend.nodes()}
+        known = self._state.nodes
+        told = {event.node for event in self._observed if isinstance(event, NodeSeen)}
+        changes: list[Event] = []
+        for name, seen in present.items():
+            node = known.get(name)
+            if (node and as_seen(node)) != seen and name not in told:
+                changes.append(seen)
+        for name, node in known.items():
+            if node.present and name not in present and name not in told:
+                changes.append(NodeSeen(name, node.slots, node.devices, node.machine, present=False))
+        return changes
+
+    # --- 3: the cycle -------------------------------------------------------------------------------------------------
+
+    def _cycle(self, wishes: Sequence[Wish]) -> None:
+        granted: list[tuple[Wish, Event]] = []
+        for wish in wishes:
+            if wish.answer.set_running_or_notify_cancel():
+                try:
+                    granted.append((wish, wish.make(self._state)))
+                except Exception as error:  # also a bug of whoever wished: the state is untouched
+                    wish.answer.set_exception(error)
+        events = [*self._observed, *(event for _, event in granted)] or [Tick()]
+        now_ns = max(self._clock.wall_ns(), self._state.now_ns)
+        began_ns = self._clock.monotonic_ns()
+        ran = False
+        self.progress.doing("deciding, and writing the journal to disk")
+        try:
+            with self._store.cycle(self._state.cycle + 1, now_ns, events) as record:
+                ran = True
+                outcome = run(self._state, events, now_ns)
+                if outcome.changed:
+                    record.decided(outcome.actions, outcome.entries)
+                else:
+                    record.discard()
+        except StoreError as error:
+            self._store_failed(error, ran)
+            _refuse((wish for wish, _ in granted), error)
+            return
+        self._observed = []
+        if outcome.changed:
+            self._place()
+        self._ready = self._looked
+        self.progress.cycled()
+        self._cycle_seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
+        self.snapshots.changed()
+        gate_trouble = self._move_gate(events)
+        for wish, event in granted:
+            if gate_trouble is not None and isinstance(event, FreezeSet):
+                wish.answer.set_exception(gate_trouble)
+            else:
+                wish.answer.set_result(event)
+        try:
+            self._hooks.written(events, record.entries)
+        except Exception as error:
+            self._hooks.failed("entries", error)
+        self.snapshots.publish(self._state, needed=bool(granted))  # before the actions, which may take long
+        for action in outcome.actions:
+            self._carry_out(action)
+            # A backend that is slow with many actions is slow, not stuck.
+            self.progress.turned()
+
+    def _place(self) -> None:
+        try:
+            self._hooks.placed(self._state.jobs.values())
+        except Exception as error:
+            self._hooks.failed("placement", error)
+
+    # --- the gate -----------------------------------------------------------------------------------------------------
+
+    def _heed_flag(self) -> None:
+        """An operator may freeze by making the flag file by hand, also while no controller runs."""
+        stands = self._gate.closed() and not self._state.frozen
+        if stands and self._flag_stood:  # at two ticks: a freeze through the API shuts the gate before its event comes
+            self._observed.append(self._frozen_by_flag())
+        self._flag_stood = stands
+
+    def _frozen_by_flag(self) -> FreezeSet:
+        return FreezeSet(True, f"the file {self._gate.flag.name}")
+
+    def _move_gate(self, events: Sequence[Event]) -> StoreError | None:
+        """Shut or open the gate where the journal says so; what went wrong with it, or None."""
+        if any(isinstance(event, FreezeSet) for event in events):
+            try:
+                self._gate.follow(self._state.frozen)
+            except StoreError as error:
+                _log.error("%s", error)
+                return error
+        return None
+
+    def _store_failed(self, error: StoreError, ran: bool) -> None:
+        self._counters["gangwatch_store_failures_total"] += 1
+        if not self._store_trouble:
+            _log.error("store: %s. No cycle runs until it can be written; jobs go on", error)
+        self._store_trouble = str(error)
+        self._retry_ns = self._clock.monotonic_ns()
+        self._state_is_ahead |= ran
+        if self._state_is_ahead:
+            self._go_back()
+
+    def _go_back(self) -> None:
+        """Rebuild the state from the store: what could not be written has not happened."""
+        try:
+            recovered = recover(self._store)
+        except StoreError as error:
+            _log.error("store: the state can't be rebuilt yet: %s", error)
+        else:
+            self._state = recovered.state
+            self._place()
+            self._state_is_ahead = False
+            self.snapshots.changed()
+            self._counters["gangwatch_replay_mismatches_total"] += recovered.mismatches
+
+    def _try_store(self, now_ns: int) -> bool:
+        if now_ns - self._retry_ns < RETRY_SECONDS * 1e9:
+            return False
+        self._retry_ns = now_ns
+        self.progress.doing("trying whether the journal can be written again")
+        try:
+            self._store.probe()
+        except StoreError as error:
+            self._store_failed(error, ran=False)
+            return False
+        if self._state_is_ahead:
+            self._go_back()
+            if self._state_is_ahead:
+                return False
+        _log.info("store: it can be written again")
+        self._store_trouble = ""
+        return True
+
+    # --- 5: actions ---------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, action: Action) -> None:
+        # A freeze stops what gangwatch decides; a person who cancels a job has decided it.
+        cancel = isinstance(action, StopGang) and action.why is StopReason.CANCEL
+        if self._gate.closed() and not cancel:
+            outcome = "withheld: frozen"
+            # Told that it is frozen, the next cycle doesn't decide the same again.
+            self._observed.append(self._frozen_by_flag())
+            self._observed.append(ActionFailed(action.action_id, action.job_id, "all actions are frozen"))
+        else:
+            outcome = self._apply(action)
+        self._unrecorded.append((action.action_id, outcome))
+
+    def _apply(self, action: Action) -> str:
+        self.progress.doing(f"carrying out {action.action_id} of {action.job_id}")
+        try:
+            self._backend.apply(action)
+        except BackendError as error:
+            self._counters["gangwatch_backend_failures_total"] += 1
+            _log.warning("%s of %s: %s", action.action_id, action.job_id, error)
+            self._observed.append(ActionFailed(action.action_id, action.job_id, str(error)))
+            return f"failed: {error}"
+        return "applied"
+
+    def _carry_out_again(self) -> None:
+        """Before anything else after a start: intents whose outcome was not recorded.
+
+        They may have been carried out or not, and carrying one out twice does it once. A start that a freeze withholds
+        is left to ``observe``, which tells whether it had happened.
+        """
+        for action in self._store.open_actions():
+            self.progress.turned()
+            job = self._state.jobs.get(action.job_id)
+            if job is None or job.attempt != action.attempt or not job.state.holds_slots:
+                self._unrecorded.append((action.action_id, "superseded"))
+            elif isinstance(action, StartGang) and (self._gate.closed() or self._state.frozen):
+                self._unrecorded.append((action.action_id, "withheld: frozen at a restart"))
+            else:
+                self._carry_out(action)
+        if self._unrecorded:
+            _log.info("%d actions without a recorded outcome were settled", len(self._unrecorded))
+
+    def _record_outcomes(self) -> None:
+        self.progress.doing("writing the outcomes of actions to disk")
+        try:
+            self._store.outcomes(self._unrecorded, self._clock.wall_ns())
+        except StoreError as error:
+            self._store_failed(error, ran=False)
+        else:
+            self._unrecorded = []
+
+    def _snapshot(self) -> None:
+        self._snapshot_ns = self._clock.monotonic_ns()
+        self.progress.doing("writing a snapshot to disk")
+        living = [job.job_id for job in self._state.jobs.values() if not job.state.ended]
+        try:
+            self._baselines = self._hooks.baselines()
+        except Exception as error:
+            self._hooks.failed("baselines", error)
+        try:
+            self._store.snapshot(self._state.cycle, self._state.now_ns, self._state, self._baselines, living)
+        except StoreError as error:
+            self._store_failed(error, ran=False)
+
+
+def _refuse(wishes: Iterable[Wish], error: Exception) -> None:
+    for wish in wishes:
+        wish.refuse(error)

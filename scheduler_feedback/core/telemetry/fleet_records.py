@@ -1,0 +1,299 @@
+"""What ranks report, taken into the attempts of their gangs: finished steps, and what each is inside of.
+
+Records that no reporter could have made are refused one by one and counted; memory is bounded by the number of gangs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from agent.schema.frame import EventRecord, Frame, Member, OpenRecord, Record, StepRecord
+from scheduler_feedback.core.telemetry.fleet_nodes import NodeView
+from scheduler_feedback.core.telemetry.gang_attempts import Gang
+from scheduler_feedback.core.telemetry.membership import AGAIN_NS, MOST_OUTSIDE_RANKS, Counted, Membership
+from scheduler_feedback.core.telemetry.placements import Refusal
+
+FORGET_NS = 600_000_000_000
+"""A gang unheard of for ten minutes has ended without word: longer than any pause for a checkpoint that we know of."""
+
+MOST_GANGS = 1 << 16
+"""More gangs than 100,000 GPUs hold; what comes beyond is refused and counted, so that no sender fills memory."""
+
+MOST_RANKS = 1 << 17
+"""Highest rank number taken for one."""
+
+LARGEST = 1 << 62
+"""No step number, attempt or time in nanoseconds reaches this (146 years); sums of two still fit 64 bits."""
+
+CLOCK_SLACK_NS = 1_000_000_000
+"""A record may end after its frame's own time by a reader's delay, not by more."""
+
+OLDEST_RECORD_NS = 3_600_000_000_000
+"""A record from longer ago than an hour is none of this agent's ring."""
+
+
+HELD_NS = 30_000_000_000
+"""A rank is its node's until that node has not reported it for so long: only then may another node report it."""
+
+WAITS_NS = 120_000_000_000
+"""Records of a gang that the scheduler does not know wait so long for it; as long as verdicts do."""
+
+
+class Attempts:
+    """The newest attempt of each gang. refused: records that nobody could have made. ended: those of an attempt of
+    which a newer one is known.
+
+    nodes: of the fleet, by name. membership: decides what each node may report; None: every node may report anything,
+    which is for recordings and simulations only.
+    """
+
+    def __init__(self, nodes: Mapping[str, NodeView] | None = None, membership: Membership | None = None) -> None:
+        self.gangs: dict[str, Gang] = {}
+        self._nodes = {} if nodes is None else nodes
+        self._membership = membership
+        self._outside_ranks: Counter[str] = Counter()
+        self.refused = 0
+        self.ended = 0
+        self._first_steps: list[tuple[str, int, int, int]] = []
+        self._stepped: dict[str, int] = {}
+
+    def first_steps(self) -> list[tuple[str, int, int, int]]:
+        """(gang, attempt, step, wall time of its end) of the first finished step of each attempt seen since the last
+        call."""
+        found, self._first_steps = self._first_steps, []
+        return found
+
+    def of(self, name: str, attempt: int, received_ns: int) -> Gang | None:
+        """The gang's attempt, begun where it is the newest; None for one that is over, or one gang too many."""
+        gang = self.gangs.get(name)
+        if gang is None or gang.attempt < attempt:
+            placed = self._membership is None or name not in self._membership.owners
+            # What nobody placed takes half of the room at most: there is always some for what the scheduler did.
+            if gang is None and len(self.gangs) >= (MOST_GANGS if placed else MOST_GANGS // 2):
+                self.refused += 1
+                return None
+            if gang is not None:
+                self._leave(gang)
+            gang = self.gangs[name] = Gang(name, attempt)
+            gang.placed = placed
+            gang.received_ns = received_ns
+        elif gang.attempt > attempt:
+            self.ended += 1
+            return None
+        return gang
+
+    def forget_silent(self, received_ns: int) -> list[str]:
+        """Drop gangs unheard of for FORGET_NS (one that is heard again begins anew); returns their names."""
+        silent = [name for name, gang in self.gangs.items() if received_ns - gang.received_ns > FORGET_NS]
+        for name in silent:
+            self.forget(name)
+        if self._membership is not None:
+            for name in self._membership.owners.keys() - self.gangs.keys():
+                self._membership.forget(name)
+        return silent
+
+    def forget(self, name: str) -> None:
+        """Drop what is kept of the gang."""
+        gang = self.gangs.pop(name, None)
+        if gang is not None:
+            self._leave(gang)
+        if self._membership is not None:
+            self._membership.forget(name)
+
+    def _leave(self, gang: Gang) -> None:
+        """The ranks of the gang count no longer."""
+        if not gang.placed and self._membership is not None:
+            owner = self._membership.owners.get(gang.name, "")
+            self._outside_ranks[owner] -= len(gang)
+            if self._outside_ranks[owner] <= 0:
+                del self._outside_ranks[owner]
+
+    def column(self, gang: Gang, rank: int, node: str) -> int:
+        """The rank's column in the gang; -1 where the node may not report it, which is counted.
+
+        A rank that another node reports is that node's.
+        """
+        if self._membership is not None:
+            held = gang.holder(rank)
+            if held is None:
+                if not gang.placed:
+                    if self._outside_ranks[node] >= MOST_OUTSIDE_RANKS:
+                        self._membership.refuse(node, gang.name, Refusal.LIMIT)
+                        return -1
+                    self._outside_ranks[node] += 1
+            elif held[0] != node and self._reports(held[0], gang, rank, held[1]):
+                self._membership.refuse(node, gang.name, Refusal.RANK)
+                return -1
+        return gang.column(rank, node)
+
+    def _reports(self, node: str, gang: Gang, rank: int, reported_ns: int) -> bool:
+        """Whether the node goes on to report the rank, by a record of late, or by what it reports all the time."""
+        view = self._nodes.get(node)
+        if view is None or gang.received_ns - view.received_ns > HELD_NS:
+            return False
+        if gang.received_ns - reported_ns <= HELD_NS:
+            return True
+        if any(group.gang is gang and rank in group.ranks for group in view._groups):
+            return True
+        column = gang.column(rank, node)
+        return any(one is gang and column in table[:, 1] for one, table in view._opened)
+
+    def take(self, node: NodeView, frame: Frame, continues: bool, received_ns: int) -> Sequence[EventRecord]:
+        """Take in the frame's records; those among them that are events. continues: whether the frame goes on where the
+        node's newest one ended."""
+        if node._waiting and received_ns >= node._waiting_ns and (waited := self._waited(node, received_ns)):
+            self._take(node, frame, waited, received_ns)
+        records = frame.records
+        expected = node._record_seq if continues else None
+        same = records is node._records and node._opened and expected == frame.record_seq
+        if same and self._opened_again(node, frame):
+            node._record_seq = frame.record_seq + len(records)
+            return ()
+        if not records and continues:
+            node._records = node._opened = ()
+            return ()
+        if expected is not None and records:
+            if frame.record_seq > expected:
+                node.records_missed += frame.record_seq - expected
+            elif frame.record_seq < expected:
+                records = records[expected - frame.record_seq :]
+        node._record_seq = frame.record_seq + len(frame.records)
+        return self._take(node, frame, records, received_ns)
+
+    def _take(self, node: NodeView, frame: Frame, records: Sequence[Record], received_ns: int) -> Sequence[EventRecord]:
+        told: list[EventRecord] = []
+        opened: list[tuple[Gang, list[int]]] = []
+        # A node's records are mostly of one gang: it is looked up where it is another than the one before.
+        name, attempt = "", -1
+        gang: Gang | None = None
+        ranks: frozenset[int] | None = None
+        why: Refusal | None = None
+        rank, column = -1, -1
+        cells: list[int] = []
+        count = 0
+        now_ns, here = frame.monotonic_ns, node.name
+        for record in records:  # the innermost loop of ten thousand nodes' frames: calls are few here
+            if isinstance(record, EventRecord):
+                told.append(record)
+                continue
+            member = record.member
+            another = member.gang != name or member.attempt != attempt
+            if isinstance(record, OpenRecord):
+                fine = 0 <= record.number < LARGEST and 0 <= record.since_ns < LARGEST
+            else:
+                fine = _possible(record, now_ns)
+            if not fine or not 0 <= member.rank < MOST_RANKS or (another and not possible(member)):
+                self.refused += 1
+                continue
+            if another:
+                name, attempt, rank, cells = member.gang, member.attempt, -1, []
+                gang, ranks, why = self._gang(here, member, received_ns)
+                if gang is not None:
+                    gang.received_ns = received_ns
+                    opened.append((gang, cells))
+            if gang is None:
+                if why is not None:
+                    self._refuse(node, record, why, received_ns)
+                continue
+            if member.rank != rank:  # what one rank says stands together
+                rank = member.rank
+                if ranks is None or rank in ranks:
+                    column = self.column(gang, rank, here)
+                else:
+                    column = -1
+                    self._refuse(node, record, Refusal.RANK, received_ns)
+            if column < 0:
+                continue
+            if isinstance(record, OpenRecord):
+                cells += (record.what != "step", column, record.number, record.since_ns)
+                count += 1
+            else:
+                gang.finish(
+                    column, record.step, record.start_ns, record.duration_ns, record.wait_ns, received_ns,
+                    record.tokens, record.squares,
+                )  # fmt: skip
+                if gang.placed and self._stepped.get(gang.name, -1) < gang.attempt:
+                    self._first_step(gang, record, node)
+        tables = tuple((of_gang, np.array(cells, np.int64).reshape(-1, 4)) for of_gang, cells in opened if cells)
+        for of_gang, table in tables:
+            of_gang.opened_all(table, frame.monotonic_ns)
+        node._records, node._opened = (frame.records, tables) if count == len(frame.records) else ((), ())
+        return told
+
+    def _gang(
+        self, node: str, member: Member, received_ns: int
+    ) -> tuple[Gang | None, frozenset[int] | None, Refusal | None]:
+        """The gang that records of this member count for; the ranks that the node may report, None for any; why not."""
+        if self._membership is None:
+            return self.of(member.gang, member.attempt, received_ns), None, None
+        found = self._membership.counted(node, member.gang, member.attempt, received_ns)
+        if isinstance(found, Refusal):
+            return None, None, found
+        return self.of(found.gang, found.attempt, received_ns), found.ranks, None
+
+    def _refuse(self, node: NodeView, record: StepRecord | OpenRecord, why: Refusal, received_ns: int) -> None:
+        """Count a record that the node may not report. One whose gang may become known waits."""
+        assert self._membership is not None
+        if why is not Refusal.NOT_KNOWN_YET:
+            self._membership.refuse(node.name, record.member.gang, why)
+        elif isinstance(record, StepRecord):  # what a rank is inside of is sent again with every frame
+            node._waiting.append((received_ns, record))
+
+    def _waited(self, node: NodeView, received_ns: int) -> list[Record]:
+        """Records whose gang was not known when they came, to be looked at once more."""
+        assert self._membership is not None
+        waited = list(node._waiting)
+        node._waiting.clear()
+        node._waiting_ns = received_ns + AGAIN_NS
+        found: list[Record] = []
+        for came_ns, record in waited:
+            gang, attempt = record.member.gang, record.member.attempt
+            decided = self._membership.counted(node.name, gang, attempt, came_ns)
+            if isinstance(decided, Counted):
+                found.append(record)
+            elif decided is not Refusal.NOT_KNOWN_YET:
+                self._membership.refuse(node.name, gang, decided)
+            elif received_ns - came_ns <= WAITS_NS:
+                node._waiting.append((came_ns, record))
+            else:
+                self._membership.refuse(node.name, gang, Refusal.UNKNOWN)
+        return found
+
+    def _first_step(self, gang: Gang, record: StepRecord, node: NodeView) -> None:
+        self._stepped[gang.name] = gang.attempt
+        end_ns = record.start_ns + record.duration_ns
+        self._first_steps.append((gang.name, gang.attempt, record.step, node.wall_of(end_ns)))
+        if len(self._stepped) > MOST_GANGS:
+            del self._stepped[next(iter(self._stepped))]
+
+    def _opened_again(self, node: NodeView, frame: Frame) -> bool:
+        """The node's ranks are inside of what they were inside of a frame ago; False where a gang is another by now."""
+        for gang, _ in node._opened:
+            if self.gangs.get(gang.name) is not gang:
+                return False
+        for gang, table in node._opened:
+            gang.received_ns = node.received_ns
+            gang.opened_all(table, frame.monotonic_ns)
+        return True
+
+
+def possible(member: Member) -> bool:
+    """Whether there can be such a rank."""
+    return 0 <= member.rank < MOST_RANKS and 0 <= member.attempt < LARGEST and 0 < len(member.gang) <= 256
+
+
+def _possible(record: StepRecord, now_ns: int) -> bool:
+    """Whether a reporter could have made it, whoever of. now_ns: its frame's monotonic time."""
+    wait_ns, duration_ns = record.wait_ns, record.duration_ns
+    return (
+        duration_ns > 0
+        and record.start_ns >= 0
+        and now_ns - OLDEST_RECORD_NS <= record.start_ns + duration_ns <= now_ns + CLOCK_SLACK_NS
+        and 0 <= record.step < LARGEST
+        and (wait_ns is None or 0 <= wait_ns <= duration_ns)
+        and (record.tokens is None or 0 <= record.tokens < LARGEST)
+        and (record.squares is None or 0 <= record.squares < LARGEST)
+    )

@@ -1,0 +1,241 @@
+"""Applies the scheduler's placement to what nodes report: which gang and attempt a record or a series counts for.
+
+A record or series of a rank that its node may not report is refused and counted. A gang that nobody placed is kept per
+node: the first node that reports its name keeps the name, and another node's part of it is ``NAME@NODE``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from agent.schema.frame import AnyLayout, Column, Layout, Member, make_layout, pack
+from scheduler_feedback.core.telemetry.device_locations import Parts
+from scheduler_feedback.core.telemetry.placements import Placed, Placements, Refusal
+
+AGAIN_NS = 1_000_000_000
+"""What a node reports beyond the state's placement is decided again after this: only a backend knows of it."""
+
+MOST_OUTSIDE_GANGS = 64
+MOST_OUTSIDE_RANKS = 256
+"""Gangs that nobody placed, and their ranks, on one node: more than processes that report there (the agent's quotas),
+and little memory even where every node sends as many."""
+
+MOST_NAME = 256
+"""Longest name of a gang."""
+
+
+class Counted(NamedTuple):
+    """The gang and attempt that records count for, and which ranks the node may report; None: any."""
+
+    gang: str
+    attempt: int
+    ranks: frozenset[int] | None
+    placed: bool
+
+
+@dataclass(slots=True)
+class _Node:
+    """What one node's layout says of ranks. members: as the agent names them; names: what each counts for, None where
+    it is refused. here: the node's placement when that was decided. parts: the GPUs that it lists; disputed: those of
+    them that another node has."""
+
+    layout_id: str = ""
+    layout: AnyLayout | None = None
+    came_ns: int = 0
+    here: Mapping[str, Placed] | None = None
+    again_ns: int | None = None
+    members: tuple[Member, ...] = ()
+    names: dict[Member, Member | None] = field(default_factory=dict)
+    parts: frozenset[str] = frozenset()
+    disputed: frozenset[str] = frozenset()
+
+
+class Membership:
+    """Decides for all nodes. Owned by the thread that folds frames.
+
+    parts: which node each GPU is in. refused: records and series by node and reason. owners: gangs that nobody placed,
+    and whose each is.
+    """
+
+    def __init__(self, placements: Placements, parts: Parts) -> None:
+        self._placements = placements
+        self._parts = parts
+        self._nodes: dict[str, _Node] = {}
+        self._owned: Counter[str] = Counter()
+        self.owners: dict[str, str] = {}
+        self.refused: Counter[tuple[str, Refusal]] = Counter()
+        self.newly_refused: list[tuple[str, str, Refusal]] = []
+        self._reported: set[tuple[str, Refusal]] = set()
+
+    def same_host(self, one: str, other: str) -> bool:
+        """Whether the agents of both nodes are reached at one address."""
+        return self._placements.same_host(one, other)
+
+    def here(self, node: str) -> Mapping[str, Placed]:
+        """Gangs placed on the node; the same object until that changes."""
+        return self._placements.of(node)
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    def counted(self, node: str, gang: str, attempt: int, came_ns: int) -> Counted | Refusal:
+        """What records of this gang and attempt count for, where they come from this node. came_ns: when they came."""
+        if not gang or len(gang) > MOST_NAME:
+            return Refusal.UNKNOWN
+        claim = self._placements.claim(node, gang, came_ns)
+        if claim is None:
+            name = self._outside(node, gang)
+            return Refusal.LIMIT if name is None else Counted(name, attempt, None, False)
+        if isinstance(claim, Refusal):
+            return claim
+        if attempt < claim.attempt:
+            return Refusal.ENDED
+        if attempt > claim.attempt and claim.ranks is not None:
+            return Refusal.ATTEMPT
+        return Counted(gang, claim.attempt, claim.ranks, True)
+
+    def refuse(self, node: str, gang: str, why: Refusal, count: int = 1) -> None:
+        """Count what was refused; the first of a node and reason is kept for the log."""
+        self.refused[node, why] += count
+        if (node, why) not in self._reported:
+            self._reported.add((node, why))
+            self.newly_refused.append((node, gang, why))
+
+    def _outside(self, node: str, gang: str) -> str | None:
+        """The name under which the node's part of a gang that nobody placed is kept; None: it has too many."""
+        name = gang
+        while (owner := self.owners.get(name)) != node:
+            if owner is None:
+                if self._owned[node] >= MOST_OUTSIDE_GANGS:
+                    return None
+                self.owners[name] = node
+                self._owned[node] += 1
+                break
+            name += f"@{node}"
+            if len(name) > MOST_NAME:
+                return None
+        return name
+
+    def forget(self, gang: str) -> None:
+        """Nothing is kept of the gang any more."""
+        owner = self.owners.pop(gang, None)
+        if owner is not None:
+            self._owned[owner] -= 1
+            if not self._owned[owner]:
+                del self._owned[owner]
+
+    # --- series -------------------------------------------------------------------------------------------------------
+
+    def layout_of(self, layout: AnyLayout, received_ns: int) -> AnyLayout:
+        """The layout with the names that its ranks' series count for; those that are refused have no rank's labels.
+
+        The same object until that changes.
+        """
+        node = self._nodes.get(layout.node)
+        if node is None:
+            node = self._nodes[layout.node] = _Node()
+        here = self._placements.of(layout.node)
+        if node.layout_id == layout.layout_id:
+            assert node.layout is not None
+            if node.here is here and (node.again_ns is None or received_ns < node.again_ns):
+                return node.layout
+        else:
+            whole = layout.whole()
+            node.members = tuple(dict.fromkeys(_members(whole)))
+            node.parts = frozenset(_parts(whole))
+            node.came_ns = received_ns
+        names = self._names(layout.node, node.members, node.came_ns)
+        disputed = self._parts.list(layout.node, node.parts, received_ns)
+        node.here = here
+        # Only what the state places is told of by a change of `here`.
+        elsewhere = bool(disputed) or any(member.gang not in here for member in node.members)
+        node.again_ns = received_ns + AGAIN_NS if elsewhere else None
+        if (node.layout_id, node.names, node.disputed) != (layout.layout_id, names, disputed):
+            node.layout_id, node.names, node.disputed = layout.layout_id, names, disputed
+            node.layout = layout
+            if disputed or any(name != member for member, name in names.items()):
+                node.layout = pack(_renamed(layout.whole(), names, disputed))
+        assert node.layout is not None
+        return node.layout
+
+    def drop(self, node: str) -> None:
+        """Forget what the node's layout says."""
+        self._nodes.pop(node, None)
+
+    def _names(self, node: str, members: Iterable[Member], came_ns: int) -> dict[Member, Member | None]:
+        names: dict[Member, Member | None] = {}
+        newest: dict[str, int] = {}
+        for member in members:
+            newest[member.gang] = max(newest.get(member.gang, -1), member.attempt)
+        known = self._nodes[node].names
+        for member in members:
+            found = self.counted(node, member.gang, member.attempt, came_ns)
+            name: Member | None = None
+            why: Refusal | None = None
+            if isinstance(found, Refusal):
+                why = found
+            elif found.ranks is not None and member.rank not in found.ranks:
+                why = Refusal.RANK
+            elif found.placed and found.ranks is None and member.attempt != newest[member.gang]:
+                why = Refusal.ENDED  # a launcher has started the ranks again; the old ones' series linger
+            else:
+                name = Member(found.gang, found.attempt, member.rank)
+            names[member] = name
+            if why not in (None, Refusal.NOT_KNOWN_YET) and known.get(member, member) is not None:
+                assert why is not None
+                self.refuse(node, member.gang, why)
+        return names
+
+
+def member_of(labels: Iterable[tuple[str, str]]) -> Member | None:
+    """The rank that a column is of; None where it is of none."""
+    told = dict(labels)
+    try:
+        return Member(told["gang"], int(told["attempt"]), int(told["rank"]))
+    except (KeyError, ValueError):
+        return None
+
+
+def _members(layout: Layout) -> Iterator[Member]:
+    for part in (layout.gauges, layout.counters):
+        for column in part:
+            member = member_of(column.labels)
+            if member is not None:
+                yield member
+
+
+def _parts(layout: Layout) -> Iterator[str]:
+    """GPUs that the layout's series name."""
+    for part in (layout.gauges, layout.counters):
+        for column in part:
+            for key, value in column.labels:
+                if key == GPU and value:
+                    yield value
+
+
+def _renamed(layout: Layout, names: Mapping[Member, Member | None], disputed: frozenset[str]) -> Layout:
+    def column(one: Column) -> Column:
+        told: dict[str, str] = {}
+        member = member_of(one.labels)
+        if member is not None and (name := names[member]) != member:
+            told = dict.fromkeys(OF_A_RANK, "")
+            if name is not None:
+                told = {"gang": name.gang, "attempt": str(name.attempt), "rank": str(name.rank)}
+        for key, value in one.labels if disputed else ():
+            if key == GPU and value in disputed:
+                told[GPU] = f"{layout.node}/{value}"
+        if not told:
+            return one
+        labels = tuple((key, told.get(key, value)) for key, value in one.labels)
+        return msgspec.structs.replace(one, labels=labels)
+
+    return make_layout(layout.node, layout.tiers, map(column, layout.gauges), map(column, layout.counters))
+
+
+OF_A_RANK = ("gang", "attempt", "rank")
+GPU = "gpu"
+"""Labels that say whose a series is, and of which GPU."""

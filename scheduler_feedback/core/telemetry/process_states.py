@@ -1,0 +1,65 @@
+"""Process states: what the kernel says of each rank's processes, by the newest frames of the nodes that they run on.
+
+A rank whose processes an agent reported and reports no longer, while it goes on to send frames, is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from agent.schema.frame import Column, Frame, Member
+from agent.schema.process_state import ProcessState
+from scheduler_feedback.core.telemetry.gang_attempts import Gang, IntArray
+from scheduler_feedback.core.telemetry.telemetry import UNKNOWN_STATE, IndexArray
+
+METRIC = "gangwatch_rank_process_state"
+
+
+class NodeStates:
+    """States of the ranks on one node. members: whose gauges stand at `index` of its frames; gone: whose did."""
+
+    __slots__ = ("gone", "index", "members", "values")
+
+    def __init__(self, gauges: Iterable[Column], old: NodeStates | None, gangs: Mapping[str, Gang]) -> None:
+        """old: by the node's layout before. gangs: the newest attempts, by name; of others nothing is remembered."""
+        found = {
+            member: index
+            for index, column in enumerate(gauges)
+            if column.metric == METRIC and (member := _member(dict(column.labels))) is not None
+        }
+        self.members = {member: row for row, member in enumerate(found)}
+        self.index: IndexArray = np.array(list(found.values()), np.intp)
+        self.values = np.full(len(found), np.nan)
+        before: set[Member] = {*old.members, *old.gone} if old is not None else set()
+        newest = {(gang.name, gang.attempt) for gang in gangs.values()} if before else set()
+        self.gone: set[Member] = {one for one in before if one not in found and (one.gang, one.attempt) in newest}
+
+    def take(self, frame: Frame) -> None:
+        """Keep what a frame of the present layout says."""
+        self.values = frame.gauges.take(self.index)
+
+    def of(self, member: Member) -> int:
+        """A ProcessState, or UNKNOWN_STATE."""
+        row = self.members.get(member)
+        if row is None:
+            return int(ProcessState.GONE) if member in self.gone else UNKNOWN_STATE
+        value = float(self.values[row])
+        return int(value) if value == value and 0 <= value < len(ProcessState) else UNKNOWN_STATE
+
+
+def states_of(gang: Gang, nodes: Mapping[str, NodeStates]) -> IntArray:
+    """int64 [n] by rising rank: a ProcessState, or UNKNOWN_STATE. nodes: by name."""
+    found = [
+        UNKNOWN_STATE if (on := nodes.get(node)) is None else on.of(Member(gang.name, gang.attempt, rank))
+        for rank, node in zip(gang.ranks, gang.nodes, strict=True)
+    ]
+    return np.array(found, np.int64)
+
+
+def _member(labels: dict[str, str]) -> Member | None:
+    try:
+        return Member(labels["gang"], int(labels["attempt"]), int(labels["rank"]))
+    except (KeyError, ValueError):
+        return None

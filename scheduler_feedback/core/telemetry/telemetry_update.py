@@ -1,0 +1,304 @@
+"""Look: what is new in a fleet since the last look, as telemetry for the detectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.schema.frame import Member
+from scheduler_feedback.core.fabric import ALL_RAILS, Fabric
+from scheduler_feedback.core.telemetry.counter_features import COORDINATES, Device
+from scheduler_feedback.core.telemetry.fleet import Fleet
+from scheduler_feedback.core.telemetry.gang_attempts import Consumed, Gang, IntArray
+from scheduler_feedback.core.telemetry.telemetry import (
+    FEATURES,
+    Counters,
+    IndexArray,
+    JobTelemetry,
+    Shape,
+    StepTable,
+    Telemetry,
+    no_counters,
+)
+
+WINDOW_NS = 1_000_000_000
+"""Frames come once a second."""
+
+NO_DEVICE = Device()
+
+
+@dataclass(slots=True, eq=False)
+class _Seen:
+    """What was handed out of one attempt: sequence of its newest step, its shape, each rank's clock offset [n], and
+    whether its machine is another node's as well [n].
+
+    nodes: those of its ranks, sorted; of_node [n]: each rank's among them. changes: of the gang, when all of this was
+    made.
+    """
+
+    gang: Gang
+    cursor: int = 0
+    shape: Shape = field(default_factory=lambda: Shape("", 0, np.zeros(0, np.int64), ()))
+    nodes: tuple[str, ...] = ()
+    of_node: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
+    offset_ns: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    shared: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    changes: int = -1
+    stepped: bool = False
+
+
+class Look:
+    """Turns a fleet into a stream of telemetry. One reader: what was handed out once is not handed out again.
+
+    aside: gang -> attempt of which no telemetry is handed out any more because a bug was met while it was put
+    together. failed: (gang, error) of these, until somebody takes them.
+    """
+
+    def __init__(self, fleet: Fleet, fabric: Fabric | None = None) -> None:
+        self._fleet = fleet
+        self._fabric = Fabric() if fabric is None else fabric
+        self._seen: dict[str, _Seen] = {}
+        self._window_ns = 0
+        self._placed: tuple[Shape, ...] = ()
+        self.aside: dict[str, int] = {}
+        self.failed: list[tuple[str, Exception]] = []
+
+    def next(self, now_ns: int, received_now_ns: int | None = None) -> Telemetry:
+        """What came since the last call. now_ns: wall time; received_now_ns: the same instant on the clock by which
+        frames were received, None for the newest receipt."""
+        fleet = self._fleet
+        gangs = fleet.gangs
+        for name in self._seen.keys() - gangs.keys():
+            del self._seen[name]
+        touched = fleet.touched()
+        jobs = tuple(self._jobs(gangs, touched))
+        events = fleet.occurrences.take()
+        here_ns = fleet.newest_received_ns if received_now_ns is None else received_now_ns
+        heard = {name: now_ns - (here_ns - node.received_ns) for name, node in fleet.nodes.items()}
+        return Telemetry(now_ns, jobs, self._counters(jobs, now_ns), events, heard)
+
+    def _jobs(self, gangs: Mapping[str, Gang], touched: set[str]) -> Iterator[JobTelemetry]:
+        """Telemetry of every gang that may be judged. A gang that shows a bug costs itself alone."""
+        for name in self.aside.keys() - gangs.keys():
+            del self.aside[name]
+        # Ranks of which no frame is folded would look as if they hung.
+        incomplete = set().union(*self._fleet.aside.values())
+        for name, gang in gangs.items():
+            if not len(gang) or self.aside.get(name) == gang.attempt:
+                continue
+            if (name, gang.attempt) in incomplete:
+                self._seen.pop(name, None)
+                continue
+            try:
+                job = self._job(gang, touched)
+            except Exception as error:
+                self.aside[name] = gang.attempt
+                self._seen.pop(name, None)
+                self.failed.append((name, error))
+            else:
+                yield job
+
+    def _counters(self, jobs: tuple[JobTelemetry, ...], now_ns: int) -> Counters:
+        """One window a second: what each node's newest frame since the last one says of its ranks."""
+        ranks = sum(len(job.shape) for job in jobs)
+        if now_ns - self._window_ns < WINDOW_NS:
+            return no_counters(ranks)
+        self._window_ns = now_ns
+        kinds = self._fleet.counting.kinds
+        self._place(jobs)
+        values = np.full((len(FEATURES), 1, ranks), np.nan, np.float32)
+        # Of a job that reports its steps nobody asks when its traffic was sampled.
+        asked = any(job.steps is None for job in jobs)
+        lag_seconds = np.full(ranks, np.nan, np.float32) if asked else None
+        offset_ns = np.concatenate([self._seen[job.shape.job].offset_ns for job in jobs]) if asked else None
+        for kind in kinds:
+            rows = np.flatnonzero(kind.fresh)
+            kind.fresh[rows] = False
+            columns = kind.columns[rows]
+            known = columns >= 0
+            values[:, 0, columns[known]] = np.moveaxis(kind.values[rows], 1, 0)[:, known]
+            if lag_seconds is None or offset_ns is None or (sampled_ns := kind.traffic_sampled_ns(rows)) is None:
+                continue
+            sampled = np.broadcast_to(sampled_ns[:, None], columns.shape)[known]
+            lag = (now_ns - offset_ns[columns[known]] - sampled) * 1e-9
+            lag_seconds[columns[known]] = np.where(sampled > 0, lag, np.nan)
+        return Counters(np.array([now_ns], np.int64), WINDOW_NS * 1e-9, values, lag_seconds)
+
+    def _place(self, jobs: tuple[JobTelemetry, ...]) -> None:
+        """Say for each rank on each node in which column its values go; anew where somebody came, went or moved."""
+        counting, before = self._fleet.counting, self._placed
+        now = self._placed = tuple(job.shape for job in jobs)
+        anew = counting.read_anew()
+        starts = _starts(now)
+        if now != before:
+            # All but the nodes of jobs that changed keep their places within their jobs.
+            old = _starts(before)
+            moved_to = np.full(sum(map(len, before)) + 1, -1, np.intp)
+            for name in old.keys() | starts.keys():
+                (shape, start), (was, place) = starts.get(name, (None, 0)), old.get(name, (None, 0))
+                if was is not None and was is shape:
+                    moved_to[place : place + len(was)] = np.arange(start, start + len(was))
+                else:
+                    anew.update(*(one.nodes for one in (was, shape) if one is not None))
+            for kind in counting.kinds:
+                kind.columns = moved_to.take(kind.columns)  # what has none, -1, stays there: the last place of all
+        for node in anew:
+            counts = counting.nodes.get(node)
+            if counts is not None and counts.kind is not None:
+                of = node if self._fleet.guarded else None
+                counts.kind.columns[counts.row] = [_column(member, of, starts) for member in counts.members]
+
+    def _job(self, gang: Gang, touched: set[str]) -> JobTelemetry:
+        seen = self._of(gang, touched)
+        shape, offset_ns = seen.shape, seen.offset_ns
+        steps = gang.completed(seen.cursor)
+        table = None
+        if steps is not None:
+            seen.cursor, seen.stepped = int(steps.sequence[-1]), True
+            table = StepTable(
+                steps.number, steps.end_ns + offset_ns, steps.seconds, steps.wait_seconds, steps.tokens, steps.squares
+            )
+        elif seen.stepped:
+            none = np.zeros((0, len(shape)))
+            table = StepTable(np.zeros(0, np.int64), np.zeros((0, len(shape)), np.int64), none, none)
+
+        def consumed(at_ns: IntArray) -> Consumed:
+            found = gang.consumed(at_ns - offset_ns)
+            return Consumed(found.values, found.at_ns + offset_ns)
+
+        nodes = self._fleet.nodes
+        return JobTelemetry(
+            shape,
+            table,
+            _walled(gang.open_steps(), offset_ns),
+            _walled(gang.open_collectives(), offset_ns),
+            gang.newest_steps(),
+            consumed,
+            seen.shared,
+            tuple((node, nodes[node].seq) for node in seen.nodes if node in nodes),
+            lambda: self._fleet.process_states(gang),
+        )
+
+    def _is_of(self, member: Member, gang: Gang, node: str) -> bool:
+        """Whether it is a rank of the gang that this node may describe."""
+        if (member.gang, member.attempt) != (gang.name, gang.attempt):
+            return False
+        return not self._fleet.guarded or gang.is_on(member.rank, node)
+
+    def _devices(self, gang: Gang, nodes: tuple[str, ...]) -> dict[int, Device]:
+        """What each rank stands on whose GPU is known."""
+        found = {}
+        for node in nodes:
+            counts = self._fleet.counting.nodes.get(node)
+            for member, device in zip(counts.members, counts.devices, strict=True) if counts is not None else ():
+                if (
+                    (member.gang, member.attempt) == (gang.name, gang.attempt)
+                    and device[0]
+                    and gang.is_on(member.rank, node)
+                ):
+                    found[member.rank] = device
+        return found
+
+    def _coordinates(self, gang: Gang, nodes: tuple[str, ...]) -> dict[str, IntArray]:
+        """The coordinates that every rank says of itself, by name. A part of a layout is none: who said nothing would
+        look like a stage of its own. Nor is one in which two ranks say that they stand in one place."""
+        found: dict[int, tuple[int, ...]] = {}
+        for node in nodes:
+            counts = self._fleet.counting.nodes.get(node)
+            for member, place in counts.coordinates.items() if counts is not None else ():
+                if self._is_of(member, gang, node):
+                    found[member.rank] = place
+        if any(rank not in found for rank in gang.ranks):
+            return {}
+        table = np.array([found[rank] for rank in gang.ranks], np.int64)
+        told = {name: table[:, index] for index, name in enumerate(COORDINATES) if (table[:, index] >= 0).all()}
+        places = [told[name] for name in ("data", "stage", "tensor") if name in told]
+        if len(places) == 3 and len(np.unique(np.stack(places, axis=1), axis=0)) < len(table):
+            return {}
+        return told
+
+    def _shape(self, gang: Gang, nodes: tuple[str, ...], old: Shape) -> Shape:
+        """Who the gang's ranks are and where they stand; the old one where nothing of that has changed."""
+        devices = self._devices(gang, nodes)
+        coordinates = self._coordinates(gang, nodes)
+        if len(old) == len(gang) and old.attempt == gang.attempt and old.nodes == gang.nodes:
+            gpus = tuple(devices.get(rank, NO_DEVICE).gpu for rank in gang.ranks)
+            stands = all(np.array_equal(old.coordinate(name), values) for name, values in coordinates.items())
+            if (not devices or old.gpus == gpus) and stands:
+                return old
+        known = [devices.get(rank, NO_DEVICE) for rank in gang.ranks] if devices else []
+        # Virtual nodes share a machine with each other and with whatever else runs on it: who disturbs cannot be told.
+        sharing = {"host": tuple("" if self._fleet.shares_machine(node) else node for node in gang.nodes)}
+        if known:
+            sharing["nic"] = tuple(one.nic for one in known)
+            switches = tuple(one.switch if host else "" for one, host in zip(known, sharing["host"], strict=True))
+            if any(switches):
+                sharing["pcie_switch"] = switches
+        rails = np.array([one.rail for one in known], np.int64) if known else None
+        if len(self._fabric):
+            rail_of = [ALL_RAILS] * len(gang) if rails is None else rails.tolist()
+            uplinks = tuple(map(self._fabric.uplink, gang.nodes, rail_of))
+            if any(uplinks):
+                sharing["uplink"] = uplinks
+        return Shape(
+            gang.name, gang.attempt, np.array(gang.ranks, np.int64), gang.nodes, tuple(one.gpu for one in known),
+            tuple(one.nic for one in known), rail=rails, sharing=sharing, **coordinates,
+        )  # fmt: skip
+
+    def _of(self, gang: Gang, touched: set[str]) -> _Seen:
+        """What was handed out of the gang, brought up to date. touched: nodes that are not as they were."""
+        seen = self._seen.get(gang.name)
+        # One that was forgotten may have begun again since the last look, with other ranks under the same attempt.
+        if seen is None or seen.gang is not gang:
+            seen = self._seen[gang.name] = _Seen(gang)
+        changed = seen.changes != gang.changes
+        if changed or not touched.isdisjoint(seen.nodes):
+            if changed:
+                nodes = gang.nodes
+                seen.nodes = tuple(sorted(set(nodes)))
+                number = {node: index for index, node in enumerate(seen.nodes)}
+                seen.of_node = np.array([number[node] for node in nodes], np.intp)
+            seen.changes = gang.changes
+            seen.shape = self._shape(gang, seen.nodes, seen.shape)
+            views = self._fleet.nodes
+            clocks = [views[node].clock.to_wall_ns if node in views else 0 for node in seen.nodes]
+            offset_ns = np.array(clocks, np.int64)
+            seen.offset_ns = offset_ns[seen.of_node]
+            shared = np.array([self._fleet.shares_machine(node) for node in seen.nodes], np.bool_)
+            seen.shared = shared[seen.of_node]
+        seen.cursor = min(seen.cursor, gang.newest_sequence)
+        return seen
+
+
+_Starts = dict[str, tuple[Shape, int]]
+
+
+def _starts(shapes: tuple[Shape, ...]) -> _Starts:
+    """By job: its shape, and the first of its columns."""
+    found, at = {}, 0
+    for shape in shapes:
+        found[shape.job] = shape, at
+        at += len(shape)
+    return found
+
+
+def _column(member: Member, node: str | None, starts: _Starts) -> int:
+    """The column of a rank; -1 for one that is in no job's shape, or there on another node than the one named."""
+    found = starts.get(member.gang)
+    if found is None or found[0].attempt != member.attempt:
+        return -1
+    place = found[0].place.get(member.rank)
+    if place is None or (node is not None and found[0].nodes[place] != node):
+        return -1
+    return found[1] + place
+
+
+def _walled(opened: IntArray, offset_ns: IntArray) -> IntArray:
+    """Times of what is open on the wall clock; -1 stays -1."""
+    found = opened.copy()
+    found[:, 1:] += offset_ns[:, None]
+    found[opened[:, 0] < 0, 1:] = -1
+    return found

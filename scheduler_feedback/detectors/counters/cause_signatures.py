@@ -1,0 +1,146 @@
+"""Signatures: which counters speak for which cause, how often each cause occurs, and which is likeliest.
+
+Each cause is weighed by the counters' evidence as log-likelihood ratios, with the fleet's prior. A cause is named where
+it is likelier than the next by a factor of three; otherwise it is unknown. All suspects are weighed at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Float32Array, IndexArray
+from scheduler_feedback.core.verdict import Cause, Evidence
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+
+MARGIN = math.log(3.0)
+"""The likeliest cause is named where it is three times as likely as the next."""
+
+SIGNATURES: dict[Cause, dict[str, float]] = {
+    Cause.THERMAL: {"thermal_throttle": 1.0, "temperature": 0.5, "sm_clock": -0.5},
+    Cause.POWER: {"power_throttle": 1.0, "sm_clock": -0.5},
+    Cause.GPU: {"sm_clock": -0.7, "tensor_active": 0.3},
+    Cause.MEMORY: {"memory_errors": 1.0},
+    Cause.NVLINK: {"nvlink_errors": 1.0},
+    Cause.PCIE: {"pcie_link": -1.0, "pcie_errors": 0.8, "nic_pause_sent": 0.5},
+    Cause.NIC: {"nic_physical_errors": 1.0, "nic_sequence_errors": 0.6, "nic_pause_sent": 0.8},
+    Cause.CPU_CONTENTION: {"cpu_waiting": 1.0, "runqueue_wait": 0.8},
+    Cause.STORAGE: {"io_waiting": 1.0},
+    Cause.CONGESTION: {"nic_congestion": 0.8, "nic_pause_received": 0.5},
+}
+"""Counters that stand away from the peers when this is the cause, and in which direction: what operators and the
+published systems look at (Minder, Guard, C4D; throttle reasons and error counters by their vendors' manuals)."""
+
+PRIORS: dict[Cause, float] = {
+    Cause.MEMORY: 0.25,
+    Cause.GPU: 0.22,
+    Cause.THERMAL: 0.10,
+    Cause.POWER: 0.08,
+    Cause.PCIE: 0.07,
+    Cause.NIC: 0.09,
+    Cause.NVLINK: 0.04,
+    Cause.CPU_CONTENTION: 0.08,
+    Cause.STORAGE: 0.05,
+    Cause.CONGESTION: 0.02,
+}
+"""How often each occurs among faults of one member: Minder's table (NSDI'25), its classes put together; fleets
+disagree, and confirmed verdicts move them (`Priors.learn`)."""
+
+CAUSES = tuple(SIGNATURES)
+WEIGHTS = np.zeros((len(FEATURES), len(CAUSES)), np.float32)
+for _column, _cause in enumerate(CAUSES):
+    for _feature, _weight in SIGNATURES[_cause].items():
+        WEIGHTS[FEATURE[_feature], _column] = _weight
+
+OF_NIC = frozenset({Cause.NIC, Cause.LINK, Cause.CONGESTION})
+OF_GPU = frozenset({Cause.THERMAL, Cause.POWER, Cause.GPU, Cause.MEMORY, Cause.NVLINK, Cause.XID})
+OF_HOST = frozenset({Cause.CPU_CONTENTION, Cause.STORAGE, Cause.SUSPENDED, Cause.PCIE})
+
+EVIDENT = np.float32(2.0)
+MOST_EVIDENCE = np.float32(6.0)
+UNKNOWN_EVIDENCE = 2.0
+"""What an unknown cause is worth: any named one must beat it. A counter at two sigma says nothing, each further sigma
+adds its weight, six at most."""
+
+
+class Priors:
+    """How often each cause occurs in this fleet: the published shares, worth ten verdicts, and the confirmed ones."""
+
+    WORTH = 10.0
+
+    def __init__(self) -> None:
+        self._counts = {cause: self.WORTH * share for cause, share in PRIORS.items()}
+
+    def learn(self, cause: Cause) -> None:
+        """A verdict of this cause was confirmed."""
+        if cause in self._counts:
+            self._counts[cause] += 1.0
+
+    def logs(self) -> Float32Array:
+        """float32 [causes]: log of each share."""
+        counts = np.array([self._counts[cause] for cause in CAUSES])
+        result: Float32Array = np.log(counts / counts.sum()).astype(np.float32)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """For A suspects: cause of each, -1 for unknown; its log odds against the next; log odds of all [A, causes].
+
+    The second best, for the list of what else it could be, follows from `odds`.
+    """
+
+    cause: IndexArray
+    margin: Float32Array
+    odds: Float32Array
+
+    def name(self, suspect: int) -> Cause:
+        """The cause in words."""
+        index = int(self.cause[suspect])
+        return Cause.UNKNOWN if index < 0 else CAUSES[index]
+
+
+def weigh(
+    panel: Panel, suspects: IndexArray, priors: Priors, switches: Switches | None = None, from_start: bool = False
+) -> Weighed:
+    """Weigh all causes for these columns of the panel at once: [A]. from_start: they have no healthy past; against
+    their peers alone."""
+    level = (panel.peers if from_start else panel.level)[:, suspects] / panel.scale[:, suspects]
+    size = np.clip(np.abs(np.nan_to_num(level)) - EVIDENT, 0.0, MOST_EVIDENCE)
+    toward = np.sign(np.nan_to_num(level)) * size
+    odds = np.clip(toward.T @ WEIGHTS, -4.0, 12.0).astype(np.float32)
+    # Errors and throttling stand at zero where all is well: a sum that alarmed is evidence by itself.
+    alarmed = np.where(panel.score[:, suspects] >= 8.0, np.float32(1.0), np.float32(0.0))
+    odds += (alarmed.T @ np.abs(WEIGHTS)) * np.float32(1.0)
+    if switches is None or switches.priors:
+        odds = odds + priors.logs()
+    best = odds.argmax(axis=1)
+    rows = np.arange(len(suspects))
+    top = odds[rows, best]
+    rest = odds.copy()
+    rest[rows, best] = -np.inf
+    unknown = np.float32(UNKNOWN_EVIDENCE + math.log(1.0 / len(CAUSES)))
+    margin = top - np.maximum(rest.max(axis=1), unknown)
+    return Weighed(np.where(margin >= MARGIN, best, -1).astype(np.intp), margin.astype(np.float32), odds)
+
+
+def evidence(panel: Panel, column: int, most: int = 4) -> tuple[Evidence, ...]:
+    """The counters that stand furthest from the peers, as a person can look them up."""
+    sigmas = np.nan_to_num(panel.level[:, column] / panel.scale[:, column])
+    group = int(panel.peers_of.of[column])
+    peers = panel.peers_of.order[panel.peers_of.starts[group] :][: panel.peers_of.sizes[group]]
+    found = []
+    for feature in np.argsort(-np.abs(sigmas))[:most].tolist():
+        if abs(float(sigmas[feature])) < EVIDENT:
+            break
+        values: npt.NDArray[np.float32] = panel.newest[feature, peers]
+        known = values[np.isfinite(values)]
+        reference = float(np.median(known)) if len(known) else float("nan")
+        what = FEATURES[feature]
+        against = f"median of {len(peers)} peers; {float(sigmas[feature]):+.1f} sigma from its usual place, recent mean"
+        found.append(Evidence(what.name, float(panel.newest[feature, column]), reference, what.unit, against))
+    return tuple(found)

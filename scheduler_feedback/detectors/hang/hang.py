@@ -1,0 +1,440 @@
+"""The hang detector: a job that makes no steps, and who of it never arrived.
+
+Collectives are numbered by each rank. While a job hangs, the ranks that wait are inside of the newest one; who is not
+inside of it, and has not come past it, never arrived: it hangs in its own work (Aegis, NSDI'25: the lowest count of
+launches is the culprit). If all are inside, all have arrived and it is the transport that does not deliver: then a port
+or link that fails is named where one does, and else nobody. A job none of whose ranks waits in a collective is busy
+with something else, such as saving, and is left alone.
+
+What the processes of the ranks do (``hang_processes``) is proof or doubt: one that was stopped or has ended is the
+culprit wherever it stands, one that works may be saving. A whole job that is stopped, or that somebody debugs, is left
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from agent.schema.process_state import ProcessState
+from scheduler_feedback.core.telemetry.fleet import Sample
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, IndexArray, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.counters.counter_statistics import ALARM, Panel
+from scheduler_feedback.detectors.counters.peer_outlier import many
+from scheduler_feedback.detectors.hang.process_evidence import evidence as of_process
+from scheduler_feedback.detectors.hang.process_evidence import never_go_on, states_of
+from scheduler_feedback.detectors.hang.unreported_hang import UnreportedHangs, never_arrived
+from scheduler_feedback.detectors.stats import log_odds
+
+LEAST_SECONDS = 40.0
+TIMES_THE_USUAL = 4.5
+TIMES_THE_LONGEST = 1.5
+"""Silence is a hang beyond forty seconds, four and a half usual steps, and one and a half times the longest step so
+far, whichever is longest: saving and evaluating take tens of seconds and come again. DLRover waits 300 s, ByteRobust
+600 s. Time in which a process of the job was stopped is no part of a step, and a step that ended a hang that was proven
+does not count: else each stop would put off the next one's verdict."""
+
+CONFIDENT = 0.95
+AGAIN_SECONDS = 5.0
+"""A verdict below this confidence is judged again every five seconds: what the culprit's process does may prove it."""
+
+SURELY_SILENT = 2.0
+"""After so many usual steps without one, states of processes are followed."""
+
+FRESH_SECONDS = 15.0
+"""What was last seen open longer ago than this (and the agent was heard since) is not open any more."""
+
+FEW = 8
+"""More than one rank in eight that never arrived: the job stopped in different places, and nobody is the culprit."""
+
+RESTORED_SECONDS = 600.0
+"""As long as the fleet remembers a gang that reports nothing (fleet_records.py, FORGET_NS)."""
+
+USUAL_STEPS = 64
+PAGED_RANKS = 16
+SNAPSHOT_VERSION = 2
+
+
+_Restored = tuple[float, float, int, float | None]
+"""Of a job: its longest step and pause, the number of its attempt, and seconds of a usual step of that."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One attempt: when it last finished a step, lengths of its newest steps.
+
+    longest: of all steps of the job, those that a proven hang lengthened left aside. longest_pause: with those.
+    stopped_ns: since the newest step, how long a process of it was seen stopped. looked_ns, judged_ns: when it was last
+    looked at, and judged.
+    """
+
+    shape: Shape
+    finished_ns: int
+    step: int = -1
+    seconds: list[float] = field(default_factory=list)
+    restored_usual: float | None = None
+    """A usual step of this attempt, in seconds, as the detector before a restart knew it."""
+    longest: float = 0.0
+    longest_pause: float = 0.0
+    stopped_ns: int = 0
+    looked_ns: int = 0
+    judged_ns: int = 0
+    told: Verdict | None = None
+    abstained: bool = False
+
+    @property
+    def usual(self) -> float | None:
+        """Seconds of a usual step; None where no step of the attempt is known."""
+        return float(np.median(self.seconds)) if self.seconds else self.restored_usual
+
+    def steps(self, lengths: FloatArray) -> None:
+        """Lengths of steps that were finished, [k]."""
+        own = lengths.copy()
+        own[int(own.argmax())] -= min(self.stopped_ns * 1e-9, float(own.max()))
+        longest = float(own.max())
+        self.longest_pause = max(self.longest_pause, longest)
+        if self.told is None or self.told.confidence < CONFIDENT:
+            self.longest = max(self.longest, longest)
+        self.seconds = [*self.seconds, *lengths.tolist()][-USUAL_STEPS:]
+        self.stopped_ns = 0
+
+
+class HangDetector:
+    """Finds jobs that hang. Owned by one thread."""
+
+    name = "hang"
+
+    def __init__(
+        self,
+        timed: bool = True,
+        switches: Switches | None = None,
+        panel: Panel | None = None,
+    ) -> None:
+        self._timed = timed
+        self._switches = Switches() if switches is None else switches
+        self._panel = Panel(self._switches) if panel is None else panel
+        self._watched: dict[str, _Watched] = {}
+        self._restored: dict[str, _Restored] = {}
+        self._restored_until_ns = 0
+        self._unreported = UnreportedHangs()
+
+    def tick(self, telemetry: Telemetry) -> list[Finding]:
+        """Look at what is open; the findings that are new. Says nothing of a recorded trace, which has no clock."""
+        findings: list[Finding] = []
+        if not self._timed:
+            return findings
+        self._panel.at(telemetry)
+        self._forget(telemetry.now_ns)
+        present = {job.shape.job for job in telemetry.jobs}
+        for name in [name for name in self._watched if name not in present]:
+            del self._watched[name]
+        self._unreported.keep({job.shape.job for job in telemetry.jobs if job.steps is None})
+        for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
+            findings += self._look(job, telemetry)
+            if job.steps is None:
+                findings += self._look_unreported(job, columns, telemetry)
+        return findings
+
+    def _forget(self, now_ns: int) -> None:
+        """Drop what was restored of jobs that have not been seen for ten minutes since."""
+        if self._restored and not self._restored_until_ns:
+            self._restored_until_ns = now_ns + round(RESTORED_SECONDS * 1e9)
+        elif self._restored and now_ns > self._restored_until_ns:
+            self._restored = {}
+
+    def measures(self) -> Iterator[Sample]:
+        """None of its own."""
+        return iter(())
+
+    def snapshot(self) -> bytes:
+        """Return the longest step and pause of each job, and its usual step.
+
+        Without the first two a restarted controller would take the next long pause for a hang. Without the last it
+        would never find a hang that began before the restart: a job that hangs makes no steps to learn from.
+        """
+        longest = {
+            name: (one.longest, one.longest_pause, one.shape.attempt, one.usual) for name, one in self._watched.items()
+        }
+        return msgspec.msgpack.encode((SNAPSHOT_VERSION, self._restored | longest))
+
+    def restore(self, data: bytes) -> None:
+        """Take a snapshot's place. Raises ValueError where it is not one of ours."""
+        try:
+            if msgspec.msgpack.decode(data) == 1:  # of a release that kept nothing
+                return
+            version, longest = msgspec.msgpack.decode(data, type=tuple[int, dict[str, _Restored]])
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            version, longest = -1, {}
+        if version != SNAPSHOT_VERSION:
+            raise ValueError(f"hang snapshot of {len(data)} bytes: version {version}")
+        self._restored, self._restored_until_ns = longest, 0
+
+    def _look(self, job: JobTelemetry, telemetry: Telemetry) -> list[Finding]:
+        name, now_ns = job.shape.job, telemetry.now_ns
+        watched = self._watch(job.shape, now_ns)
+        findings: list[Finding] = []
+        since_ns, watched.looked_ns = max(watched.looked_ns, watched.finished_ns), now_ns
+        if job.steps is not None and len(job.steps):
+            seconds = job.steps.seconds
+            watched.steps(np.nanmax(np.where(np.isfinite(seconds), seconds, 0.0), axis=1))
+            watched.finished_ns = max(watched.finished_ns, int(job.steps.end_ns.max()))
+            watched.step = int(job.steps.number[-1])
+            watched.abstained = False
+            if watched.told is not None:
+                told, watched.told = watched.told, None
+                findings.append(Cleared(told.verdict_id, name, now_ns, "the job makes steps again"))
+            return findings
+        proven = watched.told is not None and watched.told.confidence >= CONFIDENT
+        if job.open_collectives is None:
+            return findings
+        silent = (now_ns - watched.finished_ns) * 1e-9
+        usual = watched.usual
+        if usual is not None and silent < SURELY_SILENT * usual:
+            return findings
+        states = states_of(job)
+        if usual is None:
+            # No step of the attempt was seen: it may be compiling. Only a process that somebody stopped is no doubt.
+            if not (states == ProcessState.STOPPED).any():
+                return findings
+            usual = LEAST_SECONDS / TIMES_THE_USUAL
+        if never_go_on(states).any():
+            watched.stopped_ns += max(now_ns - since_ns, 0)
+        if proven or silent < max(LEAST_SECONDS, TIMES_THE_USUAL * usual, TIMES_THE_LONGEST * watched.longest):
+            return findings
+        if watched.told is None:
+            return self._judge(job, watched, telemetry, silent, usual, states)
+        if now_ns - watched.judged_ns < AGAIN_SECONDS * 1e9:
+            return findings
+        return self._judge_again(watched.told, job, watched, telemetry, silent, usual, states)
+
+    def _watch(self, shape: Shape, now_ns: int) -> _Watched:
+        """What is known of the attempt. How long the job has paused in earlier attempts is known of it, too."""
+        watched = self._watched.get(shape.job)
+        if watched is None or watched.shape.attempt != shape.attempt:
+            longest, pause, attempt, usual = self._restored.pop(shape.job, (0.0, 0.0, -1, None))
+            if watched is not None:
+                longest, pause = max(longest, watched.longest), max(pause, watched.longest_pause)
+            watched = self._watched[shape.job] = _Watched(
+                shape, now_ns, longest=longest, longest_pause=pause,
+                restored_usual=usual if attempt == shape.attempt else None,
+            )  # fmt: skip
+        watched.shape = shape
+        return watched
+
+    def _judge_again(
+        self, told: Verdict, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, silent: float, usual: float,
+        states: IntArray,
+    ) -> list[Finding]:  # fmt: skip
+        """A verdict that was in doubt: told anew where it is proven by now."""
+        abstained, watched.abstained = watched.abstained, True  # it has been told already that something is wrong
+        findings = self._judge(job, watched, telemetry, silent, usual, states)
+        watched.abstained = abstained
+        newer = next((one for one in findings if isinstance(one, Verdict)), None)
+        if newer is None or newer.confidence < CONFIDENT:
+            watched.told = told
+            return []
+        if newer.verdict_id == told.verdict_id:
+            return [newer]
+        return [Cleared(told.verdict_id, told.gang, telemetry.now_ns, "another rank is the culprit"), newer]
+
+    def _look_unreported(self, job: JobTelemetry, columns: slice, telemetry: Telemetry) -> list[Finding]:
+        """The same of a job that says nothing: by what it moves, and by what is on its ranks' SMs."""
+        watched, counters = self._watched[job.shape.job], telemetry.counters
+        if not len(counters.at_ns):
+            return []
+        traffic = self._unreported.take(job, counters.values[:, :, columns], counters.at_ns.tolist())
+        if not traffic.silent:
+            watched.abstained = False
+            if watched.told is None:
+                return []
+            told, watched.told = watched.told, None
+            return [Cleared(told.verdict_id, job.shape.job, telemetry.now_ns, "the job's bytes move again")]
+        stuck = None if watched.told is not None else traffic.stuck(int(counters.at_ns[-1]))
+        if stuck is None:
+            return []
+        watched.finished_ns = traffic.moved_ns
+        watched.seconds = [max(stuck.usual_pause, counters.seconds)]
+        watched.longest_pause = max(watched.longest_pause, stuck.usual_pause)
+        if not len(stuck.ranks):
+            if stuck.unknown:
+                return self._abstain(job, watched, telemetry, "of some ranks nothing is known: it is told by health")
+            return self._transport(job, watched, telemetry, stuck.evidence)
+        if many(stuck.ranks, job.shape):
+            return self._abstain(job, watched, telemetry, f"{len(stuck.ranks)} ranks do not wait for others")
+        cause, apart = never_arrived(stuck)
+        return [
+            self._verdict(job, watched, telemetry, int(stuck.ranks[0]), stuck.ranks, cause, (*stuck.evidence, apart))
+        ]
+
+    def _judge(
+        self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, silent: float, usual: float,
+        states: IntArray,
+    ) -> list[Finding]:  # fmt: skip
+        opened, now_ns = job.open_collectives, telemetry.now_ns
+        assert opened is not None
+        watched.judged_ns = now_ns
+        against = "a usual step" if watched.usual is not None else "assumed for a step: none of this attempt was seen"
+        silence = Evidence("seconds_without_a_step", silent, usual, "seconds", against, 2.0)
+        if (states == ProcessState.TRACED).any():
+            return self._abstain(job, watched, telemetry, "a debugger has stopped a process of it")
+        stopped = np.flatnonzero(never_go_on(states))
+        if len(stopped) == len(job.shape):
+            return self._abstain(job, watched, telemetry, "all of its processes are stopped or gone")
+        if len(stopped):
+            return self._of_ranks(job, watched, telemetry, stopped, int(stopped[0]), (silence,), states)
+        inside = is_inside(opened, now_ns)
+        if not inside.any():
+            return []
+        newest = int(opened[inside, 0].max())
+        absent = np.flatnonzero(~inside)
+        if not len(absent):
+            absent = np.flatnonzero(_behind(opened[:, 0], job.shape))
+        entered = float(np.mean((telemetry.now_ns - opened[inside, 1]) * 1e-9))
+        if entered < LEAST_SECONDS / 2:
+            return []
+        heard = np.array([telemetry.heard_ns.get(node, 0) for node in job.shape.nodes])
+        lost = (telemetry.now_ns - heard) * 1e-9 > FRESH_SECONDS if telemetry.heard_ns else np.zeros(len(heard), bool)
+        waiting = Evidence(
+            "ranks_in_the_newest_collective", float(inside.sum()), float(len(inside)), "ranks",
+            f"all ranks; they have been in collective {newest} for {entered:.0f} s on the mean", 2.0,
+        )  # fmt: skip
+        if not len(absent):
+            return self._transport(job, watched, telemetry, (silence, waiting))
+        if lost[absent].all() and lost.any():
+            return self._abstain(job, watched, telemetry, "those who are absent are not heard of: it is told by health")
+        absent = at_fault(absent, lost, job.shape)
+        behind = opened[absent, 0]
+        who = absent[int(np.argmin(behind))]
+        arrived = Evidence(
+            "collective_entered",
+            float(opened[who, 0]),
+            float(newest),
+            "",
+            "the collective that the others wait in",
+            4.0,
+        )
+        return self._of_ranks(job, watched, telemetry, absent, int(who), (silence, waiting, arrived), states)
+
+    def _of_ranks(
+        self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, absent: IndexArray, who: int,
+        found: tuple[Evidence, ...], states: IntArray,
+    ) -> list[Finding]:  # fmt: skip
+        """These ranks never arrived, `who` first of them."""
+        nodes = {job.shape.nodes[index] for index in absent.tolist()}
+        if len(nodes) > 1 and len(absent) > max(1, len(job.shape) // FEW):
+            return self._abstain(
+                job, watched, telemetry, f"{len(absent)} of {len(job.shape)} ranks never arrived, on {len(nodes)} nodes"
+            )
+        silent = found[0].value
+        told = (*found, *of_process(job, states, who, silent, telemetry.now_ns))
+        return [self._verdict(job, watched, telemetry, who, absent, Cause.NEVER_ARRIVED, told)]
+
+    def _transport(
+        self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, evidence: tuple[Evidence, ...]
+    ) -> list[Finding]:
+        """All have arrived: the port or link that fails, where there is just one."""
+        columns = self._panel.of(job.shape.job)
+        features = {Cause.NIC: ("nic_physical_errors", "nic_sequence_errors"), Cause.NVLINK: ("nvlink_errors",),
+                    Cause.PCIE: ("pcie_errors", "pcie_link")}  # fmt: skip
+        found = []
+        for cause, names in features.items():
+            score = np.max([self._panel.score[FEATURE[name], columns] for name in names], axis=0)
+            failing = np.flatnonzero(score >= ALARM)
+            if len({job.shape.nodes[index] for index in failing.tolist()}) == 1:
+                found.append((float(score[failing].max()), cause, failing))
+        if not found:
+            reason = "all ranks have arrived in one collective, and no port or link shows errors: the transport"
+            return self._abstain(job, watched, telemetry, reason)
+        score, cause, failing = max(found, key=lambda one: one[0])
+        told = Evidence("error_counters", score, ALARM, "sigma", "sum of the excess over its peers'", 3.0)
+        return [self._verdict(job, watched, telemetry, int(failing[0]), failing, cause, (*evidence, told))]
+
+    def _abstain(self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, reason: str) -> list[Finding]:
+        if watched.abstained:
+            return []
+        watched.abstained = True
+        shape = job.shape
+        text = f"no step is finished any more: {reason}"
+        return [Abstention(shape.job, shape.attempt, None, telemetry.now_ns, text, (), self.name)]
+
+    def _verdict(
+        self,
+        job: JobTelemetry,
+        watched: _Watched,
+        telemetry: Telemetry,
+        who: int,
+        all_of_them: IntArray,
+        cause: Cause,
+        evidence: tuple[Evidence, ...],
+    ) -> Verdict:
+        shape = job.shape
+        gpu = shape.gpus[who] if shape.gpus else ""
+        nic = shape.nics[who] if shape.nics else ""
+        level, device = ("nic", nic) if cause is Cause.NIC and nic else ("gpu", gpu) if gpu else ("node", "")
+        rank = int(shape.ranks[who])
+        ranks = tuple(shape.ranks[all_of_them].tolist()) if 1 < len(all_of_them) <= PAGED_RANKS else ()
+        usual = LEAST_SECONDS / TIMES_THE_USUAL if watched.usual is None else watched.usual
+        watched.told = Verdict(
+            verdict_id=f"{shape.job}.{shape.attempt}.hang.{rank}.{watched.finished_ns}",
+            kind=Kind.HANG,
+            gang=shape.job,
+            attempt=shape.attempt,
+            rank=rank,
+            node=shape.nodes[who],
+            cause=cause,
+            confidence=log_odds.confidence(evidence),
+            slowdown=max(1.0, (telemetry.now_ns - watched.finished_ns) * 1e-9 / max(usual, 1e-9)),
+            step_seconds_before=usual,
+            step_seconds_now=(telemetry.now_ns - watched.finished_ns) * 1e-9,
+            first_wall_ns=watched.finished_ns,
+            last_wall_ns=telemetry.now_ns,
+            evidence=evidence,
+            frames=job.frames,
+            detector=self.name,
+            ranks=ranks,
+            level=level,
+            device=device,
+            suspects=(f"node:{shape.nodes[who]}",) if level != "node" else (),
+            first_step=watched.step,
+            last_step=watched.step,
+            detected_step=watched.step,
+            longest_pause_seconds=watched.longest_pause,
+        )
+        return watched.told
+
+
+def _behind(numbers: IntArray, shape: Shape) -> npt.NDArray[np.bool_]:
+    """Which ranks are inside of an earlier collective than others of their role: roles count for themselves."""
+    roles = shape.roles
+    newest = np.zeros(int(roles.max()) + 1, np.int64)
+    np.maximum.at(newest, roles, numbers)
+    result: npt.NDArray[np.bool_] = numbers < newest[roles]
+    return result
+
+
+def at_fault(absent: IndexArray, lost: npt.NDArray[np.bool_], shape: Shape) -> IndexArray:
+    """Of the ranks (their places) that are in no collective those for which the others may be waiting.
+
+    lost: [n], whose agents are not heard. Who is heard and in none is seen not to have arrived; who is not heard may be
+    anywhere. But in the replica of one that is lost others may wait for what it should have sent them.
+    """
+    replicas, unheard = shape.groups.get("pipeline"), absent[lost[absent]]
+    if replicas is None or not len(unheard):
+        return absent
+    seen = absent[~lost[absent] & ~np.isin(replicas[absent], replicas[unheard])]
+    return seen if len(seen) else absent
+
+
+def is_inside(opened: IntArray, now_ns: int) -> npt.NDArray[np.bool_]:
+    """Which ranks are inside of a collective, as far as they were seen lately: the newest sight of any is 'now'."""
+    newest = int(opened[:, 2].max())
+    seen_ns = max(newest, now_ns - round(FRESH_SECONDS * 1e9))
+    result: npt.NDArray[np.bool_] = (opened[:, 0] >= 0) & (seen_ns - opened[:, 2] <= FRESH_SECONDS * 1e9)
+    return result

@@ -1,0 +1,83 @@
+"""What the processes of the ranks do that a job without steps waits for: proof that it hangs, or doubt.
+
+A rank that saves, evaluates or compiles alone keeps its peers waiting in a collective as one that hangs does. Its
+process works meanwhile: it uses a processor, or waits for a disk. One that was stopped, has ended, or sleeps without
+any work does not go on by itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.schema.process_state import ProcessState
+from scheduler_feedback.core.telemetry.gang_attempts import CPU, IntArray
+from scheduler_feedback.core.telemetry.telemetry import UNKNOWN_STATE, JobTelemetry
+from scheduler_feedback.core.verdict import Evidence
+
+NEVER_GO_ON = (ProcessState.STOPPED, ProcessState.ZOMBIE, ProcessState.GONE)
+
+IDLE_SHARE = 0.01
+IDLE_SECONDS = 5.0
+"""A rank is idle if it has used less than a hundredth of a processor for five seconds (the counters of eight are
+kept): a Python process with its helper threads takes a few thousandths, whatever saves or sends takes more."""
+
+LONG_SECONDS = 600.0
+"""ByteRobust (SOSP'25) calls ten minutes without traffic a hang whatever the processes do; DLRover waits for five."""
+
+PROVEN = 4.0
+WORKING = -3.5
+"""Log-likelihood ratios. PROVEN alone, with the silence, makes .98; WORKING makes .92 of what would be .998: a verdict
+for people, below the .95 at which a job is restarted."""
+
+WORDS = {
+    ProcessState.GONE: "is gone",
+    ProcessState.RUNNING: "runs or sleeps",
+    ProcessState.UNINTERRUPTIBLE: "waits in the kernel, as for a disk (state D)",
+    ProcessState.STOPPED: "is stopped (SIGSTOP)",
+    ProcessState.TRACED: "is stopped by a debugger",
+    ProcessState.ZOMBIE: "has ended and is a zombie",
+}
+
+
+def states_of(job: JobTelemetry) -> IntArray:
+    """int64 [n]: a ProcessState of each rank, or UNKNOWN_STATE."""
+    if job.process_states is None:
+        return np.full(len(job.shape), UNKNOWN_STATE, np.int64)
+    return job.process_states()
+
+
+def never_go_on(states: IntArray) -> npt.NDArray[np.bool_]:
+    """[n]: ranks whose processes do not go on by themselves."""
+    found: npt.NDArray[np.bool_] = np.isin(states, NEVER_GO_ON)
+    return found
+
+
+def is_idle(job: JobTelemetry, who: int, now_ns: int) -> bool:
+    """Whether the processes of the rank at place `who` use no processor. False where the rank computes on a GPU, whose
+    work the processor does not show, and where no counter tells."""
+    if job.consumed is None or (job.shape.gpus and job.shape.gpus[who]):
+        return False
+    now = job.consumed(np.full(len(job.shape), now_ns, np.int64))
+    before = job.consumed(now.at_ns - round(IDLE_SECONDS * 1e9))
+    seconds = float(now.at_ns[who] - before.at_ns[who]) * 1e-9
+    used = float(now.values[who, CPU] - before.values[who, CPU]) * 1e-9
+    return seconds >= 0.8 * IDLE_SECONDS and used < IDLE_SHARE * seconds  # NaN is not less
+
+
+def evidence(job: JobTelemetry, states: IntArray, who: int, silent_seconds: float, now_ns: int) -> tuple[Evidence, ...]:
+    """What the process of the rank at place `who` says about a hang; nothing where its state is not known."""
+    if states[who] == UNKNOWN_STATE:
+        return ()
+    state, rank = ProcessState(int(states[who])), int(job.shape.ranks[who])
+    words = WORDS[state]
+    if state in NEVER_GO_ON:
+        weight = PROVEN
+    elif state is ProcessState.RUNNING and is_idle(job, who, now_ns):
+        words, weight = "sleeps and uses no processor", 0.0
+    else:
+        weight = 0.0 if silent_seconds >= LONG_SECONDS else WORKING
+        if state is ProcessState.RUNNING:
+            words = "may be working: it runs or sleeps"
+    return (Evidence("process_state", float(state), float(ProcessState.RUNNING), "state",
+                     f"rank {rank}'s process {words}", weight),)  # fmt: skip

@@ -1,0 +1,222 @@
+"""The health detector: devices that their own events and counters accuse, whether or not a step shows it yet.
+
+Events act at once, where they may: an XID only where NVIDIA's catalogue asks for a reset, a reboot or a drain, or where
+the driver's recovery action does. Most XIDs are the application's own doing (13, 31, 43). A link that flaps is told
+once and damped. Telemetry that is lost needs a second witness: an agent can die while its node trains on. And losing
+many agents at once is a rollout or a network: everything is frozen, and told once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from agent.schema.xid_codes import describe
+from scheduler_feedback.core.telemetry.fleet import Sample
+from scheduler_feedback.core.telemetry.telemetry import (
+    DEVICE_LOST,
+    LINK,
+    PART_REPLACED,
+    RECOVERY_ACTION,
+    XID,
+    JobTelemetry,
+    NodeEvent,
+    Telemetry,
+)
+from scheduler_feedback.core.verdict import Cause, Cleared, Evidence, Finding, Verdict
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.health.device_outliers import Counted
+from scheduler_feedback.detectors.health.job_speed import Bests, Speed, Speeds
+from scheduler_feedback.detectors.health.port_health import Ports
+from scheduler_feedback.detectors.health.stale_agents import Silence
+from scheduler_feedback.detectors.health.suspicion import Suspicion
+from scheduler_feedback.detectors.stats import log_odds
+
+ACTING_BUCKETS = frozenset({"RESET_GPU", "RESTART_BM"})
+"""Buckets of NVIDIA's XID catalogue that ask for a reset or reboot. RESTART_APP and IGNORE are the application's, and
+the workflows (48, 45, NVLink) end in one of the others or in none: the recovery action tells."""
+
+ACTING_RECOVERIES = frozenset(
+    {"gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset", "bus-reset", "system-reboot"}
+)
+"""Values of the driver's recovery action that ask for a reset, reboot or drain; 'none' and 'imex' do not."""
+
+SNAPSHOT_VERSION = 2
+
+
+class HealthDetector:
+    """Finds devices, links and nodes at fault. Owned by one thread."""
+
+    name = "health"
+
+    def __init__(
+        self,
+        timed: bool = True,
+        switches: Switches | None = None,
+        panel: Panel | None = None,
+    ) -> None:
+        self._timed = timed
+        self._panel = Panel(switches) if panel is None else panel
+        self._ports = Ports()
+        self._silence = Silence()
+        self._speeds = Speeds()
+        self._panel.gates = self._speeds.gates
+        self._counted = Counted(self._panel)
+        self._standing: dict[tuple[str, str], Verdict] = {}
+        self.lemons = self._panel.lemons
+
+    def tick(self, telemetry: Telemetry) -> list[Finding]:
+        """Look at events, counters and silence; the findings that are new."""
+        findings: list[Finding] = []
+        self._panel.at(telemetry)
+        if not self._timed:
+            return findings
+        self._speeds.take(telemetry)
+        for event in telemetry.events:
+            findings += self._event(event, telemetry)
+        for why in self._ports.failing(telemetry.now_ns):
+            findings += self._accuse(why, telemetry)
+        if (mass := self._silence.mass(telemetry)) is not None:
+            findings.append(mass)
+        for why in self._silence.lost(telemetry, self._speeds):
+            findings += self._accuse(why, telemetry)
+        for why in self._counted.failing(telemetry, self._speeds):
+            findings += self._accuse(why, telemetry)
+        jobs = {job.shape.job for job in telemetry.jobs}
+        for key in [key for key, one in self._standing.items() if one.gang and one.gang not in jobs]:
+            del self._standing[key]
+        return findings
+
+    def periods(self) -> dict[str, float]:
+        """Seconds of an iteration, by job, as inferred from the traffic of those that report no steps."""
+        return self._speeds.periods()
+
+    def measures(self) -> Iterator[Sample]:
+        """Samples of the catalogue: how long iterations are that no rank reports."""
+        for name, seconds in self.periods().items():
+            yield "gangwatch_gang_inferred_step_seconds", (("gang", name),), seconds
+
+    def snapshot(self) -> bytes:
+        """What past verdicts said of parts and nodes, the norms of counters, and how fast jobs went at their best."""
+        return msgspec.msgpack.encode((SNAPSHOT_VERSION, self.lemons.dump(), self._panel.dump(), self._speeds.dump()))
+
+    def restore(self, data: bytes) -> None:
+        """Take a snapshot's place. Raises ValueError where it is not one of ours."""
+        try:
+            version, *kept = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
+            if msgspec.msgpack.decode(version, type=int) != SNAPSHOT_VERSION or len(kept) != 3:
+                raise ValueError("of another version")
+            self.lemons.load(msgspec.msgpack.decode(kept[0], type=bytes))
+            self._panel.load(msgspec.msgpack.decode(kept[1], type=bytes))
+            self._speeds.load(msgspec.msgpack.decode(kept[2], type=dict[str, Bests]))
+        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+            raise ValueError(f"health snapshot of {len(data)} bytes: {error}") from None
+
+    def _event(self, told: NodeEvent, telemetry: Telemetry) -> list[Finding]:
+        event, detail = told.event, told.event.detail
+        if event.kind == XID:
+            try:
+                code = int(detail.get("code", ""))
+            except ValueError:
+                return []
+            known = describe(code)
+            action = detail.get("action") or known.action
+            if action not in ACTING_BUCKETS:
+                return []
+            words = f"XID {code} {known.name}: {known.meaning}; NVIDIA's catalogue asks for {action}"
+            return self._accuse(Suspicion(told.node, "gpu", event.entity, Cause.XID, words, float(code)), telemetry)
+        if event.kind == RECOVERY_ACTION:
+            action = detail.get("action", "")
+            if action not in ACTING_RECOVERIES:
+                return []
+            words = f"the driver's recovery action asks for {action}"
+            return self._accuse(Suspicion(told.node, "gpu", event.entity, Cause.XID, words, 1.0), telemetry)
+        if event.kind == DEVICE_LOST:
+            words = f"{event.entity} was there and is no longer"
+            return self._accuse(Suspicion(told.node, "gpu", event.entity, Cause.LOST, words, 1.0), telemetry)
+        if event.kind == LINK:
+            self._ports.take(told, telemetry.now_ns)
+        elif event.kind == PART_REPLACED:
+            return self._replaced(told, telemetry.now_ns)
+        return []
+
+    def _replaced(self, told: NodeEvent, now_ns: int) -> list[Finding]:
+        """The part is new: what was held against the old one, or against the node, is forgotten."""
+        self.lemons.forget(told.event.entity, told.node)
+        gone = [key for key in self._standing if key[1] in (told.event.entity, told.node)]
+        return [
+            Cleared(one.verdict_id, one.gang, now_ns, "the part was replaced")
+            for one in (self._standing.pop(key) for key in gone)
+        ]
+
+    def _accuse(self, why: Suspicion, telemetry: Telemetry) -> list[Finding]:
+        """A verdict about a device, in every job that stands on it; without a job it is about the node alone."""
+        findings: list[Finding] = []
+        node, level, device = why.node, why.level, why.device
+        affected: list[tuple[JobTelemetry | None, int]] = [(why.job, why.index)]
+        if why.job is None:
+            affected = [*_standing_on(telemetry, node, level, device)] or [(None, -1)]
+        past = self.lemons.weight(device, node)
+        for one, rank in affected:
+            gang = "" if one is None else one.shape.job
+            key = (gang, device or node)
+            if key in self._standing:
+                continue
+            told = Evidence("event", why.value, float("nan"), "", why.words, 3.0 if why.more else 6.0)
+            items = (told, *why.more, *past)
+            speed = self._speeds.of.get(gang, Speed())
+            before, now = speed.best if math.isfinite(speed.best) else speed.usual, speed.usual
+            if (period := self.periods().get(gang)) is not None:
+                before, now = period, period * max(1.0, why.slower)
+                words = "the rhythm of the job's traffic, which reports no steps, times what it is slower by"
+                items = (*items, Evidence("inferred_step_seconds", now, before, "seconds", words))
+            number = -1 if one is None or rank < 0 else int(one.shape.ranks[rank])
+            attempt = 0 if one is None else one.shape.attempt
+            verdict = Verdict(
+                verdict_id=f"{gang}.{attempt}.{why.cause}.{device or node}.{telemetry.now_ns}",
+                kind=why.kind,
+                gang=gang,
+                attempt=attempt,
+                rank=number,
+                node=node,
+                cause=why.cause,
+                confidence=log_odds.confidence(items),
+                slowdown=max(1.0, why.slower),
+                step_seconds_before=before,
+                step_seconds_now=now,
+                first_wall_ns=telemetry.now_ns,
+                last_wall_ns=telemetry.now_ns,
+                evidence=items,
+                frames=() if one is None else one.frames,
+                detector=self.name,
+                level=level,
+                device="" if level == "node" else device,
+                suspects=() if level == "node" else (f"node:{node}",),
+                first_step=speed.step,
+                last_step=speed.step,
+                detected_step=speed.step,
+            )
+            if verdict.confidence < log_odds.LEAST_CONFIDENCE:
+                continue
+            self._standing[key] = verdict
+            self._panel.accused.add((gang, attempt, number))
+            self.lemons.remember(device, node, why.cause, telemetry.now_ns)
+            findings.append(verdict)
+        return findings
+
+
+def _standing_on(telemetry: Telemetry, node: str, level: str, device: str) -> Iterator[tuple[JobTelemetry, int]]:
+    """Jobs with a rank on the device, and the first such rank; or on its node, and -1 where the device is nobody's.
+
+    A node's device is on that node, whatever another node's agent calls its own.
+    """
+    for job in telemetry.jobs:
+        names = {"gpu": job.shape.gpus, "nic": job.shape.nics}.get(level, ())
+        ranks = [rank for rank, name in enumerate(names) if name == device and job.shape.nodes[rank] == node]
+        if ranks:
+            yield job, ranks[0]
+        elif node in job.shape.nodes:
+            yield job, job.shape.nodes.index(node) if level == "node" else -1

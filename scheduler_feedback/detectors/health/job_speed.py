@@ -1,0 +1,132 @@
+"""How fast jobs go: by their steps, or where they report none by what an iteration moves."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduler_feedback.core.telemetry.telemetry import Telemetry
+from scheduler_feedback.detectors.counters.counter_statistics import ABSENT_NS
+from scheduler_feedback.detectors.iteration.job_slowdown import JobGate
+from scheduler_feedback.detectors.stats.medians import middle
+
+BEST_STEPS = 16
+NEWEST_SECONDS = 4.0
+LEAST_NEWEST, MOST_NEWEST = 2, 8
+"""How slow a job is now is the median of the newest steps that take four seconds together, two at least: one long step
+is a checkpoint."""
+
+LOOKS_A_TICK = 4
+"""So many jobs that report no steps are looked at for their rhythm in one tick, those first that have waited longest: a
+look takes milliseconds, and there may be hundreds of them."""
+
+Bests = tuple[float, dict[str, float]]
+"""Seconds of the best steps (infinite where none are reported), and the best rate of each counter that tells."""
+
+NO_BEST: Bests = (float("inf"), {})
+
+
+@dataclass(slots=True)
+class Speed:
+    """How fast a job goes: its newest steps' seconds, the best median so far, when a step was last finished."""
+
+    newest: deque[float] = field(default_factory=lambda: deque(maxlen=BEST_STEPS))
+    best: float = float("inf")
+    finished_ns: int = 0
+    step: int = -1
+
+    @property
+    def usual(self) -> float:
+        """The median of the newest steps; NaN without any."""
+        return middle(list(self.newest)) if self.newest else float("nan")
+
+    @property
+    def slower(self) -> float:
+        """The newest few steps over the best; 1 where not known."""
+        if not math.isfinite(self.best):
+            return 1.0
+        count = min(max(math.ceil(NEWEST_SECONDS / max(self.best, 1e-9)), LEAST_NEWEST), MOST_NEWEST)
+        newest = list(self.newest)[-count:]
+        return (min(newest) if count == LEAST_NEWEST else middle(newest)) / self.best
+
+
+class Speeds:
+    """All jobs'. of: by job, of those that report steps; gates: of those that do not."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, Speed] = {}
+        self.gates: dict[str, JobGate] = {}
+        self._bests: dict[str, Bests] = {}
+        self._bests_until_ns = 0
+
+    def take(self, telemetry: Telemetry) -> None:
+        """What is new of each job."""
+        if self._bests:
+            self._bests_until_ns = self._bests_until_ns or telemetry.now_ns + ABSENT_NS
+            if telemetry.now_ns > self._bests_until_ns:
+                self._bests.clear()
+        self._steps(telemetry)
+        self._counters(telemetry)
+        present = {job.shape.job for job in telemetry.jobs}
+        for gone in self.of.keys() - present:
+            del self.of[gone]
+        for gone in self.gates.keys() - present:
+            del self.gates[gone]
+
+    def slower(self, job: str) -> float:
+        """By what factor the job is slower than at its best; 1 where not known."""
+        if (gate := self.gates.get(job)) is not None:
+            return gate.slower()
+        speed = self.of.get(job)
+        return 1.0 if speed is None else speed.slower
+
+    def periods(self) -> dict[str, float]:
+        """Seconds of an iteration, by job, of those that report no steps and whose traffic tells for sure."""
+        return {name: gate.period_seconds for name, gate in self.gates.items() if gate.period_seconds is not None}
+
+    def dump(self) -> dict[str, Bests]:
+        """How fast jobs went at their best."""
+        bests: dict[str, Bests] = {name: (float(speed.best), {}) for name, speed in self.of.items()}
+        bests |= {name: (float("inf"), gate.best) for name, gate in self.gates.items()}
+        return {**self._bests, **bests}
+
+    def load(self, bests: dict[str, Bests]) -> None:
+        """Take a snapshot's place."""
+        self._bests = bests
+
+    def _steps(self, telemetry: Telemetry) -> None:
+        for job in telemetry.jobs:
+            if job.steps is None or not len(job.steps):
+                continue
+            name = job.shape.job
+            speed = self.of.get(name)
+            if speed is None:
+                speed = self.of[name] = Speed(best=self._bests.pop(name, NO_BEST)[0])
+            seconds = np.where(np.isfinite(job.steps.seconds), job.steps.seconds, 0.0).max(axis=1)
+            for one in seconds.tolist():
+                speed.newest.append(one)
+                if len(speed.newest) == BEST_STEPS:
+                    speed.best = min(speed.best, speed.usual)
+            speed.finished_ns, speed.step = int(job.steps.end_ns.max()), int(job.steps.number[-1])
+
+    def _counters(self, telemetry: Telemetry) -> None:
+        values = telemetry.counters.values
+        for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
+            name = job.shape.job
+            if job.steps is not None:
+                self.gates.pop(name, None)
+                continue
+            gate = self.gates.get(name)
+            if gate is None:
+                gate = self.gates[name] = JobGate(best=dict(self._bests.pop(name, NO_BEST)[1]))
+            gate.of(job.shape)
+            lags = telemetry.counters.lag_seconds
+            for window in range(values.shape[1]):
+                lag = None if lags is None else lags[columns]
+                gate.take(values[:, window, columns], telemetry.counters.seconds, lag)
+        due = [gate for gate in self.gates.values() if gate.due >= 0]
+        for gate in sorted(due, key=lambda one: -one.due)[:LOOKS_A_TICK]:
+            gate.look()

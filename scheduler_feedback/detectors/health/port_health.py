@@ -1,0 +1,84 @@
+"""Ports that go down: for good, or again and again. Each is told once, and then damped."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from scheduler_feedback.core.telemetry.telemetry import NodeEvent
+from scheduler_feedback.core.verdict import Cause
+from scheduler_feedback.detectors.health.suspicion import Suspicion
+
+LINK_DOWN_SECONDS = 5.0
+"""A port that is back within five seconds has flapped: retraining takes one to three."""
+
+FLAPS = 3
+FLAP_SECONDS = 600.0
+DAMPED_SECONDS = 1800.0
+"""Three flaps in ten minutes are a fault; after that the port is not told of for half an hour (as BGP damps routes)."""
+
+
+@dataclass(slots=True)
+class Port:
+    """A port that went down: since when it is, and when it was before; until when it is not told of again.
+
+    flaps: times by who told of them: the kernel's log, the port's state, and each of the counters see the same ones.
+    """
+
+    down_ns: int = 0
+    flaps: dict[str, deque[int]] = field(default_factory=dict)
+    damped_until_ns: int = 0
+
+    def flapped(self, source: str, times: int, now_ns: int) -> None:
+        """The port was down and is up again, so many times."""
+        self.flaps.setdefault(source, deque(maxlen=2 * FLAPS)).extend([now_ns] * times)
+
+    def recent(self, now_ns: int) -> int:
+        """How often it flapped of late, by the source that saw most of it."""
+        since_ns = now_ns - round(FLAP_SECONDS * 1e9)
+        return max((sum(at_ns >= since_ns for at_ns in ring) for ring in self.flaps.values()), default=0)
+
+
+class Ports:
+    """All ports that were ever down."""
+
+    def __init__(self) -> None:
+        self._ports: dict[str, Port] = {}
+
+    def take(self, told: NodeEvent, now_ns: int) -> None:
+        """An event of a link."""
+        port = self._ports.setdefault(_name(told), Port())
+        detail = told.event.detail
+        state, source = detail.get("state"), detail.get("source", "")
+        if state == "down":
+            port.down_ns = port.down_ns or now_ns
+        elif state == "lost":  # a counter: how often, not whether it is up
+            times = detail.get("times", "1")
+            port.flapped(source, int(times) if times.isdecimal() else 1, now_ns)
+        elif port.down_ns:
+            port.flapped(source, 1, now_ns)
+            port.down_ns = 0
+
+    def failing(self, now_ns: int) -> Iterator[Suspicion]:
+        """Ports that stay down, and ports that keep flapping."""
+        for name, port in self._ports.items():
+            if now_ns < port.damped_until_ns:
+                continue
+            node, _, device = name.partition("/")
+            down = (now_ns - port.down_ns) * 1e-9 if port.down_ns else 0.0
+            recent = port.recent(now_ns)
+            if down >= LINK_DOWN_SECONDS:
+                words, value = f"the link has been down for {down:.0f} s", down
+            elif recent >= FLAPS:
+                words, value = f"the link went down {recent} times in {FLAP_SECONDS / 60:.0f} minutes", recent
+            else:
+                continue
+            port.damped_until_ns = now_ns + round(DAMPED_SECONDS * 1e9)
+            level = "link" if device.startswith("GPU-") else "nic"
+            yield Suspicion(node, level, name, Cause.LINK, words, float(value))
+
+
+def _name(told: NodeEvent) -> str:
+    entity = told.event.entity
+    return entity if entity.startswith(f"{told.node}/") else f"{told.node}/{entity}"

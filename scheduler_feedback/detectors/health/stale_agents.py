@@ -1,0 +1,109 @@
+"""Agents that fall silent: many at once are a rollout or a network; one is a lost node if a job there stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Telemetry
+from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cause
+from scheduler_feedback.detectors.hang.hang import at_fault, is_inside
+from scheduler_feedback.detectors.health.job_speed import Speeds
+from scheduler_feedback.detectors.health.suspicion import Suspicion
+
+SILENT_SECONDS = 15.0
+STILL_SECONDS = 30.0
+"""An agent unheard for fifteen seconds is lost; its node is, where from then on a job there makes no step for thirty,
+and for three of its steps: records of steps may come late for no such reason, and have half a minute to come. Where
+collectives are reported the others must have waited in one for so long, and for a usual step: records that are late
+leave them in the newest."""
+
+OWN_GAP_SECONDS = SILENT_SECONDS / 2
+"""The detectors run twice a second. After a gap of half of an agent's silence this controller itself was suspended, and
+what the agents sent meanwhile is still unread: their silence counts from here on."""
+
+STOOD_STEPS, STOOD_SECONDS = 2.0, 5.0
+"""A node that is lost takes its agent's word with it in the step that nobody finishes. Where the agent was heard for
+longer after the job's last step than two usual ones take, and five seconds for clocks, the job stood still before."""
+
+MASS_SHARE = 0.05
+MASS_SECONDS = 60.0
+MASS_LEAST = 3
+"""More than five per cent of the agents lost within a minute is a rollout or a network, not the nodes. Below three
+agents a share says nothing."""
+
+
+class Silence:
+    """Who has not been heard of late."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, int] = {}
+        self._mass_until_ns = 0
+        self._ticked_ns: int | None = None
+        self._awake_ns = 0
+
+    def mass(self, telemetry: Telemetry) -> Abstention | None:
+        """Whether so many were lost at once that nothing may be acted on; told once."""
+        now_ns = telemetry.now_ns
+        if self._ticked_ns is not None and (now_ns - self._ticked_ns) * 1e-9 > OWN_GAP_SECONDS:
+            self._awake_ns = now_ns
+        self._ticked_ns = now_ns
+        silent_ns = now_ns - round(SILENT_SECONDS * 1e9)
+        received = ((node, max(heard_ns, self._awake_ns)) for node, heard_ns in telemetry.heard_ns.items())
+        silent = {node for node, at_ns in received if at_ns < silent_ns}
+        for node in silent - self._lost.keys():
+            self._lost[node] = now_ns
+        for node in self._lost.keys() - silent:
+            del self._lost[node]
+        recent = [node for node, at in self._lost.items() if (now_ns - at) * 1e-9 <= MASS_SECONDS]
+        agents = len(telemetry.heard_ns)
+        if len(recent) < MASS_LEAST or len(recent) <= MASS_SHARE * agents:
+            return None
+        told = now_ns < self._mass_until_ns
+        self._mass_until_ns = now_ns + round(MASS_SECONDS * 1e9)
+        if told:
+            return None
+        words = (
+            f"{len(recent)} of {agents} agents were lost within {MASS_SECONDS:.0f} s: a rollout or a network, not "
+            "the nodes; all actions are frozen"
+        )
+        return Abstention("", 0, None, now_ns, words, (), MASS_LOSS)
+
+    def lost(self, telemetry: Telemetry, speeds: Speeds) -> Iterator[Suspicion]:
+        """Nodes whose agent is silent and on which a job makes no steps."""
+        now_ns = telemetry.now_ns
+        if now_ns < self._mass_until_ns or not self._lost:
+            return
+        for job in telemetry.jobs:
+            speed = speeds.of.get(job.shape.job)
+            if speed is None or not len(speed.newest):
+                continue
+            still = (now_ns - speed.finished_ns) * 1e-9
+            for node in dict.fromkeys(job.shape.nodes):
+                lost_ns = self._lost.get(node)
+                # The second witness: the job has made no step since, for longer than its steps take.
+                if lost_ns is None or speed.finished_ns > lost_ns or (now_ns - lost_ns) * 1e-9 < STILL_SECONDS:
+                    continue
+                stood = (telemetry.heard_ns[node] - speed.finished_ns) * 1e-9
+                if stood > STOOD_STEPS * speed.usual + STOOD_SECONDS:
+                    continue
+                if still < 3 * speed.usual or not _waited_for(job, telemetry, max(STILL_SECONDS, speed.usual)):
+                    continue
+                words = f"its agent is not heard, and {job.shape.job} has made no step for {still:.0f} s"
+                yield Suspicion(node, "node", node, Cause.LOST, words, still)
+
+
+def _waited_for(job: JobTelemetry, telemetry: Telemetry, seconds: float) -> bool:
+    """Whether the ranks that are in a collective have been in it for so long, and nobody who is heard keeps them
+    waiting; true where none is reported."""
+    opened = job.open_collectives
+    if opened is None:
+        return True
+    inside = is_inside(opened, telemetry.now_ns)
+    if not inside.any() or float(np.median(telemetry.now_ns - opened[inside, 1])) * 1e-9 < seconds:
+        return False
+    silent_ns = telemetry.now_ns - round(SILENT_SECONDS * 1e9)
+    lost = np.array([telemetry.heard_ns.get(one, 0) < silent_ns for one in job.shape.nodes])
+    absent = np.flatnonzero(~inside)
+    return not len(absent) or bool(lost[at_fault(absent, lost, job.shape)].any())

@@ -1,0 +1,490 @@
+"""The interference detector: a job that is slow because of another one, which is named.
+
+Jobs that share something (a host, a PCIe switch, a NIC, an uplink) are neighbours there. A victim's communication time
+(for an uplink or NIC) or the excess of its ranks on the shared host is followed beside what each neighbour sends or
+burns there. The two must rise and fall together more than they do when one is shifted against the other in a circle: a
+neighbour's starts, stops and pauses are natural experiments, and a shifted copy has the same ones at the wrong times.
+Nobody is quarantined for it. Without a known topology it says that it does not know.
+
+Of a job that reports no steps it is followed by how much longer its iterations take, told from what they move; and the
+counters of its own ranks there must tell of the neighbour, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from scheduler_feedback.core.telemetry.fleet import Sample
+from scheduler_feedback.core.telemetry.gang_attempts import IntArray
+from scheduler_feedback.core.telemetry.telemetry import (
+    FEATURE,
+    Float32Array,
+    JobTelemetry,
+    Shape,
+    StepTable,
+    Telemetry,
+)
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.counters.counter_statistics import ALARM, Panel
+from scheduler_feedback.detectors.interference.shared_resources import NOBODY, SENDING, Resources, Sharing, ranks_of
+from scheduler_feedback.detectors.interference.unreported_victim import LEAST_WAIT, Unreported
+from scheduler_feedback.detectors.interference.victim_steps import (
+    BLOCK_STEP_WINDOWS,
+    BLOCK_WINDOWS,
+    LONG_STEP_WINDOWS,
+    Blocks,
+    Marks,
+    Steps,
+)
+from scheduler_feedback.detectors.stats import log_odds
+from scheduler_feedback.detectors.stats.correlation import (
+    CHANCE,
+    GUARD_SHARE,
+    KEPT_WINDOWS,
+    LEAST_CORRELATION,
+    LEAST_STATE,
+    LEAST_WINDOWS,
+    Means,
+    grown,
+    least,
+    pad,
+    pauses,
+    together,
+)
+from scheduler_feedback.detectors.stats.medians import median
+
+TEST_SECONDS = 6.0
+"""So often is it looked at."""
+
+LEAST_COST = 0.05
+"""What the victim loses while the neighbour is busy, as a share of its step: below five per cent nobody cares."""
+
+LEAST_ELSEWHERE = 0.25
+"""What all ranks do is taken off by those that share no host, where a quarter or more do not: there may be none."""
+
+CONGESTED_RANKS = 0.2
+UNKNOWN_COST = 0.10
+HOLD_TESTS = 20
+"""Tests in a row without a finding after which a verdict ends: two minutes."""
+
+HOLD_PAUSES = 2
+"""A neighbour disturbs in bursts. It has ended where it has been quiet for twice as long as it ever paused, and for as
+long as HOLD_TESTS take at least: the past, in which the two rose and fell together, is looked back over for twelve
+minutes."""
+
+SNAPSHOT_VERSION = 1
+WAITING = np.array([FEATURE["cpu_waiting"], FEATURE["runqueue_wait"]])
+
+
+@dataclass(slots=True)
+class _Course:
+    """One job on the common clock: communication share of the step in each window, own time on each shared host, NaN
+    where not known yet; what each of its resources sees of it. Rings of KEPT_WINDOWS, newest last. steps: the same by
+    its own steps, where they are long. unreported: of a job that reports no steps and shares something."""
+
+    shape: Shape
+    communication: Means = field(default_factory=Means)
+    excess: dict[str, Means] = field(default_factory=dict)
+    sent: dict[tuple[str, str], deque[float]] = field(default_factory=dict)
+    usual_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    steps: Steps = field(default_factory=Steps)
+    step: int = -1
+    unknown_told: bool = False
+    unreported: Unreported | None = None
+
+
+@dataclass(slots=True)
+class _Standing:
+    verdict: Verdict
+    missed: int = 0
+
+
+class InterferenceDetector:
+    """Finds jobs that others slow down. Owned by one thread."""
+
+    name = "interference"
+
+    def __init__(self, timed: bool = True, switches: Switches | None = None, panel: Panel | None = None) -> None:
+        self._timed = timed
+        self._switches = Switches() if switches is None else switches
+        self._panel = Panel(self._switches) if panel is None else panel
+        self._courses: dict[str, _Course] = {}
+        self._ends: deque[int] = deque(maxlen=KEPT_WINDOWS)
+        self._blocks = Blocks()
+        self._standing: dict[tuple[str, str], _Standing] = {}
+        self._quiet: set[tuple[str, str]] = set()
+        self._windows = 0
+        self._tested = 0
+        self._sharing = Sharing()
+
+    def tick(self, telemetry: Telemetry) -> list[Finding]:
+        """Follow neighbours; the findings that are new."""
+        self._panel.at(telemetry)
+        if not self._timed:
+            return []
+        present = {job.shape.job: job for job in telemetry.jobs}
+        for gone in self._courses.keys() - present.keys():
+            del self._courses[gone]
+            self._blocks.forget(gone)
+        for key in [key for key in self._standing if key[0] not in present]:
+            del self._standing[key]
+        self._quiet = {key for key in self._quiet if present.keys() >= set(key)}
+        resources = self._sharing.of(telemetry)
+        self._advance(telemetry, resources)
+        ends = np.fromiter(self._ends, np.int64, len(self._ends))
+        for job in telemetry.jobs:
+            if job.steps is not None and len(job.steps) and len(ends):
+                self._steps(job, job.steps, ends, telemetry.counters.seconds)
+        apart = (self._windows - self._tested) * telemetry.counters.seconds
+        if (
+            not self._windows > self._tested
+            or apart < TEST_SECONDS
+            or len(self._ends) < least(telemetry.counters.seconds)[0]
+        ):
+            return []
+        self._tested = self._windows
+        findings: list[Finding] = []
+        for name, course in self._courses.items():
+            findings += self._judge(present[name], course, resources, telemetry)
+        self._panel.disturbed = {name for name, _ in self._standing}
+        return findings
+
+    def measures(self) -> Iterator[Sample]:
+        """None of its own."""
+        return iter(())
+
+    def snapshot(self) -> bytes:
+        """Nothing but its version: neighbours are followed anew."""
+        return msgspec.msgpack.encode(SNAPSHOT_VERSION)
+
+    def restore(self, data: bytes) -> None:
+        """Take a snapshot's place. Raises ValueError where it is not one of ours."""
+        try:
+            version = msgspec.msgpack.decode(data, type=int)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            version = -1
+        if version != SNAPSHOT_VERSION:
+            raise ValueError(f"interference snapshot of {len(data)} bytes: version {version}")
+
+    # --- following --------------------------------------------------------------------------------------------------
+
+    def _advance(self, telemetry: Telemetry, resources: Resources) -> None:
+        """Windows of counters are the clock: one more place in every ring for each."""
+        values, ends = telemetry.counters.values, telemetry.counters.at_ns
+        for window in range(len(ends)):
+            self._windows += 1
+            for job in telemetry.jobs:
+                course = self._courses.get(job.shape.job)
+                if course is None or course.shape.attempt != job.shape.attempt:
+                    course = self._courses[job.shape.job] = _Course(job.shape)
+                    self._blocks.forget(job.shape.job)
+                course.shape = job.shape
+                course.communication.window(len(self._ends) + 1)
+                for means in course.excess.values():
+                    means.window(len(self._ends) + 1)
+            self._unreported(telemetry, values[:, window], resources)
+            sent = self._sharing.sums(values[:, window])
+            if self._blocks.take(int(ends[window]), sent, resources):
+                self._marks(telemetry, values[FEATURE["nic_congestion"], window])
+            at = 0
+            for (kind, place), members in resources.items():
+                for name in members:
+                    course = self._courses[name]
+                    ring = course.sent.setdefault((kind, place), deque(maxlen=KEPT_WINDOWS))
+                    if len(ring) < len(self._ends):
+                        pad(ring, len(self._ends), 0.0)
+                    # Before its first sample nothing is known; before the job came it sent nothing.
+                    ring.append(sent[at] if sent[at] == sent[at] else ring[-1] if ring else np.nan)
+                    at += 1
+                    if kind == "host" and place not in course.excess:
+                        course.excess[place] = Means()
+                        course.excess[place].window(len(self._ends) + 1)
+            self._ends.append(int(ends[window]))
+
+    def _marks(self, telemetry: Telemetry, marked: Float32Array) -> None:
+        """Marks a second of all ranks [n], for the jobs whose steps are long and that share a way to send."""
+        for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
+            steps = self._courses[job.shape.job].steps
+            if not steps.end_ns or job.shape.job not in self._sharing.senders:
+                continue
+            if steps.marks is None or len(steps.marks.usual) != len(job.shape):
+                steps.marks = Marks(*np.full((2, len(job.shape)), np.nan, np.float32))
+            steps.marks.take(marked[columns])
+
+    def _unreported(self, telemetry: Telemetry, values: Float32Array, resources: Resources) -> None:
+        """One window of the jobs that report no steps and share something: [features, ranks of all jobs]."""
+        if all(job.steps is not None for job in telemetry.jobs):
+            return
+        for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
+            course = self._courses[job.shape.job]
+            if job.steps is not None:
+                course.unreported = None
+                continue
+            if course.unreported is None or course.unreported.shape is not job.shape:
+                course.unreported = Unreported(job.shape)
+            course.unreported.take(values[:, columns], resources)
+
+    def _steps(self, job: JobTelemetry, steps: StepTable, ends: IntArray, window_seconds: float) -> None:
+        """Finished steps fill the windows that they covered. ends: of all windows that are kept."""
+        course = self._courses.get(job.shape.job)
+        if course is None:
+            return
+        known = np.isfinite(steps.seconds) & np.isfinite(steps.wait_seconds)
+        hosts = {place: ranks_of(job.shape, "host", place) for place in course.excess}
+        elsewhere = np.ones(len(job.shape), np.bool_)
+        for ranks in hosts.values():
+            elsewhere[ranks] = False
+        apart = elsewhere.mean() >= LEAST_ELSEWHERE
+        for k in range(len(steps)):
+            fine = known[k]
+            if not fine.any():
+                continue
+            seconds = float(steps.seconds[k][fine].mean())
+            own = np.where(fine, steps.seconds[k] - steps.wait_seconds[k], np.nan)
+            course.usual_seconds.append(seconds)
+            course.step = int(steps.number[k])
+            last_ns = int(steps.end_ns[k][fine].max())
+            first = int(np.searchsorted(ends, last_ns - round(seconds * 1e9), side="right"))
+            until = min(int(np.searchsorted(ends, last_ns, side="right")) + 1, len(ends))
+            usual = median(np.array(course.usual_seconds))
+            communication = (seconds - float(np.nanmax(own))) / usual
+            for index in range(first, until):
+                course.communication.add(index, communication)
+            lost = {"": communication}
+            for place, ranks in hosts.items():
+                there = own[ranks]
+                if not np.isfinite(there).any():
+                    continue
+                beside = own[elsewhere & fine] if apart else NOBODY
+                over = (float(np.nanmax(there)) - (float(np.median(beside)) if len(beside) else 0.0)) / usual
+                for index in range(first, until):
+                    course.excess[place].add(index, over)
+                lost[place] = over
+            if usual >= LONG_STEP_WINDOWS * window_seconds:
+                course.steps.add(last_ns - round(seconds * 1e9), last_ns, lost)
+
+    # --- judging ----------------------------------------------------------------------------------------------------
+
+    def _judge(
+        self,
+        job: JobTelemetry,
+        course: _Course,
+        resources: Resources,
+        telemetry: Telemetry,
+    ) -> list[Finding]:
+        name = job.shape.job
+        over = self._ended(name, resources, telemetry)
+        enough = least(telemetry.counters.seconds)
+        silent = course.unreported
+        lost = None if silent is None else silent.lost()
+        courses = [course.communication.values(), *(ring.values() for ring in course.excess.values())]
+        long = course.steps if lost is None and len(course.steps.end_ns) >= LEAST_WINDOWS else None
+        growth = max(grown(values, *enough) for values in (courses if lost is None else [lost]))
+        if long is not None and growth < LEAST_COST:
+            growth = max(grown(long.values(key), LEAST_WINDOWS, LEAST_STATE) for key in long.lost)
+        if growth < LEAST_COST:
+            return over + self._clear(name, telemetry.now_ns)
+        best: tuple[float, str, tuple[str, str], float, float, int] | None = None
+        others: list[str] = []
+        for (kind, place), members in resources.items():
+            if name not in members:
+                continue
+            own = course.excess.get(place) if kind == "host" else course.communication
+            if own is None:
+                continue
+            victim = own.values() if lost is None else lost
+            for aggressor in sorted(members.keys() - {name}):  # of equals the first by name
+                sent = np.array(self._courses[aggressor].sent[kind, place])
+                if silent is not None:
+                    sent = silent.beside(sent)
+                found = _sure(together(victim, sent, *enough))
+                if found is None and long is not None:
+                    seconds = telemetry.counters.seconds
+                    found = self._by_steps(long, aggressor, (kind, place), members[name], seconds)
+                if found is None:
+                    continue
+                correlation, chance, cost = found
+                if (
+                    kind == "host"
+                    and (name, aggressor) not in self._standing
+                    and self._at_ease(job.shape, members[name], cost)
+                ):
+                    continue
+                if silent is not None and not silent.witnessed((kind, place), sent, victim, cost):
+                    continue
+                others.append(aggressor)
+                if best is None or correlation > best[0]:
+                    best = (correlation, aggressor, (kind, place), chance, cost, len(members[name]))
+        over += self._clear(name, telemetry.now_ns, others)
+        if best is None:
+            return over + self._unknown(job, course, telemetry)
+        return over + self._told(job, course, best, tuple(dict.fromkeys(others)), telemetry)
+
+    def _at_ease(self, shape: Shape, ranks: IntArray, cost: float) -> bool:
+        """Whether by their counters none of these ranks waits for a processor for as long as it loses: a share `cost`
+        of its usual step. Where the two are only alike by chance it stays so; where they are not, it is told when next
+        the host is crowded."""
+        columns = self._panel.of(shape.job)
+        waits = self._panel.newest[WAITING, columns][:, ranks]
+        known = waits[np.isfinite(waits)]
+        return bool(len(known)) and float(known.max()) < max(LEAST_WAIT, cost / (1.0 + cost))
+
+    def _by_steps(
+        self, steps: Steps, aggressor: str, resource: tuple[str, str], ranks: IntArray, window_seconds: float
+    ) -> tuple[float, float, float] | None:
+        """The same by the victim's own steps. A neighbour sends less once both are slowed, so that the two courses may
+        differ by a few steps, where packets that are marked tell that the way is full. ranks: the victim's there."""
+        kind, place = resource
+        long_ns, sent, ends = window_seconds * 1e9, self._courses[aggressor].sent[resource], self._ends
+        if steps.usual_ns() >= BLOCK_STEP_WINDOWS * long_ns:
+            long_ns, sent, ends = BLOCK_WINDOWS * long_ns, self._blocks.sent(aggressor, resource), self._blocks.ends_ns
+        beside = steps.during(sent, np.fromiter(ends, np.int64, len(ends)), round(long_ns))
+        marked = kind in SENDING and steps.marks is not None and steps.marks.more(ranks)
+        late = round(GUARD_SHARE * len(beside)) if marked else 0
+        lost = steps.values(place if kind == "host" else "")
+        return _sure(together(lost, beside, LEAST_WINDOWS, LEAST_STATE, late))
+
+    def _told(
+        self,
+        job: JobTelemetry,
+        course: _Course,
+        best: tuple[float, str, tuple[str, str], float, float, int],
+        others: tuple[str, ...],
+        telemetry: Telemetry,
+    ) -> list[Finding]:
+        correlation, aggressor, (kind, place), chance, cost, ranks = best
+        shape = job.shape
+        key = (shape.job, aggressor)
+        if key in self._standing or key in self._quiet:
+            return []
+        columns = self._panel.of(shape.job)
+        members = ranks_of(shape, kind, place)
+        congested = self._panel.peers[FEATURE["nic_congestion"], columns]
+        congestion = float(np.nanmean(congested[members])) if np.isfinite(congested[members]).any() else 0.0
+        errors = float(self._panel.score[FEATURE["nic_physical_errors"], columns][members].max(initial=0.0))
+        usual = median(np.array(course.usual_seconds)) if course.usual_seconds else float("nan")
+        evidence = [
+            Evidence("correlation", correlation, LEAST_CORRELATION, "", f"what {aggressor} does on {kind} {place}",
+                     log_odds.bounded(4.0 * (correlation - 0.3), 0.0, 2.5)),
+            Evidence("chance", chance, CHANCE, "", "shifts in a circle that do as well", 2.0),
+            Evidence("step_share_lost_while_it_is_busy", cost, LEAST_COST, "ratio", "windows in which it is not", 1.5),
+            Evidence("ranks_there", float(ranks), float(len(shape)), "ranks", "all ranks of the job", 0.0),
+        ]  # fmt: skip
+        if kind in SENDING:
+            evidence.append(
+                Evidence(
+                    "congestion_over_peers",
+                    congestion,
+                    0.0,
+                    "log 1/s",
+                    "ranks elsewhere",
+                    0.5 if congestion > 0 else 0.0,
+                )
+            )
+            evidence.append(
+                Evidence("physical_errors", errors, ALARM, "sigma", "a faulty port would show them",
+                         -3.0 if errors >= ALARM else 0.5)
+            )  # fmt: skip
+        confidence = log_odds.confidence(evidence)
+        if confidence < log_odds.LEAST_CONFIDENCE:
+            return []
+        verdict = Verdict(
+            verdict_id=f"{shape.job}.{shape.attempt}.interference.{aggressor}.{telemetry.now_ns}",
+            kind=Kind.INTERFERENCE,
+            gang=shape.job,
+            attempt=shape.attempt,
+            rank=-1,
+            node="",
+            cause=Cause.HOST_CONTENTION if kind == "host" else Cause.CONGESTION,
+            confidence=confidence,
+            slowdown=1.0 / max(1.0 - min(cost, 0.9), 0.1),
+            step_seconds_before=usual * (1.0 - min(cost, 0.9)),
+            step_seconds_now=usual,
+            first_wall_ns=self._ends[0],
+            last_wall_ns=telemetry.now_ns,
+            evidence=tuple(evidence),
+            frames=job.frames,
+            detector=self.name,
+            ranks=tuple(shape.ranks[members].tolist())[:64],
+            suspects=tuple(f"job:{other}" for other in others if other != aggressor),
+            aggressor=aggressor,
+            resource=f"{kind}:{place}",
+            first_step=course.step,
+            last_step=course.step,
+            detected_step=course.step,
+        )
+        self._standing[key] = _Standing(verdict)
+        return [verdict]
+
+    def _ended(self, name: str, resources: Resources, telemetry: Telemetry) -> list[Finding]:
+        """Verdicts about neighbours that have long been quiet. These are told again once they are busy."""
+        seconds = telemetry.counters.seconds
+        hold = round(HOLD_TESTS * max(TEST_SECONDS, seconds) / seconds)
+        over: list[Finding] = []
+        for key in [key for key in (*self._standing, *self._quiet) if key[0] == name]:
+            rings = [
+                self._courses[key[1]].sent[resource]
+                for resource, members in resources.items()
+                if name in members and key[1] in members
+            ]
+            if not rings:  # it is gone, or shares nothing with the victim any more
+                self._quiet.discard(key)
+                continue
+            quiet, longest = min(pauses(np.array(ring)) for ring in rings)
+            if key in self._quiet:
+                if quiet <= hold:
+                    self._quiet.discard(key)
+            elif quiet > max(hold, HOLD_PAUSES * longest):
+                self._quiet.add(key)
+                verdict = self._standing.pop(key).verdict
+                words = f"{key[1]} has been quiet for {quiet * seconds:.0f} s"
+                over.append(Cleared(verdict.verdict_id, name, telemetry.now_ns, words))
+        return over
+
+    def _clear(self, name: str, now_ns: int, still: Sequence[str] = ()) -> list[Finding]:
+        """Verdicts about neighbours with whom it has not risen and fallen together for a while. still: who does now."""
+        over: list[Finding] = []
+        for key, standing in list(self._standing.items()):
+            if key[0] == name and key[1] in still:
+                standing.missed = 0
+            elif key[0] == name:
+                standing.missed += 1
+                if standing.missed > HOLD_TESTS:
+                    del self._standing[key]
+                    over.append(Cleared(standing.verdict.verdict_id, name, now_ns, "they rise and fall apart again"))
+        return over
+
+    def _unknown(self, job: JobTelemetry, course: _Course, telemetry: Telemetry) -> list[Finding]:
+        """Congested on many ports and slower for it, with no topology to say whom it shares the fabric with."""
+        if course.unknown_told or "uplink" in job.shape.sharing or len(telemetry.jobs) < 2:
+            return []
+        victim = course.communication.values() if course.unreported is None else course.unreported.lost()
+        known = victim[np.isfinite(victim)]
+        if len(known) < LEAST_WINDOWS:
+            return []
+        more = float(np.median(known[-8:]) - np.quantile(known, 0.2))
+        level = self._panel.newest[FEATURE["nic_congestion"], self._panel.of(job.shape.job)]
+        marked = level > 10.0 * max(float(np.nanquantile(level, 0.1)), 1.0) if np.isfinite(level).any() else level > 0
+        if more < UNKNOWN_COST or float(np.mean(marked)) < CONGESTED_RANKS:
+            return []
+        course.unknown_told = True
+        shape = job.shape
+        share = float(np.mean(marked))
+        words = (
+            f"communication takes {more:.0%} of a step more than it did and {share:.0%} of its ports are marked for "
+            "congestion; whom it shares the fabric with is not known"
+        )
+        return [Abstention(shape.job, shape.attempt, None, telemetry.now_ns, words, (), self.name)]
+
+
+def _sure(found: tuple[float, float, float] | None) -> tuple[float, float, float] | None:
+    """Correlation, chance and cost, where they say that the two belong together."""
+    if found is None or found[0] < LEAST_CORRELATION or found[1] >= CHANCE or found[2] < LEAST_COST:
+        return None
+    return found

@@ -1,0 +1,1 @@
+"""Statistics that several detectors use: medians, correlation, periodicity, log odds."""

@@ -1,0 +1,147 @@
+"""Together: whether what a job loses rises and falls with what another one does, more than chance would have it.
+
+Both are courses over the windows of the counters. One is shifted against the other in a circle: a shifted copy has the
+same starts, stops and pauses at the wrong times.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+
+KEPT_WINDOWS = 720
+LEAST_WINDOWS = 18
+LEAST_STATE = 3
+"""Windows that are looked back over, at least three of them with the neighbour busy and three without."""
+
+SLOW_SAMPLING_SECONDS = 20.0
+SLOW_LEAST_WINDOWS = 10
+SLOW_LEAST_STATE = 2
+"""Where a window is that long, ten of them are five minutes, and two a minute: steps end many times in each."""
+
+LEAST_SHIFTS = 160
+MOST_FINER = 12
+"""Steps end between two samples of a slow counter: both courses are laid on a finer grid, so that there are enough
+shifts to tell one in a hundred."""
+
+LATE = 2
+"""Samples and the ends of steps are told as being in one window or the next."""
+
+CHANCE = 0.01
+GUARD_SHARE = 0.05
+LEAST_CORRELATION = 0.35
+"""One shift in a hundred may do as well by chance; shifts by less than a twentieth of the time are the same thing, and
+are left out. A correlation below a third explains a tenth of the variance, whatever its chance."""
+
+
+@dataclass(slots=True)
+class Means:
+    """The mean of what fell into each window; a ring of KEPT_WINDOWS, newest last. A long window holds many steps."""
+
+    total: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
+    count: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
+
+    def window(self, until: int) -> None:
+        """One more window; those before that are missing, up to so many in all, are unknown."""
+        for _ in range(max(1, min(until, KEPT_WINDOWS) - len(self.total))):
+            self.total.append(0.0)
+            self.count.append(0)
+
+    def add(self, index: int, value: float) -> None:
+        """One more value in a window."""
+        self.total[index] += value
+        self.count[index] += 1
+
+    def values(self) -> FloatArray:
+        """[windows], NaN where nothing fell."""
+        count = np.array(self.count, np.float64)
+        total = np.array(self.total, np.float64)
+        found: FloatArray = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
+        return found
+
+
+def least(window_seconds: float) -> tuple[int, int]:
+    """Least windows that are looked back over, and least of them with the neighbour busy and without."""
+    if window_seconds >= SLOW_SAMPLING_SECONDS:
+        return SLOW_LEAST_WINDOWS, SLOW_LEAST_STATE
+    return LEAST_WINDOWS, LEAST_STATE
+
+
+def together(
+    victim: FloatArray, sent: FloatArray, least_windows: int, least_state: int, late: int = LATE
+) -> tuple[float, float, float] | None:
+    """Correlation of the two, the chance of one as high, and what the victim loses while the neighbour is busy.
+
+    late: by how many windows at most the victim may follow the neighbour, or half as many go before it.
+
+    None where too little is known, or one of them never changes: then nothing can be told.
+    """
+    length = min(len(victim), len(sent))
+    victim, sent = victim[len(victim) - length :], sent[len(sent) - length :]
+    known = np.flatnonzero(np.isfinite(victim) & np.isfinite(sent))
+    if len(known) < least_windows:
+        return None
+    victim, sent = victim[known[0] : known[-1] + 1].copy(), sent[known[0] : known[-1] + 1]
+    holes = ~np.isfinite(victim)
+    if holes.any():
+        places = np.arange(len(victim))
+        victim[holes] = np.interp(places[holes], places[~holes], victim[~holes])
+    if len(victim) < least_windows:
+        return None
+    middle = float((np.quantile(sent, 0.05) + np.quantile(sent, 0.95)) / 2)
+    busy = sent > middle
+    if min(int(busy.sum()), int((~busy).sum())) < least_state:
+        return None
+    cost = float(np.median(victim[busy]) - np.median(victim[~busy]))
+    finer = min(MOST_FINER, -(-LEAST_SHIFTS // len(victim)))
+    if finer > 1:
+        fine = np.arange(0, len(victim) - 1, 1 / finer)
+        victim, sent = (np.interp(fine, np.arange(len(values)), values) for values in (victim, sent))
+    # One huge stall must not make the whole correlation.
+    high = float(np.quantile(victim, 0.98))
+    victim = np.minimum(victim, high)
+    if victim.std() <= 1e-9 or sent.std() <= 1e-9 * max(float(np.abs(sent).max()), 1e-9):
+        return None
+    y, x = (victim - victim.mean()) / victim.std(), (sent - sent.mean()) / sent.std()
+    length = len(y)
+    shifted = np.fft.irfft(np.fft.rfft(y) * np.conj(np.fft.rfft(x)), length) / length
+    guard = max(2, round(GUARD_SHARE * length))
+    lags = np.arange(-finer * late // 2, finer * late + 1)
+    here = float(shifted[lags].max())
+    null = shifted[guard : length - guard]
+    chance = float((1 + np.sum(null >= here)) / (1 + len(null)))
+    return here, chance, cost
+
+
+def pauses(sent: FloatArray) -> tuple[int, int]:
+    """Windows since the neighbour was last busy, and the longest that it has paused between being busy.
+
+    (0, 0) where it never changes: then it cannot be told.
+    """
+    sent = sent[np.isfinite(sent)]
+    if not len(sent):
+        return 0, 0
+    busy = np.flatnonzero(sent > (np.quantile(sent, 0.05) + np.quantile(sent, 0.95)) / 2)
+    if not len(busy):
+        return 0, 0
+    return len(sent) - 1 - int(busy[-1]), int(np.diff(busy).max(initial=1)) - 1
+
+
+def grown(values: FloatArray, least_windows: int, least_state: int) -> float:
+    """By how much the newest windows are above the calm ones; 0 where too little is known. values: NaN for unknown."""
+    values = values[~np.isnan(values)]
+    if len(values) < least_windows:
+        return 0.0
+    values.sort()
+    return float(values[-least_state] - values[len(values) // 5])
+
+
+def pad(ring: deque[float], length: int, value: float) -> None:
+    """Fill a ring that began late up to this length, in front."""
+    missing = min(length, ring.maxlen or length) - len(ring)
+    for _ in range(max(0, missing)):
+        ring.appendleft(value)

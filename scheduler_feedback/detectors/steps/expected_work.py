@@ -1,0 +1,87 @@
+"""Work: how long computing should take for what a rank was given to do.
+
+Sequences of unequal length make ranks unequal for no fault of theirs: a transformer's step costs alpha N for the N
+tokens and beta times the sum of squared sequence lengths for attention. Both factors are fitted once, to the healthy
+warm-up, from what the ranks report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+
+LEAST_EXPLAINED = 0.3
+"""A fit that explains less than this share of the variance is none: the tokens do not drive the time."""
+
+LEAST_FACTOR, MOST_FACTOR = 0.2, 5.0
+"""What is further from usual than this was not seen in warm-up: the line is not drawn on for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Seconds of computing = fixed + a_token * tokens + a_square * squares, in units of the usual computing time."""
+
+    fixed: float
+    a_token: float
+    a_square: float
+
+    def factor(self, tokens: FloatArray, squares: FloatArray | None) -> FloatArray:
+        """Times the usual computing time that this work should take; 1 where it is not reported."""
+        value = (
+            self.fixed
+            + self.a_token * tokens
+            + (0.0 if squares is None or not self.a_square else self.a_square * squares)
+        )
+        result: FloatArray = np.clip(np.where(np.isfinite(value), value, 1.0), LEAST_FACTOR, MOST_FACTOR)
+        return result
+
+
+def fit(compute: FloatArray, tokens: FloatArray, squares: FloatArray) -> Work | None:
+    """Fit to windows of the warm-up: [w, n] each, NaN where not reported; None where tokens explain little.
+
+    Each rank counts against its own mean, so that a rank that is slow does not look like work; factors below zero are
+    left out.
+    """
+    known = np.isfinite(compute) & np.isfinite(tokens) & (compute > 0)
+    if known.sum() < 8 or len(compute) < 2:
+        return None
+    usual = float(np.median(compute[known]))
+    columns = {"token": tokens}
+    if np.isfinite(squares[known]).all():
+        columns["square"] = squares
+
+    def centred(values: FloatArray) -> FloatArray:
+        values = np.where(known, values, np.nan)
+        result: FloatArray = (values - np.nanmean(values, axis=0, keepdims=True))[known]
+        return result
+
+    seen = known.any(axis=0)
+    if not seen.all():
+        return None
+    target = centred(compute / usual)
+    names = list(columns)
+    weights: dict[str, float] = {}
+    while names:
+        design = np.stack([centred(columns[name]) for name in names], axis=1)
+        scale = design.std(axis=0)
+        if (scale <= 0).any():
+            names = [name for name, one in zip(names, scale, strict=True) if one > 0]
+            continue
+        found = np.linalg.lstsq(design / scale, target, rcond=None)[0] / scale
+        weights = dict(zip(names, found.tolist(), strict=True))
+        negative = [name for name in names if weights[name] < 0]
+        if not negative:
+            break
+        names = [name for name in names if name not in negative]
+        weights = {}
+    if not weights:
+        return None
+    explained = sum(weight * centred(columns[name]) for name, weight in weights.items())
+    total = float(np.sum(target**2))
+    if total <= 0 or 1.0 - float(np.sum((target - explained) ** 2)) / total < LEAST_EXPLAINED:
+        return None
+    mean = sum(weight * float(np.mean(columns[name][known])) for name, weight in weights.items())
+    return Work(1.0 - mean, weights.get("token", 0.0), weights.get("square", 0.0))

@@ -1,0 +1,291 @@
+"""The straggler detector: which rank makes its gang wait, for its own reason.
+
+1. Completed steps are cut into windows (windows.py). 2. The warm-up's windows give a frozen baseline (baseline.py).
+3. Each later window gives each rank a residual against its own past and its peers, in standard deviations; a CUSUM
+adds them up. 4. A rank whose sum alarms passes the gates (gates.py) or is refused, with the reason. 5. A verdict
+stands until its rank has kept pace for a while.
+
+Residuals on logarithms, frozen scale, clipped CUSUM and wait inversion follow trials on public step traces; what the
+constants rest on stands beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from scheduler_feedback.core.telemetry.fleet import Sample
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Telemetry
+from scheduler_feedback.core.verdict import Finding
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.stats.group_intersection import intersected
+from scheduler_feedback.detectors.steps.baseline import (
+    SKIPPED_STEPS,
+    WARM_UP_SECONDS,
+    WARM_UP_STEPS,
+    Baseline,
+    learn,
+    learn_early,
+    log_compute,
+)
+from scheduler_feedback.detectors.steps.expected_work import Work, fit
+from scheduler_feedback.detectors.steps.shared_sequences import judged_by_samples
+from scheduler_feedback.detectors.steps.windows import (
+    Window,
+    blame_stopped,
+    cut,
+    join,
+    places,
+    spread_of_others,
+)
+from scheduler_feedback.detectors.straggler.alarm_checks import (
+    HIT_SIGMAS,
+    Case,
+    Means,
+    judge,
+    slow_windows,
+)
+from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judge_window, persistent
+from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, Watched, dump, load, rest
+from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_turns
+from scheduler_feedback.detectors.straggler.straggler_causes import Causes
+from scheduler_feedback.detectors.straggler.verdict_building import (
+    DETECTOR,
+    UNEASY_SCORE,
+    abstention,
+    cleared,
+    not_yet_sure,
+    speaks_of,
+    told_enough,
+    too_weak,
+    verdict,
+    whole_gang,
+)
+
+LEAST_CONFIDENCE = 0.5
+"""Less likely than not is no verdict but an abstention."""
+
+PATIENCE_WINDOWS = 3
+"""An alarm that fails the gates so often in a row is told as an abstention."""
+
+FIRST_WINDOWS = 8
+"""So many windows give a first norm, by which the rest of the warm-up is judged already."""
+
+WORK_FIELDS = ("compute", "tokens", "squares")
+
+ABSENT_NS = 600_000_000_000
+"""A gang without telemetry for ten minutes is over, as in core/telemetry/fleet.py; a restarted controller receives
+telemetry again sooner."""
+
+
+class StragglerDetector:
+    """Finds the member that its gang waits for. Owned by one thread.
+
+    timed: windows of about a second, as frames come; else each step is a window and the first counts like the others,
+    as in a recorded trace, whose unit of time may be anything.
+    """
+
+    name = DETECTOR
+
+    def __init__(self, timed: bool = True, switches: Switches | None = None, panel: Panel | None = None) -> None:
+        self._timed = timed
+        self._switches = Switches() if switches is None else switches
+        self._panel = Panel(self._switches) if panel is None else panel
+        self._causes = Causes(self._panel, self._switches)
+        self._watched: dict[str, Watched] = {}
+        self._roles: dict[str, tuple[tuple[int, ...], FloatArray]] = {}
+
+    def tick(self, telemetry: Telemetry) -> list[Finding]:
+        """Look at what was completed since the last tick; the findings that are new."""
+        findings: list[Finding] = []
+        present = set()
+        self._causes.at(telemetry)
+        for job in telemetry.jobs:
+            name = job.shape.job
+            present.add(name)
+            watched = self._watch(job, telemetry.now_ns)
+            if watched is None or job.steps is None or not len(job.steps):
+                continue
+            steps = watched.take_in(job.steps)
+            windows, used = cut(steps, watched.where, job.consumed, self._timed, watched.work)
+            watched.pending = rest(steps, used)
+            for window in windows:
+                findings += self._take(name, watched, window, job)
+        gone = [n for n, w in self._watched.items() if n not in present and telemetry.now_ns - w.seen_ns > ABSENT_NS]
+        for name in gone:
+            del self._watched[name]
+            self._roles.pop(name, None)
+        return findings
+
+    def measures(self) -> Iterator[Sample]:
+        """Samples of the catalogue: how much slower each rank makes its gang, over the newest windows."""
+        for name, watched in self._watched.items():
+            if watched.samples[0] != watched.counted:
+                watched.samples = watched.counted, tuple(_slowdowns(name, watched))
+            yield from watched.samples[1]
+
+    def snapshot(self) -> bytes:
+        """Baselines, sums and standing verdicts: without them a restart during a fault would learn it as healthy."""
+        return dump(self._watched, self._roles)
+
+    def restore(self, data: bytes) -> None:
+        """Take a snapshot's place. Raises ValueError where it is not one of ours."""
+        self._watched, self._roles = load(data)
+
+    # --- one gang -----------------------------------------------------------------------------------------------------
+
+    def _watch(self, job: JobTelemetry, now_wall_ns: int) -> Watched | None:
+        """The memory of this attempt, begun anew for a new one or new ranks; None while there is nothing to compare."""
+        shape = job.shape
+        name, watched = shape.job, self._watched.get(shape.job)
+        if watched is not None and watched.shape is shape:
+            watched.seen_ns = now_wall_ns
+            return watched
+        if len(shape) < 2:
+            return None
+        ranks = tuple(shape.ranks.tolist())
+        if watched is not None and watched.attempt == shape.attempt:
+            watched.seen_ns = now_wall_ns
+            if watched.ranks == ranks:
+                watched.where = places(shape)  # who stands where, and in what role, may only just have been told
+                watched.shape = shape
+                return watched
+            if set(ranks) < set(watched.ranks):
+                return None  # after a restart nodes are heard again one by one
+        elif watched is not None and watched.attempt > shape.attempt:
+            return None
+        elif watched is not None and watched.baseline is not None and watched.baseline.known:
+            base = log_compute(watched.baseline.compute, watched.baseline.step_seconds)
+            self._roles[name] = (watched.ranks, base - np.median(base))
+        watched = Watched(shape.attempt, ranks, places(shape), now_wall_ns, shape)
+        watched.to_skip = SKIPPED_STEPS if self._timed else 0
+        watched.forget_course()
+        self._watched[name] = watched
+        return watched
+
+    def _take(self, name: str, watched: Watched, window: Window, job: JobTelemetry) -> list[Finding]:
+        findings: list[Finding] = []
+        baseline = watched.baseline
+        if baseline is not None:
+            judge_window(watched, baseline, blame_stopped(window, baseline.shared_wait, watched.where), self._switches)
+            findings += self._conclude(name, watched, baseline, job)
+        if baseline is None or not baseline.final:
+            findings += self._warm_up(name, watched, window, job)
+        return findings
+
+    def _warm_up(self, name: str, watched: Watched, window: Window, job: JobTelemetry) -> list[Finding]:
+        """Learn what is healthy: from the whole warm-up, and while it lasts from what there is, as long as all is calm.
+
+        A rank that began to be slow in the meantime is not learned as healthy: the norm then stays as it was.
+        """
+        if watched.warm_up and watched.warm_up[-1].known != window.known:
+            watched.warm_up.clear()  # whether waits are known must not change within a baseline
+        watched.warm_up.append(window)
+        windows, before = watched.warm_up, watched.baseline
+        seconds = sum(w.steps * w.step_seconds for w in windows)
+        role = self._roles.get(name)
+        known_role = role[1] if role is not None and role[0] == watched.ranks else None
+        long_enough = not self._timed or seconds >= WARM_UP_SECONDS
+        final = long_enough and sum(w.steps for w in windows) >= WARM_UP_STEPS
+        uneasy = bool((watched.score >= UNEASY_SCORE).any()) or bool(watched.standing)
+        if before is not None and uneasy:
+            watched.baseline = replace(before, final=final)
+        elif long_enough and (final or (len(windows) >= FIRST_WINDOWS and len(windows) % 4 == 0)):
+            if watched.work is None:
+                compute, tokens, squares = (np.array([getattr(w, field) for w in windows]) for field in WORK_FIELDS)
+                watched.work = fit(compute, tokens, squares)
+                windows[:] = _given_usual_work(windows, watched.work)
+            watched.baseline = learn(windows, known_role, watched.where, final)
+        elif before is None:
+            watched.baseline = learn_early(windows, known_role, watched.where)
+        if watched.baseline is None:
+            return []
+        if final:
+            watched.warm_up = []
+        watched.best_step_seconds = min(watched.best_step_seconds, watched.baseline.step_seconds)
+        if before is not None or not watched.baseline.from_start.any():
+            return []
+        for past in windows:  # a rank slow from the start has been slow in these already
+            judge_window(watched, watched.baseline, past, self._switches)
+        return self._conclude(name, watched, watched.baseline, job)
+
+    def _conclude(self, name: str, watched: Watched, baseline: Baseline, job: JobTelemetry) -> list[Finding]:
+        findings: list[Finding] = []
+        window = watched.history[-1].window
+        alarmed = [
+            rank for rank in np.flatnonzero(watched.score >= ALARM).tolist() if persistent(watched, rank, self._timed)
+        ]
+        if self._switches.group_intersection and len(alarmed) > 1:
+            newest = np.array([judged.sigmas for judged in list(watched.history)[-LEAST_HITS:]])
+            alarmed = intersected(newest.mean(axis=0) >= HIT_SIGMAS, job.shape, alarmed)
+        refused, watched.refused = watched.refused, np.zeros_like(watched.refused)
+        watched.refused[alarmed] = refused[alarmed]
+        means: Means = {}
+        for rank in alarmed:
+            standing = watched.standing_on(rank)
+            if standing is not None and told_enough(standing, watched.counted, rank in watched.standing):
+                speaks_of(name, watched, rank, standing, self._panel)
+                continue
+            if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
+                continue  # its reasons have been looked at often enough to look less often
+            case = self._case(watched, baseline, rank, alarmed, job, means)
+            judgement = self._causes.judged_by(judge(case), job, baseline)
+            judgement = judged_by_samples(judgement, case, job, watched.episode(rank), watched.longest_episode)
+            judgement = judged_by_turns(judgement, case, self._panel.turns.get(name))
+            if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:
+                judgement = too_weak(judgement)
+            if not judgement.refusal:
+                judgement = self._causes.with_past(judgement, job.shape)
+                if self._timed:  # a recorded trace is acted on by nobody
+                    judgement = not_yet_sure(judgement, len(slow_windows(case.interval, rank)))
+                watched.refused[rank] = 0
+                findings += verdict(name, watched, judgement, job, self._panel)
+            elif not judgement.harmless and rank not in watched.accused:
+                watched.refused[rank] += 1
+                if watched.refused[rank] >= PATIENCE_WINDOWS and rank not in watched.told:
+                    watched.told |= {rank, *judgement.about}
+                    findings.append(abstention(name, watched, judgement))
+        findings += cleared(name, watched, window, self._panel)
+        findings += whole_gang(name, watched, baseline, bool(alarmed), self._timed)
+        return findings
+
+    def _case(
+        self, watched: Watched, baseline: Baseline, rank: int, alarmed: list[int], job: JobTelemetry, means: Means
+    ) -> Case:
+        return Case(
+            rank=rank,
+            ranks=watched.ranks,
+            where=watched.where,
+            interval=watched.interval(rank),
+            baseline=baseline,
+            best_step_seconds=watched.best_step_seconds,
+            alarmed=frozenset(alarmed),
+            unrest=spread_of_others(np.array(watched.shifts), rank),
+            shared_machine=job.shared_machine is not None and bool(job.shared_machine[rank]),
+            switches=self._switches,
+            for_work=watched.work is not None,
+            accused=frozenset(alarmed) & (watched.accused - {rank}),
+            on_device=self._causes.on_device(job, rank),
+            means=means,
+        )
+
+
+def _slowdowns(name: str, watched: Watched) -> Iterator[Sample]:
+    """How much slower each rank makes its gang."""
+    newest = [judged.window for judged in list(watched.history)[-RECENT_WINDOWS:] if judged.window.known]
+    if newest:
+        step_seconds, gain = float(join(newest, "step_seconds")), join(newest, "gain")
+        ratios = step_seconds / np.maximum(step_seconds - gain, 1e-9)
+        for rank, ratio in zip(watched.ranks, ratios.tolist(), strict=True):
+            yield "gangwatch_rank_slowdown_ratio", (("gang", name), ("rank", str(rank))), ratio
+
+
+def _given_usual_work(windows: list[Window], work: Work | None) -> list[Window]:
+    """The windows of the warm-up as later ones are cut: had all ranks been given their usual work."""
+    if work is None:
+        return windows
+    return [replace(w, compute=w.compute / work.factor(w.tokens, w.squares)) for w in windows]

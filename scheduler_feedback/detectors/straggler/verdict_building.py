@@ -1,0 +1,251 @@
+"""What the straggler detector tells: verdicts, the reasons of alarms that are none, ends, and gangs slow as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.detectors.counters.cause_signatures import OF_HOST, OF_NIC
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.steps.baseline import Baseline
+from scheduler_feedback.detectors.steps.windows import Window, join
+from scheduler_feedback.detectors.straggler.alarm_checks import HIT_SIGMAS, LEAST_SLOWDOWN, Judged, Judgement
+from scheduler_feedback.detectors.straggler.cusum import ALARM, ALLOWANCE_SIGMAS, CLIP_SIGMAS, LEAST_HITS, mates_of
+from scheduler_feedback.detectors.straggler.gang_state import Standing, Watched
+from scheduler_feedback.detectors.straggler.straggler_causes import OF_PARTS
+
+DETECTOR = "straggler"
+
+CAUSE_NS = 6_000_000_000
+"""An alarm whose cause is not clear waits so long for it to become clear before it is told without."""
+
+CAUSE_WINDOWS = 10
+"""A verdict that can be acted on but for its cause is looked at anew once in so many windows."""
+
+CLEAR_WINDOWS = 10
+"""A verdict holds until the rank was in none of so many windows slow, and on their mean within the allowance. Longer
+than the pauses of a fault that comes and goes; waiting for the sum to run down would take three times as long."""
+
+UNEASY_SCORE = ALARM / 3
+"""From a third of the alarm on an episode is not over."""
+
+ACTING_CONFIDENCE = 0.9
+"""A verdict told with less is told again when it reaches this: actions on running jobs wait for it (core/state.py)."""
+
+ACTING_WINDOWS = 5
+UNSURE_CONFIDENCE = 0.89
+"""Where no counter says why, a rank must have been slow in so many windows before anything is done about a running job:
+a node that pauses for three long steps looks the same until then. It is told at once all the same."""
+
+GANG_SLOWDOWN = 1.10
+GANG_WINDOWS = 8
+GANG_STEPS = 25
+"""So much slower for so long with nobody standing out: told as an abstention about the gang. Windows of one step are
+noisier by far."""
+
+CALM_WINDOWS = 10
+"""So many quiet windows end an episode; until then a reason is told once."""
+
+
+def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry, panel: Panel) -> list[Finding]:
+    """The verdict, where it is new or says more than when it was told.
+
+    What is known of a node as a whole is not told again of each of its ranks: who is paged is paged once.
+    """
+    rank = judgement.rank
+    standing = watched.standing_on(rank)
+    interval = watched.interval(rank)
+    if standing is not None and not says_more(standing, judgement, rank in watched.standing):
+        speaks_of(name, watched, rank, standing, panel)
+        return []
+    standing = watched.standing.get(rank)
+    if standing is None:
+        seen_ns = interval[-1].window.first_ns - interval[0].window.first_ns
+        if judgement.counters and judgement.cause is Cause.UNKNOWN and seen_ns < CAUSE_NS:
+            return []
+        first_ns = interval[0].window.first_ns
+        verdict_id = f"{name}.{watched.attempt}.{watched.ranks[rank]}.{first_ns}"
+        panel.accused.add((name, watched.attempt, watched.ranks[rank]))
+        standing = watched.standing[rank] = Standing(verdict_id, first_ns, judgement.confidence)
+    mates = mates_of(watched, rank)
+    place = _place(job.shape, rank, judgement.cause, mates)
+    if mates:
+        standing.node, standing.cause = job.shape.nodes[rank], judgement.cause
+        for mate in mates:
+            speaks_of(name, watched, mate, standing, panel)
+    if judgement.cause in OF_PARTS and not standing.told_cause:
+        gpu, node = job.shape.gpus[rank] if job.shape.gpus else "", job.shape.nodes[rank]
+        panel.lemons.remember(gpu, node, judgement.cause, standing.first_ns)
+    standing.told_confidence = max(standing.told_confidence, judgement.confidence)
+    standing.told_cause = standing.told_cause or judgement.cause is not Cause.UNKNOWN
+    return [
+        Verdict(
+            verdict_id=standing.verdict_id,
+            kind=Kind.STRAGGLER,
+            gang=name,
+            attempt=watched.attempt,
+            rank=watched.ranks[rank],
+            node=watched.where.names[watched.where.index[rank]],
+            cause=judgement.cause,
+            confidence=judgement.confidence,
+            slowdown=judgement.slowdown,
+            step_seconds_before=_before(watched, len(interval)),
+            step_seconds_now=judgement.step_seconds,
+            first_wall_ns=standing.first_ns,
+            last_wall_ns=interval[-1].window.last_ns,
+            evidence=judgement.evidence,
+            frames=job.frames,
+            detector=DETECTOR,
+            **place,
+            first_step=_onset(interval, rank).first_step,
+            last_step=interval[-1].window.last_step,
+            detected_step=interval[-1].window.last_step,
+        )
+    ]
+
+
+def speaks_of(name: str, watched: Watched, rank: int, standing: Standing, panel: Panel) -> None:
+    """The verdict speaks of the rank as well, where it is not the rank's own: it stands until all of them keep pace."""
+    if watched.standing.get(rank) is not standing and rank not in standing.others:
+        standing.others.add(rank)
+        panel.accused.add((name, watched.attempt, watched.ranks[rank]))
+
+
+def told_enough(standing: Standing, windows: int, own: bool) -> bool:
+    """Whether nobody waits for more to be said of it; for a cause alone it is looked at less often. own: whether the
+    verdict is on the rank itself, not on its node."""
+    known = standing.told_cause and own
+    return standing.told_confidence >= ACTING_CONFIDENCE and (known or windows % CAUSE_WINDOWS > 0)
+
+
+def says_more(standing: Standing, judgement: Judgement, own: bool) -> bool:
+    """Whether it is sure enough to be acted on now, or its cause known, as it was not when it was told.
+
+    Counters may come every half a minute, long after the steps have told who is slow; and nobody is moved for a cause
+    that is not known. What is wrong with one part is told beside another reason for which its node is slow.
+    """
+    if not own and judgement.cause in OF_PARTS and judgement.cause != standing.cause:
+        return True
+    if standing.told_confidence < ACTING_CONFIDENCE <= judgement.confidence:
+        return True
+    sure = judgement.confidence >= min(standing.told_confidence, ACTING_CONFIDENCE)
+    return sure and not standing.told_cause and judgement.cause is not Cause.UNKNOWN
+
+
+def abstention(name: str, watched: Watched, judgement: Judgement) -> Abstention:
+    """An alarm that is told with the reason why it is no verdict."""
+    return Abstention(
+        name,
+        watched.attempt,
+        watched.ranks[judgement.rank],
+        watched.history[-1].window.last_ns,
+        judgement.refusal,
+        judgement.evidence,
+        DETECTOR,
+    )
+
+
+def cleared(name: str, watched: Watched, window: Window, panel: Panel) -> list[Finding]:
+    """Verdicts whose rank has kept pace for a while: they stand no longer."""
+    if not watched.standing:
+        return []
+    newest = np.array([judged.sigmas for judged in list(watched.history)[-CLEAR_WINDOWS:]])
+    if len(newest) < CLEAR_WINDOWS:
+        return []
+    paced = (newest < HIT_SIGMAS).all(axis=0) & (newest.mean(axis=0) < ALLOWANCE_SIGMAS)
+    over = [rank for rank, standing in watched.standing.items() if paced[[rank, *standing.others]].all()]
+    calm = [other for rank in over for other in (rank, *watched.standing[rank].others)]
+    watched.score[calm] = 0.0
+    panel.accused -= {(name, watched.attempt, watched.ranks[rank]) for rank in calm}
+    watched.since[calm] = -1
+    found: list[Finding] = []
+    for rank in over:
+        standing = watched.standing.pop(rank)
+        those = "its ranks" if standing.others else "the rank"
+        reason = f"{those} kept pace with their peers and their past for {CLEAR_WINDOWS} windows"
+        found.append(Cleared(standing.verdict_id, name, window.last_ns, reason, _last_slow(watched, rank)))
+    return found
+
+
+def whole_gang(name: str, watched: Watched, baseline: Baseline, alarmed: bool, timed: bool) -> list[Finding]:
+    """Slow without anybody standing out, or with waits unknown: told once an episode; and the episode's end."""
+    window = watched.history[-1].window
+    slower = window.step_seconds / min(baseline.step_seconds, watched.best_step_seconds)
+    calm = slower < LEAST_SLOWDOWN and not (watched.score >= UNEASY_SCORE).any() and not watched.standing
+    watched.calm_windows = watched.calm_windows + 1 if calm else 0
+    if watched.calm_windows >= CALM_WINDOWS:
+        watched.told.clear()
+    watched.slow_windows = watched.slow_windows + 1 if slower >= GANG_SLOWDOWN else 0
+    if (
+        alarmed
+        or watched.standing
+        or -1 in watched.told
+        or watched.slow_windows < (GANG_WINDOWS if timed else GANG_STEPS)
+    ):
+        return []
+    watched.told.add(-1)
+    why = "no rank stands out: the workload or the machine"
+    if not (window.known and baseline.known):
+        why = "waits in collectives are unknown"
+    reason = f"steps take {slower:.3g} times as long as at their best and {why}"
+    return [Abstention(name, watched.attempt, None, window.last_ns, reason, (), DETECTOR)]
+
+
+def _place(shape: Shape, rank: int, cause: Cause, mates: tuple[int, ...]) -> dict[str, Any]:
+    """What is accused, and what else it could be: the GPU, its NIC, or the node where several of its ranks are slow."""
+    node, gpu = shape.nodes[rank], shape.gpus[rank] if shape.gpus else ""
+    nic = shape.nics[rank] if shape.nics else ""
+    places = [("gpu", gpu), ("nic", nic), ("node", node)]
+    if cause in OF_NIC:
+        places = [("nic", nic), ("gpu", gpu), ("node", node)]
+    elif mates or cause in OF_HOST:
+        places = [("node", node), ("gpu", gpu), ("nic", nic)]
+    known = [(level, name) for level, name in places if name]
+    level, device = known[0] if known else ("", "")
+    return {
+        "level": level,
+        "device": "" if level == "node" else device,
+        "suspects": tuple(f"{other}:{name}" for other, name in known[1:]),
+        "ranks": tuple(shape.ranks[[rank, *mates]].tolist()) if mates else (),
+    }
+
+
+def _onset(interval: list[Judged], rank: int) -> Window:
+    """The window in which the slowness most likely began: an earlier chance excess can have kept the sum from zero.
+
+    The likeliest beginning of a shift is where the excess over half of it, summed up to the end, is largest.
+    """
+    sigmas = np.array([min(judged.sigmas[rank], CLIP_SIGMAS) for judged in interval])
+    newest = float(np.median(sigmas[-LEAST_HITS:]))
+    to_the_end = np.cumsum((sigmas - newest / 2)[::-1])[::-1]
+    return interval[int(to_the_end.argmax())].window
+
+
+def _last_slow(watched: Watched, rank: int) -> int:
+    """The last step of the newest window in which the rank was slow; -1 where none is remembered."""
+    slow = (judged.window.last_step for judged in reversed(watched.history) if judged.sigmas[rank] >= HIT_SIGMAS)
+    return next(slow, -1)
+
+
+def _before(watched: Watched, interval: int) -> float:
+    """Mean step time of the gang in the windows before the alarm's interval, or in warm-up where there are too few."""
+    past = [judged.window for judged in list(watched.history)[:-interval]][-16:]
+    if len(past) >= 3:
+        return float(join(past, "step_seconds"))
+    return watched.baseline.step_seconds if watched.baseline is not None else float("nan")
+
+
+def not_yet_sure(judgement: Judgement, slow_windows: int) -> Judgement:
+    """The judgement, too unsure to be acted on where neither a cause nor its persistence speaks for it."""
+    if judgement.cause is not Cause.UNKNOWN or slow_windows >= ACTING_WINDOWS:
+        return judgement
+    return replace(judgement, confidence=min(judgement.confidence, UNSURE_CONFIDENCE))
+
+
+def too_weak(judgement: Judgement) -> Judgement:
+    """The judgement as a refusal: less likely than not."""
+    return replace(judgement, refusal=f"the evidence is too weak: confidence {judgement.confidence:.2f}")

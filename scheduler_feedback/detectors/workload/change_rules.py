@@ -1,0 +1,320 @@
+"""Rules on what a job became since it was new: it does more, a stage does, it waits for its input, its ranks pause.
+
+Newest steps are held against the usual ones. How many are looked at follows from how long they are: short ones are
+noisy and cheap, of long ones four must do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, IndexArray, JobTelemetry
+from scheduler_feedback.core.verdict import Cause, Evidence, Kind
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.stats import log_odds
+from scheduler_feedback.detectors.stats.medians import column_medians, median, row_medians
+from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
+from scheduler_feedback.detectors.steps.expected_work import fit
+from scheduler_feedback.detectors.steps.windows import MAD_TO_SIGMA
+from scheduler_feedback.detectors.straggler.alarm_checks import HIT_SIGMAS
+from scheduler_feedback.detectors.workload.attempt_history import Course, Usual, busy_seconds, tops, unequal_work
+from scheduler_feedback.detectors.workload.slow_stage import LEAST_WAITING, slow_node
+from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
+
+LEAST_RECENT, MOST_RECENT = 4, 16
+RECENT_SECONDS = 12.0
+"""Steps that are looked at: as many as take twelve seconds, four at least."""
+
+SHIFT_SIGMAS = 5.0
+LONG_SHARE = 0.75
+"""A shift is one where three quarters of the newest steps are beyond five standard deviations of what steps vary by:
+chance does not do that once in a job's life, however heavy the tails."""
+
+SHARE_OF_WORK = 0.6
+"""Of what the steps grew by, at least this share must be the ranks' own time for it to be the job's own doing."""
+
+PATIENCE_STEPS = 5
+"""So many steps the counters are waited for before the first stage is said to wait for its input without their word."""
+
+APART = 3.0
+"""A stage alone has grown where the others have by less than a third of it."""
+
+LEAST_OF_STAGE = 4
+IDLE_SHARE, WORK_SHARE = 1 / 3, 2 / 3
+"""Of what the ranks' own time grew by, their tensor pipes were busier by less than a third: they were kept from work,
+not given more; from two thirds on they were given more. Between the two nothing is said."""
+
+UNEQUAL_SIGMAS = 4.0
+SHARE_OF_LENGTHS = 1 / 3
+"""Of what the steps grew by, unequal sums of lengths explain a third at least; in a pipeline of p stages a third of a
+p-th: they work on p microbatches at a time and wait for the longest, which no sum over a rank's microbatches shows."""
+
+LENGTHS_EXPLAIN = 0.8
+"""Lengths differ that did not: four fifths of how each rank's own time varies follow what it is given."""
+
+PAUSE = 0.05
+PAUSE_STEPS = 6
+PAUSE_SIGMAS = 3.0
+PAUSE_RANKS = 4
+PAUSE_NODE_SHARE = 0.75
+ROTATING_SHARE = 0.5
+AS_EVER = 1.5
+"""Pauses that go round: in three quarters of the newest six steps or more the slowest rank is further off than it used
+to be, by five per cent and three standard deviations; half of the ranks are spread as ever (within a half); and at
+least four ranks were the slowest, none in more than half of the steps, no node in more than three quarters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """Newest steps. normal: [k, n], own time given usual work; shift: [n], median of its logarithm over usual."""
+
+    seconds: float
+    normal: FloatArray
+    compute: FloatArray
+    shift: FloatArray
+
+
+def claims(course: Course, job: JobTelemetry, crowded: bool, panel: Panel) -> Iterator[Claim]:
+    """What the rules say. crowded: whether other jobs stand on its hosts: what slows all there may be theirs."""
+    usual = course.usual
+    if usual is None or crowded:
+        return
+    if job.shared_machine is not None and bool(job.shared_machine.any()):
+        return  # other load on a shared machine looks alike
+    count = int(np.clip(math.ceil(RECENT_SECONDS / usual.seconds), LEAST_RECENT, MOST_RECENT))
+    if course.taken < WARM_UP_STEPS + count:
+        return
+    seconds = median(np.array(list(course.seconds)[-count:]))
+    if seconds >= LEAST_SLOWDOWN * usual.seconds:
+        normal = np.array(list(course.normal)[-count:])
+        compute = np.array(list(course.compute)[-count:])
+        recent = Recent(seconds, normal, compute, np.log(column_medians(normal) / usual.normal))
+        node = _slow_node(course, usual, recent)
+        if node is not None:
+            yield node
+            return
+        idle = _idle(course, usual, recent)
+        yield from _grown(course, usual, recent, idle)
+        yield from _stage_grown(course, usual, recent, idle, _pressed(course, job, panel))
+        yield from _lengths_grown(course, usual, recent)
+    yield from _pauses(course, usual, max(count, PAUSE_STEPS))
+
+
+def _slow_node(course: Course, usual: Usual, recent: Recent) -> Claim | None:
+    """The node of a stage, where that is what became slow."""
+    if course.pressure is None or not course.since_ns or not course.where.layout_known:
+        return None
+    ranks, stages = tuple(course.shape.ranks.tolist()), course.shape.coordinate("stage")
+    first = np.asarray(stages == stages.min())
+    claim = slow_node(
+        course.where, ranks, first, recent.shift, usual.sway, course.pressure, course.since_ns, usual.seconds
+    )
+    if claim is None:
+        return None
+    members = np.flatnonzero(np.isin(course.shape.ranks, claim.ranks))
+    return claim if _shifted(usual, recent.normal, members) else None
+
+
+def _shifted(usual: Usual, normal: FloatArray, members: IndexArray | slice) -> bool:
+    """Whether the middle one of these ranks takes longer than it did, in most of the steps and beyond chance."""
+    middle = row_medians(np.log(normal[:, members] / usual.normal[members]))
+    least = max(SHIFT_SIGMAS * usual.sway, math.log(LEAST_SLOWDOWN) / 2)
+    return float((middle >= least).mean()) >= LONG_SHARE
+
+
+def _idle(course: Course, usual: Usual, recent: Recent) -> FloatArray:
+    """[roles]: of what the ranks' own time grew by, the share in which their tensor pipes were not busier; NaN where
+    no counter tells yet, or not exactly enough."""
+    busy = busy_seconds(course, course.since_ns, recent.seconds) if course.since_ns else np.nan * usual.busy
+    shift = np.array([median(recent.shift[members]) for members in course.where.roles])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        grown = np.expm1(np.maximum(shift, 1e-3))
+        found: FloatArray = 1.0 - (busy[0] / usual.busy[0] - 1.0) / grown
+        noise = np.hypot(busy[1], usual.busy[1]) / grown
+    return np.where(noise < (WORK_SHARE - IDLE_SHARE) / 2, found, np.nan)
+
+
+def _pressed(course: Course, job: JobTelemetry, panel: Panel) -> list[bool]:
+    """[roles]: whether the hosts of its ranks wait for processors or disks more than others of the job."""
+    if job.shape.job not in panel.columns:
+        return [False] * len(course.where.roles)
+    columns = panel.of(job.shape.job)
+    rows = [FEATURE[name] for name in ("cpu_waiting", "io_waiting")]
+    sigmas = np.nan_to_num(panel.newest_sigmas(rows, columns))
+    return [bool((np.median(sigmas[:, members], axis=1) >= HIT_SIGMAS).any()) for members in course.where.roles]
+
+
+def _grown(course: Course, usual: Usual, recent: Recent, idle: FloatArray) -> Iterator[Claim]:
+    """Every rank's own time is longer than when the job was new, by about the same factor."""
+    shift = recent.shift
+    middle = median(shift)
+    if middle <= 0 or middle < SHARE_OF_WORK * math.log(recent.seconds / usual.seconds):
+        return
+    if not _shifted(usual, recent.normal, slice(None)):
+        return
+    spread_of_shift = float(MAD_TO_SIGMA * median(np.abs(shift - middle)))
+    if float(shift.max()) > 2 * middle or spread_of_shift > middle / 2:
+        return
+    evidence = [
+        Evidence("compute_to_usual", math.exp(middle), 1.0, "ratio", "each rank's own when the job was new, the median",
+                 log_odds.of_residual(middle / usual.sway)),
+        Evidence("spread_of_compute_to_usual", spread_of_shift, middle / 2, "log seconds",
+                 "half of the shift: all ranks alike", 1.5),
+    ]  # fmt: skip
+    cause, kept = Cause.WHOLE_JOB, float(np.median(idle))
+    if _hosts_may_be_busier(course, usual):
+        return
+    if kept > WORK_SHARE:
+        cause = Cause.DATA_LOADING
+        evidence.append(_kept_waiting(kept))
+    elif len(course.tokens) >= len(recent.normal) and np.isfinite(usual.tokens).all() and (usual.tokens > 0).all():
+        given = float(np.median(np.mean(list(course.tokens)[-len(recent.normal) :], axis=0) / usual.tokens))
+        if math.log(max(given, 1e-9)) > middle / 2:
+            cause = Cause.SEQUENCE_LENGTH
+            evidence.append(Evidence("tokens_to_usual", given, 1.0, "ratio", "when the job was new", 1.0))
+    yield Claim("grown", Kind.WORKLOAD, cause, -1, (), usual.seconds, tuple(evidence))
+
+
+def _hosts_may_be_busier(course: Course, usual: Usual) -> bool:
+    """Whether tasks wait longer than they used to on half of the job's hosts, or no counters have come since.
+
+    False where tensor pipes are counted, which tell more work from a busier host: both slow all ranks of a host alike.
+    """
+    waits = course.waits
+    if waits is None or waits.usual is None or np.isfinite(usual.busy[0]).any():
+        return False
+    more = waits.more(course.since_ns) if course.since_ns else None
+    return more is None or float(np.median(more.max(axis=0))) >= LEAST_WAITING
+
+
+def _kept_waiting(idle: float) -> Evidence:
+    return Evidence("not_busier_share", idle, WORK_SHARE, "ratio", "of what its own time grew by: the tensor pipes had "
+                    "no more to do", 2.0)  # fmt: skip
+
+
+def _stage_grown(
+    course: Course, usual: Usual, recent: Recent, idle: FloatArray, pressed: list[bool]
+) -> Iterator[Claim]:
+    """All ranks of one stage take longer than when the job was new, the others do not: more work, or no input."""
+    where = course.where
+    if not where.layout_known or len(where.roles) < 2:
+        return
+    shifts = np.array([median(recent.shift[members]) for members in where.roles])
+    worst = int(shifts.argmax())
+    members, shift = where.roles[worst], float(shifts[worst])
+    others = float(np.abs(np.delete(shifts, worst)).max())
+    if len(members) < LEAST_OF_STAGE or shift < APART * others or pressed[worst]:
+        return
+    if not _shifted(usual, recent.normal, members) or float(recent.shift[members].min()) < shift / 2:
+        return
+    nodes = np.isin(np.arange(len(where.names)), where.index[members])
+    if course.pressure is not None and course.pressure.open(course.since_ns, nodes):
+        return
+    stage = int(course.shape.coordinate("stage")[members[0]])
+    first = stage == int(course.shape.coordinate("stage").min())
+    kept = float(idle[worst])
+    on_nodes = len(set(where.index[members].tolist()))
+    if np.isnan(kept) and np.isfinite(usual.busy[0]).any():
+        lasts = (course.last_ns - course.since_ns) * 1e-9 if course.since_ns else 0.0
+        if (first and lasts < PATIENCE_STEPS * usual.seconds) or (on_nodes == 1 and not first):
+            return  # whether it waits for its input, or its node is slow, the next counters tell
+    evidence = (
+        Evidence("compute_to_usual", math.exp(shift), math.exp(others), "ratio",
+                 "each rank's own when the job was new; the next stage's", log_odds.of_residual(shift / usual.sway)),
+        Evidence("least_of_the_stage", math.exp(float(recent.shift[members].min())), 1.0, "ratio",
+                 "all of its ranks take longer: it is the stage and no rank", 1.5),
+    )  # fmt: skip
+    ranks = tuple(course.shape.ranks[members].tolist())
+    if first and (kept > WORK_SHARE or np.isnan(kept)):
+        # What the first stage does changes seldom; what it is fed, often.
+        told = evidence if np.isnan(kept) else (*evidence, _kept_waiting(kept))
+        yield Claim("loading", Kind.WORKLOAD, Cause.DATA_LOADING, -1, ranks, usual.seconds, told)
+    elif not kept > IDLE_SHARE:
+        yield Claim(f"{STAGE}-grown-{stage}", Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1, ranks, usual.seconds,
+                    evidence)  # fmt: skip
+
+
+def _lengths_grown(course: Course, usual: Usual, recent: Recent) -> Iterator[Claim]:
+    """The work given to the ranks became more unequal: by what it should take, the slowest lose what the job loses."""
+    if len(course.tokens) < len(recent.compute):
+        return
+    given = recent.compute / recent.normal if course.work is not None else _newly_given(course, recent)
+    if given is None:
+        return
+    normal = median(np.abs(np.log(column_medians(recent.compute / given) / usual.normal)))
+    top = float(unequal_work(given).mean())  # what the work given should take, over usual
+    lost = (recent.seconds - usual.seconds) / float(np.median(usual.compute))
+    grown = top - usual.unequal
+    noise = usual.unequal_spread / math.sqrt(len(recent.normal))
+    share = SHARE_OF_LENGTHS / (len(course.where.roles) if course.where.layout_known else 1)
+    if grown < max(share * lost, UNEQUAL_SIGMAS * noise) or normal > math.log1p(lost) / 2:
+        return
+    yield Claim(
+        "sequence-grown", Kind.SEQUENCE_IMBALANCE, Cause.SEQUENCE_LENGTH, -1, (), usual.seconds,
+        (
+            Evidence("slowest_work_over_mean_work", top, usual.unequal, "ratio",
+                     "by the tokens reported; when the job was new", 3.0),
+            Evidence("own_time_for_the_same_work", math.exp(normal), 1.0, "ratio", "when the job was new: no rank is "
+                     "slower at what it is given", 2.0),
+        ),
+    )  # fmt: skip
+
+
+def _newly_given(course: Course, recent: Recent) -> FloatArray | None:
+    """[k, n]: what the work given should take, over usual, in a job of which lengths said nothing when it was new; None
+    where they still say nothing."""
+    count = len(recent.compute)
+    tokens = np.array(list(course.tokens)[-count:])
+    squares = np.array(list(course.squares)[-count:]) if len(course.squares) >= count else np.full_like(tokens, np.nan)
+    work = fit(recent.compute, tokens, squares)
+    if work is None:
+        return None
+    given = work.factor(tokens, squares)
+    own, left = np.log(recent.compute), np.log(recent.compute / given)
+    varies = float(np.var(own - own.mean(axis=0)))
+    if varies <= 0 or float(np.var(left - left.mean(axis=0))) > (1.0 - LENGTHS_EXPLAIN) * varies:
+        return None
+    return given
+
+
+def _pauses(course: Course, usual: Usual, count: int) -> Iterator[Claim]:
+    """Now one rank stops for a moment, now another, and each time all wait for it: nobody's hardware."""
+    if course.taken < WARM_UP_STEPS + count or len(course.where.names) < 2:
+        return
+    now = median(np.array(list(course.seconds)[-count:]))
+    if now < LEAST_SLOWDOWN * usual.seconds:
+        return
+    normal = np.array(list(course.normal)[-count:])
+    ratio = normal / column_medians(normal)  # what experts are given drifts; whoever pauses now and then did not then
+    above, unlike = tops(ratio)
+    least = usual.top + max(PAUSE, PAUSE_SIGMAS * usual.tops_spread)
+    if float((above > least).mean()) < LONG_SHARE:
+        return
+    slowest = ratio.argmax(axis=1)
+    often = float(np.bincount(slowest).max()) / count
+    on_node = float(np.bincount(course.where.index[slowest]).max()) / count
+    of_role = float(np.bincount(course.where.role[slowest]).max()) / count
+    excess = float(np.median(above)) - usual.top
+    if len(course.where.roles) > 1 and of_role > PAUSE_NODE_SHARE:
+        return  # a stage that became slow
+    grown = abs(float(np.median(normal / usual.normal)) - 1.0)
+    alike = unlike <= AS_EVER * max(usual.unlike, 0.01) and grown < excess / 2
+    who_paused = set(slowest[above > least].tolist())
+    if not alike or often > ROTATING_SHARE or len(who_paused) < PAUSE_RANKS or on_node > PAUSE_NODE_SHARE:
+        return
+    noise = max(usual.tops_spread, 0.01)
+    yield Claim(
+        "pauses", Kind.WORKLOAD, Cause.PAUSES, -1, (), usual.seconds,
+        (
+            Evidence("slowest_above_the_middle", float(np.median(above)), usual.top, "ratio",
+                     "of its own usual time, in each step; when the job was new", log_odds.of_residual(excess / noise)),
+            Evidence("slow_steps_of_the_slowest_rank", often, ROTATING_SHARE, "ratio", "a rank at fault is slow in all",
+                     1.5),
+            Evidence("spread_of_the_others", unlike, usual.unlike, "ratio", "as ever: the work has not changed", 0.5),
+        ),
+    )  # fmt: skip

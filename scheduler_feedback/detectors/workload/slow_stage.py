@@ -1,0 +1,132 @@
+"""A stage that became slow, or its node: told apart where every stage of a job stands on one node alone.
+
+There no rank has a role peer elsewhere. All ranks of a stage take longer together whether the stage was given more to
+do, waits for its input, or shares a slow disk or a crowded processor; how long tasks of the node wait for those says
+which. Where it says the node, that is no doing of the job's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array
+from scheduler_feedback.core.verdict import Cause, Evidence, Kind
+from scheduler_feedback.detectors.stats import log_odds
+from scheduler_feedback.detectors.steps.windows import Places
+from scheduler_feedback.detectors.workload.workload_claim import Claim
+
+WAITING = (FEATURE["io_waiting"], FEATURE["cpu_waiting"])
+CAUSES = (Cause.STORAGE, Cause.CPU_CONTENTION)
+
+KEPT_WINDOWS = 16
+USUAL_SHARE = 1 / 720
+"""What is usual is a mean over as many windows as interference is looked back over: what the first slow steps add
+before they are seen as such is little of it."""
+
+LEAST_WAITING = 0.03
+TIMES_USUAL = 3.0
+"""Its tasks wait for three per cent of the time more, and three times as long as they used to."""
+
+APART = 3.0
+"""The others have grown, and wait, by less than a third of what it has."""
+
+NODE = "node"
+"""Keys of claims about a node begin so."""
+
+
+@dataclass(slots=True)
+class Pressure:
+    """How long tasks of each node of one job wait, as a share of the time: [2, nodes], for disks and for processors.
+
+    newest: windows, each with the middle of its time. usual: None where not known yet.
+    """
+
+    newest: deque[tuple[int, FloatArray]] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
+    usual: FloatArray | None = None
+    taken: int = 0
+
+    def take(self, middle_ns: int, values: Float32Array, where: Places, calm: bool) -> None:
+        """One more window of what all features [features, n] say. calm: steps take no longer than usual."""
+        waiting = values[WAITING, :].astype(np.float64)
+        ranks_on = np.bincount(where.index, minlength=len(where.names))
+        found = np.stack([np.bincount(where.index, row, len(where.names)) / ranks_on for row in waiting])
+        if not np.isfinite(found).all():
+            return
+        self.newest.append((middle_ns, found))
+        if calm or self.usual is None:
+            self.taken += 1
+            before = found if self.usual is None else self.usual
+            self.usual = before + max(USUAL_SHARE, 1 / self.taken) * (found - before)
+
+    def more(self, since_ns: int) -> FloatArray | None:
+        """[2, nodes]: longer than usual since; None where no window tells yet."""
+        since = [found for middle_ns, found in self.newest if middle_ns >= since_ns]
+        if not since or self.usual is None:
+            return None
+        return np.asarray(np.mean(since, axis=0) - self.usual)
+
+    def open(self, since_ns: int, nodes: npt.NDArray[np.bool_]) -> bool:
+        """Whether it may be one of these nodes (bool [nodes]) that is slow: its tasks wait, or no window tells yet."""
+        if self.usual is None:
+            return False
+        more = self.more(since_ns) if since_ns else None
+        return more is None or float(more[:, nodes].max()) >= LEAST_WAITING
+
+
+def alone(where: Places) -> bool:
+    """Whether each role stands on one node, and there are several."""
+    return len(where.roles) > 1 and len(where.names) > 1 and all(len(nodes) == 1 for _, nodes, _ in where.by_node)
+
+
+def slow_node(
+    where: Places,
+    ranks: tuple[int, ...],
+    first: npt.NDArray[np.bool_],
+    shift: FloatArray,
+    sway: float,
+    pressure: Pressure,
+    since_ns: int,
+    usual: float,
+) -> Claim | None:
+    """A node all of whose ranks take longer, and whose tasks wait.
+
+    first: bool [n], ranks of the first stage. shift: [n], by how much each rank takes longer than usual, as log
+    seconds. sway: by how much the middle one's time varies. usual: seconds of a step.
+    """
+    shifts = np.array([float(np.median(shift[where.index == node])) for node in range(len(where.names))])
+    worst = int(shifts.argmax())
+    others = float(np.abs(np.delete(shifts, worst)).max())
+    members = np.flatnonzero(where.index == worst)
+    more = pressure.more(since_ns)
+    if (
+        more is None
+        or pressure.usual is None
+        or float(shift[members].min()) <= others
+        or shifts[worst] < APART * others
+    ):
+        return None
+    kind = int(more[:, worst].argmax())
+    waits, before = float(more[kind, worst]), float(pressure.usual[kind, worst])
+    if waits < max(LEAST_WAITING, (TIMES_USUAL - 1.0) * before) or waits < APART * np.delete(more[kind], worst).max():
+        return None
+    name = where.names[worst]
+    what = ("disks", "processors")[kind]
+    evidence = [
+        Evidence("compute_to_usual", math.exp(shifts[worst]), math.exp(others), "ratio",
+                 "each rank's own when the job was new; the next node's",
+                 log_odds.of_residual(float(shifts[worst]) / sway)),
+        Evidence(f"waits_for_{what}", before + waits, before, "ratio", "share of the time, as usual on this node", 2.0),
+    ]  # fmt: skip
+    if CAUSES[kind] is Cause.STORAGE and first[members].all():
+        against = "only the first stage reads the job's input, which may be slow by itself"
+        evidence.append(Evidence("reads_alone", 1.0, 0.0, "", against, -2.0))
+    return Claim(
+        f"{NODE}-{name}", Kind.STRAGGLER, CAUSES[kind], ranks[members[0]], tuple(ranks[m] for m in members), usual,
+        tuple(evidence), node=name,
+    )  # fmt: skip

@@ -1,0 +1,376 @@
+"""What a job that reports no steps does to itself, told from the counters of all its ranks.
+
+Such a job is slower where its iterations move their bytes in more time (gate.py). What its ranks do in that time says
+why. A rank's matrix work per byte that the iterations move is what an iteration asks of it; of a rank that waits for
+another one in a collective the SMs stay busy with polling, of one that has nothing to run they don't. Whoever is slow
+alone makes the others poll: their work stays as it is. So that is the job's own what most ranks of a role do alike and
+no single member could make them do:
+
+- the ranks of all roles come to work more an iteration: another batch, another loss, an evaluation within it;
+- the ranks of one stage do: it was given more;
+- the ranks of all roles, or of the first stage, have nothing to run: they wait for input, or save.
+
+A stage that always had more to do than the others is told as well: its ranks' tensor pipes are busier than theirs.
+
+Middles over a role are compared, so that no one member can move them, and a role that stands on one node tells nothing:
+what is wrong with a node is alike on all its ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import (
+    FEATURE,
+    Float32Array,
+    IndexArray,
+    JobTelemetry,
+    Shape,
+    Telemetry,
+)
+from scheduler_feedback.core.verdict import Cause, Cleared, Evidence, Finding, Kind, Verdict
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.iteration.job_slowdown import RATES, JobGate
+from scheduler_feedback.detectors.stats import log_odds
+from scheduler_feedback.detectors.stats.validity_mask import BoolArray
+from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
+from scheduler_feedback.detectors.workload.workload_rules import STAGE_RATIO
+
+KEPT = 512
+"""Windows: as many as the gate keeps. What a role does takes twenty bytes a window."""
+
+LEAST_BEFORE = 6
+"""So many averages over whole iterations say what is usual, and how much it varies. Of samples of a second eight of
+forty seconds each are kept."""
+
+EACH, LEAST_NEWEST, LONG_WINDOW_SECONDS = 0.5, 3, 20.0
+"""Each of the newest averages, of which there are three where windows are shorter than this, must show half of what
+their mean does: a job that saves is idle in one of them, or in two."""
+
+TENSOR, BUSY, CLOCK, INSIDE, BETWEEN = range(5)
+SIGNALS = ("tensor_active", "sm_active", "sm_clock", *RATES)
+SHARES = (0.5, 0.75, 0.5, 0.5, 0.5)
+"""Of a role's ranks the middle one is looked at; of how busy the SMs are the upper quartile, since that the ranks have
+nothing to run is to be said of three quarters of them."""
+
+MOST_SLOWDOWN = 4.0
+"""A job that is slower than this does not iterate more slowly but something else, or nothing."""
+
+MORE, NO_MORE = 0.6, 0.3
+"""Work an iteration has grown by six tenths and more of what the iteration's time has, or by three tenths and less."""
+
+LESS_CLOCK = 0.25
+"""Where clocks fell by a quarter of what the job is slower by, the same work takes longer: that is heat or power."""
+
+IDLE, POLLING = 0.1, 0.15
+"""Of the time that was lost, as a share of what the ranks' SMs were busy with before: who polls is busy for 24 of an
+H100's 132 SMs' worth of it (NCCL's channels), who has nothing to run is not."""
+
+SIGMAS = 3.0
+LEAST_SIGMA = 0.01
+
+LEAST_WINDOWS, LEAST_SECONDS = 16, 300.0
+STAGES_ALIKE = 1.03
+"""A stage has more to do than the others where those are alike, as of jobs that report, by a tenth (workload_rules.py),
+and its clock is no lower, in the middle of five minutes and more."""
+
+AGAIN_SECONDS = 4.0
+"""A look takes a tenth of a millisecond: of a job with windows of a second every fourth one has a look."""
+
+HOLD_SECONDS = 120.0
+"""What was told holds until it was not seen for so long; of slow windows as many as two more averages take."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """A verdict that was told, and when what it says was last seen, ns."""
+
+    verdict: Verdict
+    seen_ns: int
+
+
+@dataclass(slots=True)
+class Doings:
+    """One job that reports no steps: what its roles did, window by window.
+
+    ring: float32 [KEPT, signals, roles], NaN where less than half of a role is known; taken: windows so far.
+    members, nodes: places of each role's ranks, and how many nodes they stand on. standing: what was told, by key.
+    """
+
+    shape: Shape
+    ring: Float32Array = field(init=False)
+    members: tuple[IndexArray, ...] = field(init=False)
+    nodes: tuple[int, ...] = field(init=False)
+    taken: int = 0
+    standing: dict[str, Standing] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        roles = self.shape.roles
+        self.members = tuple(np.flatnonzero(roles == role) for role in range(int(roles.max(initial=0)) + 1))
+        self.nodes = tuple(len({self.shape.nodes[rank] for rank in ranks.tolist()}) for ranks in self.members)
+        self.ring = np.full((KEPT, len(SIGNALS), len(self.members)), np.nan, np.float32)
+
+    def take(self, values: Float32Array) -> None:
+        """One more window: [features, ranks]."""
+        row = self.ring[self.taken % KEPT]
+        for signal, (name, share) in enumerate(zip(SIGNALS, SHARES, strict=True)):
+            for role, ranks in enumerate(self.members):
+                row[signal, role] = _quantile(values[FEATURE[name], ranks], share)
+        self.taken += 1
+
+    def claims(self, gate: JobGate) -> list[Claim]:
+        """What the job does to itself, where it is slower and its ranks tell why; one claim at most."""
+        if not LEAST_SLOWDOWN <= gate.slower() <= MOST_SLOWDOWN or not gate.recent_windows:
+            return []
+        width, newest = self._whole_iterations(gate)
+        means = self._means(width)
+        if len(means) < newest + LEAST_BEFORE:
+            return []
+        traffic = means[:, INSIDE if gate.judged_by == RATES[0] else BETWEEN]
+        rate, _ = _against_the_usual(traffic, newest)
+        # Of one and the same windows, so that where an iteration is cut matters to neither.
+        of_traffic = means[:, TENSOR] / np.where(traffic > 0, traffic, np.nan)
+        work, sigma = _against_the_usual(of_traffic, newest)
+        clock, _ = _against_the_usual(means[:, CLOCK], newest)
+        slower = 1.0 / float(np.median(rate))
+        if not np.isfinite([*work, *clock, slower]).all() or slower < LEAST_SLOWDOWN:
+            return []
+        extra = slower - 1.0
+        rates = np.median(_to_the_usual(traffic, newest), axis=1)
+        if (clock < 1.0 - LESS_CLOCK * extra / slower).any() or (1.0 - rates < EACH * (1.0 - 1.0 / slower)).any():
+            return []
+        grown = work - 1.0
+        each = _to_the_usual(of_traffic, newest).min(axis=0) - 1.0
+        more = (grown >= np.maximum(MORE * extra, SIGMAS * sigma)) & (each >= EACH * MORE * extra)
+        no_more = grown <= NO_MORE * extra
+        if more.all() and len({*self.shape.nodes}) > 1:
+            told = _works(float(work.min()), float(clock.min()))
+            return [_claim("more-work", Kind.WORKLOAD, Cause.WHOLE_JOB, slower, (), told)]
+        if more.any() and no_more[~more].all():
+            return self._of_stage(more, work, clock, slower)
+        if no_more.all():
+            return self._idle(means, newest, slower)
+        return []
+
+    def standing_claims(self, seconds: float) -> list[Claim]:
+        """Of a stage that has had more to do than the others all the time, by windows of so many seconds."""
+        kept = min(self.taken, KEPT)
+        if (
+            self.shape.stage is None
+            or len(self.members) < 2
+            or kept < LEAST_WINDOWS
+            or self.taken * seconds < LEAST_SECONDS
+        ):
+            return []
+        known = np.isfinite(self.ring[:kept, [TENSOR, CLOCK]]).all(axis=(1, 2))
+        if 2 * int(known.sum()) <= kept:
+            return []
+        busy, clock = np.median(self.ring[:kept, [TENSOR, CLOCK]][known], axis=0).astype(np.float64)
+        most = int(busy.argmax())
+        others = np.delete(busy, most)
+        middle = float(np.median(others))
+        if not middle > 0 or self.nodes[most] < 2:
+            return []
+        alike = float(others.max()) <= STAGES_ALIKE * middle and float(clock[most]) * STAGES_ALIKE >= float(clock.max())
+        ratio = float(busy[most]) / middle
+        if ratio < STAGE_RATIO or not alike:
+            return []
+        words = f"middle of the other {len(others)} stages, of which the busiest has {others.max():.2f}"
+        told = (
+            Evidence("tensor_active", float(busy[most]), middle, "ratio", words, 3.5),
+            Evidence("sm_clock", float(clock[most]), float(clock.max()), "hertz", "the fastest stage's", 0.5),
+        )
+        ranks = tuple(self.shape.ranks[self.members[most]].tolist())
+        key = f"{STAGE}-{int(self.shape.stage[self.members[most][0]])}"
+        return [Claim(key, Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1, ranks, 1.0 / ratio, told)]
+
+    def _whole_iterations(self, gate: JobGate) -> tuple[int, int]:
+        """Over how many windows is averaged, and how many such averages are new."""
+        width = gate.widths[gate.judged_by]
+        if gate.period_seconds is not None:
+            iterations = math.ceil(width * gate.window_seconds / gate.period_seconds - 0.5)
+            width = max(1, round(max(1, iterations) * gate.period_seconds / gate.window_seconds))
+        newest = math.ceil(gate.recent_windows / width)
+        return width, newest if gate.window_seconds >= LONG_WINDOW_SECONDS else max(newest, LEAST_NEWEST)
+
+    def _means(self, width: int) -> FloatArray:
+        """[blocks, signals, roles]: over as many windows each, newest last; NaN where half of them are not known."""
+        kept = min(self.taken, KEPT)
+        course = np.roll(self.ring, -(self.taken % KEPT), axis=0)[KEPT - kept :]
+        blocks = kept // width
+        cut = course[kept - blocks * width :].reshape(blocks, width, *course.shape[1:]).astype(np.float64)
+        known = np.isfinite(cut)
+        count = known.sum(axis=1)
+        total = np.where(known, cut, 0.0).sum(axis=1)
+        found: FloatArray = np.divide(total, count, out=np.full(total.shape, np.nan), where=2 * count >= width)
+        return found
+
+    def _of_stage(self, more: BoolArray, work: FloatArray, clock: FloatArray, slower: float) -> list[Claim]:
+        """One stage works more, and no other."""
+        found = np.flatnonzero(more)
+        if len(found) != 1 or self.shape.stage is None or self.nodes[found[0]] < 2:
+            return []
+        stage = int(found[0])
+        ranks = tuple(self.shape.ranks[self.members[stage]].tolist())
+        told = _works(float(work[stage]), float(clock[stage]))
+        return [_claim(f"{STAGE}-more", Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, slower, ranks, told)]
+
+    def _idle(self, means: FloatArray, newest: int, slower: float) -> list[Claim]:
+        """Nobody works more: whether what was lost was lost to polling, that is to others, or to having nothing."""
+        works, _ = _against_the_usual(means[:, TENSOR], newest)
+        busy, _ = _against_the_usual(means[:, BUSY], newest)
+        polls = np.divide(
+            means[:, BUSY], means[:, TENSOR], out=np.full_like(means[:, BUSY], np.nan), where=means[:, TENSOR] > 0
+        )
+        _, sigma = _against_the_usual(polls, newest)
+        lost = 1.0 - works
+        if not np.isfinite(busy).all() or (lost < SIGMAS * sigma).any():
+            return []
+        polling = (busy - works) / lost
+        idle = (polling <= IDLE) & (sigma <= IDLE * lost * SIGMAS)
+        wide = np.array(self.nodes) > 1
+        told = Evidence(
+            "polling_of_lost_time", float(polling[idle].max(initial=0.0)), POLLING, "ratio",
+            "of what was lost, what the SMs of ranks that wait for another rank are busy with", 3.0,
+        )  # fmt: skip
+        if idle.all() and wide.any():
+            words = "ranks: nothing runs on three quarters of them, and nobody is waited for: they read, or save"
+            alike = Evidence("ranks_alike", float(len(self.shape)), float(len(self.shape)), "ranks", words, 2.0)
+            return [_claim("idle", Kind.WORKLOAD, Cause.DATA_LOADING, slower, (), (told, alike))]
+        if len(idle) > 1 and idle[0] and wide[0] and (polling[1:] >= POLLING).all():
+            words = "the later stages wait for the first, which has nothing to run"
+            later = Evidence("polling_of_later_stages", float(polling[1:].min()), POLLING, "ratio", words, 2.0)
+            return [_claim("input", Kind.WORKLOAD, Cause.DATA_LOADING, slower, (), (told, later))]
+        return []
+
+
+def _works(work: float, clock: float) -> tuple[Evidence, ...]:
+    words = "its usual: how busy the tensor pipes are for what iterations move, in the middle of a role's ranks"
+    return (
+        Evidence("work_an_iteration", work, 1.0, "ratio", words, 3.5),
+        Evidence("sm_clock_to_usual", clock, 1.0, "ratio", "no clock fell", 0.5),
+    )
+
+
+def _claim(
+    key: str, kind: Kind, cause: Cause, slower: float, ranks: tuple[int, ...], told: tuple[Evidence, ...]
+) -> Claim:
+    words = "what iterations move in the same time, usually over now; the job reports no steps"
+    evidence = (Evidence("iteration_to_usual", slower, LEAST_SLOWDOWN, "ratio", words, 1.0), *told)
+    return Claim(key, kind, cause, -1, ranks, 1.0 / slower, evidence)
+
+
+class UnreportedWorkloads:
+    """All jobs that report no steps. Owned by the workload detector."""
+
+    def __init__(self, panel: Panel) -> None:
+        self._panel = panel
+        self._doings: dict[str, Doings] = {}
+
+    def look(self, telemetry: Telemetry) -> list[Finding]:
+        """What is new of what such jobs do to themselves."""
+        windows, seconds = telemetry.counters.values.shape[1], telemetry.counters.seconds
+        silent = {job.shape.job for job in telemetry.jobs if job.steps is None}
+        for gone in self._doings.keys() - silent:
+            del self._doings[gone]
+        findings: list[Finding] = []
+        if not windows:
+            return findings
+        for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
+            name = job.shape.job
+            if name not in silent:
+                continue
+            doings = self._doings.get(name)
+            if doings is None or doings.shape is not job.shape:
+                doings = self._doings[name] = Doings(job.shape)
+            before = doings.taken
+            for window in range(windows):
+                doings.take(telemetry.counters.values[:, window, columns])
+            every = max(1, round(AGAIN_SECONDS / seconds))
+            if before // every < doings.taken // every:
+                findings += self._judge(job, doings, telemetry)
+        return findings
+
+    def _judge(self, job: JobTelemetry, doings: Doings, telemetry: Telemetry) -> list[Finding]:
+        name, now_ns = job.shape.job, telemetry.now_ns
+        findings: list[Finding] = []
+        gate = self._panel.gates.get(name)
+        hold_ns = round(max(HOLD_SECONDS, 4.0 * telemetry.counters.seconds) * 1e9)
+        for claim in self._claims(name, gate, doings):
+            standing = doings.standing.get(claim.key)
+            if standing is not None:
+                standing.seen_ns = now_ns
+                continue
+            assert gate is not None
+            verdict = _verdict(claim, job, gate, now_ns, telemetry.counters.seconds)
+            if verdict.confidence >= log_odds.LEAST_CONFIDENCE:
+                doings.standing[claim.key] = Standing(verdict, now_ns)
+                findings.append(verdict)
+        for key in [key for key, one in doings.standing.items() if now_ns - one.seen_ns > hold_ns]:
+            over = doings.standing.pop(key).verdict
+            reason = f"not seen for {hold_ns * 1e-9:.0f} s"
+            findings.append(Cleared(over.verdict_id, name, now_ns, reason))
+        return findings
+
+    def _claims(self, name: str, gate: JobGate | None, doings: Doings) -> list[Claim]:
+        """None of a job that is known to be slow for another's or for a member's sake."""
+        accused = any(gang == name for gang, _, _ in self._panel.accused)
+        if gate is None or accused or name in self._panel.disturbed:
+            return []
+        return [*doings.claims(gate), *doings.standing_claims(gate.window_seconds)]
+
+
+def _verdict(claim: Claim, job: JobTelemetry, gate: JobGate, now_ns: int, seconds: float) -> Verdict:
+    before = float("nan") if gate.period_seconds is None else gate.period_seconds
+    slowdown = 1.0 / claim.without_seconds
+    return Verdict(
+        verdict_id=f"{job.shape.job}.{job.shape.attempt}.{claim.key}.{now_ns}",
+        kind=claim.kind,
+        gang=job.shape.job,
+        attempt=job.shape.attempt,
+        rank=claim.rank,
+        node="",
+        cause=claim.cause,
+        confidence=log_odds.confidence(claim.evidence),
+        slowdown=slowdown,
+        step_seconds_before=before,
+        step_seconds_now=before * slowdown,
+        first_wall_ns=now_ns - round(gate.recent_windows * seconds * 1e9),
+        last_wall_ns=now_ns,
+        evidence=claim.evidence,
+        frames=job.frames,
+        detector="workload",
+        ranks=claim.ranks,
+    )
+
+
+def _quantile(row: Float32Array, share: float) -> float:
+    """Of the known values; NaN where less than half of them are."""
+    known = row[np.isfinite(row)]
+    if 2 * len(known) <= len(row):
+        return float("nan")
+    place = int(share * (len(known) - 1))
+    return float(np.partition(known, place)[place])
+
+
+def _to_the_usual(means: FloatArray, newest: int) -> FloatArray:
+    """[blocks, roles] -> [newest, roles]: the newest over the middle of those before; NaN where less than half of those
+    are known."""
+    before = means[:-newest]
+    known = np.isfinite(before).mean(axis=0) >= 0.5
+    usual = np.nanmedian(np.where(known, before, 1.0), axis=0)
+    found: FloatArray = means[-newest:] / np.where(known & (usual > 0), usual, np.nan)
+    return found
+
+
+def _against_the_usual(means: FloatArray, newest: int) -> tuple[FloatArray, FloatArray]:
+    """[blocks, roles] -> ([roles], [roles]): the mean of the newest over the middle of those before, and the standard
+    deviation of one block of those."""
+    before = np.where(np.isfinite(means[:-newest]).mean(axis=0) >= 0.5, means[:-newest], 1.0)
+    usual = np.nanmedian(before, axis=0)
+    spread = 1.4826 * np.nanmedian(np.abs(before - usual), axis=0) / np.maximum(np.abs(usual), 1e-30)
+    return _to_the_usual(means, newest).mean(axis=0), np.maximum(spread, LEAST_SIGMA)

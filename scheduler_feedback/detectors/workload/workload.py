@@ -1,0 +1,225 @@
+"""The workload detector: what the job does to itself. Named, so that nobody hunts for bad hardware; never acted on.
+
+Looked at over the newest steps of a job: pipeline stages with unequal work, sequences of unequal length, ranks that
+stand a little above their peers all the time, steps that are long in a rhythm (saving, evaluating), and a job whose
+every rank came to do more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from scheduler_feedback.core.telemetry.fleet import Sample
+from scheduler_feedback.core.telemetry.telemetry import FEATURE, Grouping, JobTelemetry, Shape, Telemetry
+from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Verdict
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.counters.counter_statistics import Panel, joined
+from scheduler_feedback.detectors.stats import log_odds
+from scheduler_feedback.detectors.stats.group_medians import group_mean
+from scheduler_feedback.detectors.steps.baseline import SKIPPED_STEPS
+from scheduler_feedback.detectors.steps.windows import places
+from scheduler_feedback.detectors.straggler.rotating_slowness import IN_TURN
+from scheduler_feedback.detectors.workload import change_rules
+from scheduler_feedback.detectors.workload.attempt_history import Busy, Course, Standing, take_in
+from scheduler_feedback.detectors.workload.slow_stage import Pressure, alone
+from scheduler_feedback.detectors.workload.unreported_workload import UnreportedWorkloads
+from scheduler_feedback.detectors.workload.workload_rules import RHYTHM, claims
+
+EVERY_STEPS = 4
+LONG_STEP_SECONDS = 2.0
+"""How often a live job's workload is looked at: what it does to itself it does for long. Steps that take long come
+seldom enough to look at each."""
+
+HOLD_STEPS, HOLD_SECONDS = 64, 120.0
+"""A finding holds until it was not seen for so many steps and so long: what a job is given varies by chance, and of
+sixty steps of half a second some have none that is long. Told and taken back every minute it would be noise."""
+
+HOLD_NODE_STEPS = 8
+"""What is said of a node is acted on: it holds for twice as many steps as are looked at where they are long."""
+
+LEAST_CONFIDENCE = 0.5
+
+SNAPSHOT_VERSION = 1
+
+
+class WorkloadDetector:
+    """Names what a job does to itself. Owned by one thread."""
+
+    name = "workload"
+
+    def __init__(
+        self,
+        timed: bool = True,
+        switches: Switches | None = None,
+        panel: Panel | None = None,
+    ) -> None:
+        self._timed = timed
+        self._panel = Panel(switches) if panel is None else panel
+        self._courses: dict[str, Course] = {}
+        self._unreported = UnreportedWorkloads(self._panel)
+        self._shapes: tuple[Shape, ...] = ()
+        self._roles = Grouping(())
+        self._ends: list[int] = []  # of each job's roles among those of all jobs
+
+    def tick(self, telemetry: Telemetry) -> list[Finding]:
+        """Look at the steps that were completed since the last tick; the findings that are new."""
+        findings: list[Finding] = []
+        self._panel.at(telemetry)
+        present = {job.shape.job for job in telemetry.jobs}
+        for name in [name for name in self._courses if name not in present]:
+            del self._courses[name]
+        hosts = Counter(host for job in telemetry.jobs for host in set(job.shape.sharing.get("host", ())) if host)
+        crowded = {host for host, jobs in hosts.items() if jobs > 1}
+        self._follow(telemetry)
+        self._wait(telemetry)
+        for job in telemetry.jobs:
+            if len(job.shape) < 2 or job.steps is None or not len(job.steps):
+                continue
+            course = self._course(job, telemetry.now_ns)
+            every = (
+                1 if not self._timed or (course.seconds and course.seconds[-1] >= LONG_STEP_SECONDS) else EVERY_STEPS
+            )
+            if take_in(course, job.steps) and course.taken - course.looked >= every:
+                course.looked = course.taken
+                findings += self._conclude(course, job, not crowded.isdisjoint(job.shape.sharing.get("host", ())))
+        self._panel.turns = {name: why for name, course in self._courses.items() if (why := _turns(course)) is not None}
+        if self._timed:
+            findings += self._unreported.look(telemetry)
+        return findings
+
+    def measures(self) -> Iterator[Sample]:
+        """None of its own."""
+        return iter(())
+
+    def snapshot(self) -> bytes:
+        """Nothing but its version: all of it is learned anew within a hundred steps."""
+        return msgspec.msgpack.encode(SNAPSHOT_VERSION)
+
+    def restore(self, data: bytes) -> None:
+        """Take a snapshot's place. Raises ValueError where it is not one of ours."""
+        try:
+            version = msgspec.msgpack.decode(data, type=int)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            version = -1
+        if version != SNAPSHOT_VERSION:
+            raise ValueError(f"workload snapshot of {len(data)} bytes: version {version}")
+
+    def _course(self, job: JobTelemetry, now_ns: int) -> Course:
+        course = self._courses.get(job.shape.job)
+        if course is None or course.shape is not job.shape:
+            skip = SKIPPED_STEPS if self._timed else 0
+            course = self._courses[job.shape.job] = Course(job.shape, places(job.shape), now_ns, skip)
+            course.pressure = Pressure() if alone(course.where) else None
+        course.seen_ns = now_ns
+        return course
+
+    def _follow(self, telemetry: Telemetry) -> None:
+        """How busy the tensor pipes of each job's roles are, by the newest windows of counters."""
+        counters, place = telemetry.counters, FEATURE["tensor_active"]
+        if not len(counters.at_ns) or not self._courses or np.isnan(counters.values[place]).all():
+            return
+        shapes = tuple(job.shape for job in telemetry.jobs)
+        if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
+            self._shapes, self._roles = shapes, Grouping(joined([shape.roles for shape in shapes]))
+            self._ends = np.cumsum([int(shape.roles.max()) + 1 for shape in shapes]).tolist()
+        shares = group_mean(counters.values[place], self._roles)  # [windows, roles of all jobs]
+        known = np.isfinite(shares)
+        first = 0
+        for shape, last in zip(shapes, self._ends, strict=True):
+            of_job, first = slice(first, last), last
+            course = self._courses.get(shape.job)
+            if course is not None and course.shape is shape:
+                share = shares[:, of_job]
+                for window, at_ns in enumerate(counters.at_ns.tolist()):
+                    if known[window, of_job].all():
+                        course.busy.append(Busy(at_ns, counters.seconds, share[window]))
+
+    def _wait(self, telemetry: Telemetry) -> None:
+        """How long tasks wait on the nodes of the jobs each of whose stages stands on one, and of those whose tensor
+        pipes nothing counts."""
+        counters = telemetry.counters
+        uncounted = np.isnan(counters.values[FEATURE["tensor_active"]])
+        all_counted = not uncounted.any()
+        for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
+            course = self._courses.get(job.shape.job)
+            if course is None or course.shape is not job.shape:
+                continue
+            pressure = course.pressure
+            if pressure is None:
+                if all_counted or not uncounted[:, columns].all():
+                    continue
+                pressure = course.waits = course.waits or Pressure()
+            for window, at_ns in enumerate(counters.at_ns.tolist()):
+                middle_ns = at_ns - round(counters.seconds * 0.5e9)
+                values = counters.values[:, window, columns]
+                pressure.take(middle_ns, values, course.where, not course.since_ns)
+
+    def _conclude(self, course: Course, job: JobTelemetry, crowded: bool) -> list[Finding]:
+        findings: list[Finding] = []
+        name = job.shape.job
+        for claim in (*claims(course, job, crowded), *change_rules.claims(course, job, crowded, self._panel)):
+            standing = course.standing.get(claim.key)
+            if standing is not None:
+                standing.seen, standing.seen_ns = course.taken, course.last_ns
+                continue
+            confidence = log_odds.confidence(claim.evidence)
+            if confidence < LEAST_CONFIDENCE:
+                continue
+            step_seconds = float(np.mean(course.seconds))
+            verdict = Verdict(
+                verdict_id=f"{name}.{job.shape.attempt}.{claim.key}.{course.numbers[0]}",
+                kind=claim.kind,
+                gang=name,
+                attempt=job.shape.attempt,
+                rank=claim.rank,
+                node=claim.node,
+                level="node" if claim.node else "",
+                cause=claim.cause,
+                confidence=confidence,
+                slowdown=step_seconds / max(min(claim.without_seconds, step_seconds), 1e-9),
+                step_seconds_before=claim.without_seconds,
+                step_seconds_now=step_seconds,
+                first_wall_ns=course.last_ns - round(sum(course.seconds) * 1e9),
+                last_wall_ns=course.last_ns,
+                evidence=claim.evidence,
+                frames=job.frames,
+                detector=self.name,
+                ranks=claim.ranks,
+                first_step=course.numbers[0] if claim.first_step is None else claim.first_step,
+                last_step=course.numbers[-1],
+                detected_step=course.numbers[-1],
+            )
+            if claim.node:
+                members = {(name, job.shape.attempt, rank) for rank in claim.ranks}
+                if not members.isdisjoint(self._panel.accused):
+                    continue  # another detector's
+                self._panel.accused |= members
+            course.standing[claim.key] = Standing(verdict, course.taken, course.last_ns)
+            findings.append(verdict)
+        for key, one in list(course.standing.items()):
+            if key == RHYTHM and course.long_steps.period is None:
+                del course.standing[key]
+                reason = "two times in a row no step was long where one was expected"
+                findings.append(Cleared(one.verdict.verdict_id, name, course.last_ns, reason, course.numbers[0]))
+                continue
+            hold = HOLD_NODE_STEPS if one.verdict.node else HOLD_STEPS
+            hold_ns = HOLD_SECONDS * 1e9 if self._timed and not one.verdict.node else 0
+            steps = course.taken - one.seen
+            if steps <= hold or course.last_ns - one.seen_ns < hold_ns:
+                continue
+            over = course.standing.pop(key).verdict
+            if over.node:
+                self._panel.accused -= {(name, over.attempt, rank) for rank in over.ranks}
+            reason = f"not seen for {steps} steps"
+            findings.append(Cleared(over.verdict_id, name, course.last_ns, reason, course.numbers[0]))
+        return findings
+
+
+def _turns(course: Course) -> Cause | None:
+    """Why the job's ranks are slow in turn, where that stands."""
+    stands = {one.verdict.cause for one in course.standing.values()}
+    return next((why for why in IN_TURN if why in stands), None)

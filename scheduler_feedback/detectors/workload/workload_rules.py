@@ -1,0 +1,280 @@
+"""Rules: what a job does to itself, and how each of it is told from bad hardware."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry
+from scheduler_feedback.core.verdict import Cause, Evidence, Kind
+from scheduler_feedback.detectors.stats import log_odds
+from scheduler_feedback.detectors.stats.medians import column_medians, median, row_medians
+from scheduler_feedback.detectors.stats.periodicity import FALSE_ALARM, LEAST_PERIOD, beats_needed
+from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
+from scheduler_feedback.detectors.steps.expected_work import fit
+from scheduler_feedback.detectors.steps.windows import MAD_TO_SIGMA, Places
+from scheduler_feedback.detectors.workload.attempt_history import (
+    LEAST_STEPS,
+    OFFSET_BLOCKS,
+    OFFSET_STEPS,
+    RECENT_STEPS,
+    Course,
+)
+from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
+
+STAGE_RATIO = 1.10
+STAGE_OF_EACH = 1.05
+"""A stage is larger where its median rank takes a tenth longer than the other stages, and every one of its ranks takes
+longer: five per cent is where slowness begins to matter (EROICA, Guard); trial ST of ByteDance's traces has 1.6."""
+
+OFFSET_RATIO = math.log(1.04)
+"""Ranks of public traces wander by four per cent for minutes (PAI job 1); what stands above that in each of four
+quarters of a hundred steps is no chance."""
+
+UNLIKE = 0.04
+SEQUENCE_COST = 0.05
+ALIKE = 0.9
+"""Forward and backward times that rise and fall together on one rank mean more work, not a slower machine (ByteDance,
+OSDI'25: a correlation of 0.9)."""
+
+ROTATING_SHARE = 0.5
+"""In a healthy long-context job no rank was the slow one in more than 37 % of the steps; a culprit is in all."""
+
+EXPLAINED = 0.5
+WELL_EXPLAINED = 0.8
+LEAST_SEQUENCE_STEPS = 5
+SEQUENCE_SECONDS = 30.0
+RHYTHM, BEAT = "rhythm", "beat"
+"""Keys of claims about long steps at a period: of five and more, and below."""
+
+BEAT_RATIO = 1.1
+HELD_BEATS = 3
+"""Steps that are long in a rhythm of two to four: each long one is a tenth above every other step between, and they are
+so many that chance does not put the longest at one place of the rhythm (``periodicity.beats_needed``). Once reported it
+holds while the newest three are."""
+
+
+def claims(course: Course, job: JobTelemetry, crowded: bool) -> Iterator[Claim]:
+    """What the rules say. crowded: whether other jobs stand on its hosts, which may slow a whole stage."""
+    if len(course.compute) < LEAST_STEPS:
+        return
+    newest = np.array([course.compute[row] for row in range(-min(len(course.compute), WARM_UP_STEPS), 0)])
+    seconds = float(np.mean(course.seconds))
+    ranks = tuple(course.shape.ranks.tolist())
+    young = course.taken <= RECENT_STEPS or f"{STAGE}-" in " ".join(course.standing)
+    if young or not crowded:
+        yield from _stages(course, seconds, ranks)
+    yield from _sequences(course, newest, seconds)
+    yield from _rhythms(course, seconds)
+    if job.shared_machine is None or not job.shared_machine.any():  # other load on a shared machine looks alike
+        yield from _offsets(course, seconds, ranks)
+        if not crowded:  # processes that take turns on a processor make every second to fourth step long as well
+            yield from _beats(course, seconds)
+
+
+def _stages(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator[Claim]:
+    """A stage all of whose ranks compute longer than those of the other stages."""
+    where = course.where
+    if not where.layout_known or len(where.roles) < 2:
+        return
+    if course.usual is not None:  # a stage that came to be larger is another matter
+        by_rank = course.usual.compute
+        seconds = course.usual.seconds
+    else:
+        by_rank = column_medians(np.array(course.compute))
+    of_stage = np.array([median(by_rank[members]) for members in where.roles])
+    worst = int(of_stage.argmax())
+    others = float(np.median(np.delete(of_stage, worst)))
+    members = where.roles[worst]
+    if of_stage[worst] < STAGE_RATIO * others or (by_rank[members] < STAGE_OF_EACH * others).any():
+        return
+    ratio = float(of_stage[worst] / others)
+    stages = course.shape.coordinate("stage")
+    compute = np.array(course.compute)
+    noise = float(np.std(np.log(compute[:, members]).mean(axis=1))) / math.sqrt(len(compute)) + 0.005
+    yield Claim(
+        f"{STAGE}-{int(stages[members[0]])}", Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1,
+        tuple(ranks[m] for m in members), seconds - float(of_stage[worst] - of_stage.mean()),
+        (
+            Evidence("stage_compute_seconds_a_step", float(of_stage[worst]), others, "seconds",
+                     f"median of the other {len(where.roles) - 1} stages",
+                     log_odds.of_residual(math.log(ratio) / noise)),
+            Evidence("slowest_to_fastest_of_the_stage",
+                     float(by_rank[members].max() / by_rank[members].min()), ratio, "ratio",
+                     "the stage against the others: its ranks are alike, so it is the stage and no rank", 2.0),
+        ),
+    )  # fmt: skip
+
+
+def _offsets(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator[Claim]:
+    """Ranks that stand somewhat above their peers in every quarter of the newest hundred steps."""
+    if len(course.offsets) < OFFSET_BLOCKS:
+        return
+    blocks = np.array([block for _, block in course.offsets])
+    low, mean = blocks.min(axis=0), blocks.mean(axis=0)
+    with np.errstate(invalid="ignore"):
+        found = np.flatnonzero((low >= OFFSET_RATIO / 2) & (mean >= OFFSET_RATIO))
+    if not len(found) or len(found) > len(ranks) // 2:
+        return
+    compute = np.array(course.compute)
+    alike = compute.copy()
+    alike[:, found] = row_medians(np.delete(compute, found, axis=1))[:, None]
+    without = seconds - float(np.mean(compute.max(axis=1) - np.minimum(alike, compute).max(axis=1)))
+    if seconds < LEAST_SLOWDOWN * without:
+        return  # some rank is always the slowest; it costs nothing worth telling
+    for rank in found.tolist():
+        offset, lowest = float(mean[rank]), float(low[rank])
+        residual = log_odds.of_residual(offset / max(float(blocks[:, rank].std()), 0.005))
+        evidence = (
+            Evidence(
+                "compute_to_peers", math.exp(offset), 1.0, "ratio", f"its role, over {OFFSET_STEPS} steps", residual
+            ),
+            Evidence(
+                "compute_to_peers_at_least",
+                math.exp(lowest),
+                1.0,
+                "ratio",
+                f"the same in the lowest of {OFFSET_BLOCKS} parts of them: it stands, it did not begin",
+                1.5,
+            ),
+        )
+        yield Claim(
+            f"offset-{ranks[rank]}",
+            Kind.WORKLOAD,
+            Cause.STANDING_OFFSET,
+            ranks[rank],
+            (),
+            without,
+            evidence,
+            course.offsets[0][0],
+        )
+
+
+def _sequences(course: Course, compute: FloatArray, seconds: float) -> Iterator[Claim]:
+    """Ranks that take turns in being slow, with more work as the reason."""
+    whole = len(course.compute)
+    if whole < WARM_UP_STEPS // 2:
+        return
+    # One that has just begun must not wait for old steps; where steps are long, for fewer yet.
+    newest_steps = int(np.clip(SEQUENCE_SECONDS / max(seconds, 1e-9), LEAST_SEQUENCE_STEPS, WARM_UP_STEPS))
+    compute = compute[-newest_steps:]
+    cost = float(np.mean(compute.max(axis=1) - compute.mean(axis=1))) / seconds
+    if cost < SEQUENCE_COST:
+        return
+    apart = _within_roles(np.log(compute), course.where)
+    high = float((apart > math.log(1.1)).mean(axis=0).max())
+    few = len(compute) < WARM_UP_STEPS // 2  # so few steps say little of turns; then the tokens must say all
+    if high > ROTATING_SHARE and not few:
+        return
+    own = apart - column_medians(apart)
+    unlike = MAD_TO_SIGMA * median(np.abs(own))
+    if unlike < UNLIKE:
+        return
+    evidence = [
+        Evidence(
+            "unlike", unlike, UNLIKE, "log seconds", "spread of ranks about their own usual place, each step", 0.5
+        ),
+        Evidence(
+            "slow_steps_of_the_slowest_rank", high, ROTATING_SHARE, "ratio", "a rank at fault is slow in all", 1.0
+        ),
+    ]
+    newest = slice(-len(compute), None)
+    if len(course.forward) == whole == len(course.backward):
+        alike = _correlation(np.array(course.forward)[newest], np.array(course.backward)[newest], course.where)
+        if alike < ALIKE:
+            return
+        evidence.append(Evidence("forward_backward_correlation", alike, ALIKE, "", "published threshold", 2.0))
+    elif len(course.tokens) == whole:
+        tokens = np.array(course.tokens)[newest]
+        squares = np.array(course.squares)[newest] if len(course.squares) == whole else np.full_like(tokens, np.nan)
+        work = fit(compute, tokens, squares)
+        if work is None:
+            return
+        left = _within_roles(np.log(compute / work.factor(tokens, squares)), course.where)
+        explained = 1.0 - float(np.var(left - left.mean(axis=0)) / max(float(np.var(own)), 1e-12))
+        if explained < (WELL_EXPLAINED if few else EXPLAINED):
+            return
+        against = "variance explained by reported tokens and squared lengths"
+        evidence.append(Evidence("explained_by_tokens", explained, EXPLAINED, "ratio", against, 2.0))
+    else:
+        return
+    yield Claim(
+        "sequence", Kind.SEQUENCE_IMBALANCE, Cause.SEQUENCE_LENGTH, -1, (), seconds * (1 - cost), tuple(evidence)
+    )
+
+
+def _rhythms(course: Course, seconds: float) -> Iterator[Claim]:
+    """Long steps of the whole job that come every so many steps: it saves or evaluates."""
+    period = course.long_steps.period
+    if period is None:
+        return
+    lost = period.lost_seconds_a_step
+    if seconds < LEAST_SLOWDOWN * (seconds - lost):
+        return
+    yield Claim(
+        RHYTHM, Kind.WORKLOAD, Cause.EVALUATION if period.steps_each > 1 else Cause.CHECKPOINT, -1, (), seconds - lost,
+        (
+            Evidence("rhythm", float(period.steps), float(period.beats), "steps",
+                     "times that the whole job was slow for a moment, exactly so many steps apart", 3.0),
+            Evidence("chance_of_such_a_rhythm", period.chance, FALSE_ALARM, "probability",
+                     "long steps placed at random, all periods tried", 0.0),
+            Evidence("seconds_each", period.lost_seconds / period.beats, seconds, "seconds", "a usual step", 0.5),
+        ),
+    )  # fmt: skip
+
+
+def _beats(course: Course, seconds: float) -> Iterator[Claim]:
+    """Every second, third or fourth step is long, for all ranks alike: the job saves after so many."""
+    middle, in_a_row = list(course.middle), _in_a_row(list(course.numbers))
+    standing = course.standing.get(BEAT)
+    for apart in range(2, LEAST_PERIOD):
+        beats = beats_needed(apart, course.beat_tests + 1) if standing is None else HELD_BEATS
+        count = beats * apart
+        if in_a_row < count:
+            continue
+        rising = sorted(middle[-count:])
+        if rising[-beats] < BEAT_RATIO * rising[-beats - 1]:
+            continue  # were there a beat, its long steps would be the longest, and a tenth above all others
+        course.beat_tests += standing is None
+        phases = np.array(middle[-count:]).reshape(beats, apart)
+        high = int(column_medians(phases).argmax())
+        long, others = phases[:, high], np.delete(phases, high, axis=1)
+        if long.min() < BEAT_RATIO * others.max():
+            continue
+        lost = float(long.mean() - others.mean()) / apart
+        yield Claim(
+            BEAT, Kind.WORKLOAD, Cause.CHECKPOINT, -1, (), seconds - lost,
+            (
+                Evidence("rhythm", float(apart), float(beats), "steps",
+                         "each of so many long steps is longer than all between, for every rank alike", 3.0),
+                Evidence("long_to_other_steps", float(long.mean() / others.mean()), BEAT_RATIO, "ratio",
+                         "own time of the middle rank", 0.5),
+            ),
+        )  # fmt: skip
+        return
+
+
+def _in_a_row(numbers: list[int]) -> int:
+    """How many of the newest numbers follow one upon the other."""
+    most = len(numbers)
+    return next((count for count in range(1, most) if numbers[-count] - numbers[-count - 1] != 1), most)
+
+
+def _within_roles(logs: FloatArray, where: Places) -> FloatArray:
+    result = np.empty_like(logs)
+    for members in where.roles:
+        of_role = logs[:, members]
+        result[:, members] = of_role - row_medians(of_role)[:, None]
+    return result
+
+
+def _correlation(forward: FloatArray, backward: FloatArray, where: Places) -> float:
+    parts = []
+    for values in (forward, backward):
+        apart = _within_roles(np.log(np.maximum(values, 1e-12)), where)
+        parts.append((apart - apart.mean(axis=0, keepdims=True)).ravel())
+    both = float(parts[0].std() * parts[1].std())
+    return float(np.mean(parts[0] * parts[1])) / both if both > 0 else 0.0

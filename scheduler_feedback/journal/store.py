@@ -1,0 +1,296 @@
+"""Store: the journal, the actions with their outcomes, the entries, and snapshots, in one SQLite file.
+
+A cycle is one transaction: what it was told, what it decided, and the sentences it left become durable together
+(write-ahead log, ``synchronous=FULL``: the commit returns after fsync) before anything is acted on. A decision that
+can't be written has not been taken. What came of an action is written afterwards; an action without an outcome is
+carried out again at the next start, which backends bear (once for each job and attempt).
+
+Writing belongs to one thread, the one that owns the state. Reading opens a connection of its own for each call, so it
+may be done from any thread, and sees whole cycles only.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from agent.schema.errors import StoreError
+from scheduler_feedback.core.actions import Action, Entry
+from scheduler_feedback.core.codec import encode_action, encode_event, encode_state
+from scheduler_feedback.core.events import Event, Submitted
+from scheduler_feedback.core.formats import FORMATS
+from scheduler_feedback.core.state import State
+from scheduler_feedback.journal import retention as store_keeping
+from scheduler_feedback.journal.format_needs import raise_minimum, write_needs
+from scheduler_feedback.journal.retention import Retention
+from scheduler_feedback.journal.store_reading import (
+    WHEN_DAMAGED,
+    JournalRow,
+    Loaded,
+    NumberedEntry,
+    Reader,
+    RecordedAction,
+    Running,
+)
+from scheduler_feedback.journal.store_schema import (
+    APPLICATION_ID,
+    MIGRATIONS,
+    SCHEMA_RELEASES,
+    SCHEMA_VERSION,
+    schema_of,
+)
+
+__all__ = [
+    "Store",
+    "Retention",
+    "CycleRecord",
+    "CycleRow",
+    "Reader",
+    "Loaded",
+    "JournalRow",
+    "NumberedEntry",
+    "RecordedAction",
+    "Running",
+    "MIGRATIONS",
+    "SCHEMA_VERSION",
+]
+
+SMALLEST_BYTES = 512
+"""Least size of a page of SQLite. It takes a file of one byte for an empty database, and would begin a new journal."""
+
+PROBE_BYTES = 64 * 1024
+"""A store that can write so much has room for some cycles: it does not fail again at the next one."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class CycleRow:
+    """A cycle that has run: what it was told and what it decided."""
+
+    cycle: int
+    now_ns: int
+    events: Sequence[Event]
+    actions: Sequence[Action]
+
+
+class CycleRecord:
+    """A cycle that is being written: its inputs stand; ``decided`` adds the rest, ``discard`` keeps nothing of it."""
+
+    __slots__ = ("_connection", "_cycle", "discarded", "entries")
+
+    def __init__(self, connection: sqlite3.Connection, cycle: int) -> None:
+        self._connection = connection
+        self._cycle = cycle
+        self.discarded = False
+        self.entries: list[NumberedEntry] = []
+
+    def discard(self) -> None:
+        """Leave no trace: nothing changed."""
+        self.discarded = True
+
+    def decided(self, actions: Sequence[Action], entries: Sequence[Entry]) -> None:
+        """Add what the cycle decided."""
+        _write_needs(self._connection, actions)
+        self._connection.executemany(
+            "INSERT INTO actions (action_id, cycle, job_id, body) VALUES (?, ?, ?, ?)",
+            [(action.action_id, self._cycle, action.job_id, encode_action(action)) for action in actions],
+        )
+        for entry in entries:
+            written = self._connection.execute(
+                "INSERT INTO entries (cycle, wall_ns, subject, kind, text, applied, detail) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    self._cycle,
+                    entry.wall_ns,
+                    entry.subject,
+                    entry.kind,
+                    entry.text,
+                    entry.applied,
+                    msgspec.json.encode(entry.detail).decode(),
+                ),
+            ).lastrowid
+            assert written is not None, "an INSERT gives a row id"
+            self.entries.append(NumberedEntry(written, self._cycle, entry))
+
+
+class Store(Reader):
+    """The store of one controller. durable: a commit returns only when the disk has it.
+
+    Raises StoreError, naming the file and what to do, where the file can't be opened, is damaged, is not ours, or was
+    written by a newer build.
+    """
+
+    def __init__(self, path: Path, retention: Retention | None = None, durable: bool = True) -> None:
+        super().__init__(path)
+        self.retention = retention if retention is not None else Retention()
+        self._durable = durable
+        with self._named("open it"):
+            try:
+                # SQLite gives its side files the mode of the main file, so this one is made first, for its owner only.
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                size_bytes = os.fstat(descriptor).st_size
+                os.close(descriptor)
+                if 0 < size_bytes < SMALLEST_BYTES:
+                    raise StoreError(f"{path}: damaged: cut off after {size_bytes} bytes. {WHEN_DAMAGED}")
+            except OSError as error:
+                raise StoreError(f"{path}: {error.strerror}") from error
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+        try:
+            with self._named("open it"):
+                self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _prepare(self) -> None:
+        database = self._connection
+        if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            database.execute("PRAGMA journal_mode=WAL")
+            self._migrate(0)
+        else:
+            version = schema_of(database, self.path)
+            problems = "; ".join(row[0] for row in database.execute("PRAGMA quick_check(3)"))
+            if problems != "ok":
+                raise StoreError(f"{self.path}: damaged ({' '.join(problems.split())}). {WHEN_DAMAGED}")
+            if version < SCHEMA_VERSION:
+                self._migrate(version)
+        database.execute(f"PRAGMA synchronous={'FULL' if self._durable else 'OFF'}")
+        self.job_number = int(self.meta("job_number") or 0)
+
+    def _migrate(self, version: int) -> None:
+        """Bring the schema forward, all steps in one transaction: an interrupted start changes nothing."""
+        database = self._connection
+        with self._transaction():
+            for script in MIGRATIONS[version:]:
+                # executescript would commit first; one statement at a time stays inside the transaction.
+                for statement in filter(str.strip, script.split(";")):
+                    database.execute(statement)
+            database.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            raise_minimum(database, SCHEMA_RELEASES[-1])
+
+    def close(self) -> None:
+        """Close the file. Everything that was committed is in it."""
+        self._connection.close()
+
+    # --- writing: the owner's thread only -----------------------------------------------------------------------------
+
+    @contextmanager
+    def cycle(self, cycle: int, now_ns: int, events: Sequence[Event]) -> Iterator[CycleRecord]:
+        """One cycle's transaction: the inputs are written on entry, all of it is durable when the block is left.
+
+        Whatever is raised inside leaves nothing written. Raises StoreError where the store itself fails.
+        """
+        with self._named(f"write cycle {cycle}"), self._transaction() as database:
+            database.execute(
+                "INSERT INTO journal (cycle, now_ns, events) VALUES (?, ?, ?)",
+                (cycle, now_ns, _encode([encode_event(event) for event in events])),
+            )
+            _write_needs(database, events)
+            numbers = [_job_number(event.job_id) for event in events if isinstance(event, Submitted)]
+            highest = max(numbers, default=0)
+            if highest > self.job_number:
+                self._set_meta("job_number", str(highest))
+            record = CycleRecord(database, cycle)
+            yield record
+            if record.discarded:
+                database.execute("ROLLBACK")
+                return
+        self.job_number = max(self.job_number, highest)
+
+    def append(
+        self, cycle: int, now_ns: int, events: Sequence[Event], actions: Sequence[Action], entries: Sequence[Entry]
+    ) -> list[NumberedEntry]:
+        """Write a cycle whose outcome is known already. Raises StoreError; nothing is written then."""
+        with self.cycle(cycle, now_ns, events) as record:
+            record.decided(actions, entries)
+        return record.entries
+
+    def append_all(self, rows: Sequence[CycleRow]) -> None:
+        """Write many cycles, without sentences, in one transaction. Raises StoreError; nothing is written then."""
+        with self._named("write cycles"), self._transaction() as database:
+            _write_needs(database, [value for row in rows for value in (*row.events, *row.actions)])
+            database.executemany(
+                "INSERT INTO journal (cycle, now_ns, events) VALUES (?, ?, ?)",
+                [(row.cycle, row.now_ns, _encode([encode_event(event) for event in row.events])) for row in rows],
+            )
+            database.executemany(
+                "INSERT INTO actions (action_id, cycle, job_id, body) VALUES (?, ?, ?, ?)",
+                [
+                    (action.action_id, row.cycle, action.job_id, encode_action(action))
+                    for row in rows
+                    for action in row.actions
+                ],
+            )
+
+    def outcomes(self, outcomes: Iterable[tuple[str, str]], now_ns: int) -> None:
+        """Record what came of actions: (action id, words)."""
+        with self._named("write outcomes"), self._transaction() as database:
+            database.executemany(
+                "UPDATE actions SET outcome = ?, outcome_ns = ? WHERE action_id = ?",
+                [(text, now_ns, action_id) for action_id, text in outcomes],
+            )
+
+    def outcome(self, action_id: str, text: str, now_ns: int) -> None:
+        """Record what came of one action."""
+        self.outcomes([(action_id, text)], now_ns)
+
+    def probe(self) -> None:
+        """Write PROBE_BYTES durably and take them away again: whether cycles can be written. Raises StoreError."""
+        with self._named("write it"):
+            with self._transaction() as database:
+                database.execute("INSERT OR REPLACE INTO meta VALUES ('probe', zeroblob(?))", (PROBE_BYTES,))
+            with self._transaction() as database:
+                database.execute("DELETE FROM meta WHERE key = 'probe'")
+
+    def snapshot(
+        self, cycle: int, now_ns: int, state: State, detectors: Mapping[str, bytes], living: Collection[str] = ()
+    ) -> None:
+        """Write the state after `cycle` with the detectors' snapshots, and forget what is past its retention.
+
+        living: subjects whose entries and actions are kept whatever their age (jobs that have not ended).
+        """
+        with self._named(f"write the snapshot of cycle {cycle}"), self._transaction() as database:
+            _write_needs(database, [state])
+            encoded = encode_state(state)
+            database.execute(
+                "INSERT OR REPLACE INTO snapshots (cycle, now_ns, state, detectors) VALUES (?, ?, ?, ?)",
+                (cycle, now_ns, encoded, _encode(dict(detectors))),
+            )
+            store_keeping.keep_house(self._connection, self.retention, now_ns, living)
+            store_keeping.write_sum(database, cycle, encoded)
+
+    def _set_meta(self, key: str, value: str) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        database = self._connection
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            yield database
+            if database.in_transaction:
+                database.execute("COMMIT")
+        finally:
+            # SQLite has already gone back where the disk was full (https://sqlite.org/lang_transaction.html, 3.1).
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+
+
+def _write_needs(database: sqlite3.Connection, values: Iterable[object]) -> None:
+    """Record which release reads these values, where an earlier one can't. Inside of the transaction that adds them."""
+    if used := FORMATS.used_by(values):
+        write_needs(database, used)
+
+
+def _job_number(job_id: str) -> int:
+    """The number in a job id of ours ('j-000012' is 12); 0 for another."""
+    head, _, number = job_id.partition("-")
+    return int(number) if head == "j" and number.isdecimal() else 0

@@ -1,0 +1,529 @@
+"""What the store gives back: the way to a state, the journal for a replay, actions with outcomes, entries.
+
+Each call opens a read-only connection of its own, so that it may be made from any thread, and sees whole cycles only.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice, pairwise, takewhile
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from agent.schema.errors import StoreError
+from scheduler_feedback.core.actions import Action, Entry
+from scheduler_feedback.core.codec import decode_action, decode_event, decode_state
+from scheduler_feedback.core.events import Event
+from scheduler_feedback.core.state import State
+from scheduler_feedback.journal.format_needs import UNCHANGED
+from scheduler_feedback.journal.retention import read_sums
+from scheduler_feedback.journal.store_schema import schema_of
+
+_log = logging.getLogger(__name__)
+_event_list = msgspec.msgpack.Decoder(list[bytes])
+_detector_map = msgspec.msgpack.Decoder(dict[str, bytes])
+_detail = msgspec.json.Decoder(tuple[tuple[str, str], ...])
+
+WHEN_DAMAGED = (
+    f"{UNCHANGED}. Put back a copy made by `gangwatch backup`: jobs that began after it are ended. Only where there is "
+    "none, move it aside to begin with an empty journal: that one knows no job, and ends what runs"
+)
+WHEN_ENTRY_DAMAGED = (
+    f"The journal is damaged there, or a build between two releases wrote it. {UNCHANGED}. Start the build that wrote "
+    "it, or put back a copy made by `gangwatch backup`: jobs that began after it are ended"
+)
+"""No advice to begin anew: all but one entry of the journal can be read, and what runs is worth more than that."""
+
+_ADVICE = (
+    ("SQLITE_FULL", "Make room on its disk; nothing of this was written"),
+    ("SQLITE_READONLY", "Make the file and its folder writable for this user"),
+    ("SQLITE_CANTOPEN", "Make the file and its folder writable for this user"),
+    ("SQLITE_CORRUPT", WHEN_DAMAGED),
+    ("SQLITE_NOTADB", WHEN_DAMAGED),
+    ("SQLITE_IOERR", "The disk under it fails; nothing of this was written"),
+)
+"""What the operator can do, by SQLite's name of the error (https://sqlite.org/rescode.html)."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRow:
+    """One cycle: its number and time, what it was told, and what it decided, as it is written.
+
+    Of most cycles nobody asks more than whether the same bytes come out again, which is told sooner than they are read.
+    """
+
+    cycle: int
+    now_ns: int
+    events: tuple[Event, ...]
+    decided: tuple[bytes, ...]
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """What it decided. Raises StoreError, naming cycle and entry, where the bytes are no actions."""
+        return _decoded(self.decided, decode_action, f"cycle {self.cycle}, decided")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A state to start from (None: an empty one), the detectors' snapshots by name, and the cycles to replay on it."""
+
+    state: State | None
+    detectors: dict[str, bytes]
+    journal: tuple[JournalRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A state to start from (None: an empty one), and the cycles to replay on it, read as they are asked for, once."""
+
+    state: State | None
+    journal: Iterator[JournalRow]
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedEntry:
+    """An entry as it stands in the store. entry_id: rises with each entry ever written."""
+
+    entry_id: int
+    cycle: int
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAction:
+    """An action with the cycle's time at which it was decided, and what came of it (None: not known yet)."""
+
+    cycle: int
+    now_ns: int
+    action: Action
+    outcome: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What the journal can replay: the cycles after `after`, up to `last`; complete: from the first cycle ever."""
+
+    complete: bool
+    after: int
+    last: int
+
+
+class _EntryError(StoreError):
+    """One entry of the journal can't be read; names its cycle and place in it."""
+
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, zlib.error, TypeError)
+"""What damaged columns raise; TypeError where a column has something else than bytes."""
+
+_LARGEST = 2**63 - 1  # of an SQLite integer
+_block = msgspec.msgpack.Decoder(list[tuple[int, int, bytes]])
+
+
+def _has_blocks(database: sqlite3.Connection) -> bool:
+    """Whether the file is of schema 2 or newer: a file of an older build may be read before it is migrated."""
+    return int(database.execute("PRAGMA user_version").fetchone()[0]) >= 2
+
+
+def _cycles(database: sqlite3.Connection, after: int, last: int) -> Iterator[tuple[int, int, bytes]]:
+    """(cycle, time, events) of the cycles after `after` up to `last`, wherever they are."""
+    if _has_blocks(database):
+        for first_cycle, last_cycle, body in database.execute(
+            "SELECT first_cycle, last_cycle, body FROM blocks WHERE last_cycle > ? AND first_cycle <= ? "
+            "ORDER BY last_cycle",
+            (after, last),
+        ):
+            for cycle, now_ns, events in _block_of(first_cycle, last_cycle, body):
+                if after < cycle <= last:
+                    yield cycle, now_ns, events
+    yield from database.execute(
+        "SELECT cycle, now_ns, events FROM journal WHERE cycle > ? AND cycle <= ? ORDER BY cycle", (after, last)
+    )
+
+
+_Decoded = TypeVar("_Decoded")
+
+
+def _decoded(entries: Sequence[bytes], decode: Callable[[bytes], _Decoded], where: str) -> tuple[_Decoded, ...]:
+    """The entries, decoded. Raises _EntryError that begins with `where` and the number of the first that can't be."""
+    found: list[_Decoded] = []
+    try:
+        for one in entries:
+            found.append(decode(one))
+    except StoreError as error:
+        raise _EntryError(f"{where} entry {len(found) + 1} of {len(entries)}: {error}") from error
+    return tuple(found)
+
+
+def _block_of(first_cycle: int, last_cycle: int, body: bytes) -> list[tuple[int, int, bytes]]:
+    try:
+        return _block.decode(zlib.decompress(body))
+    except _UNREADABLE as error:
+        raise _EntryError(f"the block of cycles {first_cycle} to {last_cycle}: {error}") from error
+
+
+def _events_of(cycle: int, packed: bytes) -> tuple[Event, ...]:
+    try:
+        events = _event_list.decode(packed)
+    except _UNREADABLE as error:
+        raise _EntryError(f"cycle {cycle}: the list of its events can't be read: {error}") from error
+    return _decoded(events, decode_event, f"cycle {cycle},")
+
+
+def _action_of(action_id: str, body: bytes) -> Action:
+    try:
+        return decode_action(body)
+    except StoreError as error:
+        raise _EntryError(f"action {action_id}: {error}") from error
+
+
+def _detail_of(text: str) -> tuple[tuple[str, str], ...]:
+    """The numbers behind a sentence; of damaged ones what is wrong, so that the sentence can be read all the same."""
+    try:
+        return _detail.decode(text)
+    except _UNREADABLE as error:
+        return (("unreadable", str(error)),)
+
+
+_ENTRIES = "SELECT id, cycle, wall_ns, subject, kind, text, applied, detail FROM entries"
+
+
+def _entry_of(row: tuple[Any, ...]) -> NumberedEntry:
+    entry_id, cycle, wall_ns, subject, kind, text, applied, detail = row
+    return NumberedEntry(entry_id, cycle, Entry(wall_ns, subject, kind, text, bool(applied), _detail_of(detail)))
+
+
+class Reader:
+    """Reads the store at a path. Raises StoreError, naming the file and what to do, where it can't."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def meta(self, key: str) -> str | None:
+        """The value kept under a name."""
+        with self._reading("read it") as database:
+            row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def load(self) -> Loaded:
+        """What a restart begins with: the newest snapshot that can be read, and the cycles after it."""
+        with self._reading("read its snapshots and the journal after them") as database:
+            cycles = database.execute("SELECT cycle FROM snapshots ORDER BY cycle DESC").fetchall()
+            for (cycle,) in cycles:
+                try:
+                    state = self._state_of(database, cycle)
+                except (StoreError, zlib.error) as error:
+                    _log.error(
+                        "%s: snapshot of cycle %d passed over: %s. The one before it and the journal give the same "
+                        "state",
+                        self.path,
+                        cycle,
+                        error,
+                    )
+                    continue
+                return Loaded(state, self._newest_detectors(database), tuple(self._rows(database, cycle)))
+            if forgotten_to := self._forgotten_to(database):
+                raise StoreError(
+                    f"{self.path}: no snapshot can be read, and the journal begins after cycle {forgotten_to}. "
+                    f"{WHEN_DAMAGED}"
+                )
+            return Loaded(None, {}, tuple(self._rows(database, 0)))
+
+    def journal_all(self) -> Loaded:
+        """The longest replay that the store still gives: from the first cycle, or from the oldest snapshot."""
+        with self._reading("read the journal") as database:
+            return self._from(database, self._start(database, "", ()))
+
+    def journal_to(self, now_ns: int | None = None, cycle: int | None = None) -> Loaded:
+        """The way to an instant or a cycle of the past: the newest snapshot before it, and the cycles up to it."""
+        with self._reading("read the journal") as database:
+            loaded = self._from(database, *self._way_to(database, now_ns, cycle))
+        if now_ns is None:
+            return loaded
+        return Loaded(loaded.state, loaded.detectors, tuple(row for row in loaded.journal if row.now_ns <= now_ns))
+
+    @contextmanager
+    def replaying(
+        self, now_ns: int | None = None, cycle: int | None = None, job: str | None = None
+    ) -> Iterator[Running]:
+        """``journal_to`` (``journal_all`` where nothing is given) for journals of any length, as far as one is needed.
+
+        job: from before its submission to the last that is recorded of it, where the journal has its story.
+        Inside of the block the file is read as of one moment, so it may go on growing; what grows is its write-ahead
+        log, until the block is left.
+        """
+        with self._reading("read the journal") as database:
+            story = None
+            if now_ns is not None or cycle is not None:
+                start, last = self._way_to(database, now_ns, cycle)
+            elif job is not None and (story := self._story_of(database, job)) is not None:
+                start, last = self._start(database, "WHERE cycle < ?", (story[0],), newest=True), story[1]
+            else:
+                start, last = self._start(database, "", ()), None
+            state = None if start is None else self._state_of(database, start)
+            with closing(self._rows(database, start or 0, last)) as rows:
+                yield Running(state, rows if now_ns is None else takewhile(lambda row: row.now_ns <= now_ns, rows))
+
+    @staticmethod
+    def _story_of(database: sqlite3.Connection, job: str) -> tuple[int, int] | None:
+        """The first cycle and the last of which an entry about the job is kept; a simulation's journal has none."""
+        first, last = database.execute(
+            "SELECT min(cycle), max(cycle) FROM entries WHERE subject = ?", (job,)
+        ).fetchone()
+        return None if first is None else (int(first), int(last))
+
+    def journal_extent(self) -> Extent:
+        """From where to where ``journal_all`` reads, for whoever reads it in parts."""
+        with self._reading("read the journal") as database:
+            start = self._start(database, "", ())
+            last = int(database.execute("SELECT coalesce(max(cycle), 0) FROM journal").fetchone()[0])
+            if _has_blocks(database):
+                last = max(last, int(database.execute("SELECT coalesce(max(last_cycle), 0) FROM blocks").fetchone()[0]))
+        return Extent(start is None, start or 0, last)
+
+    def journal_count(self, after: int, last: int, most_blocks: int) -> tuple[int, int]:
+        """How many cycles the journal has after `after`, up to `last`, in at most so many of its blocks; and up to
+        which cycle that is."""
+        with self._reading("count the journal's cycles") as database:
+            found, until = 0, last
+            if _has_blocks(database):
+                blocks = database.execute(
+                    "SELECT first_cycle, last_cycle, body FROM blocks WHERE last_cycle > ? AND first_cycle <= ? "
+                    "ORDER BY last_cycle LIMIT ?",
+                    (after, last, most_blocks),
+                ).fetchall()
+                for first_cycle, last_cycle, body in blocks:
+                    found += sum(after < cycle <= last for cycle, _, _ in _block_of(first_cycle, last_cycle, body))
+                if len(blocks) == most_blocks:
+                    until = min(int(blocks[-1][1]), last)
+            count = "SELECT count(*) FROM journal WHERE cycle > ? AND cycle <= ?"
+            return found + int(database.execute(count, (after, until)).fetchone()[0]), until
+
+    def journal_part(self, after: int, last: int, most: int) -> list[JournalRow]:
+        """The cycles after `after`, up to `last`; at most so many, the oldest of them."""
+        with self._reading("read the journal") as database, closing(self._rows(database, after, last)) as rows:
+            return list(islice(rows, most))
+
+    def parts(self) -> list[tuple[int | None, int | None]]:
+        """The whole journal cut at its snapshots: (cycle of the snapshot to begin with, last cycle) of each part.
+
+        None: from the beginning, to the end.
+        """
+        with self._reading("read the journal") as database:
+            first = self._start(database, "", ())
+            later = database.execute("SELECT cycle FROM snapshots WHERE cycle > ? ORDER BY cycle", (first or 0,))
+            return list(pairwise([first, *(cycle for (cycle,) in later), None]))
+
+    @contextmanager
+    def replaying_part(self, start: int | None, last: int | None) -> Iterator[Running]:
+        """``replaying``, of one of ``parts``."""
+        with self._reading("read the journal") as database:
+            state = None if start is None else self._state_of(database, start)
+            with closing(self._rows(database, start or 0, last)) as rows:
+                yield Running(state, rows)
+
+    def _way_to(
+        self, database: sqlite3.Connection, now_ns: int | None, cycle: int | None
+    ) -> tuple[int | None, int | None]:
+        """(cycle of the snapshot to begin with, last cycle); None: from the beginning, to the end."""
+        if cycle is not None:
+            return self._start(database, "WHERE cycle < ?", (cycle,), newest=True), cycle
+        return self._start(database, "WHERE now_ns <= ?", (now_ns,), newest=True), None
+
+    def journal_end(self, cycles: int) -> tuple[tuple[JournalRow, ...], tuple[str, ...]]:
+        """The newest cycles, at most so many of them, that can be read; and what can't be, a sentence each.
+
+        For a report about the journal: also where it needs a newer release.
+        """
+        found: list[JournalRow] = []
+        complaints: list[str] = []
+        with self._reading("read the journal", any_release=True) as database:
+            newest = database.execute("SELECT max(cycle) FROM journal").fetchone()[0] or 0
+            for (cycle,) in database.execute(
+                "SELECT cycle FROM journal WHERE cycle > ? ORDER BY cycle", (newest - cycles,)
+            ).fetchall():
+                try:
+                    (row,) = self._rows(database, cycle - 1, cycle)
+                    _ = row.actions
+                    found.append(row)
+                except _EntryError as error:
+                    complaints.append(str(error))
+        return tuple(found), tuple(complaints)
+
+    def _start(
+        self, database: sqlite3.Connection, where: str, values: tuple[object, ...], newest: bool = False
+    ) -> int | None:
+        """Cycle of the snapshot to begin with; None: the journal begins at the beginning.
+
+        Raises StoreError where what is asked for has been forgotten.
+        """
+        forgotten_to = self._forgotten_to(database)
+        if not newest and not forgotten_to:
+            return None
+        order = "DESC" if newest else "ASC"
+        row = database.execute(f"SELECT cycle FROM snapshots {where} ORDER BY cycle {order} LIMIT 1", values).fetchone()
+        if row is not None and row[0] >= forgotten_to:
+            return int(row[0])
+        if forgotten_to:
+            raise StoreError(
+                f"{self.path}: the journal begins after cycle {forgotten_to}: what was before is forgotten"
+            )
+        return None
+
+    def _from(self, database: sqlite3.Connection, cycle: int | None, last: int | None = None) -> Loaded:
+        if cycle is None:
+            return Loaded(None, {}, tuple(self._rows(database, 0, last)))
+        return Loaded(self._state_of(database, cycle), {}, tuple(self._rows(database, cycle, last)))
+
+    @staticmethod
+    def _state_of(database: sqlite3.Connection, cycle: int) -> State:
+        """The state of the snapshot of this cycle. Raises StoreError or zlib.error where it can't be read."""
+        packed = "packed" if _has_blocks(database) else "0"
+        state, is_packed = database.execute(
+            f"SELECT state, {packed} FROM snapshots WHERE cycle = ?", (cycle,)
+        ).fetchone()
+        try:
+            encoded = zlib.decompress(state) if is_packed else state
+            if (sum_ := read_sums(database).get(cycle)) is not None and zlib.crc32(encoded) != sum_:
+                raise StoreError("its bytes are not those that were written (CRC-32)")
+            return decode_state(encoded)
+        except (StoreError, *_UNREADABLE) as error:
+            raise StoreError(f"snapshot of cycle {cycle}: {error}") from error
+
+    def _newest_detectors(self, database: sqlite3.Connection) -> dict[str, bytes]:
+        """The detectors' snapshots, of the newest of which they can be read: they may be older than the state."""
+        packed = "packed = 0" if _has_blocks(database) else "1"
+        for cycle, detectors in database.execute(
+            f"SELECT cycle, detectors FROM snapshots WHERE {packed} ORDER BY cycle DESC"
+        ):
+            try:
+                return _detector_map.decode(detectors)
+            except _UNREADABLE as error:
+                _log.error("%s: detectors' snapshots of cycle %d passed over: %s", self.path, cycle, error)
+        return {}
+
+    @staticmethod
+    def _forgotten_to(database: sqlite3.Connection) -> int:
+        row = database.execute("SELECT value FROM meta WHERE key = 'forgotten_to'").fetchone()
+        return 0 if row is None else int(row[0])
+
+    @staticmethod
+    def _rows(database: sqlite3.Connection, after: int, last: int | None = None) -> Generator[JournalRow, None, None]:
+        """The cycles after `after`, up to `last`, from the blocks and then from the journal."""
+        last = _LARGEST if last is None else last
+        actions = database.execute(
+            "SELECT cycle, body FROM actions WHERE cycle > ? AND cycle <= ? ORDER BY cycle, rowid", (after, last)
+        )
+        action = actions.fetchone()
+        for cycle, now_ns, events in _cycles(database, after, last):
+            if not isinstance(now_ns, int):
+                raise _EntryError(f"cycle {cycle}: its time is {now_ns!r}")
+            told = _events_of(cycle, events)
+            decided: list[bytes] = []
+            while action is not None and action[0] <= cycle:
+                if action[0] == cycle:
+                    decided.append(action[1])
+                action = actions.fetchone()
+            yield JournalRow(cycle, now_ns, told, tuple(decided))
+
+    def open_actions(self) -> list[Action]:
+        """Actions of which it is not known what came of them, in the order in which they were decided."""
+        with self._reading("read open actions") as database:
+            rows = database.execute(
+                "SELECT action_id, body FROM actions WHERE outcome IS NULL ORDER BY cycle, rowid"
+            ).fetchall()
+            return [_action_of(action_id, body) for action_id, body in rows]
+
+    def actions_of(self, job_id: str) -> list[RecordedAction]:
+        """Every action kept for the job, in order. now_ns is 0 where the cycle's row has been forgotten."""
+        with self._reading(f"read the actions of {job_id}") as database:
+            rows = database.execute(
+                "SELECT actions.cycle, coalesce(now_ns, 0), action_id, body, outcome FROM actions "
+                "LEFT JOIN journal ON journal.cycle = actions.cycle WHERE job_id = ? ORDER BY actions.rowid",
+                (job_id,),
+            ).fetchall()
+            return [
+                RecordedAction(cycle, now_ns, _action_of(action_id, body), outcome)
+                for cycle, now_ns, action_id, body, outcome in rows
+            ]
+
+    def entries_of(self, subject: str, after: int = 0, most: int = _LARGEST) -> list[NumberedEntry]:
+        """Entries kept of the subject (a job id, or 'node:NAME') in the order in which they were written; after this
+        one, and at most so many."""
+        return self.entries_of_all([(subject, 0, _LARGEST)], after, most)
+
+    def entries_of_all(
+        self, wanted: Iterable[tuple[str, int, int]], after: int = 0, most: int = _LARGEST, newest: bool = False
+    ) -> list[NumberedEntry]:
+        """Entries of several subjects together, each with its first and last cycle; after this one, at most so many.
+
+        newest: the newest of them, the newest first; else the oldest, the oldest first.
+        """
+        where = "WHERE subject = ? AND cycle >= ? AND cycle <= ? AND id > ? ORDER BY id " + ("DESC " if newest else "")
+        found: dict[int, tuple[Any, ...]] = {}
+        with self._reading("read entries") as database:
+            for subject, first, last in wanted:
+                values = (subject, first, last, after, most)
+                for row in database.execute(f"{_ENTRIES} {where} LIMIT ?", values):
+                    found[row[0]] = row
+        return [_entry_of(found[entry_id]) for entry_id in sorted(found, reverse=newest)[:most]]
+
+    def end_of(self, job_id: str) -> int | None:
+        """The cycle in which the job ended, as its story has it; None where it has not."""
+        with self._reading(f"read the story of {job_id}") as database:
+            row = database.execute(
+                "SELECT cycle FROM entries WHERE subject = ? AND kind = 'ended' ORDER BY id DESC LIMIT 1", (job_id,)
+            ).fetchone()
+        return None if row is None else int(row[0])
+
+    def entries_after(self, entry_id: int, limit: int = 1000) -> list[NumberedEntry]:
+        """Entries of every subject after this one, oldest first."""
+        return self._entries("WHERE id > ? ORDER BY id LIMIT ?", (entry_id, limit))
+
+    def newest_entry_id(self) -> int:
+        """Number of the newest entry ever written, 0 where there is none."""
+        with self._reading("read entries") as database:
+            return int(database.execute("SELECT coalesce(max(id), 0) FROM entries").fetchone()[0])
+
+    def _entries(self, where: str, values: tuple[object, ...]) -> list[NumberedEntry]:
+        with self._reading("read entries") as database:
+            return [_entry_of(row) for row in database.execute(f"{_ENTRIES} {where}", values).fetchall()]
+
+    @contextmanager
+    def _reading(self, what: str, any_release: bool = False) -> Iterator[sqlite3.Connection]:
+        """A connection that sees one moment of the file. any_release: also where a newer release wrote it."""
+        with self._named(what):
+            database = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+            with closing(database):
+                schema_of(database, self.path, any_release)
+                database.execute("BEGIN")  # one moment for all the queries of a call
+                yield database
+
+    def explaining(self, what: str) -> AbstractContextManager[None]:
+        """Have errors about rows that were read earlier name the file and what to do."""
+        return self._named(what)
+
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """Give what SQLite reports the file's name and a reason; a misuse of SQLite is our bug and stays as it is."""
+        try:
+            yield
+        except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
+            raise
+        except StoreError as error:  # of the codec, which knows no file
+            if str(error).startswith(f"{self.path}: "):
+                raise
+            advice = WHEN_ENTRY_DAMAGED if isinstance(error, _EntryError) else WHEN_DAMAGED
+            raise StoreError(f"{self.path}: could not {what}: {error}. {advice}") from error
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorname", type(error).__name__)
+            advice = next((text for prefix, text in _ADVICE if code.startswith(prefix)), "")
+            raise StoreError(f"{self.path}: could not {what}: {error} ({code}). {advice}".rstrip()) from error
+        except (msgspec.DecodeError, zlib.error) as error:
+            raise StoreError(f"{self.path}: could not {what}: {error}. {WHEN_DAMAGED}") from error

@@ -1,0 +1,451 @@
+"""Ledger: what follows from the state, kept in step with it so that no cycle walks over all jobs or nodes.
+
+Free slots, who waits in which order, when running gangs are expected to end, which clocks run: each follows from the
+jobs and nodes alone. ``ledger_of`` builds it where a state has none (a new one, or one that was read from a snapshot);
+from then on whoever changes a job or a node says so: ``file`` and ``node_changed``. Nothing in it is a decision, so a
+state decides the same with a ledger of long standing and with a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.cycle_context import nanoseconds
+from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
+from scheduler_feedback.core.state import Backfilling, Order, State
+from scheduler_feedback.policies.index.held_slots import Holdings
+from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
+from scheduler_feedback.policies.intake.dependencies import Dependencies
+from scheduler_feedback.policies.queue import order
+from scheduler_feedback.policies.queue.order import las
+from scheduler_feedback.policies.queue.pending_line import WaitingLine
+from scheduler_feedback.policies.queue.placement import Shape, shape_of
+
+_HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
+_ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+_NONE: tuple[Slot, ...] = ()
+
+_BEHIND_ALL = frozenset({Backfilling.NONE, Backfilling.CONSERVATIVE})
+"""Whoever gives up waiting makes room for those behind it, and not the first in line alone."""
+
+
+def ledger_of(state: State) -> Ledger:
+    """The state's ledger, built where it has none, or one for other settings than it goes by now."""
+    ledger = getattr(state, "derived", None)
+    if not isinstance(ledger, Ledger) or ledger.policy is not state.policy:
+        if isinstance(ledger, Ledger):  # other settings hold: all that waits is to be thought of anew
+            state.idle = False
+        ledger = state.derived = Ledger(state)
+    return ledger
+
+
+def forget_ledger(state: State) -> None:
+    """Jobs or nodes were changed by hand: the ledger is built anew when it is needed."""
+    state.derived = None
+    state.idle = False
+
+
+class Ledger(Holdings):
+    """What follows from the jobs and nodes of one state.
+
+    line: who waits, in order. claimants: jobs that wait with a place kept for them. probes: those that wait.
+    running: gangs that may be signalled. elastic: those that hold slots and can go on with more or fewer.
+    excluders: jobs that avoid nodes. doubtful: names of nodes that are not healthy. unheld: jobs that not even
+    the empty cluster could hold, or that exceed a limit of their queue. hopeless: those whose wait can't end any more.
+    ended: (when, job id) of the jobs that have ended. clocks: a heap of instants at which something is due.
+    fresh: jobs that came into the line since the last look at it. appointed: whether the spares are those of the nodes
+    as they are. overdue: jobs that go before others for their long wait, waiting or running. late: a heap of those that
+    have waited as long and were not called yet.
+    """
+
+    __slots__ = (
+        "_groups",
+        "_late",
+        "appointed",
+        "claimants",
+        "clocks",
+        "dependencies",
+        "doubtful",
+        "elastic",
+        "ended",
+        "excluders",
+        "fresh",
+        "hopeless",
+        "late",
+        "line",
+        "overdue",
+        "probes",
+        "running",
+        "stoppable_due",
+        "unheld",
+        "unsettled",
+    )
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self.line = WaitingLine()
+        self.claimants: set[str] = set()
+        self.probes: set[str] = set()
+        self.doubtful: set[str] = set()
+        self.running: set[str] = set()
+        self.elastic: set[str] = set()
+        self.excluders: set[str] = set()
+        self.unheld: set[str] = set()
+        self.hopeless: set[str] = set()
+        self._groups: tuple[set[str], ...] = (self.claimants, self.probes, self.stopping, self.running, self.excluders)
+        self.overdue: set[str] = set()
+        self._groups += (self.unheld, self.hopeless, self.elastic, self.overdue)
+        self.late: list[tuple[int, str]] = []
+        self._late: set[str] = set()
+        self.ended: list[tuple[int, str]] = []
+        self.clocks: list[tuple[int, str]] = []
+        self.fresh: set[str] = set()
+        self.unsettled = self.appointed = False
+        self.stoppable_due = False  # whether a gang's least run time or cooldown has ended in this cycle
+        self.dependencies = Dependencies(state)
+        for node in state.nodes.values():
+            self._watch(node)
+        for job in state.jobs.values():
+            self.dependencies.add(job)
+        for job in state.jobs.values():
+            self._add(job)
+        self.ended.sort()
+        self.expect_restarts_anew(self.claimants)
+        if state.idle:
+            self.grown = self.changed = False
+            self.fresh = set()
+
+    def thawed(self) -> None:
+        """Actions are frozen or allowed again, or other settings hold: all that waits is to be thought of anew."""
+        self.grown = self.changed = True
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def nodes_came(self) -> None:
+        """A node is new, or has another size or place."""
+        self.plan_or_none = None
+        self._capacity_changed()
+
+    def node_changed(self, node: Node) -> None:
+        """The node's state changed, or it was seen or lost."""
+        self._watch(node)
+        if self.plan_or_none is not None:
+            self.plan_or_none.change(node)
+        self._capacity_changed()
+
+    def _capacity_changed(self) -> None:
+        self.capacity_or_none = None
+        self.grown = self.changed = self.unsettled = True
+        self.appointed = False
+
+    def settle(self) -> None:
+        """After nodes have changed: who could be held at all, and who no longer."""
+        if not self.unsettled:
+            return
+        self.unsettled = False
+        jobs, capacity = self.state.jobs, self.capacity
+        moved = [job_id for job_id in self.unheld if self.could_ever_start(jobs[job_id])]
+        for kind in self.line.kinds.values():
+            members = [key[-1] for bucket in kind.buckets.values() for key in bucket.keys]
+            if not capacity.could_hold(jobs[members[0]], kind.shape):
+                moved += members
+        for job_id in sorted(moved):
+            self.file(jobs[job_id])
+
+    def _watch(self, node: Node) -> None:
+        if node.state is NodeState.HEALTHY:
+            self.doubtful.discard(node.name)
+        else:
+            self.doubtful.add(node.name)
+            if node.until_ns is not None:
+                heappush(self.clocks, (node.until_ns, ""))
+
+    # --- jobs --------------------------------------------------------------------------------------------------------
+
+    def came(self, job: Job) -> None:
+        """The job is new."""
+        if job.spec.after or job.array_of:
+            self.dependencies.add(job)
+        if self.dependencies.dependents or job.array_of:
+            self.file(job)
+        else:
+            self._add(job)
+
+    def file(self, job: Job) -> None:
+        """The job has changed."""
+        others: list[str] = []
+        if self.dependencies.dependents or job.array_of:
+            others = list(self.dependencies.changed(job))  # first: whose turn it is decides where the job stands
+        self._file(job)
+        for job_id in others:
+            other = self.state.jobs[job_id]
+            if other.state is JobState.PENDING and other is not job:
+                self._file(other)
+
+    def runs(self, job: Job) -> None:
+        """All ranks of the attempt are seen running."""
+        if self.held.get(job.job_id) != tuple([rank.slot for rank in job.ranks]):
+            self.file(job)
+            return
+        self.running.add(job.job_id)
+        levels = self.policy.defragmentation_moves and job.spec.restartable and self.line.needs_level()
+        if job.job_id in self.elastic or levels:  # it may be resized, or moved for others, from now on
+            self.grown = True
+        if not job.excluded_nodes:
+            self.excluders.discard(job.job_id)
+        if job.spec.kind is JobKind.PROBE and job.attempt_started_ns is not None:
+            at_ns = job.attempt_started_ns + nanoseconds(self.policy.probe_timeout_seconds)
+            heappush(self.clocks, (at_ns, job.job_id))
+
+    def stops(self, job: Job) -> None:
+        """The attempt is to stop, or is being stopped."""
+        self.stopping.add(job.job_id)
+        if job.not_before_ns:
+            heappush(self.clocks, (job.not_before_ns, job.job_id))
+        if job.state is JobState.STOPPING:
+            self.running.discard(job.job_id)
+            self.expect_anew(job)
+
+    def _file(self, job: Job) -> None:
+        job_id = job.job_id
+        held, claim = self.held.pop(job_id, _NONE), self.claims.pop(job_id, _NONE)
+        if held or claim:
+            self._cross(held, -1)
+            self._free(job, held, claim)
+        if job_id in self.line:
+            self.line.remove(job_id)
+            self.fresh.discard(job_id)
+            gave_up = job.state not in _HOLDING and self.policy.backfill in _BEHIND_ALL
+            if gave_up or self.state.reserved_for == job_id:  # nothing is kept for one that does not wait any more
+                self.changed = True
+        for group in self._groups:
+            if group:
+                group.discard(job_id)
+        if job_id in self.ends_of:
+            self._drop_ends(job_id)
+        self._add(job)
+        if self.disputes:
+            self.congestion_changed()
+
+    def _add(self, job: Job) -> None:
+        job_id, state = job.job_id, job.state
+        if state in _ENDED:
+            if job.ended_ns is not None:
+                self.ended.append((job.ended_ns, job_id))
+            return
+        if job.excluded_nodes:
+            self.excluders.add(job_id)
+        if job.overdue:
+            self.overdue.add(job_id)
+        if job.stop_reason is not None:
+            self.stopping.add(job_id)
+        if job.not_before_ns > self.state.now_ns:
+            heappush(self.clocks, (job.not_before_ns, job_id))
+        if job.claim:
+            self.claims[job_id] = tuple(job.claim)
+        if state in _HOLDING:
+            self._hold(job)
+        elif job.spec.kind is JobKind.PROBE:
+            self.probes.add(job_id)
+        elif job.claim:
+            self.claimants.add(job_id)
+        elif self.dependencies.blocks(job):
+            if self.dependencies.hopeless(job) is not None:
+                self.hopeless.add(job_id)
+        else:
+            self._line_up(job)
+        if job.claim:
+            if self.plan_or_none is not None:
+                self.plan_or_none.hold(job.claim)
+            held = len(job.ranks) if state in _HOLDING else 0
+            self.shares.use(job.spec.queue, max(len(job.claim) - held, 0))
+            self.changed = True
+        if job.claim or state in _HOLDING:
+            self._expect(job)
+
+    def _hold(self, job: Job) -> None:
+        self._take(job, tuple([rank.slot for rank in job.ranks]))
+        if job.state is JobState.RUNNING:
+            self.running.add(job.job_id)
+        if (job.spec.min_ranks is not None or job.spec.max_ranks is not None) and job.spec.restartable:
+            self._hold_elastic(job)
+        if self.policy.preempt and self.policy.order is Order.LAS:
+            self.watch_fall(job)
+        for at_ns in self._stoppable_ns(job):
+            if at_ns > self.state.now_ns:
+                heappush(self.clocks, (at_ns, job.job_id))
+        if job.attempt_started_ns is not None:
+            policy = self.policy
+            if job.state is JobState.STARTING and policy.start_timeout_seconds:
+                at_ns = job.attempt_started_ns + nanoseconds(policy.start_timeout_seconds)
+                heappush(self.clocks, (at_ns, job.job_id))
+            elif job.state is JobState.RUNNING and job.spec.kind is JobKind.PROBE:
+                at_ns = job.attempt_started_ns + nanoseconds(policy.probe_timeout_seconds)
+                heappush(self.clocks, (at_ns, job.job_id))
+
+    def _hold_elastic(self, job: Job) -> None:
+        """Remember the gang, and wake when it may be resized."""
+        self.elastic.add(job.job_id)
+        at_ns = self._resizable_ns(job)
+        if at_ns > self.state.now_ns:
+            heappush(self.clocks, (at_ns, job.job_id))
+
+    def _least_run_ns(self, job: Job) -> int:
+        """When the attempt has run its least time."""
+        policy = self.policy
+        least = policy.min_run_seconds if job.spec.min_run_seconds is None else job.spec.min_run_seconds
+        return (job.attempt_started_ns or 0) + nanoseconds(least)
+
+    def _stoppable_ns(self, job: Job) -> tuple[int, ...]:
+        """When the gang may be stopped for others, or moved: after its least run time, and after its cooldown."""
+        if not job.spec.restartable or job.attempt_started_ns is None:
+            return ()
+        if job.last_migration_ns is None:
+            return (self._least_run_ns(job),)
+        cooldown_ns = nanoseconds(self.policy.migration_cooldown_seconds)
+        return (self._least_run_ns(job), job.last_migration_ns + cooldown_ns)
+
+    def note_who_waits(self) -> None:
+        """A cycle has decided: whether anybody is left waiting for room, and since when nobody is."""
+        waits = bool(self.line.order) or bool(self.claimants)
+        if self.state.waits and not waits:
+            self.state.emptied_ns = self.state.now_ns
+            for job_id in self.elastic:
+                heappush(self.clocks, (self._resizable_ns(self.state.jobs[job_id]), job_id))
+        self.state.waits = waits
+
+    def _patience_seconds(self, job: Job, ranks: int) -> float:
+        """How long slots must lie idle before it pays to give the gang more than so many ranks."""
+        most = job.spec.max_ranks or job.spec.ranks
+        moving = job.spec.stop_seconds + job.spec.restart_cost_seconds
+        return (1 + self.policy.migration_margin) * moving * most / (most - ranks) if most > ranks else 0.0
+
+    def _resizable_ns(self, job: Job) -> int:
+        """When it has run its least time, its last move is long ago, and slots have lain idle for long enough."""
+        policy = self.policy
+        at_ns = self._least_run_ns(job)
+        if job.last_migration_ns is not None:
+            at_ns = max(at_ns, job.last_migration_ns + nanoseconds(policy.migration_cooldown_seconds))
+        return max(at_ns, self.state.emptied_ns + nanoseconds(self._patience_seconds(job, len(job.ranks))))
+
+    def watch_fall(self, job: Job) -> None:
+        """Of LAS: wake when the job falls into the next queue."""
+        at_ns = las.falls_ns(self.state, job)
+        if at_ns is not None:
+            heappush(self.clocks, (at_ns, job.job_id))
+
+    def _line_up(self, job: Job) -> None:
+        job_id, shape = job.job_id, shape_of(job)
+        if not self.could_ever_start(job, shape):
+            self.unheld.add(job.job_id)
+            return
+        key = order.key_of(self.state, job)
+        starves_ns = order.starves_ns(self.state, job)
+        if starves_ns is not None and starves_ns > self.state.now_ns:
+            heappush(self.clocks, (starves_ns, job.job_id))
+        elif starves_ns is not None and self.policy.starvation_share < 1 and not (job.overdue or job_id in self._late):
+            self._late.add(job_id)
+            heappush(self.late, (job.submitted_ns, job_id))
+        queue = job.spec.queue if self.shares.limited else ""
+        self.line.add(job.job_id, key, shape, queue, remaining_ns(self.policy, job))
+        self.fresh.add(job.job_id)
+        if self.line.order[0] is key or self.state.reserved_for is None or self.shares.limited:
+            self.changed = True  # it may be the one that a place is kept for
+
+    def could_ever_start(self, job: Job, shape: Shape | None = None) -> bool:
+        """Whether the job would fit into the nodes in use, and into its queue's limits, if nothing else ran."""
+        least = job.spec.min_ranks or job.spec.ranks
+        if self.shares.limited and self.shares.never(job.spec.queue, least) is not None:
+            return False
+        return self.capacity.could_hold(job, shape)
+
+    def overtake(self, now_ns: int) -> None:
+        """Time has passed: what has overrun its estimate, and what waits for the stop of another, is expected later."""
+        ends = self.ends
+        while ends and ends[0].at_ns <= now_ns:
+            self.expect_anew(self.state.jobs[ends[0].job_id])
+        if self.claimants:
+            self.expect_restarts_anew(self.claimants)
+
+    # --- clocks ------------------------------------------------------------------------------------------------------
+
+    def due(self, now_ns: int) -> list[str]:
+        """Ids of the jobs ('' for nodes) of which a clock has run out since it was last asked."""
+        found: list[str] = []
+        self.stoppable_due = False
+        clocks = self.clocks
+        while clocks and clocks[0][0] <= now_ns:
+            at_ns, job_id = heappop(clocks)
+            found.append(job_id)
+            job = self.state.jobs.get(job_id)
+            if job is not None and self._still_counts(job, at_ns):
+                if job_id in self.line:
+                    self.file(job)
+                self.grown = self.changed = True
+        return found
+
+    def _still_counts(self, job: Job, at_ns: int) -> bool:
+        """Whether what the clock was set for is still so, and may let something start.
+
+        A ledger of long standing has clocks of what has passed; a new one has not, and both must decide the same.
+        """
+        if job.job_id in self.line or job.job_id in self.claimants:  # a pause has ended, or it has waited too long
+            return at_ns in (job.not_before_ns, order.starves_ns(self.state, job))
+        if job.job_id not in self.held:
+            return False
+        weighed = bool(self.line.order or self.state.verdicts)
+        if weighed and at_ns in self._stoppable_ns(job):
+            self.stoppable_due = True
+            return True
+        falls = self.policy.order is Order.LAS and at_ns == las.falls_ns(self.state, job)
+        idle = job.job_id in self.elastic and not self.state.waits
+        return falls or (idle and at_ns == self._resizable_ns(job))
+
+    def latest(self) -> Job | None:
+        """Of those that wait past the bound and were not called yet, the longest submitted."""
+        while self.late:
+            job_id = self.late[0][1]
+            job = self.state.jobs.get(job_id)
+            if job is not None and job_id in self.line and not job.overdue:
+                return job
+            heappop(self.late)
+            self._late.discard(job_id)
+        return None
+
+    def most_ranks(self, job: Job) -> int | None:
+        """Ranks that the job may have: fewer than it asks for by its queue's limits, more where it waits alone.
+
+        None: as many as it asks for.
+        """
+        spec = job.spec
+        alone = (
+            spec.max_ranks is not None
+            and spec.restartable
+            and len(self.line) == 1
+            and not self.claimants
+            and self.idle_seconds() >= self._patience_seconds(job, spec.ranks)
+        )
+        if not self.shares.limited:
+            return spec.max_ranks if alone else None
+        left = self.shares.left(spec.queue)
+        most = spec.max_ranks if alone and spec.max_ranks is not None else spec.ranks
+        if left is not None and left < most:
+            return left
+        return most if alone else None
+
+    def forget(self, most: int) -> Iterable[str]:
+        """Ids of the oldest ended jobs beyond so many; they are out of the ledger then.
+
+        What became of one that others still depend on must not be forgotten: they would wait for what nobody knows.
+        """
+        extra = len(self.ended) - most
+        self.ended.sort()
+        oldest = self.ended[:extra]
+        needed = [one for one in oldest if self.dependencies.needed(self.state.jobs[one[1]])]
+        forgotten = [one[1] for one in oldest if one not in needed] if needed else [job_id for _, job_id in oldest]
+        self.ended[:extra] = needed
+        for job_id in forgotten:
+            self.dependencies.forget(self.state.jobs[job_id])
+        return forgotten

@@ -1,0 +1,58 @@
+"""Uplinks: what a gang that lies in several domains is expected to lose on the links out of them.
+
+A gang inside of one rack uses no uplink of it; one that lies in several shares the uplinks of each with every other
+gang that crosses them. Expected slowdown of an uplink, above 1:
+
+    (gangs that cross it) x ``Policy.uplink_slowdown`` + (slowdown - 1) of the worst interference verdict that stands
+                                                         between two gangs that both lie in its domain
+
+Where a gang must be cut over domains, those are taken whose worst uplink costs least; of equals the fewest, as ever.
+With no ``uplink_slowdown`` and no such verdict every uplink costs nothing, and nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scheduler_feedback.core.job import Slot
+from scheduler_feedback.core.slot_plan import Plan
+from scheduler_feedback.core.state import State
+
+
+def crossed(plan: Plan, slots: Iterable[Slot]) -> list[int]:
+    """Domains that a gang on these slots lies in, but not as a whole."""
+    number, above = plan.topology.number, plan.topology.above
+    inside = [above[index] for name in {slot.node for slot in slots} if (index := number.get(name)) is not None]
+    if len(inside) < 2:
+        return []
+    common = set(inside[0]).intersection(*inside[1:])
+    return sorted({domain for path in inside for domain in path if domain not in common})
+
+
+def congested(state: State, plan: Plan) -> dict[int, float]:
+    """What the uplinks of domains are known to cost beyond 1, by verdicts of interference that stand."""
+    found: dict[int, float] = {}
+    for verdict in state.verdicts.values():
+        if not verdict.aggressor:
+            continue
+        pair = [state.jobs.get(verdict.gang), state.jobs.get(verdict.aggressor)]
+        both = [
+            set(crossed(plan, (rank.slot for rank in job.ranks)))
+            for job in pair
+            if job is not None and job.state.holds_slots
+        ]
+        for domain in both[0] & both[1] if len(both) == 2 else ():
+            found[domain] = max(found.get(domain, 0.0), verdict.slowdown - 1)
+    return found
+
+
+def least_burdened(plan: Plan, holes: list[tuple[int, int]], ranks: int) -> list[tuple[int, int]]:
+    """Of (free slots, domain), those that hold the gang together and whose worst uplink costs least."""
+    if not plan.crossing and not plan.congested:
+        return holes
+    cost = {domain: plan.uplink_cost(domain) for _, domain in holes}
+    for most in sorted(set(cost.values())):
+        light = [hole for hole in holes if cost[hole[1]] <= most]
+        if sum(free for free, _ in light) >= ranks:
+            return light
+    return holes

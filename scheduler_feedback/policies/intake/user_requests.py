@@ -1,0 +1,178 @@
+"""Wishes: what users and operators ask for. Taking one in twice does no more than taking it in once."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.events import (
+    CancelRequested,
+    FreezeSet,
+    NodeCommand,
+    NodeCommanded,
+    PolicySet,
+    Submitted,
+    VerdictJudged,
+)
+from scheduler_feedback.core.job import Job, JobState, StopReason
+from scheduler_feedback.core.state import Order, Policy, State
+from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.intake.job_admission import malformed
+from scheduler_feedback.policies.intake.verdict_events import drop_verdict, subject_of
+from scheduler_feedback.policies.nodes import draining, quarantine
+from scheduler_feedback.policies.queue.order import las
+from scheduler_feedback.policies.queue.order.fair import appraise
+
+
+def submitted(turn: Turn, event: Submitted) -> None:
+    """A new job waits. One that no cluster could ever run has failed at once; the API refuses such before this."""
+    if event.job_id in turn.state.jobs:
+        return
+    spec = event.spec
+    if spec.array_size and not (wrong := malformed(spec)):
+        _submitted_array(turn, event)
+        return
+    array, index = event.array_of, event.array_index
+    job = Job(event.job_id, spec, JobState.PENDING, turn.now_ns, array_of=array, array_index=index)
+    turn.state.jobs[event.job_id] = job
+    limit = "no time limit" if spec.time_limit_seconds is None else f"time limit {spec.time_limit_seconds:g} s"
+    ranks = f"{spec.ranks} rank{'' if spec.ranks == 1 else 's'}"
+    turn.tell(job.job_id, "submitted", f"{spec.name or job.job_id}: {ranks}, {limit}{_by(spec.user)}{_for(event)}")
+    if (wrong := malformed(spec)) is not None:
+        end(turn, job, JobState.FAILED, wrong)
+    else:
+        arrived(turn, job)
+
+
+def _submitted_array(turn: Turn, event: Submitted) -> None:
+    """Each member is a job of its own, 'ID.0' and so on."""
+    spec = event.spec
+    text = f"{spec.name or event.job_id}: an array of {spec.array_size} jobs, {spec.ranks} ranks each{_by(spec.user)}"
+    text += _for(event)
+    turn.tell(event.job_id, "submitted", text)
+    for index in range(spec.array_size):
+        job_id = f"{event.job_id}.{index}"
+        if job_id not in turn.state.jobs:
+            job = Job(job_id, spec, JobState.PENDING, turn.now_ns, array_of=event.job_id, array_index=index)
+            turn.state.jobs[job_id] = job
+            arrived(turn, job)
+
+
+def arrived(turn: Turn, job: Job) -> None:
+    """A new job waits."""
+    if turn.state.policy.order is Order.LAS:
+        las.enter(turn.state, job)
+    appraise(turn.state, job, turn.now_ns)
+    ledger_of(turn.state).came(job)
+    turn.arrived.append(job.job_id)
+
+
+def cancel_requested(turn: Turn, event: CancelRequested) -> None:
+    """A waiting job ends now; one that holds slots once its processes have gone, whatever their exit codes."""
+    job = turn.state.jobs.get(event.job_id)
+    if job is None:
+        for member in sorted(array_members(turn.state, event.job_id)):
+            cancel_requested(turn, CancelRequested(member, event.by))
+        return
+    if job.state.ended or job.stop_reason is StopReason.CANCEL:
+        return
+    job.claim = []
+    if job.state is JobState.PENDING:
+        end(turn, job, JobState.CANCELLED, f"cancelled while it waited{_by(event.by)}")
+        return
+    job.stop_reason, job.failure = StopReason.CANCEL, f"cancelled{_by(event.by)}"
+    ledger_of(turn.state).file(job)
+    turn.tell(job.job_id, "cancel", f"to be cancelled{_by(event.by)}")
+
+
+def array_members(state: State, array: str) -> set[str]:
+    """Ids of the array's jobs that are known; empty where there is no such array."""
+    found = ledger_of(state).dependencies.arrays.get(array)
+    return set() if found is None else found.members
+
+
+def node_commanded(turn: Turn, event: NodeCommanded) -> None:
+    node = turn.state.nodes.get(event.node)
+    if node is None or _is_so(node, event):
+        return
+    if event.command is NodeCommand.REMOVE:
+        draining.remove(turn, node, event.by, event.reason)
+    elif event.command is NodeCommand.RELEASE:
+        quarantine.release(turn, node, event.by, event.reason)
+    elif event.command is NodeCommand.QUARANTINE:
+        quarantine.quarantine_by_operator(turn, node, event.by, event.reason)
+    else:
+        quarantine.maintain(turn, node, event.by, event.reason, event.drain)
+
+
+def _is_so(node: Node, event: NodeCommanded) -> bool:
+    """Whether the command would change nothing."""
+    command = event.command
+    if command is NodeCommand.REMOVE:
+        return False
+    if command is NodeCommand.RELEASE:
+        return node.state is NodeState.HEALTHY and not node.backoff
+    if command is NodeCommand.QUARANTINE:
+        return node.state is NodeState.QUARANTINE and node.until_ns is None and node.probe_job is None
+    return node.state is NodeState.MAINTENANCE and (node.draining or not event.drain)
+
+
+def verdict_judged(turn: Turn, event: VerdictJudged) -> None:
+    """An operator's ruling on a verdict; a rejected one never acts again, even if the detector repeats it."""
+    if turn.state.judged.get(event.verdict_id) is event.confirmed:
+        return
+    turn.state.judged[event.verdict_id] = event.confirmed
+    verdict = turn.state.verdicts.get(event.verdict_id)
+    past = (one.verdict for one in turn.state.past_verdicts if one.verdict.verdict_id == event.verdict_id)
+    judged = verdict or next(past, None)
+    word = "confirmed" if event.confirmed else "rejected"
+    if judged is not None:
+        turn.tell(subject_of(judged), f"verdict-{word}", f"verdict {event.verdict_id} was {word}{_by(event.by)}")
+    if event.confirmed:
+        quarantine.confirm(turn, event.verdict_id, event.by)
+        return
+    quarantine.reject(turn, event.verdict_id, event.by)
+    if verdict is not None:
+        drop_verdict(turn, verdict, "an operator rejected it")
+
+
+def freeze_set(turn: Turn, event: FreezeSet) -> None:
+    if turn.state.frozen is event.frozen:
+        return
+    turn.state.frozen = event.frozen
+    ledger_of(turn.state).thawed()
+    turn.state.frozen_by = event.by if event.frozen else ""
+    kind, text = ("frozen", "all actions are frozen") if event.frozen else ("thawed", "actions are allowed again")
+    turn.tell("cluster", kind, f"{text}{_by(event.by)}")
+
+
+def policy_set(turn: Turn, event: PolicySet) -> None:
+    """Other settings from here on; what differs is told."""
+    before, turn.state.policy = turn.state.policy, event.policy
+    changed = tuple(
+        (field.name, f"{getattr(before, field.name)} -> {getattr(event.policy, field.name)}")
+        for field in fields(Policy)
+        if getattr(before, field.name) != getattr(event.policy, field.name)
+    )
+    if changed:
+        ledger_of(turn.state).thawed()
+        turn.tell("cluster", "policy", f"other settings{_by(event.by)}", changed)
+
+
+def end(turn: Turn, job: Job, state: JobState, reason: str) -> None:
+    """The job has ended for good."""
+    job.state, job.end_reason, job.ended_ns = state, reason, turn.now_ns
+    job.claim, job.excluded_nodes, job.stop_reason = [], (), None
+    job.expected_start_ns, job.not_before_ns = None, 0
+    ledger_of(turn.state).file(job)
+    turn.tell(job.job_id, "ended", f"{state}: {reason}")
+
+
+def _by(who: str) -> str:
+    return f" by {who}" if who else ""
+
+
+def _for(event: Submitted) -> str:
+    """Who submitted the job, where that was not its user."""
+    return f", submitted by {event.by}" if event.by else ""

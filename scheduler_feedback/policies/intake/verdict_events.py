@@ -1,0 +1,146 @@
+"""Findings: what the detectors say. A verdict stands until it is cleared or rejected, or its attempt has ended."""
+
+from __future__ import annotations
+
+from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.job import Job, JobKind
+from scheduler_feedback.core.state import PAST_VERDICTS, REFUSED_VERDICTS, PastVerdict
+from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cleared, Evidence, Verdict
+from scheduler_feedback.core.verdict_text import sentence
+from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.nodes.quarantine import ACCUSING, keeps_pace_again
+from scheduler_feedback.policies.remediation.decision_scores import score_observed
+
+
+def subject_of(verdict: Verdict) -> str:
+    """Whose story the verdict belongs to: the gang's, or the node's where it is about a node alone."""
+    return verdict.gang or f"node:{verdict.node}"
+
+
+def verdict_found(turn: Turn, verdict: Verdict) -> None:
+    """A verdict stands, or stands with newer numbers; one about no present attempt of a gang is passed over.
+
+    One that accuses a node where the job has no such rank is refused.
+
+    Without a gang it is about a node alone, and stands until it is cleared.
+    """
+    state = turn.state
+    job = state.jobs.get(verdict.gang)
+    alone = not verdict.gang and verdict.node in state.nodes
+    if not alone and (job is None or not job.state.holds_slots or job.attempt != verdict.attempt):
+        return
+    if state.judged.get(verdict.verdict_id) is False:
+        return
+    if job is not None and (why := misplaced(job, verdict)):
+        _refuse(turn, verdict, why)
+        return
+    if verdict.verdict_id not in state.verdicts:
+        turn.count("verdicts", verdict.kind.value, verdict.cause.value)
+        turn.tell(subject_of(verdict), "verdict", sentence(verdict), evidence_detail(verdict))
+    state.verdicts[verdict.verdict_id] = verdict
+    if verdict.aggressor:
+        ledger_of(state).congestion_changed()
+    if job is not None:
+        ledger_of(state).expect_anew(job)
+
+
+def misplaced(job: Job, verdict: Verdict) -> str:
+    """Say why the verdict contradicts the job's placement; "" where it does not.
+
+    Of a hosted job a slot's place among the ranks is not the rank's number: there only the node is compared.
+    """
+    if not verdict.node:
+        return ""
+    if verdict.node not in {rank.slot.node for rank in job.ranks}:
+        return f"{verdict.node} is none of the nodes of {job.job_id}"
+    if job.spec.kind is JobKind.HOSTED or verdict.rank < 0:
+        return ""
+    where = next((rank.slot.node for rank in job.ranks if rank.rank == verdict.rank), None)
+    if where == verdict.node:
+        return ""
+    return f"rank {verdict.rank} of {job.job_id} is {f'on {where}' if where else 'none of its ranks'}"
+
+
+def _refuse(turn: Turn, verdict: Verdict, why: str) -> None:
+    """Take no notice of the verdict but in the story and the counter. Told once: detectors repeat what they find."""
+    refused = turn.state.refused_verdicts
+    if any(one.verdict.verdict_id == verdict.verdict_id for one in refused):
+        return
+    refused.append(PastVerdict(verdict, turn.now_ns, why))
+    del refused[:-REFUSED_VERDICTS]
+    turn.decide(
+        verdict.gang,
+        "verdict-refused",
+        f"verdict refused, nothing is done about it: {why}; it says: {sentence(verdict)}",
+        evidence_detail(verdict),
+        outcome="refused",
+    )
+
+
+def verdict_cleared(turn: Turn, cleared: Cleared) -> None:
+    verdict = turn.state.verdicts.get(cleared.verdict_id)
+    if verdict is not None:
+        turn.tell(subject_of(verdict), "cleared", f"verdict {verdict.verdict_id} no longer holds: {cleared.reason}")
+        drop_verdict(turn, verdict, "the verdict was cleared")
+        if (node := turn.state.nodes.get(verdict.node)) is not None and verdict.kind in ACCUSING:
+            keeps_pace_again(turn, node)
+
+
+def abstained(turn: Turn, abstention: Abstention) -> None:
+    """The detector could not tell; the reason is kept and nothing is done.
+
+    Where many agents were lost at once nothing may be done about anything until a person has looked: all is frozen.
+    """
+    turn.count("abstentions", abstention.detector)
+    if abstention.detector == MASS_LOSS:
+        if not turn.state.frozen:
+            turn.state.frozen, turn.state.frozen_by = True, "the health detector"
+            turn.tell("cluster", "frozen", abstention.reason)
+        return
+    who = "the gang" if abstention.rank is None else f"rank {abstention.rank}"
+    turn.tell(
+        abstention.gang,
+        "unknown",
+        f"{who} is slow, and it cannot be told why: {abstention.reason}",
+        tuple(_evidence(item) for item in abstention.evidence),
+    )
+
+
+def drop_verdict(turn: Turn, verdict: Verdict, why: str) -> None:
+    """The verdict stands no more; a decision that observe mode kept from being made is scored."""
+    score_observed(turn, verdict, why)
+    past = turn.state.past_verdicts
+    past.append(PastVerdict(verdict, turn.now_ns, why))
+    del past[:-PAST_VERDICTS]
+    del turn.state.verdicts[verdict.verdict_id]
+    if verdict.aggressor:
+        ledger_of(turn.state).congestion_changed()
+    turn.state.cases.pop(verdict.verdict_id, None)
+    if (job := turn.state.jobs.get(verdict.gang)) is not None:
+        ledger_of(turn.state).expect_anew(job)
+
+
+def drop_verdicts_of(turn: Turn, job_id: str, why: str) -> None:
+    """A verdict never outlives its attempt."""
+    for verdict in [v for v in turn.state.verdicts.values() if v.gang == job_id]:
+        drop_verdict(turn, verdict, why)
+
+
+def evidence_detail(verdict: Verdict) -> tuple[tuple[str, str], ...]:
+    """What a person can check."""
+    return (
+        ("verdict", verdict.verdict_id),
+        ("step_seconds_before", f"{verdict.step_seconds_before:.4g}"),
+        ("step_seconds_now", f"{verdict.step_seconds_now:.4g}"),
+        ("window_wall_ns", f"{verdict.first_wall_ns}..{verdict.last_wall_ns}"),
+        ("frames", " ".join(f"{node}#{seq}" for node, seq in verdict.frames)),
+        *(_evidence(item) for item in verdict.evidence),
+    )
+
+
+def _evidence(item: Evidence) -> tuple[str, str]:
+    return (
+        f"evidence {item.measure}",
+        f"{item.value:.4g} {item.unit}, against {item.reference:.4g} ({item.against}), "
+        f"log likelihood ratio {item.log_likelihood_ratio:+.2f}",
+    )

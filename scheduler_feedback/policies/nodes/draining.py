@@ -1,0 +1,74 @@
+"""Draining: gangs leave a node in maintenance; and a node that is gone for good is forgotten."""
+
+from __future__ import annotations
+
+from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.job import Job, JobKind, JobState, StopReason
+from scheduler_feedback.core.state import Mode, State
+from scheduler_feedback.policies.index.scheduling_index import Ledger, forget_ledger
+from scheduler_feedback.policies.intake.verdict_events import drop_verdict
+from scheduler_feedback.policies.nodes.quarantine import drop_probe
+
+
+def drain(turn: Turn, ledger: Ledger) -> None:
+    """Stop every running gang that may be restarted and has ranks on a draining node; it goes on elsewhere.
+
+    It waits in its queue where there is no room. Nothing is stopped while actions are frozen or only observed.
+    """
+    state = turn.state
+    nodes = {name for name in ledger.doubtful if state.nodes[name].draining}
+    if not nodes or state.frozen or state.policy.mode is Mode.OBSERVE:
+        return
+    for job_id in sorted(ledger.running):
+        job = state.jobs[job_id]
+        on_them = sorted(nodes.intersection(rank.slot.node for rank in job.ranks))
+        if not on_them or not may_leave(job) or job.state is not JobState.RUNNING or job.stop_reason is not None:
+            continue
+        turn.decide(job_id, "drain", f"is to go on elsewhere: {', '.join(on_them)} is being drained")
+        job.stop_reason = StopReason.MIGRATE
+        job.last_migration_ns = turn.now_ns
+        job.migrations += 1
+        ledger.file(job)
+
+
+def may_leave(job: Job) -> bool:
+    """Whether a drain moves the job: it declared that it can be restarted, and its start is ours to decide."""
+    return job.spec.restartable and job.spec.kind is JobKind.TRAINING
+
+
+def why_not_removed(state: State, node: Node) -> str | None:
+    """Why the node can't be removed now, and what to do; None where it can."""
+    if node.present:
+        return (
+            f"{node.name} still reports, so it would come back at once. Stop it first: start gangwatch without it, "
+            "`kubectl delete node`, or take it out of slurm.conf"
+        )
+    if jobs := jobs_on(state, node.name):
+        names = ", ".join(job.job_id for job in jobs)
+        return f"{names} still holds slots of {node.name}: `gangwatch cancel` it, or wait until its end is known"
+    return None
+
+
+def jobs_on(state: State, node: str) -> list[Job]:
+    """Jobs that hold slots of the node, in order of submission."""
+    return [job for job in state.jobs.values() if job.state.holds_slots and any(r.slot.node == node for r in job.ranks)]
+
+
+def remove(turn: Turn, node: Node, by: str, reason: str) -> None:
+    """Forget the node, with the verdicts about it. A node that is back or in use by now stays."""
+    state = turn.state
+    if why_not_removed(state, node) is not None:
+        return
+    drop_probe(turn, node)
+    for verdict in [one for one in state.verdicts.values() if one.node == node.name]:
+        drop_verdict(turn, verdict, "its node was removed")
+    # A node's verdicts and exclusions go by its name: a new node of that name begins without them.
+    for job in state.jobs.values():
+        if node.name in job.excluded_nodes:
+            job.excluded_nodes = tuple(name for name in job.excluded_nodes if name != node.name)
+    node.state = NodeState.HEALTHY
+    del state.nodes[node.name]
+    forget_ledger(state)
+    who = f" by {by}" if by else ""
+    turn.tell(f"node:{node.name}", "removed", f"removed{who}{f': {reason}' if reason else ''}")

@@ -1,0 +1,95 @@
+"""Overtaking: who starts ahead of the first in the line, and why that may be (``backfill`` says what delays it)."""
+
+from __future__ import annotations
+
+from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.job import Slot
+from scheduler_feedback.core.state import Backfilling, State
+from scheduler_feedback.policies.index.scheduling_index import Ledger
+from scheduler_feedback.policies.queue.backfill import Backfill, Reservation, candidates, only
+from scheduler_feedback.policies.queue.conservative_backfill import DEPTH, Profile
+from scheduler_feedback.policies.queue.pending_line import Key
+from scheduler_feedback.policies.queue.placement import place
+from scheduler_feedback.policies.queue.starting import start, unreserved
+from scheduler_feedback.policies.remediation.gang_moves import at_limit
+
+
+def backfill(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> None:
+    """Start those behind the head that cannot delay it, in their order."""
+    state, now_ns, policy = turn.state, turn.now_ns, turn.state.policy
+    all_of_them, fresh = ledger.grown, ledger.fresh
+    ledger.grown, ledger.fresh = False, set()
+    if state.frozen or not len(ledger.line):
+        return
+    if policy.backfill is Backfilling.CONSERVATIVE:
+        backfill_conservatively(turn, ledger, reservation)
+        return
+    greedy = policy.backfill is Backfilling.GREEDY or unreserved(state, _first_key(state, ledger))
+    if reservation is None and not greedy:
+        return
+    free = sum([inside[0] for inside in ledger.plan.free_in])
+    if not free:
+        return
+    room = Backfill(ledger.plan, reservation, now_ns) if reservation is not None else None
+    window_ns = room.window_ns if room is not None else None
+    if all_of_them:
+        kept = ledger.plan.free_of(reservation.slots) if reservation is not None else 0
+        asked = candidates(ledger.line, free, free - kept, window_ns)
+    else:
+        asked = only(ledger.line, fresh, free)
+    for key, kind, length_ns, chances in asked:
+        job = state.jobs[key[-1]]
+        if job.not_before_ns > now_ns or (reservation is not None and job.job_id == reservation.job_id):
+            continue
+        if kind.queue and at_limit(ledger, job):
+            chances.short = chances.long = False
+            continue
+        found: tuple[tuple[Slot, ...], str] | None
+        if room is None:
+            slots = place(ledger.plan, job, policy=policy, most=ledger.most_ranks(job))
+            found = None if slots is None else (slots, "it fits")
+            chances.short = found is not None
+        elif length_ns <= room.window_ns:
+            found = room.place_short(policy, job, ledger.most_ranks(job))
+            chances.short = found is not None
+        else:
+            found = room.place_beside(policy, job, ledger.most_ranks(job))
+            chances.long = found is not None
+        if found is not None:
+            start(turn, ledger, job, found[0], "backfilled", found[1])
+
+
+def _first_key(state: State, ledger: Ledger) -> Key:
+    """The key of the first job that does not wait for its queue's limit; of the first of all where every job does."""
+    order = ledger.line.order
+    if not ledger.shares.limited:
+        return order[0]
+    return next((key for key in order if not at_limit(ledger, state.jobs[key[-1]])), order[0])
+
+
+def backfill_conservatively(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> None:
+    """Start whoever delays none of those before it; give the next a place in time."""
+    state, now_ns, policy = turn.state, turn.now_ns, turn.state.policy
+    profile = Profile(now_ns, sum([inside[0] for inside in ledger.plan.free_in]), ledger.ends)
+    head = reservation.job_id if reservation is not None else ""
+    given = 0
+    for key in list(ledger.line.order):
+        job, place_ = state.jobs[key[-1]], ledger.line.places[key[-1]]
+        ranks, length_ns = place_.kind.ranks, place_.length_ns
+        if at_limit(ledger, job):
+            continue
+        if job.job_id != head and job.not_before_ns <= now_ns and profile.free_for(length_ns) >= ranks:
+            slots = place(ledger.plan, job, policy=policy, most=ledger.most_ranks(job))
+            if slots is not None:
+                profile.take(len(slots), now_ns, length_ns)
+                start(turn, ledger, job, slots, "backfilled", "it delays none of those before it")
+                continue
+        if given >= DEPTH:
+            if not profile.free_for(1):
+                return
+            continue
+        least_ns = reservation.from_ns if reservation is not None and job.job_id == head else now_ns + 1
+        at_ns = profile.earliest(ranks, length_ns, max(least_ns, job.not_before_ns))
+        if at_ns is not None:
+            profile.take(ranks, at_ns, length_ns)
+            given += 1

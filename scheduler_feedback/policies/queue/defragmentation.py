@@ -1,0 +1,191 @@
+"""Defragmentation: gangs move together so that one that waits finds its slots in one domain; only where it pays.
+
+The first in the line may need all of its slots inside of one node, rail or rack, and find as many free, but not so.
+Then the domains with the most free slots are tried: of the gangs that lie in one, the cheapest to move go elsewhere
+until the first fits. Of the domains the cheapest is taken, and only if
+
+    (the wait that is saved) x (ranks that wait) > (1 + h) x (GPU-seconds that the moved gangs lose)
+
+where a gang loses its save, what it had not saved, and its restart, on all of its ranks. Bounded: at most
+``defragmentation_moves`` gangs at once, nothing while others are on the move, and each gang at most once in the
+migration cooldown. Only gangs that declared that they can be restarted are ever moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scheduler_feedback.core.cluster import Level
+from scheduler_feedback.core.cycle_context import Turn, span
+from scheduler_feedback.core.domains import numbers
+from scheduler_feedback.core.job import Job, Slot, StopReason
+from scheduler_feedback.core.slot_plan import NOWHERE, TIERS, Plan, Tier
+from scheduler_feedback.core.state import State
+from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns
+from scheduler_feedback.policies.index.scheduling_index import Ledger
+from scheduler_feedback.policies.queue.placement import place, where
+from scheduler_feedback.policies.remediation.gang_moves import (
+    first_in_line,
+    keep_place,
+    may_be_moved,
+    proposed,
+    set_going,
+    wait_seconds,
+    waits_since_ns,
+)
+from scheduler_feedback.policies.remediation.move_cost import moving_seconds
+
+DOMAINS = 8
+"""That are tried, those with the most free slots first: the fuller ones need more moves than they are worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Who goes where, so that the gang that waits can have `slots`. cost: slot-seconds that are lost by it."""
+
+    slots: tuple[Slot, ...]
+    gangs: tuple[tuple[Job, tuple[Slot, ...]], ...]
+    cost: float
+
+
+def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
+    """Yield when it is weighed again whether gangs should move for the first job."""
+    if state.frozen or not state.policy.defragmentation_moves or ledger.claimants or not ledger.running:
+        return
+    if not ledger.line.needs_level():
+        return
+    first = first_in_line(ledger, state.now_ns)
+    if first is not None and first.spec.required_level is not None:
+        yield next_evaluation_ns(waits_since_ns(first), state.now_ns)
+
+
+def make_room(turn: Turn, ledger: Ledger) -> bool:
+    """Move gangs so that the first in the line finds its slots in one domain, where that pays; whether it was done."""
+    state, now_ns = turn.state, turn.now_ns
+    if state.frozen or not state.policy.defragmentation_moves or ledger.claimants:
+        return False
+    first = first_in_line(ledger, now_ns)
+    if first is None or first.spec.required_level is None or first.spec.groups or first.spec.pinned_node is not None:
+        return False
+    ranks = first.spec.min_ranks or first.spec.ranks
+    if ledger.plan.free(Tier.HEALTHY, first.excluded_nodes) < ranks:
+        return False
+    moves = _cheapest(state, ledger, first, ranks, now_ns)
+    if moves is None:
+        return False
+    wait = wait_seconds(state, ledger, first, now_ns)
+    gain = wait * len(moves.slots)
+    if gain <= (1 + state.policy.migration_margin) * moves.cost:
+        return False
+    level = first.spec.required_level.value
+    names = ", ".join(job.job_id for job, _ in moves.gangs)
+    detail = (
+        ("for", first.job_id),
+        ("level", level),
+        ("moved", names),
+        ("wait_seconds", f"{wait:.1f}"),
+        ("gain_slot_seconds", f"{gain:.1f}"),
+        ("cost_slot_seconds", f"{moves.cost:.1f}"),
+        ("margin", f"{state.policy.migration_margin:.2f}"),
+    )
+    if proposed(
+        turn, first, f"defragment {names}", "defragment", f"would move {names} to fit into one {level}", detail
+    ):
+        return False
+    for job, target in moves.gangs:
+        why = f"moves so that {first.job_id} fits into one {level}"
+        set_going(turn, ledger, job, target, StopReason.MIGRATE, why)
+        job.migrations += 1
+        turn.decide(
+            job.job_id,
+            "defragment",
+            f"is to move to {where(target)}, so that {first.job_id} fits into one {level}: "
+            f"{span(gain)} of slots' waiting are saved, {span(moves.cost)} are spent on {names}",
+            detail,
+        )
+    keep_place(ledger, first, moves.slots)
+    turn.tell(first.job_id, "room-made", f"{names} {'moves' if len(moves.gangs) == 1 else 'move'} for it", detail)
+    return True
+
+
+def _cheapest(state: State, ledger: Ledger, first: Job, ranks: int, now_ns: int) -> Moves | None:
+    """The moves that lose least, of the domains that are tried."""
+    plan, level = ledger.plan, first.spec.required_level
+    assert level is not None
+    lying: dict[int, dict[str, int]] = {}
+    for job_id in ledger.running:
+        if may_be_moved(state, state.jobs[job_id], now_ns):
+            for rank in state.jobs[job_id].ranks:
+                on_it = lying.setdefault(plan.topology.number[rank.slot.node], {})
+                on_it[job_id] = on_it.get(job_id, 0) + 1
+    best: Moves | None = None
+    for nodes in _domains(plan, level, ranks):
+        inside: dict[str, int] = {}
+        for number in numbers(nodes):
+            for job_id, count in lying.get(number, {}).items():
+                inside[job_id] = inside.get(job_id, 0) + count
+        moves = _without(state, ledger, first, nodes, ranks, inside, now_ns)
+        if moves is not None and (best is None or moves.cost < best.cost):
+            best = moves
+    return best
+
+
+def _domains(plan: Plan, level: Level, ranks: int) -> list[int]:
+    """The nodes of each domain of the level that is large enough and healthy, those with the most free slots first."""
+    if level is Level.NODE:
+        wide = [plan.topology.bits[number] for number in range(len(plan.topology.names))]
+    else:
+        wide = [plan.topology.domains[number].nodes for number in plan.topology.narrow(level)]
+    found: list[tuple[int, int]] = []
+    for nodes in wide:
+        healthy = [n for n in numbers(nodes) if plan.pool[n] != NOWHERE and plan.pool[n] % TIERS == Tier.HEALTHY]
+        free = sum(plan.count[number] for number in healthy)
+        if free and sum(plan.topology.sizes[number] for number in healthy) >= ranks:
+            found.append((-free, nodes))
+    found.sort()
+    return [nodes for _, nodes in found[:DOMAINS]]
+
+
+def _without(
+    state: State, ledger: Ledger, first: Job, nodes: int, ranks: int, inside: dict[str, int], now_ns: int
+) -> Moves | None:
+    """The moves that give the gang its slots on these nodes; None where there are none, or too many."""
+    plan = ledger.plan
+    cost = {
+        job_id: moving_seconds(state, state.jobs[job_id], now_ns) * len(state.jobs[job_id].ranks) for job_id in inside
+    }
+    missing = ranks - sum(plan.count[number] for number in numbers(nodes) if plan.pool[number] != NOWHERE)
+    leaving: list[Job] = []
+    for job_id in sorted(inside, key=lambda job_id: (cost[job_id] / inside[job_id], job_id)):
+        if missing <= 0:
+            break
+        leaving.append(state.jobs[job_id])
+        missing -= inside[job_id]
+    if missing > 0 or not leaving or len(leaving) > state.policy.defragmentation_moves:
+        return None
+    elsewhere = [name for name in plan.topology.names if not plan.topology.bits[plan.topology.number[name]] & nodes]
+    mark = plan.checkpoint()
+    try:
+        for job in leaving:
+            plan.give(rank.slot for rank in job.ranks)
+        most = ledger.most_ranks(first)
+        slots = place(plan, first, excluded=elsewhere, suspects=False, policy=state.policy, most=most)
+        if slots is None:
+            return None
+        used = set(slots)
+        staying = [job for job in leaving if used.isdisjoint(rank.slot for rank in job.ranks)]
+        for job in staying:
+            plan.hold(rank.slot for rank in job.ranks)
+        gangs: list[tuple[Job, tuple[Slot, ...]]] = []
+        for job in sorted(leaving, key=lambda job: (-len(job.ranks), job.job_id)):
+            if job in staying:
+                continue
+            most = min(len(job.ranks), job.spec.max_ranks or job.spec.ranks)
+            target = place(plan, job, suspects=False, policy=state.policy, most=most)
+            if target is None or len(target) < len(job.ranks):
+                return None
+            gangs.append((job, target))
+        return Moves(slots, tuple(gangs), sum(cost[job.job_id] for job, _ in gangs))
+    finally:
+        plan.rollback(mark)

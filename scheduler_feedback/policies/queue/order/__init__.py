@@ -1,0 +1,82 @@
+"""Order: who is first. One rule a file; ``ORDERS`` lists them.
+
+A rule gives each job a key, waiting or running, the least first. Before it come the priority that users gave, and
+whoever has waited past the policy's starvation bound, the longest submitted first, as far as the share reaches that
+is kept for such. A retry keeps the place of its
+submission. Gangs on the move, with a place kept for them, stand outside of the line; so do probes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+from scheduler_feedback.core.job import Job, JobKind, JobState
+from scheduler_feedback.core.state import Order, State
+from scheduler_feedback.policies.queue.order.fair import Fair
+from scheduler_feedback.policies.queue.order.fifo import FirstComeFirstServed
+from scheduler_feedback.policies.queue.order.las import LeastAttainedService
+from scheduler_feedback.policies.queue.order.sjf import ShortestJobFirst
+from scheduler_feedback.policies.queue.order.srsf import ShortestRemainingServiceFirst
+from scheduler_feedback.policies.queue.order.srtf import ShortestRemainingTimeFirst
+from scheduler_feedback.policies.queue.order.themis import FinishTimeFairness
+
+
+class Rule(Protocol):
+    """name: its word in the policy."""
+
+    @property
+    def name(self) -> Order: ...
+
+    def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:
+        """How the job stands, waiting or running; the least first. Ties go by submission, then by id."""
+
+
+ORDERS: tuple[Rule, ...] = (
+    FirstComeFirstServed(),
+    ShortestJobFirst(),
+    ShortestRemainingTimeFirst(),
+    ShortestRemainingServiceFirst(),
+    LeastAttainedService(),
+    FinishTimeFairness(),
+    Fair(),
+)
+
+_RULES = {rule.name: rule for rule in ORDERS}
+
+
+def key_of(state: State, job: Job) -> tuple[Any, ...]:
+    """The job's whole key in the line; its last item is the id."""
+    order = state.policy.order
+    if order is Order.FIFO:  # by submission it has waited longest anyway
+        return (-job.spec.priority, job.submitted_ns, job.job_id)
+    now_ns = state.now_ns
+    if has_starved(state, job):
+        return (-job.spec.priority, 0, job.submitted_ns, job.job_id)
+    return (-job.spec.priority, 1, *_RULES[order].key(state, job, now_ns), job.submitted_ns, job.job_id)
+
+
+def starves_ns(state: State, job: Job) -> int | None:
+    """When the job, if it waits from now on, will have waited past the bound in all; None: there is no bound."""
+    bound = state.policy.starvation_seconds
+    if math.isinf(bound) or state.policy.order is Order.FIFO:
+        return None
+    return job.submitted_ns + job.run_ns + round(bound * 1e9)
+
+
+def has_starved(state: State, job: Job) -> bool:
+    """Whether the job goes before others for its long wait; a running one: whether it did when it started."""
+    if state.policy.starvation_share < 1:
+        return job.overdue
+    at_ns = starves_ns(state, job)
+    since_ns = state.now_ns if job.state is JobState.PENDING else job.attempt_started_ns or state.now_ns
+    return at_ns is not None and at_ns <= since_ns
+
+
+def queue(state: State) -> list[Job]:
+    """The pending jobs, first the first; O(jobs log jobs), for people."""
+    pending = [
+        job for job in state.jobs.values() if job.state is JobState.PENDING and job.spec.kind is not JobKind.PROBE
+    ]
+    pending.sort(key=lambda job: (not job.claim, key_of(state, job)))
+    return pending

@@ -1,0 +1,19 @@
+"""Shortest job first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler_feedback.core.job import Job
+from scheduler_feedback.core.state import Order, State
+from scheduler_feedback.policies.index.runtime_estimate import expected_seconds, limit_seconds
+
+
+class ShortestJobFirst:
+    """By the whole run time that is expected."""
+
+    name = Order.SJF
+
+    def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:  # noqa: ARG002 - it is the same at any time
+        expected = expected_seconds(state.policy, job)
+        return (limit_seconds(state.policy, job) if expected is None else expected,)

@@ -1,0 +1,29 @@
+"""Outlook: why gangs wait and when those that run are expected to end, as metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+
+from scheduler_feedback.core.job import JobState
+from scheduler_feedback.core.state import State
+from scheduler_feedback.core.state_metrics import Sample
+from scheduler_feedback.policies.index.runtime_estimate import end_ns, slowest
+from scheduler_feedback.policies.queue.waiting_reasons import what_binds
+
+MOST_ASKED = 1000
+"""Waiting gangs that are asked what binds them, the oldest first: every second, so it must stay cheap (5 us each)."""
+
+
+def outlook(state: State) -> Iterator[Sample]:
+    """Samples of the catalogue. On the cycle's thread: it reads the ledger, and leaves it as it was."""
+    pending = (job for job in state.jobs.values() if job.state is JobState.PENDING)
+    binds = Counter(what_binds(state, job)[0] for job in islice(pending, MOST_ASKED))
+    for reason in sorted(binds):
+        yield "gangwatch_gangs_waiting", (("reason", reason),), float(binds[reason])
+    worst = slowest(state.verdicts.values())
+    for job in state.jobs.values():
+        if job.state.holds_slots and job.attempt_started_ns is not None:
+            left_ns = end_ns(state.policy, job, worst.get(job.job_id), state.now_ns) - state.now_ns
+            yield "gangwatch_gang_seconds_left", (("gang", job.job_id),), max(left_ns, 0) / 1e9

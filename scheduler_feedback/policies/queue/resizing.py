@@ -1,0 +1,211 @@
+"""Resizing: an elastic gang goes on with more ranks where slots lie idle, with fewer where another waits for them.
+
+    grow     nobody waits, and slots are free: with m instead of n ranks the work that is left, R seconds with n, takes
+             R n/m. Done where R (1 - n/m) > (1 + h) x what a restart takes. R counts up to the time for which nobody
+             has waited: that is expected to last as long again. So is it decided whether a gang that comes when nobody
+             waits starts with more than it asks for.
+    shrink   the first in the line waits for slots that elastic gangs hold beyond the least that they can run with.
+             Done where (its wait) x (slots that are freed and asked for) > (1 + h) x (GPU-seconds that the gangs lose
+             by their restarts). The work that they do more slowly is not lost: the slots do other work meanwhile.
+
+R and the wait count up to ``resize_horizon_seconds``: nobody knows how long slots will lie idle. Speed is taken to be
+in proportion to ranks, as the estimates of elastic gangs take it. Only gangs that can be restarted are resized, each at
+most once in the migration cooldown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from scheduler_feedback.core.cycle_context import Turn, span
+from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
+from scheduler_feedback.core.slot_plan import Tier
+from scheduler_feedback.core.state import Estimates, State
+from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns
+from scheduler_feedback.policies.index.runtime_estimate import healthy_end_ns
+from scheduler_feedback.policies.index.scheduling_index import Ledger
+from scheduler_feedback.policies.queue.placement import place, where
+from scheduler_feedback.policies.remediation.gang_moves import (
+    at_limit,
+    first_in_line,
+    keep_place,
+    may_be_moved,
+    proposed,
+    set_going,
+    wait_seconds,
+    waits_since_ns,
+)
+from scheduler_feedback.policies.remediation.move_cost import moving_seconds
+
+
+def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
+    """Yield when it is weighed again whether elastic gangs should shrink for the first job, or grow."""
+    now_ns = state.now_ns
+    if state.frozen or not ledger.elastic:
+        return
+    jobs = [job for job_id in ledger.elastic if (job := state.jobs[job_id]).state is JobState.RUNNING]
+    if not ledger.line.order and not ledger.claimants:
+        if ledger.plan.free(Tier.HEALTHY) and any(len(job.ranks) < (job.spec.max_ranks or 0) for job in jobs):
+            yield next_evaluation_ns(state.emptied_ns, now_ns)
+        return
+    # A known wait only gets shorter. A wait that is guessed, and what a gang has not saved, grow.
+    guessed = state.policy.estimates is Estimates.HISTORY
+    ample = [job for job in jobs if _surplus(job) > 0 and (guessed or job.spec.checkpoint_interval_seconds)]
+    if ample and (first := first_in_line(ledger, now_ns)) is not None:
+        yield next_evaluation_ns(waits_since_ns(first), now_ns)
+
+
+def grow(turn: Turn, ledger: Ledger) -> None:
+    """Give idle slots to elastic gangs that gain more by them than a restart costs them, the longest first."""
+    state, now_ns = turn.state, turn.now_ns
+    if state.frozen or not ledger.elastic or ledger.line.order or ledger.claimants:
+        return
+    wanting = [
+        (-_left_seconds(state, job, now_ns), job.job_id)
+        for job_id in ledger.elastic
+        if len((job := state.jobs[job_id]).ranks) < (job.spec.max_ranks or job.spec.ranks)
+        and may_be_moved(state, job, now_ns)
+    ]
+    for left, job_id in sorted(wanting):
+        if not ledger.plan.free(Tier.HEALTHY):
+            return
+        job = state.jobs[job_id]
+        slots = _larger(state, ledger, job)
+        if slots is None:
+            continue
+        lasts = min(-left, ledger.idle_seconds(), state.policy.resize_horizon_seconds)
+        gain = lasts * (1 - len(job.ranks) / len(slots))
+        cost = moving_seconds(state, job, now_ns)
+        if gain <= (1 + state.policy.migration_margin) * cost:
+            continue
+        text = f"go on with {len(slots)} ranks instead of {len(job.ranks)}: nobody waits for the slots"
+        detail = (
+            ("ranks", f"{len(job.ranks)} -> {len(slots)}"),
+            ("benefit_seconds", f"{gain:.1f}"),
+            ("cost_seconds", f"{cost:.1f}"),
+            ("margin", f"{state.policy.migration_margin:.2f}"),
+            ("to", where(slots)),
+        )
+        if proposed(turn, job, f"grow {len(slots)}", "grow", f"would {text}", detail):
+            continue
+        set_going(turn, ledger, job, slots, StopReason.RESIZE, f"restarts with {len(slots)} ranks")
+        turn.decide(job_id, "grow", f"is to {text}", detail)
+
+
+def _left_seconds(state: State, job: Job, now_ns: int) -> float:
+    return (healthy_end_ns(state.policy, job, now_ns) - now_ns) / 1e9
+
+
+def _larger(state: State, ledger: Ledger, job: Job) -> tuple[Slot, ...] | None:
+    """As many slots as the gang can use and have, more than it has; they are not taken."""
+    plan, ranks = ledger.plan, len(job.ranks)
+    most = job.spec.max_ranks or job.spec.ranks
+    if (left := ledger.shares.left(job.spec.queue)) is not None:
+        most = min(most, ranks + left)
+    wanted = replace(job, spec=replace(job.spec, min_ranks=ranks + 1))
+    mark = plan.checkpoint()
+    plan.give(rank.slot for rank in job.ranks)
+    slots = place(plan, wanted, suspects=False, policy=state.policy, most=most)
+    plan.rollback(mark)
+    return slots
+
+
+def make_room(turn: Turn, ledger: Ledger) -> bool:
+    """Shrink elastic gangs so that the first in the line can start, where that pays; whether it was done."""
+    state, now_ns = turn.state, turn.now_ns
+    if state.frozen or not ledger.elastic or (first := first_in_line(ledger, now_ns)) is None:
+        return False
+    ample = [
+        (moving_seconds(state, job, now_ns) * len(job.ranks) / _surplus(job), job.job_id)
+        for job_id in ledger.elastic
+        if _surplus(job := state.jobs[job_id]) > 0 and may_be_moved(state, job, now_ns)
+    ]
+    if not ample:
+        return False
+    found = _room_without(state, ledger, first, [state.jobs[job_id] for _, job_id in sorted(ample)])
+    if found is None:
+        return False
+    slots, kept = found
+    cost = sum(moving_seconds(state, job, now_ns) * len(job.ranks) for job, _ in kept)
+    wait = wait_seconds(state, ledger, first, now_ns)
+    freed = sum(len(job.ranks) - len(stay) for job, stay in kept)
+    gain = wait * max(len(slots), min(freed, _wanted(state, ledger, freed)))
+    if gain <= (1 + state.policy.migration_margin) * cost:
+        return False
+    detail = (
+        ("for", first.job_id),
+        ("wait_seconds", f"{wait:.1f}"),
+        ("gain_slot_seconds", f"{gain:.1f}"),
+        ("cost_slot_seconds", f"{cost:.1f}"),
+        ("margin", f"{state.policy.migration_margin:.2f}"),
+    )
+    names = ", ".join(job.job_id for job, _ in kept)
+    text = f"shrink {names} to start now instead of in {span(wait)}"
+    if proposed(turn, first, f"shrink {names}", "shrink", f"would {text}", detail):
+        return False
+    for job, stay in kept:
+        words = (
+            f"go on with {len(stay)} of its {len(job.ranks)} ranks, so that {first.job_id} need not wait {span(wait)}"
+        )
+        set_going(turn, ledger, job, stay, StopReason.RESIZE, f"restarts with {len(stay)} ranks")
+        turn.decide(job.job_id, "shrink", f"is to {words}", detail)
+    keep_place(ledger, first, slots)
+    turn.tell(first.job_id, "room-made", f"{names} {'shrinks' if len(kept) == 1 else 'shrink'} for it", detail)
+    return True
+
+
+def _wanted(state: State, ledger: Ledger, most: int) -> int:
+    """Slots that those who wait ask for, counted up to so many."""
+    wanted = 0
+    for key in ledger.line.order:
+        job = state.jobs[key[-1]]
+        if not at_limit(ledger, job):
+            wanted += job.spec.ranks
+        if wanted >= most:
+            break
+    return wanted
+
+
+def _surplus(job: Job) -> int:
+    """Ranks beyond the least that it can run with."""
+    return len(job.ranks) - (job.spec.min_ranks or job.spec.ranks)
+
+
+def _room_without(
+    state: State, ledger: Ledger, first: Job, ample: list[Job]
+) -> tuple[tuple[Slot, ...], list[tuple[Job, tuple[Slot, ...]]]] | None:
+    """Slots for the first in the line once some of these have shrunk, and what each of those keeps; none is taken."""
+    plan = ledger.plan
+    mark = plan.checkpoint()
+    freed: list[tuple[Job, tuple[Slot, ...], tuple[Slot, ...]]] = []
+    slots: tuple[Slot, ...] | None = None
+    for job in ample:
+        stay, leave = _split(job)
+        plan.give(leave)
+        freed.append((job, stay, leave))
+        inner = plan.checkpoint()
+        slots = place(plan, first, suspects=False, policy=state.policy, most=ledger.most_ranks(first))
+        if slots is not None:
+            plan.rollback(inner)
+            break
+    plan.rollback(mark)
+    if slots is None:
+        return None
+    used = set(slots)
+    return slots, [(job, stay) for job, stay, leave in freed if not used.isdisjoint(leave)]
+
+
+def _split(job: Job) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+    """Slots that the gang keeps at its smallest, and those that it leaves: of the nodes where it has fewest first."""
+    on_node: dict[str, int] = {}
+    for rank in job.ranks:
+        on_node[rank.slot.node] = on_node.get(rank.slot.node, 0) + 1
+    by_worth = sorted(job.ranks, key=lambda rank: (-on_node[rank.slot.node], rank.rank))
+    least = job.spec.min_ranks or job.spec.ranks
+    stay = {rank.rank for rank in by_worth[:least]}
+    return (
+        tuple(rank.slot for rank in job.ranks if rank.rank in stay),
+        tuple(rank.slot for rank in job.ranks if rank.rank not in stay),
+    )

@@ -1,0 +1,197 @@
+"""Laying: how a gang lies on the nodes that it may use, which ``placement`` has chosen.
+
+In the narrowest domain that holds it, the tightest fit; else in equal slices over domains; else wherever there is room.
+Groups lie one after the other, in the order of their ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from scheduler_feedback.core.cluster import Level
+from scheduler_feedback.core.domains import WIDTH, numbers
+from scheduler_feedback.core.job import JobSpec, Packing, Slot
+from scheduler_feedback.core.slot_plan import NOWHERE, Plan
+from scheduler_feedback.policies.index.uplink_loss import least_burdened
+
+_NARROW_FIRST = (Level.ISLAND, Level.RAIL, Level.RACK, Level.SPINE)
+Pieces = list[tuple[int, tuple[Slot, ...]]]
+"""Of each node, by number, the slots that were taken."""
+
+
+def lay(plan: Plan, pools: tuple[int, ...], spec: JobSpec, ranks: int, barred: int) -> tuple[Slot, ...] | None:
+    """The gang in the narrowest domain that holds it, on nodes of these pools, those of the first before the second."""
+    required = spec.required_level
+    if spec.packing is Packing.PACK and not spec.groups:
+        if ranks <= plan.topology.largest:
+            for pool in pools:
+                number = _one_node(plan, pool, ranks, barred, required is Level.ISLAND)
+                if number != NOWHERE:
+                    return plan.take_from(number, ranks)
+    elif required is Level.NODE and ranks <= plan.topology.largest:
+        for pool in pools:
+            if (number := plan.tightest(pool, ranks, barred)) != NOWHERE:
+                return plan.take_from(number, ranks)
+    for domain in _domains(plan, pools, spec, ranks, barred):
+        if not spec.groups:
+            pieces = _fill(plan, pools, ranks, barred, domain, spec.packing)
+            if len(pieces) > 1:
+                pieces.sort()
+            return tuple(slot for _, slots in pieces for slot in slots)
+        if (by_group := _fill_groups(plan, pools, spec, barred, domain)) is not None:
+            return by_group
+    return None
+
+
+def _one_node(plan: Plan, pool: int, ranks: int, barred: int, whole_island: bool) -> int:
+    """The node that the gang fits tightest; where nodes have islands, one with room in one island before others."""
+    first = number = plan.tightest(pool, ranks, barred)
+    if number == NOWHERE or not (plan.topology.islands[number] or whole_island):
+        return number
+    while number != NOWHERE and not plan.island(number, ranks):
+        barred |= plan.topology.bits[number]
+        number = plan.tightest(pool, ranks, barred)
+    return number if number != NOWHERE or whole_island else first
+
+
+def _domains(plan: Plan, pools: tuple[int, ...], spec: JobSpec, ranks: int, barred: int) -> Iterable[int]:
+    """Domains with room for the gang, as good as allowed: by level, then by how little is left over."""
+    topology, required, preferred = plan.topology, spec.required_level, spec.preferred_level
+    if required is not None:
+        levels = [(required, topology.narrow(required))] if WIDTH[required] != 1 else []
+    elif spec.packing is Packing.SPREAD:
+        levels = []
+    else:
+        least = WIDTH[preferred] if preferred is not None else 0
+        levels = [(level, topology.by_level[level]) for level in _NARROW_FIRST if WIDTH[level] >= least]
+    free_in = [plan.free_in[pool] for pool in pools]
+    for _, domains in levels:
+        found = []
+        for domain in domains:
+            free = sum(inside[domain] for inside in free_in)
+            if free >= ranks and (not barred or free - barred_free(plan, pools, barred, domain) >= ranks):
+                found.append((free, domain))
+        found.sort()
+        for _, domain in found:
+            yield domain
+    if required is None:
+        free = sum(inside[0] for inside in free_in)
+        if free - (barred_free(plan, pools, barred, 0) if barred else 0) >= ranks:
+            yield 0
+
+
+def barred_free(plan: Plan, pools: Collection[int], barred: int, domain: int) -> int:
+    """Free slots, inside of the domain, of the nodes of these pools that are not to be used."""
+    inside = numbers(barred & plan.topology.domains[domain].nodes)
+    return sum(plan.count[number] for number in inside if plan.pool[number] in pools)
+
+
+def _fill(plan: Plan, pools: tuple[int, ...], ranks: int, barred: int, domain: int, packing: Packing) -> Pieces:
+    """Take `ranks` slots inside of the domain, which has them."""
+    pieces: Pieces = []
+    for pool in pools:
+        free = plan.free_in[pool][domain] - (barred_free(plan, (pool,), barred, domain) if barred else 0)
+        part = min(free, ranks)
+        if part:
+            if packing is Packing.SPREAD:
+                pieces += _spread(plan, pool, part, barred, domain)
+            else:
+                pieces += _pack(plan, pool, part, barred, domain)
+            ranks -= part
+    assert not ranks, "the domain's total says that there is room"
+    return pieces
+
+
+def _pack(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces:
+    """Into the sub-domain that it fits tightest; else in equal slices over the fewest; else the largest holes first."""
+    children = plan.topology.domains[domain].children
+    if not children:
+        return _pack_nodes(plan, pool, ranks, barred, domain)
+    inside = plan.free_in[pool]
+    holes = []
+    for child in children:
+        free = inside[child] - (barred_free(plan, (pool,), barred, child) if barred else 0)
+        if free:
+            holes.append((free, child))
+    if sum(free for free, _ in holes) < ranks:  # the place of some nodes is known only so far
+        return _pack_nodes(plan, pool, ranks, barred, domain)
+    fitting = [hole for hole in holes if hole[0] >= ranks]
+    if fitting:
+        return _pack(plan, pool, ranks, barred, min(fitting)[1])
+    holes = least_burdened(plan, holes, ranks)
+    holes.sort(key=lambda hole: (-hole[0], hole[1]))
+    pieces: Pieces = []
+    for child, part in _slices(plan, holes, ranks):
+        pieces += _pack(plan, pool, part, barred, child)
+    return pieces
+
+
+def _slices(plan: Plan, holes: list[tuple[int, int]], ranks: int) -> list[tuple[int, int]]:
+    """(domain, ranks) over the fewest domains, given (free, domain), the largest first."""
+    room, fewest = 0, 0
+    while room < ranks:
+        room += holes[fewest][0]
+        fewest += 1
+    unit = plan.topology.largest
+    whole, rest = divmod(ranks, unit)
+    each, more = divmod(whole, fewest)
+    equal = [each * unit + (unit if number < more else 0) for number in range(fewest)]
+    equal[min(more, fewest - 1)] += rest
+    if all(part <= hole[0] for part, hole in zip(equal, holes, strict=False)):
+        return [(hole[1], part) for part, hole in zip(equal, holes, strict=False) if part]
+    parts = [(domain, free) for free, domain in holes[: fewest - 1]]
+    last = ranks - sum(free for _, free in parts)
+    return [*parts, (min(hole for hole in holes[fewest - 1 :] if hole[0] >= last)[1], last)]
+
+
+def _pack_nodes(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces:
+    """The largest holes first, which uses the fewest nodes that are possible; the last where they fit tightest."""
+    pieces: Pieces = []
+    while ranks:
+        number = plan.tightest(pool, ranks, barred, domain)
+        if number == NOWHERE:
+            number = plan.emptiest(pool, barred, domain)
+        part = min(ranks, plan.count[number])
+        pieces.append((number, plan.take_from(number, part)))
+        ranks -= part
+    return pieces
+
+
+def _spread(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces:
+    """As few ranks a node as can be: level by level over the emptiest nodes."""
+    share: dict[int, int] = {}
+    nodes = plan.topology.domains[domain].nodes & ~barred
+    holes = sorted(
+        (-plan.count[number], number) for sets in plan.with_free[pool][1:] for number in numbers(sets & nodes)
+    )
+    while ranks:
+        for free, number in holes:
+            if ranks and share.get(number, 0) < -free:
+                share[number] = share.get(number, 0) + 1
+                ranks -= 1
+    return [(number, plan.take_from(number, part)) for number, part in share.items()]
+
+
+def _fill_groups(
+    plan: Plan, pools: tuple[int, ...], spec: JobSpec, barred: int, domain: int
+) -> tuple[Slot, ...] | None:
+    """Group by group, in the order of ranks; None, and nothing taken, where one that needs a node finds none.
+
+    Groups that must be on one node are placed first, the largest first; they are what may fail.
+    """
+    mark = plan.checkpoint()
+    placed: dict[int, tuple[Slot, ...]] = {}
+    single = sorted((-group.ranks, n) for n, group in enumerate(spec.groups) if group.same_node)
+    for ranks, number in single:
+        for pool in pools:
+            if (node := plan.tightest(pool, -ranks, barred, domain)) != NOWHERE:
+                placed[number] = plan.take_from(node, -ranks)
+                break
+        else:
+            plan.rollback(mark)
+            return None
+    for number, group in enumerate(spec.groups):
+        if number not in placed:
+            pieces = sorted(_fill(plan, pools, group.ranks, barred, domain, spec.packing))
+            placed[number] = tuple(slot for _, slots in pieces for slot in slots)
+    return tuple(slot for number in range(len(spec.groups)) for slot in placed[number])

@@ -1,0 +1,108 @@
+"""Beside: gangs that wait start on slow nodes where waiting on would cost more.
+
+Placement keeps a gang off slow nodes unless it pays at once (``placement.pays_beside``): the healthy slots that it
+would take with it, others might use better. After backfill that is known: who still waits fits into none, so they
+lie idle until a healthy place comes free. A gang that would wait for long starts therefore on what is there, and nodes
+that are out of use for their slowness alone come back for it. Who waits for a reservation goes first; the others by
+the rule of backfill: they must have ended by then, at the pace of the slow node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.cycle_context import Turn, span
+from scheduler_feedback.core.job import Job
+from scheduler_feedback.core.slot_plan import TIERS, Tier
+from scheduler_feedback.core.state import Backfilling, State
+from scheduler_feedback.policies.index.scheduling_index import Ledger
+from scheduler_feedback.policies.nodes.quarantine import call_back, may_be_called_back
+from scheduler_feedback.policies.queue.backfill import Reservation, reserve
+from scheduler_feedback.policies.queue.placement import NEVER, barred_for, pays_beside, place, types_for
+from scheduler_feedback.policies.queue.starting import start
+from scheduler_feedback.policies.queue.waiting_reasons import paused
+from scheduler_feedback.policies.remediation.gang_moves import at_limit
+
+DEPTH = 100
+"""So many of the line are asked, as in a conservative plan: who stands farther back is asked when it has come near."""
+
+
+def start_beside(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> bool:
+    """Start one gang that waits on slow nodes, if there is one that should; True: look at the line again."""
+    state = turn.state
+    if state.frozen or not ledger.doubtful or not len(ledger.line):
+        return False
+    slow = [node for name in sorted(ledger.doubtful) if _slow(state, ledger, node := state.nodes[name])]
+    if not slow:
+        return False
+    slow.sort(key=lambda node: node.slowdown)
+    for job, patience, most_slowdown in _asked(turn, ledger, reservation):
+        needed = _needed(state, ledger, job, slow, patience, most_slowdown)
+        if not needed:
+            continue
+        for node in needed:
+            if node.state is NodeState.QUARANTINE:
+                call_back(turn, node)
+        waits = _wait(ledger, job, patience)
+        most = ledger.most_ranks(job)
+        slots = place(ledger.plan, job, policy=state.policy, most=most, patience=patience)
+        if slots is not None:
+            start(turn, ledger, job, slots, "started", f"slow nodes too rather than wait: {waits}")
+            return True
+    return False
+
+
+def _slow(state: State, ledger: Ledger, node: Node) -> bool:
+    """Whether it is in use but for its slowness, or could be again, and has free slots."""
+    if node.slowdown <= 1 or not node.present or not ledger.plan.free_on(node.name):
+        return False
+    return node.state is NodeState.SUSPECT or may_be_called_back(state, node)
+
+
+def _asked(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Iterator[tuple[Job, float, float]]:
+    """(job, patience, most slowdown) of those that may start on slow nodes, in their order."""
+    state, now_ns, policy = turn.state, turn.now_ns, turn.state.policy
+    window_ns = reservation.from_ns - now_ns if reservation is not None else None
+    only_head = policy.backfill in (Backfilling.NONE, Backfilling.CONSERVATIVE)
+    for key in ledger.line.order[: 1 if only_head else DEPTH]:
+        job = state.jobs[key[-1]]
+        if job.spec.pinned_node is not None or at_limit(ledger, job) or paused(state, job, now_ns) is not None:
+            continue
+        length_ns = max(ledger.line.places[job.job_id].length_ns, 1)
+        if window_ns is None:
+            found = reserve(ledger.plan, ledger.ends, job, now_ns, policy)
+            yield job, NEVER if found is None else (found.from_ns - now_ns) / length_ns, NEVER
+        elif reservation is not None and job.job_id == reservation.job_id:
+            yield job, window_ns / length_ns, NEVER
+        else:
+            yield job, window_ns / length_ns, window_ns / length_ns
+
+
+def _needed(
+    state: State, ledger: Ledger, job: Job, slow: list[Node], patience: float, most_slowdown: float
+) -> list[Node]:
+    """The slow nodes that the gang would start on beside what healthy slots are free; [] where it should not."""
+    plan, spec = ledger.plan, job.spec
+    ranks = spec.min_ranks or spec.ranks
+    barred = barred_for(plan, job)
+    for number in types_for(plan, spec, state.policy):
+        missing = ranks - plan.free_in[number * TIERS + Tier.HEALTHY][0]
+        taken: list[Node] = []
+        slots = 0
+        for node in slow:
+            index = plan.topology.number[node.name]
+            if slots < missing and plan.topology.types[index] == number and not barred >> index & 1:
+                taken.append(node)
+                slots += plan.count[index]
+        if not taken or slots < missing or taken[-1].slowdown > most_slowdown:
+            continue
+        if pays_beside(min(slots, ranks), ranks, taken[-1].slowdown, patience):
+            return taken
+    return []
+
+
+def _wait(ledger: Ledger, job: Job, patience: float) -> str:
+    if patience >= NEVER:
+        return "no healthy place can be foreseen"
+    return f"a healthy place is expected in {span(patience * ledger.line.places[job.job_id].length_ns / 1e9)}"

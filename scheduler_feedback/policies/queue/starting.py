@@ -1,0 +1,147 @@
+"""Starting: gangs that may run now start, in their order; for the first that must wait a place is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from scheduler_feedback.core.actions import StartGang
+from scheduler_feedback.core.cycle_context import Turn, span
+from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot
+from scheduler_feedback.core.state import Backfilling, Order, State
+from scheduler_feedback.policies.index.scheduling_index import Ledger
+from scheduler_feedback.policies.queue import order, preemption
+from scheduler_feedback.policies.queue.backfill import Reservation, reserve
+from scheduler_feedback.policies.queue.placement import attempt_speed, place, place_probe, still_usable, where
+from scheduler_feedback.policies.queue.waiting_reasons import paused
+from scheduler_feedback.policies.remediation.gang_moves import at_limit
+
+
+def start_probes(turn: Turn, ledger: Ledger) -> None:
+    for job_id in sorted(ledger.probes):
+        job = turn.state.jobs[job_id]
+        if paused(turn.state, job, turn.now_ns) is None and (slots := place_probe(ledger.plan, job)) is not None:
+            start(turn, ledger, job, slots, "started", f"measures {job.spec.pinned_node}")
+
+
+def place_or_reserve(turn: Turn, ledger: Ledger) -> Reservation | None:
+    """Start from the front of the queue as long as it goes; then keep a place for the first that must wait.
+
+    Those that the nodes in use could not hold even if they were empty are not in the line: no instant can be told for
+    them, and to keep slots for them would only leave the slots idle. Those whose queue is at its limit are passed over.
+    """
+    state, now_ns = turn.state, turn.now_ns
+    if not ledger.changed:
+        return _kept(state)
+    ledger.changed = False
+    line, position = ledger.line.order, 0
+    while position < len(line):
+        job = state.jobs[line[position][-1]]
+        if at_limit(ledger, job):
+            position += 1
+            continue
+        free = (
+            None
+            if paused(state, job, now_ns)
+            else place(ledger.plan, job, policy=state.policy, most=ledger.most_ranks(job))
+        )
+        if free is not None:
+            start(turn, ledger, job, free, "started", "first in the queue")
+            continue
+        if state.policy.backfill in (Backfilling.NONE, Backfilling.GREEDY) or unreserved(state, line[position]):
+            break
+        reservation = reserve(ledger.plan, ledger.ends, job, now_ns, state.policy)
+        if reservation is None:  # by what is expected to end: others' claims stand in its way
+            position += 1
+            continue
+        return _keep(turn, ledger, reservation)
+    return _keep(turn, ledger, None)
+
+
+def choose_anew(turn: Turn, ledger: Ledger) -> None:
+    """Stop those that others should go before; start those others, as far as there is room already."""
+    ledger.grown = ledger.changed = False
+    ledger.fresh = set()
+    _keep(turn, ledger, None)
+    for job in preemption.choose(turn, ledger):
+        slots = place(ledger.plan, job, policy=turn.state.policy, most=ledger.most_ranks(job))
+        if slots is not None:
+            start(turn, ledger, job, slots, "started", "its turn has come")
+    ledger.grown = ledger.changed = False
+    ledger.fresh = set()  # jobs that stand elsewhere in the line since the pass began
+
+
+def restart_moved(turn: Turn, ledger: Ledger) -> None:
+    """Gangs that a place was kept for start there, once nobody holds it any more: those that move, and those that
+    others were stopped for.
+    """
+    state, now_ns = turn.state, turn.now_ns
+    for job_id in sorted(ledger.claimants, key=lambda job_id: order.key_of(state, state.jobs[job_id])):
+        job = state.jobs[job_id]
+        if not still_usable(ledger.plan, state.nodes, job.claim):
+            job.claim = []
+            ledger.file(job)
+            turn.tell(job.job_id, "claim-lost", "the place that was kept for its restart can no longer be used")
+            continue
+        job.expected_start_ns = max(now_ns, job.not_before_ns)
+        if paused(state, job, now_ns) is None and ledger.is_clear(job.claim):
+            how = "starts" if job.attempt == 0 else "restarts"
+            start(turn, ledger, job, tuple(job.claim), "started", f"{how} where a place was kept for it")
+
+
+def unreserved(state: State, key: tuple[Any, ...]) -> bool:
+    """Whether nothing is kept for the first in the line: with the fair order, where gangs stop for one another.
+
+    What is kept idle for one is taken from all the others; it is kept only once the one has waited past the bound.
+    """
+    return state.policy.order is Order.FAIR and state.policy.preempt and key[1:2] != (0,)
+
+
+def _kept(state: State) -> Reservation | None:
+    if state.reserved_for is None or state.reserved_from_ns is None:
+        return None
+    return Reservation(state.reserved_for, state.reserved_from_ns, tuple(state.reserved_slots))
+
+
+def _keep(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Reservation | None:
+    """Hold on to the reservation; another one than before may let others start."""
+    state = turn.state
+    before = _kept(state)
+    if reservation == before and reservation is not None and not state.frozen:
+        state.jobs[reservation.job_id].expected_start_ns = reservation.from_ns
+        return reservation
+    ledger.grown = True
+    if before is not None and (job := state.jobs.get(before.job_id)) is not None:
+        job.expected_start_ns = None
+    if reservation is None:
+        state.reserved_for = state.reserved_from_ns = None
+        state.reserved_slots, state.reserved_nodes = [], {}
+        return None
+    state.jobs[reservation.job_id].expected_start_ns = None if state.frozen else reservation.from_ns
+    state.reserved_for, state.reserved_from_ns = reservation.job_id, reservation.from_ns
+    state.reserved_slots = list(reservation.slots)
+    state.reserved_nodes = {}
+    for slot in state.reserved_slots:
+        state.reserved_nodes[slot.node] = state.reserved_nodes.get(slot.node, 0) + 1
+    return reservation
+
+
+def start(turn: Turn, ledger: Ledger, job: Job, slots: tuple[Slot, ...], kind: str, why: str) -> None:
+    """The gang's next attempt starts, at these slots, by rank."""
+    job.attempt += 1
+    job.state = JobState.STARTING
+    job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(slots)]
+    job.attempt_started_ns = turn.now_ns
+    job.started_ns = turn.now_ns if job.started_ns is None else job.started_ns
+    job.first_step_ns = None
+    job.claim, job.failure, job.not_before_ns = [], "", 0
+    job.expected_start_ns, job.appraise_ns = None, 0
+    job.proposed, job.action_id = "", turn.action_id()
+    gpu_type = turn.state.nodes[slots[0].node].gpu_type
+    job.speed = attempt_speed(turn.state.policy, job.spec, gpu_type, len(slots))
+    ledger.file(job)
+    spec = job.spec if len(slots) == job.spec.ranks else replace(job.spec, ranks=len(slots))
+    turn.actions.append(StartGang(job.action_id, job.job_id, job.attempt, spec, slots, why))
+    waited = span((turn.now_ns - job.submitted_ns) / 1e9)
+    turn.decide(job.job_id, kind, f"attempt {job.attempt} starts on {where(slots)}, {waited} after submission: {why}")

@@ -1,0 +1,367 @@
+"""Waiting: why a job waits, for whom, until when, and what would change it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+
+from msgspec import structs
+
+from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.cycle_context import span
+from scheduler_feedback.core.explanation import Blocker, Explanation, WaitsFor
+from scheduler_feedback.core.job import Job, JobKind, JobState
+from scheduler_feedback.core.slot_plan import NOWHERE, Plan, Tier, tier_of
+from scheduler_feedback.core.state import Estimates, Policy, State
+from scheduler_feedback.policies.index.queue_shares import Shares
+from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.intake.job_admission import over_limit
+from scheduler_feedback.policies.queue.backfill import reserve
+from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, where
+
+MOST_NAMED = 100
+"""Nodes and jobs that an explanation names: a person reads no more."""
+
+
+# --- one sentence, for the job's record ------------------------------------------------------------------------------
+
+
+def unholdable(capacity: Capacity, job: Job) -> str:
+    """Why not even an empty cluster could run the job as its nodes are now."""
+    text = f"asks for {job.spec.ranks} ranks"
+    if job.spec.required_level is not None:
+        text += f" inside of one {job.spec.required_level.value}"
+    if job.spec.gpu_types:
+        text += f" on {' or '.join(job.spec.gpu_types)}"
+    if job.spec.pinned_node is not None:
+        return f"{text} on node {job.spec.pinned_node}, which cannot be used now"
+    text += f"; the nodes that a gang can share now have {capacity.shared(job)} slots together"
+    for names, what in (
+        (capacity.unusable, "out of use"),
+        (() if may_borrow(job.spec) else capacity.spares, "kept as spares"),
+        (job.excluded_nodes, "to be avoided by its next attempt"),
+    ):
+        if names:
+            text += f"; {what}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
+    return text
+
+
+def paused(state: State, job: Job, now_ns: int) -> str | None:
+    """Why the job may not start now, whatever is free; None where it may."""
+    if state.frozen:
+        return f"all actions are frozen{f' by {state.frozen_by}' if state.frozen_by else ''}"
+    if job.not_before_ns > now_ns:
+        return f"{job.failure}; tried again in {span((job.not_before_ns - now_ns) / 1e9)}"
+    if job.spec.kind is JobKind.PROBE:
+        name = job.spec.pinned_node or ""
+        if (node := state.nodes.get(name)) is None or not node.present:  # a probe starts in whatever state its node is
+            return f"waits until {name} is seen again"
+    return None
+
+
+def why_waits(state: State, job: Job) -> str:
+    """Why the job waits, in a sentence, as things are now; '' where it does not wait."""
+    return what_binds(state, job)[1]
+
+
+def what_binds(state: State, job: Job) -> tuple[str, str]:
+    """The one constraint that keeps the job from starting, as a word and as a sentence; ('', '') where it waits not."""
+    if job.state is not JobState.PENDING:
+        return "", ""
+    ledger, ranks = ledger_of(state), job.spec.min_ranks or job.spec.ranks
+    if (why_not := paused(state, job, state.now_ns)) is not None:
+        return "frozen" if state.frozen else "pause", why_not
+    if job.spec.kind is JobKind.PROBE:
+        return "slots", f"waits until all slots of {job.spec.pinned_node} are free"
+    if (other := ledger.dependencies.why(job)) is not None:
+        return "dependency", other
+    if job.claim:
+        return "slots", f"its place on {where(job.claim)} is not free yet"
+    stands_in_line = job.job_id in ledger.line and not ledger.unsettled  # who does has been asked
+    if not stands_in_line and not ledger.capacity.could_hold(job):
+        return "capacity", unholdable(ledger.capacity, job)
+    if (why_never := over_limit(state.policy, job.spec)) is not None:
+        return "limit", f"can never start as the queues are now: {why_never}"
+    if (limit := ledger.shares.room(job.spec.queue, ranks)) is not None:
+        return "limit", f"queue {limit[0]} may hold {slots(limit[1])}, and holds {ledger.shares.held[limit[0]]}"
+    if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
+        return "slots", head_waits(ledger.plan, job, state.reserved_from_ns, state.now_ns)
+    room = _shared_free(ledger.plan, job) >= ranks
+    if room and job.spec.required_level is not None and not _fits(ledger.plan, job, state.policy):
+        return "level", f"needs {slots(ranks)} inside of one {job.spec.required_level.value}; more are free, but not so"
+    return "reservation" if room else "slots", behind_waits(ledger.plan, job, state.reserved_for)
+
+
+def _fits(plan: Plan, job: Job, policy: Policy, **changes: object) -> int:
+    """Ranks with which the job, its specification so changed, could start now; 0: it could not. Nothing is taken."""
+    mark = plan.checkpoint()
+    try:
+        changed = structs.replace(job, spec=structs.replace(job.spec, **changes)) if changes else job
+        return len(place(plan, changed, policy=policy) or ())
+    finally:
+        plan.rollback(mark)
+
+
+def _shared_free(plan: Plan, job: Job) -> int:
+    """Free slots that a gang over several nodes could have."""
+    return plan.free(Tier.HEALTHY, job.excluded_nodes) + plan.free(Tier.SUSPECT, job.excluded_nodes)
+
+
+def head_waits(plan: Plan, job: Job, from_ns: int, now_ns: int) -> str:
+    ranks = job.spec.ranks
+    free = _shared_free(plan, job)
+    wait = span(max(from_ns - now_ns, 0) / 1e9)
+    return f"first in the queue; needs {slots(ranks)}, {free} can be had now; expected to start in {wait}"
+
+
+def behind_waits(plan: Plan, job: Job, head: str | None) -> str:
+    together = "is not free" if job.spec.ranks == 1 else "are not free together"
+    needs = f"needs {slots(job.spec.ranks)}, which {together}"
+    if head is None:
+        if _shared_free(plan, job) >= (job.spec.min_ranks or job.spec.ranks):
+            return "there is room, but jobs before it in the queue go first"
+        return needs
+    if _shared_free(plan, job) >= job.spec.ranks:
+        return f"there is room, but it is expected to run too long: {head}, first in the queue, would be delayed"
+    return f"{needs}; behind {head} in the queue"
+
+
+def slots(number: int) -> str:
+    """'1 slot', '4 slots'."""
+    return f"{number} slot{'' if number == 1 else 's'}"
+
+
+# --- the whole explanation, when somebody asks -----------------------------------------------------------------------
+
+
+def explain(state: State, job_id: str) -> Explanation | None:
+    """Why the job is where it is; None for a job that the state does not know. Reads the state, changes nothing."""
+    job = state.jobs.get(job_id)
+    if job is None:
+        return _explain_array(state, job_id)
+    if job.state is JobState.PENDING:
+        if job.spec.kind is JobKind.PROBE:
+            return Explanation(job_id, job.state, why_waits(state, job))
+        return _explain_waiting(state, job)
+    return Explanation(job_id, job.state, _explain_present(state, job), what_would_change_it=_rulings(state, job))
+
+
+def _explain_array(state: State, array: str) -> Explanation | None:
+    """How its members are, and the next of them explained; None where there is no such array."""
+    found = ledger_of(state).dependencies.arrays.get(array)
+    if found is None:
+        return None
+    members = sorted((state.jobs[job_id] for job_id in found.members), key=lambda job: job.array_index)
+    states = Counter(job.state.value for job in members)
+    told = ", ".join(f"{count} {name}" for name, count in states.items())
+    ranked = (JobState.PENDING, JobState.STARTING, JobState.RUNNING)
+    first = min(members, key=lambda job: ranked.index(job.state) if job.state in ranked else len(ranked))
+    explained = explain(state, first.job_id)
+    assert explained is not None
+    return replace(explained, job_id=array, why=f"an array: {told}; the next, {first.job_id}: {explained.why}")
+
+
+def _explain_present(state: State, job: Job) -> str:
+    if job.state.ended:
+        return job.end_reason
+    text = f"attempt {job.attempt} is {job.state.value} on {where(rank.slot for rank in job.ranks)}"
+    if job.attempt_started_ns is not None:
+        text += f" since {span((state.now_ns - job.attempt_started_ns) / 1e9)}"
+    if job.stop_reason is not None:
+        text += f"; it is to stop: {job.stop_reason.value}"
+        if job.state is not JobState.STOPPING and state.frozen:
+            text += ", which a freeze delays"
+    if job.claim:
+        text += f"; its restart is kept a place on {where(job.claim)}"
+    return text
+
+
+def _rulings(state: State, job: Job) -> tuple[str, ...]:
+    """What was decided on the verdicts that stand against the job's members, and which were refused."""
+    standing = tuple(
+        f"verdict {verdict.verdict_id}: {case.reason or 'nothing is decided yet'}"
+        for verdict in state.verdicts.values()
+        if verdict.gang == job.job_id and (case := state.cases.get(verdict.verdict_id)) is not None
+    )
+    refused = tuple(
+        f"verdict {one.verdict.verdict_id} was refused: {one.why}"
+        for one in state.refused_verdicts
+        if one.verdict.gang == job.job_id and one.verdict.attempt == job.attempt
+    )
+    return standing + refused
+
+
+def _explain_waiting(state: State, job: Job) -> Explanation:
+    now_ns = state.now_ns
+    ledger = ledger_of(state)
+    held = ledger.could_ever_start(job)
+    is_head = state.reserved_for == job.job_id
+    until_ns = forecast(state, job) if held else None
+    binds, why = what_binds(state, job)
+    awaited: list[WaitsFor] = []
+    for release in ledger.ends if until_ns is None or until_ns > now_ns else ():
+        if len(awaited) == MOST_NAMED or (until_ns is not None and release.at_ns > until_ns):
+            break
+        if release.slots and release.at_ns > now_ns:
+            awaited.append(WaitsFor(release.job_id, len(release.slots), release.at_ns))
+    return Explanation(
+        job.job_id,
+        job.state,
+        why,
+        waits_for=tuple(awaited),
+        expected_start_ns=None if state.frozen else until_ns,
+        expected_start_range_ns=None if state.frozen or until_ns is None else _range(state, job, until_ns),
+        reservation=tuple(job.claim) or (tuple(state.reserved_slots) if is_head else ()),
+        blockers=_blockers(state, job),
+        what_would_change_it=_changes(state, job, held, until_ns),
+        binds=binds,
+    )
+
+
+def _range(state: State, job: Job, until_ns: int) -> tuple[int, int]:
+    """From: were nobody before it. To: if all takes twice as long as expected, or its limit where that counts."""
+    ledger = ledger_of(state)
+    limited = ledger.shares.room(job.spec.queue, job.spec.min_ranks or job.spec.ranks) is not None
+    alone = None if limited else reserve(ledger.plan, ledger.ends, job, state.now_ns, state.policy)
+    first_ns = min(until_ns, alone.from_ns) if alone is not None else until_ns
+    if state.policy.estimates is Estimates.LIMIT:
+        return first_ns, until_ns
+    return first_ns, forecast(state, job, 2.0) or until_ns
+
+
+def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
+    """When the job would start if all before it start in their order, nothing is backfilled and estimates are met.
+
+    By counting slots, whatever their place: one sweep over the line and the expected ends, O(jobs log jobs). A job at
+    its queue's limit is passed over, as it is by the cycle; this one waits for the ends in its queue. stretch: how many
+    times longer than expected everything takes. None: it can't be told.
+    """
+    ledger, now_ns = ledger_of(state), state.now_ns
+    if job.claim:
+        return max(now_ns, job.not_before_ns)
+    plan = ledger.plan
+    free = sum([inside[0] for inside in plan.free_in]) - (plan.free(Tier.SPARE) if plan.has_spares() else 0)
+    clean = NOWHERE not in plan.pool
+    ends = [
+        (
+            now_ns + int((release.at_ns - now_ns) * stretch),
+            len(release.slots) if clean else sum([plan.usable(slot.node) for slot in release.slots]),
+            len(release.slots),
+            state.jobs[release.job_id].spec.queue,
+        )
+        for release in ledger.ends
+    ]
+    heapify(ends)
+    at_ns, places = now_ns, ledger.line.places
+    queues = Shares(state.policy)
+    queues.held.update(ledger.shares.held)
+    for key in ledger.line.order:
+        place_ = places[key[-1]]
+        ranks = place_.kind.ranks
+        if key[-1] == state.reserved_for and stretch == 1.0:
+            at_ns = max(at_ns, state.reserved_from_ns or 0)
+        its_own, queue = key[-1] == job.job_id, state.jobs[key[-1]].spec.queue
+        while ends and (
+            free < ranks
+            or ends[0][0] <= at_ns
+            or (its_own and queues.limited and queues.room(queue, ranks) is not None)
+        ):
+            ended_ns, slots, held, of_queue = heappop(ends)
+            free += slots
+            queues.use(of_queue, -held)
+            if ended_ns > at_ns:
+                at_ns = ended_ns
+        fits = free >= ranks and not (queues.limited and queues.room(queue, ranks) is not None)
+        if its_own:
+            return max(at_ns, job.not_before_ns) if fits else None
+        if fits:
+            free -= ranks
+            queues.use(queue, ranks)
+            heappush(ends, (at_ns + int(place_.length_ns * stretch), ranks, ranks, queue))
+    return None
+
+
+def _blockers(state: State, job: Job) -> tuple[Blocker, ...]:
+    """Nodes that it can't use freely now, at most MOST_NAMED, those that are free in part before those that are not."""
+    plan = ledger_of(state).plan
+    found: list[Blocker] = []
+    full: list[Node] = []
+    kept = state.reserved_nodes if state.reserved_for not in (None, job.job_id) else {}
+    for node in state.nodes.values():
+        if len(found) == MOST_NAMED:
+            break
+        free = plan.free_on(node.name)
+        if not node.present:
+            reason = "the backend does not report it"
+        elif tier_of(node) is None:
+            reason = f"{node.state.value}: {node.reason}" + _until(state, node)
+        elif node.name in job.excluded_nodes:
+            reason = "the job was moved away from it"
+        elif node.state is NodeState.PROBATION and node.slots < job.spec.ranks:
+            reason = "on probation: takes gangs that fit on it alone" + _until(state, node)
+        elif not free:
+            full.append(node)
+            continue
+        elif node.name in kept:
+            reason = f"{kept[node.name]} slots are reserved for {state.reserved_for}"
+        else:
+            continue
+        found.append(Blocker(node.name, node.state.value, free, reason))
+    for node in full[: MOST_NAMED - len(found)]:
+        found.append(Blocker(node.name, node.state.value, 0, "all slots are in use"))
+    return tuple(found)
+
+
+def _until(state: State, node: Node) -> str:
+    if node.until_ns is None:
+        return ""
+    return f"; for another {span(max(node.until_ns - state.now_ns, 0) / 1e9)}"
+
+
+def _changes(state: State, job: Job, held: bool, until_ns: int | None) -> tuple[str, ...]:
+    now_ns, found = state.now_ns, []
+    if state.frozen:
+        found.append("an operator allows actions again (gangwatch thaw)")
+    if not held and (limit := ledger_of(state).shares.never(job.spec.queue, job.spec.min_ranks or job.spec.ranks)):
+        found.append(f"the limit of queue {limit[0]}, {limit[1]} slots, is raised")
+        smaller = f"with at most {limit[1]} ranks, or " if limit[1] else ""
+        found.append(f"it is submitted again {smaller}to another queue")
+        return tuple(found)
+    if not held:
+        back = [node.name for node in state.nodes.values() if tier_of(node) is None]
+        if back:
+            found.append(f"one of these nodes comes back into use: {', '.join(back[:8])}")
+        if job.excluded_nodes:
+            found.append(f"one of the nodes that it is to avoid recovers: {', '.join(job.excluded_nodes)}")
+        if ledger_of(state).capacity.spares and not may_borrow(job.spec):
+            found.append("it declares that it may be stopped (preemptible): spares would be lent to it")
+        found.append("it is submitted again with fewer ranks")
+        return tuple(found)
+    if state.frozen:
+        return tuple(found)
+    plan, policy, spec = ledger_of(state).plan, state.policy, job.spec
+    head = state.jobs.get(state.reserved_for) if state.reserved_for is not None else None
+    kept = () if head is None or head is job else state.reserved_slots
+    if head is not None and head is not job and state.reserved_from_ns is not None:
+        slack = (state.reserved_from_ns - now_ns) / 1e9
+        if slack > 0 and _fits(plan, job, policy):
+            found.append(
+                f"with a time limit of at most {slack:.0f} s it could start now without delaying {head.job_id}"
+            )
+    mark = plan.checkpoint()
+    plan.hold(kept)
+    if spec.required_level is not None and _fits(plan, job, policy, required_level=None):
+        found.append(f"spread over more than one {spec.required_level.value} it could start now")
+    for name in plan.topology.type_names if spec.gpu_types else ():
+        if name not in spec.gpu_types and _fits(plan, job, policy, gpu_types=(name,)):
+            found.append(f"on {name or 'GPUs of no known type'} it could start now")
+    most = 0
+    if spec.pinned_node is None and not spec.groups and spec.ranks > 1:
+        most = _fits(plan, job, policy, min_ranks=1)
+    plan.rollback(mark)
+    if 0 < most < spec.ranks:
+        found.append(f"with {most} rank{'' if most == 1 else 's'} or fewer it could start now")
+    if until_ns is not None and until_ns > now_ns:
+        found.append("a running job ends earlier than it is expected to")
+    return tuple(found)

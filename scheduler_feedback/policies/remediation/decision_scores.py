@@ -1,0 +1,59 @@
+"""Scores: what a decision was expected to cost and gain, beside what came of it."""
+
+from __future__ import annotations
+
+from scheduler_feedback.core.cycle_context import Turn, span
+from scheduler_feedback.core.job import Job
+from scheduler_feedback.core.state import Decision
+from scheduler_feedback.core.verdict import Verdict
+from scheduler_feedback.policies.remediation.move_cost import lost_seconds
+
+
+def score_observed(turn: Turn, verdict: Verdict, why: str) -> None:
+    """A verdict stands no more: what the fault really cost a gang that observe mode left where it was."""
+    for decision in turn.state.decisions:
+        if decision.verdict_id == verdict.verdict_id and not decision.applied and decision.outcome_seconds is None:
+            decision.outcome_seconds = max(
+                lost_seconds(verdict, turn.now_ns) - lost_seconds(verdict, decision.wall_ns), 0.0
+            )
+            turn.tell(
+                decision.job_id,
+                "scored",
+                f"it was not moved, and staying has cost {span(decision.outcome_seconds)} ({why}); "
+                f"moving would have cost {span(decision.cost_seconds)}",
+                _score_detail(decision),
+            )
+
+
+def score_applied(turn: Turn, job: Job, first_step_ns: int) -> None:
+    """The gang made its first step after a move: what the move really took, from the decision on."""
+    for decision in turn.state.decisions:
+        if (
+            decision.job_id == job.job_id
+            and decision.applied
+            and decision.outcome_seconds is None
+            and decision.attempt < job.attempt
+        ):
+            decision.outcome_seconds = max(first_step_ns - decision.wall_ns, 0) / 1e9
+            ended_ns = job.attempt_ended_ns if job.attempt_ended_ns is not None else decision.wall_ns
+            turn.tell(
+                job.job_id,
+                "scored",
+                f"moving took {span(decision.outcome_seconds)}, {span(decision.cost_seconds)} were expected",
+                (
+                    *_score_detail(decision),
+                    ("save_seconds", f"{max(ended_ns - decision.wall_ns, 0) / 1e9:.1f}"),
+                    ("restart_seconds", f"{max(first_step_ns - ended_ns, 0) / 1e9:.1f}"),
+                ),
+            )
+
+
+def _score_detail(decision: Decision) -> tuple[tuple[str, str], ...]:
+    return (
+        ("decision", decision.decision_id),
+        ("verdict", decision.verdict_id),
+        ("expected_cost_seconds", f"{decision.cost_seconds:.1f}"),
+        ("expected_gain_seconds", f"{decision.predicted_gain_seconds:.1f}"),
+        ("outcome_seconds", f"{decision.outcome_seconds:.1f}"),
+        ("fault_cost_before_seconds", f"{decision.fault_cost_seconds:.1f}"),
+    )

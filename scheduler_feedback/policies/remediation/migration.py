@@ -1,0 +1,193 @@
+"""Migration: verdicts that stand against a running gang are ruled on (``answers``), and what was ruled is set going.
+
+A detector sees that a member is slower than its peers or than it was. A gang that is small and was slow from its start
+shows neither; that its node is slow is known from others that ran there. So such gangs are ruled on too (``beside``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.job import Job, JobState, StopReason
+from scheduler_feedback.core.state import Case, Decision, Mode, State
+from scheduler_feedback.core.verdict import Kind, Verdict
+from scheduler_feedback.core.verdict_text import sentence
+from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns
+from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
+from scheduler_feedback.policies.nodes.quarantine import ACCUSING, hold_against, others_want
+from scheduler_feedback.policies.queue.preemption import stop_for
+from scheduler_feedback.policies.remediation import hang_restart
+from scheduler_feedback.policies.remediation.mitigation_options import ACTIONS, Ruling, cheaper_to_move, rule
+from scheduler_feedback.policies.remediation.move_cost import accused_nodes, lost_seconds
+
+
+def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
+    """Yield when the options of gangs with an active verdict, or on a slow node, are weighed again."""
+    for verdict in state.verdicts.values():
+        job, case = state.jobs.get(verdict.gang), state.cases.get(verdict.verdict_id)
+        if job is not None and case is not None and job.spec.restartable and _is_open(job, verdict, case):
+            yield next_evaluation_ns(verdict.first_wall_ns, state.now_ns)
+            confirmed = state.judged.get(verdict.verdict_id) is True
+            kept = (
+                hang_restart.keeps(state.policy, job, verdict, confirmed, state.now_ns)
+                if verdict.kind is Kind.HANG
+                else None
+            )
+            if kept is not None and kept[2] is not None:
+                yield kept[2]
+    if state.frozen or not ledger.running:
+        return
+    for name in ledger.doubtful:
+        node = state.nodes[name]
+        if node.slowdown > 1 and node.doubted_ns is not None and node.verdict_id:
+            yield next_evaluation_ns(node.doubted_ns, state.now_ns)
+
+
+def _is_open(job: Job, verdict: Verdict, case: Case) -> bool:
+    """Whether something may still be decided about the running gang for this verdict."""
+    return (
+        job.state is JobState.RUNNING
+        and job.stop_reason is None
+        and (verdict.kind in ACCUSING or bool(verdict.aggressor))
+        and case.ruling not in ACTIONS
+        and case.ruling != "released"
+    )
+
+
+def judge_running_gangs(turn: Turn, ledger: Ledger) -> None:
+    """Rule on every verdict that stands against a member of a running gang; act on it, or say why not, once."""
+    plan = ledger.plan if turn.state.verdicts else None
+    for verdict in list(turn.state.verdicts.values()):
+        job = turn.state.jobs.get(verdict.gang)
+        case = turn.state.cases.setdefault(verdict.verdict_id, Case())
+        if plan is None or job is None or not _is_open(job, verdict, case):
+            continue
+        ruling = rule(turn.state, job, verdict, plan, turn.now_ns)
+        if ruling.code == "separate":
+            job, ruling = cheaper_to_move(turn.state, job, verdict, ruling, plan, turn.now_ns)
+        if ruling.code in ACTIONS:
+            _migrate(turn, job, verdict, case, ruling)
+        elif ruling.code != case.ruling:
+            words = ruling.reason if verdict.kind is Kind.HANG else f"stays where it is: {ruling.reason}"
+            turn.decide(job.job_id, "stay", words, ruling.detail(verdict))
+            case.ruling, case.reason = ruling.code, ruling.reason
+    if ledger.doubtful and not turn.state.frozen:
+        for job, verdict in list(beside(turn.state, ledger, turn.now_ns)):
+            ruling = rule(turn.state, job, verdict, ledger.plan, turn.now_ns)
+            if ruling.code in ACTIONS and job.proposed != verdict.verdict_id:
+                job.proposed = verdict.verdict_id
+                _migrate(turn, job, verdict, Case(), ruling)
+
+
+def beside(state: State, ledger: Ledger, now_ns: int) -> Iterator[tuple[Job, Verdict]]:
+    """Gangs on a slow node about which no verdict stands, each with what another's verdict says of it.
+
+    It has to have been a verdict about the node, not about one of its devices. Nothing is taken for granted of how long
+    it will last: as long again as it is known, so that a false verdict is taken back long before it moves anybody.
+    """
+    known = {node.name: found for node in _slow_nodes(state, ledger) if (found := _about(state, node)) is not None}
+    if not known:
+        return
+    told = {verdict.gang for verdict in state.verdicts.values()}
+    for job_id in sorted(ledger.running):
+        job = state.jobs[job_id]
+        on_it = next((rank for rank in job.ranks if rank.slot.node in known), None)
+        if on_it is None or job_id in told or job.stop_reason is not None or job.attempt_started_ns is None:
+            continue
+        node, verdict = state.nodes[on_it.slot.node], known[on_it.slot.node]
+        doubted_ns = node.doubted_ns or now_ns
+        since_ns = max(doubted_ns, job.attempt_started_ns)
+        yield (
+            job,
+            replace(
+                verdict,
+                verdict_id=f"{verdict.verdict_id}/{job_id}-{job.attempt}",
+                gang=job_id,
+                attempt=job.attempt,
+                rank=on_it.rank,
+                first_wall_ns=since_ns,
+                last_wall_ns=now_ns,
+                lasts_seconds=(now_ns - since_ns + now_ns - doubted_ns) / 1e9,
+            ),
+        )
+
+
+def _slow_nodes(state: State, ledger: Ledger) -> Iterator[Node]:
+    """Nodes that are held to be slow, were not seen well again, and whose slots nobody waits for."""
+    for name in sorted(ledger.doubtful):
+        node = state.nodes[name]
+        if node.slowdown > 1 and node.doubted_ns is not None and node.verdict_id and not others_want(state, node):
+            yield node
+
+
+def _about(state: State, node: Node) -> Verdict | None:
+    """The verdict for which the node is in its state, where it is about the whole node."""
+    found = state.verdicts.get(node.verdict_id) or next(
+        (past.verdict for past in reversed(state.past_verdicts) if past.verdict.verdict_id == node.verdict_id), None
+    )
+    return found if found is not None and found.kind is Kind.STRAGGLER and found.level == "node" else None
+
+
+_WORDS = {
+    "migrate": "move",
+    "separate": "move away from the other",
+    "shrink": "go on with fewer ranks",
+    "requeue": "wait for another place",
+    "restart": "restart",
+}
+
+
+def _migrate(turn: Turn, job: Job, verdict: Verdict, case: Case, ruling: Ruling) -> None:
+    state = turn.state
+    case.reason, words = ruling.reason, _WORDS[ruling.code]
+    if state.frozen:
+        if case.ruling != "frozen":
+            case.ruling = "frozen"
+            turn.decide(
+                job.job_id,
+                ruling.code,
+                f"would {'restart' if ruling.code == 'restart' else 'move'}, but actions are frozen: {ruling.reason}",
+                ruling.detail(verdict),
+                "frozen",
+            )
+        return
+    case.ruling = ruling.code
+    applied = state.policy.mode is Mode.ACT
+    state.decision_count += 1
+    state.decisions.append(
+        Decision(
+            decision_id=f"d-{state.decision_count:06d}",
+            job_id=job.job_id,
+            verdict_id=verdict.verdict_id,
+            wall_ns=turn.now_ns,
+            applied=applied,
+            predicted_gain_seconds=ruling.test.benefit_seconds - ruling.test.cost_seconds,
+            slowdown=verdict.slowdown,
+            cost_seconds=ruling.test.cost_seconds,
+            attempt=job.attempt,
+            fault_cost_seconds=lost_seconds(verdict, turn.now_ns),
+        )
+    )
+    if not applied:
+        turn.decide(job.job_id, ruling.code, f"would {words}: {ruling.reason}", ruling.detail(verdict), "observed")
+        return
+    turn.decide(job.job_id, ruling.code, f"is to {words}: {ruling.reason}", ruling.detail(verdict))
+    for other in ruling.stopped:
+        stop_for(turn, ledger_of(state), state.jobs[other], job)
+    job.stop_reason = StopReason.MIGRATE
+    job.last_migration_ns = turn.now_ns
+    job.migrations += 1
+    job.excluded_nodes = () if ruling.in_place else accused_nodes(state, job)
+    job.claim = list(ruling.target)
+    ledger_of(state).file(job)
+    node = state.nodes.get(verdict.node)
+    if (
+        verdict.kind in ACCUSING
+        and node is not None
+        and not ruling.in_place
+        and node.state in (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.PROBATION)
+    ):
+        hold_against(turn, node, verdict, f"{job.job_id} moves away: {sentence(verdict)}")

@@ -1,0 +1,293 @@
+"""Answers: what can be done about a gang with a slow member, weighed by what each is expected to gain and to cost.
+
+    stay      costs nothing but what the fault costs; for good, or to wait and see (``patience``)
+    migrate   to free slots on healthy nodes, else to spares, else to spares that are lent, whose borrowers' loss
+              counts; a swap, where only the accused slots are exchanged
+    separate  for interference: away from the other job, to where the two share neither node nor rack
+    shrink    an elastic gang goes on with fewer members, none of them accused; costs R (n / members - 1) more
+    requeue   stop and wait for a healthy place; costs the time until one is expected to be free more
+    restart   of a gang that hangs (``hangs``): away from the culprit, else in its own place
+
+Of those that can be had and pay (``cost.CostTest``), the one with the largest gain is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from msgspec import structs
+
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.cycle_context import span
+from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
+from scheduler_feedback.core.slot_plan import Plan
+from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+from scheduler_feedback.core.verdict_text import sentence
+from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.intake import external_jobs
+from scheduler_feedback.policies.nodes.spares import borrowers
+from scheduler_feedback.policies.queue.backfill import reserve
+from scheduler_feedback.policies.queue.placement import place, still_usable, where
+from scheduler_feedback.policies.remediation import hang_restart
+from scheduler_feedback.policies.remediation.move_cost import (
+    CostTest,
+    accused_nodes,
+    cooling,
+    cooling_ns,
+    cost_test,
+    moving_seconds,
+    save_seconds,
+    unsaved_seconds,
+    with_course,
+)
+
+ACTIONS = frozenset({"migrate", "separate", "shrink", "requeue", "restart"})
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What is best for the gang. code: one of ACTIONS, or why it stays, in one word. target: the new slots, by rank.
+
+    swap: all that nobody accuses stay where they are. stopped: gangs that give back spares for it. others: (code,
+    expected cost in seconds) of what was weighed too. in_place: the target is the gang's own place, which is in doubt.
+    """
+
+    code: str
+    reason: str
+    test: CostTest
+    target: tuple[Slot, ...] = ()
+    swap: bool = False
+    stopped: tuple[str, ...] = ()
+    others: tuple[tuple[str, float], ...] = ()
+    in_place: bool = False
+
+    def detail(self, verdict: Verdict) -> tuple[tuple[str, str], ...]:
+        """The terms, and the alternatives that were weighed with what each is expected to cost."""
+        move = f"{self.test.cost_seconds:.1f} s" + (f", to {where(self.target)}" if self.target else ", nowhere to go")
+        taken = self.code if self.code in ACTIONS else "migrate"
+        return (
+            ("verdict", verdict.verdict_id),
+            *self.test.detail(),
+            ("alternative stay", f"{self.test.benefit_seconds:.1f} s"),
+            (f"alternative {taken}", move),
+            *((f"alternative {code}", f"{cost:.1f} s") for code, cost in self.others),
+            *((("give back spares", " ".join(self.stopped)),) if self.stopped else ()),
+            *((("action", "swap" if self.swap else self.code),) if self.code in ACTIONS else ()),
+        )
+
+
+def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> Ruling:
+    """What is best for the gang. The plan is left as it was."""
+    policy = state.policy
+    confirmed = state.judged.get(verdict.verdict_id) is True
+    test = cost_test(state, job, verdict, now_ns)
+    apart = verdict.kind is Kind.INTERFERENCE and verdict.aggressor in state.jobs
+    target, stopped = _target(state, _undiminished(job), plan, verdict if apart else None)
+    if stopped:
+        lost = sum(moving_seconds(state, state.jobs[one], now_ns) * len(state.jobs[one].ranks) for one in stopped)
+        test = replace(test, queue_seconds=test.queue_seconds + lost / len(job.ranks))
+    if verdict.kind is Kind.HANG:
+        return _of_hang(state, job, verdict, Ruling("restart", "", test, target, stopped=stopped), plan, now_ns)
+    stranger = verdict.kind is Kind.INTERFERENCE and not apart
+    missing = _no_reason(verdict) if stranger else lacks(verdict, policy, confirmed)
+    if missing is not None:
+        return Ruling(*missing, test, target)
+    for code, stays, reason in (
+        ("restartable", not job.spec.restartable, "it did not declare that it can be restarted"),
+        ("cooldown", cooling_ns(policy, job, now_ns) > 0, cooling(policy)),
+        (
+            "cost",
+            not test.gains,
+            f"staying is expected to cost {span(test.benefit_seconds)}, moving {span(test.cost_seconds)}",
+        ),
+    ):
+        if stays:
+            return Ruling(code, reason, test, target)
+    test = with_course(state, job, verdict, test, now_ns)
+    found: list[Ruling] = []
+    if target:
+        code = "separate" if apart else "migrate"
+        found.append(Ruling(code, "", test, target, _kept(state, job, target), stopped))
+    if not apart:
+        # What was started on a slow node was better off there than waiting; it is not stopped to wait again.
+        knowingly = job.attempt_started_ns is not None and verdict.first_wall_ns <= job.attempt_started_ns
+        found += [one for one in (_shrunk(state, job, test, plan),) if one is not None]
+        found += [one for one in (None if target or knowingly else _requeued(state, job, test, now_ns),) if one]
+    gaining = [one for one in found if one.test.gains]
+    paying = [one for one in gaining if one.test.pays]
+    if gaining and not paying:
+        return _waits(min(gaining, key=lambda one: one.test.cost_seconds))
+    if not paying:
+        away = f"{verdict.node}" if not apart else f"those of {verdict.aggressor}"
+        return Ruling("target", f"{job.spec.ranks} slots on healthy nodes other than {away} are not free", test)
+    best = max(paying, key=lambda one: one.test.net_seconds)  # of equals the first
+    others = tuple((one.code, one.test.cost_seconds) for one in found if one is not best)
+    return replace(best, reason=weighed(verdict, best.test), others=others)
+
+
+def _of_hang(state: State, job: Job, verdict: Verdict, restart: Ruling, plan: Plan, now_ns: int) -> Ruling:
+    """A gang that hangs is restarted elsewhere, with fewer ranks, once a healthy place is free, or where it is: the
+    first that can be had. restart: with the target that was found elsewhere, if any."""
+    test = restart.test
+    confirmed = state.judged.get(verdict.verdict_id) is True
+    if (kept := hang_restart.keeps(state.policy, job, verdict, confirmed, now_ns)) is not None:
+        code, why, _ = kept
+        words = hang_restart.in_words(verdict, code, why, test.cost_seconds, now_ns)
+        return Ruling(code, words, test, restart.target)
+    found: Ruling | None = restart if restart.target else None
+    found = found or _shrunk(state, job, test, plan) or _requeued(state, job, test, now_ns)
+    if found is None and still_usable(plan, state.nodes, (rank.slot for rank in job.ranks)):
+        found = Ruling("restart", "", test, tuple(rank.slot for rank in job.ranks), in_place=True)
+    if found is None:
+        words = f"{job.spec.ranks} slots on healthy nodes other than {verdict.node} are not free"
+        return Ruling("target", hang_restart.in_words(verdict, "target", words, test.cost_seconds, now_ns), test)
+    where_to = " in its own place, for no other can be had" if found.in_place else ""
+    reason = f"{sentence(verdict)}: a restart{where_to} is expected to cost {span(found.test.cost_seconds)}"
+    return replace(found, reason=reason, swap=bool(restart.target) and _kept(state, job, restart.target))
+
+
+def lacks(verdict: Verdict, policy: Policy, confirmed: bool = False) -> tuple[str, str] | None:
+    """Why the verdict can't be a reason to touch a running gang, in one word and in words; None where it can.
+
+    confirmed: an operator has said that it is right. Whether it is reason enough is for the cost to say.
+    """
+    if verdict.kind not in (Kind.STRAGGLER, Kind.INTERFERENCE):
+        return _no_reason(verdict)
+    if verdict.cause is Cause.UNKNOWN and not confirmed:
+        return "cause", "the cause is unknown, so it may not be the node's"
+    if verdict.confidence < policy.minimum_confidence and not confirmed:
+        return "confidence", f"confidence {verdict.confidence:.2f} is below {policy.minimum_confidence:.2f}"
+    return None
+
+
+def _no_reason(verdict: Verdict) -> tuple[str, str]:
+    return "kind", f"a verdict of {verdict.kind.value} is no reason to move"
+
+
+def _waits(ruling: Ruling) -> Ruling:
+    """The answer, put off."""
+    test, words = ruling.test, "be moved" if ruling.code in ("migrate", "separate") else ruling.code
+    seconds, cost = test.wait or (0.0, test.cost_seconds)
+    reason = (
+        f"what makes it slow may end by itself: to see for another {span(seconds)}, and to {words} only then, "
+        f"is expected to cost {span(cost)}; to {words} now {span(test.cost_seconds)}"
+    )
+    return replace(ruling, code="wait", reason=reason, stopped=(), swap=False)
+
+
+def weighed(verdict: Verdict, test: CostTest) -> str:
+    return (
+        f"{sentence(verdict)}: staying is expected to cost {span(test.benefit_seconds)}, "
+        f"moving {span(test.cost_seconds)}"
+    )
+
+
+def _kept(state: State, job: Job, target: tuple[Slot, ...]) -> bool:
+    """Whether all healthy members stay where they are: only what is accused is exchanged."""
+    accused, there = accused_nodes(state, job), set(target)
+    return all(rank.slot in there for rank in job.ranks if rank.slot.node not in accused)
+
+
+def _undiminished(job: Job) -> Job:
+    """The gang, were it to go on with no fewer ranks than it has; with fewer is another answer."""
+    if job.spec.min_ranks is None or not job.ranks:
+        return job
+    return structs.replace(job, spec=structs.replace(job.spec, min_ranks=len(job.ranks)))
+
+
+def _shrunk(state: State, job: Job, test: CostTest, plan: Plan) -> Ruling | None:
+    """The gang goes on with the members that nobody accuses, and what else it can have; None where that is too few."""
+    if job.spec.min_ranks is None or job.spec.groups:
+        return None
+    accused = accused_nodes(state, job)
+    healthy = tuple(rank.slot for rank in job.ranks if rank.slot.node not in accused)
+    elsewhere, _ = _target(state, job, plan, None)
+    if len(elsewhere) > len(healthy):
+        healthy = elsewhere
+    if not job.spec.min_ranks <= len(healthy) < len(job.ranks):
+        return None
+    longer = test.remaining_seconds * (len(job.ranks) / len(healthy) - 1)
+    return Ruling("shrink", "", replace(test, queue_seconds=test.queue_seconds + longer), healthy)
+
+
+def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Ruling | None:
+    """The gang waits for a healthy place; None where none can be foreseen.
+
+    Nor where it is another scheduler's and others wait there: who is first then, and when, only that one knows.
+    """
+    if job.spec.kind is JobKind.HOSTED and state.host_waits:
+        return None
+    ledger = ledger_of(state)
+    avoided = (*accused_nodes(state, job), *(n for n in ledger.doubtful if state.nodes[n].state is NodeState.SUSPECT))
+    mark = ledger.plan.checkpoint()
+    ledger.plan.give(rank.slot for rank in job.ranks)
+    ends = [end for end in ledger.ends if end.job_id != job.job_id]
+    wanted = structs.replace(_undiminished(job), excluded_nodes=avoided)
+    found = reserve(ledger.plan, ends, wanted, now_ns, state.policy)
+    ledger.plan.rollback(mark)
+    if found is None:
+        return None
+    # Those that wait already come first: it is not counted on before they have been served.
+    waits = (found.from_ns - now_ns) / 1e9 + sum(p.length_ns for p in ledger.line.places.values()) / 1e9
+    return Ruling("requeue", "", replace(test, queue_seconds=test.queue_seconds + waits))
+
+
+def _target(state: State, job: Job, plan: Plan, disturbed: Verdict | None) -> tuple[tuple[Slot, ...], tuple[str, ...]]:
+    """Where the gang could go now, () for nowhere, and who would have to give back spares for it.
+
+    To free slots and those of its own that no verdict accuses, on no suspect node; then to spares too; then to spares
+    that are lent. Nowhere, where another scheduler is about to give what is free to others. disturbed: of interference:
+    it must share no rack (no node, where racks are not known) with the other.
+    """
+    if external_jobs.will_be_taken(state, ledger_of(state), job):
+        return (), ()
+    avoided = accused_nodes(state, job)
+    if disturbed is not None:
+        avoided = (*avoided, *around(state, state.jobs[disturbed.aggressor]))
+    mark = plan.checkpoint()
+    try:
+        ledger = ledger_of(state)
+        plan.give(rank.slot for rank in job.ranks)
+        most = ledger.most_ranks_instead(job)
+        found = place(plan, job, avoided, suspects=False, policy=state.policy, most=most)
+        if found is not None or not plan.has_spares() or disturbed is not None:
+            return found or (), ()
+        found = place(plan, job, avoided, suspects=False, policy=state.policy, most=most, spares=True)
+        if found is not None:
+            return found, ()
+        lent = [one for one in borrowers(state, ledger) if one != job.job_id]
+        plan.give(slot for one in lent for slot in ledger.held[one] if state.nodes[slot.node].spare)
+        found = place(plan, job, avoided, suspects=False, policy=state.policy, most=most, spares=True) or ()
+        return found, tuple(one for one in lent if not set(found).isdisjoint(ledger.held[one]))
+    finally:
+        plan.rollback(mark)
+
+
+def around(state: State, job: Job) -> tuple[str, ...]:
+    """The nodes that share a rack with a job, or are its own."""
+    own = {rank.slot.node for rank in job.ranks if rank.slot.node in state.nodes}
+    racks = {(node.spine, node.rack) for name in own if (node := state.nodes[name]).rack}
+    inside = (n.name for n in state.nodes.values() if n.name in own or (n.rack and (n.spine, n.rack) in racks))
+    return tuple(sorted(inside))
+
+
+def cheaper_to_move(
+    state: State, job: Job, verdict: Verdict, ruling: Ruling, plan: Plan, now_ns: int
+) -> tuple[Job, Ruling]:
+    """Of two that disturb each other, the one that moves at the lower cost in GPU-seconds, with its place."""
+    other = state.jobs[verdict.aggressor]
+    movable = other.state is JobState.RUNNING and other.stop_reason is None and other.spec.restartable
+    if not movable or cooling_ns(state.policy, other, now_ns) > 0:
+        return job, ruling
+    test = replace(
+        ruling.test,
+        save_seconds=save_seconds(other),
+        unsaved_seconds=unsaved_seconds(other, now_ns),
+        restart_seconds=other.spec.restart_cost_seconds,
+        measured_seconds=None,
+    )
+    target, _ = _target(state, other, plan, replace(verdict, aggressor=job.job_id))
+    if not target or test.cost_seconds * len(other.ranks) >= ruling.test.cost_seconds * len(job.ranks):
+        return job, ruling
+    return other, replace(ruling, test=test, target=target, swap=False)

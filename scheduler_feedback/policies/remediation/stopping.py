@@ -1,0 +1,45 @@
+"""Stopping: the backend is asked to stop what is to stop."""
+
+from __future__ import annotations
+
+from scheduler_feedback.core.actions import StopGang
+from scheduler_feedback.core.cycle_context import Turn, span
+from scheduler_feedback.core.job import JobState, StopReason
+from scheduler_feedback.policies.index.scheduling_index import Ledger
+
+_GOES_ON = frozenset({StopReason.MIGRATE, StopReason.PREEMPT, StopReason.RESIZE})
+
+
+def ask_for_stops(turn: Turn, ledger: Ledger) -> None:
+    """Ask the backend to stop what is to stop; again where it refused, or where nothing has come of it for too long."""
+    for job_id in sorted(ledger.stopping):
+        job = turn.state.jobs[job_id]
+        if job.stop_reason is None or not job.state.holds_slots or turn.now_ns < job.not_before_ns:
+            continue
+        if turn.state.frozen and job.stop_reason is not StopReason.CANCEL:
+            continue
+        spec, why = job.spec, job.stop_reason
+        repeated = job.state is JobState.STOPPING
+        # What has not begun has nothing to save, and what does not go on needs no checkpoint.
+        command = spec.checkpoint_command if why in _GOES_ON and job.state is not JobState.STARTING else ()
+        job.state = JobState.STOPPING
+        job.stopping_ns = turn.now_ns if job.stopping_ns is None else job.stopping_ns
+        job.not_before_ns = turn.after(spec.stop_seconds + turn.state.policy.start_timeout_seconds)
+        job.action_id = turn.action_id()
+        ledger.stops(job)
+        reason = job.failure or why.value
+        turn.actions.append(
+            StopGang(
+                *(job.action_id, job.job_id, job.attempt, spec.checkpoint_signal, spec.grace_seconds, why, reason),
+                checkpoint_command=command,
+                checkpoint_timeout_seconds=spec.checkpoint_timeout_seconds if command else 0.0,
+            )
+        )
+        again = " again" if repeated else ""
+        first = f"{command[0]} within {span(spec.checkpoint_timeout_seconds)}, then " if command else ""
+        turn.tell(
+            job.job_id,
+            "stopping",
+            f"attempt {job.attempt} is asked{again} to stop ({reason}): {first}{spec.checkpoint_signal}, "
+            f"{span(spec.grace_seconds)} to save",
+        )

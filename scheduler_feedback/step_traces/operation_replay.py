@@ -1,0 +1,220 @@
+"""Replay: a step rebuilt from its operations, with some of them taking other times than they did.
+
+A rank runs its operations one behind the other; those that were launched at one instant run together. A computation
+takes its time. A transfer or collective begins when the last of those who take part in it has launched it, and takes
+its transfer time from then on: what an operation waited for its peers is not its own time and is not kept. This is the
+what-if analysis of ByteDance's straggler study (OSDI'25): the ideal step is the one in which every operation of a kind
+takes the same time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
+
+SENDS = {"forward-send": ("forward-recv", 1), "backward-send": ("backward-recv", -1)}
+"""What a send is received as, and how many stages further on."""
+
+OF_REPLICAS = ("grads-reduce-scatter", "params-all-gather", "grads-all-reduce")  # among the data ranks of a stage
+OF_PIPELINE = ("embedding-grads-all-reduce",)  # among the stages of a data rank that have it
+OF_ALL = ("optimizer-clip-main-grad",)  # the norm of all gradients
+
+OWN = ("forward-compute", "backward-compute", "optimizer", "gc")
+"""Operations of a rank alone; every other waits for somebody."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operations:
+    """m operations in rows. step: number. rank: index of the rank among n. kind: index into kinds. start, seconds:
+    float64 [m], start from the step's own zero. data, stage: of each rank [n]."""
+
+    kinds: tuple[str, ...]
+    step: IntArray
+    rank: IntArray
+    kind: IntArray
+    start: FloatArray
+    seconds: FloatArray
+    data: IntArray
+    stage: IntArray
+
+
+@dataclass(slots=True)
+class _Operation:
+    """One operation of the program of a rank. place: number of the same operation in other steps and ranks: (kind,
+    occurrence). own: time without waiting. meets: who takes part, None where nobody else does."""
+
+    kind: int
+    place: tuple[int, int]
+    row: int
+    own: float
+    meets: tuple[object, ...] | None
+
+
+Program = list[list[list[_Operation]]]
+"""For each rank its launches, each the operations that began at one instant."""
+
+
+class Replay:
+    """The steps of a trace, ready to be replayed."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self._numbers = np.unique(operations.step)
+        order = np.lexsort((operations.kind, operations.start, operations.rank, operations.step))
+        bounds = np.searchsorted(operations.step[order], [*self._numbers, np.iinfo(np.int64).max])
+        self._programs: list[Program] = []
+        for first, last in itertools.pairwise(bounds.tolist()):
+            self._programs.append(self._program(order[first:last]))
+        self._usual = self._usual_times()
+
+    def ideal_seconds(self) -> float:
+        """Length of the step in which every operation of a kind takes the same time: the mean of all for a
+        computation, the median for a transfer; the mean over steps, whose programs may differ."""
+        return self._mean(lambda _step, _rank, operation: self._usual[operation.kind])
+
+    def without_seconds(self, suspects: Mapping[int, tuple[int, int]]) -> float:
+        """Mean length of the steps in which the suspects compute as fast as the median of their peers.
+
+        suspects: rank index -> first and last step in which it is replaced. Peers are the other ranks of its stage,
+        operation by operation; with no peers left, the usual time of the kind.
+        """
+        operations = self._operations
+        peers: dict[tuple[int, tuple[int, int], int], list[float]] = defaultdict(list)
+        stages = {int(operations.stage[rank]) for rank in suspects}
+        for index, program in enumerate(self._programs):
+            for rank, launches in enumerate(program):
+                if rank in suspects or int(operations.stage[rank]) not in stages:
+                    continue
+                for operation in (one for launch in launches for one in launch if one.meets is None):
+                    peers[index, operation.place, int(operations.stage[rank])].append(operation.own)
+
+        def time_of(index: int, rank: int, operation: _Operation) -> float:
+            if operation.meets is None and rank in suspects:
+                first, last = suspects[rank]
+                if first <= self._numbers[index] <= last:
+                    known = peers.get((index, operation.place, int(operations.stage[rank])))
+                    return min(operation.own, float(np.median(known)) if known else self._usual[operation.kind])
+            return operation.own
+
+        return self._mean(time_of)
+
+    def _mean(self, time_of) -> float:  # type: ignore[no-untyped-def]
+        return float(np.mean([_length(program, index, time_of) for index, program in enumerate(self._programs)]))
+
+    def _usual_times(self) -> list[float]:
+        own: dict[int, list[float]] = defaultdict(list)
+        meeting: dict[int, list[float]] = defaultdict(list)
+        for program in self._programs:
+            for launches in program:
+                for operation in (one for launch in launches for one in launch):
+                    (own if operation.meets is None else meeting)[operation.kind].append(operation.own)
+        usual = [0.0] * len(self._operations.kinds)
+        for kind, times in own.items():
+            usual[kind] = float(np.mean(times))
+        for kind, times in meeting.items():
+            usual[kind] = float(np.median(times))
+        return usual
+
+    def _program(self, rows: npt.NDArray[np.intp]) -> Program:
+        """One step: launches by rank, with who meets whom, and what each operation takes without waiting."""
+        operations = self._operations
+        program: Program = [[] for _ in operations.data]
+        occurrence: dict[tuple[int, int], int] = defaultdict(int)
+        meetings: dict[tuple[object, ...], list[_Operation]] = defaultdict(list)
+        for row in rows.tolist():
+            rank, kind = int(operations.rank[row]), int(operations.kind[row])
+            number = occurrence[rank, kind]
+            occurrence[rank, kind] += 1
+            meets = self._meeting(operations.kinds[kind], rank, number)
+            one = _Operation(kind, (kind, number), row, float(operations.seconds[row]), meets)
+            launches = program[rank]
+            if launches and operations.start[launches[-1][0].row] == operations.start[row]:
+                launches[-1].append(one)
+            else:
+                launches.append([one])
+            if meets is not None:
+                meetings[meets].append(one)
+        for members in meetings.values():
+            if len(members) == 1:
+                members[0].meets = None  # its peers were not traced
+                continue
+            starts = [operations.start[one.row] for one in members]
+            ends = [operations.start[one.row] + operations.seconds[one.row] for one in members]
+            own = max(0.0, float(min(ends) - max(starts)))
+            for one in members:
+                one.own = own
+        return program
+
+    def _meeting(self, kind: str, rank: int, number: int) -> tuple[object, ...] | None:
+        """Names the meeting that this operation is part of; None for an operation of the rank alone."""
+        data, stage = int(self._operations.data[rank]), int(self._operations.stage[rank])
+        stages = int(self._operations.stage.max()) + 1
+        if kind in SENDS:
+            received, further = SENDS[kind]
+            return (received, data, (stage + further) % stages, number)
+        if kind in ("forward-recv", "backward-recv"):
+            return (kind, data, stage, number)
+        if kind in OF_REPLICAS:
+            return (kind, "stage", stage, number)
+        if kind in OF_PIPELINE:
+            return (kind, "data", data, number)
+        if kind in OF_ALL:
+            return (kind, "all", number)
+        return None
+
+
+def _length(program: Program, index: int, time_of) -> float:  # type: ignore[no-untyped-def]
+    """Run one step's program; the time at which its last operation ends."""
+    expected: dict[tuple[object, ...], int] = defaultdict(int)
+    for launches in program:
+        for one in (one for launch in launches for one in launch if one.meets is not None):
+            expected[one.meets] += 1  # type: ignore[index]
+    now, at = [0.0] * len(program), [0] * len(program)
+    arrived: dict[tuple[object, ...], int] = defaultdict(int)
+    ready: dict[tuple[object, ...], float] = defaultdict(float)
+    taken: dict[tuple[object, ...], float] = defaultdict(float)
+    waiting: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    launched = [False] * len(program)
+    runnable = list(range(len(program)))
+    while True:
+        while runnable:
+            rank = runnable.pop()
+            launches = program[rank]
+            while at[rank] < len(launches):
+                launch = launches[at[rank]]
+                if not launched[rank]:
+                    launched[rank] = True
+                    for one in launch:
+                        if (meets := one.meets) is not None:
+                            arrived[meets] += 1
+                            ready[meets] = max(ready[meets], now[rank])
+                            taken[meets] = max(taken[meets], time_of(index, rank, one))
+                            if arrived[meets] == expected[meets]:
+                                runnable += waiting.pop(meets, [])
+                missing = next(
+                    (one.meets for one in launch if one.meets is not None and arrived[one.meets] < expected[one.meets]),
+                    None,
+                )
+                if missing is not None:
+                    waiting[missing].append(rank)
+                    break
+                ends = (
+                    now[rank] + time_of(index, rank, one) if one.meets is None else ready[one.meets] + taken[one.meets]
+                    for one in launch
+                )
+                now[rank] = max(now[rank], *ends)
+                at[rank] += 1
+                launched[rank] = False
+        if not waiting:
+            return max(now)
+        # A trace with holes: the meeting that misses the fewest takes place without them.
+        meets = min(waiting, key=lambda key: expected[key] - arrived[key])
+        expected[meets] = arrived[meets]
+        runnable += waiting.pop(meets)
