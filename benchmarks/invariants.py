@@ -1,6 +1,6 @@
 """Invariants of the cycle over millions of steps: ``python -m benchmarks.invariants --steps 1000000 --json``.
 
-The state machine of tests/feedback/state_machine.py, run by hypothesis with one seed after another until so many steps
+The state machine of tests/cluster/state_machine.py, run by hypothesis with one seed after another until so many steps
 are done. A step is a rule: a submission, an end, a verdict, a node that goes, other settings, a kill with a replay.
 After every cycle of every step it is checked what docs/explanation/scheduler.md promises. The first failure ends the
 run: hypothesis prints the steps that lead to it. Exit code 1 then.
@@ -16,7 +16,7 @@ import time
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.feedback.state_machine import Invariants
+from tests.cluster.state_machine import Invariants
 
 EXAMPLES = 50
 """Worlds a seed: what hypothesis learns of one world's steps helps it in the next ones, up to a point."""

@@ -7,7 +7,7 @@ than their authors do (NVRx: a minute; DLRover: at the start), so that their del
 
 Seeds are judging seeds: the detector was not changed after a look at them. Its weather is no judge in that sense: the
 same kinds were used while it was built. What a model of a gang can show is limited; recorded gangs are in
-tests/feedback/test_straggler.py.
+tests/detectors/test_straggler.py.
 
 Known miss, with --seeds 20: the 95th percentile of the delay of the 20 % intermittent fault is 15.1 s, over the limit.
 Stops that fall inside of the collective, several in a row, leave all ranks' steps alike, and one sample a second of a

@@ -110,9 +110,9 @@ def test_each_is_judged_once_and_those_of_the_same_tests_by_one_process() -> Non
 def test_a_break_is_killed_where_a_test_fails_and_survives_where_none_does() -> None:
     noticed = Mutant(
         "backends.local.attempt_files:decision", "GO if word == GO else ABORT", "ABORT if word == ABORT else GO",
-        ("tests/feedback/test_attempt_records.py",),
+        ("tests/backends/test_attempt_records.py",),
     )  # fmt: skip
-    passed_over = dataclasses.replace(noticed, tests=("tests/feedback/test_medians.py",))
+    passed_over = dataclasses.replace(noticed, tests=("tests/detectors/test_medians.py",))
     missing = dataclasses.replace(noticed, old="no such fragment")
     outcomes = [(one.mutant, one.outcome) for one in run([noticed, passed_over, missing], 1)]
     assert set(outcomes) == {(noticed, "killed"), (passed_over, "survived"), (missing, "error")}

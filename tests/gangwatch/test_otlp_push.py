@@ -31,8 +31,8 @@ from scheduler_feedback.core.events import Submitted
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.journal.store import NumberedEntry
+from tests.cluster.memory_backend import MemoryBackend, World
 from tests.exporter.test_push import Receiver
-from tests.feedback.memory_backend import MemoryBackend, World
 from tests.web.findings import straggler
 
 

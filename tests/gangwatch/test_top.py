@@ -25,8 +25,8 @@ from rich.console import Console
 
 from gangwatch.display.top_screen import screen
 from scheduler_feedback.controller import cycle_thread as loop_module
-from tests.feedback.memory_backend import World
-from tests.feedback.site import Site, serving
+from tests.cluster.memory_backend import World
+from tests.controller.site import Site, serving
 from tests.web.findings import straggler
 
 LEAVES_THE_SCREEN = b"\x1b[?1049l"

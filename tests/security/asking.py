@@ -14,8 +14,8 @@ from urllib.parse import urlencode
 from scheduler_feedback.api.access.attempts import Attempts
 from scheduler_feedback.api.access.authentication import Authentication
 from scheduler_feedback.api.access.tokens import OWN_TOKENS, TokenEntry, hash_of, make_token, write_entries
-from tests.feedback.memory_backend import World
-from tests.feedback.site import JOB, Answer, Site, serving
+from tests.cluster.memory_backend import World
+from tests.controller.site import JOB, Answer, Site, serving
 
 PEOPLE = {"vic": "viewer", "ana": "submitter", "bob": "submitter", "boss": "operator"}
 """Users by name, with the role of each."""

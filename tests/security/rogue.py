@@ -45,7 +45,7 @@ from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED
 from scheduler_feedback.core.telemetry.placements import Attest, Placements
 from scheduler_feedback.detectors import make_all
-from tests.feedback.world import START_NS, World
+from tests.cluster.cycle_world import START_NS, World
 from tests.kubernetes.makers import pod_body
 
 SECOND = 1_000_000_000
@@ -288,7 +288,7 @@ EVENTS = ("xid", "gpu_lost", "nic_link", "recovery-action", "device-lost", "link
 
 class Rogue:
     """Frames of an agent that lies about whatever a frame can say. Every frame names its own node: the feed refuses
-    all others (tests/feedback/test_feed.py)."""
+    all others (tests/feed/test_feed.py)."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

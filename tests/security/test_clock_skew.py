@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("front-door"), pytest.ma
 TRAIN = str(Path(__file__).resolve().parents[2] / "examples" / "train_dp.py")
 
 
-@pytest.fixture(params=[300])  # behind: tests/feedback/test_node_clock.py
+@pytest.fixture(params=[300])  # behind: tests/core/test_node_clock.py
 def door(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FrontDoor]:
     compiler, library = needs.component("gcc", "gcc"), tmp_path / "skew.so"
     source = Path(__file__).with_name("skew.c")

@@ -39,7 +39,7 @@ from scheduler_feedback.core.telemetry.occurrences import Occurrences
 from scheduler_feedback.core.telemetry.placements import Attest, Placed, Placements, Refusal
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.cycle import explain
-from tests.feedback.world import START_NS, World
+from tests.cluster.cycle_world import START_NS, World
 from tests.security.rogue import (
     BOOTED_NS,
     KINDS,

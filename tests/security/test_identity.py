@@ -45,7 +45,7 @@ from scheduler_feedback.feed import feed as feed_module
 from scheduler_feedback.feed.credentials import Credentials
 from tests.exporter.certificates import Authority as OpenSsl
 from tests.exporter.sample_frames import small_frame, small_layout
-from tests.feedback.test_feed_over_tls import follow
+from tests.feed.test_feed_over_tls import follow
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 

@@ -30,8 +30,8 @@ from scheduler_feedback.api.access.tokens import OWN_TOKENS, Tokens, make_token
 from scheduler_feedback.api.web.login import following
 from scheduler_feedback.controller.controller import Controller
 from scheduler_feedback.core.state import Policy
+from tests.cluster.memory_backend import MemoryBackend, World
 from tests.exporter.certificates import Authority
-from tests.feedback.memory_backend import MemoryBackend, World
 from tests.security.asking import JOB, Browser, People, people
 from tests.security.provider import CLIENT, Provider, raw_token
 

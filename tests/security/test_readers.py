@@ -22,8 +22,8 @@ from scheduler_feedback.core.job import JobSpec, JobState
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.state_copy import frozen
 from scheduler_feedback.cycle import run
-from tests.feedback.memory_backend import World
-from tests.feedback.site import Site, serving
+from tests.cluster.memory_backend import World
+from tests.controller.site import Site, serving
 
 SECOND = 1_000_000_000
 

@@ -25,8 +25,8 @@ from scheduler_feedback.controller.progress import LATE_SECONDS, STUCK_SECONDS, 
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.feed.agent_reporting import NEVER_SECONDS, hearing_of, silent
 from scheduler_feedback.feed.stream_state import Stream
-from tests.feedback.memory_backend import World
-from tests.feedback.site import serving
+from tests.cluster.memory_backend import World
+from tests.controller.site import serving
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 
 SECOND = 1_000_000_000

@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Browser
 
 from scheduler_feedback.controller import cycle_thread as loop_module
-from tests.feedback.memory_backend import World
-from tests.feedback.site import Site, serving
+from tests.cluster.memory_backend import World
+from tests.controller.site import Site, serving
 from tests.web.browser import chromium
 
 

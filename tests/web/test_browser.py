@@ -20,8 +20,8 @@ from playwright.sync_api import Browser, FloatRect, Page, expect
 from agent.schema.frame import Frame, Layout
 from scheduler_feedback.controller import cycle_thread as loop_module
 from scheduler_feedback.core.events import NodeSeen
-from tests.feedback.memory_backend import World
-from tests.feedback.site import Site, serving
+from tests.cluster.memory_backend import World
+from tests.controller.site import Site, serving
 from tests.web.browser import page_of, serious_findings
 from tests.web.findings import step_frames, straggler
 

@@ -17,7 +17,7 @@ from scheduler_feedback.api.web.markup import Markup, join, tag
 from scheduler_feedback.api.web.progress import Progress, progress_of
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.telemetry.pace import Speed
-from tests.feedback.site import Site
+from tests.controller.site import Site
 from tests.web.findings import straggler
 
 EVIL = "<script>alert(1)</script>\"'&"

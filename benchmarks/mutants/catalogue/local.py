@@ -2,24 +2,23 @@
 
 from benchmarks.mutants.mutant import Mutant
 
-_F = "tests/feedback/test_"
-_FOLLOWED = (_F + "followed_attempt.py",)
-_PROCESSES = (_F + "local_backend_processes.py",)
-_RECORDS = (_F + "attempt_records.py", _F + "local_backend_processes.py")
+_FOLLOWED = ("tests/backends/test_followed_attempt.py",)
+_PROCESSES = ("tests/backends/test_local_backend_processes.py",)
+_RECORDS = ("tests/backends/test_attempt_records.py", "tests/backends/test_local_backend_processes.py")
 _SHIM = (
-    _F + "shim.py::test_exit_codes_are_a_shells",
-    _F + "shim.py::test_the_submitters_environment_is_over_the_base_and_the_rank_is_over_both",
-    _F + "shim.py::test_devices_are_in_the_order_of_local_ranks_and_leave_threads_alone",
-    _F + "shim.py::test_ranks_start_where_submitted_else_at_home",
-    _F + "shim.py::test_programs_are_found_as_execvp_finds_them",
-    _F + "shim.py::test_what_is_left_is_killed_at_the_earliest_of_all_instants",
-    _F + "shim.py::test_records_that_can_not_be_written_wait_in_their_order_and_the_first_stop_stands",
-    _F + "shim.py::test_what_is_wrong_is_said_once",
+    "tests/backends/test_shim.py::test_exit_codes_are_a_shells",
+    "tests/backends/test_shim.py::test_the_submitters_environment_is_over_the_base_and_the_rank_is_over_both",
+    "tests/backends/test_shim.py::test_devices_are_in_the_order_of_local_ranks_and_leave_threads_alone",
+    "tests/backends/test_shim.py::test_ranks_start_where_submitted_else_at_home",
+    "tests/backends/test_shim.py::test_programs_are_found_as_execvp_finds_them",
+    "tests/backends/test_shim.py::test_what_is_left_is_killed_at_the_earliest_of_all_instants",
+    "tests/backends/test_shim.py::test_records_that_can_not_be_written_wait_in_their_order_and_the_first_stop_stands",
+    "tests/backends/test_shim.py::test_what_is_wrong_is_said_once",
 )
 _PROBE = (
-    _F + "local_backend_probe.py::test_the_share_is_what_nothing_else_explains",
-    _F + "local_backend_probe.py::test_a_kernel_that_keeps_no_count_is_not_taken_for_one_that_counts_nothing",
-    _F + "local_backend_probe.py::test_steal_is_read_for_the_processors_that_count",
+    "tests/backends/test_local_backend_probe.py::test_the_share_is_what_nothing_else_explains",
+    "tests/backends/test_local_backend_probe.py::test_a_kernel_that_keeps_no_count_is_not_taken_for_one_that_counts_nothing",
+    "tests/backends/test_local_backend_probe.py::test_steal_is_read_for_the_processors_that_count",
 )
 
 MUTANTS = (

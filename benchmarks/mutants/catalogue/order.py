@@ -2,8 +2,8 @@
 
 from benchmarks.mutants.mutant import Mutant
 
-_ORDER = ("tests/feedback/test_order.py",)
-_ESTIMATES = ("tests/feedback/test_estimates.py",)
+_ORDER = ("tests/policies/test_order.py",)
+_ESTIMATES = ("tests/policies/test_estimates.py",)
 
 MUTANTS = (
     Mutant("policies.order.__init__:key_of", "(-job.spec.priority, 0,", "(job.spec.priority, 0,", _ORDER),
@@ -22,7 +22,7 @@ MUTANTS = (
         "policies.order.fifo:FirstComeFirstServed.name",
         "Order.FIFO",
         "Order.SJF",
-        ("tests/feedback/test_cycle_policies.py::test_every_order_that_the_policy_can_name_has_a_rule",),
+        ("tests/policies/test_cycle_policies.py::test_every_order_that_the_policy_can_name_has_a_rule",),
     ),
     Mutant(
         "policies.order.sjf:ShortestJobFirst.key",

@@ -2,11 +2,10 @@
 
 from benchmarks.mutants.mutant import Mutant
 
-_F = "tests/feedback/test_"
-_PARTS = (_F + "policies_parts.py",)
-_BACKFILL = (_F + "backfill.py",)
-_COSTS = (_F + "costs.py",)
-_TIMEOUTS = (_F + "timeouts.py", _F + "policies_parts.py")
+_PARTS = ("tests/policies/test_policy_parts.py",)
+_BACKFILL = ("tests/policies/test_backfill.py",)
+_COSTS = ("tests/policies/test_move_cost.py",)
+_TIMEOUTS = ("tests/policies/test_timeouts.py", "tests/policies/test_policy_parts.py")
 
 MUTANTS = (
     Mutant(
@@ -72,7 +71,7 @@ MUTANTS = (
         "policies.queue.resizing:grow",
         "(1 - len(job.ranks) / len(slots))",
         "(len(slots) / len(job.ranks) - 1)",
-        (_F + "policies_room.py",),
+        ("tests/policies/test_room.py",),
     ),
     Mutant(
         "policies.remediation.decision_scores:score_observed", "- lost_seconds(verdict, decision.wall_ns)", "", _PARTS
@@ -109,7 +108,7 @@ MUTANTS = (
         "policies.queue.starting:place_or_reserve",
         "if at_limit(ledger, job):",
         "if False:",
-        (_F + "policies_waiting.py",),
+        ("tests/policies/test_waiting_reasons.py",),
     ),
     Mutant(
         "policies.remediation.stopping:ask_for_stops",

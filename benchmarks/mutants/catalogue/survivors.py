@@ -2,40 +2,38 @@
 
 from benchmarks.mutants.mutant import Mutant
 
-_F = "tests/feedback/test_"
-
 MUTANTS = (
     Mutant(
         "policies.queue.backfill:Backfill.place_short",
         "if self._beside is not None:\n            self._beside.hold(slots)",
         "pass",
-        (_F + "policies_placement.py",),
+        ("tests/policies/test_placement.py",),
     ),
     Mutant(
         "policies.index.queue_shares:Shares.room", "self.held[name] + ranks > most", "self.held[name] >= most",
-        (_F + "policies_waiting.py",),
+        ("tests/policies/test_waiting_reasons.py",),
     ),
     Mutant(
         "policies.nodes.quarantine:_mark", "elif node.state is NodeState.PROBATION:", "elif False:",
-        (_F + "policies_feedback.py",),
+        ("tests/policies/test_feedback.py",),
     ),
     Mutant(
         "policies.nodes.quarantine:recover", "if node.name in job.excluded_nodes:", "if False:",
-        (_F + "policies_feedback.py",),
+        ("tests/policies/test_feedback.py",),
     ),
     Mutant(
         "policies.queue.preemption:_fewest", "(-lost_gpu_seconds(job, now_ns), job.job_id)",
-        "(lost_gpu_seconds(job, now_ns), job.job_id)", (_F + "policies_waiting.py",),
+        "(lost_gpu_seconds(job, now_ns), job.job_id)", ("tests/policies/test_waiting_reasons.py",),
     ),
     Mutant(
-        "policies.queue.waiting_reasons:paused", "if job.not_before_ns > now_ns:", "if False:", (_F + "cycle.py",),
+        "policies.queue.waiting_reasons:paused", "if job.not_before_ns > now_ns:", "if False:", ("tests/policies/test_cycle.py",),
     ),
     Mutant(
         "detectors.interference.interference:InterferenceDetector", "correlation > best[0]", "correlation < best[0]",
-        (_F + "detectors.py",),
+        ("tests/detectors/test_detectors.py",),
     ),
     Mutant(
         "detectors.hang.hang:HangDetector._look", ", TIMES_THE_LONGEST * watched.longest)", ")",
-        (_F + "hang.py", _F + "detectors.py"),
+        ("tests/detectors/test_hang.py", "tests/detectors/test_detectors.py"),
     ),
 )  # fmt: skip

@@ -1,0 +1,615 @@
+"""The local backend with real processes: all or nothing, once, to the last descendant."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.schema.errors import BackendError
+from scheduler_feedback.backends import BACKENDS, Backend
+from scheduler_feedback.backends.local import attempt_files, local_processes
+from scheduler_feedback.backends.local.local_backend import LocalBackend, LocalNode, free_port, step_socket
+from scheduler_feedback.core.actions import StartGang, StopGang
+from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, AttemptUnknown, RankFailed
+from scheduler_feedback.core.job import Group, JobSpec, Slot, StopReason
+from tests.backends.local_gangs import LocalGangs, exit_codes, python, until
+
+SLEEP = ("sleep", "300")
+
+
+@pytest.fixture
+def gangs(tmp_path: Path) -> Iterator[LocalGangs]:
+    made = LocalGangs(tmp_path / "state")
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=[True, False], ids=["cgroup", "subreaper"])
+def both_ways(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalGangs]:
+    """With cgroups where the machine lets us have them, and without."""
+    made = LocalGangs(tmp_path / "state", use_cgroups=request.param)
+    yield made
+    made.close()
+
+
+# --- starting --------------------------------------------------------------------------------------------------------
+
+
+def test_a_gang_runs_and_its_exits_are_accounted_for(gangs: LocalGangs) -> None:
+    gangs.start(("sh", "-c", "echo rank $RANK of $WORLD_SIZE; echo and an error >&2"), 4)
+    ended = gangs.wait_for(AttemptEnded)
+    running = gangs.seen[0]
+    assert isinstance(running, AttemptRunning)
+    assert [(seen.rank, seen.node, seen.slot) for seen in running.ranks] == [
+        (0, "n0", 0),
+        (1, "n0", 1),
+        (2, "n1", 0),
+        (3, "n1", 1),
+    ]
+    assert exit_codes(ended) == [0, 0, 0, 0]
+    assert ended.started and ended.reason == ""
+    assert [gangs.log(rank) for rank in range(4)] == [f"rank {rank} of 4\nand an error\n" for rank in range(4)]
+    written = [json.loads(path.read_text())["wall_ns"] for path in gangs.folder().glob("*/exit-*.json")]
+    assert len(written) == 4
+    assert ended.ended_wall_ns >= max(written)
+    assert gangs.backend.observe([("j-1", 1)]) == []
+    gangs.assert_nothing_left()
+
+
+def test_each_group_runs_its_own_command_and_knows_its_role(gangs: LocalGangs) -> None:
+    tell = "echo $GANGWATCH_ROLE $RANK of $GANGWATCH_NODES"
+    groups = (Group("launcher", 1, ("sh", "-c", f"echo mpirun; {tell}")), Group("worker", 2))
+    gangs.start(("sh", "-c", tell), 3, groups=groups)
+    assert exit_codes(gangs.wait_for(AttemptEnded)) == [0, 0, 0]
+    assert [gangs.log(rank) for rank in range(3)] == [
+        "mpirun\nlauncher 0 of n0:2,n1:1\n",
+        "worker 1 of n0:2,n1:1\n",
+        "worker 2 of n0:2,n1:1\n",
+    ]
+
+
+def test_a_group_s_command_that_does_not_exist_starts_nobody(gangs: LocalGangs) -> None:
+    groups = (Group("launcher", 1, ("no-such-mpirun",)), Group("worker", 2))
+    gangs.start(SLEEP, 3, groups=groups)
+    ended = gangs.wait_for(AttemptEnded)
+    assert not ended.started and "the program of the command of group launcher is not on" in ended.reason
+
+
+def test_an_array_s_member_knows_its_index(gangs: LocalGangs) -> None:
+    command = ("sh", "-c", "echo ${GANGWATCH_ARRAY_INDEX-none}")
+    gangs.start(command, 1, job_id="j-1.12", array_size=20)
+    gangs.wait_for(AttemptEnded, "j-1.12")
+    gangs.start(command, 1, job_id="j-2")
+    gangs.wait_for(AttemptEnded, "j-2")
+    assert (gangs.log(0, "j-1.12"), gangs.log(0, "j-2")) == ("12\n", "none\n")
+
+
+def test_rank_files_name_live_processes_by_pid_and_start_time(gangs: LocalGangs) -> None:
+    gangs.start(SLEEP, 3)
+    running = gangs.wait_for(AttemptRunning)
+    for seen in running.ranks:
+        path = gangs.state_folder / "ranks" / seen.node / f"j-1.1.{seen.rank}.json"
+        record = json.loads(path.read_text())
+        shim = gangs.shim(seen.node)
+        assert record == {
+            "gang": "j-1",
+            "attempt": 1,
+            "rank": seen.rank,
+            "pid": seen.pid,
+            "start_time": seen.start_time,
+            "slot": seen.slot,
+            "shim_pid": shim["pid"],
+            "shim_start_time": shim["start_time"],
+        }
+        assert local_processes.is_alive(seen.pid, seen.start_time)
+        assert not local_processes.is_alive(seen.pid, seen.start_time + 1)
+    gangs.stop()
+    assert exit_codes(gangs.wait_for(AttemptEnded)) == [143] * 3
+    gangs.assert_nothing_left()
+
+
+def test_applying_twice_starts_once(gangs: LocalGangs, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    action = gangs.action(("sh", "-c", f"echo ran >> {count}; sleep 0.2"), 2)
+    gangs.backend.apply(action)
+    gangs.backend.apply(action)
+    gangs.another_controller().apply(action)
+    gangs.wait_for(AttemptEnded)
+    gangs.backend.apply(action)
+    gangs.another_controller().apply(action)
+    gangs.assert_nothing_left()
+    assert count.read_text() == "ran\n" * 2
+
+
+def test_ranks_are_told_their_place_as_torchrun_tells_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET_OF_THE_CONTROLLER", "1")
+    nodes = [LocalNode("cpu", 1), LocalNode("gpu", 2, ("GPU-aa", "GPU-bb"))]
+    gangs = LocalGangs(tmp_path / "state", nodes)
+    command = python("import json, os; print(json.dumps(dict(os.environ)))")
+    spec = JobSpec("env", command, 3, environment={"MINE": "x", "RANK": "7", "PATH": "/mine", "OMP_NUM_THREADS": "3"})
+    gangs.backend.apply(StartGang("a", "j-1", 1, spec, (Slot("gpu", 1), Slot("cpu", 0), Slot("gpu", 0))))
+    assert exit_codes(gangs.wait_for(AttemptEnded)) == [0, 0, 0]
+    found = [json.loads(gangs.log(rank)) for rank in range(3)]
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "GANGWATCH_NODE")
+    assert [[each[name] for name in names] for each in found] == [
+        ["0", "0", "2", "0", "2", "gpu"],
+        ["1", "0", "1", "1", "2", "cpu"],
+        ["2", "1", "2", "0", "2", "gpu"],
+    ]
+    for each in found:
+        assert each["WORLD_SIZE"] == "3"
+        assert each["MASTER_ADDR"] == "127.0.0.1"
+        assert each["MASTER_PORT"] == found[0]["MASTER_PORT"]
+        assert (each["GANGWATCH_JOB"], each["GANGWATCH_ATTEMPT"]) == ("j-1", "1")
+        assert each["GANGWATCH_SOCKET"] == step_socket(tmp_path / "state", each["GANGWATCH_NODE"])
+        assert (each["MINE"], each["PATH"], each["OMP_NUM_THREADS"]) == ("x", "/mine", "3")
+        assert "A_SECRET_OF_THE_CONTROLLER" not in each
+    assert [each.get("CUDA_VISIBLE_DEVICES") for each in found] == ["GPU-bb,GPU-aa", None, "GPU-bb,GPU-aa"]
+    assert (found[1]["OPENBLAS_NUM_THREADS"], found[1]["MKL_NUM_THREADS"]) == ("1", "1")
+    assert "OPENBLAS_NUM_THREADS" not in found[0]
+    gangs.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("command", "spec", "reason"),
+    [
+        (("no-such-program",), {}, "the program of the command is not on the job's PATH"),
+        (("./no-such-program",), {}, "the program of the command does not exist"),
+        (("/etc/passwd",), {}, "the program of the command is not executable"),
+        (SLEEP, {"working_directory": "/no/such/place"}, "the working directory does not exist"),
+    ],
+)
+def test_what_cannot_start_is_refused_with_rank_node_and_reason(
+    gangs: LocalGangs, command: tuple[str, ...], spec: dict[str, str], reason: str
+) -> None:
+    gangs.start(command, 4, **spec)
+    ended = gangs.wait_for(AttemptEnded)
+    assert not ended.started
+    assert ended.reason in (f"node n0 cannot start rank 0, 1: {reason}", f"node n1 cannot start rank 2, 3: {reason}")
+    assert gangs.seen == [ended]
+    gangs.assert_nothing_left()
+
+
+def test_one_node_that_cannot_start_keeps_every_rank_from_starting(gangs: LocalGangs, tmp_path: Path) -> None:
+    (gangs.state_folder / "ranks").mkdir(parents=True)
+    (gangs.state_folder / "ranks" / "n1").write_text("where a folder should be")
+    gangs.start(("touch", str(tmp_path / "ran")), 4)
+    ended = gangs.wait_for(AttemptEnded)
+    assert not ended.started
+    assert "node n1 cannot start rank 2, 3" in ended.reason
+    gangs.assert_nothing_left()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_program_that_cannot_be_executed_fails_the_start(gangs: LocalGangs, tmp_path: Path) -> None:
+    program = tmp_path / "garbage"
+    program.write_bytes(b"\x7fELF and nothing more")
+    program.chmod(0o700)
+    gangs.start((str(program),), 4)
+    ended = gangs.wait_for(AttemptEnded)
+    assert not ended.started
+    assert "Exec format error" in ended.reason and "rank" in ended.reason
+    assert exit_codes(ended) == [None] * 4
+    gangs.assert_nothing_left()
+
+
+def test_a_node_that_fails_after_the_decision_takes_the_others_back(gangs: LocalGangs) -> None:
+    (gangs.state_folder / "ranks" / "n1" / "j-1.1.3.json").mkdir(parents=True)  # the rank's file cannot be put there
+    gangs.start(("sh", "-c", "trap '' TERM; sleep 300"), 4)
+    ended = gangs.wait_for(AttemptEnded)
+    assert not ended.started
+    assert "node n1" in ended.reason
+    assert exit_codes(ended)[2:] == [None, None]
+    (gangs.state_folder / "ranks" / "n1" / "j-1.1.3.json").rmdir()
+    gangs.assert_nothing_left()
+
+
+def test_a_shim_that_does_not_answer_aborts_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gangs = LocalGangs(tmp_path / "state", ready_timeout_seconds=0.3)
+    start_shim = gangs.backend._start_shim
+
+    def start_all_but_one(folder: Path, node: str) -> None:
+        """The place of n1 is taken by a live process that says nothing (this one)."""
+        me = os.getpid()
+        about = {
+            "pid": me,
+            "start_time": local_processes.start_time(me),
+            "boot_id": local_processes.boot_id(),
+            "cgroup": None,
+        }
+        if node == "n1":
+            assert attempt_files.create_folder(f"{folder}/{node}", {"shim.json": attempt_files.encode(about)})
+            monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: None)  # a poke would hit the test
+        start_shim(folder, node)
+
+    monkeypatch.setattr(gangs.backend, "_start_shim", start_all_but_one)
+    gangs.start(SLEEP, 4)
+    ended = gangs.wait_for(AttemptEnded)
+    assert (ended.started, ended.reason) == (False, "no answer within 0.3 s from node n1")
+    gangs.assert_nothing_left()
+
+
+def test_shims_that_nobody_decides_about_give_up(tmp_path: Path) -> None:
+    gangs = LocalGangs(tmp_path / "state", decision_timeout_seconds=0.3)
+    gangs.start(("touch", str(tmp_path / "ran")), 4)
+    gangs.assert_nothing_left()
+    decided = attempt_files.decision(str(gangs.folder()))
+    assert decided is not None and decided[0] == "abort"
+    ended = gangs.wait_for(AttemptEnded)
+    assert not ended.started and "nobody decided" in ended.reason
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_shim_that_dies_before_the_start_aborts_it(gangs: LocalGangs) -> None:
+    gangs.start(SLEEP, 4)
+    about = gangs.shim("n1")
+    assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
+    ended = gangs.wait_for(AttemptEnded)
+    # Whether it is found dead before the decision or after it: no rank of its node was ever let go.
+    assert not ended.started
+    assert "the shim of node n1 died" in ended.reason
+    gangs.assert_nothing_left()
+
+
+# --- ending ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_fails_stops_the_gang(gangs: LocalGangs) -> None:
+    program = "import os, sys, time\nif os.environ['RANK'] == '2': sys.exit(3)\ntime.sleep(300)"
+    gangs.start(python(program), 4)
+    ended = gangs.wait_for(AttemptEnded)
+    assert exit_codes(ended) == [143, 143, 3, 143]
+    assert ended.started
+    assert ended.reason == "rank 2 on node n1 exited with 3"
+    gangs.assert_nothing_left()
+
+
+def test_a_rank_that_fails_is_told_while_others_still_run(gangs: LocalGangs, tmp_path: Path) -> None:
+    """Nothing here depends on how fast a process starts: rank 0 fails once the others ignore SIGTERM, and these run
+    until the failure was reported."""
+    program = "\n".join(
+        (
+            "import os, signal, sys, time",
+            "from pathlib import Path",
+            f"folder = Path({str(tmp_path)!r})",
+            "def wait_for(*names):",
+            "    while not all((folder / name).exists() for name in names): time.sleep(0.01)",
+            "if os.environ['RANK'] == '0':",
+            "    wait_for('ignores-1', 'ignores-2')",
+            "    os.kill(os.getpid(), signal.SIGSEGV)",
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+            "(folder / ('ignores-' + os.environ['RANK'])).touch()",
+            "wait_for('reported')",
+            "sys.exit(7)",
+        )
+    )
+    gangs.start(python(program), 3, grace_seconds=600.0)
+    failed = gangs.wait_for(RankFailed)
+    assert (failed.rank, failed.exit_code) == (0, 128 + signal.SIGSEGV)
+    (tmp_path / "reported").touch()
+    assert exit_codes(gangs.wait_for(AttemptEnded)) == [128 + signal.SIGSEGV, 7, 7]
+    assert sum(isinstance(event, RankFailed) for event in gangs.seen) == 1
+    gangs.assert_nothing_left()
+
+
+def test_a_rank_that_fails_stops_the_gang_while_no_controller_looks(gangs: LocalGangs) -> None:
+    gangs.start(
+        python("import os, time; time.sleep(0.5); os._exit(9) if os.environ['RANK'] == '3' else time.sleep(300)"), 4
+    )
+    gangs.wait_for(AttemptRunning)
+    for _ in until():
+        if all((gangs.folder() / node / "ended.json").exists() for node in ("n0", "n1")):
+            break
+    gangs.assert_nothing_left()
+    gangs.restart_controller()
+    ended = gangs.wait_for(AttemptEnded)
+    assert exit_codes(ended) == [143, 143, 143, 9]
+    assert isinstance(gangs.seen[0], AttemptRunning)
+    assert not any(isinstance(event, RankFailed) for event in gangs.seen)
+
+
+SAVES = "\n".join(
+    (
+        "import signal, sys, time",
+        "def save(*_): print('saved', flush=True); sys.exit(0)",
+        "signal.signal(signal.{name}, save)",
+        "print('ready', flush=True)",
+        "time.sleep(300)",
+    )
+)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_stop_lets_the_job_save(gangs: LocalGangs, name: str) -> None:
+    gangs.start(python(SAVES.replace("{name}", name)), 4)
+    gangs.wait_for(AttemptRunning)
+    for rank in range(4):
+        gangs.wait_for_log(rank, "ready")
+    gangs.stop(signal_name=name)
+    gangs.stop(signal_name=name)
+    ended = gangs.wait_for(AttemptEnded)
+    assert exit_codes(ended) == [0] * 4
+    assert (ended.reason, ended.why, ended.signalled) == ("cancel", "cancel", True)
+    assert [gangs.log(rank) for rank in range(4)] == ["ready\nsaved\n"] * 4
+    gangs.assert_nothing_left()
+
+
+def test_a_stopped_process_still_gets_to_save(gangs: LocalGangs) -> None:
+    gangs.start(python(SAVES.replace("{name}", "SIGTERM")), 2)
+    running = gangs.wait_for(AttemptRunning)
+    gangs.wait_for_log(0, "ready")
+    gangs.wait_for_log(1, "ready")
+    os.kill(running.ranks[0].pid, signal.SIGSTOP)
+    gangs.stop()
+    assert exit_codes(gangs.wait_for(AttemptEnded)) == [0, 0]
+    assert gangs.log(0) == "ready\nsaved\n"
+    gangs.assert_nothing_left()
+
+
+def test_a_job_that_ignores_the_signal_is_killed_when_the_grace_is_over(both_ways: LocalGangs) -> None:
+    program = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(300)"
+    )
+    both_ways.start(python(program), 4)
+    both_ways.wait_for(AttemptRunning)
+    for rank in range(4):
+        both_ways.wait_for_log(rank, "deaf")
+    both_ways.stop(grace_seconds=0.3)
+    assert exit_codes(both_ways.wait_for(AttemptEnded)) == [137] * 4
+    both_ways.assert_nothing_left()
+
+
+DAEMON = "\n".join(
+    (
+        "import os, signal, sys, time",
+        "if os.fork() == 0:",
+        "    os.setsid()",
+        "    if os.fork(): os._exit(0)",
+        "    os.setsid()",
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+        "    print('daemon', os.getpid(), flush=True)",
+        "    time.sleep(300)",
+        "os.wait()",
+        "while not (len(sys.argv) > 1 and sys.argv[1] == 'end'): time.sleep(300)",
+        "time.sleep(0.2)",
+    )
+)
+
+
+@pytest.mark.parametrize("end", ["end", "stay"])
+def test_a_process_that_left_its_session_and_parent_is_ended_with_the_job(both_ways: LocalGangs, end: str) -> None:
+    both_ways.start((*python(DAEMON), end), 2)
+    both_ways.wait_for(AttemptRunning)
+    both_ways.wait_for_log(0, "daemon")
+    both_ways.wait_for_log(1, "daemon")
+    daemons = [int(both_ways.log(rank).split()[1]) for rank in range(2)]
+    if end == "stay":
+        assert all(local_processes.start_time(daemon) is not None for daemon in daemons)
+        both_ways.stop(grace_seconds=0.5)
+    ended = both_ways.wait_for(AttemptEnded)
+    assert exit_codes(ended) == ([0, 0] if end == "end" else [143, 143])
+    assert all((found := local_processes.read_stat(daemon)) is None or found.gone for daemon in daemons)
+    both_ways.assert_nothing_left()
+
+
+def test_a_process_that_flees_by_forking_is_caught(both_ways: LocalGangs) -> None:
+    program = "\n".join(
+        (
+            "import os, time",
+            "deadline = time.monotonic() + 60",
+            "while time.monotonic() < deadline:",
+            "    time.sleep(0.002)",
+            "    if os.fork(): os._exit(0)",
+            "    os.setsid()",
+        )
+    )
+    both_ways.start(("sh", "-c", 'trap "" TERM; "$@" & sleep 300', "sh", *python(program)), 2)
+    both_ways.wait_for(AttemptRunning)
+    both_ways.stop(grace_seconds=0.2)
+    both_ways.wait_for(AttemptEnded)
+    both_ways.assert_nothing_left()
+
+
+def test_a_stop_before_the_decision_keeps_the_gang_from_starting(gangs: LocalGangs, tmp_path: Path) -> None:
+    gangs.start(("touch", str(tmp_path / "ran")), 4)
+    gangs.stop()
+    ended = gangs.wait_for(AttemptEnded)
+    assert (ended.started, ended.reason) == (False, "cancel")
+    gangs.assert_nothing_left()
+    assert not (tmp_path / "ran").exists()
+
+
+# --- after deaths ----------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_shim_ends_the_attempt_with_unknown_exits(both_ways: LocalGangs) -> None:
+    both_ways.start((*python(DAEMON), "stay"), 4)
+    both_ways.wait_for(AttemptRunning)
+    for rank in range(4):
+        both_ways.wait_for_log(rank, "daemon")
+    about = both_ways.shim("n0")
+    assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
+    ended = both_ways.wait_for(AttemptEnded)
+    assert exit_codes(ended) == [None, None, 143, 143]
+    assert ended.started
+    assert ended.reason == "the shim of node n0 died"
+    both_ways.assert_nothing_left()
+    assert about["cgroup"] is None or not Path(about["cgroup"]).exists()
+    assert isinstance(both_ways.seen[0], AttemptRunning)
+
+
+def test_after_a_reboot_nothing_is_running_and_nothing_is_signalled(gangs: LocalGangs) -> None:
+    gangs.start(SLEEP, 2)
+    gangs.wait_for(AttemptRunning)
+    about = gangs.shim("n0")
+    assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
+    for _ in until():
+        if not gangs.processes():
+            break
+    if about["cgroup"] is not None:  # a reboot would have taken it
+        local_processes.remove_cgroup(about["cgroup"])
+    # What is left says that it was written before the machine went down, by pids that others may have now.
+    bystander = {"pid": os.getpid(), "start_time": local_processes.start_time(os.getpid())}
+    attempt_files.write(f"{gangs.folder()}/n0/shim.json", {**about, **bystander, "boot_id": "another boot"})
+    gangs.restart_controller()
+    ended = gangs.wait_for(AttemptEnded)
+    assert ended.reason == "the machine was restarted"
+    assert exit_codes(ended) == [None, None]
+    assert ended.ended_wall_ns > 0
+    gangs.assert_nothing_left()
+
+
+def test_a_controller_that_comes_back_finds_a_running_gang(gangs: LocalGangs) -> None:
+    gangs.start(SLEEP, 4)
+    before = gangs.wait_for(AttemptRunning)
+    gangs.restart_controller()
+    assert gangs.wait_for(AttemptRunning) == before
+    gangs.stop()
+    assert exit_codes(gangs.wait_for(AttemptEnded)) == [143] * 4
+    gangs.restart_controller()
+    assert exit_codes(gangs.wait_for(AttemptEnded)) == [143] * 4
+    gangs.assert_nothing_left()
+
+
+def test_an_attempt_that_was_never_started_is_unknown_and_stays_so(gangs: LocalGangs, tmp_path: Path) -> None:
+    assert gangs.backend.observe([("j-1", 1)]) == [AttemptUnknown("j-1", 1)]
+    assert gangs.backend.observe([("j-1", 1)]) == []
+    gangs.start(("touch", str(tmp_path / "ran")), 2)
+    assert gangs.another_controller().observe([("j-1", 1)]) == [AttemptUnknown("j-1", 1)]
+    gangs.assert_nothing_left()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_stop_of_what_never_started_makes_it_unknown(gangs: LocalGangs) -> None:
+    gangs.stop()
+    assert gangs.backend.observe([("j-1", 1)]) == [AttemptUnknown("j-1", 1)]
+
+
+def test_what_nobody_holds_is_ended(gangs: LocalGangs) -> None:
+    gangs.start(("sh", "-c", "trap '' TERM; sleep 300"), 4)
+    gangs.wait_for(AttemptRunning)
+    gangs.restart_controller()
+    for _ in until():
+        assert gangs.backend.observe([]) == []
+        if not gangs.rank_files():
+            break
+    gangs.assert_nothing_left()
+
+
+def test_two_state_folders_do_not_touch_each_other(gangs: LocalGangs, tmp_path: Path) -> None:
+    other = LocalGangs(tmp_path / "other")
+    try:
+        for each in (gangs, other):
+            each.start(SLEEP, 2)
+            each.wait_for(AttemptRunning)
+        about = gangs.shim("n0")
+        assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
+        gangs.wait_for(AttemptEnded)
+        gangs.assert_nothing_left()
+        assert len(other.processes()) == 3
+        assert other.backend.observe([("j-1", 1)]) == []
+        other.stop(grace_seconds=0.0)
+        assert exit_codes(other.wait_for(AttemptEnded)) == [137, 137]
+        other.assert_nothing_left()
+    finally:
+        other.close()
+
+
+# --- the rest of the interface ---------------------------------------------------------------------------------------
+
+
+def test_nodes_are_told_with_their_machine(tmp_path: Path) -> None:
+    backend: Backend = LocalBackend(tmp_path, [LocalNode("a", 2), LocalNode("b", 1, ("GPU-x",))])
+    seen = backend.nodes()
+    assert [(each.node, each.slots, each.devices, each.present) for each in seen] == [
+        ("a", 2, (), True),
+        ("b", 1, ("GPU-x",), True),
+    ]
+    assert {each.machine for each in seen} == {local_processes.boot_id()}
+    assert LocalBackend in BACKENDS
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [LocalNode("a", 1), LocalNode("a", 1)],
+        [LocalNode("a", 0)],
+        [LocalNode("a", 2, ("GPU-x",))],
+        [LocalNode("../a", 1)],
+        [LocalNode("", 1)],
+    ],
+)
+def test_nodes_that_cannot_be_are_refused(tmp_path: Path, nodes: list[LocalNode]) -> None:
+    with pytest.raises(BackendError):
+        LocalBackend(tmp_path, nodes)
+
+
+@pytest.mark.parametrize(
+    ("job_id", "spec", "placement", "what"),
+    [
+        ("j-1", JobSpec("x", SLEEP, 2), (Slot("n0", 0),), "2 ranks"),
+        ("j-1", JobSpec("x", SLEEP, 2), (Slot("n0", 0), Slot("n0", 0)), "1 slots"),
+        ("j-1", JobSpec("x", SLEEP, 1), (Slot("n9", 0),), "n9"),
+        ("j-1", JobSpec("x", SLEEP, 1), (Slot("n0", 2),), "slot 2"),
+        ("j-1", JobSpec("x", (), 1), (Slot("n0", 0),), "empty"),
+        ("j-1", JobSpec("x", SLEEP, 1, checkpoint_signal="SIGNOTHING"), (Slot("n0", 0),), "SIGNOTHING"),
+        ("../j", JobSpec("x", SLEEP, 1), (Slot("n0", 0),), "../j"),
+    ],
+)
+def test_a_start_that_makes_no_sense_is_refused(
+    gangs: LocalGangs, job_id: str, spec: JobSpec, placement: tuple[Slot, ...], what: str
+) -> None:
+    with pytest.raises(BackendError, match=what):
+        gangs.backend.apply(StartGang("a", job_id, 1, spec, placement))
+    assert not (gangs.state_folder / "jobs").exists()
+
+
+def test_a_stop_with_an_unknown_signal_is_refused(gangs: LocalGangs) -> None:
+    with pytest.raises(BackendError, match="SIGNOTHING"):
+        gangs.backend.apply(StopGang("a", "j-1", 1, "SIGNOTHING", 1.0, StopReason.CANCEL))
+
+
+def test_a_state_folder_that_cannot_be_written_is_an_error_of_the_backend(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    gangs = LocalGangs(tmp_path / "state")
+    with pytest.raises(BackendError, match="j-1"):
+        gangs.start(SLEEP, 1)
+
+
+def test_a_job_is_forgotten_once_it_has_ended(gangs: LocalGangs) -> None:
+    gangs.start(SLEEP, 2)
+    gangs.wait_for(AttemptRunning)
+    with pytest.raises(BackendError, match="j-1"):
+        gangs.backend.forget("j-1")
+    with pytest.raises(BackendError, match="j-1"):
+        gangs.another_controller().forget("j-1")
+    gangs.stop(grace_seconds=0.0)
+    gangs.wait_for(AttemptEnded)
+    gangs.assert_nothing_left()
+    gangs.backend.forget("j-1")
+    assert list((gangs.state_folder / "jobs").iterdir()) == []
+    gangs.backend.forget("j-1")
+
+
+def test_what_holds_an_environment_is_for_its_owner_only(gangs: LocalGangs) -> None:
+    gangs.start(("true",), 1)
+    gangs.wait_for(AttemptEnded)
+    for path in (gangs.folder() / "attempt.json", gangs.folder().parent / "logs" / "1" / "rank-0.log"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_long_state_folder_has_its_sockets_elsewhere(tmp_path: Path) -> None:
+    assert step_socket(Path("/s"), "n0") == "/s/run/n0.sock"
+    far = step_socket(Path("/" + "s" * 120), "n0")
+    assert far.startswith(f"/tmp/gangwatch-{os.getuid()}-") and far.endswith("/n0.sock")
+    assert len(far) <= 107
+
+
+def test_free_ports_are_free() -> None:
+    assert all(1024 < free_port() < 65536 for _ in range(5))

@@ -1,0 +1,206 @@
+"""A small simulated cluster for the tests of the cycle: it carries out actions, lets jobs end, and watches the rules.
+
+Time moves only when told to. Attempts run as long as the test says, exit as it says, and are reported as a real backend
+would report them: late, and again after a restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler_feedback import cycle
+from scheduler_feedback.core.actions import Entry, StartGang
+from scheduler_feedback.core.codec import decode_state, encode_state
+from scheduler_feedback.core.events import (
+    AttemptEnded,
+    AttemptRunning,
+    Event,
+    NodeSeen,
+    RankExit,
+    RankSeen,
+    Submitted,
+    Tick,
+)
+from scheduler_feedback.core.job import JobSpec, JobState, Slot, StopReason
+from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+from tests.cluster.scheduling_rules import check_books, check_claims, check_ledger, check_start
+
+SECOND = 1_000_000_000
+START_NS = 1_700_000_000 * SECOND
+
+
+@dataclass
+class Attempt:
+    placement: tuple[Slot, ...]
+    ends_ns: int
+    exit_code: int = 0
+
+
+@dataclass
+class World:
+    """nodes: slots by name. true_seconds: how long a job really runs (default: its limit, or 100 s).
+
+    racks: 0: none are known.
+    """
+
+    nodes: dict[str, int]
+    policy: Policy = field(default_factory=Policy)
+    now_ns: int = START_NS
+    true_seconds: dict[str, float] = field(default_factory=dict)
+    exit_codes: dict[str, int] = field(default_factory=dict)
+    alive: dict[tuple[str, int], Attempt] = field(default_factory=dict)
+    started: dict[str, int] = field(default_factory=dict)
+    journal: list[tuple[int, list[Event]]] = field(default_factory=list)
+    outcomes: list[cycle.Outcome] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    submitted: int = 0
+    round_trips: bool = True
+    racks: int = 0
+
+    def __post_init__(self) -> None:
+        self.state = State(policy=self.policy)
+        self.initial = decode_state(encode_state(self.state))
+        self.cycle(*(NodeSeen(name, slots, rack=self._rack(i)) for i, (name, slots) in enumerate(self.nodes.items())))
+
+    def _rack(self, number: int) -> str:
+        return f"r{number % self.racks}" if self.racks else ""
+
+    # --- what the tests do -------------------------------------------------------------------------------------------
+
+    def submit(self, ranks: int, true_seconds: float | None = None, exit_code: int = 0, **spec: object) -> str:
+        """Submit a job in a cycle of its own; its id."""
+        self.submitted += 1
+        job_id = f"j-{self.submitted:06d}"
+        if true_seconds is not None:
+            self.true_seconds[job_id] = true_seconds
+        self.exit_codes[job_id] = exit_code
+        self.cycle(Submitted(job_id, JobSpec(job_id, ("train",), ranks, **spec)))  # type: ignore[arg-type]
+        return job_id
+
+    def submit_all(self, *jobs: tuple[int, float, float]) -> None:
+        """Submit jobs (ranks, time limit, true seconds) in one cycle."""
+        events = []
+        for ranks, limit, seconds in jobs:
+            self.submitted += 1
+            job_id = f"j-{self.submitted:06d}"
+            self.true_seconds[job_id] = seconds
+            events.append(Submitted(job_id, JobSpec(job_id, ("train",), ranks, time_limit_seconds=limit)))
+        if events:
+            self.cycle(*events)
+
+    def cycle(self, *events: Event) -> cycle.Outcome:
+        """One cycle with these events; its actions are carried out."""
+        held_before = self._held()
+        outcome = cycle.run(self.state, events, self.now_ns)
+        self.journal.append((self.now_ns, list(events)))
+        self.outcomes.append(outcome)
+        self.entries.extend(outcome.entries)
+        for action in outcome.actions:
+            if isinstance(action, StartGang):
+                self._check_start(action, held_before)
+                self._start(action)
+            elif (attempt := self.alive.get((action.job_id, action.attempt))) is not None:
+                attempt.ends_ns = min(attempt.ends_ns, self.now_ns + SECOND)
+                attempt.exit_code = 75 if action.why in (StopReason.MIGRATE, StopReason.PREEMPT) else 143
+        self._check()
+        return outcome
+
+    def running(self) -> cycle.Outcome:
+        """Every attempt that lives is reported as running."""
+        return self.cycle(*(self._seen(*key) for key in self.alive))
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, with a cycle at every instant at which an attempt ends, and one at the end."""
+        until_ns = self.now_ns + round(seconds * SECOND)
+        while (next_ns := min((a.ends_ns for a in self.alive.values()), default=until_ns + 1)) <= until_ns:
+            self.now_ns = max(self.now_ns, next_ns)
+            self.cycle(*self._take_ended())
+            self.running()
+        self.now_ns = until_ns
+        self.cycle(Tick())
+
+    def end(self, job_id: str, *codes: int, signalled: bool = False) -> cycle.Outcome:
+        """The newest attempt ends now with these exit codes (one for all, or one a rank)."""
+        job = self.state.jobs[job_id]
+        self.alive.pop((job_id, job.attempt), None)
+        every = codes * job.spec.ranks if len(codes) == 1 else codes
+        exits = tuple(RankExit(rank, code) for rank, code in enumerate(every))
+        return self.cycle(AttemptEnded(job_id, job.attempt, exits, ended_wall_ns=self.now_ns, signalled=signalled))
+
+    def verdict(self, job_id: str, rank: int = 0, **changes: object) -> Verdict:
+        """A verdict on a rank of the job's newest attempt, with sound numbers where the test gives none."""
+        job = self.state.jobs[job_id]
+        fields: dict[str, object] = {
+            "verdict_id": f"{job_id}.{job.attempt}.{rank}@{self.now_ns}",
+            "kind": Kind.STRAGGLER,
+            "gang": job_id,
+            "attempt": job.attempt,
+            "rank": rank,
+            "node": job.ranks[rank].slot.node,
+            "cause": Cause.CPU_CONTENTION,
+            "confidence": 0.99,
+            "slowdown": 2.0,
+            "step_seconds_before": 0.1,
+            "step_seconds_now": 0.2,
+            "first_wall_ns": self.now_ns - 5 * SECOND,
+            "last_wall_ns": self.now_ns,
+        }
+        return Verdict(**(fields | changes))  # type: ignore[arg-type]
+
+    def job_state(self, job_id: str) -> JobState:
+        return self.state.jobs[job_id].state
+
+    def nodes_of(self, job_id: str) -> set[str]:
+        return {rank.slot.node for rank in self.state.jobs[job_id].ranks}
+
+    def told(self, subject: str) -> list[str]:
+        """The kinds of the entries about a subject, in order."""
+        return [entry.kind for entry in self.entries if entry.subject == subject]
+
+    # --- what the cluster does ---------------------------------------------------------------------------------------
+
+    def _start(self, action: StartGang) -> None:
+        limit = action.spec.time_limit_seconds or 100.0
+        seconds = self.true_seconds.get(action.job_id, limit)
+        code = self.exit_codes.get(action.job_id, 0)
+        self.alive[(action.job_id, action.attempt)] = Attempt(
+            action.placement, self.now_ns + round(seconds * SECOND), code
+        )
+        self.started.setdefault(action.job_id, self.now_ns)
+
+    def _seen(self, job_id: str, attempt: int) -> AttemptRunning:
+        placement = self.alive[(job_id, attempt)].placement
+        ranks = tuple(RankSeen(rank, s.node, s.slot, 1000 + rank, 77) for rank, s in enumerate(placement))
+        return AttemptRunning(job_id, attempt, ranks)
+
+    def _take_ended(self) -> list[Event]:
+        gone = [key for key, attempt in self.alive.items() if attempt.ends_ns <= self.now_ns]
+        events: list[Event] = []
+        for job_id, number in gone:
+            attempt = self.alive.pop((job_id, number))
+            exits = tuple(RankExit(rank, attempt.exit_code) for rank in range(len(attempt.placement)))
+            events.append(AttemptEnded(job_id, number, exits, ended_wall_ns=attempt.ends_ns))
+        return events
+
+    # --- the rules ---------------------------------------------------------------------------------------------------
+
+    def _held(self) -> set[Slot]:
+        return {slot for attempt in self.alive.values() for slot in attempt.placement}
+
+    def _check_start(self, action: StartGang, held: set[Slot]) -> None:
+        taken = {slot: job_id for (job_id, _), attempt in self.alive.items() for slot in attempt.placement}
+        check_start(self.state, action, held, taken)
+
+    def _check(self) -> None:
+        check_books(self.state)
+        owners: dict[Slot, str] = {}
+        for (job_id, attempt), living in self.alive.items():
+            owners |= dict.fromkeys(living.placement, job_id)
+            job = self.state.jobs[job_id]
+            if job.attempt == attempt and job.state.holds_slots:
+                assert tuple(rank.slot for rank in job.ranks) == living.placement
+        check_claims(self.state, owners)
+        if self.round_trips:
+            assert decode_state(encode_state(self.state)) == self.state
+            check_ledger(self.state)

@@ -1,0 +1,495 @@
+"""Ordeal: a small cluster that carries out what the cycle decides, and an account of its own of what may never happen.
+
+What is checked is reckoned from the actions and from what really runs, not from the cycle's own books:
+
+=====================  =================================================================================================
+all or nothing         a start names as many different slots as the gang may have ranks, all there, all free
+timeouts               nothing is decided by time alone but at a registered timeout; at rest nothing changes
+no slot twice          no slot is given out while an attempt still lives on it, or claimed for two gangs
+quota                  what a queue and all below it hold is at most its limit, and its quota where it may not borrow
+a promise is kept      the head's reservation never moves back but for what happened outside (a verdict, a node that
+                       went, a cancellation, an overrun, actions frozen, other settings); never for what was backfilled
+no starvation          who has waited past the bound stands before all that have not, of equal priority
+quarantine is bounded  findings alone never take more nodes out of use than the caps of the cluster and of a rack
+spares                 only gangs that may be stopped are started on a spare, and those that were moved there
+frozen                 nothing starts, no node changes its state but by an operator
+no harm                an attempt that did not declare that it can be restarted is stopped for a cancellation, a failure
+                       of its own or a late start alone; nothing but that is stopped while actions are frozen
+=====================  =================================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from scheduler_feedback import cycle
+from scheduler_feedback.core.actions import StartGang, StopGang
+from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.codec import decode_event, decode_state, encode_event, encode_state
+from scheduler_feedback.core.events import (
+    AttemptEnded,
+    AttemptRunning,
+    Event,
+    FirstStep,
+    FreezeSet,
+    NodeCommand,
+    NodeCommanded,
+    NodeSeen,
+    PolicySet,
+    RankExit,
+    RankSeen,
+    Submitted,
+    Tick,
+    VerdictJudged,
+    as_seen,
+)
+from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot, StopReason
+from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, State
+from scheduler_feedback.journal.replay import replay
+from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from tests.cluster.scheduling_rules import (
+    check_books,
+    check_claims,
+    check_ledger,
+    check_metrics,
+    check_start,
+    check_timeouts,
+)
+
+SECOND = 1_000_000_000
+START_NS = 1_700_000_000 * SECOND
+
+DERIVED = 7
+"""Cycles between two checks of what is derived from the state: it takes longer than the cycle."""
+
+_HARMLESS = (Submitted, AttemptRunning, Tick, FirstStep)
+"""Events after which a promise must stand; and ends, of those that were not asked to stop."""
+
+
+@dataclass
+class Living:
+    """An attempt that lives until ends_ns, and exits with `code` then. began_ns: from when its work is counted on.
+
+    warm_ns: of what passes, so much is its restart. seen: whether the cycle was told that it runs.
+    """
+
+    slots: tuple[Slot, ...]
+    began_ns: int
+    ends_ns: int
+    code: int
+    kind: JobKind
+    warm_ns: int = 0
+    seen: bool = False
+    stopping: StopGang | None = None
+
+
+@dataclass
+class Ordeal:
+    """sizes: slots of each node. true_seconds: work of each job, run alone with the ranks that it asked for."""
+
+    sizes: tuple[int, ...]
+    policy: Policy
+    racks: int = 0
+    now_ns: int = START_NS
+    state: State = field(init=False)
+    alive: dict[tuple[str, int], Living] = field(default_factory=dict)
+    owner: dict[Slot, str] = field(default_factory=dict)
+    left_seconds: dict[str, float] = field(default_factory=dict)
+    codes: dict[str, int] = field(default_factory=dict)
+    journal: list[tuple[int, list[Event], cycle.Outcome]] = field(default_factory=list)
+    snapshot: bytes = b""
+    promised: tuple[str, int, int] | None = None
+    submitted: int = 0
+    cycles: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
+    same_settings: bool = True
+
+    def __post_init__(self) -> None:
+        self.state = State(policy=self.policy)
+        self.snapshot = encode_state(self.state)
+        self.cycle(*(self.node(number) for number in range(len(self.sizes))))
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def node(self, number: int, present: bool = True) -> NodeSeen:
+        rack = f"r{number % self.racks}" if self.racks else ""
+        return NodeSeen(f"n{number}", self.sizes[number], machine=f"n{number}", rack=rack, present=present)
+
+    def submit(self, *wanted: tuple[JobSpec, float, int], also: tuple[Event, ...] = ()) -> list[str]:
+        """Submit jobs (specification, seconds of work, exit code) in one cycle, with other events; their ids."""
+        events: list[Event] = []
+        for spec, true_seconds, code in wanted:
+            self.submitted += 1
+            job_id = f"j{self.submitted}"
+            for member in [job_id, *(f"{job_id}.{index}" for index in range(spec.array_size))]:
+                self.left_seconds[member], self.codes[member] = true_seconds, code
+            events.append(Submitted(job_id, spec))
+        if len(wanted) > 1:
+            self.counts["cycles with many submissions"] = self.counts.get("cycles with many submissions", 0) + 1
+        self.cycle(*also, *events)
+        return [event.job_id for event in events if isinstance(event, Submitted)]
+
+    def seen(self) -> None:
+        """Every attempt that has not been told of yet is reported as running."""
+        told = [key for key, living in self.alive.items() if not living.seen]
+        for key in told:
+            self.alive[key].seen = True
+        if told:
+            self.cycle(*(self._running(*key) for key in told))
+
+    def _running(self, job_id: str, attempt: int) -> AttemptRunning:
+        slots = self.alive[job_id, attempt].slots
+        return AttemptRunning(job_id, attempt, tuple(RankSeen(n, s.node, s.slot, 9, 9) for n, s in enumerate(slots)))
+
+    def advance(self, seconds: float) -> None:
+        """Time passes; a cycle at each instant at which an attempt ends or the cycle wants to wake, and at the last."""
+        until_ns = self.now_ns + round(seconds * SECOND)
+        for _ in range(500):
+            ends_ns = min((living.ends_ns for living in self.alive.values()), default=until_ns)
+            wake_ns = cycle.next_wake_ns(self.state)
+            next_ns = min(until_ns, ends_ns, wake_ns if wake_ns is not None and wake_ns > self.now_ns else until_ns)
+            self.now_ns = max(self.now_ns, next_ns)
+            ended = [key for key, living in self.alive.items() if living.ends_ns <= self.now_ns]
+            self.cycle(*([self.end(*key) for key in ended] or [Tick()]))
+            self.seen()
+            if self.now_ns >= until_ns and not any(one.ends_ns <= self.now_ns for one in self.alive.values()):
+                return
+
+    def end(self, job_id: str, attempt: int, code: int | None = None, started: bool = True) -> AttemptEnded:
+        """The attempt is gone; the event that tells it."""
+        living = self.alive.pop((job_id, attempt))
+        for slot in living.slots:
+            del self.owner[slot]
+        stop, code = living.stopping, living.code if code is None else code
+        if living.kind is JobKind.TRAINING and started:
+            self._count_work(job_id, living)
+        job = self.state.jobs[job_id]
+        known = self.policy.estimates is not Estimates.LIMIT and started and living.kind is JobKind.TRAINING
+        total = job.spec.exact_seconds
+        return AttemptEnded(
+            job_id,
+            attempt,
+            tuple(RankExit(rank, code) for rank in range(len(living.slots))),
+            started=started,
+            reason="" if started else "no such program",
+            ended_wall_ns=self.now_ns,
+            signalled=stop is not None,
+            why=stop.why.value if stop is not None else "",
+            done_seconds=total - self.left_seconds[job_id] if known and total is not None else None,
+        )
+
+    def progress(self, job_id: str, attempt: int) -> float:
+        """Seconds of its work that are done and saved, as the job tells it; they count as saved from here on."""
+        living = self.alive[job_id, attempt]
+        self._count_work(job_id, living)
+        living.warm_ns = max(living.warm_ns - (self.now_ns - living.began_ns), 0)
+        living.began_ns = self.now_ns
+        total = self.state.jobs[job_id].spec.exact_seconds
+        assert total is not None
+        return total - self.left_seconds[job_id]
+
+    def _count_work(self, job_id: str, living: Living) -> None:
+        """What it has saved; a job that can't be restarted begins at nothing again."""
+        job = self.state.jobs[job_id]
+        if not job.spec.restartable:
+            return
+        passed = max(min(self.now_ns, living.ends_ns) - living.began_ns - living.warm_ns, 0) / 1e9
+        self.left_seconds[job_id] = max(self.left_seconds[job_id] - passed * self._speed(job, len(living.slots)), 0.0)
+
+    def _warms(self, job: Job) -> bool:
+        """By its limit a job is expected to run in all as long as that says, however often it is restarted."""
+        return job.attempt > 1 and self.policy.estimates is not Estimates.LIMIT
+
+    def _speed(self, job: Job, ranks: int) -> float:
+        return 1.0 if self.policy.estimates is Estimates.LIMIT else ranks / job.spec.ranks
+
+    # --- a cycle, carried out and checked ----------------------------------------------------------------------------
+
+    def cycle(self, *events: Event) -> cycle.Outcome:
+        told = [decode_event(encode_event(event)) for event in events]
+        nodes = self._nodes()
+        held = set(self.owner)
+        frozen_before = self.state.frozen
+        outcome = cycle.run(self.state, told, self.now_ns)
+        self.cycles += 1
+        if outcome.changed:
+            self.journal.append((self.now_ns, told, outcome))
+        for event in events:
+            if isinstance(event, PolicySet):
+                self.policy, self.same_settings = event.policy, False
+        for action in outcome.actions:
+            if isinstance(action, StartGang):
+                self._start(action, held)
+            else:
+                self._stop(action, frozen_before and self.state.frozen)
+        check_books(self.state)
+        check_claims(self.state, self.owner)
+        self._check_quota(any(isinstance(event, PolicySet) for event in events))
+        self._check_order()
+        self._check_observed()
+        self._check_frozen(frozen_before and self.state.frozen, nodes, events)
+        self._check_quarantine({name for name, node in nodes.items() if node[0] is NodeState.QUARANTINE}, events)
+        self._check_promise(events, outcome, nodes == self._nodes())
+        if self.cycles % DERIVED == 0:
+            if not self.state.frozen:  # timeouts of the waiting jobs expire after the thaw
+                check_ledger(self.state)
+            check_metrics(self.state)
+        for entry in outcome.entries:
+            self.counts[entry.kind] = self.counts.get(entry.kind, 0) + 1
+        return outcome
+
+    def _start(self, action: StartGang, held: set[Slot]) -> None:
+        job, slots = self.state.jobs[action.job_id], action.placement
+        check_start(self.state, action, held, self.owner)
+        for slot in slots:
+            node = self.state.nodes[slot.node]
+            lent = not node.spare or (job.spec.preemptible and job.spec.restartable) or job.spec.pinned_node is not None
+            kept = "a place was kept" in action.reason  # since before the node became a spare, or to move there
+            assert lent or kept, f"{action.job_id} is lent a spare, and may not be stopped"
+            self.owner[slot] = action.job_id
+        assert not any(key[0] == action.job_id for key in self.alive), f"{action.job_id} starts twice"
+        probe = job.spec.kind is JobKind.PROBE
+        warm = job.spec.restart_cost_seconds if self._warms(job) else 0.0
+        seconds = 2.0 if probe else warm + self.left_seconds[action.job_id] / self._speed(job, len(slots))
+        code = 0 if probe else self.codes[action.job_id]
+        ends_ns = self.now_ns + max(round(seconds * SECOND), 1)
+        self.alive[action.job_id, action.attempt] = Living(
+            slots, self.now_ns, ends_ns, code, job.spec.kind, round(warm * SECOND)
+        )
+
+    def _stop(self, action: StopGang, frozen: bool) -> None:
+        spec = self.state.jobs[action.job_id].spec
+        own = (StopReason.CANCEL, StopReason.RANK_FAILED, StopReason.START_FAILED)
+        watched = self.policy.mode is Mode.OBSERVE and self.same_settings
+        assert not watched or action.why in own, f"{action.job_id} is stopped ({action.why}) in observe mode"
+        assert spec.restartable or action.why in own, f"{action.job_id} is stopped, and never said that it can be"
+        if action.why is StopReason.PREEMPT:
+            assert spec.preemptible, f"{action.job_id} is stopped for others, and never said that it can be"
+        assert not frozen or action.why is StopReason.CANCEL, f"{action.job_id} is stopped while actions are frozen"
+        living = self.alive.get((action.job_id, action.attempt))
+        if living is not None and living.stopping is None:
+            living.stopping = action
+            saved_ns = self.now_ns + round(min(action.grace_seconds, 1.0) * SECOND)
+            if saved_ns < living.ends_ns:
+                living.ends_ns, living.code = saved_ns, 143
+
+    # --- what must hold ----------------------------------------------------------------------------------------------
+
+    def _check_quota(self, anew: bool) -> None:
+        """What runs and what is kept for gangs on the move. Other settings may leave a queue above; it may not grow."""
+        if not self.policy.queues:
+            return
+        queues = {queue.name: queue for queue in self.policy.queues}
+        taken = {job_id: len(living.slots) for (job_id, _), living in self.alive.items()}
+        for job in self.state.jobs.values():
+            if job.claim:
+                taken[job.job_id] = max(taken.get(job.job_id, 0), len(job.claim))
+        held = dict.fromkeys(queues, 0)
+        for job_id, slots in taken.items():
+            name = self.state.jobs[job_id].spec.queue
+            while name in queues:
+                held[name] += slots
+                name = queues[name].parent
+        for name, queue in queues.items():
+            most = _most(queue)
+            grown = not anew and held[name] > self.held.get(name, 0)
+            assert not grown or held[name] <= most, f"queue {name} holds {held[name]} slots of {most}"
+        self.held = held
+
+    def _check_order(self) -> None:
+        line = ledger_of(self.state).line.order
+        if self.policy.order is Order.FIFO or not line or self.state.frozen:
+            return
+        bound_ns = round(self.policy.starvation_seconds * SECOND)
+        waiting = [self.state.jobs[key[-1]] for key in line]
+        first: Job | None = None
+        for job in waiting:
+            if job.submitted_ns + job.run_ns + bound_ns > self.now_ns:
+                if first is None or first.spec.priority > job.spec.priority:
+                    first = job
+            elif first is not None:
+                assert first.spec.priority != job.spec.priority, f"{job.job_id} starves behind {first.job_id}"
+
+    def _check_observed(self) -> None:
+        """In observe mode feedback applies nothing, and decides once for each verdict."""
+        if self.policy.mode is Mode.OBSERVE and self.same_settings:
+            decisions = self.state.decisions
+            assert not any(decision.applied for decision in decisions)
+            assert len({one.verdict_id for one in decisions}) == len(decisions), "once for each verdict"
+
+    def _check_frozen(
+        self, frozen: bool, before: dict[str, tuple[NodeState, bool, bool, float]], events: tuple[Event, ...]
+    ) -> None:
+        """While actions are frozen only operators change what a node may be used for."""
+        if not frozen or any(
+            isinstance(event, NodeCommanded | VerdictJudged | NodeSeen | PolicySet) for event in events
+        ):
+            return
+        assert {name: node[0] for name, node in before.items()} == {n.name: n.state for n in self.state.nodes.values()}
+
+    def _check_quarantine(self, standing: set[str], events: tuple[Event, ...]) -> None:
+        if any(isinstance(event, NodeCommanded | VerdictJudged | NodeSeen) for event in events):
+            return
+        nodes = self.state.nodes
+        out = {name for name, node in nodes.items() if node.state is NodeState.QUARANTINE}
+        # What an operator confirmed may come later than the word: freed by the rejection of another, or in a freeze.
+        fresh = {name for name in out - standing if self.state.judged.get(nodes[name].verdict_id) is not True}
+        for name in fresh:
+            most = max(1, int(self.policy.quarantine_max_fraction * len(nodes)))
+            assert len(out) <= most, f"{len(out)} nodes are in quarantine, {most} are allowed"
+            if rack := nodes[name].rack:
+                inside = {other.name for other in nodes.values() if other.rack == rack}
+                most = max(1, int(self.policy.quarantine_max_rack_fraction * len(inside)))
+                assert len(out & inside) <= most, f"{len(out & inside)} nodes of rack {rack} are in quarantine"
+
+    def _nodes(self) -> dict[str, tuple[NodeState, bool, bool, float]]:
+        return {name: (n.state, n.present, n.spare, n.slowdown) for name, n in self.state.nodes.items()}
+
+    def _check_promise(self, events: tuple[Event, ...], outcome: cycle.Outcome, same_nodes: bool) -> None:
+        """The head starts no later than was last promised, whatever was backfilled meanwhile."""
+        before, state = self.promised, self.state
+        stopped = any(isinstance(action, StopGang) for action in outcome.actions)
+        asked = any(job.stop_reason is not None for job in state.jobs.values())
+        harmless = same_nodes and all(isinstance(event, _HARMLESS) or _is_plain_end(event) for event in events)
+        exact = self.policy.estimates is not Estimates.HISTORY and not state.verdicts
+        overrun = self._someone_overran()
+        # One that came later may stand before it by the order; that is no backfill.
+        overtaken = before is not None and any(
+            entry.kind == "started" and entry.subject != before[0] for entry in outcome.entries
+        )
+        head = state.reserved_for
+        self.promised = None
+        if head is not None and state.reserved_from_ns is not None:
+            self.promised = (head, state.jobs[head].attempt, state.reserved_from_ns)
+        if before is None or not harmless or not exact or stopped or asked or overrun or overtaken or state.frozen:
+            return
+        job = state.jobs.get(before[0])
+        if self.policy.backfill is not Backfilling.EASY or job is None or job.attempt != before[1]:
+            return
+        self.counts["promises"] = self.counts.get("promises", 0) + 1
+        if head == before[0] and self.promised is not None:
+            assert self.promised[2] <= before[2], f"{head} is put off by {(self.promised[2] - before[2]) / 1e9} s"
+        elif job.state is JobState.PENDING and ledger_of(state).line.order[0][-1] == before[0]:
+            assert self.now_ns <= before[2], f"{before[0]} was to start, and waits"
+
+    def _someone_overran(self) -> bool:
+        """Whether an attempt lives longer than the cycle could know: its limit is past, or it is slowed."""
+        for (job_id, _), living in self.alive.items():
+            job = self.state.jobs[job_id]
+            limit = job.spec.time_limit_seconds or self.policy.default_time_limit_seconds
+            if job.spec.restartable:  # what it ran before and lost again is not left of its limit
+                limit -= job.run_ns / 1e9
+            if living.kind is JobKind.PROBE or job.claim or job.retries:
+                return True
+            expected = job.spec.exact_seconds if self.policy.estimates is Estimates.EXACT else limit
+            if expected is None or self.codes[job_id] or (living.ends_ns - living.began_ns) / 1e9 > limit + 1e-3:
+                return True
+        return False
+
+    # --- killed and replayed -----------------------------------------------------------------------------------------
+
+    def kill(self, snapshot_first: bool) -> None:
+        """The controller dies at this event: what the journal gives back must be what was, and is gone on with."""
+        assert decode_state(encode_state(self.state)) == self.state
+        if snapshot_first:
+            self.snapshot, self.journal = encode_state(self.state), []
+        state, outcomes = replay(decode_state(self.snapshot), [(now_ns, told) for now_ns, told, _ in self.journal])
+        for (now_ns, told, was), again in zip(self.journal, outcomes, strict=True):
+            assert (was.actions, was.entries) == (again.actions, again.entries), f"at {now_ns} after {told}"
+        assert without_clock(state) == without_clock(self.state)
+        if not snapshot_first:
+            self.snapshot, self.journal = encode_state(state), []
+        self.state, self.promised = state, None
+
+    def nothing_by_time_alone(self, seconds: float, evaluate_all: bool) -> None:
+        """Were there no event for so long, nothing would be decided but at a registered timeout."""
+        self.counts["timeouts checked"] = self.counts.get("timeouts checked", 0) + 1
+        check_timeouts(self.state, round(seconds * SECOND), evaluate_all)
+
+    def rest(self) -> None:
+        """Cycles without events at one instant come to an end, and then change nothing but the clock."""
+        for _ in range(20):
+            if not self.cycle(Tick()).changed and self.state.idle:
+                break
+        before = decode_state(encode_state(self.state))
+        outcome = self.cycle(Tick())
+        assert not outcome.changed and not outcome.actions and not outcome.entries, (outcome, self.state.idle)
+        before.cycle += 1
+        assert self.state == before
+
+    def observe_again(self) -> None:
+        """After a restart the backend reports everything again: nothing is decided or changed."""
+        self.rest()
+        before = decode_state(encode_state(self.state))
+        seen = tuple(self._running(*key) for key, living in self.alive.items() if living.seen)
+        nodes = tuple(as_seen(node) for node in self.state.nodes.values())
+        ended = tuple(
+            AttemptEnded(job.job_id, job.attempt, tuple(RankExit(rank.rank, rank.exit_code) for rank in job.ranks))
+            for job in before.jobs.values()
+            if job.attempt and not job.state.holds_slots
+        )
+        outcome = self.cycle(*seen, *nodes, *ended)
+        # Elastic gangs that are seen running may open another preemption pass. It finds nothing; where it may do
+        # nothing, it may name another first of those that it would stop a gang for.
+        proposed = [one for one in outcome.entries if one.kind == "preempt" and not one.applied]
+        assert not outcome.actions and proposed == list(outcome.entries), outcome.entries
+        if proposed:
+            assert self.policy.mode is Mode.OBSERVE or self.state.frozen
+            return
+        before.planned_ns, before.replan_owed = self.state.planned_ns, self.state.replan_owed
+        was, now = without_clock(before), without_clock(self.state)
+        changed = [field.name for field in fields(State) if getattr(was, field.name) != getattr(now, field.name)]
+        assert not changed, changed
+
+    def explain(self, job_id: str) -> None:
+        """Asking changes nothing."""
+        before = encode_state(self.state)
+        explanation = cycle.explain(self.state, job_id)
+        assert explanation is not None
+        job = self.state.jobs[job_id]
+        assert bool(explanation.binds) == (job.state is JobState.PENDING and job.spec.kind is not JobKind.PROBE), job
+        assert explanation.why
+        assert encode_state(self.state) == before
+
+    def end_well(self) -> None:
+        """Nothing bad happens any more: everything ends, or says why it never can."""
+        self.cycle(FreezeSet(False), *(self.node(number) for number in range(len(self.sizes))))
+        self.cycle(*(NodeCommanded(name, NodeCommand.RELEASE) for name in self.state.nodes))
+        for _ in range(1000):
+            if all(job.state.ended or job.state is JobState.PENDING for job in self.state.jobs.values()):
+                self.advance(0.1)
+            if all(job.state.ended for job in self.state.jobs.values()):
+                return
+            if not self.alive and self.state.idle and cycle.next_wake_ns(self.state) is None:
+                break
+            self.advance(300.0)
+        for job in self.state.jobs.values():
+            if not job.state.ended:
+                assert job.state is JobState.PENDING, f"{job.job_id} never ends"
+                binds = cycle.explain(self.state, job.job_id)
+                assert binds is not None
+                assert binds.binds in ("capacity", "limit", "dependency"), f"{job.job_id} never starts: {binds}"
+        assert not self.alive
+
+
+def _is_plain_end(event: Event) -> bool:
+    return isinstance(event, AttemptEnded) and event.started and not event.why
+
+
+def _most(queue: Queue) -> int:
+    limits = [limit for limit in (queue.limit, None if queue.borrow else queue.quota) if limit is not None]
+    return min(limits, default=1 << 60)
+
+
+def without_clock(state: State) -> State:
+    """The state without what follows from it and the time: what an idle cycle may change and no journal need hold."""
+    copy = decode_state(encode_state(state))
+    copy.now_ns = copy.cycle = 0
+    copy.idle = False
+    copy.reserved_for, copy.reserved_from_ns, copy.reserved_nodes, copy.reserved_slots = None, None, {}, []
+    for job in copy.jobs.values():
+        job.expected_start_ns = None
+        if copy.policy.order is Order.THEMIS and job.state is JobState.PENDING:
+            job.urgency, job.appraise_ns = 0.0, 0  # by now: who is treated worst changes with time
+    return copy

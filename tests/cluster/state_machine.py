@@ -1,0 +1,462 @@
+"""A hypothesis state machine over ``Ordeal``: whatever users, operators, detectors and the cluster do, in any order.
+
+``tests/policies/test_state_machine.py`` runs a little of it with each test run; ``python -m benchmarks.invariants``
+runs millions of steps.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from msgspec import structs
+
+from scheduler_feedback.core.cluster import Level
+from scheduler_feedback.core.events import (
+    ActionFailed,
+    AttemptUnknown,
+    CancelRequested,
+    Event,
+    FirstStep,
+    FreezeSet,
+    NodeCommand,
+    NodeCommanded,
+    PolicySet,
+    Progressed,
+    RankFailed,
+    Tick,
+    VerdictJudged,
+)
+from scheduler_feedback.core.job import After, Dependency, Group, JobSpec, JobState, Packing
+from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind, Verdict
+from tests.cluster.random_cycles import Ordeal
+
+QUEUES = (Queue("all"), Queue("a", "all", quota=4, borrow=False), Queue("b", "all", weight=2.0, limit=6), Queue("c"))
+QUOTAS = (Queue("a", quota=4), Queue("b", quota=3), Queue("c"), Queue("elsewhere", limit=0))
+PROBE = ("probe",)
+
+POLICIES = st.builds(
+    Policy,
+    mode=st.sampled_from([Mode.ACT, Mode.ACT, Mode.ACT, Mode.OBSERVE]),
+    default_time_limit_seconds=st.just(100.0),
+    migration_cooldown_seconds=st.sampled_from([0.0, 20.0]),
+    expected_persistence_seconds=st.sampled_from([60.0, 1800.0]),
+    suspect_seconds=st.just(30.0),
+    quarantine_seconds=st.just(40.0),
+    quarantine_max_seconds=st.just(400.0),
+    quarantine_slowdown=st.sampled_from([1.5, 3.0]),
+    probation_seconds=st.just(30.0),
+    start_timeout_seconds=st.sampled_from([0.0, 20.0]),
+    probe_timeout_seconds=st.just(50.0),
+    probe_command=st.sampled_from([PROBE, PROBE, ()]),
+    order=st.sampled_from([*Order, Order.FIFO, Order.FAIR]),
+    backfill=st.sampled_from([*Backfilling, Backfilling.EASY]),
+    preempt=st.booleans(),
+    replan_seconds=st.sampled_from([0.0, 7.0]),
+    min_run_seconds=st.sampled_from([0.0, 10.0]),
+    starvation_seconds=st.sampled_from([60.0, 1e6]),
+    las_thresholds=st.just((20.0, 200.0)),
+    preempt_gain=st.sampled_from([1.2, 3.0]),
+    queues=st.sampled_from([(), QUEUES, QUOTAS]),
+    uplink_slowdown=st.sampled_from([0.0, 0.2]),
+    spare_nodes=st.sampled_from([0, 0, 1]),
+    spare_level=st.sampled_from([Level.RACK, Level.SPINE]),
+    defragmentation_moves=st.sampled_from([0, 2, 4]),
+    ended_jobs_kept=st.sampled_from([3, 10_000]),
+)
+
+SMALL = st.integers(0, 7)
+
+SPECS = st.builds(
+    JobSpec,
+    name=st.just("job"),
+    command=st.just(("train",)),
+    ranks=st.integers(1, 8),
+    queue=st.sampled_from(["a", "b", "c", "elsewhere"]),
+    user=st.sampled_from(["ann", "bob"]),
+    grace_seconds=st.just(2.0),
+    restart_cost_seconds=st.sampled_from([0.0, 5.0]),
+    max_retries=st.sampled_from([0, 1]),
+    priority=st.sampled_from([0, 0, 0, 1]),
+    packing=st.sampled_from([Packing.PACK, Packing.PACK, Packing.SPREAD]),
+    required_level=st.sampled_from([None, None, None, Level.NODE, Level.RACK]),
+    preferred_level=st.sampled_from([None, None, Level.RACK]),
+    checkpoint_interval_seconds=st.sampled_from([None, 7.0]),
+)
+TRAITS = st.fixed_dictionaries(
+    {
+        "restartable": st.booleans(),
+        "preemptible": st.booleans(),
+        "elastic": st.sampled_from([0, 0, 1, 2]),
+        "after": st.sampled_from([None, None, None, *After]),
+        "array": st.sampled_from([0, 0, 0, 0, 3]),
+        "launcher": st.sampled_from([False, False, False, True]),
+    }
+)
+
+
+TRAININGS = st.tuples(SPECS, TRAITS, st.integers(2, 90), st.sampled_from([1.0, 1.0, 0.6]), SMALL)
+"""(specification, traits, seconds of work, share of them that it really takes, whether it exits with 0)."""
+
+ORDINARY = st.tuples(
+    st.sampled_from([1, 1, 1, 2]),
+    st.sampled_from(["a", "b", "c", "elsewhere"]),
+    st.integers(1, 200),
+    st.sampled_from([None, None, 0.5, 2.0]),
+    st.booleans(),
+    st.sampled_from([0, 0, 0, 2, 5]),
+    st.booleans(),
+)
+"""(ranks, queue, seconds of work, its limit as a share of them, whether it fails, size of its array, whether it depends
+on the job before it)."""
+
+
+def shaped(spec: JobSpec, traits: dict[str, Any], seconds: float, before: int) -> JobSpec:
+    """The specification with what can't be drawn by itself, all of it allowed together."""
+    changes: dict[str, Any] = {
+        "restartable": traits["restartable"],
+        "preemptible": traits["preemptible"] and traits["restartable"],
+        "exact_seconds": seconds,
+        "time_limit_seconds": seconds,
+    }
+    if traits["elastic"] and not traits["launcher"]:
+        changes |= {"min_ranks": max(spec.ranks // 2, 1), "max_ranks": spec.ranks * traits["elastic"]}
+    if traits["launcher"] and spec.ranks > 2:
+        changes["groups"] = (Group("launcher", 1), Group("worker", spec.ranks - 1, same_node=spec.ranks < 5))
+    if traits["after"] is not None and before:
+        changes["after"] = (Dependency(f"j{before}", traits["after"]),)
+    if traits["array"]:
+        changes |= {"array_size": traits["array"], "array_parallel": 2}
+    return structs.replace(spec, **changes)
+
+
+class Invariants(RuleBasedStateMachine):
+    """The rules; ``Ordeal`` checks after every cycle. steps: rules run by all machines of this process."""
+
+    steps = 0
+    cycles = 0
+    counts: dict[str, int] = {}  # noqa: RUF012 - of the class, for the account of a whole run
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = Ordeal((1,), Policy())
+        self.calm = False
+
+    @initialize(
+        sizes=st.lists(st.integers(1, 4), min_size=2, max_size=6),
+        policy=POLICIES,
+        estimates=st.sampled_from([*Estimates, Estimates.EXACT]),
+        racks=st.sampled_from([0, 2]),
+        calm=st.booleans(),
+    )
+    def begin(self, sizes: list[int], policy: Policy, estimates: Estimates, racks: int, calm: bool) -> None:
+        """A world; in a calm one nothing goes wrong and run times are known, so that every promise must be kept."""
+        self.calm = calm
+        if calm:
+            known = Estimates.LIMIT if estimates is Estimates.HISTORY else estimates
+            policy = replace(policy, estimates=known, backfill=Backfilling.EASY, preempt=False, mode=Mode.ACT)
+        else:
+            policy = replace(policy, estimates=estimates)
+        self.world = Ordeal(tuple(sizes), policy, racks)
+
+    def teardown(self) -> None:
+        if sys.exc_info()[0] is not None:  # what went wrong is told as it is, not by what follows from it
+            return
+        self.world.end_well()
+        Invariants.cycles += self.world.cycles
+        for kind, count in self.world.counts.items():
+            Invariants.counts[kind] = Invariants.counts.get(kind, 0) + count
+
+    def _pick(self, items: Any, number: int) -> Any:
+        Invariants.steps += 1
+        items = list(items)
+        return items[number % len(items)] if items else None
+
+    def _held(self, number: int) -> str | None:
+        found: str | None = self._pick(
+            (j.job_id for j in self.world.state.jobs.values() if j.state.holds_slots), number
+        )
+        return found
+
+    # --- users -------------------------------------------------------------------------------------------------------
+
+    @rule(trainings=st.lists(TRAININGS, max_size=4), others=st.lists(ORDINARY, max_size=5), leaving=SMALL)
+    def submit(
+        self,
+        trainings: list[tuple[JobSpec, dict[str, Any], int, float, int]],
+        others: list[tuple[Any, ...]],
+        leaving: int,
+    ) -> None:
+        """Jobs of every kind come in one cycle; in some a job is cancelled or fails at the same moment."""
+        Invariants.steps += 1
+        wanted: list[tuple[JobSpec, float, int]] = []
+        exact = self.world.policy.estimates is Estimates.EXACT
+        for number, (spec, traits, seconds, share, sound) in enumerate(trainings):
+            made = shaped(spec, traits, float(seconds), self.world.submitted + number)
+            wanted.append((made, seconds * (1.0 if exact else share), 0 if sound or self.calm else 1))
+        wanted += [self._ordinary(len(wanted) + number, *one) for number, one in enumerate(others)]
+        self.world.submit(*wanted, also=self._leaves(leaving))
+
+    def _ordinary(
+        self,
+        before: int,
+        ranks: int,
+        queue: str,
+        seconds: int,
+        limit: float | None,
+        fails: bool,
+        array: int,
+        after: bool,
+    ) -> tuple[JobSpec, float, int]:
+        """A job of somebody who knows nothing of us: one rank mostly, no progress, and no idea how long it takes."""
+        spec = JobSpec(
+            "ordinary", ("python", "work.py"), ranks, queue=queue, array_size=array, grace_seconds=2.0,
+            time_limit_seconds=None if limit is None or self.calm else limit * seconds,
+            after=(Dependency(f"j{self.world.submitted + before}", After.ENDED),) if after else (),
+        )  # fmt: skip
+        if self.calm:  # nothing takes longer than is known
+            spec = structs.replace(spec, time_limit_seconds=float(seconds), exact_seconds=float(seconds))
+        return spec, float(seconds), int(fails and not self.calm)
+
+    def _leaves(self, number: int) -> tuple[Event, ...]:
+        """In one of four cycles with submissions a running job leaves too: it is cancelled, or has died."""
+        job_id = self._held(number)
+        if self.calm or number >= 2 or job_id is None or not self._lives(job_id):
+            return ()
+        if number:
+            return (CancelRequested(job_id),)
+        return (self.world.end(job_id, self.world.state.jobs[job_id].attempt, 137),)
+
+    @rule(
+        gangs=st.lists(st.tuples(st.integers(1, 6), st.integers(2, 90)), min_size=2, max_size=8),
+        stops=st.booleans(),
+        together=st.booleans(),
+        seconds=st.sampled_from([0.0, 1.0, 7.0, 30.0]),
+    )
+    def rush(self, gangs: list[tuple[int, int]], stops: bool, together: bool, seconds: float) -> None:
+        """Many come at once and what has room runs: most of what is interesting needs a full cluster and a queue."""
+        Invariants.steps += len(gangs)
+        plain = [
+            (
+                JobSpec(
+                    "plain", ("train",), ranks, queue="c", time_limit_seconds=float(length),
+                    exact_seconds=float(length), grace_seconds=2.0, restartable=stops, preemptible=stops,
+                ),
+                float(length),
+                0,
+            )
+            for ranks, length in gangs
+        ]  # fmt: skip
+        for batch in [plain] if together else [[one] for one in plain]:
+            self.world.submit(*batch)
+        self.world.seen()
+        self.world.advance(seconds)
+
+    @precondition(lambda self: not self.calm)
+    @rule(number=SMALL)
+    def cancel(self, number: int) -> None:
+        if (job_id := self._pick(self.world.state.jobs, number)) is not None:
+            self.world.cycle(CancelRequested(job_id))
+
+    # --- the cluster -------------------------------------------------------------------------------------------------
+
+    @rule()
+    def run(self) -> None:
+        Invariants.steps += 1
+        self.world.seen()
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 3.0, 15.0, 41.0, 90.0]))
+    def advance(self, seconds: float) -> None:
+        Invariants.steps += 1
+        self.world.advance(seconds)
+
+    @rule()
+    def tick(self) -> None:
+        Invariants.steps += 1
+        self.world.cycle(Tick())
+
+    @precondition(lambda self: not self.calm)
+    @rule(number=SMALL, code=st.sampled_from([1, 137]))
+    def fail(self, number: int, code: int) -> None:
+        """A rank of a running gang exits with an error."""
+        if (job_id := self._held(number)) is not None and self._lives(job_id):
+            self.world.cycle(RankFailed(job_id, self.world.state.jobs[job_id].attempt, 0, code))
+
+    @precondition(lambda self: not self.calm)
+    @rule(number=SMALL, started=st.booleans())
+    def crash(self, number: int, started: bool) -> None:
+        """All of it is gone at once."""
+        if (job_id := self._held(number)) is not None and self._lives(job_id):
+            self.world.cycle(self.world.end(job_id, self.world.state.jobs[job_id].attempt, 137, started))
+
+    @precondition(lambda self: not self.calm)
+    @rule(number=SMALL)
+    def refuse(self, number: int) -> None:
+        """The backend could not do what was asked."""
+        job_id = self._held(number)
+        if job_id is None or not self._lives(job_id):
+            return
+        job = self.world.state.jobs[job_id]
+        if job.state is JobState.STARTING:
+            self._vanish(job_id, job.attempt)
+        self.world.cycle(ActionFailed(job.action_id, job_id, "no more processes"))
+
+    @precondition(lambda self: not self.calm)
+    @rule(number=SMALL)
+    def lose(self, number: int) -> None:
+        """The backend knows nothing of the attempt."""
+        if (job_id := self._held(number)) is not None and self._lives(job_id):
+            attempt = self.world.state.jobs[job_id].attempt
+            self._vanish(job_id, attempt)
+            self.world.cycle(AttemptUnknown(job_id, attempt))
+
+    def _lives(self, job_id: str) -> bool:
+        return (job_id, self.world.state.jobs[job_id].attempt) in self.world.alive
+
+    def _vanish(self, job_id: str, attempt: int) -> None:
+        for slot in self.world.alive.pop((job_id, attempt)).slots:
+            del self.world.owner[slot]
+
+    @rule(number=SMALL)
+    def first_step(self, number: int) -> None:
+        if (job_id := self._held(number)) is not None:
+            self.world.cycle(FirstStep(job_id, self.world.state.jobs[job_id].attempt, 1, self.world.now_ns))
+
+    @rule(number=SMALL)
+    def progress(self, number: int) -> None:
+        """A job tells how far it is."""
+        job_id = self._held(number)
+        if job_id is None or not self._lives(job_id) or self.world.policy.estimates is Estimates.LIMIT:
+            return
+        job = self.world.state.jobs[job_id]
+        if job.spec.restartable and job.spec.exact_seconds is not None:
+            told = self.world.progress(job_id, job.attempt)
+            self.world.cycle(Progressed(job_id, job.attempt, told))
+
+    @precondition(lambda self: not self.calm)
+    @rule(number=SMALL, present=st.booleans())
+    def node_seen(self, number: int, present: bool) -> None:
+        """A node goes, or comes back; what lives on it is not touched by that."""
+        Invariants.steps += 1
+        self.world.cycle(self.world.node(number % len(self.world.sizes), present))
+
+    # --- operators ---------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: not self.calm)
+    @rule(number=SMALL, command=st.sampled_from([NodeCommand.RELEASE, *NodeCommand]))
+    def command(self, number: int, command: NodeCommand) -> None:
+        if (node := self._pick(self.world.state.nodes, number)) is not None:
+            self.world.cycle(NodeCommanded(node, command, drain=number % 2 == 1))
+
+    @precondition(lambda self: not self.calm)
+    @rule(frozen=st.sampled_from([True, False, False]))
+    def freeze(self, frozen: bool) -> None:
+        Invariants.steps += 1
+        self.world.cycle(FreezeSet(frozen))
+
+    @precondition(lambda self: self.world.state.verdicts)
+    @rule(number=SMALL, confirmed=st.booleans())
+    def judge(self, number: int, confirmed: bool) -> None:
+        self.world.cycle(VerdictJudged(self._pick(self.world.state.verdicts, number), confirmed))
+
+    @precondition(lambda self: not self.calm)
+    @rule(policy=POLICIES)
+    def settle_otherwise(self, policy: Policy) -> None:
+        """Other settings, reloaded while everything runs; estimates of the same kind."""
+        Invariants.steps += 1
+        self.world.cycle(PolicySet(replace(policy, estimates=self.world.policy.estimates)))
+
+    @rule(
+        seconds=st.one_of(st.sampled_from([1e-9, 0.25, 7.0, 10.0, 20.0, 30.0, 40.0, 60.0]), st.floats(0.0, 2000.0)),
+        evaluate_all=st.booleans(),
+    )
+    def wait(self, seconds: float, evaluate_all: bool) -> None:
+        """Were there nothing but time, nothing would be decided without a timeout."""
+        Invariants.steps += 1
+        self.world.nothing_by_time_alone(seconds, evaluate_all)
+
+    @rule()
+    def rest(self) -> None:
+        Invariants.steps += 1
+        self.world.rest()
+
+    @rule()
+    def observe_again(self) -> None:
+        Invariants.steps += 1
+        self.world.observe_again()
+
+    @rule(number=SMALL)
+    def ask(self, number: int) -> None:
+        if (job_id := self._pick(self.world.state.jobs, number)) is not None:
+            self.world.explain(job_id)
+
+    # --- detectors ---------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: not self.calm)
+    @rule(
+        number=SMALL,
+        other=SMALL,
+        slowdown=st.floats(1.0, 6.0),
+        kind=st.sampled_from([Kind.STRAGGLER, Kind.STRAGGLER, Kind.STRAGGLER, *Kind]),
+        cause=st.sampled_from([Cause.COMPUTE, Cause.CPU_CONTENTION, Cause.UNKNOWN]),
+        confidence=st.sampled_from([0.99, 0.99, 0.5]),
+        since=st.sampled_from([5, 200]),
+        named=st.booleans(),
+    )
+    def verdict(
+        self, number: int, other: int, slowdown: float, kind: Kind, cause: Cause, confidence: float, since: int,
+        named: bool,
+    ) -> None:  # fmt: skip
+        job_id = self._held(number)
+        if job_id is None:
+            return
+        world, job = self.world, self.world.state.jobs[job_id]
+        rank = other % len(job.ranks)
+        aggressor = self._held(other) or ""
+        world.cycle(
+            Verdict(
+                verdict_id=f"v{world.cycles}",
+                kind=kind,
+                gang=job_id,
+                attempt=job.attempt,
+                rank=rank,
+                node=job.ranks[rank].slot.node,
+                cause=cause,
+                confidence=confidence,
+                slowdown=slowdown,
+                step_seconds_before=1.0,
+                step_seconds_now=slowdown,
+                first_wall_ns=world.now_ns - since * 1_000_000_000,
+                last_wall_ns=world.now_ns,
+                aggressor=aggressor if named and kind is Kind.INTERFERENCE and aggressor != job_id else "",
+            )
+        )
+
+    @precondition(lambda self: not self.calm)
+    @rule(number=SMALL, rank=SMALL, slowdown=st.sampled_from([1.3, 2.0, 5.0]))
+    def accuse(self, number: int, rank: int, slowdown: float) -> None:
+        """A sure verdict, of the kind that moves gangs and takes nodes out of use."""
+        self.verdict(number, rank, slowdown, Kind.STRAGGLER, Cause.COMPUTE, 0.99, 5, named=False)
+
+    @precondition(lambda self: self.world.state.verdicts)
+    @rule(number=SMALL)
+    def clear(self, number: int) -> None:
+        verdict = self._pick(self.world.state.verdicts.values(), number)
+        self.world.cycle(Cleared(verdict.verdict_id, verdict.gang, self.world.now_ns, "it keeps pace"))
+
+    @precondition(lambda self: self.world.state.jobs)
+    @rule(number=SMALL)
+    def abstain(self, number: int) -> None:
+        job_id = self._pick(self.world.state.jobs, number)
+        self.world.cycle(Abstention(job_id, 1, None, self.world.now_ns, "too much load"))
+
+    # --- the controller ----------------------------------------------------------------------------------------------
+
+    @rule(snapshot_first=st.booleans())
+    def kill(self, snapshot_first: bool) -> None:
+        Invariants.steps += 1
+        self.world.kill(snapshot_first)

@@ -1,0 +1,452 @@
+"""A bug at any boundary costs its part alone, is logged once and shown; jobs are still started and finished."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.schema.wire import Decoder
+from gangwatch.controller_metrics import exposition
+from scheduler_feedback.api import app as api_module
+from scheduler_feedback.api.web import overview
+from scheduler_feedback.api.web import pages as pages_module
+from scheduler_feedback.controller import controller as controller_module
+from scheduler_feedback.controller import cycle_thread as loop_module
+from scheduler_feedback.controller import detection_thread as watch_module
+from scheduler_feedback.controller.detection_thread import ASIDE_SECONDS, MOST_RESTARTS, Watch
+from scheduler_feedback.core.events import Event
+from scheduler_feedback.core.telemetry import consumption, counter_features
+from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED, Gang
+from scheduler_feedback.core.telemetry.occurrences import Occurrences
+from scheduler_feedback.core.telemetry.telemetry import Telemetry
+from scheduler_feedback.core.telemetry.telemetry_update import Look
+from scheduler_feedback.detectors import DETECTORS
+from scheduler_feedback.feed import Feed
+from scheduler_feedback.part_failures import PartFailures
+from tests.cluster.memory_backend import World
+from tests.controller.site import Site, serving
+from tests.core.test_consumption import SECOND, WALL, Machine
+from tests.feed import test_feed as feeds
+
+BUG = "a bug that a test put there"
+
+
+def raises(*_arguments: object, **_named: object) -> Any:
+    raise KeyError(BUG)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(loop_module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(controller_module, "FEED_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(controller_module, "FEED_PROVEN_SECONDS", 0.3)
+    with serving(tmp_path, World()) as running:
+        yield running
+
+
+def failures_of(site: Site, part: str) -> float:
+    counted = {
+        labels: value for name, labels, value in site.controller.measures() if name.endswith("part_failures_total")
+    }
+    return counted[(("part", part),)]
+
+
+# --- every boundary of a running controller ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Where a bug is put, what provokes it, and which part it is counted for."""
+
+    part: str
+    put: Callable[[Site, pytest.MonkeyPatch], None]
+    provoke: Callable[[Site], object] = lambda _: None
+
+
+def frames(site: Site) -> None:
+    """Offer one node's frames, as the feed does."""
+    machine = Machine("n9", (("uid-0/g", 0),))
+    for _ in range(3):
+        now_ns = time.monotonic_ns()
+        site.controller._watch.offer(machine.layout(), machine.frame(now_ns), now_ns)
+        time.sleep(0.01)
+
+
+def asks(path: str, status: int = 500) -> Callable[[Site], None]:
+    def ask(site: Site) -> None:
+        for _ in range(5):
+            answer = site.ask("GET", path)
+            assert answer.status == status, answer.content
+            assert b"Traceback" not in answer.content
+            assert b"KeyError" in answer.content
+
+    return ask
+
+
+def tell_findings(site: Site) -> None:
+    for _ in range(3):
+        site.controller._found(["a finding"])  # type: ignore[list-item]
+
+
+BOUNDARIES = {
+    "the feed's thread": Boundary("feed", lambda _, patch: patch.setattr(Feed, "_sweep", raises)),
+    "what looks between two turns": Boundary(
+        "feed", lambda site, _: setattr(site.controller._feed, "_between", raises)
+    ),
+    "a frame is folded": Boundary("fleet", lambda _, patch: patch.setattr(Occurrences, "observe", raises), frames),
+    "queued counters are folded": Boundary(
+        "fleet", lambda _, patch: patch.setattr(consumption.Places, "_fold", raises), frames
+    ),
+    "queued features are folded": Boundary(
+        "fleet", lambda _, patch: patch.setattr(counter_features.Kind, "_fold", raises), frames
+    ),
+    "a gang's telemetry": Boundary("fleet", lambda _, patch: patch.setattr(Look, "_job", raises), frames),
+    "all telemetry": Boundary("fleet", lambda _, patch: patch.setattr(Look, "_counters", raises), frames),
+    "step times": Boundary("pace", lambda site, _: setattr(site.controller._watch._paces, "take", raises)),
+    "detector results are renamed": Boundary(
+        "verdicts", lambda site, _: setattr(site.controller, "_heard", raises), tell_findings
+    ),
+    "entries are handed on": Boundary(
+        "entries", lambda site, _: setattr(site.controller, "_told", raises), Site.submit
+    ),
+    "samples of the state": Boundary("metrics", lambda _, patch: patch.setattr(controller_module, "measure", raises)),
+    "samples of the feed": Boundary(
+        "metrics", lambda _, patch: patch.setattr(Feed, "measures", raises), lambda site: site.controller.measures()
+    ),
+    "a page": Boundary("page", lambda _, patch: patch.setattr(overview, "parts", raises), asks("/")),
+    "every page's frame": Boundary(
+        "page", lambda _, patch: patch.setattr(pages_module.frame, "page", raises), asks("/jobs")
+    ),
+    "a page's document": Boundary(
+        "page", lambda _, patch: patch.setattr(pages_module.views, "nodes_page", raises), asks("/nodes")
+    ),
+    "an API handler": Boundary(
+        "api", lambda _, patch: patch.setattr(api_module.documents, "node_document", raises), asks("/api/nodes")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDARIES)
+def test_a_bug_at_a_boundary_costs_its_part_alone(
+    name: str, site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    boundary = BOUNDARIES[name]
+    boundary.put(site, monkeypatch)
+    boundary.provoke(site)
+    until(lambda: failures_of(site, boundary.part) >= 1)
+    job_id = site.submit()
+    site.wait(job_id, "running")
+    site.world.end(job_id)
+    site.wait(job_id, "completed")
+    assert site.controller.failure is None
+    assert site.controller.scheduling() == (True, "")
+    troubles = {one["part"]: one for one in site.get("/api/parts")}
+    assert BUG in troubles[boundary.part]["text"]
+    assert troubles[boundary.part]["words"] in site.get("/api/overview")["troubles"]
+    ready = site.ask("GET", "/readyz").document
+    assert ready["scheduling"] is True
+    assert ready["ready"] is not troubles[boundary.part]["out"]
+    traces = [one for one in caplog.records if one.levelno == logging.CRITICAL and one.exc_info]
+    assert len(traces) == 1, "one bug is logged with its traceback once"
+    assert f"part={boundary.part}" in traces[0].getMessage()
+
+
+def test_the_banner_of_every_page_names_what_a_bug_has_hit(site: Site) -> None:
+    job_id = site.submit()
+    site.wait(job_id, "running")
+    paths = ("/", "/jobs", "/nodes", f"/jobs/{job_id}", "/nodes/n0")
+    for path in paths:
+        assert b"because of a bug" not in site.ask("GET", path).content
+    site.controller.failures.report("fleet", KeyError("<b>"), out=True)
+    for path in paths:
+        until(lambda path=path: b"Telemetry is out of service because of a bug" in site.ask("GET", path).content)
+        assert b"<b>" not in site.ask("GET", path).content
+
+
+def test_the_feed_is_begun_anew_and_is_in_service_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Feed, "_sweep", raises)
+        until(lambda: "feed failed: KeyError" in site.controller.ready()[1])
+        until(lambda: failures_of(site, "feed") >= 3)
+    until(lambda: site.controller.ready() == (True, ""))
+
+
+@pytest.mark.parametrize("broken", [make().name for make in DETECTORS])
+def test_each_detector_that_raises_is_switched_off_and_the_others_go_on(
+    broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    detectors = [make() for make in DETECTORS]
+    ticks = dict.fromkeys((one.name for one in detectors), 0)
+
+    def counted(name: str, tick: Callable[[Telemetry], list[Event]]) -> Callable[[Telemetry], list[Event]]:
+        def counting_tick(telemetry: Telemetry) -> list[Event]:
+            ticks[name] += 1
+            return raises() if name == broken else tick(telemetry)  # type: ignore[no-any-return]
+
+        return counting_tick
+
+    for one in detectors:
+        monkeypatch.setattr(one, "tick", counted(one.name, one.tick), raising=False)
+    watch = Watch(detectors, lambda _: None, feeds.SystemClock())
+    for _ in range(3):
+        watch.look()
+    assert ticks == {name: 1 if name == broken else 3 for name in ticks}
+    assert watch.broken().startswith(f"{broken} failed: KeyError")
+    assert ("gangwatch_detector_failures_total", (("detector", broken),), 1.0) in watch.measures()
+    assert sum(record.exc_info is not None for record in caplog.records) == 1
+    assert set(watch.snapshots()) == {name for name in ticks if name != broken}
+
+
+# --- the feed ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_bug_that_one_agents_frames_show_costs_that_agent_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds.feed_module, "DISCOVERY_SECONDS", 0.02)
+    decode = Decoder.decode
+
+    def decoding(self: Decoder, message: bytes) -> object:
+        return raises() if b"poison" in message else decode(self, message)
+
+    monkeypatch.setattr(Decoder, "decode", decoding)
+    failed: list[tuple[str, str]] = []
+
+    async def scene() -> None:
+        good, bad = (feeds.Agent(feeds.speaking(feeds.said(node, 1, 2, 3))) for node in ("good", "poison"))
+        got: list[str] = []
+        feed = Feed(
+            tmp_path, lambda _, frame, __: got.append(frame.node), (), feeds.SystemClock(),
+            failed=lambda part, _, subject: failed.append((part, subject)),
+        )  # fmt: skip
+        async with good.listening(tmp_path, "good"), bad.listening(tmp_path, "poison"):
+            task = asyncio.create_task(feed.run())
+            feeds.announce(tmp_path, "nonsense", "http://127.0.0.1:99999999")
+            await feeds.until(lambda: len(got) == 3 and len(failed) >= 2)
+            assert not task.done()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert set(got) == {"good"}
+
+    asyncio.run(scene())
+    assert {("feed", "node poison"), ("feed", "node nonsense")} >= set(failed) >= {("feed", "node poison")}
+
+
+# --- folding ----------------------------------------------------------------------------------------------------------
+
+
+class Hand:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000 * SECOND
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return WALL + self.now_ns
+
+
+class Recorder:
+    """A detector that notes which gangs it sees."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self.seen: list[set[str]] = []
+
+    def tick(self, telemetry: Telemetry) -> list[Event]:
+        self.seen.append({job.shape.job for job in telemetry.jobs})
+        return []
+
+    def measures(self) -> list[Any]:
+        return []
+
+    def snapshot(self) -> bytes:
+        return b""
+
+    def restore(self, data: bytes) -> None:
+        raise AssertionError(data)
+
+
+def second(watch: Watch, clock: Hand, *machines: Machine) -> None:
+    """A second passes, in which every machine sends a frame and each rank uses 1,000 more."""
+    clock.now_ns += SECOND
+    for machine in machines:
+        for owner in machine.owners:
+            machine.advance(owner, [1_000] * len(CONSUMED))
+        watch.offer(machine.layout(), machine.frame(clock.now_ns), clock.now_ns)
+    watch.look()
+
+
+def used(watch: Watch, gang: str) -> float:
+    found = watch._fleet.gangs[gang].consumed(np.array([10_000_000 * SECOND]))
+    return float(found.values[0, 0])
+
+
+FOLDS: dict[str, tuple[object, str, Callable[[tuple[object, ...]], list[str]]]] = {
+    "counters": (consumption.Places, "_fold", lambda given: [one[3].node for one in given[1]]),  # type: ignore[attr-defined]
+    "features": (counter_features.Kind, "_fold", lambda given: [one[1].node for one in given[1]]),  # type: ignore[attr-defined]
+    "occurrences": (Occurrences, "observe", lambda given: [given[2].node]),  # type: ignore[attr-defined]
+}
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_a_node_whose_frames_break_folding_is_set_aside_and_tried_again(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its gang is not judged meanwhile: ranks of which nothing is folded would look as if they hung."""
+    clock, recorder = Hand(), Recorder()
+    watch = Watch((recorder,), lambda _: None, clock)
+    good, bad = Machine("good", (("job-0", 0),)), Machine("bad", (("job-1", 0),))
+    for _ in range(3):
+        second(watch, clock, good, bad)
+    owner, method, nodes_of = FOLDS[name]
+    original = getattr(owner, method)
+
+    def poisoned(*given: object) -> object:
+        return raises() if "bad" in nodes_of(given) else original(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, poisoned)
+        for _ in range(20):
+            second(watch, clock, good, bad)
+        assert used(watch, "job-0") == 22_000
+        assert recorder.seen[-1] == {"job-0"}
+        assert watch.broken() == "", "one node's telemetry is no part"
+        samples = {(one, labels): value for one, labels, value in watch.measures()}
+        assert samples["gangwatch_telemetry_set_aside", (("kind", "node"),)] == 1
+        assert samples["gangwatch_part_failures_total", (("part", "fleet"),)] == 1
+        assert samples["gangwatch_watch_frames_set_aside_total", ()] >= 15
+    for _ in range(int(ASIDE_SECONDS) + 5):
+        second(watch, clock, good, bad)
+    assert recorder.seen[-1] == {"job-0", "job-1"}
+    assert used(watch, "job-0") == (22 + ASIDE_SECONDS + 5) * 1_000
+    assert 0 < used(watch, "job-1") < 60_000, "it began anew"
+    assert sum(record.exc_info is not None for record in caplog.records) == 1
+
+
+def test_a_node_that_breaks_folding_again_is_set_aside_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Hand()
+    watch = Watch((), lambda _: None, clock)
+    bad = Machine("bad", (("job-1", 0),))
+    monkeypatch.setattr(Occurrences, "observe", raises)
+    for _ in range(3600):
+        second(watch, clock, bad)
+    samples = {(one, labels): value for one, labels, value in watch.measures()}
+    assert samples["gangwatch_part_failures_total", (("part", "fleet"),)] == 9  # after 0, 1, 3, 7, 15, 25, ... minutes
+
+
+def test_a_gang_that_breaks_its_telemetry_is_left_out_until_its_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, recorder = Hand(), Recorder()
+    watch = Watch((recorder,), lambda _: None, clock)
+    machines = [Machine(f"n{number}", ((f"job-{number}", 0),)) for number in range(2)]
+    job = Look._job
+
+    def poisoned(self: Look, gang: Gang, touched: set[str]) -> object:
+        return raises() if (gang.name, gang.attempt) == ("job-1", 1) else job(self, gang, touched)
+
+    monkeypatch.setattr(Look, "_job", poisoned)
+    for _ in range(5):
+        second(watch, clock, *machines)
+    assert recorder.seen[-1] == {"job-0"}
+    assert {labels: value for one, labels, value in watch.measures() if one == "gangwatch_telemetry_set_aside"} == {
+        (("kind", "node"),): 0.0,
+        (("kind", "gang"),): 1.0,
+    }
+    watch._fleet._attempts.of("job-1", 2, clock.now_ns)
+    watch._fleet._attempts.gangs["job-1"].column(0, "n1")
+    second(watch, clock, machines[0])
+    assert recorder.seen[-1] == {"job-0", "job-1"}
+
+
+def test_folding_that_fails_as_a_whole_begins_anew_and_is_at_last_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, recorder = Hand(), Recorder()
+    watch = Watch((recorder,), lambda _: None, clock)
+    machine = Machine("n0", (("job-0", 0),))
+    counters, broken_at = Look._counters, [3, 6]
+
+    def sometimes(self: Look, *given: Any) -> object:
+        return raises() if len(recorder.seen) in broken_at else counters(self, *given)
+
+    monkeypatch.setattr(Look, "_counters", sometimes)
+    for _ in range(3):
+        second(watch, clock, machine)
+    second(watch, clock, machine)  # it begins anew
+    assert len(recorder.seen) == 3
+    broken_at.clear()
+    for _ in range(3):
+        second(watch, clock, machine)
+    assert recorder.seen[-1] == {"job-0"}
+    assert watch.broken() == ""
+    monkeypatch.setattr(Look, "_counters", raises)
+    for _ in range(MOST_RESTARTS + 5):
+        second(watch, clock, machine)
+    assert watch.broken().startswith("fleet failed: KeyError")
+    assert len(recorder.seen) == 6, "nobody judges what is not there"
+    failures = [value for one, labels, value in watch.measures() if labels == (("part", "fleet"),)]
+    assert failures == [MOST_RESTARTS + 1, 1.0]
+    monkeypatch.setattr(Look, "_counters", counters)
+    second(watch, clock, machine)
+    assert watch.broken(), "until the controller is started again"
+    assert watch_module.RESTARTS_SECONDS > 0
+
+
+# --- /metrics ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_bad_sample_costs_its_family_and_one_bad_source_its_samples() -> None:
+    failures = PartFailures()
+
+    def good() -> list[Any]:
+        return [("gangwatch_frozen", (), 0.0), ("gangwatch_cycles_total", (), 7.0)]
+
+    def bad() -> list[Any]:
+        return [("gangwatch_no_such_metric", (), 1.0), ("gangwatch_frozen", (("strange", "1"),), 1.0)]
+
+    text = exposition(failures, (good, raises, bad))
+    assert "gangwatch_cycles_total 7" in text
+    assert "no_such_metric" not in text
+    assert failures.troubles()[0]["failures"] == 2
+
+
+# --- what is remembered -----------------------------------------------------------------------------------------------
+
+
+def test_two_bugs_are_logged_once_each_and_every_failure_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    failures = PartFailures(("hang",))
+
+    def another() -> None:
+        raise ZeroDivisionError
+
+    for _ in range(50):
+        for bug in (raises, another):
+            try:
+                bug()
+            except Exception as error:
+                failures.report("page", error)
+    assert sum(record.exc_info is not None for record in caplog.records) == 2
+    assert failures.troubles()[0]["failures"] == 100
+    assert failures.out_of_service() == ""
+    failures.report("hang", ValueError("odd"), out=True)
+    assert failures.out_of_service() == "hang failed: ValueError: odd"
+    assert failures.troubles()[0]["part"] == "hang", "what is out of service comes first"
+    failures.back("hang")
+    assert failures.out_of_service() == ""

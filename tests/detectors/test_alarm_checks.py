@@ -1,0 +1,258 @@
+"""Each gate by itself: what is asked of one alarm, and with which words it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.verdict import Cause
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.steps.baseline import Baseline, learn
+from scheduler_feedback.detectors.steps.windows import Places, Window
+from scheduler_feedback.detectors.straggler.alarm_checks import (
+    Case,
+    Judged,
+    Judgement,
+    judge,
+    slow_windows,
+    stopped_again,
+)
+from tests.detectors.gang_windows import SHARED_WAIT, where_of, windows_of
+
+RANKS, SLOW = 16, 3
+ALONE = where_of(RANKS)
+
+
+def own_times(count: int = 8, **slower: float) -> FloatArray:
+    """Each rank computes for a second; r3=1.5: rank 3 for one and a half."""
+    own = np.ones((count, RANKS))
+    for name, factor in slower.items():
+        own[:, int(name[1:])] = factor
+    return own
+
+
+def healthy(where: Places = ALONE, own: FloatArray | None = None, **more: Any) -> Baseline:
+    return replace(learn(windows_of(own_times(25) if own is None else own, where), None, where), **more)
+
+
+def judged(windows: Sequence[Window], baseline: Baseline) -> list[Judged]:
+    return [Judged(one, (one.compute - baseline.compute) / 0.02) for one in windows]
+
+
+def case_of(windows: Sequence[Window], baseline: Baseline | None = None, where: Places = ALONE, **more: Any) -> Case:
+    baseline = healthy(where) if baseline is None else baseline
+    given: dict[str, Any] = {
+        "rank": SLOW, "ranks": tuple(range(100, 100 + RANKS)), "where": where, "interval": judged(windows, baseline),
+        "baseline": baseline, "best_step_seconds": baseline.step_seconds, "alarmed": frozenset({SLOW}),
+        "unrest": 0.01, "shared_machine": False, "switches": Switches(),
+    }  # fmt: skip
+    return Case(**(given | more))
+
+
+def said(own: FloatArray, more_of_windows: dict[str, Any] | None = None, **more: Any) -> Judgement:
+    where = more.get("where", ALONE)
+    return judge(case_of(windows_of(own, where, **(more_of_windows or {})), **more))
+
+
+def fact(judgement: Judgement, measure: str) -> tuple[float, float]:
+    [found] = [(item.value, item.reference) for item in judgement.evidence if item.measure == measure]
+    return found
+
+
+def test_one_that_all_wait_for_passes_and_the_facts_can_be_checked() -> None:
+    found = said(own_times(r3=1.4))
+    assert found.refusal == ""
+    assert found.slowdown == pytest.approx((1.4 + SHARED_WAIT) / (1.0 + SHARED_WAIT))
+    assert found.step_seconds == pytest.approx(1.4 + SHARED_WAIT)
+    assert (found.cause, found.counters) == (Cause.UNKNOWN, False)
+    assert fact(found, "compute_seconds_a_step") == pytest.approx((1.4, 1.0))
+    assert fact(found, "wait_seconds_a_step") == pytest.approx((SHARED_WAIT, SHARED_WAIT + 0.4))
+    assert fact(found, "step_seconds") == pytest.approx((1.4 + SHARED_WAIT, 1.0 + SHARED_WAIT))
+    assert fact(found, "seconds_a_step_explained") == pytest.approx((0.4, 0.0))
+    assert fact(found, "slow_windows") == (8.0, 8.0)
+    assert found.confidence > 0.9
+
+
+def test_a_job_that_is_not_hurt_is_left_alone() -> None:
+    found = said(own_times(r3=1.04))
+    assert found.refusal.endswith("it is not hurt") and found.harmless
+    faster = said(own_times(r3=1.04), best_step_seconds=1.0)
+    assert not faster.refusal.endswith("it is not hurt"), "it was faster once"
+
+
+def test_where_most_stand_out_it_is_no_member() -> None:
+    others = {f"r{rank}": 1.4 for rank in range(9)}
+    found = said(own_times(**others), alarmed=frozenset(range(9)))
+    assert found.refusal == "9 of 16 ranks stand out: the workload or the machine, not a member"
+    assert not found.harmless
+
+
+def test_one_without_whom_the_steps_would_be_as_long_is_no_finding() -> None:
+    all_slower = {f"r{rank}": 1.4 for rank in range(RANKS)}
+    found = said(own_times(**(all_slower | {"r3": 1.45})))
+    assert found.refusal.startswith("without the rank the steps would be shorter by 3.") and found.harmless
+
+
+def test_ranks_that_are_slow_alike_are_named_together_and_one_of_two_is_judged_without_the_other() -> None:
+    three = said(own_times(r3=1.4, r7=1.4, r9=1.4), alarmed=frozenset({3, 7, 9}))
+    assert three.refusal == "ranks 103, 107, 109 are slow alike: no single one explains the steps"
+    assert not three.harmless
+    two = said(own_times(r3=1.4, r7=1.4), alarmed=frozenset({3, 7}))
+    assert two.refusal == "", "two of sixteen may each have a reason of its own"
+    assert two.slowdown == pytest.approx(1.6 / 1.2)
+
+
+def test_ranks_of_one_node_are_judged_by_what_the_steps_would_be_without_the_node() -> None:
+    pairs = where_of(RANKS, [f"n{rank // 2:02d}" for rank in range(RANKS)])
+    found = said(own_times(r2=1.4, r3=1.4), where=pairs, alarmed=frozenset({2, 3}))
+    assert (found.refusal, found.slowdown) == ("", pytest.approx(1.6 / 1.2))
+    assert "without the node's ranks" in next(one.against for one in found.evidence if one.measure == "step_seconds")
+
+
+@pytest.mark.parametrize(("factor", "final", "passes"), [(1.1, False, False), (1.1, True, True), (1.3, False, True)])
+def test_while_the_norm_is_young_only_what_is_plain_is_told(factor: float, final: bool, passes: bool) -> None:
+    found = said(own_times(r3=factor), baseline=healthy(final=final))
+    assert (found.refusal == "") is passes
+    assert passes or (found.refusal, found.harmless) == ("the warm-up is not over, and it is not plain", True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "for_work", "passes"), [(1.4, False, False), (1.05, False, True), (1.4, True, True)]
+)
+def test_one_that_was_given_more_has_more_to_do_unless_that_is_taken_into_account(
+    tokens: float, for_work: bool, passes: bool
+) -> None:
+    given = np.where(np.arange(RANKS) == SLOW, 1000.0 * tokens, 1000.0)
+    found = said(own_times(r3=1.4), {"tokens": np.tile(given, (8, 1))}, for_work=for_work)
+    assert (found.refusal == "") is passes
+    assert passes or found.refusal == "it was given 1.4 times the tokens of its peers: it has more to do"
+
+
+def test_where_peers_do_not_wait_it_holds_up_nobody() -> None:
+    apart = {"together": False}
+    own = own_times(r3=4.0)  # the mean over ranks of the step's time rises by a seventh
+    found = said(own, apart)
+    assert found.refusal == "its peers do not wait for it: the gang is not held up by it"
+    assert said(own, apart, switches=replace(Switches(), wait_inversion=False)).refusal != found.refusal
+
+
+def test_that_it_always_waited_less_is_no_reason_to_say_that_peers_wait_for_it() -> None:
+    """Its part was larger in health as well; what it takes beyond that nobody waits for."""
+    larger = healthy(own=own_times(25, r3=1.1))
+    windows = windows_of(own_times(r3=1.1), ALONE)
+    slow = np.arange(RANKS) == SLOW
+    longer = [
+        replace(one, step_seconds=1.5, compute=np.where(slow, 1.25, one.compute), gain=np.where(slow, 0.25, 0.0))
+        for one in windows
+    ]
+    assert not larger.from_start.any()
+    assert judge(case_of(longer, larger)).refusal == "its peers do not wait for it: the gang is not held up by it"
+
+
+def test_what_the_whole_gang_does_is_no_ones_excess() -> None:
+    threefold = {f"r{rank}": 3.0 for rank in range(RANKS)}
+    found = said(own_times(**(threefold | {"r3": 4.2})))
+    assert found.refusal == ""
+    assert fact(found, "compute_seconds_a_step") == pytest.approx((4.2, 3.0))
+
+
+# --- slow from the start ---------------------------------------------------------------------------------------------
+
+
+def from_start(factor: float, where: Places = ALONE, role_known: bool = False) -> Baseline:
+    return healthy(
+        where, own_times(25, r3=factor), from_start=np.arange(RANKS) == SLOW, reference=np.ones(RANKS),
+        role_known=role_known,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("factor", "role_known", "layout", "passes"), [
+    (1.5, False, False, False), (1.7, False, False, True), (1.5, True, False, True), (1.5, False, True, True),
+    (1.2, False, True, False),
+])  # fmt: skip
+def test_one_that_never_was_faster_may_have_more_to_do(
+    factor: float, role_known: bool, layout: bool, passes: bool
+) -> None:
+    where = where_of(RANKS, stage=[0] * RANKS) if layout else ALONE
+    found = said(own_times(r3=factor), where=where, baseline=from_start(factor, where, role_known))
+    assert (found.refusal == "") is passes
+    assert passes or found.refusal.startswith(f"it computes {factor:.3g} times as long as its peers and has done so")
+    assert found.harmless is False
+
+
+def test_from_the_start_its_victims_wait_and_it_does_not() -> None:
+    collective = {"shared": 4.0}
+    found = said(own_times(r3=2.0), collective, baseline=from_start(2.0))
+    assert found.refusal == "it waits 0.8 times as long as its peers: they are not its victims"
+    assert said(own_times(r3=2.0), {"shared": 1.0}, baseline=from_start(2.0)).refusal == ""
+
+
+# --- its own rhythm, others, chance ----------------------------------------------------------------------------------
+
+
+def slow_at(*steps: int, count: int = 21) -> FloatArray:
+    own = own_times(count)
+    own[list(steps), SLOW] = 3.0
+    return own
+
+
+def test_slow_steps_that_come_every_so_many_steps_are_what_it_does_itself() -> None:
+    found = said(slow_at(0, 5, 10, 20))
+    assert found.refusal == "it is slow at every 5th step exactly: something that it does itself, such as saving"
+    assert said(slow_at(0, 5, 11, 16)).refusal == "", "not exactly"
+    assert said(slow_at(0, 4, 8, 12, 16)).refusal == "", "too often for anything of the kind"
+    assert said(slow_at(0, 5, count=7)).refusal == "", "twice is chance"
+
+
+def test_another_rank_that_explains_it_nearly_as_well_is_held_against_it() -> None:
+    own = own_times(12, r3=1.5)
+    own[::3] = own_times(4, r9=1.5)  # every third step another one is the slow one
+    found = said(own)
+    assert found.refusal == "another rank explains the slowness nearly as well"
+    own[::3] = own_times(4, r9=1.2)
+    assert said(own).refusal == ""
+
+
+def test_on_a_shared_machine_without_counters_chance_load_cannot_be_told_apart() -> None:
+    found = said(own_times(r3=1.4), shared_machine=True)
+    assert "shares a machine with others and its processes' counters are missing" in found.refusal
+    assert said(own_times(r3=1.4), shared_machine=False).refusal == ""
+
+
+# --- which windows count ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sigmas", "slow"), [
+    ([40, 40, 2.5, 2.5], [0, 1]), ([40, 2.5, 2.5, 0], [0, 1, 2]), ([1.9, 2.0, 2.1], [1, 2]), ([7.0], [0]), ([1.0], []),
+])  # fmt: skip
+def test_a_window_is_slow_by_two_deviations_and_not_by_a_trifle_beside_the_rest(
+    sigmas: list[float], slow: list[int]
+) -> None:
+    windows = windows_of(own_times(len(sigmas)), ALONE)
+    interval = [Judged(one, np.full(RANKS, sigma)) for one, sigma in zip(windows, sigmas, strict=True)]
+    assert [one.first_step for one in slow_windows(interval, SLOW)] == slow
+
+
+@pytest.mark.parametrize(
+    ("steps", "again"), [((), False), ((4,), False), ((4, 5), False), ((4, 6), True), ((3, 4, 5), True)]
+)
+def test_two_stops_are_in_windows_that_are_no_neighbours(steps: tuple[int, ...], again: bool) -> None:
+    windows = windows_of(own_times(), ALONE, stopped_steps=steps, stopped=SLOW)
+    interval = [Judged(one, np.zeros(RANKS)) for one in windows]
+    assert stopped_again(interval, SLOW) is again
+    assert not stopped_again(interval, SLOW + 1)
+
+
+def test_one_that_was_stopped_again_and_again_is_named_though_others_are_slow_beside_it() -> None:
+    own = own_times(12, r3=1.5)
+    own[::3] = own_times(4, r9=1.5)
+    windows = windows_of(own, ALONE, stopped_steps=(1, 4, 7, 10), stopped=SLOW, used=0.0)
+    baseline = healthy(own=own_times(25), parts=np.zeros((RANKS, 3)))
+    found = judge(case_of(windows, baseline))
+    assert (found.refusal, found.cause, found.counters) == ("", Cause.SUSPENDED, True)
+    assert fact(found, "off_processor_seconds_a_step")[0] > 0.2

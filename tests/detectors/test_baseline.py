@@ -1,0 +1,152 @@
+"""What is learned of a gang while it is healthy, and who has been slow from the start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.telemetry.gang_attempts import CPU, SAMPLES, FloatArray
+from scheduler_feedback.detectors.steps.baseline import (
+    EARLY_WINDOWS,
+    SPREAD_FLOOR,
+    learn,
+    learn_early,
+    log_compute,
+    per_step,
+)
+from scheduler_feedback.detectors.steps.windows import join
+from tests.detectors.gang_windows import SHARED_WAIT, where_of, windows_of
+
+RANKS = 16
+ALONE = where_of(RANKS)
+
+
+def calm(count: int = 25, **slower: float) -> FloatArray:
+    """Each rank computes for a second; r3=1.5: rank 3 for one and a half."""
+    own = np.ones((count, RANKS))
+    for name, factor in slower.items():
+        own[:, int(name[1:])] = factor
+    return own
+
+
+def test_one_stall_while_starting_is_not_the_norm_and_two_are() -> None:
+    own = calm(11)
+    own[4, 2] = 9.0
+    once = learn(windows_of(own, ALONE), None, ALONE)
+    assert once.compute[2] == pytest.approx(1.0)
+    assert once.step_seconds == pytest.approx(1.0 + SHARED_WAIT)
+    assert once.wait == pytest.approx(np.full(RANKS, SHARED_WAIT))
+    assert once.own_spread[2] == pytest.approx(SPREAD_FLOOR)
+    own[7, 2] = 9.0
+    twice = learn(windows_of(own, ALONE), None, ALONE)
+    assert twice.compute[2] == pytest.approx(1.8)
+    assert twice.step_seconds == pytest.approx(2.0 + SHARED_WAIT - 0.2)
+    assert twice.own_spread[2] > 0.5 > twice.own_spread[3]
+    assert (twice.steps, twice.final, twice.role_known, twice.known) == (11, True, False, True)
+    assert not twice.from_start.any(), "one that stalls now and then is not slow from the start"
+
+
+def test_windows_count_by_their_steps() -> None:
+    short, long = windows_of(np.array([[1.0, 3.0], [2.0, 2.0]]), where_of(2))
+    long = replace(long, steps=3)
+    assert join([short, long], "compute") == pytest.approx([1.75, 2.25])
+    assert float(join([short, long], "step_seconds")) == pytest.approx((3.2 + 3 * 2.2) / 4)
+
+
+def test_what_is_used_is_told_a_step_and_by_the_counters_own_times() -> None:
+    windows = windows_of(calm(6), ALONE, used=0.5)
+    found = per_step(windows)
+    assert found[:, CPU] == pytest.approx(np.full(RANKS, 0.5 * (1.0 + SHARED_WAIT)))
+    assert found[:, SAMPLES] == pytest.approx(np.full(RANKS, 1.0 + SHARED_WAIT)), "samples are counted, not timed"
+    assert np.isnan(per_step(windows_of(calm(6), ALONE))[:, CPU]).all()
+    assert np.isnan(per_step([windows[0], windows[0]])).all(), "no time has passed"
+
+
+def test_what_is_too_short_to_matter_counts_as_just_so_long() -> None:
+    assert log_compute(np.array([0.0, 0.01, 0.5]), 1.0) == pytest.approx(np.log([0.02, 0.02, 0.5]))
+
+
+# --- from the start --------------------------------------------------------------------------------------------------
+
+
+def slow_ranks(own: FloatArray, where: object = ALONE, role: FloatArray | None = None) -> tuple[list[int], FloatArray]:
+    assert where is not None
+    found = learn(windows_of(own, where), role, where)  # type: ignore[arg-type]
+    return np.flatnonzero(found.from_start).tolist(), found.reference
+
+
+@pytest.mark.parametrize(("factor", "slow"), [(1.12, False), (1.18, True), (3.0, True)])
+def test_a_rank_far_above_its_peers_is_slow_from_the_start_and_should_take_what_they_do(
+    factor: float, slow: bool
+) -> None:
+    found, reference = slow_ranks(calm(r3=factor))
+    assert found == ([3] if slow else [])
+    assert reference[3] == pytest.approx(1.0 if slow else factor)
+    assert np.delete(reference, 3) == pytest.approx(np.ones(RANKS - 1))
+
+
+def test_where_peers_differ_as_much_none_stands_out() -> None:
+    own = np.tile(np.linspace(0.8, 1.25, RANKS), (25, 1))
+    assert slow_ranks(own)[0] == []
+
+
+def test_many_places_that_are_slow_are_how_the_work_was_divided() -> None:
+    assert slow_ranks(calm(r3=1.5, r9=1.5))[0] == [], "two of sixteen"
+    pairs = where_of(RANKS, [f"n{rank // 2}" for rank in range(RANKS)])
+    assert slow_ranks(calm(r2=1.5, r3=1.5), pairs)[0] == [2, 3], "two on one node are one place"
+    _, reference = slow_ranks(calm(r3=1.5, r9=1.5))
+    assert reference[[3, 9]] == pytest.approx([1.5, 1.5])
+
+
+def test_ranks_of_a_stage_are_held_against_their_stage() -> None:
+    stages = where_of(RANKS, stage=[rank // 8 for rank in range(RANKS)])
+    larger = {f"r{rank}": 1.6 for rank in range(8)}
+    assert slow_ranks(calm(**larger), stages)[0] == []
+    found, reference = slow_ranks(calm(**(larger | {"r3": 2.4})), stages)
+    assert found == [3] and reference[3] == pytest.approx(1.6)
+    few = where_of(RANKS, stage=[rank // 2 for rank in range(RANKS)])
+    assert slow_ranks(calm(r3=2.0), few)[0] == [], "one peer cannot out-vote it"
+
+
+def test_the_place_in_an_earlier_attempt_is_what_a_rank_is_held_against() -> None:
+    role = np.where(np.arange(RANKS) == 3, np.log(1.5), 0.0)
+    assert slow_ranks(calm(r3=1.5), role=role)[0] == [], "it always had more to do"
+    found, reference = slow_ranks(calm(r3=1.5 * 1.3), role=role)
+    assert found == [3] and reference[3] == pytest.approx(1.5)
+    found, reference = slow_ranks(calm(r5=1.12, r3=1.5), role=role)
+    assert found == [5], "a tenth is enough against an own past"
+    assert reference[5] == pytest.approx(1.0)
+    assert learn(windows_of(calm(), ALONE), role, ALONE).role_known
+
+
+# --- early -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_few_windows_are_enough_for_who_is_far_slower_in_each_of_them() -> None:
+    found = learn_early(windows_of(calm(EARLY_WINDOWS, r3=1.5), ALONE), None, ALONE)
+    assert found is not None and not found.final
+    assert np.flatnonzero(found.from_start).tolist() == [3]
+    assert found.reference[3] == pytest.approx(1.0)
+    assert learn_early(windows_of(calm(EARLY_WINDOWS - 1, r3=1.5), ALONE), None, ALONE) is None, "too few"
+    assert learn_early(windows_of(calm(EARLY_WINDOWS, r3=1.25), ALONE), None, ALONE) is None, "not far slower"
+    assert learn_early(windows_of(calm(EARLY_WINDOWS), ALONE), None, ALONE) is None
+    now_and_then = calm(EARLY_WINDOWS, r3=1.8)
+    now_and_then[1, 3] = 1.2
+    assert learn_early(windows_of(now_and_then, ALONE), None, ALONE) is None, "not in each"
+
+
+def test_where_waits_are_not_known_nobody_is_early() -> None:
+    windows = windows_of(calm(4, r3=1.5), ALONE)
+    windows[2] = replace(windows[2], compute=np.full(RANKS, np.nan))
+    assert learn_early(windows, None, ALONE) is None
+
+
+def test_only_the_sure_are_slow_and_the_others_are_as_they_are() -> None:
+    where = where_of(RANKS, ["a", "a", *(f"n{rank}" for rank in range(2, RANKS))])
+    own = calm(4, r0=1.6, r1=1.22)
+    found = learn_early(windows_of(own, where), None, where)
+    assert found is not None
+    assert np.flatnonzero(found.from_start).tolist() == [0]
+    assert found.reference[:2] == pytest.approx([1.0, 1.22])

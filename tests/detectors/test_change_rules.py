@@ -1,0 +1,140 @@
+"""What a job became since it was new: input that does not come, work that grew, and how few long steps suffice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry
+from scheduler_feedback.core.verdict import Cause, Cleared, Kind, Verdict
+from scheduler_feedback.detectors import make_all
+from scheduler_feedback.detectors.steps.expected_work import Work
+from scheduler_feedback.detectors.workload.workload import WorkloadDetector
+from tests.detectors.test_detectors import Job, course, verdicts
+
+RANKS = 16
+
+
+def _slower(job: Job, factor: float, busy: float, after: float = 60.0) -> None:
+    """Own time grows by this factor; the tensor pipes are busy for so many seconds a step then, 0.7 before."""
+    job.work = lambda second: np.full(RANKS, 0.7 * (factor if second > after else 1.0))
+    job.feature["tensor_active"] = lambda second: np.full(
+        RANKS, busy / (0.7 * factor + 0.3) if second > after + 1 else 0.7
+    )
+
+
+@pytest.mark.parametrize(("busy", "cause"), [(0.7, Cause.DATA_LOADING), (0.98, Cause.WHOLE_JOB)])
+def test_input_that_comes_too_slowly_leaves_the_tensor_pipes_no_busier(busy: float, cause: Cause) -> None:
+    job = Job(ranks=RANKS)
+    _slower(job, 1.4, busy)
+    (verdict,) = verdicts(course(list(make_all()), [job], 120))
+    assert (verdict.kind, verdict.cause, verdict.rank) == (Kind.WORKLOAD, cause, -1)
+    assert verdict.step_seconds_before == pytest.approx(1.0, abs=0.03)
+
+
+def test_a_job_that_does_a_little_more_is_told_and_one_that_does_as_ever_is_not() -> None:
+    for factor, told in ((1.0, 0), (1.12, 1)):
+        job = Job(ranks=RANKS)
+        _slower(job, factor, 0.7 * factor)
+        assert len(verdicts(course(WorkloadDetector(), [job], 140))) == told
+
+
+def test_what_goes_on_stands_and_what_was_not_seen_for_two_minutes_is_over() -> None:
+    job = Job(ranks=RANKS)
+    job.work = lambda second: np.full(RANKS, 0.7 * (1.4 if 60 < second < 360 else 1.0))
+    found = course(WorkloadDetector(), [job], 620)
+    assert [type(one) for _, one in found] == [Verdict, Cleared]
+    assert found[0][0] < 90
+    assert 360 + 120 <= found[1][0] < 360 + 180
+    assert isinstance(found[1][1], Cleared) and found[1][1].reason.startswith("not seen for ")
+
+
+def test_four_long_steps_of_a_slow_job_are_enough() -> None:
+    job = Job(ranks=RANKS, step_seconds=20.0)
+    job.work = lambda second: np.full(RANKS, 14.0 * (1.3 if second > 800 else 1.0))
+    found = [(at, one) for at, one in course(WorkloadDetector(), [job], 960) if one in verdicts([(at, one)])]
+    ((told, verdict),) = found
+    assert verdict.cause is Cause.WHOLE_JOB
+    assert told <= 800 + 6 * 24.3
+
+
+@pytest.mark.parametrize(("crowded", "told"), [(False, 1), (True, 0)])
+def test_a_host_that_becomes_busier_is_not_taken_for_more_work_where_nothing_counts_the_work(
+    crowded: bool, told: int
+) -> None:
+    """Found by an ordinary day: other load on the only host made every rank slower by the same factor."""
+    job = Job(ranks=4, nodes=1)
+    job.work = lambda second: np.full(4, 0.7 * (1.4 if second > 60 else 1.0))
+    job.feature["tensor_active"] = lambda _: np.full(4, np.nan)
+    job.feature["cpu_waiting"] = lambda second: np.full(4, 0.3 if crowded and second > 60 else 0.05)
+    found = verdicts(course(WorkloadDetector(), [job], 140))
+    assert [one.cause for one in found] == [Cause.WHOLE_JOB] * told
+
+
+def test_a_job_slower_by_its_network_has_not_more_to_do() -> None:
+    job = Job(ranks=RANKS)
+    job.network = lambda second: 0.5 if second > 60 else 0.3
+    assert not verdicts(course(WorkloadDetector(), [job], 120))
+
+
+def test_nor_one_that_does_a_little_more_and_is_slower_by_far_more() -> None:
+    job = Job(ranks=RANKS)
+    job.work = lambda second: np.full(RANKS, 0.7 * (1.05 if second > 60 else 1.0))
+    job.network = lambda second: 0.6 if second > 60 else 0.3
+    assert not verdicts(course(WorkloadDetector(), [job], 120))
+
+
+def test_work_is_known_from_tokens_alone() -> None:
+    tokens = np.array([[100.0, 200.0]])
+    work = Work(0.1, 0.006, 0.0)
+    np.testing.assert_allclose(work.factor(tokens, None), [[0.7, 1.3]])
+    np.testing.assert_allclose(work.factor(tokens, np.full_like(tokens, np.nan)), [[0.7, 1.3]])
+
+
+@pytest.mark.parametrize("pauses", [True, False])
+def test_ranks_that_pause_in_turn_are_told_where_what_each_is_given_drifts(pauses: bool) -> None:
+    """Experts get more and less to do over minutes: nobody is as it was, and still nobody is slow by himself."""
+    job, turns = Job(ranks=RANKS), np.random.default_rng(4)
+    drift = np.sin(np.arange(RANKS) * 2.1)
+
+    def work(second: float) -> np.ndarray:
+        own = 0.7 * (1.0 + 0.05 * drift * min(second / 100.0, 1.0))
+        if pauses and second > 150:
+            own[turns.integers(RANKS)] += 0.3
+        return own
+
+    job.work = work
+    found = verdicts(course(WorkloadDetector(), [job], 230))
+    assert [one.rank for one in found if one.cause is Cause.PAUSES] == [-1] * pauses
+
+
+@pytest.mark.parametrize("follows", [1.0, 0.5, 0.0])
+def test_lengths_that_begin_to_differ_are_told_where_the_time_of_each_rank_follows_them(follows: float) -> None:
+    """A pipeline loses more than any sum shows. A job that told no lengths, or always the same, tells them now.
+
+    At a half the time of a rank varies as much for another reason: lengths explain two fifths of it.
+    """
+    job, lengths = Job(ranks=RANKS), np.random.default_rng(5)
+    job.shape = replace(job.shape, stage=np.arange(RANKS) // 4, data=np.arange(RANKS) % 4)
+    given: list[np.ndarray] = []
+
+    def work(second: float) -> np.ndarray:
+        given.append(np.tile(lengths.normal(1.0, 0.04, 4), 4) if second > 100 else np.ones(RANKS))
+        chance = lengths.normal(0.0, 0.05, RANKS) if second > 100 and follows == 0.5 else np.zeros(RANKS)
+        return 0.7 * ((given[-1] if follows else np.ones(RANKS)) + chance)
+
+    def with_lengths(second: float, random: np.random.Generator) -> JobTelemetry:
+        before = len(given)
+        heard = look(second, random)
+        assert heard.steps is not None
+        rows = 4096.0 * np.array(given[before : before + len(heard.steps)]).reshape(-1, RANKS)
+        if len(given) > before + len(heard.steps):
+            del given[before + len(heard.steps) :]
+        return replace(heard, steps=replace(heard.steps, tokens=rows))
+
+    look, job.look, job.work = job.look, with_lengths, work  # type: ignore[method-assign]
+    job.network = lambda second: 0.42 if second > 100 else 0.3  # the bubbles
+    found = verdicts(course(WorkloadDetector(), [job], 160))
+    assert [one.kind for one in found] == [Kind.SEQUENCE_IMBALANCE] * (follows == 1.0)

@@ -1,0 +1,328 @@
+"""Hangs and what only looks like one: by what the ranks' processes do, and by how long the job has paused before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from agent.schema.process_state import ProcessState
+from scheduler_feedback.core.telemetry.gang_attempts import Consumed
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry
+from scheduler_feedback.core.verdict import Abstention, Cleared, Finding, Verdict
+from scheduler_feedback.core.verdict_text import sentence
+from scheduler_feedback.detectors.hang.hang import CONFIDENT, FRESH_SECONDS, HangDetector, is_inside
+from scheduler_feedback.policies.remediation.hang_restart import CONFIDENCE
+from tests.detectors.test_detectors import NS, START, Job, course, verdicts
+
+RUNNING, STOPPED, TRACED = ProcessState.RUNNING, ProcessState.STOPPED, ProcessState.TRACED
+
+
+class Training(Job):
+    """A job of processes. stops: (from, to, ranks, state), in which it makes no step; pauses: (from, to) of a rank that
+    works alone. cores: processors that each rank uses while it works or waits; only those of `idle` use none."""
+
+    def __init__(self, ranks: int = 8, gpus: bool = False, **options: float) -> None:
+        super().__init__(ranks=ranks, **options)  # type: ignore[arg-type]
+        if not gpus:
+            self.shape = replace(self.shape, gpus=(), nics=())
+        self.stops: list[tuple[float, float, tuple[int, ...], ProcessState]] = []
+        self.pauses: list[tuple[float, float]] = []
+        self.idle: set[int] = set()
+        self.known = True
+
+    def _begun(self, second: float) -> tuple[float, float] | None:
+        both = [(a, b) for a, b, *_ in self.stops] + self.pauses
+        return next(((a, b) for a, b in both if a <= second < b), None)
+
+    def look(self, second: float, random: np.random.Generator) -> JobTelemetry:
+        count, now_ns = len(self.shape), START + round(second * NS)
+        states = np.full(count, RUNNING)
+        self.inside[:] = True
+        self.hung_from = float("inf")
+        held = self._begun(second)
+        if held is not None:
+            self.hung_from = held[0]
+            self.inside[0] = False  # who saves alone, unless another is stopped
+        for begin, end, ranks, state in self.stops:
+            if begin <= second < end:
+                states[list(ranks)] = state
+                self.inside[:] = True
+                self.inside[list(ranks)] = False
+        late = (now_ns - self.last_ns) / NS - 3 * self.step_seconds
+        if held is None and late > 0:
+            self.work = _once(self.work, late)  # it goes on: the step that was under way is long
+        found = super().look(second, random)
+
+        def consumed(at_ns: np.ndarray) -> Consumed:
+            used = np.where(np.isin(np.arange(count), list(self.idle)), 0.0, 0.9) * (at_ns - START)
+            return Consumed(np.repeat(used[:, None], 5, axis=1), at_ns)
+
+        return replace(found, process_states=(lambda: states) if self.known else None, consumed=consumed)
+
+
+def _once(work: Callable[[float], np.ndarray], lasts: float) -> Callable[[float], np.ndarray]:
+    left = [lasts]
+
+    def longer(second: float) -> np.ndarray:
+        return work(second) + (left.pop() if left else 0.0)
+
+    return longer
+
+
+def told(found: list[tuple[int, Finding]]) -> list[tuple[int, str]]:
+    return [(second, type(one).__name__) for second, one in found]
+
+
+def test_a_stopped_process_is_the_culprit_and_the_sentence_says_so() -> None:
+    job = Training()
+    job.stops = [(60.0, 1e9, (3,), STOPPED)]
+    ((second, verdict),) = course(HangDetector(), [job], 130)
+    assert isinstance(verdict, Verdict)
+    assert (verdict.rank, verdict.node) == (3, "j-n1")
+    assert 99 <= second <= 103
+    assert verdict.confidence >= CONFIDENCE
+    assert "hangs (not in the collective that its peers wait in): no step for 4" in sentence(verdict)
+    assert "rank 3's process is stopped (SIGSTOP)" in sentence(verdict)
+
+
+def test_one_that_was_stopped_inside_of_the_collective_is_the_culprit_all_the_same() -> None:
+    job = Training()
+    job.stops = [(60.0, 1e9, (5,), STOPPED)]
+    look = job.look
+
+    def inside(second: float, random: np.random.Generator) -> JobTelemetry:
+        found = look(second, random)
+        assert found.open_collectives is not None
+        found.open_collectives[5] = found.open_collectives[0]
+        return found
+
+    job.look = inside  # type: ignore[method-assign]
+    (verdict,) = verdicts(course(HangDetector(), [job], 130))
+    assert verdict.rank == 5
+
+
+def opened_as(job: Training, numbers: Callable[[int], int], seen: Callable[[int], float] = lambda rank: 0.0) -> None:
+    """Change what is open: each rank's number of its collective, and how many seconds ago it was seen in it."""
+    look = job.look
+
+    def changed(second: float, random: np.random.Generator) -> JobTelemetry:
+        found = look(second, random)
+        assert found.open_collectives is not None
+        if second > 60:
+            for rank in range(len(job.shape)):
+                found.open_collectives[rank] = (
+                    numbers(rank),
+                    START + 60 * NS,
+                    START + round((second - seen(rank)) * NS),
+                )
+        return found
+
+    job.look = changed  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_where_all_are_inside_of_a_collective_the_one_in_an_earlier_one_is_the_culprit(staged: bool) -> None:
+    """Stages count for themselves: that the numbers of two differ says nothing."""
+    job = Training(ranks=16)
+    if staged:
+        job.shape = replace(job.shape, stage=np.arange(16) // 8)
+    job.known = False
+    job.pauses = [(60.0, 1e9)]
+    opened_as(job, lambda rank: 99 if rank == 5 else 200 if staged and rank >= 8 else 100)
+    (verdict,) = verdicts(course(HangDetector(), [job], 130))
+    assert verdict.rank == 5
+
+
+def test_one_that_was_last_seen_inside_long_ago_is_not_inside() -> None:
+    job = Training(ranks=16)
+    job.known = False
+    job.pauses = [(60.0, 1e9)]
+    opened_as(job, lambda rank: 100, lambda rank: FRESH_SECONDS + 5.0 if rank == 7 else 0.0)
+    (verdict,) = verdicts(course(HangDetector(), [job], 130))
+    assert verdict.rank == 7
+    now = 1000 * NS
+    opened = np.array([[5, 0, now], [5, 0, now - 15 * NS], [5, 0, now - 16 * NS], [-1, -1, -1]])
+    assert is_inside(opened, now).tolist() == [True, True, False, False]
+    assert is_inside(opened, now + 10 * NS).tolist() == [True, True, False, False], "the newest sight is 'now'"
+    assert not is_inside(opened, now + 60 * NS).any(), "unless nobody was seen for long"
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_a_job_that_is_stopped_as_a_whole_is_left_alone(ranks: int) -> None:
+    job = Training(ranks=ranks, nodes=1)
+    job.stops = [(60.0, 160.0, tuple(range(ranks)), STOPPED)]
+    found = course(HangDetector(), [job], 300)
+    assert not verdicts(found)
+    assert ["stopped" in one.reason for _, one in found if isinstance(one, Abstention)] == [True]
+
+
+def test_a_job_that_somebody_debugs_is_left_alone() -> None:
+    job = Training()
+    job.stops = [(60.0, 400.0, (2,), TRACED)]
+    found = course(HangDetector(), [job], 300)
+    assert not verdicts(found)
+    assert ["debugger" in one.reason for _, one in found if isinstance(one, Abstention)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (ProcessState.GONE, "rank 3's process is gone"),
+        (ProcessState.ZOMBIE, "rank 3's process has ended and is a zombie"),
+    ],
+)
+def test_one_that_has_ended_is_the_culprit_for_sure(state: ProcessState, words: str) -> None:
+    job = Training()
+    job.stops = [(60.0, 1e9, (3,), state)]
+    (verdict,) = verdicts(course(HangDetector(), [job], 130))
+    assert (verdict.rank, verdict.confidence >= CONFIDENT) == (3, True)
+    assert words in sentence(verdict)
+
+
+def test_one_that_waits_for_a_disk_may_be_saving() -> None:
+    job = Training()
+    job.stops = [(60.0, 1e9, (3,), ProcessState.UNINTERRUPTIBLE)]
+    (verdict,) = verdicts(course(HangDetector(), [job], 130))
+    assert (verdict.rank, verdict.confidence >= CONFIDENT) == (3, False)
+    assert "waits in the kernel" in sentence(verdict)
+
+
+@pytest.mark.parametrize(("stopped", "named"), [((3, 9), True), ((3, 9, 14), False), ((4, 5, 6, 7), True)])
+def test_many_on_several_nodes_that_never_arrived_are_nobodys_fault(stopped: tuple[int, ...], named: bool) -> None:
+    """Two of sixteen ranks may be; a node of four is one place."""
+    job = Training(ranks=16)
+    job.stops = [(60.0, 1e9, stopped, STOPPED)]
+    found = course(HangDetector(), [job], 130)
+    assert [one.ranks for one in verdicts(found)] == [stopped] * named
+    assert named or [one.reason for _, one in found if isinstance(one, Abstention)] == [
+        "no step is finished any more: 3 of 16 ranks never arrived, on 3 nodes"
+    ]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_second_stop_is_found_as_soon_as_the_first(known: bool) -> None:
+    """A stop of 40 s, one of 100 s, and one for good: none puts off the verdict about the next."""
+    job = Training()
+    job.known = known
+    job.stops = [(60.0, 160.0, (3,), STOPPED), (200.0, 1e9, (3,), STOPPED)]
+    if known:
+        job.stops.insert(0, (20.0, 59.0, (3,), STOPPED))
+    found = course(HangDetector(), [job], 330)
+    assert [name for _, name in told(found)] == ["Verdict", "Cleared", "Verdict"]
+    first, _, second = (at for at, _ in told(found))
+    assert 40 <= first - 60 <= 43
+    assert 40 <= second - 200 <= 43
+
+
+def test_a_long_save_is_waited_for_half_as_long_again_and_is_no_hang_the_next_time() -> None:
+    """A rank saves alone for a minute, while the others wait in a collective, for longer each time."""
+    job = Training()
+    job.pauses = [(60.0, 95.0), (150.0, 188.0), (250.0, 305.0), (400.0, 478.0)]
+    found = course(HangDetector(), [job], 600)
+    assert not [one for one in verdicts(found) if one.confidence >= CONFIDENCE]
+    late = Training()
+    late.pauses = [(60.0, 120.0), (200.0, 1e9)]
+    late.idle = {0}
+    found = [(at, one) for at, one in course(HangDetector(), [late], 400) if at > 200]
+    assert isinstance(found[0][1], Verdict)
+    # The first pause was told as a hang that was sure, so it does not count for the verdict, but for the restart.
+    assert found[0][1].longest_pause_seconds == pytest.approx(60.0, abs=3.0)
+
+
+def test_what_was_a_long_pause_before_is_no_hang() -> None:
+    """Each pause is less than one and a half times the longest before it, and more than forty seconds."""
+    job = Training()
+    job.pauses = [(60.0, 98.0), (150.0, 204.0), (300.0, 378.0)]
+    assert not verdicts(course(HangDetector(), [job], 460))
+    # The same without the longest in mind would tell of a hang after forty seconds.
+    short = Training()
+    short.pauses = [(150.0, 204.0)]
+    assert verdicts(course(HangDetector(), [short], 260))
+
+
+def test_a_rank_that_works_while_the_others_wait_may_be_saving() -> None:
+    """It is told, and below what restarts a job; once it works no more, or after ten minutes, it is sure."""
+    working = Training()
+    working.pauses = [(60.0, 1e9)]
+    found = verdicts(course(HangDetector(), [working], 640))
+    assert [one.confidence >= CONFIDENT for one in found] == [False]
+    later = verdicts(course(HangDetector(), [working], 60, first=641))
+    assert not later, "it is the detector's that is new here, which has seen no step"
+    one = HangDetector()
+    again = Training()
+    again.pauses = [(60.0, 1e9)]
+    first = verdicts(course(one, [again], 300))
+    again.idle = {0}
+    (sure,) = verdicts(course(one, [again], 20, first=301))
+    assert (sure.verdict_id, sure.confidence >= CONFIDENT) == (first[0].verdict_id, True)
+    assert "sleeps and uses no processor" in sentence(sure)
+    gpu = Training(gpus=True)
+    gpu.pauses = [(60.0, 1e9)]
+    gpu.idle = {0}
+    assert verdicts(course(HangDetector(), [gpu], 300))[0].confidence < CONFIDENT, "its GPU may be at work"
+    long = HangDetector()
+    waits = Training()
+    waits.pauses = [(60.0, 1e9)]
+    assert [one.confidence >= CONFIDENT for one in verdicts(course(long, [waits], 700))] == [False, True]
+
+
+def test_steps_clear_it_and_the_longest_pause_outlives_the_detector() -> None:
+    job = Training()
+    job.pauses = [(60.0, 98.0)]
+    detector = HangDetector()
+    assert not course(detector, [job], 140)
+    other = HangDetector()
+    other.restore(detector.snapshot())
+    job.pauses = [(150.0, 204.0)]
+    assert not verdicts(course(other, [job], 120, first=141))
+    fresh = HangDetector()
+    fresh.restore(msgspec.msgpack.encode(1))  # what an earlier release kept
+    job.pauses = [(290.0, 344.0)]
+    found = course(fresh, [job], 120, first=261)
+    assert [type(one) for _, one in found] == [Verdict, Cleared]
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["stopped", "works alone"])
+def test_a_hang_that_began_before_a_restart_is_found_after_it(inside: bool) -> None:
+    """The job makes no step that the new detector could learn from."""
+    job = Training()
+    if inside:
+        job.pauses = [(60.0, 1e9)]
+    else:
+        job.stops = [(60.0, 1e9, (3,), STOPPED)]
+    before = HangDetector()
+    assert not course(before, [job], 70)
+    after = HangDetector()
+    after.restore(before.snapshot())
+    found = course(after, [job], 60, first=75)
+    assert [one.rank for one in verdicts(found)] == [0 if inside else 3]
+    assert 115 <= found[0][0] <= 120, "forty seconds that the new detector has seen itself"
+
+
+def test_a_stopped_process_is_a_hang_even_if_no_step_was_ever_seen() -> None:
+    """As after a restart before the first snapshot with the job. A job that is merely slow to begin is left alone."""
+    job = Training()
+    job.stops = [(60.0, 1e9, (3,), STOPPED)]
+    course(HangDetector(), [job], 70)
+    found = course(HangDetector(), [job], 60, first=75)
+    assert [one.rank for one in verdicts(found)] == [3]
+    quiet = Training()
+    quiet.pauses = [(60.0, 1e9)]
+    course(HangDetector(), [quiet], 70)
+    assert not course(HangDetector(), [quiet], 200, first=75)
+
+
+def test_the_usual_step_of_an_earlier_attempt_is_not_that_of_the_next() -> None:
+    """The next attempt may compile for minutes before its first step."""
+    job = Training()
+    before = HangDetector()
+    course(before, [job], 70)
+    job.pauses = [(70.0, 1e9)]
+    job.shape = replace(job.shape, attempt=job.shape.attempt + 1)
+    after = HangDetector()
+    after.restore(before.snapshot())
+    assert not course(after, [job], 200, first=71)

@@ -1,0 +1,360 @@
+"""The health detector's parts by themselves: ports, silence, speeds, pasts, and what counters accuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+
+from agent.schema.frame import EventRecord
+from scheduler_feedback.core.telemetry.telemetry import (
+    DEVICE_LOST,
+    LINK,
+    XID,
+    JobTelemetry,
+    NodeEvent,
+    Shape,
+    StepTable,
+    Telemetry,
+    no_counters,
+)
+from scheduler_feedback.core.verdict import Abstention, Cause, Kind, Verdict
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.fault_history import MOST_WEIGHT, REMEMBERED_NS, Lemons
+from scheduler_feedback.detectors.health.health import HealthDetector
+from scheduler_feedback.detectors.health.job_speed import BEST_STEPS, Speed, Speeds
+from scheduler_feedback.detectors.health.port_health import DAMPED_SECONDS, FLAP_SECONDS, Ports
+from scheduler_feedback.detectors.health.stale_agents import MASS_SECONDS, SILENT_SECONDS, Silence
+from tests.detectors.test_detectors import Job, course, event, verdicts
+
+NS = 1_000_000_000
+START = 1_700_000_000 * NS
+
+
+def at(second: float) -> int:
+    return START + round(second * NS)
+
+
+# --- ports -----------------------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """Ports, and what was told of them, second by second."""
+
+    def __init__(self) -> None:
+        self.ports = Ports()
+
+    def hears(
+        self, second: float, state: str, source: str = "kernel", entity: str = "mlx5_0", times: str = "1"
+    ) -> None:
+        told = NodeEvent("n", EventRecord(LINK, entity, at(second), {"state": state, "source": source, "times": times}))
+        self.ports.take(told, at(second))
+
+    def flaps(self, *seconds: float, source: str = "kernel") -> None:
+        for second in seconds:
+            self.hears(second, "down", source)
+            self.hears(second + 2, "up", source)
+
+    def told(self, second: float) -> list[tuple[str, str]]:
+        return [(one.device, one.level) for one in self.ports.failing(at(second))]
+
+
+def test_a_port_that_stays_down_is_told_after_five_seconds_since_it_went_down() -> None:
+    port = Watched()
+    port.hears(0.0, "down")
+    port.hears(3.0, "down", "carrier")  # another tells of the same
+    assert not port.told(4.9)
+    assert port.told(5.0) == [("n/mlx5_0", "nic")]
+    assert not port.told(6.0), "once"
+    port.hears(7.0, "up")
+    assert not port.told(DAMPED_SECONDS + 10.0), "it is up"
+    port.hears(DAMPED_SECONDS + 20.0, "down")
+    assert port.told(DAMPED_SECONDS + 26.0)
+
+
+def test_what_keeps_failing_is_told_again_after_half_an_hour() -> None:
+    port = Watched()
+    port.hears(0.0, "down")
+    told = [second for second in range(0, 4000, 10) if port.told(second)]
+    assert told == [10, 10 + int(DAMPED_SECONDS), 10 + 2 * int(DAMPED_SECONDS)]
+
+
+def test_three_flaps_within_ten_minutes_are_a_fault_and_two_or_old_ones_are_not() -> None:
+    port = Watched()
+    port.flaps(0.0, 100.0)
+    assert not port.told(110.0)
+    port.flaps(FLAP_SECONDS + 3.0)
+    assert not port.told(FLAP_SECONDS + 6.0), "the first is long ago"
+    port.flaps(FLAP_SECONDS + 20.0)
+    assert port.told(FLAP_SECONDS + 23.0) == [("n/mlx5_0", "nic")]
+
+
+def test_all_who_tell_of_flaps_see_the_same_ones() -> None:
+    port = Watched()
+    for source in ("kernel", "carrier", "counter"):
+        port.flaps(10.0, source=source)
+    assert not port.told(20.0), "it has flapped once"
+    port.hears(30.0, "lost", "counter", times="2")
+    assert port.told(31.0)
+
+
+def test_a_counter_that_tells_of_losses_says_how_many() -> None:
+    port = Watched()
+    port.hears(10.0, "lost", times="3")
+    assert port.told(11.0)
+    odd = Watched()
+    odd.hears(10.0, "lost", times="many")
+    odd.hears(11.0, "up")
+    assert not odd.told(12.0), "one, and a port that was never down comes up"
+    links = Watched()
+    links.hears(0.0, "down", entity="GPU-1/3")
+    links.hears(0.0, "down", entity="n/mlx5_1")
+    assert links.told(6.0) == [("n/GPU-1/3", "link"), ("n/mlx5_1", "nic")]
+
+
+# --- silence ---------------------------------------------------------------------------------------------------------
+
+
+class Listening:
+    """Silence of a cluster of agents; those of `quiet` have not been heard since that second."""
+
+    def __init__(self, agents: int = 100) -> None:
+        self.silence, self.agents = Silence(), agents
+        self.quiet: dict[str, float] = {}
+
+    def looks(self, *seconds: float) -> list[Abstention]:
+        found = [self.silence.mass(self.telemetry(second)) for second in seconds]
+        return [one for one in found if one is not None]
+
+    def telemetry(self, second: float, *jobs: JobTelemetry) -> Telemetry:
+        heard = {f"n{n}": at(self.quiet.get(f"n{n}", second)) for n in range(self.agents)}
+        return Telemetry(at(second), jobs, no_counters(sum(len(job.shape) for job in jobs)), (), heard)
+
+    def loses(self, second: float, nodes: Iterable[int]) -> None:
+        self.quiet |= dict.fromkeys((f"n{n}" for n in nodes), second)
+
+
+def every(first: float, last: float) -> list[float]:
+    return [first + step * 0.5 for step in range(round((last - first) * 2))]
+
+
+@pytest.mark.parametrize(("agents", "lost", "frozen"), [(100, 5, False), (100, 6, True), (20, 2, False), (20, 3, True)])
+def test_more_than_a_twentieth_lost_at_once_and_three_at_least_is_no_nodes_fault(
+    agents: int, lost: int, frozen: bool
+) -> None:
+    cluster = Listening(agents)
+    cluster.looks(*every(0.0, 10.0))
+    cluster.loses(10.0, range(lost))
+    found = cluster.looks(*every(10.0, 100.0))
+    assert len(found) == frozen
+    assert not frozen or f"{lost} of {agents} agents were lost" in found[0].reason
+
+
+def test_those_lost_one_after_the_other_are_not_lost_at_once() -> None:
+    cluster = Listening(100)
+    for number in range(12):
+        cluster.loses(10.0 + 20.0 * number, [number])
+    assert not cluster.looks(*every(0.0, 300.0)), "four within a minute"
+    cluster.quiet.clear()
+    cluster.looks(*every(300.0, 301.0))
+    cluster.loses(301.0, range(6))
+    assert len(cluster.looks(*every(301.0, 300.0 + SILENT_SECONDS + MASS_SECONDS))) == 1
+
+
+def test_after_the_controller_itself_was_away_their_silence_counts_from_then_on() -> None:
+    cluster = Listening(100)
+    cluster.looks(*every(0.0, 10.0))
+    cluster.loses(9.5, range(50))
+    assert not cluster.looks(*every(60.0, 60.0 + SILENT_SECONDS)), "what they sent meanwhile is still unread"
+    assert len(cluster.looks(*every(60.0 + SILENT_SECONDS, 60.0 + SILENT_SECONDS + 2))) == 1
+    steady = Listening(100)
+    steady.looks(*every(0.0, 10.0))
+    steady.loses(9.5, range(50))
+    assert len(steady.looks(*every(10.0, 9.5 + SILENT_SECONDS + 1.5))) == 1
+
+
+def standing_still(job: str, nodes: tuple[str, ...]) -> JobTelemetry:
+    return JobTelemetry(Shape(job, 1, np.arange(len(nodes)), nodes))
+
+
+def lost_nodes(cluster: Listening, second: float, job: JobTelemetry, last_step: float) -> list[str]:
+    speeds = Speeds()
+    speeds.of[job.shape.job] = Speed(finished_ns=at(last_step))
+    speeds.of[job.shape.job].newest.extend([2.0] * 4)
+    return [one.node for one in cluster.silence.lost(cluster.telemetry(second, job), speeds)]
+
+
+def test_a_silent_node_is_lost_where_a_job_there_has_stood_still_since_and_none_while_many_are() -> None:
+    job = standing_still("j", ("n3", "n4"))
+    cluster = Listening(100)
+    cluster.looks(*every(0.0, 10.0))
+    cluster.loses(10.0, [3, 50])
+    cluster.looks(*every(10.0, 60.0))
+    assert lost_nodes(cluster, 60.0, job, last_step=9.5) == ["n3"], "n50 is silent, and nobody stands there"
+    assert lost_nodes(cluster, 60.0, job, last_step=40.0) == [], "it has made steps since"
+    assert lost_nodes(cluster, 60.0, job, last_step=-5.0) == [], "it stood still before"
+    assert lost_nodes(cluster, 54.0, job, last_step=9.5) == [], "not for thirty seconds yet"
+    cluster.loses(60.0, range(60, 80))
+    assert cluster.looks(*every(60.0, 80.0))
+    assert lost_nodes(cluster, 80.0, job, last_step=9.5) == [], "many were lost: nothing is acted on"
+
+
+# --- speeds ----------------------------------------------------------------------------------------------------------
+
+
+def steps(job: str, seconds: Iterable[float], first: int = 0) -> JobTelemetry:
+    lasts = np.array([list(seconds)]).T.repeat(2, axis=1)
+    lasts[:, 1] *= 0.5
+    ends = np.cumsum(np.rint(lasts * NS), axis=0).astype(np.int64) + START
+    table = StepTable(np.arange(first, first + len(lasts)), ends, lasts, lasts * 0)
+    return JobTelemetry(Shape(job, 1, np.arange(2), ("n0", "n1")), table)
+
+
+def taken(speeds: Speeds, *jobs: JobTelemetry, second: float = 0.0) -> Speeds:
+    speeds.take(Telemetry(at(second), jobs, no_counters(sum(len(job.shape) for job in jobs))))
+    return speeds
+
+
+@pytest.mark.parametrize(
+    ("usual", "newest", "slower"),
+    [
+        (1.0, [1.3] * 4, 1.3),
+        (1.0, [1.0, 1.0, 1.3, 1.3, 9.0], 1.3),  # the middle of four seconds' steps
+        (1.0, [1.0, 1.0, 1.0, 9.0], 1.0),  # one long step is a checkpoint
+        (10.0, [13.0, 20.0], 1.3),  # of two the shorter
+        (10.0, [10.0, 90.0], 1.0),
+        (0.1, [0.1] * 4 + [0.2] * 8, 2.0),
+    ],
+)
+def test_how_slow_a_job_is_now_is_told_by_its_newest_few_steps(
+    usual: float, newest: list[float], slower: float
+) -> None:
+    speeds = taken(Speeds(), steps("j", [usual] * BEST_STEPS))
+    taken(speeds, steps("j", newest))
+    assert speeds.slower("j") == pytest.approx(slower)
+    assert speeds.slower("another") == 1.0
+
+
+def test_a_best_is_the_middle_of_sixteen_steps_and_no_single_one() -> None:
+    speeds = taken(Speeds(), steps("j", [0.1] + [1.0] * (BEST_STEPS - 2)))
+    assert speeds.slower("j") == 1.0 and not np.isfinite(speeds.of["j"].best), "too few to know"
+    taken(speeds, steps("j", [1.0] * 8, 90))
+    assert speeds.of["j"].best == 1.0
+    assert (speeds.of["j"].step, speeds.of["j"].usual) == (97, 1.0)
+    taken(speeds, steps("j", [2.0] * 40))
+    assert speeds.of["j"].best == 1.0, "it is not forgotten"
+
+
+def test_the_best_outlives_a_restart_also_of_jobs_that_are_heard_later() -> None:
+    before = taken(Speeds(), steps("j", [1.0] * BEST_STEPS), steps("k", [2.0] * BEST_STEPS))
+    after = Speeds()
+    after.load(before.dump())
+    taken(after, steps("k", [3.0] * 4), second=1.0)
+    assert after.slower("k") == pytest.approx(1.5)
+    assert after.dump()["j"] == (1.0, {}), "kept until it is heard"
+    taken(after, steps("k", [3.0]), second=2.0)
+    taken(after, steps("k", [3.0]), second=700.0)
+    assert "j" not in after.dump(), "for ten minutes"
+
+
+def test_a_job_that_begins_to_report_steps_is_told_by_them() -> None:
+    shape = Shape("j", 1, np.arange(2), ("n0", "n1"))
+    speeds = taken(Speeds(), JobTelemetry(shape))
+    assert set(speeds.gates) == {"j"}
+    taken(speeds, steps("j", [1.0] * BEST_STEPS))
+    taken(speeds, steps("j", [2.0] * 4))
+    assert not speeds.gates and speeds.slower("j") == 2.0
+    taken(speeds)
+    assert not speeds.of, "gone"
+
+
+# --- pasts -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_past_counts_for_four_weeks_and_three_settle_it() -> None:
+    lemons = Lemons()
+    for number in range(5):
+        lemons.remember("GPU-1", "n0", Cause.MEMORY, number)
+    of_part, of_node = lemons.weight("GPU-1", "n0")
+    assert (of_part.value, of_part.log_likelihood_ratio) == (5.0, MOST_WEIGHT)
+    assert (of_node.value, of_node.log_likelihood_ratio) == (5.0, 1.25)
+    lemons.remember("GPU-1", "n7", Cause.NVLINK, 4 + REMEMBERED_NS)
+    assert lemons.weight("GPU-1", "")[0].value == 6.0, "no longer than that ago"
+    lemons.remember("GPU-1", "n7", Cause.NVLINK, 5 + 2 * REMEMBERED_NS)
+    (anew,) = lemons.weight("GPU-1", "")
+    assert anew.value == 1.0 and "newest for nvlink" in anew.against
+    lemons.remember("", "n9", Cause.LOST, 1)
+    assert len(lemons.weight("", "n9")) == 1 and lemons.weight("", "") == ()
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_told_is_not_told_again_while_it_stands_and_again_once_its_job_is_gone() -> None:
+    detector, job = HealthDetector(), Job()
+    xid = event("j-n1", XID, "GPU-j-3", code="95")
+    assert len(verdicts(course(detector, [job], 40, {30: [xid, xid], 35: [xid]}))) == 1
+    course(detector, [Job("other")], 3, first=41)
+    assert len(verdicts(course(detector, [job], 5, {45: [xid]}, first=44))) == 1
+
+
+def test_of_a_device_that_is_nobodys_the_jobs_of_its_node_are_told_without_a_rank() -> None:
+    events = {30: [event("j-n1", XID, "GPU-spare", code="95")], 31: [event("elsewhere", DEVICE_LOST, "GPU-x")]}
+    detector = HealthDetector()
+    found = verdicts(course(detector, [Job()], 40, events))
+    assert [(one.gang, one.rank, one.node, one.device) for one in found] == [
+        ("j", -1, "j-n1", "GPU-spare"), ("", -1, "elsewhere", "GPU-x"),
+    ]  # fmt: skip
+    again = verdicts(course(detector, [Job()], 5, {43: events[31]}, first=41))
+    assert not again, "about the node alone it stands whatever jobs come and go"
+
+
+def failing(feature: str, value: float, ranks: Callable[[np.ndarray], np.ndarray], usual: float = 0.0) -> Job:
+    """A job of 16 ranks on 8 nodes that gets slower while counters of some of its ranks fail."""
+    job = Job(ranks=16, nodes=8)
+    bad = ranks(np.arange(16))
+    job.feature[feature] = lambda second: np.where(bad & (second > 80), value, usual)
+    job.network = lambda second: 0.6 if second > 80 else 0.3
+    return job
+
+
+def test_many_ports_alike_on_several_nodes_have_a_switch_in_common() -> None:
+    one = verdicts(course(HealthDetector(), [failing("nic_physical_errors", 50.0, lambda r: r == 6)], 140))
+    assert [(v.rank, v.cause) for v in one] == [(6, Cause.NIC)]
+    assert not verdicts(course(HealthDetector(), [failing("nic_physical_errors", 50.0, lambda r: r % 2 == 0)], 140))
+
+
+@pytest.mark.parametrize(("share", "slower", "told"), [(0.5, False, True), (0.8, False, False), (0.8, True, True)])
+def test_a_link_that_has_lost_a_generation_is_told_though_the_job_is_not_slower(
+    share: float, slower: bool, told: bool
+) -> None:
+    job = failing("pcie_link", share, lambda r: r == 6, usual=1.0)
+    if not slower:
+        job.network = lambda second: 0.3
+    found = verdicts(course(HealthDetector(), [job], 160))
+    assert [(one.rank, one.cause, one.kind) for one in found] == [(6, Cause.PCIE, Kind.HEALTH)] * told
+
+
+def test_what_another_detector_has_accused_is_not_told_again() -> None:
+    panel = Panel()
+    panel.accused.add(("j", 1, 6))
+    assert not verdicts(
+        course(HealthDetector(panel=panel), [failing("nic_physical_errors", 50.0, lambda r: r == 6)], 140)
+    )
+
+
+def test_errors_that_have_stopped_are_no_reason_any_more() -> None:
+    job = failing("nvlink_errors", 50.0, lambda r: r == 6)
+    job.network = lambda second: 0.6 if second > 95 else 0.3
+    job.feature["nvlink_errors"] = lambda second: np.where((np.arange(16) == 6) & (80 < second <= 88), 50.0, 0.0)
+    assert not verdicts(course(HealthDetector(), [job], 130))
+
+
+def test_a_verdict_says_how_fast_the_job_was_and_is() -> None:
+    job = failing("nic_physical_errors", 50.0, lambda r: r == 6)
+    (verdict,) = verdicts(course(HealthDetector(), [job], 140))
+    assert isinstance(verdict, Verdict)
+    assert 1.05 <= verdict.slowdown <= 1.35, "as far as its steps had told by then"
+    assert verdict.step_seconds_before == pytest.approx(1.0, rel=0.05)
+    assert verdict.detected_step >= 75 and verdict.suspects == ("node:j-n3",)

@@ -1,0 +1,81 @@
+"""A stage that became slow or its node, where every stage of a job stands on one node alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.workload.workload import WorkloadDetector
+from tests.detectors.test_detectors import Job, course
+
+RANKS, STAGES, NODES = 16, 4, 2
+BEGINS, ENDS = 80.0, 140.0
+
+
+def job_of_stages(node_waits: dict[str, float], ranks: int = 8) -> Job:
+    """Sixteen ranks in four stages on two nodes. The first `ranks` take half as long again for a minute, while tasks of
+    the first node wait for so much of the time."""
+    job = Job(ranks=RANKS, nodes=NODES)
+    job.shape = replace(job.shape, stage=np.arange(RANKS) * STAGES // RANKS, data=np.arange(RANKS) % 4)
+    slow = np.arange(RANKS) < ranks
+
+    def there(second: float) -> bool:
+        return BEGINS < second < ENDS
+
+    job.work = lambda second: np.where(slow & there(second), 1.05, 0.7)
+    for name in ("io_waiting", "cpu_waiting"):
+        more = node_waits.get(name, 0.0)
+        job.feature[name] = lambda second, more=more: np.where(  # type: ignore[misc]
+            (np.arange(RANKS) < RANKS // NODES) & there(second), more, 0.001
+        )
+    return job
+
+
+def told(job: Job) -> list[tuple[int, Finding]]:
+    return course(WorkloadDetector(), [job], 190)
+
+
+@pytest.mark.parametrize(("waits", "cause"), [("io_waiting", Cause.STORAGE), ("cpu_waiting", Cause.CPU_CONTENTION)])
+def test_a_node_whose_tasks_wait_is_told_and_not_its_stages(waits: str, cause: Cause) -> None:
+    job = job_of_stages({waits: 0.3})
+    found = told(job)
+    (at, verdict) = next((second, one) for second, one in found if isinstance(one, Verdict))
+    assert (verdict.kind, verdict.cause, verdict.node, verdict.level) == (Kind.STRAGGLER, cause, "j-n0", "node")
+    assert verdict.ranks == tuple(range(8))
+    assert verdict.confidence >= Policy().minimum_confidence
+    assert BEGINS < at < BEGINS + 30
+    assert [type(one) for _, one in found] == [Verdict, Cleared]
+    assert ENDS < found[1][0] < ENDS + 30, "what is acted on ends soon after it is over"
+
+
+def test_a_node_that_alone_reads_the_input_is_told_with_doubt() -> None:
+    """Its own disk or the job's input: both make the tasks of that node wait."""
+    job = job_of_stages({"io_waiting": 0.3})
+    job.shape = replace(job.shape, stage=np.arange(RANKS) * 2 // RANKS, data=np.arange(RANKS) % 8)
+    (verdict,) = [one for _, one in told(job) if isinstance(one, Verdict) and one.node]
+    assert 0.5 <= verdict.confidence < Policy().minimum_confidence
+
+
+def test_stages_that_have_more_to_do_accuse_no_node() -> None:
+    for ranks in (4, 8):
+        found = [one for _, one in told(job_of_stages({}, ranks)) if isinstance(one, Verdict)]
+        assert not [one for one in found if one.node]
+
+
+def test_a_node_whose_tasks_wait_while_the_job_is_as_ever_is_not_accused() -> None:
+    assert not told(job_of_stages({"io_waiting": 0.3}, ranks=0))
+
+
+def test_a_node_of_which_another_detector_has_spoken_is_not_told_again() -> None:
+    job, panel = job_of_stages({"io_waiting": 0.3}), Panel()
+    panel.accused.add(("j", 1, 6))
+    assert not [one for _, one in course(WorkloadDetector(panel=panel), [job], 190) if isinstance(one, Verdict)]
+    assert panel.accused == {("j", 1, 6)}
+    alone = Panel()
+    course(WorkloadDetector(panel=alone), [job_of_stages({"io_waiting": 0.3})], 130)
+    assert alone.accused == {("j", 1, rank) for rank in range(8)}, "so that no other tells of its ranks"

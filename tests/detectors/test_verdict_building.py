@@ -1,0 +1,457 @@
+"""The straggler detector's books: sums, intervals, what is told of an alarm and when, what outlives a restart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
+from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, Telemetry, no_counters
+from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Verdict
+from scheduler_feedback.detectors.ablation_switches import Switches
+from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.steps.baseline import Baseline
+from scheduler_feedback.detectors.steps.windows import Window, places
+from scheduler_feedback.detectors.straggler import straggler
+from scheduler_feedback.detectors.straggler.alarm_checks import Judged, Judgement
+from scheduler_feedback.detectors.straggler.cusum import (
+    ALLOWANCE_SIGMAS,
+    CLIP_SIGMAS,
+    HIGHEST_SCORE,
+    judge_window,
+    mates_of,
+    persistent,
+)
+from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, Standing, Watched, dump, load
+from scheduler_feedback.detectors.straggler.straggler import ABSENT_NS, StragglerDetector, _slowdowns
+from scheduler_feedback.detectors.straggler.verdict_building import (
+    ACTING_CONFIDENCE,
+    ACTING_WINDOWS,
+    CAUSE_WINDOWS,
+    CLEAR_WINDOWS,
+    UNSURE_CONFIDENCE,
+    _last_slow,
+    _onset,
+    _place,
+    cleared,
+    not_yet_sure,
+    says_more,
+    told_enough,
+)
+from tests.detectors.gang_windows import NS, START_NS, shape_of, table_of, windows_of
+from tests.detectors.test_alarm_checks import RANKS, healthy, own_times
+
+SHAPE = shape_of(RANKS)
+
+
+def watched_of(shape: Shape = SHAPE, baseline: Baseline | None = None) -> Watched:
+    found = Watched(1, tuple(shape.ranks.tolist()), places(shape), START_NS, shape)
+    found.forget_course()
+    found.baseline = healthy() if baseline is None else baseline
+    return found
+
+
+def judge_all(watched: Watched, own: FloatArray, switches: Switches | None = None) -> list[Window]:
+    windows = windows_of(own, watched.where)
+    assert watched.baseline is not None
+    for window in windows:
+        judge_window(watched, watched.baseline, window, Switches() if switches is None else switches)
+    return windows
+
+
+# --- sums ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_single_stall_however_long_cannot_alarm_and_adds_no_more_than_its_clip() -> None:
+    watched = watched_of()
+    judge_all(watched, own_times(1, r3=50.0))
+    assert watched.score[3] == pytest.approx(CLIP_SIGMAS - ALLOWANCE_SIGMAS)
+    assert np.delete(watched.score, 3).max() == 0.0
+    judge_all(watched, own_times(9, r3=50.0))
+    assert watched.score[3] == HIGHEST_SCORE
+
+
+def test_an_episode_begins_where_the_sum_leaves_zero_and_ends_where_it_falls_back() -> None:
+    watched = watched_of()
+    judge_all(watched, own_times(4))
+    assert watched.since.max() == -1 and watched.episode(3) == 0
+    judge_all(watched, own_times(2, r3=1.5))
+    assert (watched.since[3], watched.episode(3), watched.counted) == (4, 2, 6)
+    judge_all(watched, own_times(40))
+    assert watched.since[3] == -1 and watched.episode(3) == 0
+    assert 2 < watched.longest_episode < 20
+    assert watched.interval(3) == []
+
+
+def test_a_rank_is_held_against_its_own_past_and_its_peers_and_must_exceed_both() -> None:
+    """It always took a tenth longer; and where all take longer none is slower."""
+    larger = watched_of(baseline=healthy(own=own_times(25, r3=1.1)))
+    judge_all(larger, own_times(3, r3=1.1))
+    assert larger.score.max() == 0.0, "slower than its peers, as ever"
+    faster = watched_of(baseline=healthy(own=own_times(25, r3=0.5)))
+    judge_all(faster, own_times(3, r3=0.9))
+    assert faster.score.max() == 0.0, "slower than it was, and faster than its peers"
+    all_slower = watched_of()
+    judge_all(all_slower, own_times(3) * 1.5)
+    assert all_slower.score.max() == 0.0
+    one = watched_of()
+    judge_all(one, own_times(3, r3=1.5))
+    assert np.flatnonzero(one.score).tolist() == [3]
+
+
+def test_of_a_rank_that_is_not_heard_nothing_is_said() -> None:
+    watched = watched_of()
+    assert watched.baseline is not None
+    (window,) = windows_of(own_times(1, r3=1.5), watched.where)
+    judge_window(watched, watched.baseline, replace(window, present=np.arange(RANKS) != 3), Switches())
+    assert watched.score.max() == 0.0
+    (unknown,) = windows_of(own_times(1, r3=1.5), watched.where)
+    judge_window(watched, watched.baseline, replace(unknown, compute=np.full(RANKS, np.nan)), Switches())
+    assert watched.score.max() == 0.0 and len(watched.history) == 2
+
+
+def test_evidence_begins_with_the_first_slow_window_and_looks_back_no_further_than_it_may() -> None:
+    watched = watched_of()
+    own = own_times(2)
+    own[0, 3] = 1.038  # not yet two deviations of two per cent: by chance the sum leaves zero
+    judge_all(watched, np.concatenate([own, own_times(3, r3=1.5)]))
+    assert watched.since[3] == 0
+    assert [judged.window.first_step for judged in watched.interval(3)] == [2, 3, 4]
+    judge_all(watched, own_times(3 * INTERVAL_WINDOWS, r3=1.5))
+    assert len(watched.interval(3)) == INTERVAL_WINDOWS
+    assert watched.interval(4) == []
+
+
+@pytest.mark.parametrize(
+    ("windows", "timed", "counts"), [(2, False, False), (3, False, True), (2, True, False), (3, True, True)]
+)
+def test_an_alarm_rests_on_three_slow_windows(windows: int, timed: bool, counts: bool) -> None:
+    watched = watched_of()
+    judge_all(watched, own_times(windows, r3=1.5))
+    assert persistent(watched, 3, timed) is counts
+    assert not persistent(watched, 4, timed)
+
+
+def test_on_a_clock_it_rests_on_two_seconds_and_where_it_was_stopped_on_two_windows() -> None:
+    watched = watched_of()
+    short = windows_of(own_times(8, r3=1.5) * 0.2, watched.where, shared=0.02)
+    watched.since[3], watched.counted = 0, len(short)
+    watched.history.extend(Judged(one, np.full(RANKS, 6.0)) for one in short)
+    assert persistent(watched, 3, True), "2.2 s from the first to the last"
+    watched.history.pop()
+    watched.counted -= 1
+    assert not persistent(watched, 3, True) and persistent(watched, 3, False)
+    stopped = watched_of()
+    windows = windows_of(own_times(3, r3=1.5), stopped.where, stopped_steps=(0, 2), stopped=3)
+    sigmas = (6.0, 0.0, 6.0)
+    stopped.since[3], stopped.counted = 0, 3
+    for one, sigma in zip(windows, sigmas, strict=True):
+        stopped.history.append(Judged(one, np.full(RANKS, sigma)))
+    assert persistent(stopped, 3, True), "no accident stops a process twice"
+
+
+def test_mates_are_the_other_alarmed_ranks_of_the_node() -> None:
+    watched = watched_of(shape_of(RANKS, [f"n{rank // 4}" for rank in range(RANKS)]))
+    watched.score[[1, 2, 5]] = 9.0
+    assert [mates_of(watched, rank) for rank in (1, 2, 3, 5, 9)] == [(2,), (1,), (1, 2), (), ()]
+
+
+# --- what is told ----------------------------------------------------------------------------------------------------
+
+
+def judgement(cause: Cause = Cause.UNKNOWN, confidence: float = 0.95) -> Judgement:
+    return Judgement(3, 1.3, 1.6, cause, confidence, (), False)
+
+
+@pytest.mark.parametrize(
+    ("told", "told_cause", "now", "cause", "more"),
+    [
+        (0.7, False, 0.95, Cause.UNKNOWN, True),  # sure enough to be acted on now
+        (0.7, False, 0.8, Cause.UNKNOWN, False),  # surer, and not enough
+        (0.92, False, 0.99, Cause.UNKNOWN, False),  # it was enough before
+        (0.92, False, 0.95, Cause.GPU, True),  # and its cause is known
+        (0.92, True, 0.95, Cause.GPU, False),
+        (0.97, False, 0.91, Cause.GPU, True),  # still sure enough
+        (0.97, False, 0.8, Cause.GPU, False),  # not any more
+        (0.7, False, 0.6, Cause.GPU, False),
+        (0.7, False, 0.75, Cause.GPU, True),
+    ],
+)
+def test_a_verdict_is_told_again_where_it_can_be_acted_on_or_its_cause_is_known(
+    told: float, told_cause: bool, now: float, cause: Cause, more: bool
+) -> None:
+    assert says_more(Standing("v", 0, told, told_cause), judgement(cause, now), True) is more
+
+
+def test_what_is_wrong_with_a_part_is_told_beside_its_nodes_other_reason() -> None:
+    of_node = Standing("v", 0, 0.95, True, "n0", Cause.CPU_CONTENTION)
+    assert says_more(of_node, judgement(Cause.THERMAL, 0.6), own=False)
+    assert not says_more(replace(of_node, cause=Cause.THERMAL), judgement(Cause.THERMAL, 0.6), own=False)
+    assert not says_more(of_node, judgement(Cause.STORAGE, 0.6), own=False)
+    assert not says_more(of_node, judgement(Cause.THERMAL, 0.6), own=True)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "cause", "own", "windows", "enough"),
+    [
+        (0.95, True, True, 7, True),
+        (0.95, True, True, CAUSE_WINDOWS, True),
+        (0.95, False, True, CAUSE_WINDOWS + 1, True),
+        (0.95, False, True, CAUSE_WINDOWS, False),  # for its cause it is looked at once in ten windows
+        (0.95, True, False, CAUSE_WINDOWS, False),
+        (0.8, True, True, 7, False),  # it may yet be sure
+        (ACTING_CONFIDENCE, True, True, 7, True),
+    ],
+)
+def test_nobody_waits_for_more_to_be_said_of_what_is_sure_and_known(
+    confidence: float, cause: bool, own: bool, windows: int, enough: bool
+) -> None:
+    assert told_enough(Standing("v", 0, confidence, cause), windows, own) is enough
+
+
+@pytest.mark.parametrize(
+    ("cause", "windows", "confidence"),
+    [
+        (Cause.UNKNOWN, ACTING_WINDOWS - 1, UNSURE_CONFIDENCE), (Cause.UNKNOWN, ACTING_WINDOWS, 0.99),
+        (Cause.GPU, 3, 0.99),
+    ],
+)  # fmt: skip
+def test_without_a_cause_it_must_last_before_anything_is_done(cause: Cause, windows: int, confidence: float) -> None:
+    assert not_yet_sure(judgement(cause, 0.99), windows).confidence == confidence
+    assert not_yet_sure(judgement(cause, 0.5), windows).confidence == 0.5
+    assert UNSURE_CONFIDENCE < ACTING_CONFIDENCE
+
+
+@pytest.mark.parametrize(
+    ("cause", "mates", "level", "device", "suspects"),
+    [
+        (Cause.THERMAL, (), "gpu", "GPU-3", ("nic:NIC-3", "node:n03")),
+        (Cause.NIC, (), "nic", "NIC-3", ("gpu:GPU-3", "node:n03")),
+        (Cause.NIC, (2,), "nic", "NIC-3", ("gpu:GPU-3", "node:n03")),
+        (Cause.STORAGE, (), "node", "", ("gpu:GPU-3", "nic:NIC-3")),
+        (Cause.SUSPENDED, (), "node", "", ("gpu:GPU-3", "nic:NIC-3")),
+        (Cause.UNKNOWN, (), "gpu", "GPU-3", ("nic:NIC-3", "node:n03")),
+        (Cause.UNKNOWN, (2, 5), "node", "", ("gpu:GPU-3", "nic:NIC-3")),
+    ],
+)
+def test_what_is_accused_follows_from_the_cause_and_from_who_is_slow_beside_it(
+    cause: Cause, mates: tuple[int, ...], level: str, device: str, suspects: tuple[str, ...]
+) -> None:
+    names = tuple(range(RANKS))
+    shape = replace(SHAPE, gpus=tuple(f"GPU-{n}" for n in names), nics=tuple(f"NIC-{n}" for n in names))
+    assert _place(shape, 3, cause, mates) == {
+        "level": level, "device": device, "suspects": suspects, "ranks": (3, *mates) if mates else (),
+    }  # fmt: skip
+    bare = _place(SHAPE, 3, cause, mates)
+    assert (bare["level"], bare["device"], bare["suspects"]) == ("node", "", ())
+
+
+def interval_of(sigmas: list[float]) -> list[Judged]:
+    windows = windows_of(own_times(len(sigmas)), places(SHAPE))
+    return [Judged(one, np.full(RANKS, sigma)) for one, sigma in zip(windows, sigmas, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("sigmas", "onset"),
+    [
+        ([5.0, 5.0, 5.0], 0), ([2.0, 0.0, 0.0, 5.0, 5.0, 5.0], 3), ([90.0, 0.0, 0.0, 0.0, 5.0, 5.0, 5.0], 4),
+        ([0.0, 4.0, 1.0, 5.0, 5.0, 4.0], 1),
+    ],
+)  # fmt: skip
+def test_it_began_where_the_excess_up_to_the_end_is_largest(sigmas: list[float], onset: int) -> None:
+    """An earlier stall, however long, counts as no more than any window may."""
+    assert _onset(interval_of(sigmas), 3).first_step == onset
+
+
+def test_the_last_slow_step_is_the_newest() -> None:
+    watched = watched_of()
+    watched.history.extend(interval_of([3.0, 2.0, 0.0, 2.5, 1.9, 0.0]))
+    assert _last_slow(watched, 3) == 3
+    assert _last_slow(watched_of(), 3) == -1
+
+
+def test_a_verdict_stands_until_its_rank_has_kept_pace_for_ten_windows_in_a_row() -> None:
+    watched, panel = watched_of(), Panel()
+    watched.standing[3] = Standing("v", 0, 0.95)
+    panel.accused = {("g", 1, 3), ("g", 1, 5)}
+    windows = judge_all(watched, own_times(CLEAR_WINDOWS, r3=1.5))
+    watched.history.extend(interval_of([0.0] * (CLEAR_WINDOWS - 1)))
+    assert not cleared("g", watched, windows[-1], panel), "one of ten was slow"
+    watched.history.append(interval_of([1.9])[0])
+    (found,) = cleared("g", watched, windows[-1], panel)
+    assert isinstance(found, Cleared) and found.verdict_id == "v"
+    assert found.last_step == CLEAR_WINDOWS - 1
+    assert not watched.standing and panel.accused == {("g", 1, 5)}
+    assert (watched.score[3], watched.since[3]) == (0.0, -1)
+    watched.standing[4] = Standing("w", 0, 0.95)
+    watched.history.extend(interval_of([1.0] * CLEAR_WINDOWS))
+    assert not cleared("g", watched, windows[-1], panel), "never slow, and in the mean not within what is allowed"
+
+
+def test_a_verdict_on_a_node_stands_until_all_of_its_ranks_have_kept_pace() -> None:
+    watched, panel = watched_of(), Panel()
+    watched.standing[3] = Standing("v", 0, 0.95, others={2})
+    calm = interval_of([0.0] * CLEAR_WINDOWS)
+    slow = np.where(np.arange(RANKS) == 2, 5.0, 0.0)
+    watched.history.extend([Judged(calm[0].window, slow), *calm[1:]])
+    assert not cleared("g", watched, calm[-1].window, panel), "rank 2 was slow"
+    watched.history.append(calm[0])
+    (found,) = cleared("g", watched, calm[-1].window, panel)
+    assert isinstance(found, Cleared) and found.reason.startswith("its ranks kept pace")
+
+
+# --- over a restart --------------------------------------------------------------------------------------------------
+
+
+def standing_gang() -> Watched:
+    watched = watched_of(shape_of(RANKS, [f"n{rank // 4}" for rank in range(RANKS)]))
+    judge_all(watched, own_times(5, r3=1.5, r2=1.4))
+    watched.standing = {3: Standing("v", 77, 0.93, True, "n0", "gpu", {2}), 9: Standing("w", 78, 0.6)}
+    watched.told, watched.best_step_seconds = {-1, 5}, 1.1
+    return watched
+
+
+def test_all_that_a_verdict_rests_on_comes_back() -> None:
+    before = standing_gang()
+    roles = {"g": ((0, 1), np.array([0.5, -0.5]))}
+    found, found_roles = load(dump({"g": before}, roles))
+    after = found["g"]
+    assert after.standing == before.standing and after.told == before.told
+    assert after.score.tolist() == before.score.tolist() and after.score[3] > 8.0
+    assert ((after.since >= 0) == (before.score > 0)).all()
+    assert (after.best_step_seconds, after.longest_episode) == (1.1, before.longest_episode)
+    assert after.accused == {2, 3, 9}
+    assert after.baseline is not None and before.baseline is not None
+    for name in ("compute", "wait", "own_spread", "parts", "parts_compute", "from_start", "reference"):
+        assert np.array_equal(getattr(after.baseline, name), getattr(before.baseline, name), equal_nan=True), name
+    assert found_roles["g"][0] == (0, 1) and found_roles["g"][1].tolist() == [0.5, -0.5]
+    assert after.standing_on(2) == before.standing[3], "that on its node"
+    assert after.standing_on(9) == before.standing[9] and after.standing_on(8) is None
+
+
+def tampered(**changes: Any) -> bytes:
+    whole = msgspec.msgpack.decode(dump({"g": standing_gang()}, {}))
+    whole["gangs"]["g"] |= changes
+    return msgspec.msgpack.encode(whole)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"standing": {99: ("v", 1, 0.5)}, "told_nodes": {}},
+        {"standing": {-1: ("v", 1, 0.5)}, "told_nodes": {}},
+        {"told_nodes": {4: ("n0", "gpu", ())}},
+        {"told_nodes": {3: ("n0", "gpu", (99,))}},
+        {"nodes": ["n0"]},
+        {"roles": [0] * 3},
+        {"arrays": {}},
+    ],
+)
+def test_a_snapshot_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
+    load(tampered())
+    with pytest.raises(ValueError, match="straggler snapshot"):
+        load(tampered(**changes))
+
+
+# --- the detector ----------------------------------------------------------------------------------------------------
+
+
+class Told:
+    """A detector to which a gang's steps are told, one after the other."""
+
+    def __init__(self, timed: bool = False) -> None:
+        self.detector, self.step = StragglerDetector(timed=timed), 0
+
+    def steps(self, own: FloatArray, ranks: int = RANKS, attempt: int = 1, **more: Any) -> list[Finding]:
+        shape = replace(shape_of(ranks), attempt=attempt)
+        table = table_of(own[:, :ranks], first=self.step, **more)
+        table = replace(table, end_ns=table.end_ns + self.step * 2 * NS)
+        self.step += len(own)
+        now = int(table.end_ns.max())
+        return self.detector.tick(Telemetry(now, (JobTelemetry(shape, table),), no_counters(ranks)))
+
+    @property
+    def watched(self) -> Watched:
+        return self.detector._watched["g"]
+
+
+def test_the_first_steps_on_a_clock_are_passed_over_and_no_others() -> None:
+    told = Told(timed=True)
+    own = own_times(6)
+    own[:3] = 30.0
+    told.steps(own[:2])
+    told.steps(own[2:])
+    assert told.watched.to_skip == 0
+    kept = sum(window.steps for window in told.watched.warm_up)
+    assert kept + len(told.watched.pending or ()) == 3
+    assert max(window.step_seconds for window in told.watched.warm_up) < 2.0
+
+
+def test_a_rank_that_becomes_slow_during_the_warm_up_is_not_learned_as_healthy() -> None:
+    told = Told(timed=True)
+    told.steps(own_times(20))
+    assert told.watched.baseline is not None and not told.watched.baseline.final
+    found = told.steps(own_times(40, r3=1.6))
+    assert told.watched.baseline.final
+    assert told.watched.baseline.compute[3] == pytest.approx(1.0)
+    assert {one.rank for one in found if isinstance(one, Verdict)} == {3}
+
+
+def test_whether_waits_are_known_does_not_change_within_a_norm() -> None:
+    told = Told()
+    blind = own_times(10)
+    table = table_of(blind)
+    unknown = replace(table, wait_seconds=np.full_like(table.wait_seconds, np.nan))
+    told.detector.tick(Telemetry(1, (JobTelemetry(SHAPE, unknown),), no_counters(RANKS)))
+    told.step = 10
+    told.steps(own_times(24))
+    assert told.watched.baseline is None or not told.watched.baseline.final, "24 with waits are one too few"
+    told.steps(own_times(1))
+    assert told.watched.baseline is not None and told.watched.baseline.known
+
+
+def test_after_a_restart_nodes_that_are_heard_one_by_one_begin_nothing_anew() -> None:
+    told = Told()
+    told.steps(own_times(30))
+    before = told.watched
+    assert not told.steps(own_times(3), ranks=5)
+    assert told.watched is before
+    told.steps(own_times(3))
+    assert told.watched is before and before.baseline is not None
+    told.steps(own_times(3), attempt=2)
+    assert told.watched is not before and told.detector._roles["g"][0] == before.ranks
+    newest = told.watched
+    told.steps(own_times(3), attempt=1)
+    assert told.watched is newest, "an attempt that is over is not looked at again"
+
+
+def test_a_gang_is_forgotten_once_it_is_out_of_sight_for_ten_minutes() -> None:
+    told = Told()
+    told.steps(own_times(30))
+    seen_ns = told.watched.seen_ns
+    for later, known in ((1, True), (ABSENT_NS, True), (ABSENT_NS + 1, False)):
+        told.detector.tick(Telemetry(seen_ns + later, (), no_counters(0)))
+        assert ("g" in told.detector._watched) is known
+
+
+def test_an_alarm_that_is_less_likely_than_it_must_be_is_told_as_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = np.concatenate([own_times(30), own_times(30, r3=1.5)])
+    assert [one.rank for one in Told().steps(own) if isinstance(one, Verdict)] == [3]
+    monkeypatch.setattr(straggler, "LEAST_CONFIDENCE", 0.99999)
+    found = Told().steps(own)
+    assert not [one for one in found if isinstance(one, Verdict)]
+    (doubt,) = [one for one in found if isinstance(one, Abstention)]
+    assert doubt.rank == 3 and doubt.reason.startswith("the evidence is too weak: confidence ")
+
+
+def test_how_much_slower_each_rank_makes_its_gang_is_a_metric() -> None:
+    watched = watched_of()
+    judge_all(watched, own_times(4, r3=1.5))
+    samples = {dict(labels)["rank"]: value for _, labels, value in _slowdowns("g", watched)}
+    assert samples["3"] == pytest.approx(1.7 / 1.2)
+    assert {value for rank, value in samples.items() if rank != "3"} == {1.0}
+    assert not list(_slowdowns("g", watched_of()))

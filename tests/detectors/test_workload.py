@@ -1,0 +1,83 @@
+"""What a job does to itself in a rhythm or in turns, and a NIC that pauses its switch; healthy jobs beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scheduler_feedback.core.telemetry.telemetry import FEATURE
+from scheduler_feedback.core.verdict import Cause, Kind
+from scheduler_feedback.detectors import make_all
+from scheduler_feedback.detectors.counters.cause_signatures import Priors, weigh
+from scheduler_feedback.detectors.workload.workload import WorkloadDetector
+from tests.detectors.test_detectors import Job, course, verdicts
+
+RANKS = 16
+
+
+def test_a_job_that_saves_after_every_third_step_is_told_so() -> None:
+    job = Job(ranks=RANKS)
+    job.work = lambda second: np.full(RANKS, 0.9 if second > 60 and job.number % 3 == 2 else 0.7)
+    (verdict,) = verdicts(course(WorkloadDetector(), [job], 120))
+    assert (verdict.kind, verdict.cause, verdict.rank) == (Kind.WORKLOAD, Cause.CHECKPOINT, -1)
+    assert {one.measure: one.value for one in verdict.evidence}["rhythm"] == 3.0
+    assert verdict.slowdown == pytest.approx(1.07, abs=0.03)
+
+
+@pytest.mark.parametrize("neighbours", ["other nodes on its machine", "another job on its hosts"])
+def test_every_third_step_that_is_long_may_be_other_load_s_where_processors_are_shared(neighbours: str) -> None:
+    """Seen in a run of the demonstration: processes that took turns made every third step of an untouched job long."""
+    sharing = {"host": ("h0",) * RANKS} if neighbours == "another job on its hosts" else None
+    job = Job(ranks=RANKS, sharing=sharing)
+    job.work = lambda second: np.full(RANKS, 0.9 if second > 60 and job.number % 3 == 2 else 0.7)
+    jobs = [job]
+    if sharing is not None:
+        jobs.append(Job("other", ranks=RANKS, sharing=sharing))
+    else:
+        look = job.look
+        job.look = lambda second, random: replace(look(second, random), shared_machine=np.ones(RANKS, np.bool_))  # type: ignore[method-assign]
+    assert not [one for one in verdicts(course(WorkloadDetector(), jobs, 120)) if one.gang == job.shape.job]
+
+
+def test_pauses_that_go_round_are_the_jobs_own() -> None:
+    random = np.random.default_rng(3)
+    job = Job(ranks=RANKS)
+    job.work = lambda second: np.where((random.integers(RANKS) == np.arange(RANKS)) & (second > 60), 0.95, 0.7)
+    (verdict,) = verdicts(course(list(make_all()), [job], 140))
+    assert (verdict.kind, verdict.cause, verdict.rank) == (Kind.WORKLOAD, Cause.PAUSES, -1)
+
+
+def test_pauses_of_one_node_or_of_one_rank_are_not() -> None:
+    for chosen in (np.arange(4), np.array([5])):
+        random = np.random.default_rng(3)
+        job = Job(ranks=RANKS)
+        job.work = lambda second, random=random, chosen=chosen: np.where(  # type: ignore[misc]
+            (random.choice(chosen) == np.arange(RANKS)) & (second > 60), 0.95, 0.7
+        )
+        told = verdicts(course(WorkloadDetector(), [job], 140))
+        assert Cause.PAUSES not in {one.cause for one in told}
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.11])
+@pytest.mark.parametrize("seed", range(4))
+def test_unequal_lengths_and_noise_are_neither_a_rhythm_nor_pauses(seed: int, spread: float) -> None:
+    random = np.random.default_rng(seed)
+    job = Job(ranks=64, step_seconds=0.5)
+    job.work = lambda second: 0.35 * random.lognormal(0.0, spread, 64)
+    told = {one.cause for one in verdicts(course(WorkloadDetector(), [job], 400, seed=seed))}
+    assert not told & {Cause.CHECKPOINT, Cause.PAUSES}
+
+
+def test_the_nic_that_pauses_its_switch_is_the_culprit_of_a_storm() -> None:
+    job = Job(ranks=RANKS)
+    job.network = lambda second: 0.6 if second > 60 else 0.3
+    job.feature["nic_pause_sent"] = lambda second: np.where((np.arange(RANKS) == 6) & (second > 60), 8e3, 0.0)
+    job.feature["nic_pause_received"] = lambda second: np.where((np.arange(RANKS) != 6) & (second > 60), 2e3, 0.0)
+    detectors = make_all()
+    (verdict,) = verdicts(course(list(detectors), [job], 120))
+    assert (verdict.kind, verdict.cause, verdict.device, verdict.rank) == (Kind.HEALTH, Cause.NIC, "j/mlx5_6", 6)
+    panel = detectors[0]._panel  # type: ignore[attr-defined]
+    assert weigh(panel, np.array([6]), Priors()).name(0) is Cause.NIC
+    assert panel.score[FEATURE["nic_pause_sent"]].argmax() == 6

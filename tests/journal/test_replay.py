@@ -1,0 +1,61 @@
+"""A production journal is a test: whole, or without one job."""
+
+from __future__ import annotations
+
+from scheduler_feedback.core.codec import decode_state, encode_state
+from scheduler_feedback.journal.replay import about, replay, start_times
+from tests.cluster.cycle_world import SECOND, World
+
+
+def _night() -> tuple[World, str, str, str]:
+    """A runs, B waits for all of the cluster, C goes into the hole, and A's straggler is moved away meanwhile."""
+    world = World({"n0": 2, "n1": 2, "n2": 2, "n3": 2})
+    a = world.submit(4, 150.0, time_limit_seconds=300.0, restartable=True, grace_seconds=2.0, restart_cost_seconds=3.0)
+    world.running()
+    b = world.submit(6, 50.0, time_limit_seconds=100.0)
+    world.advance(10.0)
+    world.cycle(world.verdict(a, rank=3))
+    world.advance(3.0)
+    world.running()
+    c = world.submit(2, 60.0, time_limit_seconds=60.0)
+    world.running()
+    world.advance(1000.0)
+    return world, a, b, c
+
+
+def test_nothing_left_out_decides_exactly_the_same() -> None:
+    world, a, b, c = _night()
+    before = encode_state(world.initial)
+    state, outcomes = replay(world.initial, world.journal)
+    assert state == world.state
+    assert outcomes == world.outcomes
+    assert encode_state(world.initial) == before, "the given state is left as it was"
+    assert set(start_times(outcomes)) == {(a, 1), (a, 2), (b, 1), (c, 1), ("probe-n1-1", 1)}
+    assert "backfilled" in world.told(c)
+
+
+def test_without_the_backfilled_job_the_head_starts_at_the_same_time() -> None:
+    world, _, b, c = _night()
+    _, without = replay(world.initial, world.journal, about(c))
+    assert (c, 1) not in start_times(without)
+    delay_ns = start_times(world.outcomes)[(b, 1)] - start_times(without)[(b, 1)]
+    assert delay_ns == 0
+
+
+def test_without_a_job_that_did_delay_it_the_head_starts_earlier() -> None:
+    world = World({"n0": 2})
+    first = world.submit(2, 50.0, time_limit_seconds=50.0)
+    head = world.submit(2, 50.0)
+    world.running()
+    world.advance(200.0)
+    _, without = replay(world.initial, world.journal, about(first))
+    real, alone = start_times(world.outcomes)[(head, 1)], start_times(without)[(head, 1)]
+    assert real - alone == 50 * SECOND
+
+
+def test_what_was_observed_of_others_may_fit_nothing_and_is_survived() -> None:
+    world, a, b, c = _night()
+    for dropped in ((a,), (b,), (a, b), (a, c), (a, b, c)):
+        state, outcomes = replay(world.initial, world.journal, about(*dropped))
+        assert not {job for job, _ in start_times(outcomes)} & set(dropped)
+        assert decode_state(encode_state(state)) == state

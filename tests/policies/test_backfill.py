@@ -1,0 +1,189 @@
+"""Backfill: who is asked, in which order, and that nobody is given the same slot twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_feedback.core.cluster import Level, Node, NodeState
+from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.events import AttemptEnded, NodeCommand, NodeCommanded, RankExit
+from scheduler_feedback.core.job import Group, JobState, Slot
+from scheduler_feedback.core.slot_plan import Plan, Tier
+from scheduler_feedback.core.state import Policy
+from scheduler_feedback.policies.nodes.quarantine import others_want, quarantine
+from scheduler_feedback.policies.queue.backfill import Backfill, Reservation, candidates, only
+from scheduler_feedback.policies.queue.pending_line import WaitingLine
+from scheduler_feedback.policies.queue.placement import shape_of, waits_for_healthy
+from tests.cluster.cycle_world import World
+from tests.cluster.makers import NOW_NS, SECOND, job_of
+
+# --- who is asked ----------------------------------------------------------------------------------------------------
+
+
+def line_of(**jobs: tuple[int, int]) -> WaitingLine:
+    """Jobs of (ranks, expected seconds), in the order of their names."""
+    line = WaitingLine()
+    for name, (ranks, seconds) in jobs.items():
+        line.add(name, (0, name), shape_of(job_of(name, ranks=ranks)), "q", seconds * SECOND)
+    return line
+
+
+MIXED = {"a": (2, 10), "b": (6, 10), "c": (2, 100), "d": (1, 300), "e": (2, 20), "f": (2, 100), "g": (2, 101)}
+
+
+def asked(line: WaitingLine, free: int, beside: int, window: float | None) -> str:
+    window_ns = None if window is None else round(window * SECOND)
+    return "".join(key[-1] for key, _, _, _ in candidates(line, free, beside, window_ns))
+
+
+@pytest.mark.parametrize(
+    ("free", "beside", "window", "names"),
+    [
+        (8, 8, 50.0, "abcdefg"),
+        (8, 8, None, "abcdefg"),
+        (4, 8, 50.0, "acdefg"),  # six do not fit into what is free
+        (4, 1, 50.0, "ade"),  # beside what is reserved there is room for one: of the others who is short enough
+        (4, 1, 100.0, "acdef"),
+        (4, 0, 50.0, "ae"),
+        (4, 0, 9.0, ""),
+        (4, 0, None, "acdefg"),  # every job is short
+        (1, 1, 50.0, "d"),
+        (0, 0, 50.0, ""),
+    ],
+)
+def test_those_are_asked_that_may_find_room_for_as_long_as_they_run(
+    free: int, beside: int, window: float | None, names: str
+) -> None:
+    assert asked(line_of(**MIXED), free, beside, window) == names
+
+
+def test_a_kind_for_which_there_is_no_room_is_asked_no_more() -> None:
+    names = ""
+    for key, kind, length_ns, chance in candidates(line_of(**MIXED), 8, 8, 50 * SECOND):
+        names += key[-1]
+        assert length_ns == MIXED[key[-1]][1] * SECOND
+        if kind.ranks == 2:
+            chance.short = False
+    assert names == "abd"
+    names = ""
+    for key, kind, _, chance in candidates(line_of(**MIXED), 8, 8, 50 * SECOND):
+        names += key[-1]
+        if kind.ranks == 2:
+            chance.long = False
+    assert names == "abde", "the short ones of it may still find some"
+
+
+def test_whoever_is_started_leaves_the_line_and_nobody_behind_it_is_passed_over() -> None:
+    line = line_of(**dict.fromkeys("abcdef", (2, 100)))
+    names = ""
+    for key, _, _, _ in candidates(line, 8, 8, 50 * SECOND):
+        names += key[-1]
+        if key[-1] in "abdf":
+            line.remove(key[-1])
+    assert (names, [key[-1] for key in line.order]) == ("abcdef", ["c", "e"])
+
+
+def test_of_some_alone_those_are_asked_that_fit_into_what_is_free() -> None:
+    line = line_of(**MIXED)
+    found = [key[-1] for key, _, _, _ in only(line, ["g", "b", "a", "unknown"], 4)]
+    assert found == ["a", "g"]
+    assert [key[-1] for key, _, _, _ in only(line, ["a", "b"], 2)] == ["a"]
+
+
+# --- what they get ---------------------------------------------------------------------------------------------------
+
+
+def backfill_of(free: int, reserved: int) -> tuple[Backfill, Plan]:
+    plan = Plan([Node("n0", free)])
+    slots = tuple(Slot("n0", number) for number in range(reserved))
+    return Backfill(plan, Reservation("head", NOW_NS + 50 * SECOND, slots), NOW_NS), plan
+
+
+def test_what_one_takes_no_other_gets_whether_for_a_short_time_or_a_long_one() -> None:
+    for order in ("short first", "long first", "short after a look"):
+        backfill, plan = backfill_of(6, 3)
+        if order == "short after a look":
+            assert backfill.beside.free(Tier.HEALTHY) == 3
+        assert backfill.window_ns == 50 * SECOND
+        taken: list[Slot] = []
+        steps = [backfill.place_short, backfill.place_beside]
+        for place in steps if order.startswith("short") else reversed(steps):
+            found = place(Policy(), job_of("j", ranks=1))
+            assert found is not None
+            taken += found[0]
+        assert len(set(taken)) == 2
+        assert plan.free(Tier.HEALTHY) == 4
+        assert backfill.beside.free(Tier.HEALTHY) + len(set(taken) - {Slot("n0", n) for n in range(3)}) == 3
+
+
+def test_what_is_reserved_is_lent_for_a_short_time_alone() -> None:
+    backfill, plan = backfill_of(4, 3)
+    assert backfill.place_beside(Policy(), job_of("j", ranks=2)) is None
+    assert plan.free(Tier.HEALTHY) == 4
+    found = backfill.place_short(Policy(), job_of("j", ranks=2))
+    assert found is not None and found[1] == "it is expected to end before the start of head"
+    backfill, plan = backfill_of(4, 3)
+    found = backfill.place_beside(Policy(), job_of("j", ranks=1))
+    assert found == ((Slot("n0", 3),), "it uses no slot reserved for head")
+    assert plan.free(Tier.HEALTHY) == 3
+
+
+# --- slow nodes and the line -----------------------------------------------------------------------------------------
+
+
+def test_a_gang_of_a_certain_shape_can_not_count_on_healthy_nodes_alone() -> None:
+    """How many healthy slots there are says nothing about one domain of them."""
+    slow = Node("n2", 2, slowdown=2.0)
+    slow.state = NodeState.SUSPECT
+    plan = Plan([Node("n0", 2), Node("n1", 2), slow])
+    assert waits_for_healthy(plan, job_of("j", ranks=4), None)
+    assert not waits_for_healthy(plan, job_of("j", ranks=5), None)
+    assert not waits_for_healthy(plan, job_of("j", ranks=2, required_level=Level.NODE), None)
+    assert not waits_for_healthy(plan, job_of("j", ranks=2, groups=(Group("a", 2, same_node=True),)), None)
+    assert not waits_for_healthy(plan, job_of("j", ranks=3, excluded_nodes=("n0",)), None)
+    assert not waits_for_healthy(Plan([Node("n0", 4)]), job_of("j", ranks=2), None), "none is slow"
+
+
+def test_a_slow_node_is_wanted_as_soon_as_one_of_those_that_could_use_it_has_waited() -> None:
+    world = World({"n0": 2, "n1": 2})
+    world.submit(4, 10_000.0, time_limit_seconds=10_000.0)
+    world.running()
+    node = world.state.nodes["n0"]
+    node.slowdown = 1.1
+    world.submit(2, 10.0, time_limit_seconds=10.0)
+    assert not others_want(world.state, node), "it has only just come"
+    world.state.now_ns += SECOND
+    assert others_want(world.state, node)
+    world.now_ns = world.state.now_ns
+    world.submit(2, 5000.0, time_limit_seconds=5000.0)
+    assert others_want(world.state, node), "another of its shape that has just come changes nothing"
+
+
+def test_a_node_that_the_cap_keeps_in_use_is_used_last() -> None:
+    world = World({f"n{i}": 2 for i in range(4)}, Policy(quarantine_max_fraction=0.25))
+    world.cycle(NodeCommanded("n0", NodeCommand.QUARANTINE, "eve"))
+    node = world.state.nodes["n1"]
+    node.state = NodeState.PROBATION
+    turn = Turn(world.state, world.now_ns)
+    assert not quarantine(turn, node, "slow again", "v")
+    assert (node.state.value, node.until_ns, node.reason, node.backoff) == ("suspect", None, "slow again", 0)
+    assert quarantine(turn, node, "slow again", "v", capped=False)
+    assert (node.state.value, node.backoff) == ("quarantine", 1)
+
+
+# --- what an attempt leaves ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("said", "counted"), [(40.0, 40.0), (-5.0, 0.0), (500.0, 60.0)])
+def test_an_attempt_ended_when_its_shim_says_between_its_start_and_now(said: float, counted: float) -> None:
+    world = World({"n0": 2})
+    job_id = world.submit(2, 1000.0)
+    world.running()
+    began_ns = world.now_ns
+    world.now_ns += 60 * SECOND
+    world.alive.clear()
+    exits = (RankExit(0, 0), RankExit(1, 0))
+    world.cycle(AttemptEnded(job_id, 1, exits, ended_wall_ns=began_ns + round(said * SECOND)))
+    job = world.state.jobs[job_id]
+    assert (job.state, job.attempt_ended_ns) == (JobState.COMPLETED, began_ns + round(counted * SECOND))
+    assert job.run_ns == round(counted * SECOND)

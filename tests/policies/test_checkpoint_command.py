@@ -1,0 +1,214 @@
+"""The checkpoint command: run beside rank 0 before a gang is told to stop, by real processes; when it is asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from scheduler_feedback import cycle
+from scheduler_feedback.backends.local import attempt_files
+from scheduler_feedback.core.actions import StopGang
+from scheduler_feedback.core.codec import decode_event, encode_event
+from scheduler_feedback.core.events import (
+    AttemptEnded,
+    AttemptRunning,
+    Checkpointed,
+    NodeSeen,
+    RankExit,
+    Submitted,
+)
+from scheduler_feedback.core.job import JobSpec, StopReason
+from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.intake.job_admission import admit_check
+from scheduler_feedback.policies.remediation.move_cost import save_seconds, unsaved_seconds
+from tests.backends.local_gangs import LocalGangs, python
+
+BEGIN_NS = 1_700_000_000 * 10**9
+
+# A rank that notes the order of things: who was told to stop finds the save there, or not.
+RANK = python(
+    "import os, signal, sys, time\n"
+    "def told(*_):\n"
+    "    print('saved before' if os.path.exists('model') else 'not saved', flush=True); sys.exit(0)\n"
+    "signal.signal(signal.SIGTERM, told)\n"
+    "print('ready', flush=True)\n"
+    "time.sleep(300)"
+)
+
+
+@pytest.fixture
+def gangs(tmp_path: Path) -> Iterator[LocalGangs]:
+    made = LocalGangs(tmp_path / "state")
+    yield made
+    made.close()
+
+
+def running(gangs: LocalGangs, folder: Path, ranks: int = 3) -> None:
+    """A gang over both nodes, in a folder of its own."""
+    folder.mkdir()
+    gangs.start(RANK, ranks, working_directory=str(folder), environment={"GIVEN": "by its user"})
+    gangs.wait_for(AttemptRunning)
+    for rank in range(ranks):
+        gangs.wait_for_log(rank, "ready")
+
+
+def stop(gangs: LocalGangs, *command: str, seconds: float = 60.0) -> AttemptEnded:
+    gangs.backend.apply(
+        StopGang(
+            *("a-stop", "j-1", 1, "SIGTERM", 20.0, StopReason.MIGRATE),
+            checkpoint_command=command,
+            checkpoint_timeout_seconds=seconds,
+        )
+    )
+    return gangs.wait_for(AttemptEnded)
+
+
+def log_of_command(gangs: LocalGangs) -> str:
+    return Path(attempt_files.checkpoint_log(str(gangs.state_folder), "j-1", 1)).read_text()
+
+
+def test_every_rank_is_told_to_stop_after_the_job_is_saved(gangs: LocalGangs, tmp_path: Path) -> None:
+    running(gangs, tmp_path / "job")
+    told = "open('model', 'w').write(' '.join(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'GIVEN')))"
+    ended = stop(gangs, sys.executable, "-c", f"import os, time; time.sleep(0.5); {told}; print('a word')")
+    assert (tmp_path / "job" / "model").read_text() == "0 3 by its user"
+    assert [gangs.log(rank) for rank in range(3)] == ["ready\nsaved before\n"] * 3
+    assert ended.checkpointed is not None and ended.checkpointed.exit_code == 0
+    assert ended.checkpointed.seconds >= 0.5 and not ended.checkpointed.reason
+    assert ended.signalled and ended.why == "migrate"
+    assert log_of_command(gangs) == "a word\n"
+    gangs.assert_nothing_left()
+
+
+def test_no_shell_sees_the_command(gangs: LocalGangs, tmp_path: Path) -> None:
+    running(gangs, tmp_path / "job", 1)
+    stop(gangs, "echo", "$HOME; touch x", "a b")
+    assert log_of_command(gangs) == "$HOME; touch x a b\n"
+    assert not (tmp_path / "job" / "x").exists()
+
+
+def test_a_command_that_fails_is_told_of_and_the_stop_goes_on(gangs: LocalGangs, tmp_path: Path) -> None:
+    running(gangs, tmp_path / "job")
+    ended = stop(gangs, *python("raise SystemExit(3)"))
+    assert ended.checkpointed is not None and ended.checkpointed.exit_code == 3
+    assert [gangs.log(rank) for rank in range(3)] == ["ready\nnot saved\n"] * 3
+    gangs.assert_nothing_left()
+
+
+def test_a_command_that_does_not_end_is_killed_with_all_that_it_started(gangs: LocalGangs, tmp_path: Path) -> None:
+    running(gangs, tmp_path / "job")
+    ended = stop(gangs, "sh", "-c", "sleep 300 & sleep 300", seconds=0.5)
+    assert ended.checkpointed is not None and ended.checkpointed.exit_code is None
+    assert ended.checkpointed.reason == "it had not ended within 0.5 s"
+    assert [exit_.exit_code for exit_ in ended.exits] == [0, 0, 0]
+    gangs.assert_nothing_left()
+
+
+def test_a_program_that_has_gone_since_saves_nothing_and_says_so(gangs: LocalGangs, tmp_path: Path) -> None:
+    running(gangs, tmp_path / "job", 1)
+    ended = stop(gangs, "no-such-program")
+    assert ended.checkpointed is not None and ended.checkpointed.exit_code is None
+    assert "the program of the checkpoint command is not on the job's PATH" in ended.checkpointed.reason
+    gangs.assert_nothing_left()
+
+
+def test_a_program_that_does_not_exist_keeps_the_gang_from_starting(gangs: LocalGangs) -> None:
+    gangs.start(RANK, 3, checkpoint_command=("no-such-program",), restartable=True)
+    ended = gangs.wait_for(AttemptEnded)
+    assert not ended.started and "the program of the checkpoint command is not on the job's PATH" in ended.reason
+
+
+def test_what_the_command_itself_ends_counts_as_saved(gangs: LocalGangs, tmp_path: Path) -> None:
+    running(gangs, tmp_path / "job", 2)
+    pids = [json.loads(path.read_text())["pid"] for path in gangs.rank_files()]
+    ended = stop(
+        gangs, *python(f"import os, time; [os.kill(pid, 15) for pid in {pids}]; time.sleep(0.5); raise SystemExit(7)")
+    )
+    assert ended.checkpointed is not None and ended.checkpointed.exit_code == 7
+    assert ended.signalled and [exit_.exit_code for exit_ in ended.exits] == [0, 0]
+    gangs.assert_nothing_left()
+
+
+# --- when it is asked for --------------------------------------------------------------------------------------------
+
+SPEC = JobSpec("x", ("train",), 1, restartable=True, checkpoint_command=("save", "--now"))
+
+
+def cluster(spec: JobSpec, **policy: object) -> State:
+    """One node of one slot, on which the job runs."""
+    state = State(policy=Policy(**policy))  # type: ignore[arg-type]
+    cycle.run(state, [NodeSeen("n0", 1)], BEGIN_NS)
+    cycle.run(state, [Submitted("a", spec)], BEGIN_NS + 10**9)
+    cycle.run(state, [AttemptRunning("a", 1, ())], BEGIN_NS + 2 * 10**9)
+    return state
+
+
+def stop_for(state: State, why: StopReason) -> tuple[StopGang, str]:
+    """The stop of the job for this reason, and the sentence about it."""
+    state.jobs["a"].stop_reason = why
+    ledger_of(state).stops(state.jobs["a"])
+    outcome = cycle.run(state, [], BEGIN_NS + 3 * 10**9)
+    (action,) = outcome.actions
+    assert isinstance(action, StopGang)
+    return action, next(entry.text for entry in outcome.entries if entry.kind == "stopping")
+
+
+@pytest.mark.parametrize("why", list(StopReason))
+def test_only_what_goes_on_is_saved(why: StopReason) -> None:
+    action, text = stop_for(cluster(SPEC), why)
+    saves = why in (StopReason.MIGRATE, StopReason.PREEMPT, StopReason.RESIZE)
+    assert action.checkpoint_command == (("save", "--now") if saves else ())
+    assert action.checkpoint_timeout_seconds == (60.0 if saves else 0.0)
+    assert ("save within 60 s, then SIGTERM" in text) is saves
+
+
+def test_a_stop_is_asked_for_again_only_once_command_and_grace_are_over() -> None:
+    state = cluster(replace(SPEC, checkpoint_timeout_seconds=100.0, grace_seconds=30.0), start_timeout_seconds=60.0)
+    stop_for(state, StopReason.MIGRATE)
+    assert state.jobs["a"].not_before_ns == BEGIN_NS + (3 + 100 + 30 + 60) * 10**9
+
+
+@pytest.mark.parametrize(
+    ("done", "words"),
+    [
+        (Checkpointed(0, 2.5), "exited with 0 after 2.5 s"),
+        (Checkpointed(1, 2.5), "exited with 1 after 2.5 s"),
+        (Checkpointed(None, 60.0, "it had not ended within 60 s"), "saved nothing: it had not ended within 60 s"),
+    ],
+)
+def test_what_came_of_it_stands_in_the_journal_and_in_the_story(done: Checkpointed, words: str) -> None:
+    state = cluster(SPEC)
+    stop_for(state, StopReason.PREEMPT)
+    ended = AttemptEnded("a", 1, (RankExit(0, 0),), signalled=True, checkpointed=done)
+    assert decode_event(encode_event(ended)) == ended
+    told = [entry for entry in cycle.run(state, [ended], BEGIN_NS + 9 * 10**9).entries if entry.kind == "checkpoint"]
+    assert len(told) == 1 and words in told[0].text
+
+
+def test_a_save_on_command_loses_nothing_and_may_take_command_and_grace() -> None:
+    state = cluster(replace(SPEC, checkpoint_interval_seconds=600.0, grace_seconds=30.0))
+    job = state.jobs["a"]
+    assert unsaved_seconds(job, BEGIN_NS + 500 * 10**9) == 0.0
+    assert save_seconds(job) == 90.0
+    job.spec = replace(job.spec, checkpoint_command=())
+    assert unsaved_seconds(job, BEGIN_NS + 500 * 10**9) == 499.0
+    assert save_seconds(job) == 30.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"checkpoint_command": ("",)}, "the checkpoint command is empty"),
+        ({"checkpoint_command": ("save", "\0")}, "argument 1 of the checkpoint command contains a NUL"),
+        ({"checkpoint_timeout_seconds": 0.0}, "0 s for the checkpoint command"),
+        ({"restartable": False}, "a checkpoint command needs restartable"),
+    ],
+)
+def test_a_command_that_cannot_be_is_refused(changes: dict[str, object], words: str) -> None:
+    assert words in (admit_check(cluster(SPEC), replace(SPEC, **changes)) or "")  # type: ignore[arg-type]

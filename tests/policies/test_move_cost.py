@@ -1,0 +1,268 @@
+"""What a move costs and a fault costs, term by term; who may be moved, when, and which verdict is no reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
+from scheduler_feedback.core.state import Decision, Estimates, Mode, Policy, Queue, State
+from scheduler_feedback.core.verdict import Cause, Kind
+from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.remediation import gang_moves, mitigation_options, move_cost
+from tests.cluster.cycle_world import World
+from tests.cluster.makers import NOW_NS, SECOND, held, job_of, running, verdict_of
+
+TERMS = move_cost.CostTest(
+    probability=0.5, slowdown=3.0, remaining_seconds=500.0, persistence_seconds=300.0, exposed_seconds=100.0,
+    save_seconds=10.0, restart_seconds=20.0, queue_seconds=5.0, margin=0.5,
+)  # fmt: skip
+
+
+# --- the terms -------------------------------------------------------------------------------------------------------
+
+
+def test_the_benefit_is_what_the_fault_is_expected_to_cost() -> None:
+    assert TERMS.benefit_seconds == 100.0, "half of twice a hundred seconds"
+    assert replace(TERMS, share=0.25).benefit_seconds == 25.0
+    assert replace(TERMS, slowdown=0.5).benefit_seconds == 0.0
+
+
+def test_the_cost_is_save_restart_and_wait_or_what_the_last_move_took() -> None:
+    assert TERMS.cost_seconds == 35.0
+    assert replace(TERMS, unsaved_seconds=7.0).cost_seconds == 42.0
+    assert replace(TERMS, measured_seconds=12.0, unsaved_seconds=7.0).cost_seconds == 24.0
+    assert TERMS.net_seconds == 65.0
+
+
+def test_a_move_gains_where_it_is_better_by_more_than_the_margin() -> None:
+    assert replace(TERMS, queue_seconds=36.6).gains
+    assert not replace(TERMS, queue_seconds=36.7).gains, "100 s are no more than one and a half times 66.7"
+    assert TERMS.pays and TERMS.wait is None
+    may_end = ((30.0, 20.0, 0.1),)  # in half a minute nine of ten are over
+    waits = replace(TERMS, course=may_end, queue_seconds=30.0)
+    assert waits.wait == pytest.approx((30.0, 0.5 * (1 - 1 / 3) * 20 + 0.1 * 60))
+    assert waits.gains and not waits.pays
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({"grace_seconds": 30.0}, 30.0),
+        ({"grace_seconds": 30.0, "checkpoint_cost_seconds": 12.0}, 12.0),
+        ({"grace_seconds": 30.0, "checkpoint_cost_seconds": 50.0}, 30.0),  # it is killed then
+        ({"grace_seconds": 30.0, "checkpoint_command": ("save",), "checkpoint_timeout_seconds": 60.0}, 90.0),
+    ],
+)
+def test_a_save_takes_what_its_user_says_and_no_more_than_it_may(fields: dict[str, Any], seconds: float) -> None:
+    assert move_cost.save_seconds(job_of("j", **fields)) == seconds
+
+
+def test_what_was_not_saved_since_the_last_checkpoint_is_lost_unless_it_saves_when_told() -> None:
+    job = running("j", 250.0, checkpoint_interval_seconds=100.0)
+    assert move_cost.unsaved_seconds(job, NOW_NS) == pytest.approx(50.0)
+    assert move_cost.unsaved_seconds(running("j", 250.0), NOW_NS) == 0.0
+    told = running("j", 250.0, checkpoint_interval_seconds=100.0, checkpoint_command=("save",))
+    assert move_cost.unsaved_seconds(told, NOW_NS) == 0.0
+    assert move_cost.unsaved_seconds(job_of("j", checkpoint_interval_seconds=100.0), NOW_NS) == 0.0
+
+
+def decision(name: str, outcome: float | None, **fields: Any) -> Decision:
+    usual: dict[str, Any] = {"applied": True, "job_id": "j"}
+    return Decision(
+        name, verdict_id="v", wall_ns=0, predicted_gain_seconds=1.0, slowdown=2.0, cost_seconds=3.0,
+        outcome_seconds=outcome, **(usual | fields),
+    )  # fmt: skip
+
+
+def test_the_last_move_of_the_gang_itself_says_what_the_next_takes() -> None:
+    job = running("j", 250.0, grace_seconds=4.0, restart_cost_seconds=6.0, checkpoint_interval_seconds=100.0)
+    state = State(jobs={"j": job})
+    assert move_cost.moving_seconds(state, job, NOW_NS) == pytest.approx(60.0)
+    state.decisions = [
+        decision("a", 33.0), decision("b", 22.0), decision("c", None), decision("d", 1.0, applied=False),
+        decision("e", 2.0, job_id="k"),
+    ]  # fmt: skip
+    assert move_cost.measured_seconds(state, job) == 22.0
+    assert move_cost.moving_seconds(state, job, NOW_NS) == pytest.approx(72.0)
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "ago", "lost"), [(2.0, 60.0, 30.0), (4.0, 60.0, 45.0), (1.0, 60.0, 0.0), (2.0, -5.0, 0.0)]
+)
+def test_what_a_fault_has_cost_since_it_began(slowdown: float, ago: float, lost: float) -> None:
+    verdict = verdict_of(slowdown=slowdown, first_wall_ns=NOW_NS - round(ago * SECOND))
+    assert move_cost.lost_seconds(verdict, NOW_NS) == pytest.approx(lost)
+
+
+def test_a_gang_cools_for_so_long_after_a_move() -> None:
+    policy = Policy(migration_cooldown_seconds=100.0)
+    assert move_cost.cooling_ns(policy, job_of("j"), NOW_NS) == 0
+    job = job_of("j", last_migration_ns=NOW_NS - 40 * SECOND)
+    assert move_cost.cooling_ns(policy, job, NOW_NS) == 60 * SECOND
+    assert move_cost.cooling_ns(policy, job, NOW_NS + 60 * SECOND) == 0
+    assert move_cost.cooling_ns(policy, job, NOW_NS + 900 * SECOND) == 0
+
+
+def test_the_terms_of_a_gang_and_its_verdict() -> None:
+    job = held(
+        running("j", 100.0, time_limit_seconds=400.0, restart_cost_seconds=6.0, grace_seconds=4.0), Slot("n0", 0)
+    )
+    verdict = verdict_of(slowdown=2.0, first_wall_ns=NOW_NS - 40 * SECOND, confidence=0.8)
+    policy = Policy(expected_persistence_seconds=1000.0, migration_margin=0.3)
+    state = State(policy=policy, now_ns=NOW_NS, jobs={"j": job}, nodes={"n0": Node("n0", 2)}, verdicts={"v": verdict})
+    test = move_cost.cost_test(state, job, verdict, NOW_NS)
+    assert (test.probability, test.slowdown, test.margin, test.share) == (0.8, 2.0, 0.3, 1.0)
+    assert test.remaining_seconds == pytest.approx(320.0), "twenty of the last forty seconds were lost"
+    assert (test.persistence_seconds, test.exposed_seconds) == (1000.0, pytest.approx(320.0))
+    assert (test.save_seconds, test.restart_seconds, test.queue_seconds) == (4.0, 6.0, 0.0)
+    state.nodes["n0"].doubted_ns = NOW_NS - 3000 * SECOND
+    assert move_cost.cost_test(state, job, verdict, NOW_NS).persistence_seconds == 3000.0
+    state.judged["v"] = True
+    assert move_cost.cost_test(state, job, verdict, NOW_NS).probability == 1.0
+    brief = replace(verdict, lasts_seconds=100.0)
+    assert move_cost.cost_test(state, job, brief, NOW_NS).exposed_seconds == pytest.approx(30.0), (
+        "60 s more, at half pace"
+    )
+
+
+def test_only_what_speaks_against_a_node_accuses_it() -> None:
+    job = running("j", 100.0)
+    verdicts = (
+        verdict_of(verdict_id="1", node="n2"),
+        verdict_of(verdict_id="2", node="n1", kind=Kind.HANG),
+        verdict_of(verdict_id="3", node="n3", kind=Kind.INTERFERENCE),
+        verdict_of(verdict_id="4", node="n4", kind=Kind.WORKLOAD),
+        verdict_of(verdict_id="5", node="n5", gang="other"),
+        verdict_of(verdict_id="6", node="n2"),
+    )
+    state = State(verdicts={one.verdict_id: one for one in verdicts})
+    assert move_cost.accused_nodes(state, job) == ("n1", "n2")
+
+
+# --- which verdict is a reason ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "lacks", "also_confirmed"),
+    [
+        ({}, None, False),
+        ({"kind": Kind.INTERFERENCE}, None, False),
+        ({"confidence": 0.9}, None, False),
+        ({"confidence": 0.899}, "confidence", False),
+        ({"cause": Cause.UNKNOWN}, "cause", False),
+        ({"kind": Kind.WORKLOAD}, "kind", True),
+        ({"kind": Kind.HEALTH}, "kind", True),
+    ],
+)
+def test_what_a_verdict_lacks_to_be_a_reason(fields: dict[str, Any], lacks: str | None, also_confirmed: bool) -> None:
+    policy = Policy(minimum_confidence=0.9)
+    found = mitigation_options.lacks(verdict_of(**fields), policy)
+    assert (found and found[0]) == lacks
+    confirmed = mitigation_options.lacks(verdict_of(**fields), policy, confirmed=True)
+    assert (confirmed is not None) is also_confirmed
+
+
+def test_the_neighbours_of_a_job_are_those_of_its_racks_or_itself() -> None:
+    nodes = [Node(f"n{i}", 2, spine=f"s{i // 4}", rack=f"r{i % 4 // 2}") for i in range(8)]
+    bare = [Node("bare", 2), Node("other", 2)]
+    job = held(running("j", 9.0), Slot("n1", 0), Slot("bare", 0), Slot("gone", 0))
+    state = State(jobs={"j": job}, nodes={node.name: node for node in (*nodes, *bare)})
+    assert mitigation_options.around(state, job) == ("bare", "n0", "n1"), "rack r0 of another spine is another rack"
+
+
+# --- who may be moved ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "may"),
+    [
+        ({}, True),
+        ({"restartable": False}, False),
+        ({"stop_reason": StopReason.CANCEL}, False),
+        ({"claim": [Slot("n0", 0)]}, False),
+        ({"last_migration_ns": NOW_NS - 299 * SECOND}, False),
+        ({"last_migration_ns": NOW_NS - 300 * SECOND}, True),
+        ({"min_run_seconds": 100.0}, True),
+        ({"min_run_seconds": 100.1}, False),
+    ],
+)
+def test_who_may_be_moved_for_others(changes: dict[str, Any], may: bool) -> None:
+    job = running("j", 100.0, **({"restartable": True} | changes))
+    state = State(policy=Policy(min_run_seconds=50.0), jobs={"j": job})
+    assert gang_moves.may_be_moved(state, job, NOW_NS) is may
+    state.verdicts = {"v": verdict_of(gang="other")}
+    assert gang_moves.may_be_moved(state, job, NOW_NS) is may
+    state.verdicts = {"v": verdict_of()}
+    assert not gang_moves.may_be_moved(state, job, NOW_NS), "what becomes of it its verdict decides"
+    job.state = JobState.STARTING
+    state.verdicts = {}
+    assert not gang_moves.may_be_moved(state, job, NOW_NS)
+
+
+def test_a_wait_counts_from_the_end_of_the_last_attempt() -> None:
+    assert gang_moves.waits_since_ns(job_of("j", submitted_ns=7)) == 7
+    assert gang_moves.waits_since_ns(job_of("j", submitted_ns=7, attempt_ended_ns=9)) == 9
+
+
+def waiting(policy: Policy) -> tuple[World, Job]:
+    """One that waits for a gang that ends in 500 s."""
+    world = World({"n0": 2}, policy)
+    world.submit(2, 500.0, time_limit_seconds=500.0)
+    world.running()
+    job_id = world.submit(2, 10.0)
+    return world, world.state.jobs[job_id]
+
+
+def test_how_long_one_is_expected_to_wait_up_to_what_is_planned_for() -> None:
+    for horizon, seconds in ((3600.0, 500.0), (200.0, 200.0)):
+        world, job = waiting(Policy(resize_horizon_seconds=horizon))
+        ledger = ledger_of(world.state)
+        assert gang_moves.wait_seconds(world.state, ledger, job, world.now_ns) == seconds
+        assert gang_moves.wait_seconds(world.state, ledger, job, world.now_ns + 900 * SECOND) == 0.0
+    other = job_of("other", ranks=2)
+    assert gang_moves.wait_seconds(world.state, ledger, other, world.now_ns) == 200.0
+    never = job_of("never", ranks=9)
+    assert gang_moves.wait_seconds(world.state, ledger, never, world.now_ns) == 200.0, "none can be foreseen"
+
+
+def test_a_wait_that_is_only_guessed_counts_for_as_long_as_it_has_lasted() -> None:
+    world, job = waiting(Policy(estimates=Estimates.HISTORY))
+    world.state.reserved_for, world.state.reserved_from_ns = job.job_id, world.now_ns + 500 * SECOND
+    ledger = ledger_of(world.state)
+    for waited in (0.0, 30.0):
+        now_ns = job.submitted_ns + round(waited * SECOND)
+        assert gang_moves.wait_seconds(world.state, ledger, job, now_ns) == waited
+
+
+def test_the_first_in_the_line_is_the_first_that_no_limit_of_its_queue_keeps() -> None:
+    world = World({"n0": 2}, Policy(queues=(Queue("q", limit=1),)))
+    world.submit(1, 500.0, queue="q")
+    world.submit(1, 500.0)
+    world.running()
+    limited = world.submit(1, 10.0, queue="q")
+    first = world.submit(2, 10.0)
+    world.submit(1, 10.0)
+    ledger = ledger_of(world.state)
+    assert gang_moves.at_limit(ledger, world.state.jobs[limited]) and not gang_moves.at_limit(
+        ledger, world.state.jobs[first]
+    )
+    found = gang_moves.first_in_line(ledger, world.now_ns)
+    assert found is not None and found.job_id == first
+    found.not_before_ns = world.now_ns + 1
+    assert gang_moves.first_in_line(ledger, world.now_ns) is None, "it is paused, and nobody goes before it"
+    assert gang_moves.first_in_line(ledger, world.now_ns + 1) is found
+
+
+def test_what_would_be_done_is_told_once_in_observe_mode_and_done_in_the_other() -> None:
+    job = job_of("j")
+    for mode, told in ((Mode.ACT, []), (Mode.OBSERVE, ["grow"])):
+        turn = Turn(State(policy=Policy(mode=mode), jobs={"j": job}), NOW_NS)
+        for _ in range(2):
+            assert gang_moves.proposed(turn, job, "grow 4", "grow", "would grow", ()) is (mode is Mode.OBSERVE)
+        assert [(entry.kind, entry.applied) for entry in turn.entries] == [(kind, False) for kind in told]
+    assert gang_moves.proposed(turn, job, "grow 8", "grow", "would grow", ()) and len(turn.entries) == 2

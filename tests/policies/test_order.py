@@ -1,0 +1,393 @@
+"""Order: each rule by itself, on jobs as the state holds them; and what goes before every rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
+from scheduler_feedback.core.state import Ended, Estimates, Order, Policy, State
+from scheduler_feedback.policies.index import runtime_history
+from scheduler_feedback.policies.queue import order
+from scheduler_feedback.policies.queue.order import fair, las, themis
+from tests.cluster.cycle_world import World
+from tests.cluster.makers import NOW_NS, SECOND, job_of, running
+
+
+def state_of(*jobs: Job, **policy: Any) -> State:
+    return State(policy=Policy(**policy), now_ns=NOW_NS, jobs={job.job_id: job for job in jobs})
+
+
+def in_order(state: State) -> list[str]:
+    """Every job that waits or runs, by the whole key."""
+    return sorted(state.jobs, key=lambda job_id: order.key_of(state, state.jobs[job_id]))
+
+
+# --- before every rule -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", list(Order))
+def test_a_higher_priority_goes_before_every_rule(rule: Order) -> None:
+    urgent = job_of("urgent", priority=1, submitted_ns=9000 * SECOND, ranks=64, time_limit_seconds=1e6, level=1)
+    small = job_of("small", submitted_ns=SECOND, time_limit_seconds=1.0, urgency=-5.0)
+    state = state_of(small, urgent, order=rule)
+    assert in_order(state) == ["urgent", "small"]
+
+
+@pytest.mark.parametrize("rule", list(Order))
+def test_jobs_that_a_rule_cannot_tell_apart_go_by_submission_then_by_id(rule: Order) -> None:
+    same: dict[str, Any] = {"time_limit_seconds": 100.0}
+    jobs = [job_of(name, submitted_ns=at * SECOND, **same) for name, at in (("c", 7), ("b", 7), ("a", 8), ("d", 6))]
+    assert in_order(state_of(*jobs, order=rule)) == ["d", "b", "c", "a"]
+
+
+def test_first_come_first_served_asks_for_nothing_but_priority_and_submission() -> None:
+    late, early = job_of("late", submitted_ns=2, time_limit_seconds=1.0), job_of("early", submitted_ns=1, ranks=99)
+    state = state_of(late, early, order=Order.FIFO, starvation_seconds=0.0)
+    assert in_order(state) == ["early", "late"]
+    assert order.key_of(state, late) == (0, 2, "late")
+    assert order.ORDERS[0].key(state, late, NOW_NS) == ()
+
+
+def test_whoever_has_waited_past_the_bound_goes_first_the_oldest_first() -> None:
+    jobs = [job_of(f"j{at}", submitted_ns=at * SECOND, time_limit_seconds=limit) for at, limit in (
+        (100, 900.0), (50, 1000.0), (9000, 1.0), (8000, 2.0),
+    )]  # fmt: skip
+    state = state_of(*jobs, order=Order.SJF, starvation_seconds=5000.0)
+    assert in_order(state) == ["j50", "j100", "j9000", "j8000"]
+
+
+def test_of_those_that_have_waited_past_the_bound_a_higher_priority_still_goes_first() -> None:
+    older, urgent = job_of("older", submitted_ns=1), job_of("urgent", submitted_ns=2, priority=1)
+    assert in_order(state_of(older, urgent, order=Order.SJF, starvation_seconds=5000.0)) == ["urgent", "older"]
+
+
+def test_time_that_a_job_has_run_is_no_time_that_it_waited() -> None:
+    job = job_of("j", submitted_ns=2000 * SECOND, run_ns=3000 * SECOND)
+    state = state_of(job, order=Order.SRTF, starvation_seconds=5000.0)
+    assert order.starves_ns(state, job) == 10_000 * SECOND
+    assert order.has_starved(state, job), "at the very instant"
+    state.now_ns -= 1
+    assert not order.has_starved(state, job)
+
+
+@pytest.mark.parametrize(("rule", "bound"), [(Order.FIFO, 1.0), (Order.SJF, float("inf"))])
+def test_without_a_bound_nobody_starves(rule: Order, bound: float) -> None:
+    job = job_of("j")
+    state = state_of(job, order=rule, starvation_seconds=bound)
+    assert order.starves_ns(state, job) is None
+    assert not order.has_starved(state, job)
+
+
+def test_a_running_gang_has_starved_if_it_had_when_it_started() -> None:
+    """What runs waits no more: it does not come to go before others by running for long."""
+    state = state_of(order=Order.SJF, starvation_seconds=5000.0)
+    assert not order.has_starved(state, running("soon", 6000.0))
+    assert order.has_starved(state, running("late", 4000.0))
+
+
+def test_where_a_share_is_kept_for_them_those_go_first_that_were_called() -> None:
+    called, old = job_of("called", overdue=True), job_of("old")
+    state = state_of(called, old, order=Order.SJF, starvation_seconds=1.0, starvation_share=0.25)
+    assert (order.has_starved(state, called), order.has_starved(state, old)) == (True, False)
+
+
+def test_the_queue_for_people_holds_what_waits_and_gangs_on_the_move_first() -> None:
+    moving = job_of("moving", submitted_ns=9, claim=[Slot("n0", 0)])
+    probe = job_of("probe", kind=JobKind.PROBE)
+    jobs = (job_of("b", submitted_ns=2), running("runs", 5.0), probe, job_of("a", submitted_ns=1), moving)
+    assert [job.job_id for job in order.queue(state_of(*jobs))] == ["moving", "a", "b"]
+
+
+# --- shortest first --------------------------------------------------------------------------------------------------
+
+
+def test_shortest_job_first_goes_by_the_limit_where_nothing_else_is_known() -> None:
+    jobs = (
+        job_of("long", time_limit_seconds=500.0),
+        job_of("unsaid", submitted_ns=5),  # counts as the default, 300 s
+        job_of("short", time_limit_seconds=100.0, ranks=64, submitted_ns=9),
+    )
+    assert in_order(state_of(*jobs, order=Order.SJF, default_time_limit_seconds=300.0)) == ["short", "unsaid", "long"]
+
+
+def test_shortest_job_first_goes_by_the_whole_length_not_by_what_is_left() -> None:
+    """Of 500 s 450 are done: it stands behind one of 100 s all the same; under SRTF it would not."""
+    known: dict[str, Any] = {"estimates": Estimates.EXACT}
+    nearly = running("nearly", 450.0, exact_seconds=500.0, submitted_ns=1)
+    fresh = job_of("fresh", exact_seconds=100.0, submitted_ns=2)
+    assert in_order(state_of(nearly, fresh, order=Order.SJF, **known)) == ["fresh", "nearly"]
+    assert in_order(state_of(nearly, fresh, order=Order.SRTF, **known)) == ["nearly", "fresh"]
+
+
+def test_shortest_job_first_believes_the_history_more_than_the_limit() -> None:
+    mistaken = job_of("mistaken", time_limit_seconds=10.0, estimate_seconds=900.0)
+    modest = job_of("modest", time_limit_seconds=1000.0, estimate_seconds=20.0, submitted_ns=3)
+    assert in_order(state_of(mistaken, modest, order=Order.SJF, estimates=Estimates.HISTORY)) == ["modest", "mistaken"]
+    assert in_order(state_of(mistaken, modest, order=Order.SJF)) == ["mistaken", "modest"]
+
+
+def test_what_is_left_of_a_job_that_resumes_counts_and_slots_only_where_the_rule_says() -> None:
+    """Eighty seconds on one slot, or thirty on four: 80 and 120 slot-seconds."""
+    alone = job_of("alone", time_limit_seconds=200.0, run_ns=120 * SECOND, attempt=1, restartable=True)
+    wide = job_of("wide", time_limit_seconds=30.0, ranks=4, submitted_ns=1)
+    assert in_order(state_of(alone, wide, order=Order.SRTF)) == ["wide", "alone"]
+    assert in_order(state_of(alone, wide, order=Order.SRSF)) == ["alone", "wide"]
+    again = replace(alone, spec=replace(alone.spec, restartable=False))
+    assert in_order(state_of(again, wide, order=Order.SRSF)) == ["wide", "alone"], "it begins anew: 200 s"
+
+
+def test_the_time_left_of_a_running_gang_ends_with_it() -> None:
+    job = running("j", 150.0, time_limit_seconds=200.0, ranks=3)
+    state = state_of(job)
+    srtf, srsf = order.ORDERS[2], order.ORDERS[3]
+    assert (srtf.name, srtf.key(state, job, NOW_NS)) == (Order.SRTF, (50 * SECOND,))
+    assert (srsf.name, srsf.key(state, job, NOW_NS)) == (Order.SRSF, (150 * SECOND,))
+    assert srtf.key(state, job, NOW_NS - 10 * SECOND) == (60 * SECOND,)
+
+
+# --- least attained service ------------------------------------------------------------------------------------------
+
+_LAS: dict[str, Any] = {"order": Order.LAS, "las_thresholds": (100.0, 1000.0)}
+
+
+def test_las_goes_by_queue_and_then_by_turn_whatever_the_length() -> None:
+    jobs = (
+        job_of("fallen", level=1, turn=-9),
+        job_of("second", turn=2, time_limit_seconds=1.0),
+        job_of("first", turn=1),
+    )
+    assert in_order(state_of(*jobs, **_LAS)) == ["first", "second", "fallen"]
+
+
+def test_a_gang_falls_when_its_slot_seconds_pass_the_threshold_of_its_queue() -> None:
+    job = running("j", 10.0, ranks=3)
+    state = state_of(job, **_LAS)
+    started_ns = NOW_NS - 10 * SECOND
+    assert las.falls_ns(state, job) == started_ns + 34 * SECOND, "in whole seconds: 102 of 100 slot-seconds"
+    job.run_ns = 20 * SECOND
+    assert las.falls_ns(state, job) == started_ns + 14 * SECOND, "what it ran before counts"
+    job.level = 1
+    assert las.falls_ns(state, job) == started_ns + (334 - 20) * SECOND
+    job.level = 2
+    assert las.falls_ns(state, job) is None, "there is no queue below the last"
+    job.level, job.state = 0, JobState.PENDING
+    assert las.falls_ns(state, job) is None, "what waits uses nothing"
+
+
+def test_whoever_falls_stands_last_in_its_new_queue_at_the_very_instant_and_not_before() -> None:
+    due, later = running("due", 100.0), running("later", 99.0)
+    state = state_of(due, later, **_LAS)
+    state.last_turn = 4
+    assert las.demote(state, [later, due], NOW_NS) == [due]
+    assert (due.level, due.turn, later.level) == (1, 5, 0)
+    assert las.demote(state, [later, due], NOW_NS + SECOND) == [later]
+    assert (later.level, later.turn) == (1, 6)
+    assert las.demote(state, [later, due], NOW_NS + 899 * SECOND) == []
+    assert las.demote(state, [later, due], NOW_NS + 900 * SECOND) == [due]
+    assert due.level == 2
+
+
+def test_of_those_that_fall_in_one_look_who_started_first_stands_first() -> None:
+    late, early = running("a", 200.0, turn=-8), running("b", 300.0, turn=-7)
+    state = state_of(late, early, **_LAS)
+    assert las.demote(state, [late, early], NOW_NS) == [early, late]
+    assert early.turn < late.turn
+
+
+def test_a_new_job_stands_behind_all_that_came_before_it() -> None:
+    first, second = job_of("first"), job_of("second")
+    state = state_of(first, second, **_LAS)
+    las.enter(state, first)
+    las.enter(state, second)
+    assert (first.turn, second.turn, state.last_turn) == (1, 2, 2)
+
+
+def test_the_chosen_stand_first_then_the_stopped_in_their_order_then_who_waits() -> None:
+    names = ("a", "b", "c", "d", "new")
+    jobs = {name: job_of(name, turn=turn) for turn, name in enumerate(names, 1)}
+    state = state_of(*jobs.values(), **_LAS)
+    state.first_turn, state.last_turn = 1, 5
+    moved = las.take_turns(state, [jobs["c"], jobs["d"]], [])
+    assert [job.job_id for job in moved] == ["c", "d"]
+    assert in_order(state) == ["c", "d", "a", "b", "new"]
+    jobs["c"].state = jobs["d"].state = JobState.RUNNING
+    # The two that were chosen are stopped for two others; those that were chosen once keep their order.
+    moved = las.take_turns(state, [jobs["a"], jobs["b"]], [jobs["c"], jobs["d"]])
+    assert [job.job_id for job in moved] == ["a", "b"]
+    assert in_order(state) == ["a", "b", "c", "d", "new"]
+    assert jobs["c"].turn < jobs["d"].turn < 1
+    again = (jobs["a"].turn, jobs["b"].turn)
+    assert las.take_turns(state, [jobs["a"], jobs["b"]], []) == [], "they are chosen already"
+    assert (jobs["a"].turn, jobs["b"].turn) == again
+
+
+def test_a_chosen_one_that_runs_keeps_its_place_and_need_not_be_filed_anew() -> None:
+    runs = running("runs", 5.0, turn=3)
+    state = state_of(runs, **_LAS)
+    assert las.take_turns(state, [runs], []) == []
+    assert runs.turn == las.CHOSEN + 1
+
+
+def test_one_that_has_just_fallen_and_is_stopped_stands_last_all_the_same() -> None:
+    fallen = running("fallen", 5.0, turn=7, level=1)
+    state = state_of(fallen, **_LAS)
+    las.take_turns(state, [], [fallen])
+    assert (fallen.turn, state.first_turn) == (7, 1)
+
+
+# --- finish-time fairness --------------------------------------------------------------------------------------------
+
+
+def test_rho_is_the_time_in_all_by_the_time_alone() -> None:
+    waits = job_of("waits", submitted_ns=NOW_NS - 300 * SECOND, time_limit_seconds=100.0)
+    state = state_of(waits, order=Order.THEMIS)
+    assert themis.rho(state, waits, NOW_NS) == pytest.approx((300 + 100) / 100)
+    resumed = job_of(
+        "resumed", submitted_ns=NOW_NS - 300 * SECOND, time_limit_seconds=100.0, restartable=True,
+        run_ns=60 * SECOND, done_seconds=60.0, attempt=1,
+    )  # fmt: skip
+    assert themis.rho(state, resumed, NOW_NS) == pytest.approx((300 + 40) / 100)
+    short = job_of("short", submitted_ns=NOW_NS - 5 * SECOND, time_limit_seconds=0.5)
+    assert themis.rho(state, short, NOW_NS) == pytest.approx(5.5), "no job counts as shorter than a second"
+
+
+def test_themis_puts_who_is_treated_worst_first_of_the_running_as_of_now() -> None:
+    state = state_of(order=Order.THEMIS)
+    rule = order.ORDERS[5]
+    runs = running("runs", 50.0, submitted_ns=NOW_NS - 150 * SECOND, time_limit_seconds=100.0)
+    assert (rule.name, rule.key(state, runs, NOW_NS)) == (Order.THEMIS, (pytest.approx(-(150 + 50) / 50),))
+    waits = job_of("waits", submitted_ns=NOW_NS - 900 * SECOND, time_limit_seconds=100.0, urgency=-1.5)
+    assert rule.key(state, waits, NOW_NS) == (-1.5,), "of who waits as of the last look"
+    fair.appraise(state, waits, NOW_NS)
+    assert rule.key(state, waits, NOW_NS) == (pytest.approx(-10.0),)
+    little = job_of("little", submitted_ns=NOW_NS - 900 * SECOND, time_limit_seconds=900.0)
+    fair.appraise(state, little, NOW_NS)
+    state.jobs = {"little": little, "waits": waits, "runs": runs}
+    assert in_order(state) == ["waits", "runs", "little"]
+
+
+# --- fair ------------------------------------------------------------------------------------------------------------
+
+
+def test_fair_goes_by_queue_and_then_by_what_is_to_be_spent() -> None:
+    jobs = (
+        job_of("dear", queue="low", urgency=900.0),
+        job_of("cheap", queue="low", urgency=5.0, submitted_ns=8),
+        job_of("first", queue="high", urgency=5000.0, submitted_ns=9),
+        job_of("unnamed", queue="unheard of", urgency=4000.0, submitted_ns=9),
+    )
+    state = state_of(*jobs, order=Order.FAIR)
+    state.queue_turns = {"high": 0, "low": 1}
+    assert in_order(state) == ["unnamed", "first", "cheap", "dear"]
+
+
+@pytest.mark.parametrize(
+    ("estimates", "spec", "fields", "urgency"),
+    [
+        (Estimates.LIMIT, {"time_limit_seconds": 100.0}, {}, 400.0),
+        (Estimates.EXACT, {"time_limit_seconds": 100.0, "exact_seconds": 30.0}, {}, 120.0),
+        (Estimates.EXACT, {"time_limit_seconds": 100.0}, {}, 400.0),  # where the truth is not known
+        (Estimates.LIMIT, {"exact_seconds": 30.0}, {}, 4 * 3600.0),  # nor asked for
+        (Estimates.LIMIT, {"time_limit_seconds": 100.0, "restart_cost_seconds": 7.0}, {"attempt": 1}, 428.0),
+        (Estimates.LIMIT, {"time_limit_seconds": 100.0}, {"attempt": 1, "done_seconds": 60.0}, 4 * 50.0),
+        (Estimates.LIMIT, {"time_limit_seconds": 100.0}, {"attempt": 1, "done_seconds": 400.0}, 4 * 11.0),
+    ],
+)
+def test_the_fair_order_appraises_slots_times_what_is_left_and_the_restart(
+    estimates: Estimates, spec: dict[str, Any], fields: dict[str, Any], urgency: float
+) -> None:
+    job = job_of("j", ranks=4, restartable=True, **spec, **fields)
+    state = state_of(job, order=Order.FAIR, estimates=estimates)
+    fair.appraise(state, job, NOW_NS)
+    assert job.urgency == pytest.approx(urgency)
+    assert job.estimate_seconds is None
+
+
+def test_a_running_gang_has_its_restart_behind_it() -> None:
+    job = running("j", 30.0, ranks=2, time_limit_seconds=100.0, restartable=True, restart_cost_seconds=7.0)
+    state = state_of(job, order=Order.FAIR)
+    fair.appraise(state, job, NOW_NS)
+    assert job.urgency == 2 * 70.0
+    job.state, job.done_seconds = JobState.PENDING, 30.0
+    fair.appraise(state, job, NOW_NS)
+    assert job.urgency == 2 * 77.0
+
+
+@pytest.mark.parametrize("rule", [Order.FIFO, Order.SJF, Order.SRTF, Order.SRSF, Order.LAS])
+def test_the_other_orders_need_no_appraisal(rule: Order) -> None:
+    job = job_of("j", time_limit_seconds=100.0)
+    fair.appraise(state_of(job, order=rule), job, NOW_NS)
+    assert (job.urgency, job.appraise_ns) == (0.0, 0)
+
+
+def _taught(*seconds: float, **policy: Any) -> State:
+    state = State(policy=Policy(estimates=Estimates.HISTORY, **policy), now_ns=NOW_NS)
+    for one in seconds:
+        state.lately.append(Ended("q", "", "w", 1, one))
+        runtime_history.take_in(state)
+    return state
+
+
+def test_with_a_history_a_job_is_expected_to_take_what_jobs_alike_took_at_most_its_limit() -> None:
+    state = _taught(*[1000.0] * 40, order=Order.SJF)
+    alike: dict[str, Any] = {"queue": "q", "workload": "w"}
+    free, bound = job_of("free", **alike), job_of("bound", time_limit_seconds=50.0, **alike)
+    for job in (free, bound):
+        fair.appraise(state, job, NOW_NS)
+    assert free.estimate_seconds == pytest.approx(1000.0, rel=0.3)
+    assert bound.estimate_seconds == 50.0
+    outlived = job_of("outlived", time_limit_seconds=50.0, restartable=True, done_seconds=80.0, attempt=1, **alike)
+    fair.appraise(state, outlived, NOW_NS)
+    assert outlived.estimate_seconds == 81.0, "more than it has done, whatever its limit"
+
+
+def test_of_a_running_gang_the_estimate_stands_and_only_the_urgency_is_renewed() -> None:
+    state = _taught(*[1000.0] * 40, order=Order.FAIR)
+    job = running("j", 120.0, queue="q", workload="w", estimate_seconds=77.0, ranks=1)
+    fair.appraise(state, job, NOW_NS)
+    assert job.estimate_seconds == 77.0
+    assert job.urgency > 0
+    assert job.appraise_ns == NOW_NS + 10 * SECOND, "a twelfth of the 120 s that it has run"
+
+
+def test_work_done_is_what_is_saved_and_what_the_running_attempt_has_done_at_its_speed() -> None:
+    assert fair.work_done(job_of("waits", restartable=True, done_seconds=40.0), NOW_NS) == 40.0
+    assert fair.work_done(job_of("anew", done_seconds=40.0), NOW_NS) == 0.0, "it begins from the start"
+    stopped = job_of("stopped", restartable=True, done_seconds=40.0, attempt=1, attempt_started_ns=NOW_NS - SECOND)
+    assert fair.work_done(stopped, NOW_NS) == 40.0, "its last attempt has ended"
+    first: dict[str, Any] = {"restartable": True, "restart_cost_seconds": 15.0}
+    assert fair.work_done(running("first", 100.0, **first), NOW_NS) == 100.0
+    job = running("second", 100.0, done_seconds=40.0, speed=2.0, **first)
+    job.attempt = 2
+    assert fair.work_done(job, NOW_NS) == 40 + 2 * (100 - 15)
+    job.attempt_started_ns = NOW_NS - 5 * SECOND
+    assert fair.work_done(job, NOW_NS) == 40.0, "it is still starting: no less than before"
+    job.progress_ns = NOW_NS - 10 * SECOND
+    assert fair.work_done(job, NOW_NS) == 40 + 2 * 10, "it has told how far it is"
+    assert fair.work_done(job, NOW_NS - 20 * SECOND) == 40.0
+
+
+def test_the_rules_decide_who_starts_when_slots_come_free() -> None:
+    """The same four jobs behind a full cluster; whoever is first in the line starts first."""
+    first = {
+        Order.FIFO: "j-000002",  # submitted first
+        Order.SJF: "j-000003",  # 50 s
+        Order.SRTF: "j-000003",
+        Order.SRSF: "j-000004",  # 60 s on one slot: 60 slot-seconds, against 2 x 50
+        Order.LAS: "j-000002",
+        Order.THEMIS: "j-000003",  # the same wait weighs more on a short one
+        Order.FAIR: "j-000004",
+    }
+    for rule, wanted in first.items():
+        world = World({"n0": 2}, Policy(order=rule, estimates=Estimates.EXACT, preempt=rule is Order.THEMIS))
+        full = world.submit(2, 100.0, exact_seconds=100.0)
+        world.running()
+        for ranks, seconds in ((2, 500.0), (2, 50.0), (1, 60.0)):
+            world.submit(ranks, seconds, exact_seconds=seconds)
+        world.advance(40.0)
+        world.end(full, 0)
+        started = [job_id for job_id, job in world.state.jobs.items() if job.state is JobState.STARTING]
+        assert wanted in started, rule

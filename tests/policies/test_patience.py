@@ -1,0 +1,164 @@
+"""Patience: a costly move is put off while what is slow may well end by itself."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scheduler_feedback import cycle
+from scheduler_feedback.core.codec import decode_state, encode_state
+from scheduler_feedback.core.events import Tick, VerdictJudged
+from scheduler_feedback.core.job import StopReason
+from scheduler_feedback.core.state import Mode, Policy
+from scheduler_feedback.core.verdict import Cleared
+from scheduler_feedback.policies.remediation.patience import best_wait, course, fault_goes_on, known_to_go_on
+from tests.cluster.cycle_world import SECOND, World
+
+FOREVER = float("inf")
+_COSTLY: dict[str, Any] = {
+    "restartable": True,
+    "grace_seconds": 10.0,
+    "restart_cost_seconds": 290.0,
+    "time_limit_seconds": 100_000.0,
+}
+
+
+def goes_on(seconds: float) -> float:
+    return 1.0
+
+
+def wait(age: float, slowdown: float, cost: float, mean: float = 1800.0) -> tuple[float, float] | None:
+    expected = course(fault_goes_on(age, mean), goes_on, slowdown, FOREVER)
+    return best_wait(expected, 1 - 1 / slowdown, cost)
+
+
+def test_a_cheap_move_is_made_at_once_and_a_costly_one_put_off() -> None:
+    assert wait(5.0, 1.5, 10.0) is None
+    found = wait(5.0, 1.5, 300.0)
+    assert found is not None
+    seconds, cost = found
+    assert seconds > 60
+    assert 0 < cost < 300
+
+
+def test_the_longer_it_has_lasted_and_the_slower_it_makes_the_sooner_it_is_left() -> None:
+    ages = [0.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 86400.0]
+    for slowdown in (1.2, 1.5, 2.0, 4.0):
+        waits = [wait(age, slowdown, 300.0) is not None for age in ages]
+        assert waits == sorted(waits, reverse=True), "once it is time to go it stays so"
+        assert not waits[-1], "nobody waits for ever"
+    moved = [next(age for age in ages if wait(age, slowdown, 300.0) is None) for slowdown in (1.2, 1.5, 2.0, 4.0)]
+    assert moved == sorted(moved, reverse=True)
+
+
+@pytest.mark.parametrize(("cost", "about"), [(40.0, 0.0), (100.0, 60.0), (300.0, 480.0)])
+def test_when_it_is_time_is_as_the_page_of_the_scheduler_says(cost: float, about: float) -> None:
+    """With a mean of half an hour and steps half as long again."""
+    moved = next(age for age in range(1, 4000) if wait(float(age), 1.5, cost) is None)
+    assert moved == pytest.approx(about, rel=0.25, abs=2.0)
+
+
+def test_what_is_waited_for_is_worth_it_whatever_the_wait() -> None:
+    """The rule that the module states, reckoned the slow way: second by second, over one wait after another."""
+    for age, slowdown, cost in itertools.product((1.0, 60.0, 600.0), (1.2, 1.5, 2.5), (30.0, 300.0)):
+        lasts_on, rate = fault_goes_on(age, 1800.0), 1 - 1 / slowdown
+        lost, best = 0.0, cost
+        for second in range(20_000):
+            lost += rate * (lasts_on(second) + lasts_on(second + 1)) / 2
+            best = min(best, lost + lasts_on(second + 1) * cost)
+        found = wait(age, slowdown, cost)
+        assert (cost if found is None else found[1]) == pytest.approx(best, rel=0.03)
+
+
+def test_of_a_fault_whose_end_is_known_only_the_end_counts() -> None:
+    expected = course(known_to_go_on, goes_on, 2.0, 1000.0)
+    assert best_wait(expected, 0.5, 300.0) is None
+    assert expected[-1] == (1000.0, pytest.approx(1000.0), 1.0)
+
+
+def test_nor_is_a_gang_moved_that_is_likely_to_end_first() -> None:
+    expected = course(known_to_go_on, lambda seconds: 0.1 if seconds > 50 else 1.0, 2.0, 100_000.0)
+    found = best_wait(expected, 0.5, 300.0)
+    assert found is not None
+    assert 100 <= found[0] <= 200
+
+
+# --- in the cycle -----------------------------------------------------------------------------------------------------
+
+
+def costly(**policy: Any) -> tuple[World, str]:
+    """A gang of four on n0 and n1 of four nodes, whose move costs five minutes; it has run for 100 s."""
+    world = World({f"n{i}": 2 for i in range(4)}, replace(Policy(), **policy))
+    job_id = world.submit(4, 100_000.0, **_COSTLY)
+    world.running()
+    world.advance(100.0)
+    return world, job_id
+
+
+def moves_after(world: World, job_id: str) -> float:
+    """Seconds until it is moved, of cycles that are told nothing and come only when the state asks for one."""
+    began_ns = world.now_ns
+    while world.state.jobs[job_id].stop_reason is None:
+        wake_ns = cycle.next_wake_ns(world.state)
+        assert wake_ns is not None, "nobody would look again"
+        assert wake_ns > world.now_ns
+        world.now_ns = wake_ns
+        world.cycle(Tick())
+        assert world.now_ns - began_ns < 86400 * SECOND
+    assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE
+    return (world.now_ns - began_ns) / SECOND
+
+
+def test_a_gang_waits_and_sees_says_so_once_and_moves_when_it_is_time() -> None:
+    world, job_id = costly()
+    world.cycle(world.verdict(job_id, rank=3, slowdown=1.5))
+    world.advance(20.0)
+    (stay,) = [entry for entry in world.entries if entry.kind == "stay"]
+    assert "may end by itself: to see for another" in stay.text
+    assert stay.text.endswith("; to be moved now 5 min")
+    assert 100 < moves_after(world, job_id) < 1500
+    decision = world.state.decisions[-1]
+    assert decision.predicted_gain_seconds > 0
+
+
+def test_one_that_keeps_pace_again_meanwhile_is_not_moved() -> None:
+    world, job_id = costly()
+    verdict = world.verdict(job_id, rank=3, slowdown=1.5)
+    world.cycle(verdict)
+    world.advance(60.0)
+    world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "kept pace"))
+    for _ in range(100):
+        world.advance(60.0)
+    assert world.state.jobs[job_id].stop_reason is None
+    assert not world.state.decisions
+
+
+def test_what_an_operator_confirms_is_not_waited_for() -> None:
+    world, job_id = costly()
+    verdict = world.verdict(job_id, rank=3, slowdown=1.5)
+    world.cycle(verdict)
+    assert world.state.jobs[job_id].stop_reason is None
+    world.cycle(VerdictJudged(verdict.verdict_id, True, "eve"))
+    assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE
+
+
+def test_a_controller_that_starts_anew_looks_again_at_the_same_instant() -> None:
+    world, job_id = costly()
+    world.cycle(world.verdict(job_id, rank=3, slowdown=1.5))
+    anew = decode_state(encode_state(world.state))
+    assert cycle.next_wake_ns(anew) == cycle.next_wake_ns(world.state) is not None
+    expected = moves_after(world, job_id)
+    world.state, world.now_ns = anew, anew.now_ns
+    assert moves_after(world, job_id) == expected
+
+
+def test_observing_it_waits_as_well() -> None:
+    world, job_id = costly(mode=Mode.OBSERVE)
+    world.cycle(world.verdict(job_id, rank=3, slowdown=1.5))
+    assert not world.state.decisions
+    world.advance(3600.0)
+    (decision,) = world.state.decisions
+    assert not decision.applied

@@ -1,0 +1,186 @@
+"""Reclaim: a queue below its quota gets back what others borrow; only from those that may be stopped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scheduler_feedback.core.actions import StartGang
+from scheduler_feedback.core.events import CancelRequested
+from scheduler_feedback.core.job import JobState, StopReason
+from scheduler_feedback.core.state import Estimates, Mode, Order, Policy, Queue
+from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from tests.cluster.cycle_world import SECOND, World
+
+_POLICY = Policy(
+    order=Order.FAIR,
+    estimates=Estimates.HISTORY,
+    preempt=True,
+    preempt_gain=1e9,  # so that nothing but a quota stops anybody
+    queues=(Queue("owner", quota=4), Queue("guest", quota=2), Queue("free")),
+)
+_GUEST: dict[str, Any] = {"queue": "guest", "restartable": True, "preemptible": True, "grace_seconds": 2.0}
+
+
+def full(policy: Policy = _POLICY, **spec: Any) -> tuple[World, list[str]]:
+    """Six slots, all held by three gangs of two of the guest's queue, which may hold two."""
+    world = World({"n0": 2, "n1": 2, "n2": 2}, policy)
+    guests = [world.submit(2, 1000.0, **(_GUEST | spec)) for _ in range(3)]
+    world.running()
+    return world, guests
+
+
+def stopped(world: World) -> set[str]:
+    return {job.job_id for job in world.state.jobs.values() if job.stop_reason is StopReason.PREEMPT}
+
+
+def test_a_queue_below_its_quota_gets_back_what_is_borrowed() -> None:
+    world, guests = full()
+    waiting = world.submit(2, 100.0, queue="owner")
+    assert len(stopped(world)) == 1 and stopped(world) <= set(guests)
+    (victim,) = stopped(world)
+    outcome = world.end(victim, 75, signalled=True)
+    assert waiting in {action.job_id for action in outcome.actions if isinstance(action, StartGang)}
+    text = next(entry.text for entry in world.entries if entry.kind == "reclaim")
+    assert "queue owner is below its quota" in text and victim in text
+
+
+def test_nobody_is_taken_below_its_own_quota() -> None:
+    world, _ = full()
+    world.submit(4, 100.0, queue="owner")
+    assert len(stopped(world)) == 2, "four of the six are borrowed"
+    world, _ = full(replace(_POLICY, queues=(Queue("owner", quota=6), Queue("guest", quota=2))))
+    world.submit(6, 100.0, queue="owner")
+    assert not stopped(world), "two of the six are the guest's own, so room for six can not be made"
+
+
+def straddling(*sizes: int, policy: Policy = _POLICY, **spec: Any) -> tuple[World, list[str]]:
+    """Sixteen slots, held by gangs of the guest's queue; owner and guest have a quota of eight each."""
+    queues = (Queue("owner", quota=8), Queue("guest", quota=8))
+    world = World({f"n{i}": 4 for i in range(4)}, replace(policy, queues=queues))
+    guests = [world.submit(ranks, 1000.0, **(_GUEST | spec)) for ranks in sizes]
+    world.running()
+    return world, guests
+
+
+@pytest.mark.parametrize(
+    ("sizes", "victims"),
+    [
+        ((16,), {0}),
+        ((12, 4), {0}),  # the four alone make no room, and are left alone
+        ((10,), {0}),
+        ((10, 6), {0}),
+        ((4, 4, 8), {0, 1}),  # borrowed as a whole, so the eight of the quota stay
+        ((4, 4, 4, 4), {0, 1}),
+        ((9, 1, 1, 1, 1, 1, 1, 1), {0}),  # ones alone do not make room for eight
+    ],
+)
+def test_a_gang_that_holds_quota_and_borrowed_slots_is_stopped_where_nothing_else_makes_room(
+    sizes: tuple[int, ...], victims: set[int]
+) -> None:
+    world, guests = straddling(*sizes)
+    waiting = world.submit(8, 100.0, queue="owner")
+    assert stopped(world) == {guests[number] for number in victims}
+    assert len(world.state.jobs[waiting].claim) == 8
+    for victim in stopped(world):
+        world.end(victim, 75, signalled=True)
+    assert world.job_state(waiting) is JobState.STARTING
+
+
+def test_two_queues_do_not_reclaim_from_each_other_in_turn() -> None:
+    world, guests = straddling(12)
+    owners = [world.submit(4, 100_000.0, **(_GUEST | {"queue": "owner"})) for _ in range(2)]
+    for _ in range(40):
+        world.running()
+        world.advance(30.0)
+    assert [world.state.jobs[job_id].preemptions for job_id in (*guests, *owners)] == [1, 0, 0]
+
+
+def test_an_elastic_gang_beyond_its_quota_gives_back_what_it_borrowed() -> None:
+    world, (elastic,) = straddling(16, min_ranks=4, max_ranks=16)
+    waiting = world.submit(8, 100.0, queue="owner")
+    assert stopped(world) == {elastic}
+    world.end(elastic, 75, signalled=True)
+    assert world.job_state(waiting) is JobState.STARTING
+    assert len(world.state.jobs[elastic].ranks) == 8 and world.job_state(elastic) is JobState.STARTING
+
+
+def test_a_job_beyond_the_quota_keeps_no_other_of_its_queue_waiting() -> None:
+    world, _ = straddling(4, 4, 4, 4)
+    wide = world.submit(12, 100.0, queue="owner")
+    narrow = world.submit(4, 100.0, queue="owner")
+    assert world.state.jobs[narrow].claim and not world.state.jobs[wide].claim
+    assert len(stopped(world)) == 1
+
+
+@pytest.mark.parametrize(
+    ("queue", "spec"),
+    [
+        ("owner", {"preemptible": False}),
+        ("owner", {"min_run_seconds": 500.0}),
+        ("free", {}),
+        ("guest", {}),
+    ],
+)
+def test_nothing_is_reclaimed_without_a_quota_or_from_those_that_may_not_be_stopped(
+    queue: str, spec: dict[str, Any]
+) -> None:
+    world, _ = full(**spec)
+    waiting = world.submit(2, 100.0, queue=queue)
+    assert not stopped(world) and world.job_state(waiting) is JobState.PENDING
+
+
+def test_what_goes_beyond_the_quota_waits() -> None:
+    world, _ = full()
+    world.submit(5, 100.0, queue="owner")
+    assert not stopped(world)
+
+
+def test_a_place_that_is_kept_is_taken_only_once_the_gangs_on_it_have_gone() -> None:
+    world, _ = straddling(8, 8)
+    waiting = world.submit(8, 100.0, queue="owner")
+    (victim,) = stopped(world)
+    world.alive[victim, 1].ends_ns = world.now_ns + 1000 * SECOND
+    other = world.submit(2, 100.0, queue="guest")  # something happens, so every decision is evaluated again
+    world.cycle(CancelRequested(other))
+    assert world.state.jobs[waiting].claim and world.job_state(waiting) is JobState.PENDING
+    world.end(victim, 75, signalled=True)
+    assert world.job_state(waiting) is JobState.STARTING
+
+
+def test_observe_mode_only_says_so() -> None:
+    world, _ = full(replace(_POLICY, mode=Mode.OBSERVE))
+    world.submit(2, 100.0, queue="owner")
+    assert not stopped(world)
+    world.advance(1.0)
+    assert [entry.applied for entry in world.entries if entry.kind == "reclaim"] == [False], "told once"
+
+
+def test_observe_mode_says_once_who_would_be_stopped_though_it_is_evaluated_again_and_again() -> None:
+    world = World({"n0": 2}, replace(_POLICY, mode=Mode.OBSERVE, preempt_gain=1.1, queues=()))
+    long = world.submit(2, 1000.0, time_limit_seconds=1000.0, restartable=True, preemptible=True)
+    world.running()
+    for _ in range(4):
+        world.submit(2, 10.0, time_limit_seconds=10.0)
+        world.advance(1.0)
+    told = [entry.text for entry in world.entries if entry.kind == "preempt" and entry.subject == long]
+    assert len(told) == len(set(told)), told
+
+
+def test_those_that_wait_stand_as_their_queue_does_though_little_has_changed_of_themselves() -> None:
+    """The queue that has used most stands last from the next renewal on, and so do all that wait in it."""
+    world = World({"n0": 2}, replace(_POLICY, queues=(Queue("a"), Queue("b")), preempt=False))
+    world.submit(2, 100_000.0, queue="a")
+    world.running()
+    for queue in ("a", "b"):
+        world.submit(2, 100.0, queue=queue)
+
+    def waiting() -> list[str]:
+        return [world.state.jobs[key[-1]].spec.queue for key in ledger_of(world.state).line.order]
+
+    assert waiting() == ["a", "b"]
+    for _ in range(4):
+        world.advance(900.0)  # the world holds the line against what a new controller would have
+    assert waiting() == ["b", "a"]

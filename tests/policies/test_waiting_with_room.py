@@ -1,0 +1,22 @@
+"""A job that waits beside enough free slots is never said to wait because they are not free."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_feedback.core.job import JobState
+from scheduler_feedback.core.state import Backfilling, Policy
+from scheduler_feedback.cycle import why_waits
+from tests.cluster.cycle_world import World
+
+
+@pytest.mark.parametrize("backfill", [Backfilling.NONE, Backfilling.CONSERVATIVE, Backfilling.EASY])
+def test_a_job_behind_others_with_room_is_told_that_they_go_first(backfill: Backfilling) -> None:
+    world = World({"n0": 2, "n1": 2}, Policy(backfill=backfill))
+    world.submit(3, 100.0, time_limit_seconds=100.0)
+    world.submit(4, 100.0, time_limit_seconds=100.0)
+    last = world.submit(1, 1000.0, time_limit_seconds=1000.0)
+    assert world.job_state(last) is JobState.PENDING
+    sentence = why_waits(world.state, world.state.jobs[last])
+    assert "there is room" in sentence
+    assert "not free" not in sentence
