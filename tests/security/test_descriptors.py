@@ -10,8 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks.attack.http_bed import BedError, Daemon, agent, controller
+from benchmarks.attack.http_bed import NODE, BedError, Daemon, agent, controller
 from exporter.serving import descriptors
+from gangwatch.state_folder import StateFolder
+from gangwatch.steps import Reporter
 
 SECONDS = 3.0
 
@@ -81,6 +83,26 @@ def test_an_agent_without_descriptors_goes_on(capfd: pytest.CaptureFixture[str])
                 time.sleep(0.1)
         answers(daemon, "/readyz")
         assert b"gangwatch_" in bytes(str(answers(daemon, "/metrics")), "utf-8")
+
+
+def test_steps_of_a_rank_that_registered_without_descriptors_are_reported_once_there_are_some() -> None:
+    with agent() as daemon:
+        path = StateFolder(daemon.folder).socket_path(NODE)
+        with exhausted(daemon):
+            reporter = Reporter({"GANGWATCH_SOCKET": str(path), "GANGWATCH_JOB": "descriptors", "RANK": "0"})
+            until = time.monotonic() + SECONDS
+            while time.monotonic() < until:
+                assert daemon.alive()
+                with reporter.step():
+                    time.sleep(0.1)
+        deadline = time.monotonic() + 30
+        try:
+            while "gangwatch_rank_steps_total{" not in str(answers(daemon, "/metrics")):
+                assert daemon.alive() and time.monotonic() < deadline, reporter.status
+                with reporter.step():
+                    time.sleep(0.1)
+        finally:
+            reporter.close()
 
 
 def test_a_server_leaves_descriptors_to_everybody_else(monkeypatch: pytest.MonkeyPatch) -> None:
