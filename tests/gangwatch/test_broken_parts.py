@@ -19,7 +19,7 @@ BUGS = """
 import sys
 
 if "controller" in sys.orig_argv:
-    from scheduler_feedback import api_documents
+    from scheduler_feedback.api import documents
     from scheduler_feedback.core.telemetry.telemetry_update import Look
     from scheduler_feedback.detectors.hang.hang import HangDetector
     from scheduler_feedback.api.web import lists
@@ -30,7 +30,7 @@ if "controller" in sys.orig_argv:
     HangDetector.tick = broken
     Look._job = broken
     lists.job_parts = broken
-    api_documents.queue_frame = broken
+    documents.queue_frame = broken
 """
 
 

@@ -124,11 +124,11 @@ STUCK_CONTROLLER = """
 import pathlib, sys, time
 
 if "controller" in sys.orig_argv or "agent" in sys.orig_argv or "up" in sys.orig_argv or "supervise" in sys.orig_argv:
-    from gangwatch import heartbeats
+    from gangwatch.supervisor import heartbeats
 
     heartbeats.WATCHDOG_SECONDS = 4.0
     if "supervise" in sys.orig_argv or "up" in sys.orig_argv:
-        from gangwatch import supervisor
+        from gangwatch.supervisor import supervisor
 
         supervisor.LOOK_SECONDS = 0.5
     import scheduler_feedback.controller.progress as progress
