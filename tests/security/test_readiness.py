@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from agent.schema.clock import ManualClock
-from gangwatch.supervisor import heartbeats
 from gangwatch.supervisor.heartbeats import WATCHDOG_SECONDS, Heartbeats, is_stopped
 from gangwatch.supervisor.service_manager import notify
 from scheduler_feedback.controller.progress import LATE_SECONDS, STUCK_SECONDS, Progress
@@ -248,5 +247,5 @@ def status_of(url: str) -> tuple[int, str]:
 
 
 def test_heartbeats_are_where_our_units_expect_them() -> None:
-    unit = Path(heartbeats.__file__).parents[1] / "deploy" / "systemd" / "gangwatch-slurm.service"
+    unit = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "gangwatch-slurm.service"
     assert f"WatchdogSec={WATCHDOG_SECONDS:.0f}\n" in unit.read_text()
