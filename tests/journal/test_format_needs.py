@@ -151,8 +151,8 @@ def test_a_migration_names_the_release_that_reads_its_schema(path: Path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(store_module, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE more (a)"))
         for module in ("store", "store_schema"):
-            patch.setattr(f"scheduler_feedback.{module}.SCHEMA_VERSION", SCHEMA_VERSION + 1)
-            patch.setattr(f"scheduler_feedback.{module}.SCHEMA_RELEASES", (*SCHEMA_RELEASES, "7.2.0"))
+            patch.setattr(f"scheduler_feedback.journal.{module}.SCHEMA_VERSION", SCHEMA_VERSION + 1)
+            patch.setattr(f"scheduler_feedback.journal.{module}.SCHEMA_RELEASES", (*SCHEMA_RELEASES, "7.2.0"))
         Store(path).close()
     with pytest.raises(NewerStoreError, match=r"needs gangwatch 7\.2\.0 or newer \(it has schema 3"):
         Reader(path).load()
