@@ -40,6 +40,7 @@ from agent.schema.frame import (
 )
 from agent.schema.identity import of_node, read_certificate, read_revocations, speaks_for
 from agent.schema.wire import Decoder, MessageSplitter, encode_frame, encode_layout, with_length
+from benchmarks.fuzz.mutate import octets
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
 from gangwatch.certificates.authority import requested
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
@@ -148,22 +149,6 @@ def _corpus() -> tuple[bytes, ...]:
     return tuple(found)
 
 
-def _bytewise(rng: random.Random, data: bytes) -> bytes:
-    changed = bytearray(data)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(changed) + 1)
-        match rng.randrange(4):
-            case 0 if changed:
-                changed[at % len(changed)] = rng.randrange(256)
-            case 1:
-                del changed[at : at + rng.randint(1, 8)]
-            case 2:
-                changed[at:at] = changed[at : at + rng.randint(1, 16)]
-            case _:
-                changed[at:at] = rng.randbytes(rng.randint(1, 8))
-    return bytes(changed)
-
-
 def _change(rng: random.Random, tree: Any, depth: int = 0) -> None:
     """Put another value somewhere in the tree."""
     if isinstance(tree, dict) and tree:
@@ -188,7 +173,7 @@ def make_message(rng: random.Random) -> bytes:
 def _changed(rng: random.Random, message: bytes) -> bytes:
     chance = rng.random()
     if chance < _FEW_BYTES:
-        return _bytewise(rng, message)
+        return octets(rng, message, rng.randint(1, 4))
     tree = msgspec.msgpack.decode(message)
     if chance < 0.2:  # of a neighbouring release, with fields and records that this one does not know
         tree["v"] = rng.choice((0, 2, 2, 3, -1))
@@ -283,7 +268,7 @@ def make_response(rng: random.Random) -> bytes:
     if chunked and rng.random() < 0.3:
         body += b"0\r\n\r\n" + rng.choice((b"", b"more"))
     data = b"\r\n".join(head) + b"\r\n\r\n" + body
-    data = _bytewise(rng, data) if rng.random() < _FEW_BYTES else data
+    data = octets(rng, data, rng.randint(1, 4)) if rng.random() < _FEW_BYTES else data
     return bytes([rng.randrange(256)]) + data
 
 
@@ -443,7 +428,7 @@ def make_revocations(rng: random.Random) -> bytes:
     if rng.random() < 0.1:
         _change(rng, tree)
     data = json.dumps(tree, default=repr).encode()
-    return _bytewise(rng, data) if rng.random() < _FEW_BYTES else data
+    return octets(rng, data, rng.randint(1, 4)) if rng.random() < _FEW_BYTES else data
 
 
 def parse_revocations(data: bytes) -> str:
@@ -491,7 +476,7 @@ def make_certificate(rng: random.Random) -> bytes:
     """A certificate in a PEM file."""
     if rng.random() < 0.05:
         return rng.choice((b"", b"no certificate", b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"))
-    der = _bytewise(rng, _certificate()) if rng.random() < 0.7 else _certificate()
+    der = octets(rng, _certificate(), rng.randint(1, 4)) if rng.random() < 0.7 else _certificate()
     text = base64.encodebytes(der)
     return b"-----BEGIN CERTIFICATE-----\n" + text + b"-----END CERTIFICATE-----\n"
 
@@ -509,7 +494,7 @@ def parse_certificate(data: bytes) -> str:
 def make_request(rng: random.Random) -> bytes:
     """A request for a certificate, as an agent sends it to the controller by the API server."""
     request = rng.choice(_requests())
-    return _bytewise(rng, request) if rng.random() < 0.3 else request
+    return octets(rng, request, rng.randint(1, 4)) if rng.random() < 0.3 else request
 
 
 def parse_request(data: bytes) -> str:

@@ -14,6 +14,7 @@ import msgspec
 import uvicorn
 from starlette.requests import Request as StarletteRequest
 
+from benchmarks.fuzz.mutate import octets
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
 from exporter.frames import wanted_metrics
 from exporter.security.loopback import LoopbackOnly
@@ -140,25 +141,6 @@ _SPEC: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _mutated(content: bytes, chance: random.Random) -> bytes:
-    """The bytes with a few changed, cut out, or doubled."""
-    data = bytearray(content)
-    for _ in range(chance.randrange(1, 4)):
-        if not data:
-            break
-        place = chance.randrange(len(data))
-        match chance.randrange(4):
-            case 0:
-                data[place] = chance.randrange(256)
-            case 1:
-                del data[place : place + chance.randrange(1, 9)]
-            case 2:
-                data[place:place] = data[place : place + chance.randrange(1, 9)]
-            case _:
-                data[place:place] = bytes((chance.randrange(256),))
-    return bytes(data)
-
-
 def body(chance: random.Random) -> bytes:
     """What may stand in the body of a POST."""
     if chance.random() < 0.1:
@@ -177,7 +159,7 @@ def body(chance: random.Random) -> bytes:
     elif chance.random() < 0.7:
         made = {name: value for name, value in made.items() if name in ("by", "reason", "drain")}
     content = json.dumps(made).encode()
-    return _mutated(content, chance) if chance.random() < 0.15 else content
+    return octets(chance, content, chance.randrange(1, 4)) if chance.random() < 0.15 else content
 
 
 def request(chance: random.Random, bodies: bool = True) -> bytes:
@@ -219,7 +201,7 @@ def request(chance: random.Random, bodies: bool = True) -> bytes:
     made = b"\r\n".join(lines) + b"\r\n\r\n" + content
     match chance.randrange(20):
         case 0:
-            return _mutated(made, chance)
+            return octets(chance, made, chance.randrange(1, 4))
         case 1:
             return made[: chance.randrange(len(made))]
         case 2:

@@ -29,6 +29,7 @@ from agent.sources.steps.rings import Ring, RingRecord
 from agent.sources.steps.step_messages import MAX_MESSAGE_BYTES, Peer, Place, parse_claim, parse_place, take_message
 from agent.sources.steps.step_socket import Admission, Registered, _Connection
 from agent.sources.steps.tenants import Tenant
+from benchmarks.fuzz.mutate import octets
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
 from gangwatch.steps import place_in_layout
 
@@ -37,23 +38,6 @@ NOW_NS = 10**15
 
 _ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _EDGES = (0, 1, 2, 63, 64, 255, 256, 2**16 - 1, 2**31 - 1, 2**31, 2**32, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1)
-
-
-def _mutated(rng: random.Random, data: bytes) -> bytes:
-    """A few bytes changed, cut out, doubled or put in."""
-    changed = bytearray(data)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(changed) + 1)
-        match rng.randrange(4):
-            case 0 if changed:
-                changed[at % len(changed)] = rng.randrange(256)
-            case 1:
-                del changed[at : at + rng.randint(1, 8)]
-            case 2:
-                changed[at:at] = changed[at : at + rng.randint(1, 16)]
-            case _:
-                changed[at:at] = rng.randbytes(rng.randint(1, 8))
-    return bytes(changed)
 
 
 # --- rings -----------------------------------------------------------------------------------------------------------
@@ -257,7 +241,7 @@ def _place(rng: random.Random) -> dict[str, object]:
 def _framed(rng: random.Random, document: object) -> bytes:
     body = json.dumps(document, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
     if rng.random() < 0.1:
-        body = _mutated(rng, body)
+        body = octets(rng, body, rng.randint(1, 4))
     length = len(body)
     if rng.random() < 0.05:
         length = rng.choice((0, len(body) + 1, max(0, len(body) - 1), 4096, 4097, 2**31))
@@ -474,7 +458,7 @@ def make_cgroup(rng: random.Random) -> bytes:
     for number in range(rng.choice((1, 1, 1, 3, 12))):
         path = "".join(rng.choice(_CGROUPS) for _ in range(rng.choice((1, 1, 1, 2, 3)))).replace("{}", "ab" * 32)
         if rng.random() < 0.2:
-            path = _mutated(rng, path.encode()).decode("utf-8", "replace")
+            path = octets(rng, path.encode(), rng.randint(1, 4)).decode("utf-8", "replace")
         lines.append(f"{number}:{rng.choice(('', 'name=systemd', 'memory', 'a:b'))}:{path}")
     return ("\n".join(lines) + "\n").encode()
 
@@ -500,7 +484,7 @@ def make_environment(rng: random.Random) -> bytes:
     values = ("0", "7", "123456789", "1234567890", "-1", "", "１", "0x1", "a" * 5000, "1=2")
     entries = [f"{rng.choice(names)}={rng.choice(values)}" for _ in range(rng.randint(1, 12))]
     data = "\0".join((*entries, "")).encode()
-    return _mutated(rng, data) if rng.random() < 0.3 else data
+    return octets(rng, data, rng.randint(1, 4)) if rng.random() < 0.3 else data
 
 
 def parse_words(data: bytes) -> str:
@@ -520,7 +504,7 @@ def make_stat(rng: random.Random) -> bytes:
         *(str(rng.choice((0, 1, 20, rng.randrange(2**32)))).encode() for _ in range(rng.choice((49, 49, 40, 39, 3)))),
     ]
     data = b"%d (%s) %s\n" % (rng.randrange(1, 2**22), name, b" ".join(words))
-    return _mutated(rng, data) if rng.random() < 0.3 else data
+    return octets(rng, data, rng.randint(1, 4)) if rng.random() < 0.3 else data
 
 
 def parse_stat(data: bytes) -> str:
@@ -551,7 +535,7 @@ def make_layout(rng: random.Random) -> bytes:
     if rng.random() < 0.1:
         rank, world = rng.choice((ranks, -1, 2**70)), rng.choice((ranks, 0, ranks + 1))
     data = f"{rank} {world} {layout}".encode()
-    return _mutated(rng, data) if rng.random() < 0.2 else data
+    return octets(rng, data, rng.randint(1, 4)) if rng.random() < 0.2 else data
 
 
 def parse_layout(data: bytes) -> str:

@@ -33,7 +33,7 @@ from gangwatch.certificates.authority import Authority, requested
 from scheduler_feedback.backends.kubernetes import Access
 from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError
 from scheduler_feedback.backends.kubernetes.api_server.watch import Watch
-from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Part
+from scheduler_feedback.backends.kubernetes.objects.objects import Condition, Metadata, Part
 
 SIGNER = "gangwatch.io/agent"
 PATH = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
@@ -53,13 +53,6 @@ STALE_SECONDS = 3600.0
 
 _AGAIN_SECONDS = 30.0
 _log = logging.getLogger(__name__)
-
-
-class Condition(Part):
-    type: str = ""
-    status: str = ""
-    reason: str = ""
-    message: str = ""
 
 
 class Spec(Part):

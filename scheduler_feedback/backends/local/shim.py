@@ -90,9 +90,8 @@ class Shim:
         self.stopping = False
         self.signalled = False
         self.clearing = False
-        self.saving: tuple[checkpoint_command.Checkpoint, dict[str, Any]] | None = (
-            None  # and the request that waits for it
-        )
+        # The save under way, and the stop request that waits for it.
+        self.saving: tuple[checkpoint_command.Checkpoint, dict[str, Any]] | None = None
         self.kill_at: float | None = None  # monotonic seconds
         self.told_to_end = False
         self.executed: set[int] = set()  # ranks that became their program
