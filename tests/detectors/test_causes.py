@@ -51,7 +51,7 @@ def after(
 
 
 def judgement(cause: Cause = Cause.UNKNOWN, refusal: str = "", rank: int = SLOW) -> Judgement:
-    missing = Evidence(MISSING, 0.0, 1.0, "", "counters of its processes, which are missing", -1.5)
+    missing = Evidence(MISSING, 0.0, 1.0, "", "its process counters, which are missing", -1.5)
     sure = Evidence("compute_seconds_a_step", 1.4, 1.0, "seconds", "its own mean", 3.0)
     return Judgement(rank, 1.3, 1.6, cause, log_odds.confidence((sure, missing)), (sure, missing), False, refusal)
 

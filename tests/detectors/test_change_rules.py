@@ -48,7 +48,7 @@ def test_what_goes_on_stands_and_what_was_not_seen_for_two_minutes_is_over() -> 
     assert [type(one) for _, one in found] == [Verdict, Cleared]
     assert found[0][0] < 90
     assert 360 + 120 <= found[1][0] < 360 + 180
-    assert isinstance(found[1][1], Cleared) and found[1][1].reason.startswith("not seen for ")
+    assert isinstance(found[1][1], Cleared) and found[1][1].reason.startswith("not detected for ")
 
 
 def test_four_long_steps_of_a_slow_job_are_enough() -> None:

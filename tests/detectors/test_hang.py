@@ -171,7 +171,7 @@ def test_a_job_that_somebody_debugs_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        (ProcessState.GONE, "rank 3's process is gone"),
+        (ProcessState.GONE, "rank 3's process no longer exists"),
         (ProcessState.ZOMBIE, "rank 3's process has ended and is a zombie"),
     ],
 )
@@ -188,7 +188,7 @@ def test_one_that_waits_for_a_disk_may_be_saving() -> None:
     job.stops = [(60.0, 1e9, (3,), ProcessState.UNINTERRUPTIBLE)]
     (verdict,) = verdicts(course(HangDetector(), [job], 130))
     assert (verdict.rank, verdict.confidence >= CONFIDENT) == (3, False)
-    assert "waits in the kernel" in sentence(verdict)
+    assert "is blocked in the kernel" in sentence(verdict)
 
 
 @pytest.mark.parametrize(("stopped", "named"), [((3, 9), True), ((3, 9, 14), False), ((4, 5, 6, 7), True)])
@@ -199,7 +199,7 @@ def test_many_on_several_nodes_that_never_arrived_are_nobodys_fault(stopped: tup
     found = course(HangDetector(), [job], 130)
     assert [one.ranks for one in verdicts(found)] == [stopped] * named
     assert named or [one.reason for _, one in found if isinstance(one, Abstention)] == [
-        "no step is finished any more: 3 of 16 ranks never arrived, on 3 nodes"
+        "the job has stopped finishing steps: 3 of 16 ranks on 3 nodes are absent"
     ]
 
 
@@ -259,7 +259,7 @@ def test_a_rank_that_works_while_the_others_wait_may_be_saving() -> None:
     again.idle = {0}
     (sure,) = verdicts(course(one, [again], 20, first=301))
     assert (sure.verdict_id, sure.confidence >= CONFIDENT) == (first[0].verdict_id, True)
-    assert "sleeps and uses no processor" in sentence(sure)
+    assert "sleeps and uses no CPU" in sentence(sure)
     gpu = Training(gpus=True)
     gpu.pauses = [(60.0, 1e9)]
     gpu.idle = {0}

@@ -148,7 +148,7 @@ def test_more_than_a_twentieth_lost_at_once_and_three_at_least_is_no_nodes_fault
     cluster.loses(10.0, range(lost))
     found = cluster.looks(*every(10.0, 100.0))
     assert len(found) == frozen
-    assert not frozen or f"{lost} of {agents} agents were lost" in found[0].reason
+    assert not frozen or f"{lost} of {agents} agents stopped reporting" in found[0].reason
 
 
 def test_those_lost_one_after_the_other_are_not_lost_at_once() -> None:

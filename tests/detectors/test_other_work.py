@@ -41,4 +41,4 @@ def test_a_job_that_was_faster_for_long_is_slow_when_it_takes_as_long_as_at_its_
     (one,) = findings([(200, 1.0), (lasting, 0.7), (200, 1.0)])
     assert isinstance(one, Abstention)
     assert one.rank is None
-    assert "times as long as at their best" in one.reason
+    assert "times their best time" in one.reason

@@ -148,7 +148,7 @@ def test_it_is_withdrawn_when_two_saves_did_not_come_and_told_again_when_they_do
     kinds = [(at, type(one), getattr(one, "reason", "")) for at, one in found]
     assert [kind for _, kind, _ in kinds] == [Verdict, Cleared, Verdict]
     assert 760 + 80 <= kinds[1][0] <= 760 + 80 + 8, "the third step in the row of saves did not come, at 840"
-    assert "no step was long" in kinds[1][2]
+    assert "long steps in a row did not occur" in kinds[1][2]
 
 
 def test_an_evaluation_of_several_steps_is_told_as_one() -> None:

@@ -301,7 +301,7 @@ def test_a_verdict_on_a_node_stands_until_all_of_its_ranks_have_kept_pace() -> N
     assert not cleared("g", watched, calm[-1].window, panel), "rank 2 was slow"
     watched.history.append(calm[0])
     (found,) = cleared("g", watched, calm[-1].window, panel)
-    assert isinstance(found, Cleared) and found.reason.startswith("its ranks kept pace")
+    assert isinstance(found, Cleared) and found.reason.startswith("its ranks ran at normal speed")
 
 
 # --- over a restart --------------------------------------------------------------------------------------------------

@@ -141,6 +141,6 @@ def evidence(panel: Panel, column: int, most: int = 4) -> tuple[Evidence, ...]:
         known = values[np.isfinite(values)]
         reference = float(np.median(known)) if len(known) else float("nan")
         what = FEATURES[feature]
-        against = f"median of {len(peers)} peers; {float(sigmas[feature]):+.1f} sigma from its usual place, recent mean"
+        against = f"median of {len(peers)} peers; {float(sigmas[feature]):+.1f} sigma from its usual offset, on average"
         found.append(Evidence(what.name, float(panel.newest[feature, column]), reference, what.unit, against))
     return tuple(found)

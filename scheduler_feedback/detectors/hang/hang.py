@@ -189,7 +189,7 @@ class HangDetector:
             watched.abstained = False
             if watched.told is not None:
                 told, watched.told = watched.told, None
-                findings.append(Cleared(told.verdict_id, name, now_ns, "the job makes steps again"))
+                findings.append(Cleared(told.verdict_id, name, now_ns, "the job finishes steps again"))
             return findings
         proven = watched.told is not None and watched.told.confidence >= CONFIDENT
         if job.open_collectives is None:
@@ -255,7 +255,7 @@ class HangDetector:
             if watched.told is None:
                 return []
             told, watched.told = watched.told, None
-            return [Cleared(told.verdict_id, job.shape.job, telemetry.now_ns, "the job's bytes move again")]
+            return [Cleared(told.verdict_id, job.shape.job, telemetry.now_ns, "the job's network traffic has resumed")]
         stuck = None if watched.told is not None else traffic.stuck(int(counters.at_ns[-1]))
         if stuck is None:
             return []
@@ -264,10 +264,10 @@ class HangDetector:
         watched.longest_pause = max(watched.longest_pause, stuck.usual_pause)
         if not len(stuck.ranks):
             if stuck.unknown:
-                return self._abstain(job, watched, telemetry, "of some ranks nothing is known: it is told by health")
+                return self._abstain(job, watched, telemetry, "some ranks send no counters; see the health verdicts")
             return self._transport(job, watched, telemetry, stuck.evidence)
         if many(stuck.ranks, job.shape):
-            return self._abstain(job, watched, telemetry, f"{len(stuck.ranks)} ranks do not wait for others")
+            return self._abstain(job, watched, telemetry, f"{len(stuck.ranks)} ranks are not polling in a collective")
         cause, apart = never_arrived(stuck)
         return [
             self._verdict(job, watched, telemetry, int(stuck.ranks[0]), stuck.ranks, cause, (*stuck.evidence, apart))
@@ -280,10 +280,10 @@ class HangDetector:
         opened, now_ns = job.open_collectives, telemetry.now_ns
         assert opened is not None
         watched.judged_ns = now_ns
-        against = "a usual step" if watched.usual is not None else "assumed for a step: none of this attempt was seen"
+        against = "the usual step" if watched.usual is not None else "assumed: no step of this attempt was received"
         silence = Evidence("seconds_without_a_step", silent, usual, "seconds", against, 2.0)
         if (states == ProcessState.TRACED).any():
-            return self._abstain(job, watched, telemetry, "a debugger has stopped a process of it")
+            return self._abstain(job, watched, telemetry, "a debugger has stopped one of its processes")
         stopped = np.flatnonzero(never_go_on(states))
         if len(stopped) == len(job.shape):
             return self._abstain(job, watched, telemetry, "all of its processes are stopped or gone")
@@ -303,12 +303,13 @@ class HangDetector:
         lost = (telemetry.now_ns - heard) * 1e-9 > FRESH_SECONDS if telemetry.heard_ns else np.zeros(len(heard), bool)
         waiting = Evidence(
             "ranks_in_the_newest_collective", float(inside.sum()), float(len(inside)), "ranks",
-            f"all ranks; they have been in collective {newest} for {entered:.0f} s on the mean", 2.0,
+            f"all ranks; they have been in collective {newest} for {entered:.0f} s on average", 2.0,
         )  # fmt: skip
         if not len(absent):
             return self._transport(job, watched, telemetry, (silence, waiting))
         if lost[absent].all() and lost.any():
-            return self._abstain(job, watched, telemetry, "those who are absent are not heard of: it is told by health")
+            reason = "the agents of the absent ranks are stale; see the health verdicts"
+            return self._abstain(job, watched, telemetry, reason)
         absent = at_fault(absent, lost, job.shape)
         behind = opened[absent, 0]
         who = absent[int(np.argmin(behind))]
@@ -317,7 +318,7 @@ class HangDetector:
             float(opened[who, 0]),
             float(newest),
             "",
-            "the collective that the others wait in",
+            "the collective in which the other ranks are blocked",
             4.0,
         )
         return self._of_ranks(job, watched, telemetry, absent, int(who), (silence, waiting, arrived), states)
@@ -330,7 +331,7 @@ class HangDetector:
         nodes = {job.shape.nodes[index] for index in absent.tolist()}
         if len(nodes) > 1 and len(absent) > max(1, len(job.shape) // FEW):
             return self._abstain(
-                job, watched, telemetry, f"{len(absent)} of {len(job.shape)} ranks never arrived, on {len(nodes)} nodes"
+                job, watched, telemetry, f"{len(absent)} of {len(job.shape)} ranks on {len(nodes)} nodes are absent"
             )
         silent = found[0].value
         told = (*found, *of_process(job, states, who, silent, telemetry.now_ns))
@@ -350,10 +351,10 @@ class HangDetector:
             if len({job.shape.nodes[index] for index in failing.tolist()}) == 1:
                 found.append((float(score[failing].max()), cause, failing))
         if not found:
-            reason = "all ranks have arrived in one collective, and no port or link shows errors: the transport"
+            reason = "all ranks are in one collective, and no port or link reports errors: suspect the transport"
             return self._abstain(job, watched, telemetry, reason)
         score, cause, failing = max(found, key=lambda one: one[0])
-        told = Evidence("error_counters", score, ALARM, "sigma", "sum of the excess over its peers'", 3.0)
+        told = Evidence("error_counters", score, ALARM, "sigma", "alarm threshold of the CUSUM against its peers", 3.0)
         return [self._verdict(job, watched, telemetry, int(failing[0]), failing, cause, (*evidence, told))]
 
     def _abstain(self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, reason: str) -> list[Finding]:
@@ -361,7 +362,7 @@ class HangDetector:
             return []
         watched.abstained = True
         shape = job.shape
-        text = f"no step is finished any more: {reason}"
+        text = f"the job has stopped finishing steps: {reason}"
         return [Abstention(shape.job, shape.attempt, None, telemetry.now_ns, text, (), self.name)]
 
     def _verdict(

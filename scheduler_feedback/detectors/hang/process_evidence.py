@@ -31,9 +31,9 @@ WORKING = -3.5
 for people, below the .95 at which a job is restarted."""
 
 WORDS = {
-    ProcessState.GONE: "is gone",
+    ProcessState.GONE: "no longer exists",
     ProcessState.RUNNING: "runs or sleeps",
-    ProcessState.UNINTERRUPTIBLE: "waits in the kernel, as for a disk (state D)",
+    ProcessState.UNINTERRUPTIBLE: "is blocked in the kernel, for example on a disk (state D)",
     ProcessState.STOPPED: "is stopped (SIGSTOP)",
     ProcessState.TRACED: "is stopped by a debugger",
     ProcessState.ZOMBIE: "has ended and is a zombie",
@@ -74,7 +74,7 @@ def evidence(job: JobTelemetry, states: IntArray, who: int, silent_seconds: floa
     if state in NEVER_GO_ON:
         weight = PROVEN
     elif state is ProcessState.RUNNING and is_idle(job, who, now_ns):
-        words, weight = "sleeps and uses no processor", 0.0
+        words, weight = "sleeps and uses no CPU", 0.0
     else:
         weight = 0.0 if silent_seconds >= LONG_SECONDS else WORKING
         if state is ProcessState.RUNNING:

@@ -122,9 +122,11 @@ class Traffic:
             return None
         alike = Evidence(
             "ranks_that_poll", float(known.sum() - len(apart)), float(len(self.shape)), "ranks",
-            f"all ranks; they have {polling:.0%} of their SMs busy, and move nothing", 2.0,
+            f"all ranks; their SMs are {polling:.0%} busy, and they transfer no data", 2.0,
         )  # fmt: skip
-        silence = Evidence("seconds_without_traffic", seconds, self.longest, "seconds", "its longest pause before", 2.0)
+        silence = Evidence(
+            "seconds_without_traffic", seconds, self.longest, "seconds", "its longest earlier pause", 2.0
+        )
         unknown = int((~known).sum())
         return Stuck(seconds, self.longest, apart, polling, theirs, unknown, (silence, alike))
 
@@ -166,7 +168,7 @@ class UnreportedHangs:
 
 def never_arrived(stuck: Stuck) -> tuple[Cause, Evidence]:
     """Why one that does not poll is accused."""
-    words = "of the SMs: what the middle rank polls with; nothing runs on this one"
+    words = "SM activity of the median rank, which is polling; nothing runs on this rank"
     if stuck.theirs > stuck.polling:
-        words = "of the SMs: what the middle rank polls with; on this one something runs and does not end"
+        words = "SM activity of the median rank, which is polling; a kernel on this rank runs on"
     return Cause.NEVER_ARRIVED, Evidence("sm_active", stuck.theirs, stuck.polling, "ratio", words, 4.0)

@@ -127,9 +127,9 @@ class Counted:
             device = names_of[rank] if names_of else ""
             more = (
                 Evidence(name, float(panel.newest[FEATURE[name], column]), 0.0, "", "its peers", 2.0),
-                Evidence("excess_over_peers", score, least, "sigma", "the sum at which it alarms", 1.0),
+                Evidence("excess_over_peers", score, least, "sigma", "alarm threshold of the CUSUM", 1.0),
                 Evidence(
-                    "step_seconds_to_best", slower, HURT, "ratio", "the job's best", 2.0 if slower >= HURT else 0.0
+                    "step_seconds_to_best", slower, HURT, "ratio", "least slowdown", 2.0 if slower >= HURT else 0.0
                 ),
                 *evidence(panel, column),
             )
@@ -138,7 +138,7 @@ class Counted:
                 level if device else "node",
                 device or shape.nodes[rank],
                 cause,
-                f"{name.replace('_', ' ')} stands away from its peers",
+                f"{name.replace('_', ' ')} differs from its peers",
                 score,
                 more,
                 job,

@@ -135,7 +135,7 @@ class HealthDetector:
             words = f"the driver's recovery action asks for {action}"
             return self._accuse(Suspicion(told.node, "gpu", event.entity, Cause.XID, words, 1.0), telemetry)
         if event.kind == DEVICE_LOST:
-            words = f"{event.entity} was there and is no longer"
+            words = f"{event.entity} is no longer present"
             return self._accuse(Suspicion(told.node, "gpu", event.entity, Cause.LOST, words, 1.0), telemetry)
         if event.kind == LINK:
             self._ports.take(told, telemetry.now_ns)
@@ -171,7 +171,7 @@ class HealthDetector:
             before, now = speed.best if math.isfinite(speed.best) else speed.usual, speed.usual
             if (period := self.periods().get(gang)) is not None:
                 before, now = period, period * max(1.0, why.slower)
-                words = "the rhythm of the job's traffic, which reports no steps, times what it is slower by"
+                words = "inferred from the job's traffic: it reports no steps; best iteration, times its slowdown"
                 items = (*items, Evidence("inferred_step_seconds", now, before, "seconds", words))
             number = -1 if one is None or rank < 0 else int(one.shape.ranks[rank])
             attempt = 0 if one is None else one.shape.attempt

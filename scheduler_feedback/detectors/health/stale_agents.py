@@ -65,8 +65,8 @@ class Silence:
         if told:
             return None
         words = (
-            f"{len(recent)} of {agents} agents were lost within {MASS_SECONDS:.0f} s: a rollout or a network, not "
-            "the nodes; all actions are frozen"
+            f"{len(recent)} of {agents} agents stopped reporting within {MASS_SECONDS:.0f} s: suspect a rollout or the "
+            "network, not the nodes; all actions are frozen"
         )
         return Abstention("", 0, None, now_ns, words, (), MASS_LOSS)
 
@@ -90,7 +90,7 @@ class Silence:
                     continue
                 if still < 3 * speed.usual or not _waited_for(job, telemetry, max(STILL_SECONDS, speed.usual)):
                     continue
-                words = f"its agent is not heard, and {job.shape.job} has made no step for {still:.0f} s"
+                words = f"its agent is not reporting, and {job.shape.job} has finished no step for {still:.0f} s"
                 yield Suspicion(node, "node", node, Cause.LOST, words, still)
 
 

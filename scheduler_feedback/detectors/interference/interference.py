@@ -370,10 +370,11 @@ class InterferenceDetector:
         errors = float(self._panel.score[FEATURE["nic_physical_errors"], columns][members].max(initial=0.0))
         usual = median(np.array(course.usual_seconds)) if course.usual_seconds else float("nan")
         evidence = [
-            Evidence("correlation", correlation, LEAST_CORRELATION, "", f"what {aggressor} does on {kind} {place}",
+            Evidence("correlation", correlation, LEAST_CORRELATION, "",
+                     f"least correlation with the load of {aggressor} on {kind} {place}",
                      log_odds.bounded(4.0 * (correlation - 0.3), 0.0, 2.5)),
-            Evidence("chance", chance, CHANCE, "", "shifts in a circle that do as well", 2.0),
-            Evidence("step_share_lost_while_it_is_busy", cost, LEAST_COST, "ratio", "windows in which it is not", 1.5),
+            Evidence("chance", chance, CHANCE, "", "limit for the share of circular shifts with as much", 2.0),
+            Evidence("step_share_lost_while_it_is_busy", cost, LEAST_COST, "ratio", "least loss to report", 1.5),
             Evidence("ranks_there", float(ranks), float(len(shape)), "ranks", "all ranks of the job", 0.0),
         ]  # fmt: skip
         if kind in SENDING:
@@ -388,7 +389,7 @@ class InterferenceDetector:
                 )
             )
             evidence.append(
-                Evidence("physical_errors", errors, ALARM, "sigma", "a faulty port would show them",
+                Evidence("physical_errors", errors, ALARM, "sigma", "alarm threshold for a faulty port",
                          -3.0 if errors >= ALARM else 0.5)
             )  # fmt: skip
         confidence = log_odds.confidence(evidence)
@@ -443,7 +444,7 @@ class InterferenceDetector:
             elif quiet > max(hold, HOLD_PAUSES * longest):
                 self._quiet.add(key)
                 verdict = self._standing.pop(key).verdict
-                words = f"{key[1]} has been quiet for {quiet * seconds:.0f} s"
+                words = f"{key[1]} has been idle for {quiet * seconds:.0f} s"
                 over.append(Cleared(verdict.verdict_id, name, telemetry.now_ns, words))
         return over
 
@@ -457,7 +458,9 @@ class InterferenceDetector:
                 standing.missed += 1
                 if standing.missed > HOLD_TESTS:
                     del self._standing[key]
-                    over.append(Cleared(standing.verdict.verdict_id, name, now_ns, "they rise and fall apart again"))
+                    over.append(
+                        Cleared(standing.verdict.verdict_id, name, now_ns, "the two jobs are no longer correlated")
+                    )
         return over
 
     def _unknown(self, job: JobTelemetry, course: _Course, telemetry: Telemetry) -> list[Finding]:
@@ -477,8 +480,8 @@ class InterferenceDetector:
         shape = job.shape
         share = float(np.mean(marked))
         words = (
-            f"communication takes {more:.0%} of a step more than it did and {share:.0%} of its ports are marked for "
-            "congestion; whom it shares the fabric with is not known"
+            f"communication takes {more:.0%} of a step longer than before and {share:.0%} of its ports are marked for "
+            "congestion; the jobs that share its uplinks are unknown"
         )
         return [Abstention(shape.job, shape.attempt, None, telemetry.now_ns, words, (), self.name)]
 

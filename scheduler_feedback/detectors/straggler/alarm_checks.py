@@ -186,8 +186,8 @@ def judge(case: Case) -> Judgement:
     sigmas = float(np.mean([judged.sigmas[rank] for judged in case.interval]))
     hits = len(slow_windows(case.interval, rank))
 
-    against_own = f"its own mean over {baseline.steps} steps of warm-up, times {drift:.3g} as its peers drifted"
-    against_peers = "its peers, to which it should be alike from the start"
+    against_own = f"its mean over {baseline.steps} warm-up steps, times {drift:.3g} for the drift of its peers"
+    against_peers = "its peers, which should take as long from the start"
     evidence = [
         Evidence(
             "compute_seconds_a_step",
@@ -202,7 +202,7 @@ def judge(case: Case) -> Judgement:
             float(wait[rank]),
             others_wait,
             "seconds",
-            "median of the other ranks, which wait for the slowest",
+            "median of the other ranks, which wait for the slowest rank",
             log_odds.of_waits(held, excess),
         ),
         Evidence(
@@ -218,7 +218,7 @@ def judge(case: Case) -> Judgement:
             own_gain,
             next_gain,
             "seconds",
-            "the next best explanation by another rank",
+            "seconds explained by the next best other rank",
             log_odds.of_margin(own_gain, next_gain),
         ),
         Evidence(
@@ -234,7 +234,7 @@ def judge(case: Case) -> Judgement:
             case.unrest,
             float(baseline.own_spread[rank]),
             "log seconds",
-            "the spread in warm-up",
+            "the spread during warm-up",
             log_odds.of_unrest(case.unrest, float(baseline.own_spread[rank])),
         ),
         *_where_it_went(split, case.shared_machine, from_start),
@@ -246,7 +246,7 @@ def judge(case: Case) -> Judgement:
                 0.0,
                 1.0,
                 "",
-                "an own healthy past; its part of the work may be larger",
+                "no healthy history of this rank; its share of the work may be larger",
                 log_odds.ROLE_LAID_OUT if case.where.layout_known else log_odds.ROLE_UNKNOWN,
             )
         )
@@ -256,34 +256,34 @@ def judge(case: Case) -> Judgement:
     inversion = case.switches.wait_inversion
     larger_part = LARGER_PART_OF_ROLE if case.where.layout_known else LARGER_PART
     if not from_start and slower < LEAST_SLOWDOWN:
-        refusal, harmless = f"the gang's steps take {slower:.3g} times their best: it is not hurt", True
+        refusal, harmless = f"the gang is not slowed: its steps take {slower:.3g} times their best time", True
     elif len(case.alarmed) > max(1, len(case.ranks) // 2):
-        refusal = f"{len(case.alarmed)} of {len(case.ranks)} ranks stand out: the workload or the machine, not a member"
+        refusal = f"{len(case.alarmed)} of {len(case.ranks)} ranks are outliers: suspect the workload or the machine"
     elif slowdown < LEAST_SLOWDOWN:
-        refusal, harmless = f"without the rank the steps would be shorter by {slowdown - 1:.1%} only", not strangers
+        refusal, harmless = f"without this rank the steps would be only {slowdown - 1:.1%} shorter", not strangers
         if strangers:
             numbers = ", ".join(str(case.ranks[r]) for r in sorted([rank, *strangers]))
-            refusal = f"ranks {numbers} are slow alike: no single one explains the steps"
+            refusal = f"ranks {numbers} are equally slow: no single rank explains the step time"
     elif not baseline.final and not from_start and slowdown < FIRST_SLOWDOWN:
-        refusal, harmless = "the warm-up is not over, and it is not plain", True
+        refusal, harmless = "the slowdown is too small to report during warm-up", True
     elif not case.for_work and _given(case) >= (compute[rank] / max(usual * drift, 1e-9)) ** GIVEN_SHARE:
         given = _given(case)
-        refusal = f"it was given {given:.3g} times the tokens of its peers: it has more to do"
+        refusal = f"the rank processes {given:.3g} times the tokens of its peers: it has more work"
     elif inversion and held < HELD_SHARE * excess:
-        refusal = "its peers do not wait for it: the gang is not held up by it"
+        refusal = "its peers do not wait for it: it does not delay the gang"
     elif inversion and from_start and len(case.ranks) >= LEAST_PEERS and wait[rank] >= INVERTED * others_wait:
         refusal = (
-            f"it waits {wait[rank] / max(others_wait, 1e-9):.2g} times as long as its peers: they are not its victims"
+            f"it waits {wait[rank] / max(others_wait, 1e-9):.2g} times as long as its peers: it does not delay them"
         )
     elif from_start and not baseline.role_known and np.log(compute[rank] / usual) < larger_part:
         refusal = (
-            f"it computes {compute[rank] / usual:.3g} times as long as its peers and has done so from the start: "
-            "whether it has more to do or does it more slowly cannot be told"
+            f"it has computed {compute[rank] / usual:.3g} times as long as its peers from the start: it may have more "
+            "work or may be slower, and no healthy history tells them apart"
         )
     elif split.cause is not Cause.SUSPENDED and (rhythm := _rhythm(case, usual * drift)):
-        refusal = f"it is slow at every {rhythm}th step exactly: something that it does itself, such as saving"
+        refusal = f"it is slow exactly every {rhythm} steps: periodic work of its own, such as checkpoints"
     elif own_gain < ALONE * next_gain and not split.stopped_again:
-        refusal = "another rank explains the slowness nearly as well"
+        refusal = "another rank explains the slow steps nearly as well"
     elif case.shared_machine and split.may_be_chance_load:
         refusal = _chance_load(split)
     return Judgement(
@@ -301,7 +301,7 @@ def judge(case: Case) -> Judgement:
 
 def _without(mates: list[int], strangers: list[int], few: bool) -> str:
     ranks = "the node's ranks" if mates else "this rank"
-    return f"{ranks}, the others that stand out left aside" if strangers and few else ranks
+    return f"{ranks}, ignoring the other outliers" if strangers and few else ranks
 
 
 def _gain_beyond(compute: FloatArray, case: Case, own: list[int]) -> float:
@@ -368,14 +368,14 @@ def _attribute(case: Case, windows: Sequence[Window], from_start: bool) -> Attri
 def _where_it_went(split: Attribution, shared_machine: bool, from_start: bool) -> list[Evidence]:
     ratio = log_odds.bounded(log_odds.of_cause(split, shared_machine, from_start))
     if not split.known:
-        return [Evidence("process_counters", 0.0, 1.0, "", "counters of its processes, which are missing", ratio)]
+        return [Evidence("process_counters", 0.0, 1.0, "", "its process counters, which are missing", ratio)]
     parts = (
         ("off_processor_seconds_a_step", split.rest),
         ("runqueue_seconds_a_step", split.queue),
         ("processor_seconds_a_step", split.processor),
         ("block_io_seconds_a_step", split.storage),
     )
-    against = "its whole excess over its healthy state, less what its peers' grew by"
+    against = "its total excess over its healthy state, less the growth of its peers"
     return [
         *(Evidence(measure, part, split.excess, "seconds", against) for measure, part in parts),
         Evidence(
@@ -383,14 +383,14 @@ def _where_it_went(split: Attribution, shared_machine: bool, from_start: bool) -
             split.stopped_share,
             0.0,
             "ratio",
-            "processes that nobody stops",
+            "processes that are not stopped",
         ),
         Evidence(
             "largest_part_of_excess",
             max(split.share(part) for _, part in parts),
             CAUSE_SHARE,
             "ratio",
-            f"the share that names a cause: {split.cause}",
+            f"the least share that identifies a cause: {split.cause}",
             ratio,
         ),
     ]
@@ -399,11 +399,11 @@ def _where_it_went(split: Attribution, shared_machine: bool, from_start: bool) -
 def _chance_load(split: Attribution) -> str:
     if not split.known:
         return (
-            "its node shares a machine with others and its processes' counters are missing: chance load of the "
-            "machine cannot be told from the node's own fault"
+            "its node shares a machine with other nodes and its process counters are missing: load from those nodes "
+            "cannot be excluded"
         )
     return (
-        f"of its excess of {split.excess:.3g} s a step {split.share(split.queue):.0%} is waiting for a processor and "
-        f"{split.share(split.processor):.0%} needing more of it, and its node shares a machine with others: chance "
-        "load of the machine cannot be told from the node's own fault"
+        f"of its excess of {split.excess:.3g} s a step {split.share(split.queue):.0%} is waiting for a CPU and "
+        f"{split.share(split.processor):.0%} is additional CPU time; its node shares a machine with other nodes: load "
+        "from those nodes cannot be excluded"
     )

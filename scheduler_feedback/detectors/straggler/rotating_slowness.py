@@ -12,7 +12,7 @@ from dataclasses import replace
 from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.straggler.alarm_checks import Case, Judgement, slow_windows
 
-IN_TURN = {Cause.PAUSES: "pause in turn", Cause.SEQUENCE_LENGTH: "are given more in turn"}
+IN_TURN = {Cause.PAUSES: "pause in turn", Cause.SEQUENCE_LENGTH: "get longer sequences in turn"}
 """What a job does to itself that makes its ranks slow in turn."""
 
 LEAST_WINDOWS = 12
@@ -31,5 +31,5 @@ def judged_by_turns(judgement: Judgement, case: Case, turns: Cause | None) -> Ju
     slow, windows = len(slow_windows(case.interval, case.rank)), len(case.interval)
     if windows >= LEAST_WINDOWS and slow >= LEAST_SHARE * windows:
         return judgement
-    refusal = f"the job's ranks {IN_TURN[turns]}, and it was slow in {slow} of {windows} windows only"
+    refusal = f"the job's ranks {IN_TURN[turns]}, and this rank was slow in only {slow} of {windows} windows"
     return replace(judgement, refusal=refusal, harmless=True)

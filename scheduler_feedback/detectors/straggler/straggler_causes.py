@@ -70,7 +70,7 @@ class Causes:
         cause = weighed.name(0)
         hosts = job.shape.sharing.get("host", ())
         if hosts and hosts[judgement.rank] in self._crowded and cause in CONTENDED:
-            refusal = "its host is another job's as well, and no counter says that it is not what they share"
+            refusal = "another job uses the same host, and no counter excludes contention between the two jobs"
             return replace(judgement, cause=cause, evidence=told, refusal=refusal)
         if cause is not Cause.UNKNOWN:
             margin = log_odds.bounded(float(weighed.margin[0]), 0.0, 1.0)

@@ -166,7 +166,7 @@ def cleared(name: str, watched: Watched, window: Window, panel: Panel) -> list[F
     for rank in over:
         standing = watched.standing.pop(rank)
         those = "its ranks" if standing.others else "the rank"
-        reason = f"{those} kept pace with their peers and their past for {CLEAR_WINDOWS} windows"
+        reason = f"{those} ran at normal speed for {CLEAR_WINDOWS} windows"
         found.append(Cleared(standing.verdict_id, name, window.last_ns, reason, _last_slow(watched, rank)))
     return found
 
@@ -188,10 +188,10 @@ def whole_gang(name: str, watched: Watched, baseline: Baseline, alarmed: bool, t
     ):
         return []
     watched.told.add(-1)
-    why = "no rank stands out: the workload or the machine"
+    why = "no rank is an outlier: suspect the workload or the machine"
     if not (window.known and baseline.known):
-        why = "waits in collectives are unknown"
-    reason = f"steps take {slower:.3g} times as long as at their best and {why}"
+        why = "the time that ranks wait in collectives is unknown"
+    reason = f"steps take {slower:.3g} times their best time, and {why}"
     return [Abstention(name, watched.attempt, None, window.last_ns, reason, (), DETECTOR)]
 
 

@@ -119,12 +119,12 @@ def slow_node(
     what = ("disks", "processors")[kind]
     evidence = [
         Evidence("compute_to_usual", math.exp(shifts[worst]), math.exp(others), "ratio",
-                 "each rank's own when the job was new; the next node's",
+                 "growth since warm-up; the next slowest node has this",
                  log_odds.of_residual(float(shifts[worst]) / sway)),
-        Evidence(f"waits_for_{what}", before + waits, before, "ratio", "share of the time, as usual on this node", 2.0),
+        Evidence(f"waits_for_{what}", before + waits, before, "ratio", "usual share of the time on this node", 2.0),
     ]  # fmt: skip
     if CAUSES[kind] is Cause.STORAGE and first[members].all():
-        against = "only the first stage reads the job's input, which may be slow by itself"
+        against = "only the first stage reads the job's input, and the input itself may be slow"
         evidence.append(Evidence("reads_alone", 1.0, 0.0, "", against, -2.0))
     return Claim(
         f"{NODE}-{name}", Kind.STRAGGLER, CAUSES[kind], ranks[members[0]], tuple(ranks[m] for m in members), usual,

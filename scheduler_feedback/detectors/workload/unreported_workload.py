@@ -179,10 +179,10 @@ class Doings:
         ratio = float(busy[most]) / middle
         if ratio < STAGE_RATIO or not alike:
             return []
-        words = f"middle of the other {len(others)} stages, of which the busiest has {others.max():.2f}"
+        words = f"median of the other {len(others)} stages; the busiest of them has {others.max():.2f}"
         told = (
             Evidence("tensor_active", float(busy[most]), middle, "ratio", words, 3.5),
-            Evidence("sm_clock", float(clock[most]), float(clock.max()), "hertz", "the fastest stage's", 0.5),
+            Evidence("sm_clock", float(clock[most]), float(clock.max()), "hertz", "the highest of all stages", 0.5),
         )
         ranks = tuple(self.shape.ranks[self.members[most]].tolist())
         key = f"{STAGE}-{int(self.shape.stage[self.members[most][0]])}"
@@ -235,31 +235,31 @@ class Doings:
         wide = np.array(self.nodes) > 1
         told = Evidence(
             "polling_of_lost_time", float(polling[idle].max(initial=0.0)), POLLING, "ratio",
-            "of what was lost, what the SMs of ranks that wait for another rank are busy with", 3.0,
+            "least share of the lost time that the SMs of a waiting rank are busy polling", 3.0,
         )  # fmt: skip
         if idle.all() and wide.any():
-            words = "ranks: nothing runs on three quarters of them, and nobody is waited for: they read, or save"
+            words = "all ranks; three quarters of them run nothing and wait for no rank: they read input or save"
             alike = Evidence("ranks_alike", float(len(self.shape)), float(len(self.shape)), "ranks", words, 2.0)
             return [_claim("idle", Kind.WORKLOAD, Cause.DATA_LOADING, slower, (), (told, alike))]
         if len(idle) > 1 and idle[0] and wide[0] and (polling[1:] >= POLLING).all():
-            words = "the later stages wait for the first, which has nothing to run"
+            words = "least share for stages that wait for the first stage, which runs nothing"
             later = Evidence("polling_of_later_stages", float(polling[1:].min()), POLLING, "ratio", words, 2.0)
             return [_claim("input", Kind.WORKLOAD, Cause.DATA_LOADING, slower, (), (told, later))]
         return []
 
 
 def _works(work: float, clock: float) -> tuple[Evidence, ...]:
-    words = "its usual: how busy the tensor pipes are for what iterations move, in the middle of a role's ranks"
+    words = "usual: tensor pipe activity per byte that an iteration transfers, median of a role"
     return (
         Evidence("work_an_iteration", work, 1.0, "ratio", words, 3.5),
-        Evidence("sm_clock_to_usual", clock, 1.0, "ratio", "no clock fell", 0.5),
+        Evidence("sm_clock_to_usual", clock, 1.0, "ratio", "usual: no clock fell", 0.5),
     )
 
 
 def _claim(
     key: str, kind: Kind, cause: Cause, slower: float, ranks: tuple[int, ...], told: tuple[Evidence, ...]
 ) -> Claim:
-    words = "what iterations move in the same time, usually over now; the job reports no steps"
+    words = "least slowdown; inferred from traffic: the job reports no steps"
     evidence = (Evidence("iteration_to_usual", slower, LEAST_SLOWDOWN, "ratio", words, 1.0), *told)
     return Claim(key, kind, cause, -1, ranks, 1.0 / slower, evidence)
 
@@ -312,7 +312,7 @@ class UnreportedWorkloads:
                 findings.append(verdict)
         for key in [key for key, one in doings.standing.items() if now_ns - one.seen_ns > hold_ns]:
             over = doings.standing.pop(key).verdict
-            reason = f"not seen for {hold_ns * 1e-9:.0f} s"
+            reason = f"not detected for {hold_ns * 1e-9:.0f} s"
             findings.append(Cleared(over.verdict_id, name, now_ns, reason))
         return findings
 

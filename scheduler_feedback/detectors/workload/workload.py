@@ -203,7 +203,7 @@ class WorkloadDetector:
         for key, one in list(course.standing.items()):
             if key == RHYTHM and course.long_steps.period is None:
                 del course.standing[key]
-                reason = "two times in a row no step was long where one was expected"
+                reason = "two expected long steps in a row did not occur"
                 findings.append(Cleared(one.verdict.verdict_id, name, course.last_ns, reason, course.numbers[0]))
                 continue
             hold = HOLD_NODE_STEPS if one.verdict.node else HOLD_STEPS
@@ -214,7 +214,7 @@ class WorkloadDetector:
             over = course.standing.pop(key).verdict
             if over.node:
                 self._panel.accused -= {(name, over.attempt, rank) for rank in over.ranks}
-            reason = f"not seen for {steps} steps"
+            reason = f"not detected for {steps} steps"
             findings.append(Cleared(over.verdict_id, name, course.last_ns, reason, course.numbers[0]))
         return findings
 

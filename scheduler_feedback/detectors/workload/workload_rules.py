@@ -104,7 +104,7 @@ def _stages(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator[
                      log_odds.of_residual(math.log(ratio) / noise)),
             Evidence("slowest_to_fastest_of_the_stage",
                      float(by_rank[members].max() / by_rank[members].min()), ratio, "ratio",
-                     "the stage against the others: its ranks are alike, so it is the stage and no rank", 2.0),
+                     "the stage against the other stages: its ranks are alike", 2.0),
         ),
     )  # fmt: skip
 
@@ -130,14 +130,19 @@ def _offsets(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator
         residual = log_odds.of_residual(offset / max(float(blocks[:, rank].std()), 0.005))
         evidence = (
             Evidence(
-                "compute_to_peers", math.exp(offset), 1.0, "ratio", f"its role, over {OFFSET_STEPS} steps", residual
+                "compute_to_peers",
+                math.exp(offset),
+                1.0,
+                "ratio",
+                f"ranks of its role, over {OFFSET_STEPS} steps",
+                residual,
             ),
             Evidence(
                 "compute_to_peers_at_least",
                 math.exp(lowest),
                 1.0,
                 "ratio",
-                f"the same in the lowest of {OFFSET_BLOCKS} parts of them: it stands, it did not begin",
+                f"the same in the lowest of {OFFSET_BLOCKS} parts of these steps: it is a constant offset",
                 1.5,
             ),
         )
@@ -174,12 +179,8 @@ def _sequences(course: Course, compute: FloatArray, seconds: float) -> Iterator[
     if unlike < UNLIKE:
         return
     evidence = [
-        Evidence(
-            "unlike", unlike, UNLIKE, "log seconds", "spread of ranks about their own usual place, each step", 0.5
-        ),
-        Evidence(
-            "slow_steps_of_the_slowest_rank", high, ROTATING_SHARE, "ratio", "a rank at fault is slow in all", 1.0
-        ),
+        Evidence("unlike", unlike, UNLIKE, "log seconds", "least spread of the ranks around their usual offsets", 0.5),
+        Evidence("slow_steps_of_the_slowest_rank", high, ROTATING_SHARE, "ratio", "a faulty rank is slow in all", 1.0),
     ]
     newest = slice(-len(compute), None)
     if len(course.forward) == whole == len(course.backward):
@@ -197,7 +198,7 @@ def _sequences(course: Course, compute: FloatArray, seconds: float) -> Iterator[
         explained = 1.0 - float(np.var(left - left.mean(axis=0)) / max(float(np.var(own)), 1e-12))
         if explained < (WELL_EXPLAINED if few else EXPLAINED):
             return
-        against = "variance explained by reported tokens and squared lengths"
+        against = "least variance explained by reported tokens and squared lengths"
         evidence.append(Evidence("explained_by_tokens", explained, EXPLAINED, "ratio", against, 2.0))
     else:
         return
@@ -218,10 +219,10 @@ def _rhythms(course: Course, seconds: float) -> Iterator[Claim]:
         RHYTHM, Kind.WORKLOAD, Cause.EVALUATION if period.steps_each > 1 else Cause.CHECKPOINT, -1, (), seconds - lost,
         (
             Evidence("rhythm", float(period.steps), float(period.beats), "steps",
-                     "times that the whole job was slow for a moment, exactly so many steps apart", 3.0),
+                     "slow steps of the whole job, exactly this many steps apart", 3.0),
             Evidence("chance_of_such_a_rhythm", period.chance, FALSE_ALARM, "probability",
-                     "long steps placed at random, all periods tried", 0.0),
-            Evidence("seconds_each", period.lost_seconds / period.beats, seconds, "seconds", "a usual step", 0.5),
+                     "false-alarm bound, for all periods tried", 0.0),
+            Evidence("seconds_each", period.lost_seconds / period.beats, seconds, "seconds", "mean step", 0.5),
         ),
     )  # fmt: skip
 
@@ -249,9 +250,9 @@ def _beats(course: Course, seconds: float) -> Iterator[Claim]:
             BEAT, Kind.WORKLOAD, Cause.CHECKPOINT, -1, (), seconds - lost,
             (
                 Evidence("rhythm", float(apart), float(beats), "steps",
-                         "each of so many long steps is longer than all between, for every rank alike", 3.0),
+                         "long steps, each longer than every step between them, for all ranks", 3.0),
                 Evidence("long_to_other_steps", float(long.mean() / others.mean()), BEAT_RATIO, "ratio",
-                         "own time of the middle rank", 0.5),
+                         "least ratio, by the compute time of the median rank", 0.5),
             ),
         )  # fmt: skip
         return
